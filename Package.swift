@@ -1,0 +1,65 @@
+// swift-tools-version: 6.2
+import PackageDescription
+
+let strict: [SwiftSetting] = [
+    .swiftLanguageMode(.v6),
+    .treatAllWarnings(as: .error),
+    .strictMemorySafety(),
+    .enableUpcomingFeature("ExistentialAny"),
+    .enableUpcomingFeature("InternalImportsByDefault"),
+    .enableUpcomingFeature("MemberImportVisibility"),
+    .enableUpcomingFeature("NonisolatedNonsendingByDefault"),
+    .enableUpcomingFeature("InferIsolatedConformances"),
+]
+
+// Each dependency is weighed in docs/decisions/dependencies.md.
+let package = Package(
+    name: "tokenkeeperd",
+    products: [
+        .executable(name: "tokenkeeperd", targets: ["tokenkeeperd"])
+    ],
+    dependencies: [
+        .package(url: "https://github.com/apple/swift-argument-parser", from: "1.8.2"),
+        .package(url: "https://github.com/apple/swift-log", from: "1.16.2"),
+        .package(url: "https://github.com/LebJe/TOMLKit", from: "0.6.0"),
+    ],
+    targets: [
+        .systemLibrary(name: "CLibPQ", pkgConfig: "libpq", providers: [.apt(["libpq-dev"])]),
+
+        .target(name: "TokenModel", swiftSettings: strict),
+        .target(name: "APNsFeedback", dependencies: ["TokenModel"], swiftSettings: strict),
+        .target(
+            name: "TokenLedger",
+            dependencies: ["CLibPQ", "TokenModel"],
+            swiftSettings: strict,
+            plugins: ["EmbedMigrations"]),
+        .executableTarget(
+            name: "tokenkeeperd",
+            dependencies: [
+                "APNsFeedback", "TokenLedger", "TokenModel",
+                .product(name: "ArgumentParser", package: "swift-argument-parser"),
+                .product(name: "Logging", package: "swift-log"),
+                .product(name: "TOMLKit", package: "TOMLKit"),
+            ],
+            swiftSettings: strict),
+
+        .executableTarget(name: "embed-migrations", swiftSettings: strict),
+        .plugin(name: "EmbedMigrations", capability: .buildTool(), dependencies: ["embed-migrations"]),
+
+        .target(
+            name: "LedgerTestSupport",
+            dependencies: ["TokenLedger", "TokenModel", "CLibPQ"],
+            path: "Tests/LedgerTestSupport",
+            swiftSettings: strict),
+        .testTarget(
+            name: "APNsFeedbackTests", dependencies: ["APNsFeedback", "TokenModel"], swiftSettings: strict),
+        .testTarget(
+            name: "TokenLedgerTests",
+            dependencies: ["TokenLedger", "TokenModel", "LedgerTestSupport"],
+            swiftSettings: strict),
+        .testTarget(
+            name: "TokenkeeperdTests",
+            dependencies: ["tokenkeeperd", "TokenLedger", "TokenModel", "LedgerTestSupport"],
+            swiftSettings: strict),
+    ]
+)

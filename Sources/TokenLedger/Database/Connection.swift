@@ -1,0 +1,186 @@
+internal import CLibPQ
+internal import Glibc
+
+/// One connection to the database, owned by one thread. Holds no session state, so that it works behind a transaction pooler.
+@safe public struct Connection: ~Copyable {
+    private let handle: OpaquePointer
+
+    /// The oldest server that has TID range scans.
+    static let oldestServer = 140_000
+
+    /// How long the server may be silent in the middle of a statement before the connection counts as lost.
+    /// Longer than any `statement_timeout` set here.
+    static let patience: Duration = .seconds(120)
+
+    /// Connects; blocks for at most the connection timeout a host.
+    public init(to address: DatabaseAddress) throws(DatabaseError) {
+        unsafe handle = try Self.open(address)
+    }
+
+    private static func open(_ address: DatabaseAddress) throws(DatabaseError) -> OpaquePointer {
+        let parameters = address.parameters
+        var keywords = unsafe parameters.map { unsafe UnsafePointer(strdup($0.keyword)) }
+        var values = unsafe parameters.map { unsafe UnsafePointer(strdup($0.value)) }
+        defer {
+            unsafe (keywords + values).forEach { unsafe free(UnsafeMutableRawPointer(mutating: $0)) }
+        }
+        unsafe keywords.append(nil)
+        unsafe values.append(nil)
+        guard let handle = unsafe PQconnectdbParams(keywords, values, 1) else {
+            throw DatabaseError(sqlState: nil, message: "out of memory")
+        }
+        // Notices are for people in psql; libpq would print them on our standard error.
+        unsafe PQsetNoticeProcessor(handle, { _, _ in }, nil)
+        guard unsafe PQstatus(handle) == CONNECTION_OK, unsafe PQsetnonblocking(handle, 1) == 0 else {
+            defer { unsafe PQfinish(handle) }
+            throw unsafe lost(handle)
+        }
+        let version = unsafe PQserverVersion(handle)
+        guard version >= oldestServer else {
+            unsafe PQfinish(handle)
+            throw DatabaseError(
+                sqlState: "0A000", message: "the server is PostgreSQL \(version / 10000), expected 14 or newer")
+        }
+        return unsafe handle
+    }
+
+    deinit {
+        unsafe PQfinish(handle)
+    }
+
+    /// Runs one or several statements without parameters; several form one transaction unless they say otherwise.
+    ///
+    /// - Returns: The rows of the last statement that answered any, as text; else those of the last.
+    @discardableResult
+    package mutating func run(_ script: String) throws(DatabaseError) -> Rows {
+        guard unsafe PQsendQuery(handle, script) == 1 else { throw lost() }
+        return try collect(cancelWhen: nil)
+    }
+
+    /// Runs one statement; values go as parameters only, and rows come back in binary.
+    ///
+    /// - Parameter stop: When rung meanwhile, the statement is cancelled (SQLSTATE 57014) and the bell stays rung.
+    package mutating func query(
+        _ statement: String, _ parameters: [Parameter] = [], cancelWhen stop: Wakeup? = nil
+    ) throws(DatabaseError) -> Rows {
+        let encoded = parameters.map(\.encoded)
+        let types = parameters.map(\.type)
+        let lengths = encoded.map { Int32($0?.count ?? 0) }
+        let formats = [Int32](repeating: 1, count: parameters.count)
+        // One block for all values, so that each pointer into it holds until the statement is sent.
+        let block = encoded.reduce(into: [UInt8]()) { $0 += $1 ?? [] } + [0]
+        let sent = unsafe block.withUnsafeBytes { (start: UnsafeRawBufferPointer) -> Int32 in
+            var offset = 0
+            let values = unsafe encoded.map { bytes -> UnsafePointer<CChar>? in
+                guard let bytes else { return nil }
+                defer { offset += bytes.count }
+                return unsafe start.baseAddress.map { unsafe ($0 + offset).assumingMemoryBound(to: CChar.self) }
+            }
+            return unsafe PQsendQueryParams(
+                handle, statement, Int32(parameters.count), types, values, lengths, formats, 1)
+        }
+        guard sent == 1 else { throw lost() }
+        return try collect(cancelWhen: stop)
+    }
+
+    /// Commits. An aborted transaction answers COMMIT with ROLLBACK and no error: that is an error here.
+    package mutating func commit() throws(DatabaseError) {
+        let tag = try run("COMMIT").commandTag
+        guard tag == "COMMIT" else {
+            throw DatabaseError(sqlState: "25P02", message: "the transaction was rolled back instead of committed")
+        }
+    }
+
+    /// Rolls back, as far as that is possible: after a lost connection the server does it by itself.
+    package mutating func rollback() {
+        _ = try? run("ROLLBACK").count
+    }
+
+    /// Reads results to the end, before anything is thrown: else the next statement would get this one's.
+    private mutating func collect(cancelWhen stop: Wakeup?) throws(DatabaseError) -> Rows {
+        var rows: OpaquePointer?
+        var failure: DatabaseError?
+        var stop = stop
+        while true {
+            try waitForResult(cancelWhen: &stop)
+            guard let result = unsafe PQgetResult(handle) else { break }
+            switch unsafe PQresultStatus(result) {
+            case PGRES_TUPLES_OK:
+                unsafe PQclear(rows)
+                unsafe rows = result
+            case PGRES_COMMAND_OK:
+                let keep = unsafe rows.map { unsafe PQresultStatus($0) == PGRES_TUPLES_OK } ?? false
+                unsafe PQclear(keep ? result : rows)
+                if !keep { unsafe rows = result }
+            default:
+                failure = unsafe failure ?? error(in: result)
+                unsafe PQclear(result)
+            }
+        }
+        if let failure {
+            unsafe PQclear(rows)
+            throw failure
+        }
+        guard let rows = unsafe rows else { throw lost() }
+        return unsafe Rows(owning: rows)
+    }
+
+    /// Sends what is left to send, and waits until the next result is there, in one `poll(2)`.
+    private func waitForResult(cancelWhen stop: inout Wakeup?) throws(DatabaseError) {
+        let clock = ContinuousClock()
+        var deadline = clock.now + Self.patience
+        while true {
+            let unsent = unsafe PQflush(handle)
+            guard unsent >= 0 else { throw lost() }
+            if unsent == 0, unsafe PQisBusy(handle) == 0 { return }
+            let socket = unsafe PQsocket(handle)
+            guard socket >= 0 else { throw lost() }
+            var watched = [
+                pollfd(fd: socket, events: Int16(unsent == 1 ? POLLIN | POLLOUT : POLLIN), revents: 0),
+                pollfd(fd: stop?.descriptor ?? -1, events: Int16(POLLIN), revents: 0),
+            ]
+            // In slices: with stop to watch, a statement may rightly take longer than the patience.
+            let ready = unsafe poll(&watched, 2, 1000)
+            if ready < 0 && errno != EINTR { throw lost() }
+            if watched[1].revents != 0 {
+                cancel()
+                stop = nil
+                deadline = clock.now + Self.patience
+            }
+            if watched[0].revents != 0 {
+                guard unsafe PQconsumeInput(handle) == 1 else { throw lost() }
+                deadline = clock.now + Self.patience
+            } else if stop == nil, clock.now > deadline {
+                cancel()
+                throw DatabaseError(sqlState: nil, message: "the server has not answered for \(Self.patience)")
+            }
+        }
+    }
+
+    private func cancel() {
+        guard let request = unsafe PQgetCancel(handle) else { return }
+        var complaint = [CChar](repeating: 0, count: 256)
+        _ = unsafe PQcancel(request, &complaint, Int32(complaint.count))
+        unsafe PQfreeCancel(request)
+    }
+
+    private func error(in result: OpaquePointer) -> DatabaseError {
+        let state = unsafe PQresultErrorField(result, Int32(UInt8(ascii: "C")))
+        let primary = unsafe PQresultErrorField(result, Int32(UInt8(ascii: "M")))
+        guard let primary = unsafe primary else { return lost() }
+        return unsafe DatabaseError(
+            sqlState: state.map { unsafe String(cString: $0) }, message: Self.oneLine(String(cString: primary)))
+    }
+
+    private func lost() -> DatabaseError {
+        unsafe Self.lost(handle)
+    }
+
+    private static func lost(_ handle: OpaquePointer) -> DatabaseError {
+        unsafe DatabaseError(sqlState: nil, message: Self.oneLine(String(cString: PQerrorMessage(handle))))
+    }
+
+    private static func oneLine(_ message: String) -> String {
+        message.split(whereSeparator: \.isNewline).joined(separator: "; ")
+    }
+}

@@ -1,0 +1,167 @@
+internal import TokenModel
+
+/// Some results taken from the queue, and what becomes of each. A batch is one transaction: a result leaves the queue
+/// only in the transaction that records it.
+struct Batch {
+    /// The results taken that are no 200s.
+    private(set) var results: [SendResult] = []
+    private(set) var verdicts: [Verdict] = []
+    /// 200s: counted on the server, they never came here.
+    private(set) var accepted = 0
+    /// Bulky results that went aside without coming here, to be looked at one by one.
+    private(set) var movedAside = 0
+
+    /// How many rows left the portion.
+    var taken: Int { results.count + accepted + movedAside }
+
+    /// More text than this, in bytes, makes a row bulky. APNs' own answers have some 150; memory stays bounded.
+    static let bulky = 2000
+
+    private static let columns = "environment, topic, token, status, body, apns_id, sent_at, queued_at"
+
+    private static let length = ["environment", "topic", "token", "body", "apns_id"]
+        .map { "coalesce(octet_length(\($0)), 0)" }.joined(separator: " + ")
+
+    /// A row that is to be moved without a look at it: it is bulky, or its whole batch has failed.
+    private static func moves(_ all: Bool) -> String {
+        all ? "status IS DISTINCT FROM 200" : "(status IS DISTINCT FROM 200 AND \(length) > \(bulky))"
+    }
+
+    /// Takes a portion of a leaf off the queue, in the transaction that is open.
+    ///
+    /// - Parameter asideUnseen: Move everything but the 200s aside instead of handing it over.
+    init(
+        taking portion: Portion, of leaf: Leaf, asideUnseen: Bool = false, interpret: (SendResult) -> Verdict,
+        on connection: inout Connection
+    ) throws(DatabaseError) {
+        let rows =
+            if leaf == .aside {
+                // Bulky ones wait here for their turn one by one.
+                try connection.query(
+                    """
+                    DELETE FROM \(leaf.table) WHERE \(portion.predicate)\(portion.isRow ? "" : " AND NOT \(Self.moves(false))")
+                    RETURNING \(Self.columns), NULL::bigint, NULL::bigint
+                    """)
+            } else {
+                try connection.query(
+                    """
+                    WITH gone AS (
+                        DELETE FROM \(leaf.table) WHERE \(portion.predicate)
+                        RETURNING \(Self.columns), \(Self.moves(asideUnseen)) AS moves
+                    ), counted AS (
+                        INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, results)
+                        SELECT \(ResultCounts.hourInSQL), coalesce(left(environment, 20), 'production'), left(topic, 512), 200, count(*)
+                        FROM gone WHERE status = 200 GROUP BY 2, 3
+                        RETURNING results
+                    ), moved AS (
+                        INSERT INTO tokenkeeper.send_result_aside (\(Self.columns), leaf)
+                        SELECT \(Self.columns), \(Leaf.aside.number) FROM gone WHERE moves
+                        RETURNING 1
+                    )
+                    SELECT \(Self.columns), NULL::bigint, NULL::bigint FROM gone WHERE status IS DISTINCT FROM 200 AND NOT moves
+                    UNION ALL
+                    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                           (SELECT sum(results)::bigint FROM counted), (SELECT count(*) FROM moved)
+                    """)
+            }
+        for row in 0..<rows.count {
+            guard let queuedAt = rows.instant(row, 7) else {
+                accepted = Int(rows.integer(row, 8) ?? 0)
+                movedAside = Int(rows.integer(row, 9) ?? 0)
+                continue
+            }
+            let result = SendResult(
+                environment: rows.text(row, 0), topic: rows.text(row, 1), token: rows.text(row, 2),
+                status: rows.integer(row, 3).map(Int32.init(truncatingIfNeeded:)), body: rows.text(row, 4),
+                apnsID: rows.text(row, 5), sentAt: rows.instant(row, 6), queuedAt: queuedAt)
+            results.append(result)
+            verdicts.append(interpret(result))
+        }
+    }
+
+    /// Records what the batch says, in the transaction that is open.
+    ///
+    /// - Returns: What the batch has done, once it is committed. Nil when all of it was aside already and has to wait on, because applications hold its tokens: roll back.
+    func settle(from leaf: Leaf, on connection: inout Connection) throws(DatabaseError) -> Intake.Pass? {
+        var news = TokenNews()
+        for verdict in verdicts { news.add(verdict) }
+        let locked = try news.record(on: &connection)
+
+        var settled = Intake.Pass()
+        var counts = ResultCounts()
+        var rejected: [(result: SendResult, error: String)] = []
+        var waiting: [SendResult] = []
+        for (result, verdict) in zip(results, verdicts) {
+            if let address = verdict.address, locked.contains(address) {
+                waiting.append(result)
+                continue
+            }
+            counts.add(result, verdict)
+            switch verdict {
+            case .unintelligible(let error): rejected.append((result, error))
+            case .sendersFault(let reason): settled.sendersFaults[reason ?? "status \(result.status ?? 0)", default: 0] += 1
+            case .accepted, .dead, .suspect, .transient: break
+            }
+        }
+        if leaf == .aside, waiting.count == taken { return nil }
+        try Self.insert(rejected.map(\.result), into: "tokenkeeper.rejected_result", "error", rejected.map(\.error), on: &connection)
+        try Self.insert(waiting, into: "tokenkeeper.send_result_aside", "leaf", waiting.map { _ in "\(Leaf.aside.number)" }, on: &connection)
+        try counts.record(on: &connection)
+        settled.accepted = accepted
+        settled.rejected = rejected.count
+        settled.putAside = waiting.count + movedAside
+        settled.recorded = results.count - rejected.count - waiting.count
+        return settled
+    }
+
+    private static func insert(
+        _ results: [SendResult], into table: String, _ column: String, _ values: [String], on connection: inout Connection
+    ) throws(DatabaseError) {
+        if results.isEmpty { return }
+        let type = column == "leaf" ? "smallint" : "text"
+        _ = try connection.query(
+            """
+            INSERT INTO \(table) (\(columns), \(column))
+            SELECT r.environment, r.topic, r.token, r.status, r.body, r.apns_id, r.sent_at, r.queued_at, r.extra::\(type)
+            FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9)
+                 AS r (environment, topic, token, status, body, apns_id, sent_at, queued_at, extra)
+            """,
+            [
+                .texts(results.map(\.environment)), .texts(results.map(\.topic)), .texts(results.map(\.token)),
+                .int4s(results.map(\.status)), .texts(results.map(\.body)), .texts(results.map(\.apnsID)),
+                .instants(results.map(\.sentAt)), .instants(results.map(\.queuedAt)), .texts(values),
+            ])
+    }
+
+    /// Moves one row to `rejected_result` on the server, whatever is in it, in the transaction that is open.
+    static func reject(
+        _ portion: Portion, of leaf: Leaf, error: String, on connection: inout Connection
+    ) throws(DatabaseError) {
+        _ = try connection.query(
+            """
+            WITH gone AS (
+                DELETE FROM \(leaf.table) WHERE \(portion.predicate) RETURNING \(columns)
+            ), counted AS (
+                INSERT INTO tokenkeeper.result_count (hour, status, reason, results)
+                SELECT \(ResultCounts.hourInSQL), status, '(rejected)', count(*) FROM gone GROUP BY status
+            )
+            INSERT INTO tokenkeeper.rejected_result (\(columns), error) SELECT \(columns), $1 FROM gone
+            """, [.text(error)])
+    }
+}
+
+extension Portion {
+    fileprivate var isRow: Bool {
+        if case .row = self { true } else { false }
+    }
+}
+
+extension Verdict {
+    /// The token that the verdict says something of.
+    fileprivate var address: TokenAddress? {
+        switch self {
+        case .dead(let address, _, _), .suspect(let address, _, _): address
+        case .accepted, .sendersFault, .transient, .unintelligible: nil
+        }
+    }
+}

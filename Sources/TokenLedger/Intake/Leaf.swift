@@ -1,0 +1,46 @@
+/// A partition of the queue: one of the ring's, chosen by the clock when a result is queued, or the one for results set aside.
+struct Leaf: Hashable, Sendable {
+    let number: Int
+
+    /// The leaves of the ring; migration 0002 makes them.
+    static let ring = (0..<8).map(Leaf.init(number:))
+    /// Results set aside for another try.
+    static let aside = Leaf(number: 8)
+
+    /// How many pages one batch takes: some 8,000 results of usual size, and never more than a megabyte.
+    static let pagesPerRange = 128
+
+    var table: String {
+        self == .aside ? "tokenkeeper.send_result_aside" : "tokenkeeper.send_result_\(number)"
+    }
+
+    /// The leaf that results are queued in at the moment; the default of `send_result.leaf`.
+    static let currentInSQL = "(date_part('epoch', clock_timestamp())::bigint >> 7) & 7"
+
+    /// Whether results may be queued here now or in the next two minutes.
+    func isInUse(current: Int) -> Bool {
+        number == current || number == (current + 1) % Self.ring.count
+    }
+}
+
+/// Some rows of a leaf: whole pages, or one row.
+enum Portion: Equatable {
+    case pages(Range<Int>)
+    case row(page: Int, line: Int)
+
+    /// A predicate on `ctid`: a TID range scan, which needs no index (PostgreSQL 14 and newer).
+    var predicate: String {
+        switch self {
+        case .pages(let pages): "ctid >= '(\(pages.lowerBound),0)' AND ctid < '(\(pages.upperBound),0)'"
+        case .row(let page, let line): "ctid = '(\(page),\(line))'"
+        }
+    }
+
+    /// The page whose range is locked while these rows are worked on.
+    var firstPage: Int {
+        switch self {
+        case .pages(let pages): pages.lowerBound
+        case .row(let page, _): page
+        }
+    }
+}

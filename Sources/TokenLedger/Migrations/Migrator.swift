@@ -1,0 +1,84 @@
+/// Applies migrations: forward only, each in a transaction, under a lock, with checksums.
+public struct Migrator {
+    private let migrations: [Migration]
+    private let daemon: Version
+
+    /// - Parameters:
+    ///   - migrations: In order of their versions.
+    ///   - daemon: The version of this daemon, against which the migrations' declarations are held.
+    public init(_ migrations: [Migration] = Migration.embedded, daemon: Version) {
+        self.migrations = migrations
+        self.daemon = daemon
+    }
+
+    /// Applies what is missing. Two migrators at once are harmless: the second finds nothing left to do.
+    ///
+    /// - Parameter tell: Called after each migration that was applied.
+    public func migrate(_ connection: inout Connection, tell: (Migration) -> Void) throws {
+        while let applied = try applyNext(&connection) { tell(applied) }
+    }
+
+    private func applyNext(_ connection: inout Connection) throws -> Migration? {
+        do {
+            try connection.run(
+                """
+                BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+                SET LOCAL statement_timeout = 0;
+                SET LOCAL lock_timeout = '60s';
+                SET LOCAL search_path = pg_catalog, pg_temp;
+                SELECT pg_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.migration));
+                SET LOCAL lock_timeout = '5s';
+                """)
+            guard let next = try pending(&connection).first else {
+                connection.rollback()
+                return nil
+            }
+            try connection.run(next.sql)
+            _ = try connection.query(
+                """
+                INSERT INTO tokenkeeper.migration (version, name, checksum, oldest_daemon)
+                VALUES ($1, $2, encode(sha256(convert_to($3, 'UTF8')), 'hex'), $4)
+                """,
+                [
+                    .int4(Int32(next.version)), .text(next.name), .text(next.sql),
+                    .text(next.oldestDaemon.description),
+                ])
+            try connection.commit()
+            return next
+        } catch {
+            connection.rollback()
+            throw error
+        }
+    }
+
+    /// Whether a daemon of this version may work on this schema.
+    ///
+    /// - Throws: `SchemaError` if not, or `DatabaseError`.
+    public func check(_ connection: inout Connection) throws {
+        let missing = try pending(&connection).count
+        if missing > 0 { throw SchemaError.notMigrated(missing: missing) }
+    }
+
+    private func pending(_ connection: inout Connection) throws -> [Migration] {
+        var applied: [SchemaState.Applied] = []
+        // By name and not by to_regclass, which needs rights to the schema: a role without them is told of that.
+        let exists = try connection.query(
+            "SELECT FROM pg_catalog.pg_tables WHERE schemaname = 'tokenkeeper' AND tablename = 'migration'")
+        if exists.count > 0 {
+            let rows = try connection.query("SELECT version, checksum, oldest_daemon FROM tokenkeeper.migration")
+            for row in 0..<rows.count {
+                applied.append(
+                    SchemaState.Applied(
+                        version: Int(rows.integer(row, 0) ?? 0), checksum: rows.text(row, 1) ?? "",
+                        oldestDaemon: Version(rows.text(row, 2) ?? "") ?? daemon))
+            }
+        }
+        let checksums = try connection.query(
+            "SELECT encode(sha256(convert_to(t.sql, 'UTF8')), 'hex') FROM unnest($1) WITH ORDINALITY AS t (sql, position) ORDER BY t.position",
+            [.texts(migrations.map(\.sql))])
+        var found: [Int: String] = [:]
+        for (row, migration) in migrations.enumerated() { found[migration.version] = checksums.text(row, 0) }
+        return try SchemaState.pending(
+            applied: applied, available: migrations, checksums: found, daemon: daemon)
+    }
+}

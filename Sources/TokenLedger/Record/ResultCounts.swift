@@ -1,0 +1,54 @@
+internal import TokenModel
+
+/// How many results of each kind a batch held, for `tokenkeeper.result_stat`. The 200s are counted on the server.
+struct ResultCounts {
+    private struct Kind: Hashable {
+        var environment: String?
+        var topic: String?
+        var status: Int32?
+        var reason: String?
+    }
+
+    private var counts: [Kind: Int64] = [:]
+
+    mutating func add(_ result: SendResult, _ verdict: Verdict) {
+        let kind =
+            if case .unintelligible = verdict {
+                // What could not be understood must not become a row for each of its spellings.
+                Kind(status: result.status, reason: verdict.reason)
+            } else {
+                Kind(
+                    environment: result.environment ?? Environment.production.rawValue, topic: result.topic,
+                    status: result.status, reason: verdict.reason.map(Self.countable))
+            }
+        counts[kind, default: 0] += 1
+    }
+
+    /// Apple's reasons are words of letters. Anything else (a proxy's error page with an id in it) counts as one kind.
+    private static func countable(_ reason: String) -> String {
+        let isWord =
+            reason.utf8.count <= 64
+            && reason.utf8.allSatisfy {
+                UInt8(ascii: "A")...UInt8(ascii: "Z") ~= $0 || UInt8(ascii: "a")...UInt8(ascii: "z") ~= $0
+            }
+        return isWord ? reason : "(other)"
+    }
+
+    /// Appends the counts in the transaction that is open.
+    func record(on connection: inout Connection) throws(DatabaseError) {
+        if counts.isEmpty { return }
+        let kinds = Array(counts.keys)
+        _ = try connection.query(
+            """
+            INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, reason, results)
+            SELECT \(Self.hourInSQL), c.* FROM unnest($1, $2, $3, $4, $5) AS c
+            """,
+            [
+                .texts(kinds.map(\.environment)), .texts(kinds.map(\.topic)), .int4s(kinds.map(\.status)),
+                .texts(kinds.map(\.reason)), .int8s(kinds.map { counts[$0] ?? 0 }),
+            ])
+    }
+
+    /// The hour in which a result is counted, the same in every time zone.
+    static let hourInSQL = "date_bin('1 hour', clock_timestamp(), '2000-01-01 00:00:00+00')"
+}

@@ -1,0 +1,111 @@
+/// The right to sweep: one run at a time across all daemons, held by a heartbeat in its row of `sweep_run`.
+///
+/// A transaction lock cannot span a sweep's many short transactions, and a session lock fails behind a pooler.
+public struct SweepLease: Sendable {
+    let runID: Int64
+    let trigger: SweepTrigger
+    let dryRun: Bool
+    let holder: String
+
+    /// A sweep that is silent for this long has lost its right.
+    static let silence: Duration = .seconds(60)
+
+    /// What there is to take up.
+    public enum Claim: Sendable {
+        /// A sweep on the timer, if none has been started within the interval, by whatever daemon.
+        case due(interval: Duration)
+        /// The oldest request, of whoever asked.
+        case requested
+        /// A new sweep, now.
+        case new(SweepTrigger, dryRun: Bool)
+    }
+
+    /// Takes up a sweep, unless there is nothing to take up or another one is running.
+    public static func claim(
+        _ claim: Claim, holder: String, on connection: inout Connection
+    ) throws(DatabaseError) -> SweepLease? {
+        try connection.transaction(Self.begin) { connection throws(DatabaseError) in
+            _ = try connection.query(
+                """
+                UPDATE tokenkeeper.sweep_run
+                SET outcome = 'interrupted', finished_at = clock_timestamp(),
+                    message = daemon_id || ' fell silent; the next sweep goes on where this one stopped'
+                WHERE outcome = 'running' AND heartbeat_at < clock_timestamp() - $1 * interval '1 microsecond'
+                """, [.int8(silence.microseconds)])
+            if try connection.query("SELECT FROM tokenkeeper.sweep_run WHERE outcome = 'running'").count > 0 { return nil }
+            let started = "outcome = 'running', started_at = clock_timestamp(), heartbeat_at = clock_timestamp()"
+            let columns = "run_id, trigger, dry_run"
+            let rows: Rows
+            switch claim {
+            case .due(let interval):
+                guard try untilDue(interval: interval, on: &connection) <= .zero else { return nil }
+                rows = try connection.query(
+                    """
+                    INSERT INTO tokenkeeper.sweep_run (trigger, outcome, started_at, heartbeat_at, daemon_id)
+                    VALUES ('timer', 'running', clock_timestamp(), clock_timestamp(), $1) RETURNING \(columns)
+                    """, [.text(holder)])
+            case .requested:
+                rows = try connection.query(
+                    """
+                    UPDATE tokenkeeper.sweep_run SET \(started), daemon_id = $1
+                    WHERE run_id = (SELECT min(run_id) FROM tokenkeeper.sweep_run WHERE outcome = 'requested')
+                    RETURNING \(columns)
+                    """, [.text(holder)])
+            case .new(let trigger, let dryRun):
+                rows = try connection.query(
+                    """
+                    INSERT INTO tokenkeeper.sweep_run (trigger, dry_run, outcome, started_at, heartbeat_at, daemon_id)
+                    VALUES ($1, $2, 'running', clock_timestamp(), clock_timestamp(), $3) RETURNING \(columns)
+                    """, [.text(trigger.rawValue), .bool(dryRun), .text(holder)])
+            }
+            guard rows.count == 1, let runID = rows.integer(0, 0) else { return nil }
+            return SweepLease(
+                runID: runID, trigger: rows.text(0, 1).flatMap(SweepTrigger.init(rawValue:)) ?? .sql,
+                dryRun: rows.bool(0, 2) ?? false, holder: holder)
+        }
+    }
+
+    /// How long until the timer's next sweep is due, zero or less when it is. The last one counts, whichever daemon ran it:
+    /// a restart does not start the count anew. After a failure five minutes are enough.
+    public static func untilDue(interval: Duration, on connection: inout Connection) throws(DatabaseError) -> Duration {
+        let rows = try connection.query(
+            """
+            SELECT (extract(epoch FROM max(CASE outcome
+                       WHEN 'failed' THEN started_at + least($1 * interval '1 microsecond', interval '5 minutes')
+                       ELSE started_at + $1 * interval '1 microsecond' END) - clock_timestamp()) * 1000)::bigint
+            FROM tokenkeeper.sweep_run
+            WHERE NOT dry_run AND outcome IN ('running', 'finished', 'failed')
+              AND started_at > clock_timestamp() - $1 * interval '1 microsecond'
+            """, [.int8(interval.microseconds)])
+        return .milliseconds(rows.integer(0, 0) ?? 0)
+    }
+
+    /// Whether somebody has asked for a sweep; cheaper than to claim it.
+    public static func isRequested(on connection: inout Connection) throws(DatabaseError) -> Bool {
+        try connection.query("SELECT FROM tokenkeeper.sweep_run WHERE outcome = 'requested' LIMIT 1").count > 0
+    }
+
+    /// Asks for a sweep, like `tokenkeeper.request_sweep`, and names the trigger.
+    public static func request(_ trigger: SweepTrigger, on connection: inout Connection) throws(DatabaseError) {
+        _ = try connection.query("INSERT INTO tokenkeeper.sweep_run (trigger) VALUES ($1)", [.text(trigger.rawValue)])
+    }
+
+    /// Says of runs that this holder has left behind, through a lost connection, that they were interrupted.
+    public static func release(holder: String, on connection: inout Connection) throws(DatabaseError) {
+        _ = try connection.query(
+            """
+            UPDATE tokenkeeper.sweep_run
+            SET outcome = 'interrupted', finished_at = clock_timestamp(),
+                message = 'the connection was lost; the next sweep goes on where this one stopped'
+            WHERE outcome = 'running' AND daemon_id = $1
+            """, [.text(holder)])
+    }
+
+    /// One at a time through the decision whether to start.
+    private static var begin: String {
+        """
+        \(BatchTransaction(lockTimeout: .seconds(5)).begin)
+        SELECT pg_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.sweepClaim));
+        """
+    }
+}

@@ -1,0 +1,58 @@
+/// A device token: the bytes that APNs gave to one app on one device, 1 to 512 of them.
+///
+/// Apple makes no promise about the length (32 is usual, Live Activities have longer ones), hence no fixed size here.
+public struct DeviceToken: Hashable, Sendable {
+    /// The token's bytes, the key of the ledger.
+    public let bytes: [UInt8]
+
+    /// The most bytes that are accepted.
+    public static let maximumLength = 512
+
+    /// Reads a token from hex in either case; the same token in another case is the same token.
+    ///
+    /// - Returns: Nil unless the text is 1 to 512 whole bytes of hex and nothing else (no white space, no `0x`).
+    public init?(hex: String) {
+        let digits = hex.utf8
+        guard !digits.isEmpty, digits.count <= 2 * Self.maximumLength, digits.count.isMultiple(of: 2) else { return nil }
+        var bytes: [UInt8] = []
+        bytes.reserveCapacity(digits.count / 2)
+        var high: UInt8?
+        for digit in digits {
+            guard let value = Self.value(ofHexDigit: digit) else { return nil }
+            if let first = high {
+                bytes.append(first << 4 | value)
+                high = nil
+            } else {
+                high = value
+            }
+        }
+        self.bytes = bytes
+    }
+
+    private static func value(ofHexDigit digit: UInt8) -> UInt8? {
+        switch digit {
+        case UInt8(ascii: "0")...UInt8(ascii: "9"): digit - UInt8(ascii: "0")
+        case UInt8(ascii: "a")...UInt8(ascii: "f"): digit - UInt8(ascii: "a") + 10
+        case UInt8(ascii: "A")...UInt8(ascii: "F"): digit - UInt8(ascii: "A") + 10
+        default: nil
+        }
+    }
+}
+
+extension DeviceToken: Comparable {
+    /// Byte order, as PostgreSQL orders `bytea`: the order in which batches lock rows.
+    public static func < (left: DeviceToken, right: DeviceToken) -> Bool {
+        left.bytes.lexicographicallyPrecedes(right.bytes)
+    }
+}
+
+extension DeviceToken: CustomStringConvertible {
+    /// The first four bytes and an ellipsis: enough to find it, too little to send to it. A whole token is never logged.
+    public var description: String {
+        let digits = Array("0123456789abcdef")
+        return bytes.prefix(4).reduce(into: "") { text, byte in
+            text.append(digits[Int(byte >> 4)])
+            text.append(digits[Int(byte & 15)])
+        } + "…"
+    }
+}

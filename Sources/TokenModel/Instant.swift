@@ -1,0 +1,29 @@
+/// An instant in whole microseconds since 1970-01-01 00:00 UTC: PostgreSQL's resolution.
+public struct Instant: Hashable, Comparable, Sendable {
+    /// Microseconds since the Unix epoch, negative before it.
+    public let microseconds: Int64
+
+    public init(microseconds: Int64) {
+        self.microseconds = microseconds
+    }
+
+    /// PostgreSQL's `infinity` and `-infinity`, which no result and no registration may carry.
+    public static let distantFuture = Instant(microseconds: .max)
+    public static let distantPast = Instant(microseconds: .min)
+
+    /// False for the two infinities.
+    public var isFinite: Bool { self != .distantFuture && self != .distantPast }
+
+    /// 2008-01-01 00:00 UTC, before which there was no APNs: an earlier timestamp is a mistake.
+    public static let beforeAPNs = Instant(microseconds: 1_199_145_600_000_000)
+
+    /// This instant moved by a duration, held at the ends of the range.
+    public func advanced(byMicroseconds step: Int64) -> Instant {
+        let (sum, overflow) = microseconds.addingReportingOverflow(step)
+        return overflow ? (step > 0 ? .distantFuture : .distantPast) : Instant(microseconds: sum)
+    }
+
+    public static func < (left: Instant, right: Instant) -> Bool {
+        left.microseconds < right.microseconds
+    }
+}

@@ -1,0 +1,33 @@
+/// One answer of APNs as a sender queued it: a row of `tokenkeeper.send_result`, nothing yet taken for granted.
+public struct SendResult: Hashable, Sendable {
+    /// `production` or `sandbox`; nil means production.
+    public var environment: String?
+    /// The `apns-topic` header of the request.
+    public var topic: String?
+    /// The device token in hex.
+    public var token: String?
+    /// The HTTP status of the answer.
+    public var status: Int32?
+    /// The body of the answer, verbatim.
+    public var body: String?
+    /// The `apns-id` header of the answer.
+    public var apnsID: String?
+    /// When the request was started; nil where the sender does not know.
+    public var sentAt: Instant?
+    /// When the row was queued, by the database server's clock.
+    public var queuedAt: Instant
+
+    public init(
+        environment: String? = nil, topic: String? = nil, token: String? = nil, status: Int32? = nil,
+        body: String? = nil, apnsID: String? = nil, sentAt: Instant? = nil, queuedAt: Instant
+    ) {
+        self.environment = environment
+        self.topic = topic
+        self.token = token
+        self.status = status
+        self.body = body
+        self.apnsID = apnsID
+        self.sentAt = sentAt
+        self.queuedAt = queuedAt
+    }
+}

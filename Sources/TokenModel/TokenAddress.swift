@@ -1,0 +1,27 @@
+/// Which of Apple's two services a token belongs to. The same device has different tokens in each.
+public enum Environment: String, Hashable, Sendable, CaseIterable {
+    case production
+    case sandbox
+}
+
+/// What the ledger keeps a row for: a device token is dead or alive for one topic of one environment, not in general.
+public struct TokenAddress: Hashable, Sendable {
+    public let environment: Environment
+    public let topic: Topic
+    public let token: DeviceToken
+
+    public init(environment: Environment, topic: Topic, token: DeviceToken) {
+        self.environment = environment
+        self.topic = topic
+        self.token = token
+    }
+}
+
+extension TokenAddress: Comparable {
+    /// One order for all daemons, so that two batches never wait for each other crosswise.
+    public static func < (left: TokenAddress, right: TokenAddress) -> Bool {
+        if left.environment != right.environment { return left.environment.rawValue < right.environment.rawValue }
+        if left.topic != right.topic { return left.topic < right.topic }
+        return left.token < right.token
+    }
+}

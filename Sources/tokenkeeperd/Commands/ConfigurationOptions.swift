@@ -1,0 +1,93 @@
+internal import ArgumentParser
+internal import FoundationEssentials
+internal import Glibc
+internal import Logging
+internal import TokenLedger
+
+/// The options that every command has.
+struct ConfigurationOptions: ParsableArguments {
+    @Option(help: "The configuration file. [default: /etc/tokenkeeperd/tokenkeeperd.toml, where there is one]")
+    var config: String?
+
+    @Option(help: "The database, as libpq takes it. Keep passwords out of it: they belong in a file or the environment.")
+    var databaseURL: String?
+
+    @Option(name: .customLong("set"), help: "One setting, as key=value; may be repeated.")
+    var settings: [String] = []
+
+    static let usualFile = "/etc/tokenkeeperd/tokenkeeperd.toml"
+
+    /// Reads and checks everything; on any problem says them all and ends the process.
+    func load() throws -> Configuration {
+        do {
+            let configuration = try read()
+            wipePassword()
+            return configuration
+        } catch {
+            for problem in error.problems { Self.complain(problem) }
+            throw ExitCode(ExitStatus.configuration.rawValue)
+        }
+    }
+
+    private func read() throws(ConfigurationError) -> Configuration {
+        let environment = ProcessInfo.processInfo.environment
+        let named = config ?? environment["TOKENKEEPER_CONFIG"]
+        let path = named ?? Self.usualFile
+        var file: (text: String, name: String)?
+        if named != nil || FileManager.default.fileExists(atPath: path) {
+            guard let bytes = FileManager.default.contents(atPath: path) else {
+                throw ConfigurationError(["\(path): cannot be read"])
+            }
+            guard let text = String(validating: bytes, as: UTF8.self) else {
+                throw ConfigurationError(["\(path): is not UTF-8"])
+            }
+            file = (text, path)
+        }
+        return try Configuration(
+            file: file, environment: environment, flags: settings + (databaseURL.map { ["database_url=\($0)"] } ?? []))
+    }
+
+    /// Takes a password out of the process list, where everybody on the machine could read it. A moment too late, hence
+    /// the word: the environment and files are the places for it.
+    private func wipePassword() {
+        for argument in CommandLine.arguments.dropFirst() {
+            let text = argument.split(separator: "=", maxSplits: 1).last.map(String.init) ?? ""
+            guard [argument, text].contains(where: { (try? DatabaseAddress($0))?.password != nil }) else { continue }
+            Self.complain("a password on the command line can be read by everybody on this machine: use TOKENKEEPER_DATABASE_URL, the configuration file or ~/.pgpass")
+            for index in 0..<Int(CommandLine.argc) {
+                guard let memory = unsafe CommandLine.unsafeArgv[index], unsafe String(cString: memory) == argument else { continue }
+                unsafe memset(memory, Int32(UInt8(ascii: "x")), strlen(memory))
+            }
+        }
+    }
+
+    static func complain(_ problem: String) {
+        let bytes = Array("tokenkeeperd: \(problem)\n".utf8)
+        _ = unsafe write(STDERR_FILENO, bytes, bytes.count)
+    }
+}
+
+extension Configuration {
+    func logger() -> Logger {
+        var logger = Logger(label: "tokenkeeperd") { _ in LogfmtHandler() }
+        logger.logLevel = logLevel
+        return logger
+    }
+
+    /// For a command that needs the database once: what goes wrong is said and ends the process.
+    func withConnection(_ work: (inout Connection) throws -> Void) throws {
+        do {
+            var connection = try Connection(to: address)
+            try work(&connection)
+        } catch let error as DatabaseError {
+            ConfigurationOptions.complain(error.description)
+            if error.sqlState == "42501" {
+                ConfigurationOptions.complain("this role lacks rights: see `tokenkeeperd grants --help`")
+            }
+            throw ExitCode(ExitStatus.unavailable.rawValue)
+        } catch let error as SchemaError {
+            ConfigurationOptions.complain(error.description)
+            throw ExitCode(ExitStatus.configuration.rawValue)
+        }
+    }
+}

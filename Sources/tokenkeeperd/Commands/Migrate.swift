@@ -1,0 +1,33 @@
+internal import ArgumentParser
+internal import TokenLedger
+
+struct Migrate: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        abstract: "Create or upgrade the schema tokenkeeper.",
+        discussion: """
+            Forward only, each migration in a transaction of its own. Run it as the role that is to own the schema: one that \
+            may CREATE in the database, and no superuser. Where the roles exist, their rights are renewed.
+            """)
+
+    @OptionGroup var options: ConfigurationOptions
+
+    func run() throws {
+        Signals.unblock()
+        try options.load().withConnection { connection in
+            var applied = 0
+            try Migrator(daemon: Daemon.version).migrate(&connection) { migration in
+                applied += 1
+                print("applied \(migration.version) \(migration.name)")
+            }
+            if applied == 0 { print("the schema is up to date") }
+            if try Grants.rolesExist(&connection) {
+                if applied > 0 {
+                    try Grants.apply(&connection)
+                    print("renewed the rights of the roles")
+                }
+            } else {
+                print("next: `tokenkeeperd grants` makes the roles")
+            }
+        }
+    }
+}

@@ -1,0 +1,21 @@
+internal import ArgumentParser
+
+struct Run: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        abstract: "Run the daemon: drain, record, sweep.",
+        discussion: """
+            SIGTERM and SIGINT finish the batches in hand and leave with 0; SIGUSR1 sweeps now. While PostgreSQL is away the \
+            daemon waits for it. It leaves with 78 when the schema does not fit.
+            """)
+
+    @OptionGroup var options: ConfigurationOptions
+
+    @Flag(help: "Apply what migrations are missing first; this role must then own the schema.")
+    var migrate = false
+
+    func run() throws {
+        let configuration = try options.load()
+        let status = Daemon(configuration: configuration, migrates: migrate, logger: configuration.logger()).run()
+        throw ExitCode(status.rawValue)
+    }
+}

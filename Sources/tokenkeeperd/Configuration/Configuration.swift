@@ -1,0 +1,107 @@
+internal import Logging
+internal import TokenLedger
+
+/// The settings in force, checked. Flags win over the environment, the environment over the file, the file over the defaults.
+struct Configuration: Sendable {
+    /// Where a value came from, in words.
+    struct Resolved: Equatable, Sendable {
+        var value: String?
+        var origin: String
+    }
+
+    let values: [String: Resolved]
+    let address: DatabaseAddress
+
+    /// Names that begin like a setting's variable and are none.
+    static let otherVariables: Set<String> = ["TOKENKEEPER_CONFIG"]
+
+    /// - Parameters:
+    ///   - file: The configuration file's text and name, where there is one.
+    ///   - environment: All variables of the process.
+    ///   - flags: `key=value` as given with `--set`, and what other flags stand for.
+    /// - Throws: Every problem there is, not only the first.
+    init(file: (text: String, name: String)?, environment: [String: String], flags: [String]) throws(ConfigurationError) {
+        var values: [String: Resolved] = [:]
+        var problems: [String] = []
+        for setting in Setting.table { values[setting.key] = Resolved(value: setting.standard, origin: "default") }
+
+        func set(_ key: String, _ value: String, from origin: String, place: String, hasRightType: (Setting) -> Bool = { _ in true }) {
+            guard let setting = Setting.table.first(where: { $0.key == key }) else {
+                let near = Setting.table.map(\.key).filter { $0.hasSuffix("." + key) || key.hasSuffix("." + $0) }.first
+                problems.append("\(place): unknown setting \(key)" + (near.map { "; is \($0) meant?" } ?? ""))
+                return
+            }
+            guard hasRightType(setting), setting.accepts(value) else {
+                let found = setting.secret ? "not usable" : hasRightType(setting) ? "\"\(value)\"" : value
+                problems.append("\(place): \(key) is \(found), expected \(setting.expected)")
+                return
+            }
+            values[key] = Resolved(value: value, origin: origin)
+        }
+
+        if let file {
+            do {
+                for entry in try ConfigurationFile(text: file.text, name: file.name).entries {
+                    let place = file.name + (entry.line.map { ":\($0)" } ?? "")
+                    set(entry.key, entry.value, from: place, place: place) { setting in
+                        if case .integer = setting.kind { entry.isText == false } else { entry.isText == true }
+                    }
+                }
+            } catch {
+                problems += error.problems
+            }
+        }
+        for (name, value) in environment.sorted(by: { $0.key < $1.key })
+        where name.hasPrefix("TOKENKEEPER_") && !Self.otherVariables.contains(name) {
+            if let setting = Setting.table.first(where: { $0.variable == name }) {
+                set(setting.key, value, from: "environment", place: "environment variable \(name)")
+            } else {
+                problems.append("environment variable \(name): no setting of that name")
+            }
+        }
+        for flag in flags {
+            guard let equals = flag.firstIndex(of: "=") else {
+                problems.append("--set \(flag): expected key=value")
+                continue
+            }
+            set(String(flag[..<equals]), String(flag[flag.index(after: equals)...]), from: "flag", place: "command line")
+        }
+
+        var address: DatabaseAddress?
+        do {
+            address = try DatabaseAddress(values["database_url"]?.value)
+        } catch {
+            problems.append("\(values["database_url"]?.origin ?? ""): database_url is \(error.message)")
+        }
+        guard problems.isEmpty, let address else { throw ConfigurationError(problems) }
+        self.values = values
+        self.address = address
+    }
+
+    private func text(_ key: String) -> String { values[key]?.value ?? "" }
+
+    private func duration(_ key: String) -> Duration {
+        guard let duration = DurationText.duration(text(key)) else {
+            preconditionFailure("\(key) has no duration: the table of settings and the configuration differ")
+        }
+        return duration
+    }
+
+    private func durationOrOff(_ key: String) -> Duration? { text(key) == "off" ? nil : duration(key) }
+
+    var pollBusy: Duration { duration("drain.poll_busy") }
+    var pollIdle: Duration { max(duration("drain.poll_idle"), pollBusy) }
+    var lockTimeout: Duration { duration("drain.lock_timeout") }
+    /// Nil when the timer is off.
+    var sweepInterval: Duration? { durationOrOff("sweep.interval") }
+    var logLevel: Logger.Level { Logger.Level(rawValue: text("log.level")) ?? .info }
+
+    var sweepPlan: SweepPlan {
+        SweepPlan(
+            staleRetention: duration("sweep.stale_retention"),
+            dormantAfter: durationOrOff("sweep.dormant_after"),
+            eventRetention: duration("sweep.event_retention"),
+            rejectedRetention: duration("sweep.rejected_retention"),
+            batch: Int(text("sweep.batch")) ?? 1000)
+    }
+}

@@ -1,0 +1,53 @@
+internal import Logging
+internal import Synchronization
+internal import TokenLedger
+
+/// Says once that the database is away and once that it is back, however many duties find out and however often they try.
+final class Availability: Sendable {
+    private struct State {
+        var away: String?
+        var toldAt = ContinuousClock.now
+    }
+
+    private let state = Mutex(State())
+    private let logger: Logger
+    private let tellsOfLosses: Bool
+
+    /// While it stays away, it is said again this often.
+    private static let reminder: Duration = .seconds(600)
+
+    /// - Parameter tellsOfLosses: Whether to speak of lost connections, or only of what else PostgreSQL refuses.
+    init(logger: Logger, tellsOfLosses: Bool) {
+        self.logger = logger
+        self.tellsOfLosses = tellsOfLosses
+    }
+
+    func lost(_ error: DatabaseError) {
+        if error.remedy == .reconnect && !tellsOfLosses { return }
+        let tell = state.withLock { state in
+            let cause = error.description
+            defer { state.away = cause }
+            if state.away == cause && state.toldAt.duration(to: .now) < Self.reminder { return false }
+            // What follows upon a loss (refused, starting up, …) is the same story.
+            if state.away != nil && error.remedy == .reconnect && state.toldAt.duration(to: .now) < Self.reminder { return false }
+            state.toldAt = .now
+            return true
+        }
+        if !tell { return }
+        if error.remedy == .reconnect {
+            logger.warning("waiting for PostgreSQL", metadata: ["error": "\(error)"])
+        } else if error.sqlState == "42501" {
+            logger.error(
+                "PostgreSQL refuses: run `tokenkeeperd grants`, and GRANT tokenkeeper_daemon TO this role",
+                metadata: ["error": "\(error)"])
+        } else {
+            logger.error("PostgreSQL refuses; trying again", metadata: ["error": "\(error)"])
+        }
+    }
+
+    func reached() {
+        if state.withLock({ state in state.away.take() }) != nil {
+            logger.notice("PostgreSQL is back")
+        }
+    }
+}

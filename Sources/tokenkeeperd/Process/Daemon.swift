@@ -1,0 +1,95 @@
+internal import Dispatch
+internal import FoundationEssentials
+internal import Glibc
+internal import Logging
+internal import Synchronization
+internal import TokenLedger
+
+/// The long-running process: two duties on threads of their own, and the signals.
+struct Daemon {
+    static let version = Version(major: 0, minor: 1, patch: 0)
+
+    let configuration: Configuration
+    let migrates: Bool
+    let logger: Logger
+
+    /// How long a stop waits for the batches in hand. What is cut off then, PostgreSQL rolls back: nothing is lost.
+    private static let patience: DispatchTimeInterval = .seconds(25)
+
+    /// How the process is to end, once something has said so.
+    private final class Ending: Sendable {
+        private let status = Mutex<ExitStatus?>(nil)
+        private let said = DispatchSemaphore(value: 0)
+
+        /// The first word counts.
+        func say(_ status: ExitStatus) {
+            self.status.withLock { $0 = $0 ?? status }
+            said.signal()
+        }
+
+        func wait() -> ExitStatus {
+            said.wait()
+            return status.withLock { $0 ?? .success }
+        }
+    }
+
+    /// Runs until a signal, or until something that a restart would not mend.
+    func run() -> ExitStatus {
+        let ending = Ending()
+        let stop = Stop()
+        let drainBell = Wakeup()
+        let sweepBells = SweepDuty.Bells()
+        stop.alsoRing(drainBell)
+        stop.alsoRing(sweepBells.wakeup)
+
+        let signals = Signals()
+        for (number, name) in [(SIGTERM, "SIGTERM"), (SIGINT, "SIGINT")] {
+            signals.on(number) { [logger] in
+                logger.notice("stopping", metadata: ["signal": "\(name)"])
+                ending.say(.success)
+            }
+        }
+        signals.on(SIGUSR1) { sweepBells.signal() }
+        signals.on(SIGHUP) { [logger] in
+            logger.notice("SIGHUP changes nothing: restart to take up a changed configuration")
+        }
+
+        let daemonID = Self.uniqueName
+        let atWork = DispatchGroup()
+        func duty(tellsOfLosses: Bool) -> Duty {
+            Duty(
+                configuration: configuration, stop: stop, atWork: atWork,
+                availability: Availability(logger: logger, tellsOfLosses: tellsOfLosses),
+                giveUp: { [logger] error in
+                    logger.critical("\(error)")
+                    ending.say(.configuration)
+                }, migrates: migrates, logger: logger)
+        }
+        // One of the two speaks of the connection: the other's is to the same server.
+        let drain = DrainDuty(duty: duty(tellsOfLosses: true), daemonID: daemonID, bell: drainBell)
+        let sweep = SweepDuty(duty: duty(tellsOfLosses: false), daemonID: daemonID, bells: sweepBells)
+        logger.notice("started", metadata: ["version": "\(Self.version)", "daemon_id": "\(daemonID)"])
+        DutyThread.start { drain.run() }
+        DutyThread.start { sweep.run() }
+
+        // Shutting down, in order: no new batch, the batches in hand, the end.
+        let status = ending.wait()
+        stop.ask()
+        if atWork.wait(timeout: .now() + Self.patience) == .timedOut {
+            logger.warning("a batch did not end in time; PostgreSQL rolls it back, and the next start takes it up again")
+        }
+        withExtendedLifetime(signals) { logger.notice("stopped") }
+        return status
+    }
+
+    /// `host/pid/start`, the name of this run in `tokenkeeper.daemon` and `sweep_run`.
+    static var uniqueName: String {
+        "\(hostName)/\(getpid())/\(Int(Date.now.timeIntervalSince1970))"
+    }
+
+    private static var hostName: String {
+        var name = [CChar](repeating: 0, count: 256)
+        _ = unsafe gethostname(&name, name.count - 1)
+        return String(decoding: name.prefix { $0 != 0 }.map { UInt8(bitPattern: $0) }, as: UTF8.self)
+    }
+}

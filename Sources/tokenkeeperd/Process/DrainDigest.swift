@@ -1,0 +1,49 @@
+internal import Logging
+internal import TokenLedger
+
+/// What the drain did, in at most one line of each kind a minute: the log is quiet at rest, and no flood under load.
+struct DrainDigest {
+    private var sum = Intake.Pass()
+    private var toldAt = ContinuousClock.now
+    private let logger: Logger
+
+    private static let every: Duration = .seconds(60)
+
+    init(logger: Logger) {
+        self.logger = logger
+    }
+
+    mutating func add(_ pass: Intake.Pass) {
+        sum.add(pass)
+        if toldAt.duration(to: .now) >= Self.every { tell() }
+    }
+
+    mutating func tell() {
+        toldAt = .now
+        guard sum.moved else { return }
+        logger.info(
+            "drained",
+            metadata: [
+                "accepted": "\(sum.accepted)", "recorded": "\(sum.recorded)", "rejected": "\(sum.rejected)",
+                "set_aside": "\(sum.putAside)",
+            ])
+        if sum.rejected > 0 {
+            logger.warning(
+                "results could not be understood; see tokenkeeper.rejected_result", metadata: ["results": "\(sum.rejected)"])
+        }
+        if !sum.sendersFaults.isEmpty {
+            let reasons = sum.sendersFaults.sorted { $0.key < $1.key }.map { "\($0.key) \($0.value)" }
+            logger.warning("APNs blames the sender", metadata: ["reasons": "\(reasons.joined(separator: ", "))"])
+        }
+        sum = Intake.Pass()
+    }
+
+    func tell(_ incident: Intake.Incident) {
+        switch incident {
+        case .batchSetAside(let error):
+            logger.warning("a batch was refused; its results are looked at one by one", metadata: ["error": "\(error)"])
+        case .rowRejected(let error):
+            logger.warning("PostgreSQL refused a result; it is in tokenkeeper.rejected_result", metadata: ["error": "\(error)"])
+        }
+    }
+}

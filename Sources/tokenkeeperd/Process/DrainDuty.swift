@@ -1,0 +1,48 @@
+internal import APNsFeedback
+internal import Logging
+internal import TokenLedger
+
+/// Drains the queue: briskly while there is work, quietly when there is none; and reports a heartbeat.
+struct DrainDuty {
+    let duty: Duty
+    let daemonID: String
+    let bell: Wakeup
+
+    private static let beatEvery: Duration = .seconds(5)
+
+    func run() {
+        let configuration = duty.configuration
+        duty.run(bell: bell) { connection, succeeded in
+            var intake = Intake(lockTimeout: configuration.lockTimeout, interpret: Interpretation.verdict(on:))
+            let heartbeat = try Heartbeat(
+                daemonID: daemonID, version: Daemon.version, lockTimeout: configuration.lockTimeout, on: &connection)
+            var beatAt: ContinuousClock.Instant?
+            var digest = DrainDigest(logger: duty.logger)
+            defer { digest.tell() }
+            var pause = configuration.pollBusy
+
+            func beatIfDue(_ connection: inout Connection) throws(DatabaseError) {
+                if let last = beatAt, last.duration(to: .now) < Self.beatEvery { return }
+                do {
+                    try heartbeat.beat(sweepInterval: configuration.sweepInterval, on: &connection)
+                } catch where error.remedy == .retry {
+                    // Somebody has locked the queue: the next beat will do.
+                }
+                beatAt = .now
+            }
+
+            while !duty.stop.isAsked {
+                let pass = try intake.pass(on: &connection, tell: digest.tell) { connection throws(DatabaseError) in
+                    try beatIfDue(&connection)
+                    return !duty.stop.isAsked
+                }
+                try beatIfDue(&connection)
+                succeeded()
+                digest.add(pass)
+                pause = pass.moved ? configuration.pollBusy : min(pause * 2, configuration.pollIdle)
+                if !duty.stop.isAsked { bell.wait(for: pause) }
+            }
+            try heartbeat.farewell(on: &connection)
+        }
+    }
+}

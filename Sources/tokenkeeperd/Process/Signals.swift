@@ -1,0 +1,34 @@
+internal import Dispatch
+internal import Glibc
+
+/// The process's signals, as Dispatch sources.
+final class Signals {
+    private static let handled = [SIGTERM, SIGINT, SIGUSR1, SIGHUP]
+    private var sources: [any DispatchSourceSignal] = []
+    private let queue = DispatchQueue(label: "signals")
+
+    /// The first statement of the process: a signal that came before its source stands would kill it. All threads inherit this.
+    static func block() {
+        var set = sigset_t()
+        unsafe sigemptyset(&set)
+        for number in handled { unsafe sigaddset(&set, number) }
+        _ = unsafe pthread_sigmask(SIG_BLOCK, &set, nil)
+        _ = signal(SIGPIPE, SIG_IGN)
+    }
+
+    /// Lets them act by default again, for commands that have nothing to finish.
+    static func unblock() {
+        var set = sigset_t()
+        unsafe sigemptyset(&set)
+        for number in handled { unsafe sigaddset(&set, number) }
+        _ = unsafe pthread_sigmask(SIG_UNBLOCK, &set, nil)
+    }
+
+    /// Several that arrive at once may count as one: a signal means "at least once".
+    func on(_ number: Int32, _ act: @escaping @Sendable () -> Void) {
+        let source = DispatchSource.makeSignalSource(signal: number, queue: queue)
+        source.setEventHandler(handler: DispatchWorkItem { act() })
+        source.activate()
+        sources.append(source)
+    }
+}

@@ -1,0 +1,23 @@
+internal import Synchronization
+internal import TokenLedger
+
+/// The wish that the process end, seen by all duties.
+final class Stop: Sendable {
+    private let asked = Atomic(false)
+    private let bells: Mutex<[Wakeup]> = Mutex([])
+    /// Rung when the wish is uttered, and never taken: to watch in `poll(2)`.
+    let bell = Wakeup()
+
+    var isAsked: Bool { asked.load(ordering: .acquiring) }
+
+    /// Has a bell rung too when the wish is uttered.
+    func alsoRing(_ other: Wakeup) {
+        bells.withLock { $0.append(other) }
+    }
+
+    func ask() {
+        asked.store(true, ordering: .releasing)
+        bell.ring()
+        for bell in bells.withLock({ $0 }) { bell.ring() }
+    }
+}

@@ -1,0 +1,84 @@
+internal import Logging
+internal import Synchronization
+internal import TokenLedger
+
+/// Sweeps: on the timer, on SIGUSR1, and when SQL asks for it. In between it counts the tokens for `status`.
+struct SweepDuty {
+    /// What the signal handlers and the timer leave for this duty.
+    final class Bells: Sendable {
+        let wakeup = Wakeup()
+        private let signalled = Atomic(false)
+        private let due = Atomic(true)
+
+        func signal() {
+            signalled.store(true, ordering: .releasing)
+            wakeup.ring()
+        }
+
+        func timerFired() {
+            due.store(true, ordering: .releasing)
+        }
+
+        fileprivate func takeSignal() -> Bool { signalled.exchange(false, ordering: .acquiring) }
+        fileprivate func takeDue() -> Bool { due.exchange(false, ordering: .acquiring) }
+    }
+
+    let duty: Duty
+    let daemonID: String
+    let bells: Bells
+
+    /// Requests by SQL are looked for this often. Polled, so that it works behind any pooler.
+    private static let lookEvery: Duration = .seconds(2)
+
+    func run() {
+        let timer = SweepTimer(bells.wakeup) { [bells] in bells.timerFired() }
+        var count = TokenCount()
+        duty.run(bell: bells.wakeup) { connection, succeeded in
+            try SweepLease.release(holder: daemonID, on: &connection)
+            bells.timerFired()
+            while !duty.stop.isAsked {
+                if bells.takeSignal() {
+                    do {
+                        try SweepLease.request(.signal, on: &connection)
+                    } catch {
+                        // Asked for again when the database is back.
+                        bells.signal()
+                        throw error
+                    }
+                }
+                if try SweepLease.isRequested(on: &connection),
+                    let lease = try SweepLease.claim(.requested, holder: daemonID, on: &connection)
+                {
+                    try sweep(lease, on: &connection)
+                    continue
+                }
+                if let interval = duty.configuration.sweepInterval, bells.takeDue() {
+                    if let lease = try SweepLease.claim(.due(interval: interval), holder: daemonID, on: &connection) {
+                        try sweep(lease, on: &connection)
+                    }
+                    timer.schedule(in: max(try SweepLease.untilDue(interval: interval, on: &connection), .seconds(1)))
+                    continue
+                }
+                try count.refresh(on: &connection, stop: duty.stop.bell)
+                succeeded()
+                if !duty.stop.isAsked { bells.wakeup.wait(for: Self.lookEvery) }
+            }
+        }
+    }
+
+    private func sweep(_ lease: SweepLease, on connection: inout Connection) throws(DatabaseError) {
+        let sweep = Sweep(lease, duty.configuration.sweepPlan, lockTimeout: duty.configuration.lockTimeout)
+        let report = try sweep.perform(on: &connection) { !duty.stop.isAsked }
+        var level: Logger.Level = report.outcome == .failed ? .error : .info
+        // An hourly sweep that found nothing is no news.
+        if report.outcome == .finished, report.trigger == .timer, report.total == 0 { level = .debug }
+        duty.logger.log(
+            level: level, "sweep \(report.outcome.rawValue)",
+            metadata: [
+                "run_id": "\(report.runID)", "trigger": "\(report.trigger.rawValue)", "dry_run": "\(report.dryRun)",
+                "pruned_suppressed": "\(report.prunedSuppressed)", "pruned_dormant": "\(report.prunedDormant)",
+                "deleted_events": "\(report.deletedEvents)", "deleted_rejected": "\(report.deletedRejected)",
+                "deleted_runs": "\(report.deletedRuns)",
+            ].merging(report.message.map { ["message": "\($0)"] } ?? [:]) { $1 })
+    }
+}

@@ -1,0 +1,18 @@
+internal import ArgumentParser
+internal import TokenLedger
+
+/// The command line.
+@main
+struct Tokenkeeperd: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        commandName: "tokenkeeperd",
+        abstract: "Keeps the device tokens of an APNs provider clean, inside PostgreSQL.",
+        version: Daemon.version.description,
+        subcommands: [Run.self, Migrate.self, GrantRoles.self, SweepOnce.self, ShowStatus.self, CheckConfig.self],
+        defaultSubcommand: nil)
+
+    static func main() {
+        Signals.block()
+        main(nil)
+    }
+}
