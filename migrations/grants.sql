@@ -42,7 +42,7 @@ GRANT EXECUTE ON FUNCTION
 -- Readers: look at everything that is made for people, change nothing.
 GRANT SELECT ON
     tokenkeeper.token, tokenkeeper.sendable_token, tokenkeeper.suppressed_token, tokenkeeper.token_event,
-    tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.sweep_run, tokenkeeper.status
+    tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.sweep_run, tokenkeeper.status, tokenkeeper.migration
     TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.token_key(text),
@@ -55,6 +55,7 @@ GRANT DELETE ON tokenkeeper.rejected_result TO tokenkeeper_operator;
 
 -- The daemon: drain, record, sweep, report. It owns nothing and cannot register a token.
 GRANT SELECT ON tokenkeeper.migration TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.send_result TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, TRUNCATE ON
     tokenkeeper.send_result_0, tokenkeeper.send_result_1, tokenkeeper.send_result_2, tokenkeeper.send_result_3,
     tokenkeeper.send_result_4, tokenkeeper.send_result_5, tokenkeeper.send_result_6, tokenkeeper.send_result_7
@@ -64,6 +65,7 @@ GRANT SELECT, INSERT ON tokenkeeper.topic TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.ledger TO tokenkeeper_daemon;
 GRANT INSERT ON tokenkeeper.token_event_log TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.rejected_result, tokenkeeper.result_count TO tokenkeeper_daemon;
+GRANT UPDATE (rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_daemon; -- For FOR UPDATE SKIP LOCKED alone.
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.sweep_run, tokenkeeper.daemon, tokenkeeper.token_count TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.status, tokenkeeper.token TO tokenkeeper_daemon;
 GRANT USAGE ON SEQUENCE tokenkeeper.event_id TO tokenkeeper_daemon;

@@ -12,7 +12,7 @@ struct AnswerBody: Equatable {
 
     /// Reads a body of any content and length.
     ///
-    /// Where a key stands twice, the last one counts. A timestamp may be written as an integer, as a float (the fraction
+    /// Where a key stands twice, the first one counts. A timestamp may be written as an integer, as a float (the fraction
     /// is dropped) or as either in a string.
     init(_ text: String?) {
         guard let text, !text.isEmpty, let answer = try? JSONDecoder().decode(Lenient.self, from: Data(text.utf8)) else {

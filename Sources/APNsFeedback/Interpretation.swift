@@ -7,9 +7,6 @@ public enum Interpretation {
     /// The reasons of a 400 that speak of the token and not of the message.
     static let suspectReasons: Set<String> = ["BadDeviceToken", "DeviceTokenNotForTopic"]
 
-    /// What stands for the reason of a 410 or suspect that came without one.
-    static let noReason = "no reason given"
-
     /// Five minutes: how long before it was queued a result is taken to have been sent where the sender does not say.
     /// A device that registered between the send and the insert must not be silenced.
     static let assumedDelay: Int64 = 300_000_000
@@ -48,7 +45,7 @@ public enum Interpretation {
                 } else {
                     try sinceAPNs(sentAt)
                 }
-            return .dead(address, at: at, reason: reason ?? noReason)
+            return .dead(address, at: at, reason: reason ?? Verdict.noReason)
         case (400, let reason?) where suspectReasons.contains(reason):
             return .suspect(address, at: try sinceAPNs(sentAt), reason: reason)
         case (400, "IdleTimeout"):
@@ -69,7 +66,7 @@ public enum Interpretation {
     private static func address(of result: SendResult) throws(Unintelligible) -> TokenAddress {
         guard let environment = Environment(rawValue: result.environment ?? Environment.production.rawValue) else {
             throw Unintelligible(
-                message: "environment is \(quoted(result.environment)), expected 'production' or 'sandbox'")
+                message: "environment is \(quoted(result.environment ?? "", atMost: 40)), expected 'production' or 'sandbox'")
         }
         guard let name = result.topic, !name.isEmpty else {
             throw Unintelligible(message: "topic is missing, expected the apns-topic header")
@@ -84,7 +81,7 @@ public enum Interpretation {
         guard let token = DeviceToken(hex: text) else {
             // Only its beginning: it may be a whole token with one blank too many, and errors end in logs.
             throw Unintelligible(
-                message: "device token \(quoted(String(text.prefix(8))))… (\(text.utf8.count) bytes of text) is not hex of "
+                message: "device token \(quoted(text, atMost: 8)) (\(text.utf8.count) bytes of text) is not hex of "
                     + "1 to \(DeviceToken.maximumLength) bytes")
         }
         return TokenAddress(environment: environment, topic: topic, token: token)
@@ -119,7 +116,7 @@ public enum Interpretation {
         return min(at, queuedAt)
     }
 
-    private static func quoted(_ text: String?) -> String {
-        "'" + (text ?? "").prefix(40) + "'"
+    private static func quoted(_ text: String, atMost length: Int) -> String {
+        "'\(text.prefix(length))'" + (text.count > length ? "…" : "")
     }
 }

@@ -15,6 +15,9 @@ public enum Verdict: Hashable, Sendable {
 }
 
 extension Verdict {
+    /// What stands for the reason of a 410 that came without one.
+    public static let noReason = "(none given)"
+
     /// APNs' reason as it is counted, or nil where none was given.
     public var reason: String? {
         switch self {

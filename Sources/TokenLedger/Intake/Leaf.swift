@@ -15,7 +15,7 @@ struct Leaf: Hashable, Sendable {
     }
 
     /// The leaf that results are queued in at the moment; the default of `send_result.leaf`.
-    static let currentInSQL = "(date_part('epoch', clock_timestamp())::bigint >> 7) & 7"
+    static let currentInSQL = "((date_part('epoch', clock_timestamp())::bigint >> 7) & 7)"
 
     /// Whether results may be queued here now or in the next two minutes.
     func isInUse(current: Int) -> Bool {

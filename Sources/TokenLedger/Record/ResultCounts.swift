@@ -31,7 +31,7 @@ struct ResultCounts {
             && reason.utf8.allSatisfy {
                 UInt8(ascii: "A")...UInt8(ascii: "Z") ~= $0 || UInt8(ascii: "a")...UInt8(ascii: "z") ~= $0
             }
-        return isWord ? reason : "(other)"
+        return isWord || reason == Verdict.noReason ? reason : "(other)"
     }
 
     /// Appends the counts in the transaction that is open.

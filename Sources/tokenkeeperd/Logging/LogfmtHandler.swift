@@ -11,7 +11,7 @@ struct LogfmtHandler: LogHandler {
     private let journald = unsafe getenv("JOURNAL_STREAM") != nil
 
     func log(event: LogEvent) {
-        var line = journald ? "<\(Self.priority(of: event.level))>" : "time=\(Date.now.ISO8601Format(.iso8601(timeZone: .gmt, includingFractionalSeconds: true))) "
+        var line = journald ? "<\(Self.priority(of: event.level))>" : "time=\(Date.now.ISO8601Format(.iso8601(timeZone: .gmt, includingFractionalSeconds: true)))Z "
         line += "level=\(event.level) msg=\(Self.quoted(event.message.description))"
         for (key, value) in metadata.merging(event.metadata ?? [:], uniquingKeysWith: { $1 }).sorted(by: { $0.key < $1.key }) {
             line += " \(key)=\(Self.quoted("\(value)"))"

@@ -21,9 +21,12 @@ struct Daemon {
         private let status = Mutex<ExitStatus?>(nil)
         private let said = DispatchSemaphore(value: 0)
 
-        /// The first word counts.
-        func say(_ status: ExitStatus) {
-            self.status.withLock { $0 = $0 ?? status }
+        /// The first word counts, and is told before the end begins.
+        func say(_ status: ExitStatus, tell: () -> Void) {
+            self.status.withLock { known in
+                if known == nil { tell() }
+                known = known ?? status
+            }
             said.signal()
         }
 
@@ -45,8 +48,7 @@ struct Daemon {
         let signals = Signals()
         for (number, name) in [(SIGTERM, "SIGTERM"), (SIGINT, "SIGINT")] {
             signals.on(number) { [logger] in
-                logger.notice("stopping", metadata: ["signal": "\(name)"])
-                ending.say(.success)
+                ending.say(.success) { logger.notice("stopping", metadata: ["signal": "\(name)"]) }
             }
         }
         signals.on(SIGUSR1) { sweepBells.signal() }
@@ -61,8 +63,7 @@ struct Daemon {
                 configuration: configuration, stop: stop, atWork: atWork,
                 availability: Availability(logger: logger, tellsOfLosses: tellsOfLosses),
                 giveUp: { [logger] error in
-                    logger.critical("\(error)")
-                    ending.say(.configuration)
+                    ending.say(.configuration) { logger.critical("\(error)") }
                 }, migrates: migrates, logger: logger)
         }
         // One of the two speaks of the connection: the other's is to the same server.

@@ -36,6 +36,8 @@ struct DrainDuty {
                     try beatIfDue(&connection)
                     return !duty.stop.isAsked
                 }
+                // The last of the work is done: status shall not show it for long.
+                if !pass.moved, pause == configuration.pollBusy, beatAt.map({ $0.duration(to: .now) > .seconds(1) }) ?? true { beatAt = nil }
                 try beatIfDue(&connection)
                 succeeded()
                 digest.add(pass)

@@ -1,0 +1,218 @@
+import Foundation
+import Testing
+import TokenModel
+
+@testable import APNsFeedback
+
+private let queuedAt = Instant(microseconds: 1_795_000_000_000_000)
+private let sentAt = Instant(microseconds: 1_794_999_990_000_000)
+private let address = TokenAddress(
+    environment: .production, topic: Topic("com.example.app")!, token: DeviceToken(hex: "00ff10aa")!)
+
+private func result(_ status: Int32?, _ body: String? = nil, _ change: (inout SendResult) -> Void = { _ in }) -> SendResult {
+    var result = SendResult(
+        environment: "production", topic: "com.example.app", token: "00FF10aa", status: status, body: body, apnsID: nil,
+        sentAt: sentAt, queuedAt: queuedAt)
+    change(&result)
+    return result
+}
+
+private func verdict(_ status: Int32?, _ body: String? = nil, _ change: (inout SendResult) -> Void = { _ in }) -> Verdict {
+    Interpretation.verdict(on: result(status, body, change))
+}
+
+private func error(_ verdict: Verdict) -> String? {
+    if case .unintelligible(let error) = verdict { error } else { nil }
+}
+
+@Suite struct `Interpretation of APNs answers` {
+    @Test func `a 200 is accepted without a look at anything else`() {
+        #expect(verdict(200) == .accepted)
+        #expect(verdict(200, "garbage") { $0 = SendResult(token: "zz", status: 200, queuedAt: queuedAt) } == .accepted)
+    }
+
+    @Test(arguments: ["Unregistered", "ExpiredToken", "SomethingNew"])
+    func `a 410 is death at the body's timestamp, whatever the reason`(reason: String) {
+        let body = #"{"reason":"\#(reason)","timestamp":1794000000123}"#
+        #expect(verdict(410, body) == .dead(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: reason))
+    }
+
+    @Test(arguments: ["BadDeviceToken", "DeviceTokenNotForTopic"])
+    func `a 400 that speaks of the token makes it suspect as of the send`(reason: String) {
+        #expect(verdict(400, #"{"reason":"\#(reason)"}"#) == .suspect(address, at: sentAt, reason: reason))
+    }
+
+    @Test(arguments: [
+        (400, "BadTopic"), (400, "MissingTopic"), (400, "TopicDisallowed"), (400, "MissingDeviceToken"), (400, "DuplicateHeaders"),
+        (400, "BadCollapseId"), (400, "BadExpirationDate"), (400, "BadMessageId"), (400, "BadPriority"), (400, "InvalidPushType"),
+        (400, "PayloadEmpty"), (403, "BadCertificate"), (403, "BadCertificateEnvironment"), (403, "Forbidden"),
+        (403, "InvalidProviderToken"), (403, "MissingProviderToken"), (403, "BadEnvironmentKeyIdInToken"),
+        (403, "BadEnvironmentKeyInToken"), (403, "ExpiredProviderToken"), (403, "UnrelatedKeyIdInToken"), (404, "BadPath"),
+        (405, "MethodNotAllowed"), (413, "PayloadTooLarge"), (429, "TooManyProviderTokenUpdates"), (400, "NeverHeardOf"), (418, "Teapot"),
+        (403, "BadDeviceToken"),
+    ])
+    func `the sender's faults leave the token alone`(status: Int32, reason: String) {
+        #expect(verdict(status, #"{"reason":"\#(reason)"}"#) == .sendersFault(reason: reason))
+    }
+
+    @Test(arguments: [
+        (400, "IdleTimeout"), (429, "TooManyRequests"), (429, "New"), (500, "InternalServerError"), (503, "ServiceUnavailable"),
+        (503, "Shutdown"), (599, "New"),
+    ])
+    func `what passes leaves the token alone`(status: Int32, reason: String) {
+        #expect(verdict(status, #"{"reason":"\#(reason)"}"#) == .transient(reason: reason))
+    }
+
+    @Test func `every status of HTTP has a verdict, and no other`() {
+        for status in Int32(100)...599 { #expect(error(verdict(status)) == nil) }
+        for status in [Int32.min, -1, 0, 99, 600, 999, .max] { #expect(error(verdict(status))?.contains("HTTP status") == true) }
+        #expect(error(verdict(nil)) == "status is missing, expected the HTTP status that APNs answered")
+    }
+
+    @Test(arguments: [
+        nil, "", " ", "null", "[]", "{}", "{", #"{"reason":"Unregist"#, #"{"reason":"Unregistered","timest"#, "<html>", "\u{0}",
+        #"{"reason":"Unregistered","timestamp":"#, "1794000000123", #""Unregistered""#, #"{"timestamp":null}"#, #"{"timestamp":true}"#,
+        #"{"timestamp":{}}"#, #"{"timestamp":"soon"}"#, #"{"timestamp":""}"#, #"{"timestamp":[1794000000123]}"#,
+    ])
+    func `a 410 whose body says no instant is death as of the send`(body: String?) {
+        guard case .dead(address, at: sentAt, _) = verdict(410, body) else {
+            Issue.record("\(verdict(410, body))")
+            return
+        }
+    }
+
+    @Test(arguments: [
+        #"{"timestamp":"1794000000123"}"#, #"{"timestamp":1794000000123.0}"#, #"{"timestamp":1.794000000123e12}"#,
+        #"{"timestamp":"1794000000123.9"}"#, #"{"timestamp":1794000000123,"timestamp":1}"#, #" { "timestamp" : 1794000000123 } "#,
+        #"{"reason":7,"timestamp":1794000000123}"#, #"{"reason":{"a":[1]},"timestamp":1794000000123,"more":[[]]}"#,
+    ])
+    func `a timestamp is read from what can be read`(body: String) {
+        #expect(
+            verdict(410, body)
+                == .dead(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: Verdict.noReason))
+    }
+
+    @Test func `a body of a megabyte is read or not, like any other`() {
+        let pad = String(repeating: "x", count: 1_000_000)
+        let timestamp = Instant(microseconds: 1_794_000_000_123_000)
+        for body in [pad, String(repeating: "[", count: 1_000_000), #"{"pad":""# + pad] {
+            #expect(verdict(410, body) == .dead(address, at: sentAt, reason: Verdict.noReason))
+        }
+        #expect(
+            verdict(410, #"{"pad":""# + pad + #"","timestamp":1794000000123}"#) == .dead(address, at: timestamp, reason: Verdict.noReason))
+    }
+
+    @Test(arguments: [
+        "0", "-1", "-1794000000123", "1199145599999", "1794000000", "1.5", "\"1794000000\"", "-9223372036854775808", "-1e300",
+    ])
+    func `a timestamp before there was an APNs is not understood`(timestamp: String) {
+        #expect(error(verdict(410, #"{"timestamp":\#(timestamp)}"#))?.contains("before 2008") == true)
+    }
+
+    @Test func `2008 is the first year that is understood`() {
+        #expect(
+            verdict(410, #"{"timestamp":1199145600000}"#) == .dead(address, at: .beforeAPNs, reason: Verdict.noReason))
+    }
+
+    @Test func `a timestamp up to a day ahead counts as now, and beyond is not understood`() {
+        let now = queuedAt.microseconds / 1000
+        for ahead in [0, 1, 86_400_000] {
+            #expect(verdict(410, #"{"timestamp":\#(now + Int64(ahead))}"#) == .dead(address, at: queuedAt, reason: Verdict.noReason))
+        }
+        for absurd in ["\(now + 86_400_001)", "9223372036854775807", "1e300", "\"99999999999999\""] {
+            #expect(error(verdict(410, #"{"timestamp":\#(absurd)}"#))?.contains("more than a day ahead") == true, "\(absurd)")
+        }
+    }
+
+    @Test func `a missing sent_at means five minutes before the insert`() {
+        let assumed = queuedAt.advanced(byMicroseconds: -300_000_000)
+        #expect(verdict(410) { $0.sentAt = nil } == .dead(address, at: assumed, reason: Verdict.noReason))
+        #expect(
+            verdict(400, #"{"reason":"BadDeviceToken"}"#) { $0.sentAt = nil } == .suspect(address, at: assumed, reason: "BadDeviceToken"))
+    }
+
+    @Test func `a sent_at in the future counts as the insert, an infinite one is not understood`() {
+        #expect(
+            verdict(410) { $0.sentAt = Instant(microseconds: .max - 1) } == .dead(address, at: queuedAt, reason: Verdict.noReason))
+        for infinite in [Instant.distantFuture, .distantPast] {
+            #expect(error(verdict(410, #"{"timestamp":1794000000123}"#) { $0.sentAt = infinite })?.contains("infinite") == true)
+        }
+    }
+
+    @Test func `a sent_at before APNs is refused only where it decides`() {
+        let epoch = Instant(microseconds: 0)
+        #expect(error(verdict(410) { $0.sentAt = epoch })?.contains("before 2008") == true)
+        #expect(error(verdict(410, #"{"timestamp":1794000000123}"#) { $0.sentAt = epoch }) == nil)
+        #expect(verdict(503) { $0.sentAt = epoch } == .transient(reason: nil))
+    }
+
+    @Test(arguments: ["", " ", "0", "0g", "zz", "0x00", "00 ", " 00", "00\n", "é0", "00ff1", String(repeating: "00", count: 513)])
+    func `a token that is no hex is not understood`(token: String) {
+        #expect(error(verdict(410) { $0.token = token })?.hasPrefix("device token") == true)
+    }
+
+    @Test func `a token may have 1 to 512 bytes, in either case`() {
+        for hex in ["0A", "0a", String(repeating: "Ff", count: 512)] {
+            #expect(error(verdict(410) { $0.token = hex }) == nil)
+        }
+        #expect(verdict(410) { $0.token = "00FF10AA" } == verdict(410) { $0.token = "00ff10aa" })
+    }
+
+    @Test func `an error never shows a whole token`() {
+        let token = String(repeating: "ab", count: 32)
+        for spoilt in [token + "g", token + " ", " " + token] {
+            #expect(error(verdict(410) { $0.token = spoilt })?.contains("ababababab") == false)
+        }
+    }
+
+    @Test func `topic and environment must be there`() {
+        #expect(error(verdict(410) { $0.topic = nil })?.hasPrefix("topic is missing") == true)
+        #expect(error(verdict(410) { $0.topic = "" })?.hasPrefix("topic is missing") == true)
+        #expect(error(verdict(410) { $0.topic = String(repeating: "t", count: 513) })?.contains("513 bytes") == true)
+        for environment in ["", "Production", "development", "prod "] {
+            #expect(error(verdict(410) { $0.environment = environment })?.hasPrefix("environment is") == true)
+        }
+        #expect(verdict(410) { $0.environment = nil } == verdict(410))
+    }
+
+    @Test func `a reason is made fit to be stored`() {
+        #expect(verdict(410, #"{"reason":"a\u0000b"}"#).reason == "a\u{FFFD}b")
+        #expect(verdict(410, #"{"reason":"\#(String(repeating: "x", count: 5000))"}"#).reason?.count == 100)
+    }
+
+    @Test func `any bytes whatever have a verdict, and only a 410 or a suspect reason touches a token`() {
+        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        print("seed \(seed)")
+        var chance = Chance(seed: seed)
+        let pieces = [
+            "{", "}", "[", "]", ":", ",", "\"", "reason", "timestamp", "Unregistered", "BadDeviceToken", "1794000000123", "-", ".", "e", "\\",
+            "\\u0000", " ", "null", "é", "\u{0}", "\u{FFFF}", "9999999999999999999999",
+        ]
+        for _ in 0..<20_000 {
+            let body = (0..<Int.random(in: 0...14, using: &chance)).map { _ in pieces.randomElement(using: &chance)! }.joined()
+            let status = Int32.random(in: -10...700, using: &chance)
+            let random = SendResult(
+                environment: [nil, "production", "sandbox", "x"].randomElement(using: &chance)!,
+                topic: [nil, "", "t"].randomElement(using: &chance)!, token: [nil, "00", "0", "xyz"].randomElement(using: &chance)!,
+                status: status, body: body, sentAt: [nil, sentAt, .distantPast, .distantFuture].randomElement(using: &chance)!,
+                queuedAt: queuedAt)
+            switch Interpretation.verdict(on: random) {
+            case .dead(_, let at, let reason):
+                #expect(status == 410 && at <= queuedAt && at >= .beforeAPNs && !reason.isEmpty && !reason.unicodeScalars.contains("\u{0}"))
+            case .suspect(_, let at, _):
+                #expect(status == 400 && body.contains("BadDeviceToken") && at <= queuedAt)
+            case .accepted: #expect(status == 200)
+            case .sendersFault, .transient, .unintelligible: #expect(status != 200)
+            }
+        }
+    }
+}
+
+private struct Chance: RandomNumberGenerator {
+    private var state: UInt64
+    init(seed: UInt64) { state = seed }
+    mutating func next() -> UInt64 {
+        state = state &* 6_364_136_223_846_793_005 &+ 1_442_695_040_888_963_407
+        return state ^ (state >> 29)
+    }
+}

@@ -1,0 +1,105 @@
+import Foundation
+import Synchronization
+
+/// A TCP proxy before PostgreSQL that cuts connections at the worst instants: just before a COMMIT arrives, just before
+/// its reply goes back, or just after.
+public final class CuttingProxy: Sendable {
+    public let port: Int
+    /// How many connections were cut at each of the three instants.
+    public let cuts = Mutex([0, 0, 0])
+
+    private let server: Int
+    private let listener: Int32
+    private let chance: Mutex<SeededChance>
+    private let cutsNow = Atomic(true)
+
+    /// `COMMIT` as a simple query: type, length, text, NUL.
+    private static let commit: [UInt8] = [UInt8(ascii: "Q"), 0, 0, 0, 11] + Array("COMMIT".utf8) + [0]
+
+    public init(to server: Int, seed: UInt64) throws {
+        self.server = server
+        chance = Mutex(SeededChance(seed: seed))
+        listener = socket(AF_INET, Int32(SOCK_STREAM.rawValue), 0)
+        var address = sockaddr_in(family: AF_INET, port: 0, loopback: ())
+        let listener = listener
+        let listening = withUnsafeMutablePointer(to: &address) { pointer in
+            pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) { pointer in
+                var length = socklen_t(MemoryLayout<sockaddr_in>.size)
+                return bind(listener, pointer, length) == 0 && listen(listener, 64) == 0 && getsockname(listener, pointer, &length) == 0
+            }
+        }
+        guard listening else { throw TestFailure("the proxy cannot listen") }
+        port = Int(UInt16(bigEndian: address.sin_port))
+        Thread.detachNewThread { [self] in
+            while true {
+                let client = accept(listener, nil, nil)
+                if client < 0 { return }
+                Thread.detachNewThread { self.carry(client) }
+            }
+        }
+    }
+
+    /// From now on everything passes.
+    public func behave() { cutsNow.store(false, ordering: .releasing) }
+
+    public func close() {
+        shutdown(listener, Int32(SHUT_RDWR))
+        Glibc.close(listener)
+    }
+
+    private func carry(_ client: Int32) {
+        defer { Glibc.close(client) }
+        let upstream = socket(AF_INET, Int32(SOCK_STREAM.rawValue), 0)
+        defer { Glibc.close(upstream) }
+        var address = sockaddr_in(family: AF_INET, port: server, loopback: ())
+        let connected = withUnsafePointer(to: &address) { pointer in
+            pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) { connect(upstream, $0, socklen_t(MemoryLayout<sockaddr_in>.size)) == 0 }
+        }
+        guard connected else { return }
+        var cutBeforeReply = false
+        var cutAfterReply = false
+        var bytes = [UInt8](repeating: 0, count: 65536)
+        while true {
+            var watched = [pollfd(fd: client, events: Int16(POLLIN), revents: 0), pollfd(fd: upstream, events: Int16(POLLIN), revents: 0)]
+            guard poll(&watched, 2, -1) > 0 else { return }
+            if watched[0].revents != 0 {
+                let count = recv(client, &bytes, bytes.count, 0)
+                guard count > 0 else { return }
+                if Array(bytes[0..<count]) == Self.commit, cutsNow.load(ordering: .acquiring) {
+                    switch chance.withLock({ Int.random(in: 0..<15, using: &$0) }) {
+                    case 0:
+                        cuts.withLock { $0[0] += 1 }
+                        return
+                    case 1: cutBeforeReply = true
+                    case 2: cutAfterReply = true
+                    default: break
+                    }
+                }
+                guard forward(bytes, count, to: upstream) else { return }
+            }
+            if watched[1].revents != 0 {
+                let count = recv(upstream, &bytes, bytes.count, 0)
+                guard count > 0 else { return }
+                if cutBeforeReply {
+                    cuts.withLock { $0[1] += 1 }
+                    return
+                }
+                guard forward(bytes, count, to: client) else { return }
+                if cutAfterReply {
+                    cuts.withLock { $0[2] += 1 }
+                    return
+                }
+            }
+        }
+    }
+
+    private func forward(_ bytes: [UInt8], _ count: Int, to other: Int32) -> Bool {
+        var sent = 0
+        while sent < count {
+            let more = bytes.withUnsafeBytes { send(other, $0.baseAddress! + sent, count - sent, Int32(MSG_NOSIGNAL)) }
+            guard more > 0 else { return false }
+            sent += more
+        }
+        return true
+    }
+}

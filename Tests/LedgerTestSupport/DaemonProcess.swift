@@ -1,0 +1,57 @@
+import Foundation
+
+/// The real daemon, as a process.
+public final class DaemonProcess: @unchecked Sendable {  // Process is only touched under Foundation's own locks.
+    private let process = Process()
+    private let log: String
+
+    /// The binary that was built beside the tests.
+    public static let program: String = {
+        let tests = (try? FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/exe")) ?? ""
+        return URL(fileURLWithPath: tests).deletingLastPathComponent().appendingPathComponent("tokenkeeperd").path
+    }()
+
+    public init(_ url: String, settings: [String] = [], arguments: [String] = []) throws {
+        log = NSTemporaryDirectory() + "tokenkeeperd-\(UUID().uuidString).log"
+        _ = FileManager.default.createFile(atPath: log, contents: nil)
+        process.executableURL = URL(fileURLWithPath: Self.program)
+        process.arguments = ["run"] + arguments + settings.flatMap { ["--set", $0] }
+        process.environment = ProcessInfo.processInfo.environment.merging(["TOKENKEEPER_DATABASE_URL": url]) { $1 }
+        process.standardError = try FileHandle(forWritingTo: URL(fileURLWithPath: log))
+        process.standardInput = FileHandle.nullDevice
+        try process.run()
+    }
+
+    deinit {
+        if process.isRunning { kill(process.processIdentifier, SIGKILL) }
+        process.waitUntilExit()
+        try? FileManager.default.removeItem(atPath: log)
+    }
+
+    public var pid: Int32 { process.processIdentifier }
+
+    public var isRunning: Bool { process.isRunning }
+
+    public func signal(_ number: Int32) {
+        kill(process.processIdentifier, number)
+    }
+
+    /// Waits for the end and answers the exit status, negative for a signal.
+    @discardableResult
+    public func wait() -> Int32 {
+        process.waitUntilExit()
+        return process.terminationReason == .uncaughtSignal ? -process.terminationStatus : process.terminationStatus
+    }
+
+    /// Ends it in order.
+    @discardableResult
+    public func stop() -> Int32 {
+        signal(SIGTERM)
+        return wait()
+    }
+
+    /// All that it has logged so far.
+    public var logged: String {
+        (try? String(contentsOfFile: log, encoding: .utf8)) ?? ""
+    }
+}

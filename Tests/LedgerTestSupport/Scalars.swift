@@ -1,0 +1,38 @@
+import TokenLedger
+
+extension Connection {
+    /// The first column of the first row, as text.
+    public mutating func scalar(_ sql: String) throws -> String? {
+        let rows = try run(sql)
+        return rows.count == 0 ? nil : rows.text(0, 0)
+    }
+
+    /// All rows, as text, columns joined by a bar; null is empty.
+    public mutating func lines(_ sql: String, columns: Int) throws -> [String] {
+        let rows = try run(sql)
+        return (0..<rows.count).map { row in
+            (0..<columns).map { rows.text(row, $0) ?? "" }.joined(separator: "|")
+        }
+    }
+
+    public mutating func execute(_ sql: String) throws {
+        try run(sql)
+    }
+}
+
+/// Repeatable chance: splitmix64. The seed is printed by the tests that use it.
+public struct SeededChance: RandomNumberGenerator, Sendable {
+    private var state: UInt64
+
+    public init(seed: UInt64) {
+        state = seed
+    }
+
+    public mutating func next() -> UInt64 {
+        state &+= 0x9E37_79B9_7F4A_7C15
+        var z = state
+        z = (z ^ (z >> 30)) &* 0xBF58_476D_1CE4_E5B9
+        z = (z ^ (z >> 27)) &* 0x94D0_49BB_1331_11EB
+        return z ^ (z >> 31)
+    }
+}

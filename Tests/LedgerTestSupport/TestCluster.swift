@@ -1,0 +1,215 @@
+import Foundation
+import TokenLedger
+
+/// A PostgreSQL of our own: `initdb` in a temporary folder, a Unix socket and a port of 127.0.0.1. It goes away with the
+/// process that started it, also after a `kill -9`: it stands under a shell that reads from a pipe of ours.
+public final class TestCluster: @unchecked Sendable {  // All stored properties are immutable or behind the lock.
+    public let folder: String
+    public let port: Int
+    private let lock = NSLock()
+    private var keepers: [(shell: Process, lifeline: Pipe)] = []
+
+    /// The one cluster for a run of tests.
+    public static let shared: TestCluster = {
+        do {
+            let cluster = try TestCluster()
+            var admin = try cluster.connect(database: "postgres")
+            try admin.run("CREATE ROLE owner LOGIN CREATEROLE")
+            try admin.run("CREATE DATABASE template OWNER owner")
+            var owner = try cluster.connect(database: "template", user: "owner")
+            try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner) { _ in }
+            try Grants.apply(&owner)
+            for role in ["sender", "app", "reader", "operator", "daemon"] {
+                try owner.run("CREATE ROLE a_\(role) LOGIN IN ROLE tokenkeeper_\(role)")
+            }
+            return cluster
+        } catch {
+            fatalError("no cluster for the tests: \(error)")
+        }
+    }()
+
+    /// PostgreSQL refuses to run as root: then it runs as the user that Debian's package made.
+    static let asUser: [String] = getuid() == 0 ? ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"] : []
+
+    /// The folder of the server's programs: the newest that Debian has installed.
+    static let programs: String = {
+        let root = "/usr/lib/postgresql"
+        let versions = (try? FileManager.default.contentsOfDirectory(atPath: root)) ?? []
+        guard let newest = versions.compactMap(Int.init).max() else { fatalError("no PostgreSQL below \(root)") }
+        return "\(root)/\(newest)/bin"
+    }()
+
+    public init() throws {
+        folder = NSTemporaryDirectory() + "tk-\(UUID().uuidString.prefix(8))"
+        port = try Self.freePort()
+        try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
+        if getuid() == 0 { try Self.run(["chown", "postgres", folder]) }
+        try Self.run(
+            Self.asUser + [
+                "\(Self.programs)/initdb", "--pgdata=\(folder)/data", "--username=postgres", "--auth=trust",
+                "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync",
+            ])
+        try start()
+    }
+
+    deinit {
+        stop()
+        try? FileManager.default.removeItem(atPath: folder)
+    }
+
+    /// Starts the server and waits until it takes connections.
+    public func start() throws {
+        let server = Process()
+        server.executableURL = URL(fileURLWithPath: "/bin/sh")
+        let postgres =
+            (Self.asUser + [
+                "\(Self.programs)/postgres", "-D", "\(folder)/data", "-k", folder, "-p", "\(port)",
+                "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "max_connections=100",
+                "-c", "shared_buffers=256MB", "-c", "autovacuum_naptime=5s", "-c", "wal_level=logical",
+            ]).joined(separator: " ")
+        // The shell's background job has no standard input, so the pipe ends when we do.
+        server.arguments = [
+            "-c", "\(postgres) >>\(folder)/log 2>&1 & p=$!; cat >/dev/null; kill -QUIT $p 2>/dev/null && wait $p; rm -rf \(folder)",
+        ]
+        let lifeline = Pipe()
+        server.standardInput = lifeline
+        try server.run()
+        lock.withLock { keepers.append((server, lifeline)) }
+        try eventually("the server takes connections") { (try? self.connect(database: "postgres")) != nil }
+    }
+
+    /// Stops it, as `pg_ctl` does; `start` brings it back.
+    public func stop(mode: String = "immediate") {
+        _ = try? Self.run(Self.asUser + ["\(Self.programs)/pg_ctl", "stop", "-D", "\(folder)/data", "-m", mode, "-w"])
+    }
+
+    /// A connection string for libpq.
+    public func url(database: String, user: String = "postgres", port: Int? = nil, overTCP: Bool = false) -> String {
+        "postgresql://\(user)@/\(database)?host=\(overTCP ? "127.0.0.1" : folder)&port=\(port ?? self.port)"
+    }
+
+    public func connect(database: String, user: String = "postgres") throws -> Connection {
+        try Connection(to: DatabaseAddress(url(database: database, user: user)))
+    }
+
+    /// A database of one's own: migrated, with roles and their logins a_sender, a_app, a_reader, a_operator, a_daemon.
+    public func database(migrated: Bool = true) throws -> TestDatabase {
+        let name = "t_\(UUID().uuidString.prefix(8).lowercased())"
+        try lock.withLock {
+            var admin = try connect(database: "postgres")
+            try admin.run("CREATE DATABASE \(name) OWNER owner" + (migrated ? " TEMPLATE template" : ""))
+        }
+        return TestDatabase(cluster: self, name: name)
+    }
+
+    static func freePort() throws -> Int {
+        let listener = socket(AF_INET, Int32(SOCK_STREAM.rawValue), 0)
+        defer { close(listener) }
+        var address = sockaddr_in(family: AF_INET, port: 0, loopback: ())
+        let bound = withUnsafeMutablePointer(to: &address) { pointer in
+            pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) { pointer in
+                var length = socklen_t(MemoryLayout<sockaddr_in>.size)
+                return bind(listener, pointer, length) == 0 && getsockname(listener, pointer, &length) == 0
+            }
+        }
+        guard bound else { throw TestFailure("no free port") }
+        return Int(UInt16(bigEndian: address.sin_port))
+    }
+
+    @discardableResult
+    public static func run(_ command: [String], input: String? = nil) throws -> String {
+        let finished = try ProgramRun(command, input: input)
+        guard finished.status == 0 else {
+            throw TestFailure("\(command.joined(separator: " ")): exit \(finished.status): \(finished.errors)")
+        }
+        return finished.output
+    }
+}
+
+extension sockaddr_in {
+    init(family: Int32, port: Int, loopback: Void) {
+        self.init()
+        sin_family = sa_family_t(family)
+        sin_port = in_port_t(port).bigEndian
+        sin_addr.s_addr = UInt32(0x7F00_0001).bigEndian
+    }
+}
+
+/// A database of the cluster, for one test.
+public struct TestDatabase: Sendable {
+    public let cluster: TestCluster
+    public let name: String
+
+    public init(cluster: TestCluster, name: String) {
+        self.cluster = cluster
+        self.name = name
+    }
+
+    public func url(user: String = "a_daemon", port: Int? = nil, overTCP: Bool = false) -> String {
+        cluster.url(database: name, user: user, port: port, overTCP: overTCP)
+    }
+
+    public func connect(user: String = "owner") throws -> Connection {
+        try cluster.connect(database: name, user: user)
+    }
+
+    /// One statement by psql, as a person would: tuples only, unaligned.
+    @discardableResult
+    public func psql(_ sql: String, user: String = "owner", input: String? = nil) throws -> String {
+        try TestCluster.run(
+            ["psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", url(user: user), "-c", sql], input: input
+        ).trimmingCharacters(in: .newlines)
+    }
+}
+
+public struct TestFailure: Error, CustomStringConvertible {
+    public let description: String
+    public init(_ description: String) { self.description = description }
+}
+
+/// A program that has run to its end.
+public struct ProgramRun {
+    public let status: Int32
+    public let output: String
+    public let errors: String
+
+    public init(_ command: [String], input: String? = nil, environment: [String: String] = [:]) throws {
+        let program = Process()
+        program.executableURL = URL(fileURLWithPath: "/usr/bin/env")
+        program.arguments = command
+        program.environment = ProcessInfo.processInfo.environment.merging(environment) { $1 }
+        let (input, output, errors) = (input.map { Data($0.utf8) }, Pipe(), Pipe())
+        program.standardOutput = output
+        program.standardError = errors
+        let feed = Pipe()
+        program.standardInput = feed
+        try program.run()
+        let reading = DispatchQueue(label: "errors")
+        nonisolated(unsafe) var complaints = Data()
+        let done = DispatchSemaphore(value: 0)
+        reading.async {
+            complaints = errors.fileHandleForReading.readDataToEndOfFile()
+            done.signal()
+        }
+        if let input { try feed.fileHandleForWriting.write(contentsOf: input) }
+        try feed.fileHandleForWriting.close()
+        let text = output.fileHandleForReading.readDataToEndOfFile()
+        done.wait()
+        program.waitUntilExit()
+        status = program.terminationReason == .uncaughtSignal ? -program.terminationStatus : program.terminationStatus
+        self.output = String(decoding: text, as: UTF8.self)
+        self.errors = String(decoding: complaints, as: UTF8.self)
+    }
+}
+
+/// Looks again and again until it is so; after a minute that is a failure.
+public func eventually(
+    _ what: String, within seconds: Double = 60, _ isSo: () throws -> Bool
+) throws {
+    let deadline = Date.now + seconds
+    while true {
+        if try isSo() { return }
+        guard Date.now < deadline else { throw TestFailure("not within \(seconds) s: \(what)") }
+        usleep(10_000)
+    }
+}

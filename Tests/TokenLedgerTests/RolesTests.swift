@@ -1,0 +1,115 @@
+import LedgerTestSupport
+import Testing
+
+@testable import TokenLedger
+
+@Suite struct `Roles` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+        try database.psql("SELECT tokenkeeper.register('aa', 't')")
+    }
+
+    static let everything = [
+        "SELECT FROM tokenkeeper.ledger", "SELECT FROM tokenkeeper.topic", "SELECT FROM tokenkeeper.send_result", "SELECT FROM tokenkeeper.token",
+        "SELECT FROM tokenkeeper.token_event", "SELECT FROM tokenkeeper.token_event_log", "SELECT FROM tokenkeeper.sendable_token",
+        "SELECT FROM tokenkeeper.suppressed_token", "SELECT FROM tokenkeeper.rejected_result", "SELECT FROM tokenkeeper.result_stat",
+        "SELECT FROM tokenkeeper.result_count", "SELECT FROM tokenkeeper.sweep_run", "SELECT FROM tokenkeeper.status",
+        "SELECT FROM tokenkeeper.daemon", "SELECT FROM tokenkeeper.token_count", "SELECT FROM tokenkeeper.migration",
+        "SELECT FROM tokenkeeper.send_result_0", "SELECT FROM tokenkeeper.send_result_aside",
+        "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)",
+        "INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at) VALUES ('production', 't', 'aa', 200, NULL, NULL, NULL)",
+        "INSERT INTO tokenkeeper.send_result (topic, queued_at) VALUES ('t', now())",
+        "INSERT INTO tokenkeeper.send_result (topic, leaf) VALUES ('t', 1)",
+        "INSERT INTO tokenkeeper.send_result (topic) VALUES ('t') RETURNING topic",
+        "INSERT INTO tokenkeeper.send_result_aside (topic, leaf) VALUES ('t', 8)",
+        "INSERT INTO tokenkeeper.rejected_result (error, queued_at) VALUES ('e', now())",
+        "INSERT INTO tokenkeeper.ledger (topic_id, token_key) VALUES (1, '\\xab')",
+        "INSERT INTO tokenkeeper.sweep_run (trigger) VALUES ('sql')", "INSERT INTO tokenkeeper.migration VALUES (99, 'x', 'x', '9.9.9')",
+        "INSERT INTO tokenkeeper.topic (environment, topic) VALUES ('production', 'new')",
+        "UPDATE tokenkeeper.send_result SET status = 200", "UPDATE tokenkeeper.ledger SET dead_at = NULL",
+        "UPDATE tokenkeeper.token_event_log SET event = 'pruned'", "UPDATE tokenkeeper.sweep_run SET outcome = 'failed'",
+        "UPDATE tokenkeeper.rejected_result SET error = 'e'", "DELETE FROM tokenkeeper.send_result", "DELETE FROM tokenkeeper.ledger",
+        "DELETE FROM tokenkeeper.send_result_0", "DELETE FROM tokenkeeper.token_event_log", "DELETE FROM tokenkeeper.rejected_result",
+        "DELETE FROM tokenkeeper.sweep_run", "DELETE FROM tokenkeeper.topic", "TRUNCATE tokenkeeper.send_result", "TRUNCATE tokenkeeper.ledger",
+        "TRUNCATE tokenkeeper.send_result_0", "DROP TABLE tokenkeeper.ledger", "CREATE TABLE tokenkeeper.mine ()",
+        "SELECT tokenkeeper.is_sendable('aa', 't')", "SELECT tokenkeeper.sendable('{aa}', 't')", "SELECT tokenkeeper.register('ab', 't')",
+        "SELECT tokenkeeper.unregister('ab', 't')", "SELECT tokenkeeper.request_sweep()", "SELECT tokenkeeper.token_key('aa')",
+        "SELECT tokenkeeper.ensure_topic('production', 't')", "SELECT tokenkeeper.roll_up_result_count()",
+        "SELECT tokenkeeper.prepare_event_months()", "SELECT tokenkeeper.forget_event_months('2000-01-01Z')",
+        "SELECT tokenkeeper.record('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+    ]
+
+    static let people: Set<String> = [
+        "SELECT FROM tokenkeeper.token", "SELECT FROM tokenkeeper.token_event", "SELECT FROM tokenkeeper.sendable_token",
+        "SELECT FROM tokenkeeper.suppressed_token", "SELECT FROM tokenkeeper.rejected_result", "SELECT FROM tokenkeeper.result_stat",
+        "SELECT FROM tokenkeeper.sweep_run", "SELECT FROM tokenkeeper.status", "SELECT FROM tokenkeeper.migration", "SELECT tokenkeeper.token_key('aa')",
+    ]
+
+    static let allowed: [String: Set<String>] = [
+        "sender": [
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)",
+            "INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at) VALUES ('production', 't', 'aa', 200, NULL, NULL, NULL)",
+            "SELECT tokenkeeper.is_sendable('aa', 't')", "SELECT tokenkeeper.sendable('{aa}', 't')", "SELECT FROM tokenkeeper.sendable_token",
+            "SELECT FROM tokenkeeper.suppressed_token", "SELECT tokenkeeper.token_key('aa')",
+        ],
+        "app": ["SELECT tokenkeeper.register('ab', 't')", "SELECT tokenkeeper.unregister('ab', 't')"],
+        "reader": people,
+        "operator": people.union(["SELECT tokenkeeper.request_sweep()", "DELETE FROM tokenkeeper.rejected_result"]),
+        "daemon": [
+            "SELECT FROM tokenkeeper.ledger", "SELECT FROM tokenkeeper.topic", "SELECT FROM tokenkeeper.send_result", "SELECT FROM tokenkeeper.token",
+            "SELECT FROM tokenkeeper.rejected_result", "SELECT FROM tokenkeeper.result_count", "SELECT FROM tokenkeeper.sweep_run",
+            "SELECT FROM tokenkeeper.status", "SELECT FROM tokenkeeper.daemon", "SELECT FROM tokenkeeper.token_count",
+            "SELECT FROM tokenkeeper.migration", "SELECT FROM tokenkeeper.send_result_0", "SELECT FROM tokenkeeper.send_result_aside",
+            "INSERT INTO tokenkeeper.send_result_aside (topic, leaf) VALUES ('t', 8)",
+            "INSERT INTO tokenkeeper.rejected_result (error, queued_at) VALUES ('e', now())",
+            "INSERT INTO tokenkeeper.ledger (topic_id, token_key) VALUES (1, '\\xab')", "INSERT INTO tokenkeeper.sweep_run (trigger) VALUES ('sql')",
+            "INSERT INTO tokenkeeper.topic (environment, topic) VALUES ('production', 'new')", "UPDATE tokenkeeper.ledger SET dead_at = NULL",
+            "UPDATE tokenkeeper.sweep_run SET outcome = 'failed'", "DELETE FROM tokenkeeper.ledger", "DELETE FROM tokenkeeper.send_result_0",
+            "DELETE FROM tokenkeeper.rejected_result", "DELETE FROM tokenkeeper.sweep_run", "TRUNCATE tokenkeeper.send_result_0",
+            "SELECT tokenkeeper.token_key('aa')", "SELECT tokenkeeper.ensure_topic('production', 't')",
+            "SELECT tokenkeeper.roll_up_result_count()", "SELECT tokenkeeper.prepare_event_months()",
+            "SELECT tokenkeeper.forget_event_months('2000-01-01Z')", "SELECT tokenkeeper.record('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+        ],
+    ]
+
+    @Test(arguments: ["sender", "app", "reader", "operator", "daemon", "nobody"])
+    func `each does its own and nothing else`(role: String) throws {
+        var owner = try database.connect()
+        if try owner.scalar("SELECT count(*) FROM pg_roles WHERE rolname = 'a_nobody'") == "0" {
+            try owner.execute("CREATE ROLE a_nobody LOGIN")
+        }
+        var connection = try database.connect(user: "a_\(role)")
+        for statement in Self.everything {
+            var state: String?
+            do throws(DatabaseError) {
+                try connection.run("BEGIN")
+                try connection.run(statement)
+            } catch {
+                state = error.sqlState
+            }
+            connection.rollback()
+            let wanted = Self.allowed[role]?.contains(statement) == true ? nil : "42501"
+            #expect(state == wanted, "\(role): \(statement)")
+        }
+    }
+
+    @Test func `a sender writes by COPY, tolerantly`() throws {
+        try database.psql(
+            "COPY tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at) FROM STDIN", user: "a_sender",
+            input: """
+                production\tt\tAA\t410\t{"reason":"Unregistered","timestamp":1794000000123}\tid\t2026-01-01 00:00:00Z
+                \\N\tt\tbb\t200\t\\N\t\\N\t\\N
+                garbage\t\\N\t\\N\t\\N\tnonsense\t\\N\tinfinity
+                """ + "\n")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "3")
+    }
+
+    @Test func `granting twice changes nothing, and roles are not needed to print`() throws {
+        var owner = try database.connect()
+        try Grants.apply(&owner)
+        try Grants.apply(&owner)
+        #expect(Grants.sql.contains("CREATE ROLE"))
+    }
+}

@@ -1,0 +1,114 @@
+import Foundation
+import LedgerTestSupport
+import Testing
+
+@testable import TokenLedger
+
+private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
+    .appendingPathComponent("../../migrations").standardized
+
+@Suite struct `The schema` {
+    @Test func `the binary holds the files of migrations byte for byte`() throws {
+        let files = try FileManager.default.contentsOfDirectory(atPath: folder.path).filter { $0.hasSuffix(".sql") }
+        #expect(Set(files) == Set(Migration.embeddedFiles.keys))
+        for file in files {
+            let text = try Data(contentsOf: folder.appendingPathComponent(file))
+            #expect(Migration.embeddedFiles[file].map { Data($0.utf8) } == text, "\(file)")
+        }
+        #expect(Migration.embedded.count == files.count - 1, "all but grants.sql are migrations, and well named")
+        #expect(Migration.embedded.map(\.version) == Array(1...Migration.embedded.count))
+    }
+
+    @Test func `every table, view, sequence and function has a comment`() throws {
+        var owner = try TestCluster.shared.database().connect()
+        let bare = try owner.lines(
+            """
+            SELECT c.relname FROM pg_class AS c
+            WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm')
+              AND obj_description(c.oid, 'pg_class') IS NULL
+            UNION ALL
+            SELECT c.relname FROM pg_class AS c
+            WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind = 'S' AND obj_description(c.oid, 'pg_class') IS NULL
+              AND NOT EXISTS (SELECT FROM pg_depend AS d WHERE d.objid = c.oid AND d.deptype = 'i')
+            UNION ALL
+            SELECT p.proname FROM pg_proc AS p
+            WHERE p.pronamespace = 'tokenkeeper'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL
+            """, columns: 1)
+        #expect(bare == [])
+    }
+
+    @Test func `nothing is granted to PUBLIC`() throws {
+        var owner = try TestCluster.shared.database().connect()
+        let open = try owner.lines(
+            """
+            SELECT p.proname FROM pg_proc AS p
+            WHERE p.pronamespace = 'tokenkeeper'::regnamespace
+              AND (p.proacl IS NULL OR EXISTS (SELECT FROM aclexplode(p.proacl) AS a WHERE a.grantee = 0))
+            UNION ALL
+            SELECT c.relname FROM pg_class AS c
+            WHERE c.relnamespace = 'tokenkeeper'::regnamespace
+              AND EXISTS (SELECT FROM aclexplode(c.relacl) AS a WHERE a.grantee = 0)
+            UNION ALL
+            SELECT 'the schema' FROM pg_namespace AS n
+            WHERE n.nspname = 'tokenkeeper' AND EXISTS (SELECT FROM aclexplode(n.nspacl) AS a WHERE a.grantee = 0)
+            """, columns: 1)
+        #expect(open == [])
+    }
+
+    @Test func `functions that run with their owner's rights pin the search path, pg_temp last`() throws {
+        var owner = try TestCluster.shared.database().connect()
+        let loose = try owner.lines(
+            """
+            SELECT p.proname FROM pg_proc AS p
+            WHERE p.pronamespace = 'tokenkeeper'::regnamespace AND p.prosecdef
+              AND NOT coalesce(p.proconfig && ARRAY['search_path=pg_catalog, pg_temp'], false)
+            """, columns: 1)
+        #expect(loose == [])
+        #expect(try owner.scalar("SELECT count(*) FROM pg_proc WHERE pronamespace = 'tokenkeeper'::regnamespace AND prosecdef") != "0")
+    }
+
+    @Test func `nothing belongs to a superuser`() throws {
+        var owner = try TestCluster.shared.database().connect()
+        let owners = try owner.lines(
+            """
+            SELECT DISTINCT r.rolname, r.rolsuper::text FROM pg_class AS c JOIN pg_roles AS r ON r.oid = c.relowner
+            WHERE c.relnamespace = 'tokenkeeper'::regnamespace
+            """, columns: 2)
+        #expect(owners == ["owner|false"])
+    }
+
+    @Test func `a publication for all tables forbids nothing`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql("CREATE PUBLICATION everything FOR ALL TABLES", user: "postgres")
+        try database.psql("SELECT tokenkeeper.register('aa', 't')", user: "a_app")
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 410), ('t', 'aa', 200), ('t', 'zz', 410)",
+            user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        try drain(&daemon)
+        var owner = try database.connect()
+        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.send_result") == "0")
+        // What has neither key nor identity could not be deleted from.
+        let bare = try owner.lines(
+            """
+            SELECT c.relname FROM pg_class AS c
+            WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind = 'r' AND c.relreplident = 'd'
+              AND NOT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary)
+            """, columns: 1)
+        #expect(bare == [])
+    }
+
+    @Test func `months of history are prepared ahead, and dropped when they are old`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql("SELECT tokenkeeper.register('aa', 't'), tokenkeeper.register('bb', 't')")
+        var owner = try database.connect()
+        let months = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'tokenkeeper.token_event_log'::regclass"
+        #expect(try owner.scalar(months) == "5", "four months and the rest")
+        try owner.execute("SELECT tokenkeeper.prepare_event_months()")
+        #expect(try owner.scalar(months) == "5")
+        #expect(try owner.scalar("SELECT tokenkeeper.forget_event_months(clock_timestamp())") == "0")
+        #expect(try owner.scalar("SELECT tokenkeeper.forget_event_months(clock_timestamp() + interval '35 days')") == "2")
+        #expect(try owner.scalar(months) == "4")
+        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token_event") == "0")
+    }
+}

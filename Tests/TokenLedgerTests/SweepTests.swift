@@ -1,0 +1,143 @@
+import LedgerTestSupport
+import Testing
+
+@testable import TokenLedger
+
+@Suite struct `The sweep` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+    }
+
+    private func plan(dormant: Duration? = nil, batch: Int = 100) -> SweepPlan {
+        SweepPlan(
+            staleRetention: .seconds(90 * 86400), dormantAfter: dormant, eventRetention: .seconds(395 * 86400),
+            rejectedRetention: .seconds(90 * 86400), batch: batch)
+    }
+
+    private func sweep(
+        _ daemon: inout Connection, _ claim: SweepLease.Claim = .new(.cli, dryRun: false), plan: SweepPlan? = nil, while goesOn: () -> Bool = { true }
+    ) throws -> SweepReport? {
+        guard let lease = try SweepLease.claim(claim, holder: "test", on: &daemon) else { return nil }
+        return try Sweep(lease, plan ?? self.plan(), lockTimeout: .milliseconds(50)).perform(on: &daemon, while: goesOn)
+    }
+
+    /// 300 tokens: 100 active, 100 suppressed since 89 days, 100 since 91, in two topics.
+    private func fill() throws {
+        try database.psql(
+            """
+            SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't' || i % 2, registered_at => '2020-01-01Z') FROM generate_series(1, 300) AS i;
+            UPDATE tokenkeeper.ledger SET dead_at = '2021-01-01Z', dead_reason = 'Unregistered',
+                suppressed_since = clock_timestamp() - CASE WHEN token_key <= '\\x000000c8' THEN interval '89 days' ELSE interval '91 days' END
+            WHERE token_key > '\\x00000064';
+            """)
+    }
+
+    @Test func `it prunes what has been suppressed for longer than the retention, since the ledger knew`() throws {
+        try fill()
+        var daemon = try database.connect(user: "a_daemon")
+        let report = try sweep(&daemon, plan: plan(batch: 7))
+        #expect(report?.outcome == .finished && report?.prunedSuppressed == 100)
+        #expect(try database.psql("SELECT state, count(*) FROM tokenkeeper.token GROUP BY 1 ORDER BY 1") == "active|100\nstale|100")
+        #expect(try database.psql("SELECT cause, reason, count(*) FROM tokenkeeper.token_event WHERE event = 'pruned' GROUP BY 1, 2") == "dead|Unregistered|100")
+        #expect(try database.psql("SELECT tokenkeeper.is_sendable('0000012c', 't0')") == "t", "a pruned token is unknown")
+        #expect(try database.psql("SELECT trigger, dry_run, outcome, pruned_suppressed, message, finished_at >= started_at FROM tokenkeeper.sweep_run") == "cli|f|finished|100||t")
+    }
+
+    @Test func `a dry run counts the same and deletes nothing`() throws {
+        try fill()
+        var daemon = try database.connect(user: "a_daemon")
+        let dry = try sweep(&daemon, .new(.cli, dryRun: true), plan: plan(dormant: .seconds(86400)))
+        #expect(dry?.prunedSuppressed == 100 && dry?.prunedDormant == 100)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token") == "300")
+        #expect(try database.psql("SELECT dry_run, outcome, pruned_suppressed, pruned_dormant FROM tokenkeeper.sweep_run") == "t|finished|100|100")
+    }
+
+    @Test func `tokens that no app registers again are pruned only when asked for`() throws {
+        try fill()
+        try database.psql("SELECT tokenkeeper.register('00000001', 't1')")
+        var daemon = try database.connect(user: "a_daemon")
+        let report = try sweep(&daemon, plan: plan(dormant: .seconds(400 * 86400)))
+        #expect(report?.prunedDormant == 99)
+        #expect(try database.psql("SELECT token FROM tokenkeeper.token WHERE state = 'active'") == "00000001")
+    }
+
+    @Test func `a token that came back survives, and one that is locked waits for the next sweep`() throws {
+        try fill()
+        var app = try database.connect()
+        try app.execute("BEGIN; SELECT tokenkeeper.register('000000c9', 't1')")
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try sweep(&daemon)?.prunedSuppressed == 99)
+        try app.execute("COMMIT")
+        #expect(try sweep(&daemon)?.prunedSuppressed == 0)
+        #expect(try database.psql("SELECT state FROM tokenkeeper.token WHERE token = '000000c9'") == "active")
+    }
+
+    @Test func `one that is stopped says so, and the next goes on from there`() throws {
+        try fill()
+        var daemon = try database.connect(user: "a_daemon")
+        var batches = 0
+        let stopped = try sweep(&daemon, plan: plan(batch: 10)) {
+            batches += 1
+            return batches <= 3
+        }
+        #expect(stopped?.outcome == .interrupted && (1...30).contains(stopped?.prunedSuppressed ?? 0))
+        let next = try sweep(&daemon)
+        #expect((stopped?.prunedSuppressed ?? 0) + (next?.prunedSuppressed ?? 0) == 100)
+        #expect(try database.psql("SELECT outcome FROM tokenkeeper.sweep_run ORDER BY run_id") == "interrupted\nfinished")
+    }
+
+    @Test func `one that fails says why`() throws {
+        try fill()
+        try database.psql("CREATE FUNCTION tokenkeeper.no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not today'; END $$; CREATE TRIGGER no BEFORE DELETE ON tokenkeeper.ledger EXECUTE FUNCTION tokenkeeper.no()")
+        var daemon = try database.connect(user: "a_daemon")
+        let report = try sweep(&daemon)
+        #expect(report?.outcome == .failed)
+        #expect(try database.psql("SELECT outcome, message FROM tokenkeeper.sweep_run") == "failed|not today (SQLSTATE P0001)")
+        #expect(try database.psql("SELECT warnings::text LIKE '%the last sweep failed: not today%' FROM tokenkeeper.status") == "t")
+    }
+
+    @Test func `only one sweeps at a time, and who is silent for a minute has lost the right`() throws {
+        try fill()
+        var first = try database.connect(user: "a_daemon")
+        var second = try database.connect(user: "a_daemon")
+        let lease = try #require(try SweepLease.claim(.new(.timer, dryRun: false), holder: "first", on: &first))
+        #expect(try SweepLease.claim(.new(.cli, dryRun: false), holder: "second", on: &second) == nil)
+        try database.psql("UPDATE tokenkeeper.sweep_run SET heartbeat_at = heartbeat_at - interval '61 seconds'")
+        let taken = try SweepLease.claim(.new(.cli, dryRun: false), holder: "second", on: &second)
+        #expect(taken != nil)
+        let report = try Sweep(lease, plan(), lockTimeout: .milliseconds(50)).perform(on: &first) { true }
+        #expect(report.outcome == .interrupted)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token") == "300", "what it did without the right is undone")
+        #expect(try database.psql("SELECT outcome, message FROM tokenkeeper.sweep_run ORDER BY run_id") == "interrupted|first fell silent; the next sweep goes on where this one stopped\nrunning|")
+    }
+
+    @Test func `the timer's count goes on across daemons, and a request does not wait for it`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        let hourly = SweepLease.Claim.due(interval: .seconds(3600))
+        #expect(try sweep(&daemon, hourly)?.trigger == .timer)
+        #expect(try sweep(&daemon, hourly) == nil)
+        let remaining = try SweepLease.untilDue(interval: .seconds(3600), on: &daemon)
+        #expect(remaining > .seconds(3500) && remaining <= .seconds(3600))
+        #expect(try sweep(&daemon, .requested) == nil)
+        let id = try database.psql("SELECT tokenkeeper.request_sweep(dry_run => true)", user: "a_operator")
+        let asked = try sweep(&daemon, .requested)
+        #expect(asked.map { "\($0.runID)" } == id && asked?.trigger == .sql && asked?.dryRun == true)
+        try database.psql("UPDATE tokenkeeper.sweep_run SET started_at = started_at - interval '1 hour'")
+        #expect(try sweep(&daemon, hourly)?.outcome == .finished)
+    }
+
+    @Test func `old rejected results and runs go, young ones stay`() throws {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.rejected_result (error, queued_at, rejected_at)
+                SELECT 'e', now(), now() - make_interval(days => d) FROM unnest('{1,89,91,400}'::int[]) AS d;
+            INSERT INTO tokenkeeper.sweep_run (trigger, outcome, started_at, finished_at)
+                SELECT 'timer', 'finished', now() - make_interval(days => d), now() - make_interval(days => d) FROM unnest('{10,394,396}'::int[]) AS d;
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        let report = try sweep(&daemon)
+        #expect(report?.deletedRejected == 2 && report?.deletedRuns == 1)
+    }
+}

@@ -1,0 +1,126 @@
+import Foundation
+import Testing
+
+@testable import tokenkeeperd
+
+private func load(
+    _ text: String? = nil, environment: [String: String] = [:], flags: [String] = []
+) throws -> Configuration {
+    try Configuration(file: text.map { ($0, "t.toml") }, environment: environment, flags: flags)
+}
+
+private func problems(_ text: String? = nil, environment: [String: String] = [:], flags: [String] = []) -> [String] {
+    do {
+        _ = try load(text, environment: environment, flags: flags)
+        return []
+    } catch {
+        return (error as? ConfigurationError)?.problems ?? ["\(error)"]
+    }
+}
+
+@Suite struct `The configuration` {
+    @Test func `with nothing given the defaults are in force, and each default is one that is accepted`() throws {
+        let configuration = try load()
+        #expect(configuration.sweepInterval == .seconds(3600))
+        #expect(configuration.sweepPlan.staleRetention == .seconds(90 * 86400))
+        #expect(configuration.sweepPlan.dormantAfter == nil)
+        #expect(configuration.pollBusy == .milliseconds(20) && configuration.pollIdle == .seconds(1))
+        for setting in Setting.table {
+            if let standard = setting.standard { #expect(setting.accepts(standard), "\(setting.key)") }
+        }
+    }
+
+    @Test func `flags win over the environment, that over the file, that over the defaults`() throws {
+        let file = "[sweep]\ninterval = \"2h\"\nbatch = 7\nstale_retention = \"30d\"\n"
+        let configuration = try load(
+            file, environment: ["TOKENKEEPER_SWEEP_INTERVAL": "3h", "TOKENKEEPER_SWEEP_BATCH": "8", "HOME": "/"], flags: ["sweep.interval=4h"])
+        #expect(configuration.sweepInterval == .seconds(4 * 3600))
+        #expect(configuration.sweepPlan.batch == 8)
+        #expect(configuration.sweepPlan.staleRetention == .seconds(30 * 86400))
+        #expect(configuration.values["sweep.stale_retention"]?.origin == "t.toml:4")
+    }
+
+    @Test func `an unknown key is refused with its line`() {
+        #expect(problems("[sweep]\n\n# a comment\nintervall = \"2h\"\n") == ["t.toml:4: unknown setting sweep.intervall"])
+        #expect(problems("interval = \"2h\"\n") == ["t.toml:1: unknown setting interval; is sweep.interval meant?"])
+        #expect(problems("[swep]\ninterval = \"2h\"\n").first?.hasPrefix("t.toml:2: unknown setting swep.interval") == true)
+        #expect(problems("[nothing]\n") == ["t.toml:1: unknown setting nothing"])
+    }
+
+    @Test func `a wrong type or value is refused with its line, what was found and what was expected`() {
+        #expect(
+            problems("[sweep]\nbatch = \"many\"\ninterval = 3600\n[drain]\npoll_idle = \"1 s\"\n") == [
+                "t.toml:2: sweep.batch is many, expected a whole number from 1 to 10000",
+                "t.toml:3: sweep.interval is 3600, expected a duration such as \"90s\" or \"30d\", from 1m to 30d, or \"off\"",
+                "t.toml:5: drain.poll_idle is \"1 s\", expected a duration such as \"90s\" or \"30d\", from 50ms to 1m",
+            ])
+        #expect(problems("[sweep]\nbatch = \"7\"\n").count == 1, "a number in quotes is a text")
+        for value in ["true", "[1]", "1.5", "2020-01-01", "{ a = 1 }"] {
+            #expect(!problems("[sweep]\nbatch = \(value)\n").isEmpty, "\(value)")
+        }
+    }
+
+    @Test func `what is no TOML is refused with line and column`() {
+        let found = problems("[sweep]\ninterval = \"2h\nbatch = 1\n")
+        #expect(found.count == 1 && found[0].hasPrefix("t.toml:2:"), "\(found)")
+    }
+
+    @Test(arguments: [("sweep.interval", "59s"), ("sweep.interval", "31d"), ("sweep.batch", "0"), ("sweep.batch", "10001"), ("log.level", "loud"),
+        ("drain.lock_timeout", "off"), ("sweep.dormant_after", ""), ("drain.poll_busy", "0ms"), ("sweep.stale_retention", "99999999999999999999d")])
+    func `what lies outside its range is refused`(key: String, value: String) {
+        #expect(problems(flags: ["\(key)=\(value)"]).first?.hasPrefix("command line: \(key) is \"\(value)\", expected") == true)
+    }
+
+    @Test func `all problems are told at once`() {
+        #expect(problems("a = 1\nb = 2\n", environment: ["TOKENKEEPER_C": "3"], flags: ["d", "e=5"]).count == 5)
+    }
+
+    @Test func `a variable that names no setting is refused, other programs' are not looked at`() {
+        #expect(problems(environment: ["TOKENKEEPER_SWEEP_INTERVALL": "1h"]) == ["environment variable TOKENKEEPER_SWEEP_INTERVALL: no setting of that name"])
+        #expect(problems(environment: ["TOKENKEEPER_CONFIG": "x", "TOKENKEEPERS": "y"]) == [])
+    }
+
+    @Test func `the value of a secret is never told`() {
+        for wrong in ["postgresql://u:hunter2@[host/db", "password=hunter2 nonsense", "hunter2"] {
+            let found = problems(environment: ["TOKENKEEPER_DATABASE_URL": wrong])
+            #expect(!found.isEmpty && !found.joined().contains("hunter2"), "\(found)")
+        }
+        let typed = problems("database_url = [\"hunter2\"]\n")
+        #expect(!typed.isEmpty && !typed.joined().contains("hunter2"), "\(typed)")
+    }
+
+    @Test(arguments: [("250ms", 250), ("90s", 90_000), ("5m", 300_000), ("1h", 3_600_000), ("30d", 2_592_000_000)])
+    func `durations are read and written alike`(text: String, milliseconds: Int) {
+        #expect(DurationText.duration(text) == .milliseconds(milliseconds))
+        #expect(DurationText.duration(DurationText.text(.milliseconds(milliseconds))) == .milliseconds(milliseconds))
+    }
+
+    @Test(arguments: ["", "1", "s", "1 s", "-1s", "1.5h", "1w", "1S", "٣s", "10001d", "1sm"])
+    func `what is no duration is none`(text: String) {
+        #expect(DurationText.duration(text) == nil)
+    }
+
+    @Test func `the README's table names every setting with its default`() throws {
+        let readme = try String(
+            contentsOf: URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../../README.md"), encoding: .utf8)
+        for setting in Setting.table {
+            let row = "| `\(setting.key)` | \(setting.standard.map { "`\($0)`" } ?? "unset") |"
+            #expect(readme.contains(row), "\(row)")
+        }
+    }
+}
+
+@Suite struct `Back-off` {
+    @Test func `pauses grow to their limit, never beyond, and start over`() {
+        var backoff = Backoff()
+        var last = Duration.zero
+        for step in 0..<40 {
+            let pause = backoff.pause()
+            #expect(pause <= Backoff.longest && pause >= Backoff.first * 0.75)
+            if step > 10 { #expect(pause >= Backoff.longest * 0.75) }
+            last = pause
+        }
+        backoff.reset()
+        #expect(backoff.pause() < last)
+    }
+}
