@@ -15,7 +15,8 @@ struct AnswerBody: Equatable {
     /// Where a key stands twice, the first one counts. A timestamp may be written as an integer, as a float (the fraction
     /// is dropped) or as either in a string.
     init(_ text: String?) {
-        guard let text, !text.isEmpty, let answer = try? JSONDecoder().decode(Lenient.self, from: Data(text.utf8)) else {
+        guard let text, !text.isEmpty, let answer = try? JSONDecoder().decode(Lenient.self, from: Data(text.utf8))
+        else {
             return
         }
         reason = answer.reason.flatMap(Self.presentable)

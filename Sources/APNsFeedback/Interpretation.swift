@@ -66,7 +66,9 @@ public enum Interpretation {
     private static func address(of result: SendResult) throws(Unintelligible) -> TokenAddress {
         guard let environment = Environment(rawValue: result.environment ?? Environment.production.rawValue) else {
             throw Unintelligible(
-                message: "environment is \(quoted(result.environment ?? "", atMost: 40)), expected 'production' or 'sandbox'")
+                message:
+                    "environment is \(quoted(result.environment ?? "", atMost: 40)), expected 'production' or 'sandbox'"
+            )
         }
         guard let name = result.topic, !name.isEmpty else {
             throw Unintelligible(message: "topic is missing, expected the apns-topic header")

@@ -13,7 +13,9 @@ public struct DeviceToken: Hashable, Sendable {
     /// - Returns: Nil unless the text is 1 to 512 whole bytes of hex and nothing else (no white space, no `0x`).
     public init?(hex: String) {
         let digits = hex.utf8
-        guard !digits.isEmpty, digits.count <= 2 * Self.maximumLength, digits.count.isMultiple(of: 2) else { return nil }
+        guard !digits.isEmpty, digits.count <= 2 * Self.maximumLength, digits.count.isMultiple(of: 2) else {
+            return nil
+        }
         var bytes: [UInt8] = []
         bytes.reserveCapacity(digits.count / 2)
         var high: UInt8?

@@ -6,7 +6,8 @@ let arguments = CommandLine.arguments.dropFirst()
 guard let output = arguments.first else {
     fatalError("usage: embed-migrations OUTPUT FILE…")
 }
-var source = "// Generated from migrations/ by embed-migrations; not to be edited.\n\nenum EmbeddedSQL {\n    static let files: [(name: String, text: String)] = [\n"
+var source =
+    "// Generated from migrations/ by embed-migrations; not to be edited.\n\nenum EmbeddedSQL {\n    static let files: [(name: String, text: String)] = [\n"
 for path in arguments.dropFirst().sorted() {
     let text = try String(contentsOfFile: path, encoding: .utf8)
     let name = path.split(separator: "/").last ?? ""

@@ -9,7 +9,9 @@ private let sentAt = Instant(microseconds: 1_794_999_990_000_000)
 private let address = TokenAddress(
     environment: .production, topic: Topic("com.example.app")!, token: DeviceToken(hex: "00ff10aa")!)
 
-private func result(_ status: Int32?, _ body: String? = nil, _ change: (inout SendResult) -> Void = { _ in }) -> SendResult {
+private func result(_ status: Int32?, _ body: String? = nil, _ change: (inout SendResult) -> Void = { _ in })
+    -> SendResult
+{
     var result = SendResult(
         environment: "production", topic: "com.example.app", token: "00FF10aa", status: status, body: body, apnsID: nil,
         sentAt: sentAt, queuedAt: queuedAt)
@@ -17,7 +19,9 @@ private func result(_ status: Int32?, _ body: String? = nil, _ change: (inout Se
     return result
 }
 
-private func verdict(_ status: Int32?, _ body: String? = nil, _ change: (inout SendResult) -> Void = { _ in }) -> Verdict {
+private func verdict(_ status: Int32?, _ body: String? = nil, _ change: (inout SendResult) -> Void = { _ in })
+    -> Verdict
+{
     Interpretation.verdict(on: result(status, body, change))
 }
 
@@ -43,12 +47,16 @@ private func error(_ verdict: Verdict) -> String? {
     }
 
     @Test(arguments: [
-        (400, "BadTopic"), (400, "MissingTopic"), (400, "TopicDisallowed"), (400, "MissingDeviceToken"), (400, "DuplicateHeaders"),
-        (400, "BadCollapseId"), (400, "BadExpirationDate"), (400, "BadMessageId"), (400, "BadPriority"), (400, "InvalidPushType"),
+        (400, "BadTopic"), (400, "MissingTopic"), (400, "TopicDisallowed"), (400, "MissingDeviceToken"),
+        (400, "DuplicateHeaders"),
+        (400, "BadCollapseId"), (400, "BadExpirationDate"), (400, "BadMessageId"), (400, "BadPriority"),
+        (400, "InvalidPushType"),
         (400, "PayloadEmpty"), (403, "BadCertificate"), (403, "BadCertificateEnvironment"), (403, "Forbidden"),
         (403, "InvalidProviderToken"), (403, "MissingProviderToken"), (403, "BadEnvironmentKeyIdInToken"),
-        (403, "BadEnvironmentKeyInToken"), (403, "ExpiredProviderToken"), (403, "UnrelatedKeyIdInToken"), (404, "BadPath"),
-        (405, "MethodNotAllowed"), (413, "PayloadTooLarge"), (429, "TooManyProviderTokenUpdates"), (400, "NeverHeardOf"), (418, "Teapot"),
+        (403, "BadEnvironmentKeyInToken"), (403, "ExpiredProviderToken"), (403, "UnrelatedKeyIdInToken"),
+        (404, "BadPath"),
+        (405, "MethodNotAllowed"), (413, "PayloadTooLarge"), (429, "TooManyProviderTokenUpdates"),
+        (400, "NeverHeardOf"), (418, "Teapot"),
         (403, "BadDeviceToken"),
     ])
     func `the sender's faults leave the token alone`(status: Int32, reason: String) {
@@ -56,7 +64,8 @@ private func error(_ verdict: Verdict) -> String? {
     }
 
     @Test(arguments: [
-        (400, "IdleTimeout"), (429, "TooManyRequests"), (429, "New"), (500, "InternalServerError"), (503, "ServiceUnavailable"),
+        (400, "IdleTimeout"), (429, "TooManyRequests"), (429, "New"), (500, "InternalServerError"),
+        (503, "ServiceUnavailable"),
         (503, "Shutdown"), (599, "New"),
     ])
     func `what passes leaves the token alone`(status: Int32, reason: String) {
@@ -65,13 +74,17 @@ private func error(_ verdict: Verdict) -> String? {
 
     @Test func `every status of HTTP has a verdict, and no other`() {
         for status in Int32(100)...599 { #expect(error(verdict(status)) == nil) }
-        for status in [Int32.min, -1, 0, 99, 600, 999, .max] { #expect(error(verdict(status))?.contains("HTTP status") == true) }
+        for status in [Int32.min, -1, 0, 99, 600, 999, .max] {
+            #expect(error(verdict(status))?.contains("HTTP status") == true)
+        }
         #expect(error(verdict(nil)) == "status is missing, expected the HTTP status that APNs answered")
     }
 
     @Test(arguments: [
-        nil, "", " ", "null", "[]", "{}", "{", #"{"reason":"Unregist"#, #"{"reason":"Unregistered","timest"#, "<html>", "\u{0}",
-        #"{"reason":"Unregistered","timestamp":"#, "1794000000123", #""Unregistered""#, #"{"timestamp":null}"#, #"{"timestamp":true}"#,
+        nil, "", " ", "null", "[]", "{}", "{", #"{"reason":"Unregist"#, #"{"reason":"Unregistered","timest"#, "<html>",
+        "\u{0}",
+        #"{"reason":"Unregistered","timestamp":"#, "1794000000123", #""Unregistered""#, #"{"timestamp":null}"#,
+        #"{"timestamp":true}"#,
         #"{"timestamp":{}}"#, #"{"timestamp":"soon"}"#, #"{"timestamp":""}"#, #"{"timestamp":[1794000000123]}"#,
     ])
     func `a 410 whose body says no instant is death as of the send`(body: String?) {
@@ -83,7 +96,8 @@ private func error(_ verdict: Verdict) -> String? {
 
     @Test(arguments: [
         #"{"timestamp":"1794000000123"}"#, #"{"timestamp":1794000000123.0}"#, #"{"timestamp":1.794000000123e12}"#,
-        #"{"timestamp":"1794000000123.9"}"#, #"{"timestamp":1794000000123,"timestamp":1}"#, #" { "timestamp" : 1794000000123 } "#,
+        #"{"timestamp":"1794000000123.9"}"#, #"{"timestamp":1794000000123,"timestamp":1}"#,
+        #" { "timestamp" : 1794000000123 } "#,
         #"{"reason":7,"timestamp":1794000000123}"#, #"{"reason":{"a":[1]},"timestamp":1794000000123,"more":[[]]}"#,
     ])
     func `a timestamp is read from what can be read`(body: String) {
@@ -99,11 +113,13 @@ private func error(_ verdict: Verdict) -> String? {
             #expect(verdict(410, body) == .dead(address, at: sentAt, reason: Verdict.noReason))
         }
         #expect(
-            verdict(410, #"{"pad":""# + pad + #"","timestamp":1794000000123}"#) == .dead(address, at: timestamp, reason: Verdict.noReason))
+            verdict(410, #"{"pad":""# + pad + #"","timestamp":1794000000123}"#)
+                == .dead(address, at: timestamp, reason: Verdict.noReason))
     }
 
     @Test(arguments: [
-        "0", "-1", "-1794000000123", "1199145599999", "1794000000", "1.5", "\"1794000000\"", "-9223372036854775808", "-1e300",
+        "0", "-1", "-1794000000123", "1199145599999", "1794000000", "1.5", "\"1794000000\"", "-9223372036854775808",
+        "-1e300",
     ])
     func `a timestamp before there was an APNs is not understood`(timestamp: String) {
         #expect(error(verdict(410, #"{"timestamp":\#(timestamp)}"#))?.contains("before 2008") == true)
@@ -117,10 +133,14 @@ private func error(_ verdict: Verdict) -> String? {
     @Test func `a timestamp up to a day ahead counts as now, and beyond is not understood`() {
         let now = queuedAt.microseconds / 1000
         for ahead in [0, 1, 86_400_000] {
-            #expect(verdict(410, #"{"timestamp":\#(now + Int64(ahead))}"#) == .dead(address, at: queuedAt, reason: Verdict.noReason))
+            #expect(
+                verdict(410, #"{"timestamp":\#(now + Int64(ahead))}"#)
+                    == .dead(address, at: queuedAt, reason: Verdict.noReason))
         }
         for absurd in ["\(now + 86_400_001)", "9223372036854775807", "1e300", "\"99999999999999\""] {
-            #expect(error(verdict(410, #"{"timestamp":\#(absurd)}"#))?.contains("more than a day ahead") == true, "\(absurd)")
+            #expect(
+                error(verdict(410, #"{"timestamp":\#(absurd)}"#))?.contains("more than a day ahead") == true,
+                "\(absurd)")
         }
     }
 
@@ -128,14 +148,18 @@ private func error(_ verdict: Verdict) -> String? {
         let assumed = queuedAt.advanced(byMicroseconds: -300_000_000)
         #expect(verdict(410) { $0.sentAt = nil } == .dead(address, at: assumed, reason: Verdict.noReason))
         #expect(
-            verdict(400, #"{"reason":"BadDeviceToken"}"#) { $0.sentAt = nil } == .suspect(address, at: assumed, reason: "BadDeviceToken"))
+            verdict(400, #"{"reason":"BadDeviceToken"}"#) { $0.sentAt = nil }
+                == .suspect(address, at: assumed, reason: "BadDeviceToken"))
     }
 
     @Test func `a sent_at in the future counts as the insert, an infinite one is not understood`() {
         #expect(
-            verdict(410) { $0.sentAt = Instant(microseconds: .max - 1) } == .dead(address, at: queuedAt, reason: Verdict.noReason))
+            verdict(410) { $0.sentAt = Instant(microseconds: .max - 1) }
+                == .dead(address, at: queuedAt, reason: Verdict.noReason))
         for infinite in [Instant.distantFuture, .distantPast] {
-            #expect(error(verdict(410, #"{"timestamp":1794000000123}"#) { $0.sentAt = infinite })?.contains("infinite") == true)
+            #expect(
+                error(verdict(410, #"{"timestamp":1794000000123}"#) { $0.sentAt = infinite })?.contains("infinite")
+                    == true)
         }
     }
 
@@ -146,7 +170,9 @@ private func error(_ verdict: Verdict) -> String? {
         #expect(verdict(503) { $0.sentAt = epoch } == .transient(reason: nil))
     }
 
-    @Test(arguments: ["", " ", "0", "0g", "zz", "0x00", "00 ", " 00", "00\n", "é0", "00ff1", String(repeating: "00", count: 513)])
+    @Test(arguments: [
+        "", " ", "0", "0g", "zz", "0x00", "00 ", " 00", "00\n", "é0", "00ff1", String(repeating: "00", count: 513),
+    ])
     func `a token that is no hex is not understood`(token: String) {
         #expect(error(verdict(410) { $0.token = token })?.hasPrefix("device token") == true)
     }
@@ -185,20 +211,26 @@ private func error(_ verdict: Verdict) -> String? {
         print("seed \(seed)")
         var chance = Chance(seed: seed)
         let pieces = [
-            "{", "}", "[", "]", ":", ",", "\"", "reason", "timestamp", "Unregistered", "BadDeviceToken", "1794000000123", "-", ".", "e", "\\",
+            "{", "}", "[", "]", ":", ",", "\"", "reason", "timestamp", "Unregistered", "BadDeviceToken",
+            "1794000000123", "-", ".", "e", "\\",
             "\\u0000", " ", "null", "é", "\u{0}", "\u{FFFF}", "9999999999999999999999",
         ]
         for _ in 0..<20_000 {
-            let body = (0..<Int.random(in: 0...14, using: &chance)).map { _ in pieces.randomElement(using: &chance)! }.joined()
+            let body = (0..<Int.random(in: 0...14, using: &chance)).map { _ in pieces.randomElement(using: &chance)! }
+                .joined()
             let status = Int32.random(in: -10...700, using: &chance)
             let random = SendResult(
                 environment: [nil, "production", "sandbox", "x"].randomElement(using: &chance)!,
-                topic: [nil, "", "t"].randomElement(using: &chance)!, token: [nil, "00", "0", "xyz"].randomElement(using: &chance)!,
-                status: status, body: body, sentAt: [nil, sentAt, .distantPast, .distantFuture].randomElement(using: &chance)!,
+                topic: [nil, "", "t"].randomElement(using: &chance)!,
+                token: [nil, "00", "0", "xyz"].randomElement(using: &chance)!,
+                status: status, body: body,
+                sentAt: [nil, sentAt, .distantPast, .distantFuture].randomElement(using: &chance)!,
                 queuedAt: queuedAt)
             switch Interpretation.verdict(on: random) {
             case .dead(_, let at, let reason):
-                #expect(status == 410 && at <= queuedAt && at >= .beforeAPNs && !reason.isEmpty && !reason.unicodeScalars.contains("\u{0}"))
+                #expect(
+                    status == 410 && at <= queuedAt && at >= .beforeAPNs && !reason.isEmpty
+                        && !reason.unicodeScalars.contains("\u{0}"))
             case .suspect(_, let at, _):
                 #expect(status == 400 && body.contains("BadDeviceToken") && at <= queuedAt)
             case .accepted: #expect(status == 200)

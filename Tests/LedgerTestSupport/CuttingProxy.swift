@@ -25,7 +25,8 @@ public final class CuttingProxy: Sendable {
         let listening = withUnsafeMutablePointer(to: &address) { pointer in
             pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) { pointer in
                 var length = socklen_t(MemoryLayout<sockaddr_in>.size)
-                return bind(listener, pointer, length) == 0 && listen(listener, 64) == 0 && getsockname(listener, pointer, &length) == 0
+                return bind(listener, pointer, length) == 0 && listen(listener, 64) == 0
+                    && getsockname(listener, pointer, &length) == 0
             }
         }
         guard listening else { throw TestFailure("the proxy cannot listen") }
@@ -53,14 +54,19 @@ public final class CuttingProxy: Sendable {
         defer { Glibc.close(upstream) }
         var address = sockaddr_in(family: AF_INET, port: server, loopback: ())
         let connected = withUnsafePointer(to: &address) { pointer in
-            pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) { connect(upstream, $0, socklen_t(MemoryLayout<sockaddr_in>.size)) == 0 }
+            pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) {
+                connect(upstream, $0, socklen_t(MemoryLayout<sockaddr_in>.size)) == 0
+            }
         }
         guard connected else { return }
         var cutBeforeReply = false
         var cutAfterReply = false
         var bytes = [UInt8](repeating: 0, count: 65536)
         while true {
-            var watched = [pollfd(fd: client, events: Int16(POLLIN), revents: 0), pollfd(fd: upstream, events: Int16(POLLIN), revents: 0)]
+            var watched = [
+                pollfd(fd: client, events: Int16(POLLIN), revents: 0),
+                pollfd(fd: upstream, events: Int16(POLLIN), revents: 0),
+            ]
             guard poll(&watched, 2, -1) > 0 else { return }
             if watched[0].revents != 0 {
                 let count = recv(client, &bytes, bytes.count, 0)

@@ -29,7 +29,8 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
     }()
 
     /// PostgreSQL refuses to run as root: then it runs as the user that Debian's package made.
-    static let asUser: [String] = getuid() == 0 ? ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"] : []
+    static let asUser: [String] =
+        getuid() == 0 ? ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"] : []
 
     /// The folder of the server's programs: the newest that Debian has installed.
     static let programs: String = {
@@ -69,7 +70,8 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
             ]).joined(separator: " ")
         // The shell's background job has no standard input, so the pipe ends when we do.
         server.arguments = [
-            "-c", "\(postgres) >>\(folder)/log 2>&1 & p=$!; cat >/dev/null; kill -QUIT $p 2>/dev/null && wait $p; rm -rf \(folder)",
+            "-c",
+            "\(postgres) >>\(folder)/log 2>&1 & p=$!; cat >/dev/null; kill -QUIT $p 2>/dev/null && wait $p; rm -rf \(folder)",
         ]
         let lifeline = Pipe()
         server.standardInput = lifeline

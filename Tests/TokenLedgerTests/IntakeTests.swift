@@ -23,13 +23,19 @@ import TokenModel
                 ('moon', 't', 'no hex', 410, 'any body', 'id-2', 'infinity'),
                 (NULL, 't', 'bb', 410, \(Self.death), 'id-3', now())
             """, user: "a_sender")
-        let queued = try database.psql("SELECT environment, topic, token, status, body, apns_id, sent_at, queued_at FROM tokenkeeper.send_result WHERE apns_id = 'id-2'")
+        let queued = try database.psql(
+            "SELECT environment, topic, token, status, body, apns_id, sent_at, queued_at FROM tokenkeeper.send_result WHERE apns_id = 'id-2'"
+        )
         let pass = try drain(&daemon)
         #expect(pass.recorded == 2 && pass.rejected == 1)
         #expect(
-            try database.psql("SELECT environment, topic, token, status, body, apns_id, sent_at, queued_at FROM tokenkeeper.rejected_result")
+            try database.psql(
+                "SELECT environment, topic, token, status, body, apns_id, sent_at, queued_at FROM tokenkeeper.rejected_result"
+            )
                 == queued)
-        #expect(try database.psql("SELECT error FROM tokenkeeper.rejected_result") == "environment is 'moon', expected 'production' or 'sandbox'")
+        #expect(
+            try database.psql("SELECT error FROM tokenkeeper.rejected_result")
+                == "environment is 'moon', expected 'production' or 'sandbox'")
         #expect(try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.token") == "aa,bb")
     }
 
@@ -55,7 +61,8 @@ import TokenModel
             ||700|(rejected)|2
             """
         #expect(try database.psql(stat) == wanted)
-        try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)", user: "a_sender")
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)", user: "a_sender")
         try drain(&daemon)
         try daemon.execute("SELECT tokenkeeper.roll_up_result_count()")
         #expect(try database.psql(stat) == wanted.replacing("production|t|200||3", with: "production|t|200||4"))
@@ -79,20 +86,26 @@ import TokenModel
             try database.psql("SELECT token, extract(epoch FROM invalidated_at) FROM tokenkeeper.token ORDER BY token")
                 == "aa|1794000000.123000\ncc|1794000000.123000")
         #expect(
-            try database.psql("SELECT length(body), length(topic) FROM tokenkeeper.rejected_result ORDER BY 2") == "3000000|1\n|5000")
+            try database.psql("SELECT length(body), length(topic) FROM tokenkeeper.rejected_result ORDER BY 2")
+                == "3000000|1\n|5000")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
     }
 
     @Test func `a body beyond all bounds is rejected without being fetched`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aa', 410, repeat('x', 16777217))", user: "a_sender")
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aa', 410, repeat('x', 16777217))",
+            user: "a_sender")
         #expect(try drain(&daemon).rejected == 1)
-        #expect(try database.psql("SELECT error, length(body) FROM tokenkeeper.rejected_result") == "body is 16777217 bytes long, expected at most 16777216|16777217")
+        #expect(
+            try database.psql("SELECT error, length(body) FROM tokenkeeper.rejected_result")
+                == "body is 16777217 bytes long, expected at most 16777216|16777217")
     }
 
     @Test func `a token that an application holds locked waits aside, and the rest is recorded`() throws {
-        try database.psql("SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{aa,bb,cc}'::text[]) AS t")
+        try database.psql(
+            "SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{aa,bb,cc}'::text[]) AS t"
+        )
         var app = try database.connect()
         try app.execute("BEGIN; SELECT tokenkeeper.register('bb', 't', registered_at => '2025-02-01Z')")
         try database.psql(
@@ -102,9 +115,13 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         let pass = try drain(&daemon)
         #expect(pass.recorded == 2 && pass.putAside == 1)
-        #expect(try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token") == "aa,cc")
+        #expect(
+            try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token")
+                == "aa,cc")
         #expect(try database.psql("SELECT token, queued_at FROM tokenkeeper.send_result_aside") == "bb|\(queued)")
-        #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "2", "what waits is not counted yet")
+        #expect(
+            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "2",
+            "what waits is not counted yet")
         try app.execute("COMMIT")
         #expect(try drain(&daemon).recorded == 1)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "3")
@@ -120,11 +137,15 @@ import TokenModel
             user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
         try drain(&daemon)
-        #expect(try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token") == "aa,cc")
+        #expect(
+            try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token")
+                == "aa,cc")
         #expect(try database.psql("SELECT token FROM tokenkeeper.send_result") == "bb")
         try app.execute("ROLLBACK")
         try drain(&daemon)
-        #expect(try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token") == "aa,bb,cc")
+        #expect(
+            try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token")
+                == "aa,bb,cc")
     }
 
     @Test func `what the database refuses is found in its batch and rejected, and the rest recorded`() throws {
@@ -137,15 +158,21 @@ import TokenModel
         let pass = try drain(&daemon)
         #expect(pass.recorded == 2 && pass.rejected == 1)
         #expect(try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.token") == "aa,cc")
-        #expect(try database.psql("SELECT token, error LIKE 'the database refused to record it: %(SQLSTATE 23514)' FROM tokenkeeper.rejected_result") == "bb|t")
+        #expect(
+            try database.psql(
+                "SELECT token, error LIKE 'the database refused to record it: %(SQLSTATE 23514)' FROM tokenkeeper.rejected_result"
+            ) == "bb|t")
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "3")
     }
 
     @Test func `a row committed late, before what was read already, is found`() throws {
         var early = try database.connect(user: "a_sender")
-        try early.execute("BEGIN; INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aa', 410, \(Self.death))")
+        try early.execute(
+            "BEGIN; INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aa', 410, \(Self.death))"
+        )
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', 'bb', 200 FROM generate_series(1, 50000)", user: "a_sender")
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', 'bb', 200 FROM generate_series(1, 50000)",
+            user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
         var intake = Intake(lockTimeout: .milliseconds(50), interpret: Interpretation.verdict(on:))
         func pass() throws -> Intake.Pass { try intake.pass(on: &daemon, tell: { _ in }) { _ in true } }
@@ -166,7 +193,9 @@ import TokenModel
                     var daemon = try database.connect(user: "a_daemon")
                     var sum = Intake.Pass()
                     var intake = Intake(lockTimeout: .milliseconds(50), interpret: Interpretation.verdict(on:))
-                    while try daemon.scalar("SELECT count(*) FROM (SELECT FROM tokenkeeper.send_result LIMIT 1) AS r") != "0" {
+                    while try daemon.scalar("SELECT count(*) FROM (SELECT FROM tokenkeeper.send_result LIMIT 1) AS r")
+                        != "0"
+                    {
                         sum.add(try intake.pass(on: &daemon, tell: { _ in }) { _ in true })
                     }
                     return sum
@@ -181,7 +210,8 @@ import TokenModel
 
     @Test func `a past leaf that is empty is truncated, and one that a dump reads is left alone`() throws {
         let past = Int(try database.psql("SELECT (\(Leaf.currentInSQL) + 4) % 8"))!
-        let fill = "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) SELECT 't', 'aa', 200, \(past) FROM generate_series(1, 20000)"
+        let fill =
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) SELECT 't', 'aa', 200, \(past) FROM generate_series(1, 20000)"
         let size = "SELECT pg_relation_size('tokenkeeper.send_result_\(past)')"
         try database.psql(fill)
         var dump = try database.connect()
@@ -203,15 +233,20 @@ import TokenModel
         let current = Int(try database.psql("SELECT \(Leaf.currentInSQL)"))!
         var admin = try database.connect()
         try admin.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_\((current + 4) % 8) IN ACCESS EXCLUSIVE MODE")
-        try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) VALUES ('t', 'aa', 410, \((current + 5) % 8))")
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) VALUES ('t', 'aa', 410, \((current + 5) % 8))"
+        )
         var daemon = try database.connect(user: "a_daemon")
         #expect(try drain(&daemon).recorded == 1)
     }
 
     @Test func `it works where the default is REPEATABLE READ and read only`() throws {
         try database.psql(
-            "ALTER DATABASE \(database.name) SET default_transaction_isolation = 'repeatable read'; ALTER DATABASE \(database.name) SET default_transaction_read_only = on")
-        try database.psql("BEGIN READ WRITE; INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 410); COMMIT", user: "a_sender")
+            "ALTER DATABASE \(database.name) SET default_transaction_isolation = 'repeatable read'; ALTER DATABASE \(database.name) SET default_transaction_read_only = on"
+        )
+        try database.psql(
+            "BEGIN READ WRITE; INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 410); COMMIT",
+            user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
         #expect(try drain(&daemon).recorded == 1)
     }

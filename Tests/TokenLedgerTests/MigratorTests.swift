@@ -41,14 +41,17 @@ private let v1 = Version(major: 0, minor: 1, patch: 0)
     @Test func `a schema that has gone on refuses only daemons that are too old for it`() throws {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
-        let tolerant = Migration(file: "0100_tolerant.sql", sql: "-- oldest daemon: 0.1.0\nCREATE TABLE tokenkeeper.more ();\n")!
+        let tolerant = Migration(
+            file: "0100_tolerant.sql", sql: "-- oldest daemon: 0.1.0\nCREATE TABLE tokenkeeper.more ();\n")!
         let strict = Migration(file: "0101_strict.sql", sql: "-- oldest daemon: 0.3.0\nDROP TABLE tokenkeeper.more;\n")!
         let v3 = Version(major: 0, minor: 3, patch: 0)
         try Migrator(Migration.embedded + [tolerant], daemon: v3).migrate(&owner) { _ in }
         try Migrator(daemon: v1).check(&owner)
         try Migrator(Migration.embedded + [tolerant, strict], daemon: v3).migrate(&owner) { _ in }
         #expect(throws: SchemaError.daemonTooOld(needed: v3, this: v1)) { try Migrator(daemon: v1).check(&owner) }
-        #expect(throws: SchemaError.daemonTooOld(needed: v3, this: v1)) { try Migrator(daemon: v1).migrate(&owner) { _ in } }
+        #expect(throws: SchemaError.daemonTooOld(needed: v3, this: v1)) {
+            try Migrator(daemon: v1).migrate(&owner) { _ in }
+        }
         try Migrator(daemon: Version(major: 0, minor: 10, patch: 0)).check(&owner)
     }
 
@@ -57,7 +60,9 @@ private let v1 = Version(major: 0, minor: 1, patch: 0)
         var owner = try database.connect()
         let broken = Migration(
             file: "0100_broken.sql", sql: "-- oldest daemon: 0.1.0\nCREATE TABLE tokenkeeper.half ();\nSELECT 1 / 0;\n")!
-        #expect(throws: DatabaseError.self) { try Migrator(Migration.embedded + [broken], daemon: v1).migrate(&owner) { _ in } }
+        #expect(throws: DatabaseError.self) {
+            try Migrator(Migration.embedded + [broken], daemon: v1).migrate(&owner) { _ in }
+        }
         #expect(try owner.scalar("SELECT to_regclass('tokenkeeper.half') IS NULL") == "t")
         try Migrator(daemon: v1).check(&owner)
     }
@@ -67,7 +72,9 @@ private let v1 = Version(major: 0, minor: 1, patch: 0)
         var app = try database.connect()
         try app.execute("BEGIN; LOCK TABLE tokenkeeper.ledger IN SHARE MODE")
         var owner = try database.connect()
-        let altering = Migration(file: "0100_alter.sql", sql: "-- oldest daemon: 0.1.0\nALTER TABLE tokenkeeper.ledger ADD COLUMN more int;\n")!
+        let altering = Migration(
+            file: "0100_alter.sql",
+            sql: "-- oldest daemon: 0.1.0\nALTER TABLE tokenkeeper.ledger ADD COLUMN more int;\n")!
         let error = #expect(throws: DatabaseError.self) {
             try Migrator(Migration.embedded + [altering], daemon: v1).migrate(&owner) { _ in }
         }
@@ -92,7 +99,8 @@ private let v1 = Version(major: 0, minor: 1, patch: 0)
     }
 
     @Test(arguments: [
-        ("1_x.sql", "-- oldest daemon: 0.1\n"), ("x.sql", "-- oldest daemon: 0.1.0\n"), ("0001_x.txt", "-- oldest daemon: 0.1.0\n"),
+        ("1_x.sql", "-- oldest daemon: 0.1\n"), ("x.sql", "-- oldest daemon: 0.1.0\n"),
+        ("0001_x.txt", "-- oldest daemon: 0.1.0\n"),
         ("0001_x.sql", "SELECT 1;\n"), ("0_x.sql", "-- oldest daemon: 0.1.0\n"), ("0001_x.sql", ""),
     ])
     func `a file that does not declare what it must is no migration`(file: String, sql: String) {

@@ -24,12 +24,15 @@ import Testing
         #expect(try owner.scalar("SELECT tokenkeeper.register('aAbB', 't')") == "t")
         #expect(try owner.lines("SELECT token, state FROM tokenkeeper.token", columns: 2) == ["aabb|active"])
         try record(&owner, "AABB", deadAt: "clock_timestamp()")
-        #expect(try owner.scalar("SELECT bool_or(tokenkeeper.is_sendable(t, 't')) FROM unnest('{aabb,AABB,aAbB}'::text[]) AS t") == "f")
+        #expect(
+            try owner.scalar(
+                "SELECT bool_or(tokenkeeper.is_sendable(t, 't')) FROM unnest('{aabb,AABB,aAbB}'::text[]) AS t") == "f")
     }
 
     @Test func `an active token's registration is a HOT update and no event`() throws {
         var owner = try database.connect()
-        try owner.execute("SELECT tokenkeeper.register(lpad(to_hex(i), 64, '0'), 't') FROM generate_series(1, 500) AS i")
+        try owner.execute(
+            "SELECT tokenkeeper.register(lpad(to_hex(i), 64, '0'), 't') FROM generate_series(1, 500) AS i")
         // As devices do: one at a time, in no order, each in a transaction of its own.
         var chance = SeededChance(seed: 1)
         for _ in 1...2000 {
@@ -44,7 +47,9 @@ import Testing
             try watcher.execute("SELECT pg_stat_clear_snapshot()")
             return try watcher.scalar("SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'ledger'") == "2000"
         }
-        let hot = try watcher.scalar("SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'ledger'").flatMap(Int.init) ?? 0
+        let hot =
+            try watcher.scalar("SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'ledger'").flatMap(
+                Int.init) ?? 0
         #expect(hot >= 1900, "\(hot) of 2000")
     }
 
@@ -62,7 +67,9 @@ import Testing
         try record(&owner, "aa", deadAt: "'2025-01-01 00:00Z'")
         #expect(try owner.scalar("SELECT tokenkeeper.is_sendable('aa', 't')") == "f")
         #expect(try owner.scalar("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01 00:00Z')") == "f")
-        #expect(try owner.scalar("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01 00:00:00.000001Z')") == "t")
+        #expect(
+            try owner.scalar("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01 00:00:00.000001Z')")
+                == "t")
         #expect(try owner.scalar("SELECT tokenkeeper.is_sendable('aa', 't')") == "t")
         #expect(
             try owner.lines("SELECT event, cause FROM tokenkeeper.token_event ORDER BY event_id", columns: 2)
@@ -85,7 +92,8 @@ import Testing
     @Test func `a log-out and a log-in in one transaction do not tie`() throws {
         var owner = try database.connect()
         try owner.execute(
-            "SELECT tokenkeeper.register('aa', 't'); SELECT tokenkeeper.unregister('aa', 't'); SELECT pg_sleep(0.001); SELECT tokenkeeper.register('aa', 't')")
+            "SELECT tokenkeeper.register('aa', 't'); SELECT tokenkeeper.unregister('aa', 't'); SELECT pg_sleep(0.001); SELECT tokenkeeper.register('aa', 't')"
+        )
         #expect(try owner.scalar("SELECT state FROM tokenkeeper.token") == "active")
         try owner.execute("SELECT tokenkeeper.unregister('aa', 't')")
         #expect(
@@ -99,16 +107,19 @@ import Testing
     @Test func `an unregistration older than the registration changes nothing that is seen`() throws {
         var owner = try database.connect()
         try owner.execute(
-            "SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-02Z'); SELECT tokenkeeper.unregister('aa', 't', at => '2025-01-01Z')")
+            "SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-02Z'); SELECT tokenkeeper.unregister('aa', 't', at => '2025-01-01Z')"
+        )
         #expect(try owner.scalar("SELECT tokenkeeper.is_sendable('aa', 't')") == "t")
     }
 
     @Test func `an instant in the future counts as the instant of receipt`() throws {
         var owner = try database.connect()
-        try owner.execute("SELECT tokenkeeper.register('aa', 't', registered_at => clock_timestamp() + interval '3 years')")
+        try owner.execute(
+            "SELECT tokenkeeper.register('aa', 't', registered_at => clock_timestamp() + interval '3 years')")
         #expect(try owner.scalar("SELECT registered_at <= clock_timestamp() FROM tokenkeeper.token") == "t")
         try owner.execute("SELECT tokenkeeper.unregister('aa', 't', at => clock_timestamp() + interval '3 years')")
-        #expect(try owner.scalar("SELECT tokenkeeper.register('aa', 't')") == "t", "the log-out did not become immortal")
+        #expect(
+            try owner.scalar("SELECT tokenkeeper.register('aa', 't')") == "t", "the log-out did not become immortal")
     }
 
     @Test func `the first registration of a token that was declared dead before is one`() throws {
@@ -120,7 +131,8 @@ import Testing
         #expect(try owner.scalar("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01 00:00Z')") == "f")
         #expect(try owner.scalar("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-03 00:00Z')") == "t")
         #expect(
-            try owner.lines("SELECT event, registered_before FROM tokenkeeper.token_event ORDER BY event_id", columns: 1)
+            try owner.lines(
+                "SELECT event, registered_before FROM tokenkeeper.token_event ORDER BY event_id", columns: 1)
                 == ["invalidated", "registered", "revived"])
     }
 
@@ -137,7 +149,8 @@ import Testing
     }
 
     @Test(arguments: [
-        "register('xyz', 't')", "register('', 't')", "register(NULL, 't')", "register('aa', '')", "register('aa', NULL)",
+        "register('xyz', 't')", "register('', 't')", "register(NULL, 't')", "register('aa', '')",
+        "register('aa', NULL)",
         "register('aa', 't', 'staging')", "register('aa', 't', registered_at => 'infinity')",
         "register('aa', 't', registered_at => '-infinity')", "register(' aa', 't')", "register(repeat('aa', 513), 't')",
         "register('aa', repeat('t', 513))", "unregister('xyz', 't')", "unregister(NULL, 't')", "unregister('aa', '')",
@@ -152,14 +165,17 @@ import Testing
     @Test func `an error of register shows no whole token`() throws {
         var owner = try database.connect()
         let token = String(repeating: "ab", count: 32) + " "
-        let error = #expect(throws: DatabaseError.self) { try owner.run("SELECT tokenkeeper.register('\(token)', 't')") }
+        let error = #expect(throws: DatabaseError.self) {
+            try owner.run("SELECT tokenkeeper.register('\(token)', 't')")
+        }
         #expect(error?.message.contains("ababababab") == false)
     }
 
     @Test func `the gate lets unknown tokens pass, stops malformed ones, and never fails`() throws {
         var owner = try database.connect()
         for (call, answer) in [
-            ("'aa', 't'", "t"), ("'xyz', 't'", "f"), ("NULL, 't'", "f"), ("'', 't'", "f"), ("'aa', NULL", "t"), ("'aa', 't', NULL", "t"),
+            ("'aa', 't'", "t"), ("'xyz', 't'", "f"), ("NULL, 't'", "f"), ("'', 't'", "f"), ("'aa', NULL", "t"),
+            ("'aa', 't', NULL", "t"),
             ("'aa', 't', 'staging'", "t"), ("repeat('a', 1000001), 't'", "f"), ("E'aa\\n', 't'", "f"),
         ] {
             #expect(try owner.scalar("SELECT tokenkeeper.is_sendable(\(call))") == answer, "\(call)")
@@ -178,18 +194,22 @@ import Testing
             try owner.lines("SELECT * FROM tokenkeeper.sendable('{CC,aA,bb,zz,BB,AA,aA,dd,cc}', 't')", columns: 1)
                 == ["CC", "aA", "AA", "aA", "cc"])
         #expect(
-            try owner.lines("SELECT * FROM tokenkeeper.sendable('{bb}', 't', 'sandbox')", columns: 1) == ["bb"], "the other environment")
-        #expect(try owner.lines("SELECT * FROM tokenkeeper.sendable('{bb}', 'u')", columns: 1) == ["bb"], "another topic")
+            try owner.lines("SELECT * FROM tokenkeeper.sendable('{bb}', 't', 'sandbox')", columns: 1) == ["bb"],
+            "the other environment")
+        #expect(
+            try owner.lines("SELECT * FROM tokenkeeper.sendable('{bb}', 'u')", columns: 1) == ["bb"], "another topic")
     }
 
     @Test func `the views part the registered tokens from the suppressed`() throws {
         var owner = try database.connect()
         try owner.execute(
-            "SELECT tokenkeeper.register('aa', 't', tags => '{World}'); SELECT tokenkeeper.register('bb', 't'); SELECT tokenkeeper.register('cc', 't', 'sandbox')")
+            "SELECT tokenkeeper.register('aa', 't', tags => '{World}'); SELECT tokenkeeper.register('bb', 't'); SELECT tokenkeeper.register('cc', 't', 'sandbox')"
+        )
         try record(&owner, "bb", deadAt: "clock_timestamp()")
         try record(&owner, "dd", deadAt: "clock_timestamp()")
         #expect(
-            try owner.lines("SELECT environment, token, tags FROM tokenkeeper.sendable_token ORDER BY token", columns: 3)
+            try owner.lines(
+                "SELECT environment, token, tags FROM tokenkeeper.sendable_token ORDER BY token", columns: 3)
                 == ["production|aa|{World}", "sandbox|cc|"])
         #expect(
             try owner.lines("SELECT token, state FROM tokenkeeper.suppressed_token ORDER BY token", columns: 2)
@@ -199,7 +219,9 @@ import Testing
     @Test func `the gate reads only: it works where nothing may be written`() throws {
         var owner = try database.connect()
         #expect(
-            try owner.scalar("SET LOCAL transaction_read_only = on; SELECT count(*) FROM tokenkeeper.sendable('{aa,bb}', 't') AS s WHERE tokenkeeper.is_sendable(s, 't')")
+            try owner.scalar(
+                "SET LOCAL transaction_read_only = on; SELECT count(*) FROM tokenkeeper.sendable('{aa,bb}', 't') AS s WHERE tokenkeeper.is_sendable(s, 't')"
+            )
                 == "2")
     }
 

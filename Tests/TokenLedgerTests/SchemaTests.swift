@@ -64,7 +64,9 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
               AND NOT coalesce(p.proconfig && ARRAY['search_path=pg_catalog, pg_temp'], false)
             """, columns: 1)
         #expect(loose == [])
-        #expect(try owner.scalar("SELECT count(*) FROM pg_proc WHERE pronamespace = 'tokenkeeper'::regnamespace AND prosecdef") != "0")
+        #expect(
+            try owner.scalar(
+                "SELECT count(*) FROM pg_proc WHERE pronamespace = 'tokenkeeper'::regnamespace AND prosecdef") != "0")
     }
 
     @Test func `nothing belongs to a superuser`() throws {
@@ -107,7 +109,8 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
         try owner.execute("SELECT tokenkeeper.prepare_event_months()")
         #expect(try owner.scalar(months) == "5")
         #expect(try owner.scalar("SELECT tokenkeeper.forget_event_months(clock_timestamp())") == "0")
-        #expect(try owner.scalar("SELECT tokenkeeper.forget_event_months(clock_timestamp() + interval '35 days')") == "2")
+        #expect(
+            try owner.scalar("SELECT tokenkeeper.forget_event_months(clock_timestamp() + interval '35 days')") == "2")
         #expect(try owner.scalar(months) == "4")
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token_event") == "0")
     }

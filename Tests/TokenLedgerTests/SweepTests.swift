@@ -17,7 +17,8 @@ import Testing
     }
 
     private func sweep(
-        _ daemon: inout Connection, _ claim: SweepLease.Claim = .new(.cli, dryRun: false), plan: SweepPlan? = nil, while goesOn: () -> Bool = { true }
+        _ daemon: inout Connection, _ claim: SweepLease.Claim = .new(.cli, dryRun: false), plan: SweepPlan? = nil,
+        while goesOn: () -> Bool = { true }
     ) throws -> SweepReport? {
         guard let lease = try SweepLease.claim(claim, holder: "test", on: &daemon) else { return nil }
         return try Sweep(lease, plan ?? self.plan(), lockTimeout: .milliseconds(50)).perform(on: &daemon, while: goesOn)
@@ -39,10 +40,19 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         let report = try sweep(&daemon, plan: plan(batch: 7))
         #expect(report?.outcome == .finished && report?.prunedSuppressed == 100)
-        #expect(try database.psql("SELECT state, count(*) FROM tokenkeeper.token GROUP BY 1 ORDER BY 1") == "active|100\nstale|100")
-        #expect(try database.psql("SELECT cause, reason, count(*) FROM tokenkeeper.token_event WHERE event = 'pruned' GROUP BY 1, 2") == "dead|Unregistered|100")
-        #expect(try database.psql("SELECT tokenkeeper.is_sendable('0000012c', 't0')") == "t", "a pruned token is unknown")
-        #expect(try database.psql("SELECT trigger, dry_run, outcome, pruned_suppressed, message, finished_at >= started_at FROM tokenkeeper.sweep_run") == "cli|f|finished|100||t")
+        #expect(
+            try database.psql("SELECT state, count(*) FROM tokenkeeper.token GROUP BY 1 ORDER BY 1")
+                == "active|100\nstale|100")
+        #expect(
+            try database.psql(
+                "SELECT cause, reason, count(*) FROM tokenkeeper.token_event WHERE event = 'pruned' GROUP BY 1, 2")
+                == "dead|Unregistered|100")
+        #expect(
+            try database.psql("SELECT tokenkeeper.is_sendable('0000012c', 't0')") == "t", "a pruned token is unknown")
+        #expect(
+            try database.psql(
+                "SELECT trigger, dry_run, outcome, pruned_suppressed, message, finished_at >= started_at FROM tokenkeeper.sweep_run"
+            ) == "cli|f|finished|100||t")
     }
 
     @Test func `a dry run counts the same and deletes nothing`() throws {
@@ -51,7 +61,9 @@ import Testing
         let dry = try sweep(&daemon, .new(.cli, dryRun: true), plan: plan(dormant: .seconds(86400)))
         #expect(dry?.prunedSuppressed == 100 && dry?.prunedDormant == 100)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token") == "300")
-        #expect(try database.psql("SELECT dry_run, outcome, pruned_suppressed, pruned_dormant FROM tokenkeeper.sweep_run") == "t|finished|100|100")
+        #expect(
+            try database.psql("SELECT dry_run, outcome, pruned_suppressed, pruned_dormant FROM tokenkeeper.sweep_run")
+                == "t|finished|100|100")
     }
 
     @Test func `tokens that no app registers again are pruned only when asked for`() throws {
@@ -85,17 +97,24 @@ import Testing
         #expect(stopped?.outcome == .interrupted && (1...30).contains(stopped?.prunedSuppressed ?? 0))
         let next = try sweep(&daemon)
         #expect((stopped?.prunedSuppressed ?? 0) + (next?.prunedSuppressed ?? 0) == 100)
-        #expect(try database.psql("SELECT outcome FROM tokenkeeper.sweep_run ORDER BY run_id") == "interrupted\nfinished")
+        #expect(
+            try database.psql("SELECT outcome FROM tokenkeeper.sweep_run ORDER BY run_id") == "interrupted\nfinished")
     }
 
     @Test func `one that fails says why`() throws {
         try fill()
-        try database.psql("CREATE FUNCTION tokenkeeper.no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not today'; END $$; CREATE TRIGGER no BEFORE DELETE ON tokenkeeper.ledger EXECUTE FUNCTION tokenkeeper.no()")
+        try database.psql(
+            "CREATE FUNCTION tokenkeeper.no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not today'; END $$; CREATE TRIGGER no BEFORE DELETE ON tokenkeeper.ledger EXECUTE FUNCTION tokenkeeper.no()"
+        )
         var daemon = try database.connect(user: "a_daemon")
         let report = try sweep(&daemon)
         #expect(report?.outcome == .failed)
-        #expect(try database.psql("SELECT outcome, message FROM tokenkeeper.sweep_run") == "failed|not today (SQLSTATE P0001)")
-        #expect(try database.psql("SELECT warnings::text LIKE '%the last sweep failed: not today%' FROM tokenkeeper.status") == "t")
+        #expect(
+            try database.psql("SELECT outcome, message FROM tokenkeeper.sweep_run")
+                == "failed|not today (SQLSTATE P0001)")
+        #expect(
+            try database.psql("SELECT warnings::text LIKE '%the last sweep failed: not today%' FROM tokenkeeper.status")
+                == "t")
     }
 
     @Test func `only one sweeps at a time, and who is silent for a minute has lost the right`() throws {
@@ -109,8 +128,12 @@ import Testing
         #expect(taken != nil)
         let report = try Sweep(lease, plan(), lockTimeout: .milliseconds(50)).perform(on: &first) { true }
         #expect(report.outcome == .interrupted)
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token") == "300", "what it did without the right is undone")
-        #expect(try database.psql("SELECT outcome, message FROM tokenkeeper.sweep_run ORDER BY run_id") == "interrupted|first fell silent; the next sweep goes on where this one stopped\nrunning|")
+        #expect(
+            try database.psql("SELECT count(*) FROM tokenkeeper.token") == "300",
+            "what it did without the right is undone")
+        #expect(
+            try database.psql("SELECT outcome, message FROM tokenkeeper.sweep_run ORDER BY run_id")
+                == "interrupted|first fell silent; the next sweep goes on where this one stopped\nrunning|")
     }
 
     @Test func `the timer's count goes on across daemons, and a request does not wait for it`() throws {

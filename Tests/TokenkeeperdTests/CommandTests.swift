@@ -18,7 +18,8 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
         #expect(daemon.logged.contains("run `tokenkeeperd migrate`"))
         for command in ["status", "sweep", "grants"] {
             let refused = try run([command], url: database.url(user: "owner"))
-            #expect(refused.status == 78 && refused.errors.contains("run `tokenkeeperd migrate`"), "\(command): \(refused)")
+            #expect(
+                refused.status == 78 && refused.errors.contains("run `tokenkeeperd migrate`"), "\(command): \(refused)")
         }
     }
 
@@ -33,7 +34,10 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
 
         let other = try TestCluster.shared.database(migrated: false)
         let daemon = try DaemonProcess(other.url(user: "owner"), arguments: ["--migrate"])
-        try eventually("it is migrated") { try other.psql("SELECT count(*) FROM pg_tables WHERE tablename = 'daemon' AND schemaname = 'tokenkeeper'") == "1" }
+        try eventually("it is migrated") {
+            try other.psql("SELECT count(*) FROM pg_tables WHERE tablename = 'daemon' AND schemaname = 'tokenkeeper'")
+                == "1"
+        }
         try eventually("it is alive") { try other.psql("SELECT live_daemons FROM tokenkeeper.status") == "1" }
         #expect(daemon.stop() == 0)
     }
@@ -51,10 +55,14 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
     @Test func `status speaks to people and to programs`() throws {
         let database = try TestCluster.shared.database()
         let people = try run(["status"], url: database.url(user: "a_reader"))
-        #expect(people.status == 0 && people.output.contains("live daemons") && people.output.contains("warning: no daemon has ever run"), "\(people)")
+        #expect(
+            people.status == 0 && people.output.contains("live daemons")
+                && people.output.contains("warning: no daemon has ever run"), "\(people)")
         let json = try run(["status", "--json"], url: database.url(user: "a_reader"))
         let object = try JSONSerialization.jsonObject(with: Data(json.output.utf8)) as? [String: Any]
-        #expect(object?["live_daemons"] as? Int == 0 && object?["warnings"] as? [String] == ["no daemon has ever run on this database"])
+        #expect(
+            object?["live_daemons"] as? Int == 0
+                && object?["warnings"] as? [String] == ["no daemon has ever run on this database"])
     }
 
     @Test func `sweep on the command line writes its row and says what it did`() throws {
@@ -62,7 +70,9 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
         let swept = try run(["sweep", "--dry-run"], url: database.url())
         #expect(swept.status == 0 && swept.output.contains("would delete 0 suppressed tokens"))
         #expect(try database.psql("SELECT trigger, dry_run, outcome FROM tokenkeeper.sweep_run") == "cli|t|finished")
-        try database.psql("INSERT INTO tokenkeeper.sweep_run (trigger, outcome, started_at, heartbeat_at, daemon_id) VALUES ('timer', 'running', now(), now(), 'other')")
+        try database.psql(
+            "INSERT INTO tokenkeeper.sweep_run (trigger, outcome, started_at, heartbeat_at, daemon_id) VALUES ('timer', 'running', now(), now(), 'other')"
+        )
         #expect(try run(["sweep"], url: database.url()).status == 75)
     }
 
@@ -74,13 +84,18 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
 
     @Test func `check-config prints what is in force and hides secrets`() throws {
         let file = NSTemporaryDirectory() + "\(UUID().uuidString).toml"
-        try "database_url = \"postgresql://u:hunter2@h/db\"\n[sweep]\ninterval = \"off\"\n".write(toFile: file, atomically: true, encoding: .utf8)
+        try "database_url = \"postgresql://u:hunter2@h/db\"\n[sweep]\ninterval = \"off\"\n".write(
+            toFile: file, atomically: true, encoding: .utf8)
         defer { try? FileManager.default.removeItem(atPath: file) }
         let good = try run(["check-config", "--config", file])
-        #expect(good.status == 0 && good.output.contains("sweep.interval = off  # \(file):3") && !good.output.contains("hunter2"))
+        #expect(
+            good.status == 0 && good.output.contains("sweep.interval = off  # \(file):3")
+                && !good.output.contains("hunter2"))
         try "[sweep]\ninterval = \"soon\"\nfoo = 1\n".write(toFile: file, atomically: true, encoding: .utf8)
         let bad = try run(["check-config"], environment: ["TOKENKEEPER_CONFIG": file])
-        #expect(bad.status == 78 && bad.errors.contains("\(file):2: sweep.interval") && bad.errors.contains("\(file):3: unknown setting"))
+        #expect(
+            bad.status == 78 && bad.errors.contains("\(file):2: sweep.interval")
+                && bad.errors.contains("\(file):3: unknown setting"))
         #expect(try run(["check-config", "--config", "/nonexistent"]).status == 78)
         #expect(try run(["no-such-command"]).status == 64)
     }

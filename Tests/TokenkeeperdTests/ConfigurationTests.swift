@@ -33,7 +33,8 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     @Test func `flags win over the environment, that over the file, that over the defaults`() throws {
         let file = "[sweep]\ninterval = \"2h\"\nbatch = 7\nstale_retention = \"30d\"\n"
         let configuration = try load(
-            file, environment: ["TOKENKEEPER_SWEEP_INTERVAL": "3h", "TOKENKEEPER_SWEEP_BATCH": "8", "HOME": "/"], flags: ["sweep.interval=4h"])
+            file, environment: ["TOKENKEEPER_SWEEP_INTERVAL": "3h", "TOKENKEEPER_SWEEP_BATCH": "8", "HOME": "/"],
+            flags: ["sweep.interval=4h"])
         #expect(configuration.sweepInterval == .seconds(4 * 3600))
         #expect(configuration.sweepPlan.batch == 8)
         #expect(configuration.sweepPlan.staleRetention == .seconds(30 * 86400))
@@ -41,9 +42,11 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     }
 
     @Test func `an unknown key is refused with its line`() {
-        #expect(problems("[sweep]\n\n# a comment\nintervall = \"2h\"\n") == ["t.toml:4: unknown setting sweep.intervall"])
+        #expect(
+            problems("[sweep]\n\n# a comment\nintervall = \"2h\"\n") == ["t.toml:4: unknown setting sweep.intervall"])
         #expect(problems("interval = \"2h\"\n") == ["t.toml:1: unknown setting interval; is sweep.interval meant?"])
-        #expect(problems("[swep]\ninterval = \"2h\"\n").first?.hasPrefix("t.toml:2: unknown setting swep.interval") == true)
+        #expect(
+            problems("[swep]\ninterval = \"2h\"\n").first?.hasPrefix("t.toml:2: unknown setting swep.interval") == true)
         #expect(problems("[nothing]\n") == ["t.toml:1: unknown setting nothing"])
     }
 
@@ -65,10 +68,16 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(found.count == 1 && found[0].hasPrefix("t.toml:2:"), "\(found)")
     }
 
-    @Test(arguments: [("sweep.interval", "59s"), ("sweep.interval", "31d"), ("sweep.batch", "0"), ("sweep.batch", "10001"), ("log.level", "loud"),
-        ("drain.lock_timeout", "off"), ("sweep.dormant_after", ""), ("drain.poll_busy", "0ms"), ("sweep.stale_retention", "99999999999999999999d")])
+    @Test(arguments: [
+        ("sweep.interval", "59s"), ("sweep.interval", "31d"), ("sweep.batch", "0"), ("sweep.batch", "10001"),
+        ("log.level", "loud"),
+        ("drain.lock_timeout", "off"), ("sweep.dormant_after", ""), ("drain.poll_busy", "0ms"),
+        ("sweep.stale_retention", "99999999999999999999d"),
+    ])
     func `what lies outside its range is refused`(key: String, value: String) {
-        #expect(problems(flags: ["\(key)=\(value)"]).first?.hasPrefix("command line: \(key) is \"\(value)\", expected") == true)
+        #expect(
+            problems(flags: ["\(key)=\(value)"]).first?.hasPrefix("command line: \(key) is \"\(value)\", expected")
+                == true)
     }
 
     @Test func `all problems are told at once`() {
@@ -76,7 +85,10 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     }
 
     @Test func `a variable that names no setting is refused, other programs' are not looked at`() {
-        #expect(problems(environment: ["TOKENKEEPER_SWEEP_INTERVALL": "1h"]) == ["environment variable TOKENKEEPER_SWEEP_INTERVALL: no setting of that name"])
+        #expect(
+            problems(environment: ["TOKENKEEPER_SWEEP_INTERVALL": "1h"]) == [
+                "environment variable TOKENKEEPER_SWEEP_INTERVALL: no setting of that name"
+            ])
         #expect(problems(environment: ["TOKENKEEPER_CONFIG": "x", "TOKENKEEPERS": "y"]) == [])
     }
 
@@ -102,7 +114,8 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
 
     @Test func `the README's table names every setting with its default`() throws {
         let readme = try String(
-            contentsOf: URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../../README.md"), encoding: .utf8)
+            contentsOf: URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent(
+                "../../README.md"), encoding: .utf8)
         for setting in Setting.table {
             let row = "| `\(setting.key)` | \(setting.standard.map { "`\($0)`" } ?? "unset") |"
             #expect(readme.contains(row), "\(row)")

@@ -47,7 +47,9 @@ import Testing
         books.stop.store(true, ordering: .releasing)
         producers.wait()
         proxy.behave()
-        try eventually("the queue is empty") { try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0" }
+        try eventually("the queue is empty") {
+            try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0"
+        }
         for daemon in daemons { #expect(daemon.stop() == 0) }
 
         let committed = books.committed.withLock { $0 }
@@ -56,12 +58,17 @@ import Testing
         #expect(committed.values.reduce(0, +) > 10_000)
         #expect(cuts.allSatisfy { $0 > 0 })
         for (status, count) in committed {
-            #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = \(status)") == "\(count)", "status \(status)")
+            #expect(
+                try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = \(status)")
+                    == "\(count)", "status \(status)")
         }
-        #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "\(committed.values.reduce(0, +))")
+        #expect(
+            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "\(committed.values.reduce(0, +))")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "\(committed[410] ?? 0)")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.rejected_result") == "\(committed[999] ?? 0)")
-        #expect(try database.psql("SELECT count(DISTINCT token) FROM tokenkeeper.rejected_result") == "\(committed[999] ?? 0)")
+        #expect(
+            try database.psql("SELECT count(DISTINCT token) FROM tokenkeeper.rejected_result")
+                == "\(committed[999] ?? 0)")
     }
 
     /// Each 410 and each garbage row has a token of its own, so that a lost one and a doubled one both show.
@@ -75,6 +82,8 @@ import Testing
             books.committed.withLock { $0.merge(results, uniquingKeysWith: +) }
         }
         while !books.stop.load(ordering: .acquiring) {
+            // Many small transactions rather than few large ones: more COMMITs to cut.
+            usleep(UInt32.random(in: 0..<4_000, using: &chance))
             let count = Int.random(in: 1...200, using: &chance)
             var results: [Int: Int] = [:]
             var rows: [String] = []
@@ -84,7 +93,8 @@ import Testing
                 next += 1
                 rows.append("('t', lpad('\(String(producer << 40 | UInt64(next), radix: 16))', 16, '0'), \(status))")
             }
-            let insert = "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES \(rows.joined(separator: ","))"
+            let insert =
+                "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES \(rows.joined(separator: ","))"
             switch Int.random(in: 0..<20, using: &chance) {
             case 0 where held.count < 5:
                 // Held open for a while: it commits after others that came later.

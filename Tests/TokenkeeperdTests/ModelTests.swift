@@ -17,8 +17,12 @@ private struct Model {
             let greatest = order.compactMap { cause in causes[cause].map { (cause, $0) } }.max { $0.1.at < $1.1.at }
             let first = order.first { cause in greatest.map { causes[cause]?.at == $0.1.at } ?? false }
             let suppressed = greatest.map { $0.1.at >= registered ?? .min } ?? false
-            let state = !suppressed ? "active" : ["dead": "stale", "suspect": "suspect", "unregistered": "unregistered_by_app"][first ?? ""] ?? ""
-            return "\(state)|\(registered.map(String.init) ?? "")|\(greatest.map { String($0.1.at) } ?? "")|\(first.flatMap { causes[$0]?.reason } ?? "")"
+            let state =
+                !suppressed
+                ? "active"
+                : ["dead": "stale", "suspect": "suspect", "unregistered": "unregistered_by_app"][first ?? ""] ?? ""
+            return
+                "\(state)|\(registered.map(String.init) ?? "")|\(greatest.map { String($0.1.at) } ?? "")|\(first.flatMap { causes[$0]?.reason } ?? "")"
         }
 
         mutating func register(_ at: Int) { registered = max(registered ?? .min, at) }
@@ -36,7 +40,9 @@ private struct Model {
     /// 200 histories of 500 steps each: registrations, unregistrations and results, late, repeated and out of order.
     /// `MODEL_SEED` repeats one.
     @Test func `random histories end in the state that the model gives`() throws {
-        let seed = ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init) ?? UInt64.random(in: 0...UInt64(UInt32.max))
+        let seed =
+            ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)
+            ?? UInt64.random(in: 0...UInt64(UInt32.max))
         print("model seed \(seed)")
         var chance = SeededChance(seed: seed)
         let database = try TestCluster.shared.database()
@@ -57,7 +63,8 @@ private struct Model {
                 let moment = String(format: instant, at)
                 func result(_ status: Int, _ body: String?, sentAt: String) -> String {
                     let text = body.map { "'\($0)'" } ?? "NULL"
-                    return "INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, sent_at) VALUES ('\(environment)', '\(topic)', '\(spelling)', \(status), \(text), \(sentAt))"
+                    return
+                        "INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, sent_at) VALUES ('\(environment)', '\(topic)', '\(spelling)', \(status), \(text), \(sentAt))"
                 }
                 var steps: [String]
                 switch Int.random(in: 0..<100, using: &chance) {
@@ -81,14 +88,18 @@ private struct Model {
                 case 85..<90:
                     steps = [result(200, nil, sentAt: moment)]
                 case 90..<95:
-                    let (status, reason) = [(400, "BadTopic"), (429, "TooManyRequests"), (503, "Shutdown"), (413, "PayloadTooLarge")].randomElement(using: &chance)!
+                    let (status, reason) = [
+                        (400, "BadTopic"), (429, "TooManyRequests"), (503, "Shutdown"), (413, "PayloadTooLarge"),
+                    ].randomElement(using: &chance)!
                     steps = [result(status, #"{"reason":"\#(reason)"}"#, sentAt: moment)]
                 default:
                     steps = [result(410, #"{"reason":"Unregistered","timestamp":\#(at)}"#, sentAt: moment)]  // Seconds: not understood.
                 }
                 if Int.random(in: 0..<10, using: &chance) == 0 { steps += steps }
                 // What comes late: anywhere among the steps of its history.
-                for step in steps { batch.insert(step, at: Int.random(in: max(0, batch.count - 60)...batch.count, using: &chance)) }
+                for step in steps {
+                    batch.insert(step, at: Int.random(in: max(0, batch.count - 60)...batch.count, using: &chance))
+                }
             }
             // Several in one transaction, at times, and one that is rolled back leaves nothing.
             while !batch.isEmpty {
@@ -96,7 +107,11 @@ private struct Model {
                 batch.removeFirst(together.count)
                 try owner.execute((["BEGIN"] + together + ["COMMIT"]).joined(separator: ";"))
                 if Int.random(in: 0..<10, using: &chance) == 0 {
-                    try owner.execute((["BEGIN"] + together.shuffled(using: &chance).map { $0.replacingOccurrences(of: "com.example", with: "com.undone") } + ["ROLLBACK"]).joined(separator: ";"))
+                    try owner.execute(
+                        (["BEGIN"]
+                            + together.shuffled(using: &chance).map {
+                                $0.replacingOccurrences(of: "com.example", with: "com.undone")
+                            } + ["ROLLBACK"]).joined(separator: ";"))
                 }
             }
         }
@@ -111,10 +126,14 @@ private struct Model {
             """, columns: 5)
         let wanted = model.tokens.map { "\($0.key)|\($0.value.told)" }
         let (surplus, missing) = (Set(told).subtracting(wanted), Set(wanted).subtracting(told))
-        #expect(surplus.isEmpty && missing.isEmpty, "seed \(seed): told \(surplus.sorted().prefix(5)), the model says \(missing.sorted().prefix(5))")
+        #expect(
+            surplus.isEmpty && missing.isEmpty,
+            "seed \(seed): told \(surplus.sorted().prefix(5)), the model says \(missing.sorted().prefix(5))")
         #expect(told.count > 7000, "the histories touched \(told.count) tokens")
         // The gate says the same as the view.
         #expect(
-            try owner.scalar("SELECT count(*) FROM tokenkeeper.token AS t WHERE tokenkeeper.is_sendable(t.token, t.topic, t.environment) <> t.sendable") == "0")
+            try owner.scalar(
+                "SELECT count(*) FROM tokenkeeper.token AS t WHERE tokenkeeper.is_sendable(t.token, t.topic, t.environment) <> t.sendable"
+            ) == "0")
     }
 }

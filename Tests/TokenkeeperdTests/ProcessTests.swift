@@ -7,9 +7,12 @@ import Testing
         for number in [SIGTERM, SIGINT] {
             let database = try TestCluster.shared.database()
             try database.psql(
-                "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', to_hex(4096 + i % 60000), CASE WHEN i % 5 = 0 THEN 410 ELSE 200 END FROM generate_series(1, 200000) AS i")
+                "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', to_hex(4096 + i % 60000), CASE WHEN i % 5 = 0 THEN 410 ELSE 200 END FROM generate_series(1, 200000) AS i"
+            )
             let daemon = try DaemonProcess(database.url())
-            try eventually("it is at work") { try database.psql("SELECT count(*) FROM (SELECT FROM tokenkeeper.result_count LIMIT 1) AS r") == "1" }
+            try eventually("it is at work") {
+                try database.psql("SELECT count(*) FROM (SELECT FROM tokenkeeper.result_count LIMIT 1) AS r") == "1"
+            }
             daemon.signal(number)
             #expect(daemon.wait() == 0)
             let left = try database.psql("SELECT count(*) FROM tokenkeeper.send_result")
@@ -39,7 +42,8 @@ import Testing
         }
         let id = try database.psql("SELECT tokenkeeper.request_sweep(dry_run => true)", user: "a_operator")
         try eventually("the request's sweep has finished") {
-            try database.psql("SELECT trigger, outcome, dry_run FROM tokenkeeper.sweep_run WHERE run_id = \(id)") == "sql|finished|t"
+            try database.psql("SELECT trigger, outcome, dry_run FROM tokenkeeper.sweep_run WHERE run_id = \(id)")
+                == "sql|finished|t"
         }
         #expect(daemon.stop() == 0)
     }
@@ -47,20 +51,28 @@ import Testing
     @Test func `the timer sweeps, and a restart does not start its count anew`() throws {
         let database = try TestCluster.shared.database()
         let first = try DaemonProcess(database.url(), settings: ["sweep.interval=1h"])
-        try eventually("the first sweep has finished") { try database.psql("SELECT trigger, outcome FROM tokenkeeper.sweep_run") == "timer|finished" }
+        try eventually("the first sweep has finished") {
+            try database.psql("SELECT trigger, outcome FROM tokenkeeper.sweep_run") == "timer|finished"
+        }
         #expect(first.stop() == 0)
         // One more start within the hour: nothing is due. Then the hour is over, by the row's own clock.
         let second = try DaemonProcess(database.url(), settings: ["sweep.interval=1h"])
-        try eventually("the second daemon works") { try database.psql("SELECT live_daemons FROM tokenkeeper.status") == "1" }
+        try eventually("the second daemon works") {
+            try database.psql("SELECT live_daemons FROM tokenkeeper.status") == "1"
+        }
         #expect(second.stop() == 0)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.sweep_run") == "1")
         try database.psql("UPDATE tokenkeeper.sweep_run SET started_at = started_at - interval '3598 seconds'")
         let third = try DaemonProcess(database.url(), settings: ["sweep.interval=1h"])
-        try eventually("the timer fires") { try database.psql("SELECT count(*) FROM tokenkeeper.sweep_run WHERE outcome = 'finished'") == "2" }
+        try eventually("the timer fires") {
+            try database.psql("SELECT count(*) FROM tokenkeeper.sweep_run WHERE outcome = 'finished'") == "2"
+        }
         #expect(third.stop() == 0)
     }
 
-    @Test func `it waits for PostgreSQL with one line, and goes on after a restart without losing or doubling a row`() throws {
+    @Test func `it waits for PostgreSQL with one line, and goes on after a restart without losing or doubling a row`()
+        throws
+    {
         let cluster = try TestCluster()
         do {
             var admin = try cluster.connect(database: "postgres")
@@ -71,11 +83,10 @@ import Testing
         let daemon = try DaemonProcess(database.url(user: "postgres"), arguments: ["--migrate"])
         try eventually("it says that it waits") { daemon.logged.contains("waiting for PostgreSQL") }
         try cluster.start()
+        func count(_ words: String) -> Int { daemon.logged.components(separatedBy: words).count - 1 }
         var queued = 0
-        for mode in ["fast", "immediate"] {
-            try eventually("it is there") {
-                (try? database.psql("SELECT live_daemons FROM tokenkeeper.status", user: "postgres")) == "1"
-            }
+        for (absence, mode) in ["fast", "immediate"].enumerated() {
+            try eventually("it is there") { count("PostgreSQL is back") == absence + 1 }
             try database.psql(
                 "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', lpad(to_hex(\(queued) + i), 8, '0'), 410 FROM generate_series(1, 50000) AS i",
                 user: "postgres")
@@ -83,36 +94,52 @@ import Testing
             cluster.stop(mode: mode)
             try cluster.start()
         }
-        try eventually("the queue is empty") { try database.psql("SELECT count(*) FROM tokenkeeper.send_result", user: "postgres") == "0" }
+        try eventually("the queue is empty") {
+            try database.psql("SELECT count(*) FROM tokenkeeper.send_result", user: "postgres") == "0"
+        }
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat", user: "postgres") == "100000")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token", user: "postgres") == "100000")
         #expect(daemon.stop() == 0)
-        let waits = daemon.logged.components(separatedBy: "waiting for PostgreSQL").count - 1
-        let backs = daemon.logged.components(separatedBy: "PostgreSQL is back").count - 1
-        #expect(waits == 3 && backs == 3, "once for each of the three absences: \(String(daemon.logged))")
+        #expect(
+            count("waiting for PostgreSQL") == 3 && count("PostgreSQL is back") == 3,
+            "once for each of the three absences: \(String(daemon.logged))")
     }
 
-    @Test func `an application that holds a token for long neither fails nor waits, and the rest is recorded meanwhile`() throws {
+    @Test
+    func `an application that holds a token for long neither fails nor waits, and the rest is recorded meanwhile`()
+        throws
+    {
         let database = try TestCluster.shared.database()
-        try database.psql("SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-01-01Z') FROM generate_series(1, 2000) AS i")
+        try database.psql(
+            "SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-01-01Z') FROM generate_series(1, 2000) AS i"
+        )
         let daemon = try DaemonProcess(database.url(), settings: ["sweep.interval=off"])
         var app = try database.connect()
         try app.execute("BEGIN; SELECT tokenkeeper.register('000003e8', 't')")
-        try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', lpad(to_hex(i), 8, '0'), 410 FROM generate_series(1, 2000) AS i")
-        try eventually("all but the one are recorded") { try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "1999" }
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', lpad(to_hex(i), 8, '0'), 410 FROM generate_series(1, 2000) AS i"
+        )
+        try eventually("all but the one are recorded") {
+            try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "1999"
+        }
         // It goes on registering, in an order opposite to the daemon's, tokens that results keep coming for. A short
         // statement_timeout of its own would end it if it ever had to wait for the daemon for long.
         try app.execute("SET LOCAL statement_timeout = '900ms'")
         for round in 1...20 {
-            try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', lpad(to_hex(i), 8, '0'), 410 FROM generate_series(1, 2000) AS i")
+            try database.psql(
+                "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', lpad(to_hex(i), 8, '0'), 410 FROM generate_series(1, 2000) AS i"
+            )
             for i in stride(from: 2000 - round * 50, to: 2000 - round * 50 - 50, by: -1) {
                 try app.execute("SELECT tokenkeeper.register(lpad(to_hex(\(i)), 8, '0'), 't')")
             }
         }
         try app.execute("COMMIT")
-        try eventually("the queue is empty") { try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0" }
+        try eventually("the queue is empty") {
+            try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0"
+        }
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "42000")
-        #expect(try database.psql("SELECT sum(deadlocks) FROM pg_stat_database WHERE datname = current_database()") == "0")
+        #expect(
+            try database.psql("SELECT sum(deadlocks) FROM pg_stat_database WHERE datname = current_database()") == "0")
         #expect(daemon.stop() == 0)
         #expect(!daemon.logged.contains("refused"))
     }
@@ -121,14 +148,20 @@ import Testing
         let database = try TestCluster.shared.database()
         let token = String(repeating: "ab", count: 32)
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '\(token)', 410, NULL), ('t', '\(token) ', 410, NULL), ('', '\(token)', 410, NULL), ('t', '\(token)', 400, '{\"reason\":\"BadTopic\"}')")
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '\(token)', 410, NULL), ('t', '\(token) ', 410, NULL), ('', '\(token)', 410, NULL), ('t', '\(token)', 400, '{\"reason\":\"BadTopic\"}')"
+        )
         let daemon = try DaemonProcess(database.url(), settings: ["log.level=trace"])
-        try eventually("all is settled") { try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "4" }
-        let resident = try String(contentsOfFile: "/proc/\(daemon.pid)/status", encoding: .utf8)
+        try eventually("all is settled") {
+            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "4"
+        }
+        let resident =
+            try String(contentsOfFile: "/proc/\(daemon.pid)/status", encoding: .utf8)
             .split(separator: "\n").first { $0.hasPrefix("VmRSS") }.flatMap { Int($0.filter(\.isNumber)) } ?? .max
         #expect(resident < 40_000, "kB resident, an unoptimised build")
         #expect(daemon.stop() == 0)
         #expect(!daemon.logged.contains("ababababab"))
-        #expect(daemon.logged.contains("results could not be understood") && daemon.logged.contains("reasons=\"BadTopic 1\""))
+        #expect(
+            daemon.logged.contains("results could not be understood")
+                && daemon.logged.contains("reasons=\"BadTopic 1\""))
     }
 }

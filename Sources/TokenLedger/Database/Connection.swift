@@ -181,6 +181,7 @@ internal import Glibc
     }
 
     private static func oneLine(_ message: String) -> String {
-        message.split(whereSeparator: \.isNewline).joined(separator: "; ")
+        // libpq's second lines, those with a tab, are advice.
+        message.split(whereSeparator: \.isNewline).filter { !$0.hasPrefix("\t") }.joined(separator: "; ")
     }
 }

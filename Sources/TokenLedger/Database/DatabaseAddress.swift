@@ -22,7 +22,9 @@ public struct DatabaseAddress: Sendable {
             // libpq quotes parts of the text in its message: only the kind of mistake is safe to tell.
             throw DatabaseError(
                 sqlState: nil,
-                message: "not a connection string that libpq understands, expected postgresql://user@host/database or host=… dbname=…")
+                message:
+                    "not a connection string that libpq understands, expected postgresql://user@host/database or host=… dbname=…"
+            )
         }
     }
 

@@ -99,13 +99,18 @@ struct Batch {
             counts.add(result, verdict)
             switch verdict {
             case .unintelligible(let error): rejected.append((result, error))
-            case .sendersFault(let reason): settled.sendersFaults[reason ?? "status \(result.status ?? 0)", default: 0] += 1
+            case .sendersFault(let reason):
+                settled.sendersFaults[reason ?? "status \(result.status ?? 0)", default: 0] += 1
             case .accepted, .dead, .suspect, .transient: break
             }
         }
         if leaf == .aside, waiting.count == taken { return nil }
-        try Self.insert(rejected.map(\.result), into: "tokenkeeper.rejected_result", "error", rejected.map(\.error), on: &connection)
-        try Self.insert(waiting, into: "tokenkeeper.send_result_aside", "leaf", waiting.map { _ in "\(Leaf.aside.number)" }, on: &connection)
+        try Self.insert(
+            rejected.map(\.result), into: "tokenkeeper.rejected_result", "error", rejected.map(\.error), on: &connection
+        )
+        try Self.insert(
+            waiting, into: "tokenkeeper.send_result_aside", "leaf", waiting.map { _ in "\(Leaf.aside.number)" },
+            on: &connection)
         try counts.record(on: &connection)
         settled.accepted = accepted
         settled.rejected = rejected.count
@@ -115,7 +120,8 @@ struct Batch {
     }
 
     private static func insert(
-        _ results: [SendResult], into table: String, _ column: String, _ values: [String], on connection: inout Connection
+        _ results: [SendResult], into table: String, _ column: String, _ values: [String],
+        on connection: inout Connection
     ) throws(DatabaseError) {
         if results.isEmpty { return }
         let type = column == "leaf" ? "smallint" : "text"

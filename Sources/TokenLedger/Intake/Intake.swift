@@ -69,11 +69,15 @@ public struct Intake {
         var pass = Pass()
         let sizes = try LeafSizes(on: &connection, transaction)
         for leaf in sizes.leavesToVisit where leaf != .aside {
-            guard try drain(leaf, sizes, into: &pass, on: &connection, tell: tell, betweenBatches: goesOn) else { return pass }
+            guard try drain(leaf, sizes, into: &pass, on: &connection, tell: tell, betweenBatches: goesOn) else {
+                return pass
+            }
         }
         if sizes.pages(of: .aside) > 0, clock.now >= asideAgain {
             let before = pass
-            guard try drain(.aside, sizes, into: &pass, on: &connection, tell: tell, betweenBatches: goesOn) else { return pass }
+            guard try drain(.aside, sizes, into: &pass, on: &connection, tell: tell, betweenBatches: goesOn) else {
+                return pass
+            }
             // What an application holds for long is tried again now and then, not in every pass.
             if pass == before { asideAgain = clock.now + .milliseconds(500) }
         }
@@ -120,9 +124,11 @@ public struct Intake {
         return true
     }
 
-    private func firstRow(in leaf: Leaf, from page: Int, on connection: inout Connection) throws(DatabaseError) -> Int? {
+    private func firstRow(in leaf: Leaf, from page: Int, on connection: inout Connection) throws(DatabaseError) -> Int?
+    {
         let rows = try connection.run(
-            "\(transaction.settings) SELECT (ctid::text::point)[0]::bigint FROM \(leaf.table) WHERE ctid >= '(\(page),0)' LIMIT 1")
+            "\(transaction.settings) SELECT (ctid::text::point)[0]::bigint FROM \(leaf.table) WHERE ctid >= '(\(page),0)' LIMIT 1"
+        )
         return rows.count == 0 ? nil : rows.text(0, 0).flatMap { Int($0) }
     }
 
@@ -144,7 +150,8 @@ public struct Intake {
 
     /// One batch; if it fails for a cause of its own, its rows are set aside, and there looked at one by one.
     private func settle(
-        _ pages: Range<Int>, of leaf: Leaf, into pass: inout Pass, on connection: inout Connection, tell: (Incident) -> Void
+        _ pages: Range<Int>, of leaf: Leaf, into pass: inout Pass, on connection: inout Connection,
+        tell: (Incident) -> Void
     ) throws(DatabaseError) {
         do {
             try settle(.pages(pages), of: leaf, asideUnseen: false, into: &pass, on: &connection)
@@ -160,7 +167,7 @@ public struct Intake {
                     if error.remedy == .fixData { tell(.batchSetAside(error)) }
                     do {
                         try settle(.pages(pages), of: leaf, asideUnseen: true, into: &pass, on: &connection)
-                    } catch where error.remedy == .retry {
+                    } catch  where error.remedy == .retry {
                         // Somebody holds rows of the queue itself. They stay where they are.
                     }
                 }
@@ -182,10 +189,13 @@ public struct Intake {
             """)
         var blocked = 0
         for row in 0..<left.count {
-            guard let page = left.text(row, 0).flatMap({ Int($0) }), let line = left.text(row, 1).flatMap({ Int($0) }) else { continue }
+            guard let page = left.text(row, 0).flatMap({ Int($0) }), let line = left.text(row, 1).flatMap({ Int($0) })
+            else { continue }
             let portion = Portion.row(page: page, line: line)
             if let length = left.text(row, 2).flatMap({ Int($0) }), length > Self.largestBody {
-                try reject(portion, error: "body is \(length) bytes long, expected at most \(Self.largestBody)", on: &connection)
+                try reject(
+                    portion, error: "body is \(length) bytes long, expected at most \(Self.largestBody)",
+                    on: &connection)
                 pass.rejected += 1
                 continue
             }

@@ -5,7 +5,8 @@ public enum Grants {
 
     /// Makes what roles are missing and grants them their rights; as often as one likes.
     public static func apply(_ connection: inout Connection) throws(DatabaseError) {
-        try connection.transaction("BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL search_path = pg_catalog, pg_temp") {
+        try connection.transaction("BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL search_path = pg_catalog, pg_temp")
+        {
             connection throws(DatabaseError) in
             try connection.run("SELECT pg_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.migration))")
             try connection.run(sql)

@@ -9,7 +9,9 @@ public struct Heartbeat {
     static let countedExactly = 20_000
 
     /// - Parameter daemonID: Unique among all daemons of the database, such as `host/pid/start`.
-    public init(daemonID: String, version: Version, lockTimeout: Duration, on connection: inout Connection) throws(DatabaseError) {
+    public init(daemonID: String, version: Version, lockTimeout: Duration, on connection: inout Connection)
+        throws(DatabaseError)
+    {
         self.daemonID = daemonID
         self.version = version
         transaction = BatchTransaction(lockTimeout: lockTimeout)
@@ -52,6 +54,7 @@ public struct Heartbeat {
     /// Takes this daemon's row away: it leaves in order.
     public func farewell(on connection: inout Connection) throws(DatabaseError) {
         _ = try connection.query(
-            "UPDATE tokenkeeper.daemon SET beat_at = clock_timestamp() - interval '31 seconds' WHERE daemon_id = $1", [.text(daemonID)])
+            "UPDATE tokenkeeper.daemon SET beat_at = clock_timestamp() - interval '31 seconds' WHERE daemon_id = $1",
+            [.text(daemonID)])
     }
 }

@@ -15,12 +15,13 @@ public struct TokenCount {
     public mutating func refresh(on connection: inout Connection, stop: Wakeup) throws(DatabaseError) {
         guard clock.now >= again else { return }
         again = clock.now + Self.pause
-        let writes = try connection.query(
-            """
-            SELECT pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid) + pg_stat_get_tuples_deleted(c.oid)
-            FROM pg_catalog.pg_class AS c WHERE c.oid = 'tokenkeeper.ledger'::regclass
-            """
-        ).integer(0, 0) ?? 0
+        let writes =
+            try connection.query(
+                """
+                SELECT pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid) + pg_stat_get_tuples_deleted(c.oid)
+                FROM pg_catalog.pg_class AS c WHERE c.oid = 'tokenkeeper.ledger'::regclass
+                """
+            ).integer(0, 0) ?? 0
         if writes == writesSeen { return }
         let began = clock.now
         do {
@@ -32,7 +33,9 @@ public struct TokenCount {
                 SET LOCAL statement_timeout = '10min';
                 SET LOCAL jit = off;
                 """)
-            let free = try connection.run("SELECT pg_try_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.tokenCount))").text(0, 0)
+            let free = try connection.run(
+                "SELECT pg_try_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.tokenCount))"
+            ).text(0, 0)
             if free == "t" {
                 _ = try connection.query(
                     """

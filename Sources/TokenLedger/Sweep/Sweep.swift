@@ -23,7 +23,8 @@ public struct Sweep {
     /// - Parameter goesOn: Asked before each batch.
     /// - Throws: Only when the outcome could not be written down, because the connection is lost; then the run shows as
     ///   interrupted once its heartbeat is old.
-    public func perform(on connection: inout Connection, while goesOn: () -> Bool) throws(DatabaseError) -> SweepReport {
+    public func perform(on connection: inout Connection, while goesOn: () -> Bool) throws(DatabaseError) -> SweepReport
+    {
         let outcome: SweepReport.Outcome
         let message: String?
         do {
@@ -83,7 +84,8 @@ public struct Sweep {
 
     /// Tokens that have been suppressed for longer than the retention.
     private func pruneSuppressed(_ topic: Int32, on connection: inout Connection, while goesOn: () -> Bool) throws {
-        let isDue = "l.topic_id = $1 AND l.suppressed AND l.suppressed_since < clock_timestamp() - $2 * interval '1 microsecond'"
+        let isDue =
+            "l.topic_id = $1 AND l.suppressed AND l.suppressed_since < clock_timestamp() - $2 * interval '1 microsecond'"
         try batches("pruned_suppressed", on: &connection, while: goesOn) { limit in
             (
                 Self.prune(isDue, order: "ORDER BY l.suppressed_since LIMIT \(limit)"),
@@ -97,9 +99,10 @@ public struct Sweep {
     private func pruneDormant(_ age: Duration, on connection: inout Connection, while goesOn: () -> Bool) throws {
         let isDue =
             "NOT l.suppressed AND l.registered_at > '-infinity' AND l.registered_at < clock_timestamp() - $1 * interval '1 microsecond'"
-        let pages = try connection.query(
-            "SELECT pg_relation_size('tokenkeeper.ledger') / current_setting('block_size')::bigint"
-        ).integer(0, 0) ?? 0
+        let pages =
+            try connection.query(
+                "SELECT pg_relation_size('tokenkeeper.ledger') / current_setting('block_size')::bigint"
+            ).integer(0, 0) ?? 0
         // So many pages hold some tens of rows each: about a batch.
         let step = max(Int64(plan.batch) / 64, 1)
         if lease.dryRun {
@@ -110,7 +113,9 @@ public struct Sweep {
         }
         for page in stride(from: 0, to: pages, by: Int(step)) {
             let inRange = "l.ctid >= '(\(page),0)' AND l.ctid < '(\(page + step),0)' AND \(isDue)"
-            try batch("pruned_dormant", Self.prune(isDue, due: inRange, order: ""), [.int8(age.microseconds)], on: &connection, while: goesOn)
+            try batch(
+                "pruned_dormant", Self.prune(isDue, due: inRange, order: ""), [.int8(age.microseconds)],
+                on: &connection, while: goesOn)
         }
     }
 
@@ -151,7 +156,7 @@ public struct Sweep {
                     deleted_events = tokenkeeper.forget_event_months(clock_timestamp() - $1 * interval '1 microsecond')
                 WHERE run_id = $2
                 """, [.int8(plan.eventRetention.microseconds), .int8(lease.runID)], on: &connection)
-        } catch where error.remedy == .retry {
+        } catch  where error.remedy == .retry {
             // Somebody reads the history at length: the next sweep will do. Months are prepared well ahead.
         }
     }
@@ -179,7 +184,8 @@ public struct Sweep {
 
     @discardableResult
     private func batch(
-        _ column: String, _ statement: String, _ parameters: [Parameter], on connection: inout Connection, while goesOn: () -> Bool
+        _ column: String, _ statement: String, _ parameters: [Parameter], on connection: inout Connection,
+        while goesOn: () -> Bool
     ) throws -> Int64 {
         guard goesOn() else { throw Ended.stopped }
         do {

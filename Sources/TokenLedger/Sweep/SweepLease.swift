@@ -32,7 +32,9 @@ public struct SweepLease: Sendable {
                     message = daemon_id || ' fell silent; the next sweep goes on where this one stopped'
                 WHERE outcome = 'running' AND heartbeat_at < clock_timestamp() - $1 * interval '1 microsecond'
                 """, [.int8(silence.microseconds)])
-            if try connection.query("SELECT FROM tokenkeeper.sweep_run WHERE outcome = 'running'").count > 0 { return nil }
+            if try connection.query("SELECT FROM tokenkeeper.sweep_run WHERE outcome = 'running'").count > 0 {
+                return nil
+            }
             let started = "outcome = 'running', started_at = clock_timestamp(), heartbeat_at = clock_timestamp()"
             let columns = "run_id, trigger, dry_run"
             let rows: Rows

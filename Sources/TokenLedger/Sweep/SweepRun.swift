@@ -20,7 +20,8 @@ public struct SweepPlan: Equatable, Sendable {
     public var batch: Int
 
     public init(
-        staleRetention: Duration, dormantAfter: Duration?, eventRetention: Duration, rejectedRetention: Duration, batch: Int
+        staleRetention: Duration, dormantAfter: Duration?, eventRetention: Duration, rejectedRetention: Duration,
+        batch: Int
     ) {
         self.staleRetention = staleRetention
         self.dormantAfter = dormantAfter

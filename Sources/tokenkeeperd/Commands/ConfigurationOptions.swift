@@ -9,7 +9,8 @@ struct ConfigurationOptions: ParsableArguments {
     @Option(help: "The configuration file. [default: /etc/tokenkeeperd/tokenkeeperd.toml, where there is one]")
     var config: String?
 
-    @Option(help: "The database, as libpq takes it. Keep passwords out of it: they belong in a file or the environment.")
+    @Option(
+        help: "The database, as libpq takes it. Keep passwords out of it: they belong in a file or the environment.")
     var databaseURL: String?
 
     @Option(name: .customLong("set"), help: "One setting, as key=value; may be repeated.")
@@ -53,9 +54,12 @@ struct ConfigurationOptions: ParsableArguments {
         for argument in CommandLine.arguments.dropFirst() {
             let text = argument.split(separator: "=", maxSplits: 1).last.map(String.init) ?? ""
             guard [argument, text].contains(where: { (try? DatabaseAddress($0))?.password != nil }) else { continue }
-            Self.complain("a password on the command line can be read by everybody on this machine: use TOKENKEEPER_DATABASE_URL, the configuration file or ~/.pgpass")
+            Self.complain(
+                "a password on the command line can be read by everybody on this machine: use TOKENKEEPER_DATABASE_URL, the configuration file or ~/.pgpass"
+            )
             for index in 0..<Int(CommandLine.argc) {
-                guard let memory = unsafe CommandLine.unsafeArgv[index], unsafe String(cString: memory) == argument else { continue }
+                guard let memory = unsafe CommandLine.unsafeArgv[index], unsafe String(cString: memory) == argument
+                else { continue }
                 unsafe memset(memory, Int32(UInt8(ascii: "x")), strlen(memory))
             }
         }

@@ -4,7 +4,8 @@ internal import TokenLedger
 struct GrantRoles: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "grants",
-        abstract: "Create the roles tokenkeeper_sender, _app, _reader, _operator and _daemon, and grant each its rights.",
+        abstract:
+            "Create the roles tokenkeeper_sender, _app, _reader, _operator and _daemon, and grant each its rights.",
         discussion: """
             As often as one likes. Run it as the owner of the schema; that role needs CREATEROLE where roles are missing, \
             or else let a DBA run what --print shows. Then grant the roles to your own, as in \

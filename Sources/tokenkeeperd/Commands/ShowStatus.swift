@@ -24,7 +24,8 @@ struct ShowStatus: ParsableCommand {
         let width = report.fields.map(\.name.count).max() ?? 0
         var lines = report.fields.map { name, value in
             let label = name.map { $0 == "_" ? " " : $0 }
-            return String(label) + String(repeating: " ", count: width - name.count + 2) + value + (name.hasSuffix("_age") ? " s" : "")
+            return String(label) + String(repeating: " ", count: width - name.count + 2) + value
+                + (name.hasSuffix("_age") ? " s" : "")
         }
         lines += report.warnings.map { "warning: \($0)" }
         return lines.joined(separator: "\n")

@@ -20,12 +20,16 @@ struct Configuration: Sendable {
     ///   - environment: All variables of the process.
     ///   - flags: `key=value` as given with `--set`, and what other flags stand for.
     /// - Throws: Every problem there is, not only the first.
-    init(file: (text: String, name: String)?, environment: [String: String], flags: [String]) throws(ConfigurationError) {
+    init(file: (text: String, name: String)?, environment: [String: String], flags: [String]) throws(ConfigurationError)
+    {
         var values: [String: Resolved] = [:]
         var problems: [String] = []
         for setting in Setting.table { values[setting.key] = Resolved(value: setting.standard, origin: "default") }
 
-        func set(_ key: String, _ value: String, from origin: String, place: String, hasRightType: (Setting) -> Bool = { _ in true }) {
+        func set(
+            _ key: String, _ value: String, from origin: String, place: String,
+            hasRightType: (Setting) -> Bool = { _ in true }
+        ) {
             guard let setting = Setting.table.first(where: { $0.key == key }) else {
                 let near = Setting.table.map(\.key).filter { $0.hasSuffix("." + key) || key.hasSuffix("." + $0) }.first
                 problems.append("\(place): unknown setting \(key)" + (near.map { "; is \($0) meant?" } ?? ""))
@@ -64,7 +68,9 @@ struct Configuration: Sendable {
                 problems.append("--set \(flag): expected key=value")
                 continue
             }
-            set(String(flag[..<equals]), String(flag[flag.index(after: equals)...]), from: "flag", place: "command line")
+            set(
+                String(flag[..<equals]), String(flag[flag.index(after: equals)...]), from: "flag", place: "command line"
+            )
         }
 
         var address: DatabaseAddress?

@@ -22,7 +22,9 @@ struct ConfigurationFile {
         do {
             table = try TOMLTable(string: text)
         } catch let error as TOMLParseError {
-            throw ConfigurationError(["\(name):\(error.source.begin.line):\(error.source.begin.column): \(error.description)"])
+            throw ConfigurationError([
+                "\(name):\(error.source.begin.line):\(error.source.begin.column): \(error.description)"
+            ])
         } catch {
             throw ConfigurationError(["\(name): \(error)"])
         }

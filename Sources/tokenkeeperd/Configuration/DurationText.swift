@@ -17,7 +17,9 @@ enum DurationText {
     static func text(_ duration: Duration) -> String {
         let milliseconds = Int(duration / .milliseconds(1))
         for suffix in ["d", "h", "m", "s"] {
-            if let unit = units.first(where: { $0.suffix == suffix }), milliseconds.isMultiple(of: unit.milliseconds), milliseconds > 0 {
+            if let unit = units.first(where: { $0.suffix == suffix }), milliseconds.isMultiple(of: unit.milliseconds),
+                milliseconds > 0
+            {
                 return "\(milliseconds / unit.milliseconds)\(suffix)"
             }
         }

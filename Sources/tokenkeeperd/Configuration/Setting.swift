@@ -32,7 +32,8 @@ struct Setting: Sendable {
     static let table: [Setting] = [
         Setting(
             "database_url", .text, nil, secret: true,
-            "The database, as libpq takes it: `postgresql://…` or `host=… dbname=…`. Unset: libpq's own variables and files."),
+            "The database, as libpq takes it: `postgresql://…` or `host=… dbname=…`. Unset: libpq's own variables and files."
+        ),
         Setting(
             "drain.poll_busy", .duration(.milliseconds(1)...(.seconds(1)), off: false), "20ms",
             "The pause between two looks at the queue while there is work."),

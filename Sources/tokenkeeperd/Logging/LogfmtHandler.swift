@@ -11,9 +11,14 @@ struct LogfmtHandler: LogHandler {
     private let journald = unsafe getenv("JOURNAL_STREAM") != nil
 
     func log(event: LogEvent) {
-        var line = journald ? "<\(Self.priority(of: event.level))>" : "time=\(Date.now.ISO8601Format(.iso8601(timeZone: .gmt, includingFractionalSeconds: true)))Z "
+        var line =
+            journald
+            ? "<\(Self.priority(of: event.level))>"
+            : "time=\(Date.now.ISO8601Format(.iso8601(timeZone: .gmt, includingFractionalSeconds: true)))Z "
         line += "level=\(event.level) msg=\(Self.quoted(event.message.description))"
-        for (key, value) in metadata.merging(event.metadata ?? [:], uniquingKeysWith: { $1 }).sorted(by: { $0.key < $1.key }) {
+        for (key, value) in metadata.merging(event.metadata ?? [:], uniquingKeysWith: { $1 }).sorted(by: {
+            $0.key < $1.key
+        }) {
             line += " \(key)=\(Self.quoted("\(value)"))"
         }
         line += "\n"
@@ -35,7 +40,9 @@ struct LogfmtHandler: LogHandler {
     }
 
     private static func quoted(_ text: String) -> String {
-        let plain = !text.isEmpty && text.utf8.allSatisfy { $0 > 0x20 && $0 < 0x7F && $0 != UInt8(ascii: "\"") && $0 != UInt8(ascii: "=") }
+        let plain =
+            !text.isEmpty
+            && text.utf8.allSatisfy { $0 > 0x20 && $0 < 0x7F && $0 != UInt8(ascii: "\"") && $0 != UInt8(ascii: "=") }
         if plain { return text }
         var quoted = "\""
         for scalar in text.unicodeScalars {

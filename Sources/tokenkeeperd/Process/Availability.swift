@@ -29,7 +29,9 @@ final class Availability: Sendable {
             defer { state.away = cause }
             if state.away == cause && state.toldAt.duration(to: .now) < Self.reminder { return false }
             // What follows upon a loss (refused, starting up, …) is the same story.
-            if state.away != nil && error.remedy == .reconnect && state.toldAt.duration(to: .now) < Self.reminder { return false }
+            if state.away != nil && error.remedy == .reconnect && state.toldAt.duration(to: .now) < Self.reminder {
+                return false
+            }
             state.toldAt = .now
             return true
         }

@@ -4,7 +4,7 @@ struct Backoff {
     private var next: Duration = first
 
     static let first: Duration = .milliseconds(250)
-    static let longest: Duration = .seconds(15)
+    static let longest: Duration = .seconds(5)
 
     /// The pause before the next attempt.
     mutating func pause() -> Duration {

@@ -77,7 +77,8 @@ struct Daemon {
         let status = ending.wait()
         stop.ask()
         if atWork.wait(timeout: .now() + Self.patience) == .timedOut {
-            logger.warning("a batch did not end in time; PostgreSQL rolls it back, and the next start takes it up again")
+            logger.warning(
+                "a batch did not end in time; PostgreSQL rolls it back, and the next start takes it up again")
         }
         withExtendedLifetime(signals) { logger.notice("stopped") }
         return status

@@ -29,7 +29,8 @@ struct DrainDigest {
             ])
         if sum.rejected > 0 {
             logger.warning(
-                "results could not be understood; see tokenkeeper.rejected_result", metadata: ["results": "\(sum.rejected)"])
+                "results could not be understood; see tokenkeeper.rejected_result",
+                metadata: ["results": "\(sum.rejected)"])
         }
         if !sum.sendersFaults.isEmpty {
             let reasons = sum.sendersFaults.sorted { $0.key < $1.key }.map { "\($0.key) \($0.value)" }
@@ -43,7 +44,8 @@ struct DrainDigest {
         case .batchSetAside(let error):
             logger.warning("a batch was refused; its results are looked at one by one", metadata: ["error": "\(error)"])
         case .rowRejected(let error):
-            logger.warning("PostgreSQL refused a result; it is in tokenkeeper.rejected_result", metadata: ["error": "\(error)"])
+            logger.warning(
+                "PostgreSQL refused a result; it is in tokenkeeper.rejected_result", metadata: ["error": "\(error)"])
         }
     }
 }

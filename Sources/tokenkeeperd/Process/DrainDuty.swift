@@ -25,7 +25,7 @@ struct DrainDuty {
                 if let last = beatAt, last.duration(to: .now) < Self.beatEvery { return }
                 do {
                     try heartbeat.beat(sweepInterval: configuration.sweepInterval, on: &connection)
-                } catch where error.remedy == .retry {
+                } catch  where error.remedy == .retry {
                     // Somebody has locked the queue: the next beat will do.
                 }
                 beatAt = .now
@@ -37,7 +37,11 @@ struct DrainDuty {
                     return !duty.stop.isAsked
                 }
                 // The last of the work is done: status shall not show it for long.
-                if !pass.moved, pause == configuration.pollBusy, beatAt.map({ $0.duration(to: .now) > .seconds(1) }) ?? true { beatAt = nil }
+                if !pass.moved, pause == configuration.pollBusy,
+                    beatAt.map({ $0.duration(to: .now) > .seconds(1) }) ?? true
+                {
+                    beatAt = nil
+                }
                 try beatIfDue(&connection)
                 succeeded()
                 digest.add(pass)

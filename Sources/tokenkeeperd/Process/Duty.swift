@@ -28,7 +28,9 @@ struct Duty: Sendable {
                 if stop.isAsked { return }
                 let migrator = Migrator(daemon: Daemon.version)
                 if migrates {
-                    try migrator.migrate(&connection) { logger.notice("applied migration \($0.version)", metadata: ["name": "\($0.name)"]) }
+                    try migrator.migrate(&connection) {
+                        logger.notice("applied migration \($0.version)", metadata: ["name": "\($0.name)"])
+                    }
                 }
                 try migrator.check(&connection)
                 try work(&connection) {

@@ -21,6 +21,7 @@ final class SweepTimer {
 
     /// Fires once, that much later by the wall clock: also when the machine has slept in between.
     func schedule(in duration: Duration) {
-        source.schedule(wallDeadline: .now() + .milliseconds(Int(clamping: duration.milliseconds)), leeway: .milliseconds(100))
+        source.schedule(
+            wallDeadline: .now() + .milliseconds(Int(clamping: duration.milliseconds)), leeway: .milliseconds(100))
     }
 }

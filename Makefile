@@ -1,0 +1,28 @@
+# tokenkeeperd: `make run` and `make test` do all set-up themselves.
+
+.PHONY: help run test build release lint setup clean
+
+help: ## Show this.
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+run: ## Build, start a private PostgreSQL, the daemon and a sample of traffic. With DATABASE_URL=…: your database, no sample.
+	@DATABASE_URL='$(subst ','\'',$(value DATABASE_URL))' exec scripts/run
+
+test: setup lint ## Build and run all tests, on a private PostgreSQL.
+	@scripts/test
+
+build: setup ## Build for debugging.
+	@swift build
+
+release: setup ## Build the binary for installing: optimised, with Swift's libraries inside.
+	@swift build --configuration release --static-swift-stdlib --product tokenkeeperd
+	@echo "built $$(swift build --configuration release --show-bin-path)/tokenkeeperd"
+
+lint: ## Check the format of the Swift sources.
+	@swift format lint --strict --recursive Package.swift Plugins Sources Tests
+
+setup: ## Install what is missing from Debian's packages.
+	@scripts/setup
+
+clean: ## Remove what was built, and the private PostgreSQL of `make run`.
+	rm -rf .build .run
