@@ -7,8 +7,15 @@ func drain(_ connection: inout Connection, intake: Intake? = nil) throws -> Inta
     var intake = intake ?? Intake(lockTimeout: .milliseconds(50), interpret: Interpretation.verdict(on:))
     var sum = Intake.Pass()
     while true {
-        let pass = try intake.pass(on: &connection, tell: { _ in }) { _ in true }
+        let pass = try intake.onePass(on: &connection)
         sum.add(pass)
         if !pass.moved { return sum }
+    }
+}
+
+extension Intake {
+    /// One pass that nothing interrupts.
+    mutating func onePass(on connection: inout Connection) throws -> Pass {
+        try pass(on: &connection, tell: { _ in }, betweenBatches: { _ in true })
     }
 }

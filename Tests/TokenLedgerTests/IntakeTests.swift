@@ -175,7 +175,7 @@ import TokenModel
             user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
         var intake = Intake(lockTimeout: .milliseconds(50), interpret: Interpretation.verdict(on:))
-        func pass() throws -> Intake.Pass { try intake.pass(on: &daemon, tell: { _ in }) { _ in true } }
+        func pass() throws -> Intake.Pass { try intake.onePass(on: &daemon) }
         var accepted = 0
         while accepted < 50000 { accepted += try pass().accepted }
         try early.execute("COMMIT")
@@ -196,7 +196,7 @@ import TokenModel
                     while try daemon.scalar("SELECT count(*) FROM (SELECT FROM tokenkeeper.send_result LIMIT 1) AS r")
                         != "0"
                     {
-                        sum.add(try intake.pass(on: &daemon, tell: { _ in }) { _ in true })
+                        sum.add(try intake.onePass(on: &daemon))
                     }
                     return sum
                 }
@@ -218,7 +218,7 @@ import TokenModel
         try dump.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_\(past) IN ACCESS SHARE MODE")
         var daemon = try database.connect(user: "a_daemon")
         var intake = Intake(lockTimeout: .milliseconds(50), interpret: Interpretation.verdict(on:))
-        func pass() throws { _ = try intake.pass(on: &daemon, tell: { _ in }) { _ in true } }
+        func pass() throws { _ = try intake.onePass(on: &daemon) }
         for _ in 1...5 { try pass() }
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
         #expect(try database.psql(size) != "0")

@@ -50,7 +50,7 @@ import Testing
         let hot =
             try watcher.scalar("SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'ledger'").flatMap(
                 Int.init) ?? 0
-        #expect(hot >= 1900, "\(hot) of 2000")
+        #expect(hot >= 1000, "\(hot) of 2000; none, if an index had the column")
     }
 
     @Test func `registered_at only ever moves forward`() throws {

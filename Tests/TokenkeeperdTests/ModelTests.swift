@@ -49,7 +49,8 @@ private struct Model {
         let daemons = try (1...2).map { _ in try DaemonProcess(database.url(), settings: ["sweep.interval=off"]) }
         var owner = try database.connect()
         var model = Model()
-        let start = 1_700_000_000  // Seconds; every instant of a history lies in a window of an hour, so that ties are common.
+        // Seconds; every instant of a history lies in a window of an hour, so that ties are common.
+        let start = 1_700_000_000
         let instant = "to_timestamp(%d)"
         for history in 0..<200 {
             var batch: [String] = []
@@ -93,7 +94,8 @@ private struct Model {
                     ].randomElement(using: &chance)!
                     steps = [result(status, #"{"reason":"\#(reason)"}"#, sentAt: moment)]
                 default:
-                    steps = [result(410, #"{"reason":"Unregistered","timestamp":\#(at)}"#, sentAt: moment)]  // Seconds: not understood.
+                    // In seconds: not understood.
+                    steps = [result(410, #"{"reason":"Unregistered","timestamp":\#(at)}"#, sentAt: moment)]
                 }
                 if Int.random(in: 0..<10, using: &chance) == 0 { steps += steps }
                 // What comes late: anywhere among the steps of its history.

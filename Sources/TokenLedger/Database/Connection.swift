@@ -22,7 +22,10 @@ internal import Glibc
         var keywords = unsafe parameters.map { unsafe UnsafePointer(strdup($0.keyword)) }
         var values = unsafe parameters.map { unsafe UnsafePointer(strdup($0.value)) }
         defer {
-            unsafe (keywords + values).forEach { unsafe free(UnsafeMutableRawPointer(mutating: $0)) }
+            for index in parameters.indices {
+                unsafe free(UnsafeMutableRawPointer(mutating: keywords[index]))
+                unsafe free(UnsafeMutableRawPointer(mutating: values[index]))
+            }
         }
         unsafe keywords.append(nil)
         unsafe values.append(nil)
