@@ -1,6 +1,9 @@
 -- oldest daemon: 0.1.0
 --
 -- What applications call: register and unregister. What senders call: the gate.
+--
+-- enable_seqscan is off in each, because a session keeps its plans: one made while the ledger was small would read all of
+-- it for every token after it has grown, a backfill in one transaction included.
 
 CREATE FUNCTION tokenkeeper.register(
     token text,
@@ -11,6 +14,7 @@ CREATE FUNCTION tokenkeeper.register(
     tags text[] DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
 AS $$
 DECLARE
     key bytea := tokenkeeper.token_key(register.token);
@@ -34,19 +38,18 @@ BEGIN
     END IF;
 
     -- The hottest write of all, every launch of every device: an active token, one HOT update, no event.
+    SELECT t.topic_id INTO of_topic FROM tokenkeeper.topic AS t
+    WHERE t.topic = register.topic AND t.environment = env;
     UPDATE tokenkeeper.ledger AS l
     SET registered_at = greatest(l.registered_at, moment),
         device_id = CASE WHEN moment >= l.registered_at THEN coalesce(register.device_id, l.device_id) ELSE l.device_id END,
         tags = CASE WHEN moment >= l.registered_at THEN coalesce(register.tags, l.tags) ELSE l.tags END
-    FROM tokenkeeper.topic AS t
-    WHERE t.topic = register.topic AND t.environment = env
-      AND l.topic_id = t.topic_id AND l.token_key = key
-      AND NOT l.suppressed AND l.registered_at > '-infinity';
+    WHERE l.topic_id = of_topic AND l.token_key = key AND NOT l.suppressed AND l.registered_at > '-infinity';
     IF FOUND THEN
         RETURN true;
     END IF;
 
-    of_topic := tokenkeeper.ensure_topic(env, register.topic);
+    of_topic := coalesce(of_topic, tokenkeeper.ensure_topic(env, register.topic));
     LOOP
         SELECT l.* INTO old FROM tokenkeeper.ledger AS l
         WHERE l.topic_id = of_topic AND l.token_key = key
@@ -95,6 +98,7 @@ CREATE FUNCTION tokenkeeper.unregister(
     at timestamptz DEFAULT clock_timestamp()) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
 AS $$
 DECLARE
     key bytea := tokenkeeper.token_key(unregister.token);
@@ -163,6 +167,7 @@ CREATE FUNCTION tokenkeeper.is_sendable(token text, topic text, environment text
 -- plpgsql, because it keeps its plan: an SQL function with a subquery is planned anew at each call.
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
 AS $$
 DECLARE
     key bytea := tokenkeeper.token_key(is_sendable.token);
@@ -181,6 +186,7 @@ REVOKE EXECUTE ON FUNCTION tokenkeeper.is_sendable(text, text, text) FROM PUBLIC
 CREATE FUNCTION tokenkeeper.sendable(tokens text[], topic text, environment text DEFAULT 'production') RETURNS SETOF text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER ROWS 1000
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
 AS $$
 DECLARE
     of_topic integer := (

@@ -13,6 +13,7 @@ CREATE FUNCTION tokenkeeper.record(
     suspect_reason text[]) RETURNS SETOF bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off -- As in 0003: a plan made for a small ledger must not outlive it.
 AS $$
 DECLARE
     topic_ids integer[];

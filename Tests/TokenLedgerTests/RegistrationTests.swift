@@ -53,6 +53,36 @@ import Testing
         #expect(hot >= 1000, "\(hot) of 2000; none, if an index had the column")
     }
 
+    @Test func `a session that began with an empty ledger never reads all of it`() throws {
+        var owner = try database.connect()
+        let tokens = "(SELECT lpad(to_hex(i), 64, '0') AS token FROM generate_series(1, 3000) AS i) AS d"
+        try owner.execute(
+            """
+            SELECT tokenkeeper.register('aa', 't');
+            ANALYZE tokenkeeper.ledger, tokenkeeper.topic;
+            SELECT tokenkeeper.register(token, 't') FROM \(tokens);
+            SELECT tokenkeeper.register(token, 't') FROM \(tokens);
+            SELECT tokenkeeper.unregister(token, 't') FROM \(tokens);
+            SELECT tokenkeeper.is_sendable(token, 't') FROM \(tokens);
+            SELECT tokenkeeper.sendable(ARRAY[token], 't') FROM \(tokens);
+            SELECT tokenkeeper.record('{production}', '{t}', '{1}', ARRAY[tokenkeeper.token_key(token)],
+                ARRAY[clock_timestamp()], '{Unregistered}', ARRAY[NULL::timestamptz], ARRAY[NULL]) FROM \(tokens);
+            """)
+        // The statistics of a session arrive when it ends.
+        do { _ = consume owner }
+        var watcher = try database.connect()
+        try eventually("the statistics arrive") {
+            try watcher.execute("SELECT pg_stat_clear_snapshot()")
+            return
+                (try watcher.scalar("SELECT idx_scan FROM pg_stat_user_tables WHERE relname = 'ledger'").flatMap(
+                    Int.init) ?? 0) > 15_000
+        }
+        let scans =
+            try watcher.scalar("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'ledger'").flatMap(Int.init)
+            ?? .max
+        #expect(scans < 20)
+    }
+
     @Test func `registered_at only ever moves forward`() throws {
         var owner = try database.connect()
         for day in [3, 5, 4, 1] {
