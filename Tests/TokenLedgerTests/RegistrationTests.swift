@@ -31,26 +31,20 @@ import Testing
 
     @Test func `an active token's registration is a HOT update and no event`() throws {
         var owner = try database.connect()
-        try owner.execute(
-            "SELECT tokenkeeper.register(lpad(to_hex(i), 64, '0'), 't') FROM generate_series(1, 500) AS i")
-        // As devices do: one at a time, in no order, each in a transaction of its own.
-        var chance = SeededChance(seed: 1)
-        for _ in 1...2000 {
-            let token = String(Int.random(in: 1...500, using: &chance), radix: 16)
-            try owner.execute("SELECT tokenkeeper.register(lpad('\(token)', 64, '0'), 't')")
+        let tokens = "unnest('{aa,bb,cc,dd,ee}'::text[]) AS t"
+        // So few that the page has room for all versions: whether old ones can be pruned depends on others' snapshots.
+        for _ in 0...4 {
+            try owner.execute("SELECT tokenkeeper.register(t, 't', device_id => 'd', tags => '{World}') FROM \(tokens)")
         }
-        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token_event") == "500")
+        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token_event") == "5")
         // The statistics of a session arrive when it ends.
-        var watcher = try database.connect()
         do { _ = consume owner }
+        var watcher = try database.connect()
         try eventually("the statistics arrive") {
             try watcher.execute("SELECT pg_stat_clear_snapshot()")
-            return try watcher.scalar("SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'ledger'") == "2000"
+            return try watcher.scalar("SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'ledger'") == "20"
         }
-        let hot =
-            try watcher.scalar("SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'ledger'").flatMap(
-                Int.init) ?? 0
-        #expect(hot >= 1000, "\(hot) of 2000; none, if an index had the column")
+        #expect(try watcher.scalar("SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'ledger'") == "20")
     }
 
     @Test func `a session that began with an empty ledger never reads all of it`() throws {
