@@ -205,7 +205,7 @@ BEGIN
         EXECUTE format('CREATE TABLE tokenkeeper.%I (LIKE tokenkeeper.token_event_log INCLUDING ALL)', leaf);
         EXECUTE format('ALTER TABLE tokenkeeper.%I REPLICA IDENTITY FULL', leaf);
         EXECUTE format('COMMENT ON TABLE tokenkeeper.%I IS %L', leaf, 'Events of ' || to_char(first_day, 'YYYY-MM') || ' (UTC).');
-        -- ATTACH, unlike CREATE … PARTITION OF, does not lock out those who write events at the moment.
+        -- ATTACH, unlike CREATE ... PARTITION OF, does not lock out those who write events at the moment.
         EXECUTE format('ALTER TABLE tokenkeeper.token_event_log ATTACH PARTITION tokenkeeper.%I FOR VALUES FROM (%L) TO (%L)',
             leaf, first_day, next_month);
     END LOOP;
@@ -216,7 +216,7 @@ COMMENT ON FUNCTION tokenkeeper.prepare_event_months() IS
 REVOKE EXECUTE ON FUNCTION tokenkeeper.prepare_event_months() FROM PUBLIC;
 SELECT tokenkeeper.prepare_event_months();
 
-CREATE FUNCTION tokenkeeper.forget_event_months(before timestamptz) RETURNS bigint
+CREATE FUNCTION tokenkeeper.forget_event_month(before timestamptz) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
@@ -224,26 +224,34 @@ AS $$
 DECLARE
     leaf text;
     events bigint;
-    deleted bigint;
 BEGIN
-    DELETE FROM tokenkeeper.token_event_log_other AS e WHERE e.at < forget_event_months.before;
-    GET DIAGNOSTICS deleted = ROW_COUNT;
-    FOR leaf IN
-        SELECT c.relname FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
-        WHERE i.inhparent = 'tokenkeeper.token_event_log'::regclass AND c.relname ~ '^token_event_log_\d{4}_\d{2}$'
-        ORDER BY c.relname
-    LOOP
-        CONTINUE WHEN to_timestamp(right(leaf, 7), 'YYYY_MM') + interval '1 month' > forget_event_months.before;
+    DELETE FROM tokenkeeper.token_event_log_other AS e WHERE e.ctid IN (
+        SELECT o.ctid FROM tokenkeeper.token_event_log_other AS o WHERE o.at < forget_event_month.before LIMIT 10000);
+    GET DIAGNOSTICS events = ROW_COUNT;
+    IF events > 0 THEN
+        RETURN events;
+    END IF;
+    SELECT c.relname, c.reltuples INTO leaf, events
+    FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+    WHERE i.inhparent = 'tokenkeeper.token_event_log'::regclass AND c.relname ~ '^token_event_log_[0-9]{4}_[0-9]{2}$'
+      AND to_timestamp(right(c.relname, 7), 'YYYY_MM') + interval '1 month' <= forget_event_month.before
+    ORDER BY c.relname LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    -- The lock that DROP takes keeps registrations waiting: nothing may take long from there on. So a large month is
+    -- not counted but estimated.
+    IF events < 100000 THEN
         EXECUTE format('SELECT count(*) FROM tokenkeeper.%I', leaf) INTO events;
-        EXECUTE format('DROP TABLE tokenkeeper.%I', leaf);
-        deleted := deleted + events;
-    END LOOP;
-    RETURN deleted;
+    END IF;
+    EXECUTE format('DROP TABLE tokenkeeper.%I', leaf);
+    RETURN events;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.forget_event_months(timestamptz) IS
-    'Drops the months of history that end before an instant; answers how many events. Called by the sweep, with a short lock_timeout.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_event_months(timestamptz) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.forget_event_month(timestamptz) IS
+    'Drops the oldest month of history if it ends before an instant; answers how many events (about), or null when there '
+    'is nothing to drop. Called by the sweep until then, with a short lock_timeout, a transaction each.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_event_month(timestamptz) FROM PUBLIC;
 
 -- What people read -------------------------------------------------------------------------------------------------
 
@@ -274,7 +282,7 @@ SELECT t.environment,
 FROM tokenkeeper.ledger AS l
 JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.token IS
-    'The ledger for people. To look one up: WHERE topic = … AND environment = … AND token_key = tokenkeeper.token_key(''…'').';
+    'The ledger for people. To look one up: WHERE topic = ... AND environment = ... AND token_key = tokenkeeper.token_key(''...'').';
 COMMENT ON COLUMN tokenkeeper.token.state IS
     'active; or the cause of the suppression: stale (a 410), suspect, superseded, unregistered_by_app.';
 COMMENT ON COLUMN tokenkeeper.token.invalidated_at IS

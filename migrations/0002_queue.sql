@@ -94,7 +94,10 @@ LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
     WITH parts AS (
-        DELETE FROM tokenkeeper.result_count RETURNING hour, environment, topic, status, reason, results)
+        DELETE FROM tokenkeeper.result_count WHERE hour IN (
+            SELECT hour FROM tokenkeeper.result_count GROUP BY hour
+            HAVING count(*) > count(DISTINCT (environment, topic, status, reason)))
+        RETURNING hour, environment, topic, status, reason, results)
     INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, reason, results)
     SELECT hour, environment, topic, status, reason, sum(results) FROM parts GROUP BY 1, 2, 3, 4, 5
 $$;

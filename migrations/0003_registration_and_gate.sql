@@ -29,7 +29,7 @@ BEGIN
     IF key IS NULL THEN
         RAISE EXCEPTION 'device token is %, expected 1 to 512 bytes in hex', CASE
             WHEN register.token IS NULL THEN 'null'
-            ELSE quote_literal(left(register.token, 8)) || '… (' || length(register.token) || ' characters)' END
+            ELSE quote_literal(left(register.token, 8)) || '... (' || length(register.token) || ' characters)' END
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT isfinite(register.registered_at) THEN
@@ -111,7 +111,7 @@ BEGIN
     IF key IS NULL THEN
         RAISE EXCEPTION 'device token is %, expected 1 to 512 bytes in hex', CASE
             WHEN unregister.token IS NULL THEN 'null'
-            ELSE quote_literal(left(unregister.token, 8)) || '… (' || length(unregister.token) || ' characters)' END
+            ELSE quote_literal(left(unregister.token, 8)) || '... (' || length(unregister.token) || ' characters)' END
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT isfinite(unregister.at) THEN

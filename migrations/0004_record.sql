@@ -16,11 +16,64 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off -- As in 0003: a plan made for a small ledger must not outlive it.
 AS $$
 DECLARE
-    topic_ids integer[];
+    topic_ids integer[] := '{}';
+    found_id integer;
     learned timestamptz := clock_timestamp();
+    patience text := current_setting('lock_timeout');
+    total integer := cardinality(record.token_keys);
+    first integer := 1;
+    many integer := cardinality(record.token_keys);
+    refusals integer := 0;
 BEGIN
-    SELECT array_agg(tokenkeeper.ensure_topic(n.environment, n.topic) ORDER BY n.position) INTO topic_ids
-    FROM unnest(record.environments, record.topics) WITH ORDINALITY AS n (environment, topic, position);
+    -- Whatever is not there yet may be about to be added by an application, and an INSERT would wait for that. So the
+    -- additions come first, while no row is locked, with little patience.
+    PERFORM set_config('lock_timeout', '10ms', true);
+    FOR n IN 1..cardinality(record.topics) LOOP
+        BEGIN
+            found_id := tokenkeeper.ensure_topic(record.environments[n], record.topics[n]);
+        EXCEPTION WHEN lock_not_available THEN
+            found_id := NULL;
+        END;
+        topic_ids := topic_ids || found_id;
+    END LOOP;
+
+    -- All that are missing at once; where that meets a lock, half as many, down to the one that is locked; then more again.
+    WHILE first <= total LOOP
+        BEGIN
+            WITH added AS (
+                INSERT INTO tokenkeeper.ledger AS l
+                    (topic_id, token_key, dead_at, dead_reason, suspect_at, suspect_reason, suppressed_since)
+                SELECT topic_ids[s.of_topic], s.token_key, s.dead_at, s.dead_reason, s.suspect_at, s.suspect_reason, learned
+                FROM unnest(record.of_topic, record.token_keys, record.dead_at, record.dead_reason,
+                            record.suspect_at, record.suspect_reason)
+                     WITH ORDINALITY AS s (of_topic, token_key, dead_at, dead_reason, suspect_at, suspect_reason, position)
+                WHERE s.position BETWEEN first AND first + many - 1
+                  AND topic_ids[s.of_topic] IS NOT NULL
+                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS e
+                                  WHERE e.topic_id = topic_ids[s.of_topic] AND e.token_key = s.token_key)
+                ORDER BY s.position
+                ON CONFLICT DO NOTHING
+                RETURNING l.topic_id, l.token_key, l.dead_at, l.dead_reason, l.suspect_at, l.suspect_reason
+            )
+            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, invalidated_after)
+            SELECT a.topic_id, a.token_key, 'invalidated', c.cause,
+                   CASE c.cause WHEN 'dead' THEN a.dead_reason ELSE a.suspect_reason END, greatest(a.dead_at, a.suspect_at)
+            FROM added AS a
+            CROSS JOIN LATERAL (SELECT tokenkeeper.cause_of(a.dead_at, a.suspect_at, NULL, NULL) AS cause) AS c;
+            first := first + many;
+            many := 2 * many;
+        EXCEPTION WHEN lock_not_available THEN
+            refusals := refusals + 1;
+            -- Somebody adds a great many: then they can all wait.
+            EXIT WHEN refusals > 30;
+            IF many = 1 THEN
+                first := first + 1;
+            ELSE
+                many := many / 2;
+            END IF;
+        END;
+    END LOOP;
+    PERFORM set_config('lock_timeout', patience, true);
 
     RETURN QUERY
     WITH said AS MATERIALIZED (
@@ -66,15 +119,6 @@ BEGIN
             suppressed_since = CASE WHEN n.was_suppressed THEN n.was_suppressed_since WHEN n.suppressed THEN learned END
         FROM new AS n
         WHERE l.topic_id = n.topic_id AND l.token_key = n.token_key
-    ), added AS (
-        -- Only keys that are not there: ON CONFLICT would wait for an application that is changing one that is.
-        INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, dead_at, dead_reason, suspect_at, suspect_reason, suppressed_since)
-        SELECT s.topic_id, s.token_key, s.dead_at, s.dead_reason, s.suspect_at, s.suspect_reason, learned
-        FROM said AS s
-        WHERE NOT EXISTS (SELECT FROM tokenkeeper.ledger AS e WHERE e.topic_id = s.topic_id AND e.token_key = s.token_key)
-        ORDER BY s.position
-        ON CONFLICT DO NOTHING
-        RETURNING l.topic_id, l.token_key, l.dead_at, l.dead_reason, l.suspect_at, l.suspect_reason
     ), told AS (
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
             registered_before, registered_after, invalidated_before, invalidated_after)
@@ -86,16 +130,10 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT CASE WHEN n.suppressed THEN n.cause WHEN n.dead_moves THEN 'dead' ELSE 'suspect' END AS cause) AS c
         WHERE NOT n.was_suppressed OR n.cause <> n.was_cause
-        UNION ALL
-        SELECT a.topic_id, a.token_key, 'invalidated', c.cause,
-               CASE c.cause WHEN 'dead' THEN a.dead_reason ELSE a.suspect_reason END, NULL,
-               NULL, NULL, NULL, greatest(a.dead_at, a.suspect_at)
-        FROM added AS a
-        CROSS JOIN LATERAL (SELECT tokenkeeper.cause_of(a.dead_at, a.suspect_at, NULL, NULL) AS cause) AS c
     )
-    SELECT s.position FROM said AS s
-    WHERE NOT EXISTS (SELECT FROM old AS o WHERE o.position = s.position)
-      AND NOT EXISTS (SELECT FROM added AS a WHERE a.topic_id = s.topic_id AND a.token_key = s.token_key);
+    -- What was added just now is among the old ones here, and says nothing new. NOT IN is hashed; NOT EXISTS would be a
+    -- nested loop, because the planner takes an unnested array for ten rows.
+    SELECT s.position FROM said AS s WHERE s.position NOT IN (SELECT o.position FROM old AS o);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.record(text[], text[], integer[], bytea[], timestamptz[], text[], timestamptz[], text[]) IS

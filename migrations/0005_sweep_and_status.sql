@@ -57,11 +57,14 @@ CREATE TABLE tokenkeeper.daemon (
     queue_depth       bigint NOT NULL,
     queue_depth_exact boolean NOT NULL,
     oldest_queued_at  timestamptz,
-    sweep_interval    interval
+    sweep_interval    interval,
+    stopped_at        timestamptz
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.daemon IS
     'The heartbeat of each daemon, with what it saw of the queue: status reads it here and never touches the queue. '
     'Rows of daemons that have been silent for a day are deleted.';
+COMMENT ON COLUMN tokenkeeper.daemon.sweep_interval IS 'Null when the timer is off.';
+COMMENT ON COLUMN tokenkeeper.daemon.stopped_at IS 'When it left in order; null while it runs, or when it did not.';
 COMMENT ON COLUMN tokenkeeper.daemon.queue_depth_exact IS 'False: estimated from the queue''s size, because it was large.';
 
 CREATE TABLE tokenkeeper.token_count (
@@ -79,6 +82,7 @@ WITH latest AS (
     SELECT d.* FROM tokenkeeper.daemon AS d ORDER BY d.beat_at DESC LIMIT 1
 ), live AS (
     SELECT count(*) AS daemons FROM tokenkeeper.daemon AS d WHERE d.beat_at > clock_timestamp() - interval '30 seconds'
+      AND d.stopped_at IS NULL
 ), tokens AS (
     SELECT coalesce(sum(c.tokens), 0)::bigint AS total,
            coalesce(sum(c.tokens) FILTER (WHERE c.state = 'active'), 0)::bigint AS active,

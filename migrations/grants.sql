@@ -76,5 +76,5 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.roll_up_result_count(),
     tokenkeeper.prepare_event_months(),
-    tokenkeeper.forget_event_months(timestamptz)
+    tokenkeeper.forget_event_month(timestamptz)
     TO tokenkeeper_daemon;

@@ -28,7 +28,7 @@ struct AnswerBody: Equatable {
         guard !reason.isEmpty else { return nil }
         var text = ""
         for scalar in reason.unicodeScalars.prefix(100) {
-            text.unicodeScalars.append(scalar.properties.generalCategory == .control ? "\u{FFFD}" : scalar)
+            text.unicodeScalars.append(scalar.properties.generalCategory == .control ? "?" : scalar)
         }
         return text
     }

@@ -67,7 +67,7 @@ public enum Interpretation {
         guard let environment = Environment(rawValue: result.environment ?? Environment.production.rawValue) else {
             throw Unintelligible(
                 message:
-                    "environment is \(quoted(result.environment ?? "", atMost: 40)), expected 'production' or 'sandbox'"
+                    "environment is \(quoted(result.environment ?? "", atMost: 20)), expected 'production' or 'sandbox'"
             )
         }
         guard let name = result.topic, !name.isEmpty else {
@@ -119,6 +119,6 @@ public enum Interpretation {
     }
 
     private static func quoted(_ text: String, atMost length: Int) -> String {
-        "'\(text.prefix(length))'" + (text.count > length ? "…" : "")
+        "'\(text.prefix(length))'" + (text.count > length ? "..." : "")
     }
 }

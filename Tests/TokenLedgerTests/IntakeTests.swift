@@ -99,7 +99,7 @@ import TokenModel
         #expect(try drain(&daemon).rejected == 1)
         #expect(
             try database.psql("SELECT error, length(body) FROM tokenkeeper.rejected_result")
-                == "body is 16777217 bytes long, expected at most 16777216|16777217")
+                == "the row is 16777230 bytes long, expected at most 16777216|16777217")
     }
 
     @Test func `a token that an application holds locked waits aside, and the rest is recorded`() throws {
@@ -258,5 +258,92 @@ import TokenModel
         #expect(DatabaseError(sqlState: "55P03", message: "").remedy == .retry)
         #expect(DatabaseError(sqlState: "23514", message: "").remedy == .fixData)
         #expect(DatabaseError(sqlState: "53100", message: "").remedy == .fixSetup)
+    }
+
+    @Test func `many locked tokens, a new topic under way and new tokens under way leave the rest alone`() throws {
+        try database.psql(
+            "SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-01-01Z') FROM generate_series(1, 5000) AS i"
+        )
+        var app = try database.connect()
+        try app.execute(
+            """
+            BEGIN;
+            SELECT tokenkeeper.register('aa', 'new topic');
+            SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't') FROM generate_series(4001, 4500) AS i;
+            SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't') FROM generate_series(5001, 5003) AS i;
+            """)
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+            SELECT 't', lpad(to_hex(i), 8, '0'), 410, \(Self.death) FROM generate_series(1, 8000) AS i
+            UNION ALL SELECT 'new topic', 'bb', 410, \(Self.death) UNION ALL SELECT 'other', 'bb', 410, \(Self.death)
+            """, user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        let pass = try drain(&daemon)
+        #expect(pass.recorded == 8000 + 2 - 500 - 3 - 1)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "504")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "7498")
+        try app.execute("ROLLBACK")
+        #expect(try drain(&daemon).recorded == 504)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "8002")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token_event WHERE event = 'invalidated'") == "8002")
+    }
+
+    @Test(arguments: ["LATIN1", "SQL_ASCII"])
+    func `it works in databases of other encodings, and keeps what is no text of them`(encoding: String) throws {
+        let name = "e_\(encoding.lowercased())_\(UInt32.random(in: 0...UInt32.max))"
+        let other = TestDatabase(cluster: database.cluster, name: name)
+        try database.psql(
+            "CREATE DATABASE \(name) OWNER owner ENCODING '\(encoding)' LOCALE 'C' TEMPLATE template0", user: "postgres"
+        )
+        var owner = try other.connect()
+        try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner) { _ in }
+        try Grants.apply(&owner)
+        try other.psql(
+            """
+            SET client_encoding = 'UTF8';
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES
+                ('t', 'aa', 410, '{"reason":"a b"}'), ('t', 'bb caf\u{e9}', 410, NULL), ('t\u{e9}', 'cc', 410, '{"reason":"\u{e9}"}')
+            """, user: "a_sender")
+        var daemon = try other.connect(user: "a_daemon")
+        try drain(&daemon)
+        #expect(
+            try other.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token") == "aa,cc")
+        #expect(try other.psql("SELECT count(*) FROM tokenkeeper.rejected_result WHERE token LIKE 'bb caf%'") == "1")
+    }
+
+    @Test func `settings of the role change nothing`() throws {
+        for setting in [
+            "DateStyle = 'SQL, DMY'", "TimeZone = 'Asia/Kolkata'", "IntervalStyle = 'sql_standard'",
+            "bytea_output = 'escape'",
+            "standard_conforming_strings = off", "default_transaction_isolation = 'serializable'",
+            "search_path = ''", "statement_timeout = '5s'", "default_transaction_read_only = on",
+        ] {
+            try database.psql("ALTER DATABASE \(database.name) SET \(setting)")
+        }
+        try database.psql(
+            "BEGIN READ WRITE; INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aa', 410, \(Self.death)), ('t', 'x', 410, NULL); COMMIT",
+            user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        let heartbeat = try Heartbeat(
+            daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
+        #expect(try drain(&daemon).recorded == 1)
+        try heartbeat.beat(sweepInterval: nil, on: &daemon)
+        try SweepLease.release(holder: "d", on: &daemon)
+        try SweepLease.request(.signal, on: &daemon)
+        let lease = try #require(try SweepLease.claim(.requested, holder: "d", on: &daemon))
+        let plan = SweepPlan(
+            staleRetention: .seconds(1), dormantAfter: nil, eventRetention: .seconds(86400),
+            rejectedRetention: .seconds(86400), batch: 10)
+        #expect(
+            try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }.outcome == .finished)
+        try heartbeat.farewell(on: &daemon)
+        #expect(
+            try database.psql("SELECT extract(epoch FROM invalidated_at) FROM tokenkeeper.suppressed_token")
+                == "1794000000.123000")
+        #expect(
+            try database.psql(
+                "SELECT abs(extract(epoch FROM clock_timestamp() - started_at)) < 600, sweep_interval IS NULL FROM tokenkeeper.daemon"
+            ) == "t|t")
     }
 }

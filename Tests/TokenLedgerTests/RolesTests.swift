@@ -47,7 +47,7 @@ import Testing
         "SELECT tokenkeeper.unregister('ab', 't')", "SELECT tokenkeeper.request_sweep()",
         "SELECT tokenkeeper.token_key('aa')",
         "SELECT tokenkeeper.ensure_topic('production', 't')", "SELECT tokenkeeper.roll_up_result_count()",
-        "SELECT tokenkeeper.prepare_event_months()", "SELECT tokenkeeper.forget_event_months('2000-01-01Z')",
+        "SELECT tokenkeeper.prepare_event_months()", "SELECT tokenkeeper.forget_event_month('2000-01-01Z')",
         "SELECT tokenkeeper.record('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
     ]
 
@@ -91,7 +91,7 @@ import Testing
             "TRUNCATE tokenkeeper.send_result_0",
             "SELECT tokenkeeper.token_key('aa')", "SELECT tokenkeeper.ensure_topic('production', 't')",
             "SELECT tokenkeeper.roll_up_result_count()", "SELECT tokenkeeper.prepare_event_months()",
-            "SELECT tokenkeeper.forget_event_months('2000-01-01Z')",
+            "SELECT tokenkeeper.forget_event_month('2000-01-01Z')",
             "SELECT tokenkeeper.record('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
         ],
     ]

@@ -48,6 +48,9 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(
             problems("[swep]\ninterval = \"2h\"\n").first?.hasPrefix("t.toml:2: unknown setting swep.interval") == true)
         #expect(problems("[nothing]\n") == ["t.toml:1: unknown setting nothing"])
+        #expect(
+            problems("\n[[drain]]\npoll_idle = \"1s\"\n").first?.hasPrefix("t.toml:2: unknown setting drain") == true)
+        #expect(problems("[drain]\n# poll_idle = \"1s\"\n[sweep]\n") == [], "all of it is commented out")
     }
 
     @Test func `a wrong type or value is refused with its line, what was found and what was expected`() {
@@ -90,11 +93,18 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
                 "environment variable TOKENKEEPER_SWEEP_INTERVALL: no setting of that name"
             ])
         #expect(problems(environment: ["TOKENKEEPER_CONFIG": "x", "TOKENKEEPERS": "y"]) == [])
+        #expect(
+            problems(environment: ["TOKENKEEPER_PORT": "tcp://10.0.0.1:80", "TOKENKEEPER_SERVICE_HOST": "10.0.0.1"])
+                == [])
     }
 
     @Test func `the value of a secret is never told`() {
         for wrong in ["postgresql://u:hunter2@[host/db", "password=hunter2 nonsense", "hunter2"] {
             let found = problems(environment: ["TOKENKEEPER_DATABASE_URL": wrong])
+            #expect(!found.isEmpty && !found.joined().contains("hunter2"), "\(found)")
+        }
+        for flag in ["postgresql://u:hunter2@h/db", "postgresql://u:hunter2@h/db?a=b"] {
+            let found = problems(flags: [flag])
             #expect(!found.isEmpty && !found.joined().contains("hunter2"), "\(found)")
         }
         let typed = problems("database_url = [\"hunter2\"]\n")

@@ -9,8 +9,8 @@ internal import Glibc
     static let oldestServer = 140_000
 
     /// How long the server may be silent in the middle of a statement before the connection counts as lost.
-    /// Longer than any `statement_timeout` set here.
-    static let patience: Duration = .seconds(120)
+    /// Longer than any `statement_timeout` set here; statements that can be stopped have the longer one.
+    static let patience: (usual: Duration, stoppable: Duration) = (.seconds(120), .seconds(900))
 
     /// Connects; blocks for at most the connection timeout a host.
     public init(to address: DatabaseAddress) throws(DatabaseError) {
@@ -103,9 +103,8 @@ internal import Glibc
     private mutating func collect(cancelWhen stop: Wakeup?) throws(DatabaseError) -> Rows {
         var rows: OpaquePointer?
         var failure: DatabaseError?
-        var stop = stop
         while true {
-            try waitForResult(cancelWhen: &stop)
+            try waitForResult(cancelWhen: stop)
             guard let result = unsafe PQgetResult(handle) else { break }
             switch unsafe PQresultStatus(result) {
             case PGRES_TUPLES_OK:
@@ -129,9 +128,11 @@ internal import Glibc
     }
 
     /// Sends what is left to send, and waits until the next result is there, in one `poll(2)`.
-    private func waitForResult(cancelWhen stop: inout Wakeup?) throws(DatabaseError) {
+    private func waitForResult(cancelWhen stop: Wakeup?) throws(DatabaseError) {
         let clock = ContinuousClock()
-        var deadline = clock.now + Self.patience
+        let patience = stop == nil ? Self.patience.usual : Self.patience.stoppable
+        var deadline = clock.now + patience
+        var cancelling = false
         while true {
             let unsent = unsafe PQflush(handle)
             guard unsent >= 0 else { throw lost() }
@@ -140,22 +141,21 @@ internal import Glibc
             guard socket >= 0 else { throw lost() }
             var watched = [
                 pollfd(fd: socket, events: Int16(unsent == 1 ? POLLIN | POLLOUT : POLLIN), revents: 0),
-                pollfd(fd: stop?.descriptor ?? -1, events: Int16(POLLIN), revents: 0),
+                pollfd(fd: cancelling ? -1 : stop?.descriptor ?? -1, events: Int16(POLLIN), revents: 0),
             ]
-            // In slices: with stop to watch, a statement may rightly take longer than the patience.
-            let ready = unsafe poll(&watched, 2, 1000)
+            let ready = unsafe poll(&watched, 2, cancelling ? 100 : 1000)
             if ready < 0 && errno != EINTR { throw lost() }
-            if watched[1].revents != 0 {
-                cancel()
-                stop = nil
-                deadline = clock.now + Self.patience
-            }
             if watched[0].revents != 0 {
                 guard unsafe PQconsumeInput(handle) == 1 else { throw lost() }
-                deadline = clock.now + Self.patience
-            } else if stop == nil, clock.now > deadline {
+                deadline = clock.now + patience
+            } else if watched[1].revents != 0 || cancelling {
+                // Again and again: one that overtakes its statement on the way to the server is lost.
+                cancelling = true
                 cancel()
-                throw DatabaseError(sqlState: nil, message: "the server has not answered for \(Self.patience)")
+            }
+            if clock.now > deadline {
+                cancel()
+                throw DatabaseError(sqlState: nil, message: "the server has not answered for \(patience)")
             }
         }
     }

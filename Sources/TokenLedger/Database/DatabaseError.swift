@@ -29,7 +29,7 @@ public struct DatabaseError: Error, Equatable {
         switch sqlState {
         case "57P01", "57P02", "57P03", "57P05", "25006", "25P03": return .reconnect
         case "55P03", "40001", "40P01", "57014": return .retry
-        case "54000": return .fixData
+        case "54000", "XX000": return .fixData
         default: break
         }
         switch sqlState.prefix(2) {

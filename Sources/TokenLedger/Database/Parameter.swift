@@ -5,7 +5,7 @@ package enum Parameter {
     case text(String?)
     case bool(Bool)
     case int4(Int32)
-    case int8(Int64)
+    case int8(Int64?)
     case instant(Instant?)
     case int4s([Int32?])
     case int8s([Int64])
@@ -35,7 +35,7 @@ package enum Parameter {
         case .text(let value): value.map { Array($0.utf8) }
         case .bool(let value): [value ? 1 : 0]
         case .int4(let value): Self.bigEndian(value)
-        case .int8(let value): Self.bigEndian(value)
+        case .int8(let value): value.map { Self.bigEndian($0) }
         case .instant(let value): value.map { Self.bigEndian($0.sinceServerEpoch) }
         case .int4s(let values):
             Self.array(of: 23, values) { value, bytes in Self.append(value, to: &bytes) }

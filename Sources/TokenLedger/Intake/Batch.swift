@@ -19,7 +19,8 @@ struct Batch {
 
     private static let columns = "environment, topic, token, status, body, apns_id, sent_at, queued_at"
 
-    private static let length = ["environment", "topic", "token", "body", "apns_id"]
+    /// The bytes of text in a row, told without fetching what is stored out of line.
+    static let length = ["environment", "topic", "token", "body", "apns_id"]
         .map { "coalesce(octet_length(\($0)), 0)" }.joined(separator: " + ")
 
     /// A row that is to be moved without a look at it: it is bulky, or its whole batch has failed.
@@ -100,7 +101,7 @@ struct Batch {
             switch verdict {
             case .unintelligible(let error): rejected.append((result, error))
             case .sendersFault(let reason):
-                settled.sendersFaults[reason ?? "status \(result.status ?? 0)", default: 0] += 1
+                settled.blame(reason.map(ResultCounts.countable) ?? "status \(result.status ?? 0)", 1)
             case .accepted, .dead, .suspect, .transient: break
             }
         }

@@ -5,37 +5,6 @@ public import TokenModel
 /// It remembers how far it has read into each leaf, as a hint where to look first and never as a claim about what is
 /// there: a row can be committed late, before that point. So each leaf is also read from its front again and again.
 public struct Intake {
-    /// What one pass over the queue has done.
-    public struct Pass: Equatable, Sendable {
-        public var accepted = 0
-        public var recorded = 0
-        public var rejected = 0
-        public var putAside = 0
-        /// Results of which APNs blames the sender, by reason; they count as recorded too.
-        public var sendersFaults: [String: Int] = [:]
-
-        public init() {}
-
-        public mutating func add(_ other: Pass) {
-            accepted += other.accepted
-            recorded += other.recorded
-            rejected += other.rejected
-            putAside += other.putAside
-            sendersFaults.merge(other.sendersFaults, uniquingKeysWith: +)
-        }
-
-        /// Whether any row has left its leaf: if so, look again soon.
-        public var moved: Bool { accepted + recorded + rejected + putAside > 0 }
-    }
-
-    /// Something that people should know about a row or a batch; the pass goes on.
-    public enum Incident: Sendable {
-        /// A batch failed for a cause of its data, and was set aside to be looked at row by row.
-        case batchSetAside(DatabaseError)
-        /// A row was understood but refused by the database, and moved to `rejected_result`.
-        case rowRejected(DatabaseError)
-    }
-
     private let interpret: @Sendable (SendResult) -> Verdict
     private let transaction: BatchTransaction
     private var hints: [Leaf: Hint] = [:]
@@ -116,7 +85,7 @@ public struct Intake {
         if fromFront {
             // Reading over what is gone costs something: at most a twentieth of the time.
             hint.frontAgain = clock.now + looking * 20
-            if batches == 0, leaf != .aside, pages >= LeafSizes.worthTruncating, !leaf.isInUse(current: sizes.current) {
+            if batches == 0, pages >= LeafSizes.worthTruncating, !leaf.isInUse(current: sizes.current) {
                 try truncateIfEmpty(leaf, on: &connection)
             }
         }
@@ -182,7 +151,7 @@ public struct Intake {
         let left = try connection.run(
             """
             \(transaction.settings)
-            SELECT (ctid::text::point)[0]::bigint, (ctid::text::point)[1]::bigint, coalesce(octet_length(body), 0)
+            SELECT (ctid::text::point)[0]::bigint, (ctid::text::point)[1]::bigint, \(Batch.length)
             FROM \(Leaf.aside.table) WHERE \(Portion.pages(pages).predicate)
             -- So that none is always behind those that block.
             ORDER BY random() LIMIT 1000
@@ -192,9 +161,9 @@ public struct Intake {
             guard let page = left.text(row, 0).flatMap({ Int($0) }), let line = left.text(row, 1).flatMap({ Int($0) })
             else { continue }
             let portion = Portion.row(page: page, line: line)
-            if let length = left.text(row, 2).flatMap({ Int($0) }), length > Self.largestBody {
+            if let length = left.text(row, 2).flatMap({ Int($0) }), length > Self.largestRow {
                 try reject(
-                    portion, error: "body is \(length) bytes long, expected at most \(Self.largestBody)",
+                    portion, error: "the row is \(length) bytes long, expected at most \(Self.largestRow)",
                     on: &connection)
                 pass.rejected += 1
                 continue
@@ -218,8 +187,8 @@ public struct Intake {
         }
     }
 
-    /// A body of more than 16 MiB is not fetched to look what it means: memory stays bounded.
-    private static let largestBody = 1 << 24
+    /// A row of more than 16 MiB of text is not fetched to look what it means: memory stays bounded.
+    private static let largestRow = 1 << 24
 
     private func reject(_ portion: Portion, error: String, on connection: inout Connection) throws(DatabaseError) {
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in

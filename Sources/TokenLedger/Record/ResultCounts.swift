@@ -24,8 +24,9 @@ struct ResultCounts {
         counts[kind, default: 0] += 1
     }
 
-    /// Apple's reasons are words of letters. Anything else (a proxy's error page with an id in it) counts as one kind.
-    private static func countable(_ reason: String) -> String {
+    /// Apple's reasons are words of letters. Anything else (a proxy's error page with an id in it) counts as one kind:
+    /// neither counts nor logs grow with it, and no token gets into them this way.
+    static func countable(_ reason: String) -> String {
         let isWord =
             reason.utf8.count <= 64
             && reason.utf8.allSatisfy {

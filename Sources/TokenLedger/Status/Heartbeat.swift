@@ -1,9 +1,11 @@
+internal import TokenModel
+
 /// What a daemon tells of itself and of the queue, in its row of `tokenkeeper.daemon`.
 public struct Heartbeat {
     private let daemonID: String
     private let version: Version
     private let transaction: BatchTransaction
-    private let startedAt: String
+    private let startedAt: Instant
 
     /// More waiting results than this are estimated and not counted.
     static let countedExactly = 20_000
@@ -15,7 +17,7 @@ public struct Heartbeat {
         self.daemonID = daemonID
         self.version = version
         transaction = BatchTransaction(lockTimeout: lockTimeout)
-        startedAt = try connection.run("SELECT clock_timestamp()::text").text(0, 0) ?? "now"
+        startedAt = try connection.query("SELECT clock_timestamp()").instant(0, 0) ?? .distantPast
     }
 
     /// Looks at the queue and reports. Where somebody has locked the queue, it reports what it knew before.
@@ -38,23 +40,25 @@ public struct Heartbeat {
                 """
                 INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, beat_at, queue_depth, queue_depth_exact,
                                                      oldest_queued_at, sweep_interval)
-                VALUES ($1, $2, $3::text::timestamptz, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond')
+                VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond')
                 ON CONFLICT (daemon_id) DO UPDATE SET beat_at = excluded.beat_at, queue_depth = excluded.queue_depth,
                     queue_depth_exact = excluded.queue_depth_exact, oldest_queued_at = excluded.oldest_queued_at,
                     sweep_interval = excluded.sweep_interval
                 """,
                 [
-                    .text(daemonID), .text(version.description), .text(startedAt), .int8(depth), .bool(exact),
-                    .instant(seen.instant(0, 1)), .int8(sweepInterval?.microseconds ?? 0),
+                    .text(daemonID), .text(version.description), .instant(startedAt), .int8(depth), .bool(exact),
+                    .instant(seen.instant(0, 1)), .int8(sweepInterval?.microseconds),
                 ])
             try connection.run("DELETE FROM tokenkeeper.daemon WHERE beat_at < clock_timestamp() - interval '1 day'")
         }
     }
 
-    /// Takes this daemon's row away: it leaves in order.
+    /// Says that this daemon leaves, in order.
     public func farewell(on connection: inout Connection) throws(DatabaseError) {
-        _ = try connection.query(
-            "UPDATE tokenkeeper.daemon SET beat_at = clock_timestamp() - interval '31 seconds' WHERE daemon_id = $1",
-            [.text(daemonID)])
+        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+            _ = try connection.query(
+                "UPDATE tokenkeeper.daemon SET stopped_at = clock_timestamp(), beat_at = clock_timestamp() WHERE daemon_id = $1",
+                [.text(daemonID)])
+        }
     }
 }

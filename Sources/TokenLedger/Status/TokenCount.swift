@@ -11,7 +11,7 @@ public struct TokenCount {
 
     /// Counts if it is time, something was written since, and no other daemon is counting.
     ///
-    /// - Parameter stop: Ends a count that is under way.
+    /// - Parameter stop: Ends a count that is under way; it is then made up for later.
     public mutating func refresh(on connection: inout Connection, stop: Wakeup) throws(DatabaseError) {
         guard clock.now >= again else { return }
         again = clock.now + Self.pause
@@ -57,6 +57,8 @@ public struct TokenCount {
         } catch {
             connection.rollback()
             if error.remedy != .retry { throw error }
+            // Cut off: it would be, again. Next time after the same share of time as if it had come to its end.
+            again = max(again, clock.now + began.duration(to: clock.now) * 100)
             return
         }
         writesSeen = writes

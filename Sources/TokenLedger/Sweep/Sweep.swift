@@ -56,11 +56,11 @@ public struct Sweep {
                 """
                 DELETE FROM tokenkeeper.rejected_result
                 WHERE rejected_id IN (SELECT rejected_id FROM tokenkeeper.rejected_result
-                                      WHERE rejected_at < clock_timestamp() - $1 * interval '1 microsecond'
+                                      WHERE rejected_at < now() - $1 * interval '1 microsecond'
                                       ORDER BY rejected_id LIMIT \(limit) FOR UPDATE SKIP LOCKED)
                 RETURNING 1
                 """,
-                "SELECT count(*) FROM tokenkeeper.rejected_result WHERE rejected_at < clock_timestamp() - $1 * interval '1 microsecond'",
+                "SELECT count(*) FROM tokenkeeper.rejected_result WHERE rejected_at < now() - $1 * interval '1 microsecond'",
                 [.int8(plan.rejectedRetention.microseconds)]
             )
         }
@@ -69,11 +69,11 @@ public struct Sweep {
                 """
                 DELETE FROM tokenkeeper.sweep_run
                 WHERE run_id IN (SELECT run_id FROM tokenkeeper.sweep_run
-                                 WHERE finished_at < clock_timestamp() - $1 * interval '1 microsecond'
+                                 WHERE finished_at < now() - $1 * interval '1 microsecond'
                                  ORDER BY run_id LIMIT \(limit) FOR UPDATE SKIP LOCKED)
                 RETURNING 1
                 """,
-                "SELECT count(*) FROM tokenkeeper.sweep_run WHERE finished_at < clock_timestamp() - $1 * interval '1 microsecond'",
+                "SELECT count(*) FROM tokenkeeper.sweep_run WHERE finished_at < now() - $1 * interval '1 microsecond'",
                 [.int8(plan.eventRetention.microseconds)]
             )
         }
@@ -85,7 +85,7 @@ public struct Sweep {
     /// Tokens that have been suppressed for longer than the retention.
     private func pruneSuppressed(_ topic: Int32, on connection: inout Connection, while goesOn: () -> Bool) throws {
         let isDue =
-            "l.topic_id = $1 AND l.suppressed AND l.suppressed_since < clock_timestamp() - $2 * interval '1 microsecond'"
+            "l.topic_id = $1 AND l.suppressed AND l.suppressed_since < now() - $2 * interval '1 microsecond'"
         try batches("pruned_suppressed", on: &connection, while: goesOn) { limit in
             (
                 Self.prune(isDue, order: "ORDER BY l.suppressed_since LIMIT \(limit)"),
@@ -98,7 +98,7 @@ public struct Sweep {
     /// Tokens that no app has registered again for too long. They bear no index: the ledger is read from front to end.
     private func pruneDormant(_ age: Duration, on connection: inout Connection, while goesOn: () -> Bool) throws {
         let isDue =
-            "NOT l.suppressed AND l.registered_at > '-infinity' AND l.registered_at < clock_timestamp() - $1 * interval '1 microsecond'"
+            "NOT l.suppressed AND l.registered_at > '-infinity' AND l.registered_at < now() - $1 * interval '1 microsecond'"
         let pages =
             try connection.query(
                 "SELECT pg_relation_size('tokenkeeper.ledger') / current_setting('block_size')::bigint"
@@ -113,9 +113,8 @@ public struct Sweep {
         }
         for page in stride(from: 0, to: pages, by: Int(step)) {
             let inRange = "l.ctid >= '(\(page),0)' AND l.ctid < '(\(page + step),0)' AND \(isDue)"
-            try batch(
-                "pruned_dormant", Self.prune(isDue, due: inRange, order: ""), [.int8(age.microseconds)],
-                on: &connection, while: goesOn)
+            let prune = Self.prune(isDue, due: inRange, order: "LIMIT \(plan.batch)")
+            while try batch("pruned_dormant", prune, [.int8(age.microseconds)], on: &connection, while: goesOn) > 0 {}
         }
     }
 
@@ -146,18 +145,25 @@ public struct Sweep {
     private func forgetHistory(on connection: inout Connection) throws {
         try inTransaction("SELECT tokenkeeper.roll_up_result_count()", [], on: &connection)
         try inTransaction(
-            "DELETE FROM tokenkeeper.result_count WHERE hour < clock_timestamp() - $1 * interval '1 microsecond'",
+            "DELETE FROM tokenkeeper.result_count WHERE hour < now() - $1 * interval '1 microsecond'",
             [.int8(plan.eventRetention.microseconds)], on: &connection)
         do {
             try inTransaction("SELECT tokenkeeper.prepare_event_months()", [], on: &connection)
-            try inTransaction(
-                """
-                UPDATE tokenkeeper.sweep_run SET heartbeat_at = clock_timestamp(),
-                    deleted_events = tokenkeeper.forget_event_months(clock_timestamp() - $1 * interval '1 microsecond')
-                WHERE run_id = $2
-                """, [.int8(plan.eventRetention.microseconds), .int8(lease.runID)], on: &connection)
-        } catch  where error.remedy == .retry {
+            while try forgetMonth(on: &connection) {}
+        } catch  where error.sqlState == "55P03" {
             // Somebody reads the history at length: the next sweep will do. Months are prepared well ahead.
+        }
+    }
+
+    /// One month a transaction: its lock keeps registrations waiting.
+    private func forgetMonth(on connection: inout Connection) throws(DatabaseError) -> Bool {
+        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+            let events = try connection.query(
+                "SELECT tokenkeeper.forget_event_month(now() - $1 * interval '1 microsecond')",
+                [.int8(plan.eventRetention.microseconds)]
+            ).integer(0, 0)
+            try note("deleted_events", events ?? 0, on: &connection)
+            return events != nil
         }
     }
 
@@ -216,11 +222,11 @@ public struct Sweep {
     private func finish(
         _ outcome: SweepReport.Outcome, _ message: String?, on connection: inout Connection
     ) throws(DatabaseError) -> SweepReport {
-        _ = try connection.query(
+        try inTransaction(
             """
             UPDATE tokenkeeper.sweep_run SET outcome = $2, message = $3, finished_at = clock_timestamp()
             WHERE run_id = $1 AND outcome = 'running' AND daemon_id = $4
-            """, [.int8(lease.runID), .text(outcome.rawValue), .text(message), .text(lease.holder)])
+            """, [.int8(lease.runID), .text(outcome.rawValue), .text(message), .text(lease.holder)], on: &connection)
         let row = try connection.query(
             """
             SELECT outcome, message, pruned_suppressed, pruned_dormant, deleted_events, deleted_rejected, deleted_runs

@@ -68,17 +68,18 @@ public struct SweepLease: Sendable {
     }
 
     /// How long until the timer's next sweep is due, zero or less when it is. The last one counts, whichever daemon ran it:
-    /// a restart does not start the count anew. After a failure five minutes are enough.
+    /// a restart does not start the count anew. After a failure five minutes are enough, and one that is running may have died.
     public static func untilDue(interval: Duration, on connection: inout Connection) throws(DatabaseError) -> Duration {
         let rows = try connection.query(
             """
             SELECT (extract(epoch FROM max(CASE outcome
                        WHEN 'failed' THEN started_at + least($1 * interval '1 microsecond', interval '5 minutes')
+                       WHEN 'running' THEN heartbeat_at + $2 * interval '1 microsecond'
                        ELSE started_at + $1 * interval '1 microsecond' END) - clock_timestamp()) * 1000)::bigint
             FROM tokenkeeper.sweep_run
             WHERE NOT dry_run AND outcome IN ('running', 'finished', 'failed')
               AND started_at > clock_timestamp() - $1 * interval '1 microsecond'
-            """, [.int8(interval.microseconds)])
+            """, [.int8(interval.microseconds), .int8(silence.microseconds + 1_000_000)])
         return .milliseconds(rows.integer(0, 0) ?? 0)
     }
 
@@ -89,18 +90,23 @@ public struct SweepLease: Sendable {
 
     /// Asks for a sweep, like `tokenkeeper.request_sweep`, and names the trigger.
     public static func request(_ trigger: SweepTrigger, on connection: inout Connection) throws(DatabaseError) {
-        _ = try connection.query("INSERT INTO tokenkeeper.sweep_run (trigger) VALUES ($1)", [.text(trigger.rawValue)])
+        try connection.transaction(begin) { connection throws(DatabaseError) in
+            _ = try connection.query(
+                "INSERT INTO tokenkeeper.sweep_run (trigger) VALUES ($1)", [.text(trigger.rawValue)])
+        }
     }
 
     /// Says of runs that this holder has left behind, through a lost connection, that they were interrupted.
     public static func release(holder: String, on connection: inout Connection) throws(DatabaseError) {
-        _ = try connection.query(
-            """
-            UPDATE tokenkeeper.sweep_run
-            SET outcome = 'interrupted', finished_at = clock_timestamp(),
-                message = 'the connection was lost; the next sweep goes on where this one stopped'
-            WHERE outcome = 'running' AND daemon_id = $1
-            """, [.text(holder)])
+        try connection.transaction(begin) { connection throws(DatabaseError) in
+            _ = try connection.query(
+                """
+                UPDATE tokenkeeper.sweep_run
+                SET outcome = 'interrupted', finished_at = clock_timestamp(),
+                    message = 'the connection was lost; the next sweep goes on where this one stopped'
+                WHERE outcome = 'running' AND daemon_id = $1
+                """, [.text(holder)])
+        }
     }
 
     /// One at a time through the decision whether to start.

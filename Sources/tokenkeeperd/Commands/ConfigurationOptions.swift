@@ -36,7 +36,7 @@ struct ConfigurationOptions: ParsableArguments {
         let path = named ?? Self.usualFile
         var file: (text: String, name: String)?
         if named != nil || FileManager.default.fileExists(atPath: path) {
-            guard let bytes = FileManager.default.contents(atPath: path) else {
+            guard let bytes = try? Data(contentsOf: URL(filePath: path)) else {
                 throw ConfigurationError(["\(path): cannot be read"])
             }
             guard let text = String(validating: bytes, as: UTF8.self) else {

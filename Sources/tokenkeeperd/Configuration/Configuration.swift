@@ -12,8 +12,15 @@ struct Configuration: Sendable {
     let values: [String: Resolved]
     let address: DatabaseAddress
 
-    /// Names that begin like a setting's variable and are none.
-    static let otherVariables: Set<String> = ["TOKENKEEPER_CONFIG"]
+    /// Names that begin like a setting's variable and are none: our own, and those that Kubernetes and Docker make up for
+    /// a service that is called tokenkeeper.
+    private static func isNoSetting(_ variable: String) -> Bool {
+        variable == "TOKENKEEPER_CONFIG" || variable.hasPrefix("TOKENKEEPER_PORT")
+            || variable.hasPrefix("TOKENKEEPER_SERVICE_")
+    }
+
+    /// What stands in keys. Anything else is not repeated in an error: it may be a connection string with a password.
+    private static let keyCharacters = Set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.".utf8)
 
     /// - Parameters:
     ///   - file: The configuration file's text and name, where there is one.
@@ -31,6 +38,10 @@ struct Configuration: Sendable {
             hasRightType: (Setting) -> Bool = { _ in true }
         ) {
             guard let setting = Setting.table.first(where: { $0.key == key }) else {
+                guard key.utf8.allSatisfy({ Self.keyCharacters.contains($0) }) else {
+                    problems.append("\(place): expected key=value, found no key")
+                    return
+                }
                 let near = Setting.table.map(\.key).filter { $0.hasSuffix("." + key) || key.hasSuffix("." + $0) }.first
                 problems.append("\(place): unknown setting \(key)" + (near.map { "; is \($0) meant?" } ?? ""))
                 return
@@ -56,7 +67,7 @@ struct Configuration: Sendable {
             }
         }
         for (name, value) in environment.sorted(by: { $0.key < $1.key })
-        where name.hasPrefix("TOKENKEEPER_") && !Self.otherVariables.contains(name) {
+        where name.hasPrefix("TOKENKEEPER_") && !Self.isNoSetting(name) {
             if let setting = Setting.table.first(where: { $0.variable == name }) {
                 set(setting.key, value, from: "environment", place: "environment variable \(name)")
             } else {
@@ -65,7 +76,8 @@ struct Configuration: Sendable {
         }
         for flag in flags {
             guard let equals = flag.firstIndex(of: "=") else {
-                problems.append("--set \(flag): expected key=value")
+                // Not repeated: it may be a connection string with a password.
+                problems.append("--set: expected key=value")
                 continue
             }
             set(

@@ -41,6 +41,8 @@ struct ConfigurationFile {
             let key = prefix + name
             guard let value = table[name] else { return [] }
             if let section = value.table {
+                // A section in which everything is commented out.
+                if section.isEmpty, Setting.table.contains(where: { $0.key.hasPrefix(key + ".") }) { return [] }
                 return section.isEmpty ? [Entry(key: key, value: "a section")] : flatten(section, under: key + ".")
             }
             if let text = value.string { return [Entry(key: key, value: text, isText: true)] }
@@ -56,7 +58,7 @@ struct ConfigurationFile {
         for (number, line) in text.split(separator: "\n", omittingEmptySubsequences: false).enumerated() {
             let line = line.filter { $0 != " " && $0 != "\t" && $0 != "\"" && $0 != "'" }
             if line.hasPrefix("["), let end = line.firstIndex(of: "]") {
-                section = line[line.index(after: line.startIndex)..<end] + "."
+                section = line[..<end].drop { $0 == "[" } + "."
                 lines[String(section.dropLast())] = number + 1
             } else if let equals = line.firstIndex(of: "="), !line.hasPrefix("#") {
                 lines[section + line[..<equals]] = number + 1

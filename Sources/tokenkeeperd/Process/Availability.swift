@@ -25,7 +25,7 @@ final class Availability: Sendable {
     func lost(_ error: DatabaseError) {
         if error.remedy == .reconnect && !tellsOfLosses { return }
         let tell = state.withLock { state in
-            let cause = error.description
+            let cause = error.sqlState ?? "lost"
             defer { state.away = cause }
             if state.away == cause && state.toldAt.duration(to: .now) < Self.reminder { return false }
             // What follows upon a loss (refused, starting up, …) is the same story.

@@ -5,6 +5,7 @@ internal import TokenLedger
 struct DrainDigest {
     private var sum = Intake.Pass()
     private var toldAt = ContinuousClock.now
+    private var refusals: (batches: Int, rows: Int, first: DatabaseError)?
     private let logger: Logger
 
     private static let every: Duration = .seconds(60)
@@ -20,6 +21,14 @@ struct DrainDigest {
 
     mutating func tell() {
         toldAt = .now
+        if let refusals {
+            logger.warning(
+                "PostgreSQL refused results; those are in tokenkeeper.rejected_result",
+                metadata: [
+                    "batches": "\(refusals.batches)", "results": "\(refusals.rows)", "first_error": "\(refusals.first)",
+                ])
+        }
+        refusals = nil
         guard sum.moved else { return }
         logger.info(
             "drained",
@@ -39,13 +48,12 @@ struct DrainDigest {
         sum = Intake.Pass()
     }
 
-    func tell(_ incident: Intake.Incident) {
+    mutating func note(_ incident: Intake.Incident) {
         switch incident {
         case .batchSetAside(let error):
-            logger.warning("a batch was refused; its results are looked at one by one", metadata: ["error": "\(error)"])
+            refusals = ((refusals?.batches ?? 0) + 1, refusals?.rows ?? 0, refusals?.first ?? error)
         case .rowRejected(let error):
-            logger.warning(
-                "PostgreSQL refused a result; it is in tokenkeeper.rejected_result", metadata: ["error": "\(error)"])
+            refusals = (refusals?.batches ?? 0, (refusals?.rows ?? 0) + 1, refusals?.first ?? error)
         }
     }
 }

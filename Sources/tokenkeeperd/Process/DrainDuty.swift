@@ -32,7 +32,8 @@ struct DrainDuty {
             }
 
             while !duty.stop.isAsked {
-                let pass = try intake.pass(on: &connection, tell: digest.tell) { connection throws(DatabaseError) in
+                let pass = try intake.pass(on: &connection, tell: { digest.note($0) }) {
+                    connection throws(DatabaseError) in
                     try beatIfDue(&connection)
                     return !duty.stop.isAsked
                 }

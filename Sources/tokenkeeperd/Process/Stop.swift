@@ -5,8 +5,6 @@ internal import TokenLedger
 final class Stop: Sendable {
     private let asked = Atomic(false)
     private let bells: Mutex<[Wakeup]> = Mutex([])
-    /// Rung when the wish is uttered, and never taken: to watch in `poll(2)`.
-    let bell = Wakeup()
 
     var isAsked: Bool { asked.load(ordering: .acquiring) }
 
@@ -17,7 +15,6 @@ final class Stop: Sendable {
 
     func ask() {
         asked.store(true, ordering: .releasing)
-        bell.ring()
         for bell in bells.withLock({ $0 }) { bell.ring() }
     }
 }

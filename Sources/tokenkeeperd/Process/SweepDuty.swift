@@ -59,7 +59,8 @@ struct SweepDuty {
                     timer.schedule(in: max(try SweepLease.untilDue(interval: interval, on: &connection), .seconds(1)))
                     continue
                 }
-                try count.refresh(on: &connection, stop: duty.stop.bell)
+                // A count can take minutes: any bell ends it.
+                try count.refresh(on: &connection, stop: bells.wakeup)
                 succeeded()
                 if !duty.stop.isAsked { bells.wakeup.wait(for: Self.lookEvery) }
             }

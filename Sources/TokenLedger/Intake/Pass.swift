@@ -1,0 +1,40 @@
+extension Intake {
+    /// What one pass over the queue has done.
+    public struct Pass: Equatable, Sendable {
+        public var accepted = 0
+        public var recorded = 0
+        public var rejected = 0
+        public var putAside = 0
+        /// Results of which APNs blames the sender, by reason; they count as recorded too.
+        public private(set) var sendersFaults: [String: Int] = [:]
+
+        /// More kinds than Apple has are not Apple's: the rest counts as one, so that no log line grows with them.
+        private static let mostKinds = 40
+
+        public init() {}
+
+        public mutating func add(_ other: Pass) {
+            accepted += other.accepted
+            recorded += other.recorded
+            rejected += other.rejected
+            putAside += other.putAside
+            for (kind, count) in other.sendersFaults { blame(kind, count) }
+        }
+
+        mutating func blame(_ kind: String, _ count: Int) {
+            let known = sendersFaults[kind] != nil || sendersFaults.count < Self.mostKinds
+            sendersFaults[known ? kind : "(other)", default: 0] += count
+        }
+
+        /// Whether any row has left its leaf: if so, look again soon.
+        public var moved: Bool { accepted + recorded + rejected + putAside > 0 }
+    }
+
+    /// Something that people should know about a row or a batch; the pass goes on.
+    public enum Incident: Sendable {
+        /// A batch failed for a cause of its data, and was set aside to be looked at row by row.
+        case batchSetAside(DatabaseError)
+        /// A row was understood but refused by the database, and moved to `rejected_result`.
+        case rowRejected(DatabaseError)
+    }
+}
