@@ -124,19 +124,19 @@ public struct Intake {
     ) throws(DatabaseError) {
         do {
             try settle(.pages(pages), of: leaf, asideUnseen: false, into: &pass, on: &connection)
-            if leaf == .aside { try settleRowByRow(pages, into: &pass, on: &connection, tell: tell) }
+            if leaf == .aside { try settleRowByRow(pages, onlyBulky: true, into: &pass, on: &connection, tell: tell) }
         } catch {
             switch error.remedy {
             case .reconnect, .fixSetup:
                 throw error
             case .retry, .fixData:
                 if leaf == .aside {
-                    try settleRowByRow(pages, into: &pass, on: &connection, tell: tell)
+                    try settleRowByRow(pages, onlyBulky: false, into: &pass, on: &connection, tell: tell)
                 } else {
                     if error.remedy == .fixData { tell(.batchSetAside(error)) }
                     do {
                         try settle(.pages(pages), of: leaf, asideUnseen: true, into: &pass, on: &connection)
-                    } catch  where error.remedy == .retry {
+                    } catch where error.remedy == .retry {
                         // Somebody holds rows of the queue itself. They stay where they are.
                     }
                 }
@@ -146,13 +146,15 @@ public struct Intake {
 
     /// Looks at rows that were set aside one by one: those that are bulky, and those that made their batch fail.
     private func settleRowByRow(
-        _ pages: Range<Int>, into pass: inout Pass, on connection: inout Connection, tell: (Incident) -> Void
+        _ pages: Range<Int>, onlyBulky: Bool, into pass: inout Pass, on connection: inout Connection,
+        tell: (Incident) -> Void
     ) throws(DatabaseError) {
         let left = try connection.run(
             """
             \(transaction.settings)
             SELECT (ctid::text::point)[0]::bigint, (ctid::text::point)[1]::bigint, \(Batch.length)
-            FROM \(Leaf.aside.table) WHERE \(Portion.pages(pages).predicate)
+            FROM \(Leaf.aside.table)
+            WHERE \(Portion.pages(pages).predicate) \(onlyBulky ? "AND \(Batch.length) > \(Batch.bulky)" : "")
             -- So that none is always behind those that block.
             ORDER BY random() LIMIT 1000
             """)
