@@ -23,6 +23,7 @@ DECLARE
     total integer := cardinality(record.token_keys);
     first integer := 1;
     many integer := cardinality(record.token_keys);
+    locked_until integer := 0;
     refusals integer := 0;
 BEGIN
     -- Whatever is not there yet may be about to be added by an application, and an INSERT would wait for that. So the
@@ -37,7 +38,7 @@ BEGIN
         topic_ids := topic_ids || found_id;
     END LOOP;
 
-    -- All that are missing at once; where that meets a lock, half as many, down to the one that is locked; then more again.
+    -- All that are missing at once; where that meets a lock, the one that is locked is found by halving.
     WHILE first <= total LOOP
         BEGIN
             WITH added AS (
@@ -61,15 +62,17 @@ BEGIN
             FROM added AS a
             CROSS JOIN LATERAL (SELECT tokenkeeper.cause_of(a.dead_at, a.suspect_at, NULL, NULL) AS cause) AS c;
             first := first + many;
-            many := 2 * many;
+            many := CASE WHEN first <= locked_until THEN greatest((locked_until - first + 1) / 2, 1) ELSE total END;
         EXCEPTION WHEN lock_not_available THEN
             refusals := refusals + 1;
             -- Somebody adds a great many: then they can all wait.
             EXIT WHEN refusals > 30;
             IF many = 1 THEN
                 first := first + 1;
+                many := total;
             ELSE
-                many := many / 2;
+                locked_until := least(first + many - 1, total);
+                many := greatest((locked_until - first + 1) / 2, 1);
             END IF;
         END;
     END LOOP;
