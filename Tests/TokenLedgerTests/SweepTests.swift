@@ -123,6 +123,8 @@ import Testing
         var second = try database.connect(user: "a_daemon")
         let lease = try #require(try SweepLease.claim(.new(.timer, dryRun: false), holder: "first", on: &first))
         #expect(try SweepLease.claim(.new(.cli, dryRun: false), holder: "second", on: &second) == nil)
+        let again = try SweepLease.untilDue(interval: .seconds(3600), on: &second)
+        #expect(again > .seconds(30) && again <= .seconds(61), "one that runs may have died")
         try database.psql("UPDATE tokenkeeper.sweep_run SET heartbeat_at = heartbeat_at - interval '61 seconds'")
         let taken = try SweepLease.claim(.new(.cli, dryRun: false), holder: "second", on: &second)
         #expect(taken != nil)

@@ -148,11 +148,11 @@ import Testing
         let database = try TestCluster.shared.database()
         let token = String(repeating: "ab", count: 32)
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '\(token)', 410, NULL), ('t', '\(token) ', 410, NULL), ('', '\(token)', 410, NULL), ('t', '\(token)', 400, '{\"reason\":\"BadTopic\"}')"
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '\(token)', 410, NULL), ('t', '\(token) ', 410, NULL), ('', '\(token)', 410, NULL), ('t', '\(token)', 400, '{\"reason\":\"BadTopic\"}'), ('t', '\(token)', 400, '{\"reason\":\"Bad \(token)\"}')"
         )
         let daemon = try DaemonProcess(database.url(), settings: ["log.level=trace"])
         try eventually("all is settled") {
-            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "4"
+            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "5"
         }
         let resident =
             try String(contentsOfFile: "/proc/\(daemon.pid)/status", encoding: .utf8)
@@ -162,6 +162,6 @@ import Testing
         #expect(!daemon.logged.contains("ababababab"))
         #expect(
             daemon.logged.contains("results could not be understood")
-                && daemon.logged.contains("reasons=\"BadTopic 1\""))
+                && daemon.logged.contains("reasons=\"(other) 1, BadTopic 1\""))
     }
 }
