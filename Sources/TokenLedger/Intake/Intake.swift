@@ -136,7 +136,7 @@ public struct Intake {
                     if error.remedy == .fixData { tell(.batchSetAside(error)) }
                     do {
                         try settle(.pages(pages), of: leaf, asideUnseen: true, into: &pass, on: &connection)
-                    } catch  where error.remedy == .retry {
+                    } catch let error where error.remedy == .retry {
                         // Somebody holds rows of the queue itself. They stay where they are.
                     }
                 }

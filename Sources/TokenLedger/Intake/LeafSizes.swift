@@ -23,7 +23,7 @@ struct LeafSizes {
             let blockSize = max(read(rows, 1), 1)
             current = read(rows, 0)
             pages = leaves.indices.map { read(rows, $0 + 2) / blockSize }
-        } catch  where error.remedy == .retry {
+        } catch let error where error.remedy == .retry {
             // Somebody has locked a leaf, even against looking at its size: do without that one.
             var pages: [Int] = []
             var current = 0
@@ -32,7 +32,7 @@ struct LeafSizes {
                     let rows = try connection.run(select([leaf]))
                     current = read(rows, 0)
                     pages.append(read(rows, 2) / max(read(rows, 1), 1))
-                } catch  where error.remedy == .retry {
+                } catch let error where error.remedy == .retry {
                     pages.append(0)
                 }
             }

@@ -150,7 +150,7 @@ public struct Sweep {
         do {
             try inTransaction("SELECT tokenkeeper.prepare_event_months()", [], on: &connection)
             while try forgetMonth(on: &connection) {}
-        } catch  where error.sqlState == "55P03" {
+        } catch let error where error.sqlState == "55P03" {
             // Somebody reads the history at length: the next sweep will do. Months are prepared well ahead.
         }
     }

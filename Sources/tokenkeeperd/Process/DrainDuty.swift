@@ -20,12 +20,13 @@ struct DrainDuty {
             var digest = DrainDigest(logger: duty.logger)
             defer { digest.tell() }
             var pause = configuration.pollBusy
+            var unreported = false
 
             func beatIfDue(_ connection: inout Connection) throws(DatabaseError) {
                 if let last = beatAt, last.duration(to: .now) < Self.beatEvery { return }
                 do {
                     try heartbeat.beat(sweepInterval: configuration.sweepInterval, on: &connection)
-                } catch  where error.remedy == .retry {
+                } catch let error where error.remedy == .retry {
                     // Somebody has locked the queue: the next beat will do.
                 }
                 beatAt = .now
@@ -37,11 +38,11 @@ struct DrainDuty {
                     try beatIfDue(&connection)
                     return !duty.stop.isAsked
                 }
-                // The last of the work is done: status shall not show it for long.
-                if !pass.moved, pause == configuration.pollBusy,
-                    beatAt.map({ $0.duration(to: .now) > .seconds(1) }) ?? true
-                {
+                // When the last of the work is done, status shall not go on showing it.
+                unreported = pass.moved || unreported
+                if unreported, !pass.moved, beatAt.map({ $0.duration(to: .now) > .seconds(1) }) ?? true {
                     beatAt = nil
+                    unreported = false
                 }
                 try beatIfDue(&connection)
                 succeeded()
