@@ -44,8 +44,11 @@ public struct Intake {
         }
         if sizes.pages(of: .aside) > 0, clock.now >= asideAgain {
             let before = pass
-            guard try drain(.aside, sizes, into: &pass, on: &connection, tell: tell, betweenBatches: goesOn) else {
-                return pass
+            // A slice of the time: what comes fresh must not wait for what has been waiting.
+            let enough = clock.now + .milliseconds(200)
+            _ = try drain(.aside, sizes, into: &pass, on: &connection, tell: tell) {
+                connection throws(DatabaseError) in
+                try goesOn(&connection) && ContinuousClock.now < enough
             }
             // What an application holds for long is tried again now and then, not in every pass.
             if pass == before { asideAgain = clock.now + .milliseconds(500) }
