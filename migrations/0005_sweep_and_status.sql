@@ -58,11 +58,14 @@ CREATE TABLE tokenkeeper.daemon (
     queue_depth_exact boolean NOT NULL,
     oldest_queued_at  timestamptz,
     sweep_interval    interval,
-    stopped_at        timestamptz
+    stopped_at        timestamptz,
+    trouble           text
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.daemon IS
     'The heartbeat of each daemon, with what it saw of the queue: status reads it here and never touches the queue. '
     'Rows of daemons that have been silent for a day are deleted.';
+COMMENT ON COLUMN tokenkeeper.daemon.trouble IS
+    'What keeps results in the queue until a person acts, such as lacking rights or a full disk; else null.';
 COMMENT ON COLUMN tokenkeeper.daemon.sweep_interval IS 'Null when the timer is off.';
 COMMENT ON COLUMN tokenkeeper.daemon.stopped_at IS 'When it left in order; null while it runs, or when it did not.';
 COMMENT ON COLUMN tokenkeeper.daemon.queue_depth_exact IS 'False: estimated from the queue''s size, because it was large.';
@@ -118,6 +121,7 @@ SELECT latest.queue_depth,
            CASE WHEN latest.beat_at IS NULL THEN 'no daemon has ever run on this database'
                 WHEN live.daemons = 0 THEN 'no daemon is running; the last was seen at '
                     || to_char(latest.beat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' END,
+           'results stay in the queue, because PostgreSQL refuses: ' || latest.trouble,
            CASE WHEN latest.oldest_queued_at < clock_timestamp() - interval '5 minutes'
                 THEN 'results have been waiting for longer than five minutes' END,
            CASE WHEN rejected.results > 0

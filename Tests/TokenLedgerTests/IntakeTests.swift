@@ -328,7 +328,7 @@ import TokenModel
         let heartbeat = try Heartbeat(
             daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
         #expect(try drain(&daemon).recorded == 1)
-        try heartbeat.beat(sweepInterval: nil, on: &daemon)
+        try heartbeat.beat(sweepInterval: nil, pagesLeft: 0, trouble: nil, on: &daemon)
         try SweepLease.release(holder: "d", on: &daemon)
         try SweepLease.request(.signal, on: &daemon)
         let lease = try #require(try SweepLease.claim(.requested, holder: "d", on: &daemon))

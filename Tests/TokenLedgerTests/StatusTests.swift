@@ -18,10 +18,10 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         let heartbeat = try Heartbeat(
             daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
-        try heartbeat.beat(sweepInterval: .seconds(3600), on: &daemon)
+        try heartbeat.beat(sweepInterval: .seconds(3600), pagesLeft: 0, trouble: nil, on: &daemon)
         #expect(try database.psql(look) == "2|f|0|0|0|1|{}")
         try drain(&daemon)
-        try heartbeat.beat(sweepInterval: .seconds(3600), on: &daemon)
+        try heartbeat.beat(sweepInterval: .seconds(3600), pagesLeft: 0, trouble: nil, on: &daemon)
         var count = TokenCount()
         try count.refresh(on: &daemon, stop: Wakeup())
         #expect(

@@ -50,6 +50,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(problems("[nothing]\n") == ["t.toml:1: unknown setting nothing"])
         #expect(
             problems("\n[[drain]]\npoll_idle = \"1s\"\n").first?.hasPrefix("t.toml:2: unknown setting drain") == true)
+        #expect(problems("\u{FEFF}[sweep]\r\n\r\nfoo = 1\r\n") == ["t.toml:3: unknown setting sweep.foo"])
         #expect(problems("[drain]\n# poll_idle = \"1s\"\n[sweep]\n") == [], "all of it is commented out")
     }
 

@@ -29,26 +29,31 @@ public struct Intake {
 
     /// Goes once through the queue, the current leaf first, then those set aside.
     ///
-    /// - Parameter betweenBatches: Called after each; answers whether to go on. Stopping here loses nothing.
+    /// - Parameter betweenBatches: Called after each, with the number of pages that have not been read yet; answers whether
+    ///   to go on. Stopping here loses nothing.
     public mutating func pass(
         on connection: inout Connection,
         tell: (Incident) -> Void,
-        betweenBatches goesOn: (inout Connection) throws(DatabaseError) -> Bool
+        betweenBatches goesOn: (inout Connection, _ pagesLeft: Int) throws(DatabaseError) -> Bool
     ) throws(DatabaseError) -> Pass {
         var pass = Pass()
         let sizes = try LeafSizes(on: &connection, transaction)
+        var pagesBehind = sizes.leavesToVisit.map(sizes.pages).reduce(0, +)
         for leaf in sizes.leavesToVisit where leaf != .aside {
-            guard try drain(leaf, sizes, into: &pass, on: &connection, tell: tell, betweenBatches: goesOn) else {
-                return pass
-            }
+            pagesBehind -= sizes.pages(of: leaf)
+            guard
+                try drain(
+                    leaf, sizes, pagesBehind: pagesBehind, into: &pass, on: &connection, tell: tell,
+                    betweenBatches: goesOn)
+            else { return pass }
         }
         if sizes.pages(of: .aside) > 0, clock.now >= asideAgain {
             let before = pass
             // A slice of the time: what comes fresh must not wait for what has been waiting.
             let enough = clock.now + .milliseconds(200)
-            _ = try drain(.aside, sizes, into: &pass, on: &connection, tell: tell) {
-                connection throws(DatabaseError) in
-                try goesOn(&connection) && ContinuousClock.now < enough
+            _ = try drain(.aside, sizes, pagesBehind: 0, into: &pass, on: &connection, tell: tell) {
+                connection, pagesLeft throws(DatabaseError) in
+                try goesOn(&connection, pagesLeft) && ContinuousClock.now < enough
             }
             // What an application holds for long is tried again now and then, not in every pass.
             if pass == before { asideAgain = clock.now + .milliseconds(500) }
@@ -56,10 +61,14 @@ public struct Intake {
         return pass
     }
 
+    /// So many ranges of a leaf that cannot be drained, for a cause that a person must mend, end its pass.
+    private static let mostTroubles = 3
+
+    /// - Parameter pagesBehind: What lies in the leaves whose turn comes later.
     /// - Returns: False when `goesOn` has said to stop.
     private mutating func drain(
-        _ leaf: Leaf, _ sizes: LeafSizes, into pass: inout Pass, on connection: inout Connection,
-        tell: (Incident) -> Void, betweenBatches goesOn: (inout Connection) throws(DatabaseError) -> Bool
+        _ leaf: Leaf, _ sizes: LeafSizes, pagesBehind: Int, into pass: inout Pass, on connection: inout Connection,
+        tell: (Incident) -> Void, betweenBatches goesOn: (inout Connection, Int) throws(DatabaseError) -> Bool
     ) throws(DatabaseError) -> Bool {
         let pages = sizes.pages(of: leaf)
         var hint = hints[leaf] ?? Hint(frontAgain: clock.now)
@@ -67,6 +76,7 @@ public struct Intake {
         // Not quite from where it stopped: those who insert at the same time fill several pages at once.
         var page = fromFront ? 0 : max(0, hint.page - Leaf.pagesPerRange)
         var batches = 0
+        var troubles = 0
         var looking = Duration.zero
         while true {
             let lookedAt = clock.now
@@ -75,11 +85,18 @@ public struct Intake {
             guard let found else { break }
             let first = found / Leaf.pagesPerRange * Leaf.pagesPerRange
             let range = first..<first + Leaf.pagesPerRange
-            try settle(range, of: leaf, into: &pass, on: &connection, tell: tell)
+            do {
+                try settle(range, of: leaf, into: &pass, on: &connection, tell: tell)
+            } catch let error where error.remedy == .fixSetup {
+                // These stay where they are. If it is not for these alone, there is no use in going on.
+                pass.trouble = error
+                troubles += 1
+                if troubles == Self.mostTroubles { break }
+            }
             batches += 1
             page = range.upperBound
             hint.page = page
-            guard try goesOn(&connection) else {
+            guard try goesOn(&connection, max(0, pages - page) + pagesBehind) else {
                 hints[leaf] = hint
                 return false
             }
@@ -129,19 +146,15 @@ public struct Intake {
             try settle(.pages(pages), of: leaf, asideUnseen: false, into: &pass, on: &connection)
             if leaf == .aside { try settleRowByRow(pages, onlyBulky: true, into: &pass, on: &connection, tell: tell) }
         } catch {
-            switch error.remedy {
-            case .reconnect, .fixSetup:
-                throw error
-            case .retry, .fixData:
-                if leaf == .aside {
-                    try settleRowByRow(pages, onlyBulky: false, into: &pass, on: &connection, tell: tell)
-                } else {
-                    if error.remedy == .fixData { tell(.batchSetAside(error)) }
-                    do {
-                        try settle(.pages(pages), of: leaf, asideUnseen: true, into: &pass, on: &connection)
-                    } catch let error where error.remedy == .retry {
-                        // Somebody holds rows of the queue itself. They stay where they are.
-                    }
+            if error.remedy == .reconnect { throw error }
+            if leaf == .aside {
+                try settleRowByRow(pages, onlyBulky: false, into: &pass, on: &connection, tell: tell)
+            } else {
+                if error.remedy == .fixData { tell(.batchSetAside(error)) }
+                do {
+                    try settle(.pages(pages), of: leaf, asideUnseen: true, into: &pass, on: &connection)
+                } catch let error where error.remedy == .retry {
+                    // Somebody holds rows of the queue itself. They stay where they are.
                 }
             }
         }
@@ -162,33 +175,41 @@ public struct Intake {
             ORDER BY random() LIMIT 1000
             """)
         var blocked = 0
+        var trouble: DatabaseError?
         for row in 0..<left.count {
-            guard let page = left.text(row, 0).flatMap({ Int($0) }), let line = left.text(row, 1).flatMap({ Int($0) })
+            guard let page = left.text(row, 0).flatMap({ Int($0) }), let line = left.text(row, 1).flatMap({ Int($0) }),
+                let length = left.text(row, 2).flatMap({ Int($0) })
             else { continue }
-            let portion = Portion.row(page: page, line: line)
-            if let length = left.text(row, 2).flatMap({ Int($0) }), length > Self.largestRow {
-                try reject(
-                    portion, error: "the row is \(length) bytes long, expected at most \(Self.largestRow)",
-                    on: &connection)
-                pass.rejected += 1
-                continue
-            }
             do {
                 let before = pass
-                try settle(portion, of: .aside, asideUnseen: false, into: &pass, on: &connection)
+                try settleRow(.row(page: page, line: line), length, into: &pass, on: &connection, tell: tell)
                 if pass == before { blocked += 1 }
             } catch {
-                switch error.remedy {
-                case .reconnect, .fixSetup: throw error
-                case .retry: blocked += 1
-                case .fixData:
-                    tell(.rowRejected(error))
-                    try reject(portion, error: "the database refused to record it: \(error)", on: &connection)
-                    pass.rejected += 1
-                }
+                if error.remedy == .reconnect { throw error }
+                if error.remedy == .fixSetup { trouble = error }
+                blocked += 1
             }
             // Each of them may cost a lock timeout: the others in the queue must not wait for them.
-            if blocked == 10 { return }
+            if blocked == 10 { break }
+        }
+        if let trouble { throw trouble }
+    }
+
+    private func settleRow(
+        _ row: Portion, _ length: Int, into pass: inout Pass, on connection: inout Connection, tell: (Incident) -> Void
+    ) throws(DatabaseError) {
+        do {
+            if length > Self.largestRow {
+                try reject(
+                    row, error: "the row is \(length) bytes long, expected at most \(Self.largestRow)", on: &connection)
+                pass.rejected += 1
+            } else {
+                try settle(row, of: .aside, asideUnseen: false, into: &pass, on: &connection)
+            }
+        } catch let error where error.remedy == .fixData {
+            try reject(row, error: "the database refused to record it: \(error)", on: &connection)
+            pass.rejected += 1
+            tell(.rowRejected(error))
         }
     }
 

@@ -8,6 +8,9 @@ extension Intake {
         /// Results of which APNs blames the sender, by reason; they count as recorded too.
         public private(set) var sendersFaults: [String: Int] = [:]
 
+        /// What keeps results in the queue until a person acts: lacking rights, a full disk. The rest goes on meanwhile.
+        public internal(set) var trouble: DatabaseError?
+
         /// More kinds than Apple has are not Apple's: the rest counts as one, so that no log line grows with them.
         private static let mostKinds = 40
 
@@ -18,6 +21,7 @@ extension Intake {
             recorded += other.recorded
             rejected += other.rejected
             putAside += other.putAside
+            trouble = other.trouble ?? trouble
             for (kind, count) in other.sendersFaults { blame(kind, count) }
         }
 

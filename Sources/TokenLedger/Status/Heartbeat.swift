@@ -20,34 +20,47 @@ public struct Heartbeat {
         startedAt = try connection.query("SELECT clock_timestamp()").instant(0, 0) ?? .distantPast
     }
 
-    /// Looks at the queue and reports. Where somebody has locked the queue, it reports what it knew before.
-    public func beat(sweepInterval: Duration?, on connection: inout Connection) throws(DatabaseError) {
-        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
-            let limit = Self.countedExactly
-            // An empty queue has no pages: then nothing is read at all.
-            let seen = try connection.query(
+    /// Looks at the queue and reports.
+    ///
+    /// - Parameters:
+    ///   - sweepInterval: Nil when the timer is off.
+    ///   - pagesLeft: What the drain has not read yet, to estimate by when there is too much to count.
+    ///   - trouble: What a person must mend, for the warnings of `status`.
+    public func beat(
+        sweepInterval: Duration?, pagesLeft: Int, trouble: DatabaseError?, on connection: inout Connection
+    ) throws(DatabaseError) {
+        let limit = Self.countedExactly
+        let depth: Int64?
+        let oldest: Instant?
+        do {
+            let seen = try connection.run(
                 """
-                SELECT count(*), min(w.queued_at),
-                       (SELECT sum(pg_relation_size(i.inhrelid)) FROM pg_catalog.pg_inherits AS i
-                        WHERE i.inhparent = 'tokenkeeper.send_result'::regclass)::bigint
+                \(transaction.settings)
+                SELECT count(*), (extract(epoch FROM min(w.queued_at)) * 1000000)::bigint
                 FROM (SELECT queued_at FROM tokenkeeper.send_result LIMIT \(limit + 1)) AS w
                 """)
-            let counted = seen.integer(0, 0) ?? 0
-            let exact = counted <= limit
-            // A result of usual size takes about a hundred bytes. What was drained and not yet truncated counts too: an estimate.
-            let depth = exact ? counted : max(counted, (seen.integer(0, 2) ?? 0) / 120)
+            depth = seen.text(0, 0).flatMap { Int64($0) }
+            oldest = seen.text(0, 1).flatMap { Int64($0) }.map(Instant.init(microseconds:))
+        } catch let error where error.remedy == .retry {
+            // Somebody has locked a part of the queue. That this daemon lives can be told all the same.
+            (depth, oldest) = (nil, nil)
+        }
+        let exact = depth.map { $0 <= Int64(limit) } ?? false
+        // Some 68 results of usual size fill a page.
+        let told = exact ? depth ?? 0 : max(depth ?? 0, Int64(pagesLeft) * 68)
+        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             _ = try connection.query(
                 """
                 INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, beat_at, queue_depth, queue_depth_exact,
-                                                     oldest_queued_at, sweep_interval)
-                VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond')
+                                                     oldest_queued_at, sweep_interval, trouble)
+                VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond', $8)
                 ON CONFLICT (daemon_id) DO UPDATE SET beat_at = excluded.beat_at, queue_depth = excluded.queue_depth,
                     queue_depth_exact = excluded.queue_depth_exact, oldest_queued_at = excluded.oldest_queued_at,
-                    sweep_interval = excluded.sweep_interval
+                    sweep_interval = excluded.sweep_interval, trouble = excluded.trouble
                 """,
                 [
-                    .text(daemonID), .text(version.description), .instant(startedAt), .int8(depth), .bool(exact),
-                    .instant(seen.instant(0, 1)), .int8(sweepInterval?.microseconds),
+                    .text(daemonID), .text(version.description), .instant(startedAt), .int8(told), .bool(exact),
+                    .instant(oldest), .int8(sweepInterval?.microseconds), .text(trouble?.description),
                 ])
             try connection.run("DELETE FROM tokenkeeper.daemon WHERE beat_at < clock_timestamp() - interval '1 day'")
         }

@@ -78,7 +78,7 @@ public struct Sweep {
             )
         }
         if !lease.dryRun {
-            try forgetHistory(on: &connection)
+            try forgetHistory(on: &connection, while: goesOn)
         }
     }
 
@@ -142,28 +142,34 @@ public struct Sweep {
     }
 
     /// History and counts: small things that are one statement each.
-    private func forgetHistory(on connection: inout Connection) throws {
+    private func forgetHistory(on connection: inout Connection, while goesOn: () -> Bool) throws {
         try inTransaction("SELECT tokenkeeper.roll_up_result_count()", [], on: &connection)
         try inTransaction(
             "DELETE FROM tokenkeeper.result_count WHERE hour < now() - $1 * interval '1 microsecond'",
             [.int8(plan.eventRetention.microseconds)], on: &connection)
         do {
             try inTransaction("SELECT tokenkeeper.prepare_event_months()", [], on: &connection)
-            while try forgetMonth(on: &connection) {}
-        } catch let error where error.sqlState == "55P03" {
+            while try forgetMonth(on: &connection, while: goesOn) {}
+        } catch let error as DatabaseError where error.sqlState == "55P03" {
             // Somebody reads the history at length: the next sweep will do. Months are prepared well ahead.
         }
     }
 
     /// One month a transaction: its lock keeps registrations waiting.
-    private func forgetMonth(on connection: inout Connection) throws(DatabaseError) -> Bool {
-        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+    private func forgetMonth(on connection: inout Connection, while goesOn: () -> Bool) throws -> Bool {
+        guard goesOn() else { throw Ended.stopped }
+        do {
+            try connection.run(transaction.begin)
             let events = try connection.query(
                 "SELECT tokenkeeper.forget_event_month(now() - $1 * interval '1 microsecond')",
                 [.int8(plan.eventRetention.microseconds)]
             ).integer(0, 0)
-            try note("deleted_events", events ?? 0, on: &connection)
+            guard try note("deleted_events", events ?? 0, on: &connection) else { throw Ended.leaseLost }
+            try connection.commit()
             return events != nil
+        } catch {
+            connection.rollback()
+            throw error
         }
     }
 
@@ -209,7 +215,6 @@ public struct Sweep {
     }
 
     /// Adds to a count of the run, and renews the lease: in the transaction that did the work.
-    @discardableResult
     private func note(_ column: String, _ rows: Int64, on connection: inout Connection) throws(DatabaseError) -> Bool {
         try connection.query(
             """

@@ -25,13 +25,7 @@ public struct SweepLease: Sendable {
         _ claim: Claim, holder: String, on connection: inout Connection
     ) throws(DatabaseError) -> SweepLease? {
         try connection.transaction(Self.begin) { connection throws(DatabaseError) in
-            _ = try connection.query(
-                """
-                UPDATE tokenkeeper.sweep_run
-                SET outcome = 'interrupted', finished_at = clock_timestamp(),
-                    message = daemon_id || ' fell silent; the next sweep goes on where this one stopped'
-                WHERE outcome = 'running' AND heartbeat_at < clock_timestamp() - $1 * interval '1 microsecond'
-                """, [.int8(silence.microseconds)])
+            try expire(on: &connection)
             if try connection.query("SELECT FROM tokenkeeper.sweep_run WHERE outcome = 'running'").count > 0 {
                 return nil
             }
@@ -83,9 +77,28 @@ public struct SweepLease: Sendable {
         return .milliseconds(rows.integer(0, 0) ?? 0)
     }
 
-    /// Whether somebody has asked for a sweep; cheaper than to claim it.
+    /// Whether somebody has asked for a sweep, cheaper than to claim it; and says of runs that fell silent that they did.
     public static func isRequested(on connection: inout Connection) throws(DatabaseError) -> Bool {
-        try connection.query("SELECT FROM tokenkeeper.sweep_run WHERE outcome = 'requested' LIMIT 1").count > 0
+        let waiting = try connection.query(
+            """
+            SELECT bool_or(outcome = 'requested'),
+                   bool_or(outcome = 'running' AND heartbeat_at < clock_timestamp() - $1 * interval '1 microsecond')
+            FROM tokenkeeper.sweep_run WHERE outcome IN ('requested', 'running')
+            """, [.int8(silence.microseconds)])
+        if waiting.bool(0, 1) == true {
+            try connection.transaction(begin) { connection throws(DatabaseError) in try expire(on: &connection) }
+        }
+        return waiting.bool(0, 0) == true
+    }
+
+    private static func expire(on connection: inout Connection) throws(DatabaseError) {
+        _ = try connection.query(
+            """
+            UPDATE tokenkeeper.sweep_run
+            SET outcome = 'interrupted', finished_at = clock_timestamp(),
+                message = daemon_id || ' fell silent; the next sweep goes on where this one stopped'
+            WHERE outcome = 'running' AND heartbeat_at < clock_timestamp() - $1 * interval '1 microsecond'
+            """, [.int8(silence.microseconds)])
     }
 
     /// Asks for a sweep, like `tokenkeeper.request_sweep`, and names the trigger.

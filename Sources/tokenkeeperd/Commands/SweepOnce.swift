@@ -42,7 +42,7 @@ struct SweepOnce: ParsableCommand {
             sweep \(report.runID) \(report.outcome.rawValue)\(report.message.map { ": " + $0 } ?? "")
             \(verb) \(report.prunedSuppressed) suppressed tokens past sweep.stale_retention
             \(verb) \(report.prunedDormant) tokens past sweep.dormant_after
-            \(verb) \(report.deletedEvents) events past sweep.event_retention
+            \(report.dryRun ? "does not count" : "deleted \(report.deletedEvents)") events past sweep.event_retention
             \(verb) \(report.deletedRejected) rejected results past sweep.rejected_retention
             \(verb) \(report.deletedRuns) old sweep runs
             """

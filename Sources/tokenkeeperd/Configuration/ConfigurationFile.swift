@@ -55,8 +55,9 @@ struct ConfigurationFile {
     private static func linesOfKeys(_ text: String) -> [String: Int] {
         var lines: [String: Int] = [:]
         var section = ""
-        for (number, line) in text.split(separator: "\n", omittingEmptySubsequences: false).enumerated() {
-            let line = line.filter { $0 != " " && $0 != "\t" && $0 != "\"" && $0 != "'" }
+        // isNewline, because Swift takes \r\n for one character; and some editors begin with a byte order mark.
+        for (number, line) in text.split(omittingEmptySubsequences: false, whereSeparator: \.isNewline).enumerated() {
+            let line = line.filter { !" \t\"'\u{FEFF}".contains($0) }
             if line.hasPrefix("["), let end = line.firstIndex(of: "]") {
                 section = line[..<end].drop { $0 == "[" } + "."
                 lines[String(section.dropLast())] = number + 1

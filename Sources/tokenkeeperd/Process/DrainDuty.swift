@@ -22,30 +22,34 @@ struct DrainDuty {
             var pause = configuration.pollBusy
             var unreported = false
 
-            func beatIfDue(_ connection: inout Connection) throws(DatabaseError) {
+            var trouble: DatabaseError?
+
+            func beatIfDue(_ connection: inout Connection, pagesLeft: Int) throws(DatabaseError) {
                 if let last = beatAt, last.duration(to: .now) < Self.beatEvery { return }
-                do {
-                    try heartbeat.beat(sweepInterval: configuration.sweepInterval, on: &connection)
-                } catch let error where error.remedy == .retry {
-                    // Somebody has locked the queue: the next beat will do.
-                }
+                try heartbeat.beat(
+                    sweepInterval: configuration.sweepInterval, pagesLeft: pagesLeft, trouble: trouble, on: &connection)
                 beatAt = .now
             }
 
             while !duty.stop.isAsked {
                 let pass = try intake.pass(on: &connection, tell: { digest.note($0) }) {
-                    connection throws(DatabaseError) in
-                    try beatIfDue(&connection)
+                    connection, pagesLeft throws(DatabaseError) in
+                    try beatIfDue(&connection, pagesLeft: pagesLeft)
                     return !duty.stop.isAsked
                 }
-                // When the last of the work is done, status shall not go on showing it.
-                unreported = pass.moved || unreported
+                // When the last of the work is done, or something is in its way, status shall soon show it.
+                unreported = pass.moved || pass.trouble != trouble || unreported
+                trouble = pass.trouble
                 if unreported, !pass.moved, beatAt.map({ $0.duration(to: .now) > .seconds(1) }) ?? true {
                     beatAt = nil
                     unreported = false
                 }
-                try beatIfDue(&connection)
-                succeeded()
+                try beatIfDue(&connection, pagesLeft: 0)
+                if let trouble {
+                    duty.availability.lost(trouble)
+                } else {
+                    succeeded()
+                }
                 digest.add(pass)
                 pause = pass.moved ? configuration.pollBusy : min(pause * 2, configuration.pollIdle)
                 if !duty.stop.isAsked { bell.wait(for: pause) }

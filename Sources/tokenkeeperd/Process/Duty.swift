@@ -21,6 +21,7 @@ struct Duty: Sendable {
     func run(bell: Wakeup, _ work: (inout Connection, _ succeeded: () -> Void) throws -> Void) {
         var backoff = Backoff()
         while !stop.isAsked {
+            var worked = false
             do {
                 var connection = try Connection(to: configuration.address)
                 atWork.enter()
@@ -34,13 +35,15 @@ struct Duty: Sendable {
                 }
                 try migrator.check(&connection)
                 try work(&connection) {
+                    worked = true
                     availability.reached()
                     backoff.reset()
                 }
             } catch let error as SchemaError {
                 return giveUp(error)
             } catch let error as DatabaseError {
-                availability.lost(error)
+                // One that is lost and had again at once is no news: servers close idle connections.
+                if !(worked && error.remedy == .reconnect) { availability.lost(error) }
                 bell.wait(for: backoff.pause())
             } catch {
                 preconditionFailure("a duty throws \(error)")
