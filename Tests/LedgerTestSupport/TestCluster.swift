@@ -204,9 +204,9 @@ public struct ProgramRun {
     }
 }
 
-/// Looks again and again until it is so; after a minute that is a failure.
+/// Looks again and again until it is so; after three minutes that is a failure.
 public func eventually(
-    _ what: String, within seconds: Double = 60, _ isSo: () throws -> Bool
+    _ what: String, within seconds: Double = 180, _ isSo: () throws -> Bool
 ) throws {
     let deadline = Date.now + seconds
     while true {
