@@ -62,10 +62,7 @@ let package = Package(
             swiftSettings: lenient),
         .testTarget(
             name: "TokenkeeperdTests",
-            dependencies: [
-                "tokenkeeperd", "APNsFeedback", "TokenLedger", "TokenModel", "LedgerTestSupport",
-                .product(name: "Logging", package: "swift-log"),
-            ],
+            dependencies: ["tokenkeeperd", "TokenLedger", "LedgerTestSupport"],
             swiftSettings: lenient),
     ]
 )

@@ -153,6 +153,20 @@ COMMENT ON FUNCTION tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, 
     'The cause whose instant is the greatest; on a tie the first of dead, suspect, unregistered, superseded; or null.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz) FROM PUBLIC;
 
+CREATE FUNCTION tokenkeeper.state_of(entry tokenkeeper.ledger) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN NOT (entry).suppressed THEN 'active'
+    ELSE CASE tokenkeeper.cause_of((entry).dead_at, (entry).suspect_at, (entry).unregistered_at, (entry).superseded_at)
+        WHEN 'dead' THEN 'stale'
+        WHEN 'suspect' THEN 'suspect'
+        WHEN 'unregistered' THEN 'unregistered_by_app'
+        WHEN 'superseded' THEN 'superseded'
+    END
+END;
+COMMENT ON FUNCTION tokenkeeper.state_of(tokenkeeper.ledger) IS
+    'The state that people are told: active, or by the cause of the suppression stale, suspect, unregistered_by_app, superseded.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.state_of(tokenkeeper.ledger) FROM PUBLIC;
+
 -- The history ------------------------------------------------------------------------------------------------------
 
 CREATE SEQUENCE tokenkeeper.event_id;
@@ -259,14 +273,7 @@ CREATE VIEW tokenkeeper.token AS
 SELECT t.environment,
        t.topic,
        encode(l.token_key, 'hex') AS token,
-       CASE WHEN NOT l.suppressed THEN 'active'
-            ELSE CASE tokenkeeper.cause_of(l.dead_at, l.suspect_at, l.unregistered_at, l.superseded_at)
-                     WHEN 'dead' THEN 'stale'
-                     WHEN 'suspect' THEN 'suspect'
-                     WHEN 'unregistered' THEN 'unregistered_by_app'
-                     WHEN 'superseded' THEN 'superseded'
-                 END
-       END AS state,
+       tokenkeeper.state_of(l) AS state,
        NOT l.suppressed AS sendable,
        nullif(l.registered_at, '-infinity') AS registered_at,
        greatest(l.dead_at, l.suspect_at, l.unregistered_at, l.superseded_at) AS invalidated_at,

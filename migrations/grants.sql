@@ -29,7 +29,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.is_sendable(text, text, text),
     tokenkeeper.sendable(text[], text, text),
     tokenkeeper.token_key(text),
-    tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz)
+    tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
+    tokenkeeper.state_of(tokenkeeper.ledger)
     TO tokenkeeper_sender;
 GRANT SELECT ON tokenkeeper.sendable_token, tokenkeeper.suppressed_token TO tokenkeeper_sender;
 
@@ -46,7 +47,8 @@ GRANT SELECT ON
     TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.token_key(text),
-    tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz)
+    tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
+    tokenkeeper.state_of(tokenkeeper.ledger)
     TO tokenkeeper_reader, tokenkeeper_operator;
 
 -- Operators: read, ask for a sweep, and clear away rejected results.
@@ -74,6 +76,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.ensure_topic(text, text),
     tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
+    tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.roll_up_result_count(),
     tokenkeeper.prepare_event_months(),
     tokenkeeper.forget_event_month(timestamptz)

@@ -4,6 +4,8 @@
 struct BatchTransaction {
     /// How long to wait for a lock: below the server's `deadlock_timeout`, so that the daemon yields and never the application.
     var lockTimeout: Duration
+    /// How long one statement may take.
+    var statementTimeout: Duration = .seconds(60)
 
     var begin: String {
         """
@@ -19,7 +21,7 @@ struct BatchTransaction {
     var settings: String {
         """
         SET LOCAL lock_timeout = '\(lockTimeout.milliseconds)ms';
-        SET LOCAL statement_timeout = '60s';
+        SET LOCAL statement_timeout = '\(statementTimeout.milliseconds)ms';
         SET LOCAL idle_in_transaction_session_timeout = '60s';
         SET LOCAL jit = off;
         """

@@ -32,7 +32,7 @@ struct Batch {
     ///
     /// - Parameter asideUnseen: Move everything but the 200s aside instead of handing it over.
     init(
-        taking portion: Portion, of leaf: Leaf, asideUnseen: Bool = false, interpret: (SendResult) -> Verdict,
+        taking portion: Portion, of leaf: Leaf, asideUnseen: Bool, interpret: (SendResult) -> Verdict,
         on connection: inout Connection
     ) throws(DatabaseError) {
         let rows =

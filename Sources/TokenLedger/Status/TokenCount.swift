@@ -24,47 +24,35 @@ public struct TokenCount {
             ).integer(0, 0) ?? 0
         if writes == writesSeen { return }
         let began = clock.now
+        // Also after one that was cut off: it would be, again.
+        defer { again = max(again, clock.now + began.duration(to: clock.now) * 100) }
         do {
-            try connection.run(
-                """
-                BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
-                SET LOCAL synchronous_commit = off;
-                SET LOCAL lock_timeout = '100ms';
-                SET LOCAL statement_timeout = '10min';
-                SET LOCAL jit = off;
-                """)
             let free = try connection.run(
-                "SELECT pg_try_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.tokenCount))"
+                """
+                \(BatchTransaction(lockTimeout: .milliseconds(100), statementTimeout: .seconds(600)).begin)
+                SELECT pg_try_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.tokenCount))
+                """
             ).text(0, 0)
             if free == "t" {
                 _ = try connection.query(
                     """
                     WITH counted AS MATERIALIZED (
-                        SELECT l.topic_id, CASE WHEN NOT l.suppressed THEN 'active'
-                            ELSE tokenkeeper.cause_of(l.dead_at, l.suspect_at, l.unregistered_at, l.superseded_at) END AS word,
-                            count(*) AS tokens
+                        SELECT l.topic_id, tokenkeeper.state_of(l) AS state, count(*) AS tokens
                         FROM tokenkeeper.ledger AS l GROUP BY 1, 2
                     ), cleared AS (
                         DELETE FROM tokenkeeper.token_count AS c
-                        WHERE NOT EXISTS (SELECT FROM counted AS n WHERE n.topic_id = c.topic_id AND \(Self.stateInSQL) = c.state)
+                        WHERE NOT EXISTS (SELECT FROM counted AS n WHERE n.topic_id = c.topic_id AND n.state = c.state)
                     )
                     INSERT INTO tokenkeeper.token_count AS c (topic_id, state, tokens, counted_at)
-                    SELECT n.topic_id, \(Self.stateInSQL), n.tokens, clock_timestamp() FROM counted AS n
+                    SELECT n.topic_id, n.state, n.tokens, clock_timestamp() FROM counted AS n
                     ON CONFLICT (topic_id, state) DO UPDATE SET tokens = excluded.tokens, counted_at = excluded.counted_at
                     """, cancelWhen: stop)
             }
             try connection.commit()
+            writesSeen = writes
         } catch {
             connection.rollback()
             if error.remedy != .retry { throw error }
-            // Cut off: it would be, again. Next time after the same share of time as if it had come to its end.
-            again = max(again, clock.now + began.duration(to: clock.now) * 100)
-            return
         }
-        writesSeen = writes
-        again = max(again, clock.now + began.duration(to: clock.now) * 100)
     }
-
-    private static let stateInSQL =
-        "CASE n.word WHEN 'dead' THEN 'stale' WHEN 'unregistered' THEN 'unregistered_by_app' ELSE n.word END"
 }

@@ -29,36 +29,37 @@ public struct SweepLease: Sendable {
             if try connection.query("SELECT FROM tokenkeeper.sweep_run WHERE outcome = 'running'").count > 0 {
                 return nil
             }
-            let started = "outcome = 'running', started_at = clock_timestamp(), heartbeat_at = clock_timestamp()"
-            let columns = "run_id, trigger, dry_run"
             let rows: Rows
             switch claim {
             case .due(let interval):
                 guard try untilDue(interval: interval, on: &connection) <= .zero else { return nil }
-                rows = try connection.query(
-                    """
-                    INSERT INTO tokenkeeper.sweep_run (trigger, outcome, started_at, heartbeat_at, daemon_id)
-                    VALUES ('timer', 'running', clock_timestamp(), clock_timestamp(), $1) RETURNING \(columns)
-                    """, [.text(holder)])
+                rows = try start(.timer, dryRun: false, holder: holder, on: &connection)
             case .requested:
                 rows = try connection.query(
                     """
-                    UPDATE tokenkeeper.sweep_run SET \(started), daemon_id = $1
+                    UPDATE tokenkeeper.sweep_run
+                    SET outcome = 'running', started_at = clock_timestamp(), heartbeat_at = clock_timestamp(), daemon_id = $1
                     WHERE run_id = (SELECT min(run_id) FROM tokenkeeper.sweep_run WHERE outcome = 'requested')
-                    RETURNING \(columns)
+                    RETURNING run_id, trigger, dry_run
                     """, [.text(holder)])
             case .new(let trigger, let dryRun):
-                rows = try connection.query(
-                    """
-                    INSERT INTO tokenkeeper.sweep_run (trigger, dry_run, outcome, started_at, heartbeat_at, daemon_id)
-                    VALUES ($1, $2, 'running', clock_timestamp(), clock_timestamp(), $3) RETURNING \(columns)
-                    """, [.text(trigger.rawValue), .bool(dryRun), .text(holder)])
+                rows = try start(trigger, dryRun: dryRun, holder: holder, on: &connection)
             }
             guard rows.count == 1, let runID = rows.integer(0, 0) else { return nil }
             return SweepLease(
                 runID: runID, trigger: rows.text(0, 1).flatMap(SweepTrigger.init(rawValue:)) ?? .sql,
                 dryRun: rows.bool(0, 2) ?? false, holder: holder)
         }
+    }
+
+    private static func start(
+        _ trigger: SweepTrigger, dryRun: Bool, holder: String, on connection: inout Connection
+    ) throws(DatabaseError) -> Rows {
+        try connection.query(
+            """
+            INSERT INTO tokenkeeper.sweep_run (trigger, dry_run, outcome, started_at, heartbeat_at, daemon_id)
+            VALUES ($1, $2, 'running', clock_timestamp(), clock_timestamp(), $3) RETURNING run_id, trigger, dry_run
+            """, [.text(trigger.rawValue), .bool(dryRun), .text(holder)])
     }
 
     /// How long until the timer's next sweep is due, zero or less when it is. The last one counts, whichever daemon ran it:

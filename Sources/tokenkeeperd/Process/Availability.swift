@@ -27,11 +27,9 @@ final class Availability: Sendable {
         let tell = state.withLock { state in
             let cause = error.sqlState ?? "lost"
             defer { state.away = cause }
-            if state.away == cause && state.toldAt.duration(to: .now) < Self.reminder { return false }
             // What follows upon a loss (refused, starting up, …) is the same story.
-            if state.away != nil && error.remedy == .reconnect && state.toldAt.duration(to: .now) < Self.reminder {
-                return false
-            }
+            let isSameStory = state.away == cause || (state.away != nil && error.remedy == .reconnect)
+            if isSameStory && state.toldAt.duration(to: .now) < Self.reminder { return false }
             state.toldAt = .now
             return true
         }
