@@ -12,26 +12,37 @@ internal import Glibc
     /// Longer than any `statement_timeout` set here; statements that can be stopped have the longer one.
     static let patience: (usual: Duration, stoppable: Duration) = (.seconds(120), .seconds(900))
 
+    /// How often a thread that waits for the server comes up for air.
+    static let tick: Duration = .seconds(1)
+
+    /// How long it may be silent between two statements or ticks: the machine may be busy.
+    static let grace: Duration = .seconds(30)
+
+    /// Called before and during everything that may take long, with the time within which it is called again, or what it
+    /// waits for is over, and with how long the server has been silent: so that who waits can be told from who hangs.
+    public typealias Waiting = @Sendable (_ heardOfWithin: Duration, _ silentFor: Duration) -> Void
+
+    private let waiting: Waiting
+
     /// Connects; blocks for at most the connection timeout a host.
-    public init(to address: DatabaseAddress) throws(DatabaseError) {
-        unsafe handle = try Self.open(address)
+    ///
+    /// - Parameters:
+    ///   - writes: Whether a standby will not do; else it is refused, and of several hosts the primary is taken.
+    ///   - waiting: Called from the thread that uses the connection.
+    public init(
+        to address: DatabaseAddress, writes: Bool = true, waiting: @escaping Waiting = { _, _ in }
+    ) throws(DatabaseError) {
+        waiting(address.patience, .zero)
+        unsafe handle = try Self.open(address, writes: writes)
+        self.waiting = waiting
+        waiting(Self.grace, .zero)
     }
 
-    private static func open(_ address: DatabaseAddress) throws(DatabaseError) -> OpaquePointer {
-        let parameters = address.parameters
-        var keywords = unsafe parameters.map { unsafe UnsafePointer(strdup($0.keyword)) }
-        var values = unsafe parameters.map { unsafe UnsafePointer(strdup($0.value)) }
-        defer {
-            for index in parameters.indices {
-                unsafe free(UnsafeMutableRawPointer(mutating: keywords[index]))
-                unsafe free(UnsafeMutableRawPointer(mutating: values[index]))
-            }
+    private static func open(_ address: DatabaseAddress, writes: Bool) throws(DatabaseError) -> OpaquePointer {
+        let handle = unsafe DatabaseAddress.withCStrings(try address.parameters(writes: writes)) { keywords, values in
+            unsafe PQconnectdbParams(keywords, values, 1)
         }
-        unsafe keywords.append(nil)
-        unsafe values.append(nil)
-        guard let handle = unsafe PQconnectdbParams(keywords, values, 1) else {
-            throw DatabaseError(sqlState: nil, message: "out of memory")
-        }
+        guard let handle = unsafe handle else { throw DatabaseError(sqlState: nil, message: "out of memory") }
         // Notices are for people in psql; libpq would print them on our standard error.
         unsafe PQsetNoticeProcessor(handle, { _, _ in }, nil)
         guard unsafe PQstatus(handle) == CONNECTION_OK, unsafe PQsetnonblocking(handle, 1) == 0 else {
@@ -53,11 +64,14 @@ internal import Glibc
 
     /// Runs one or several statements without parameters; several form one transaction unless they say otherwise.
     ///
+    /// - Parameter patience: How long the server may be silent.
     /// - Returns: The rows of the last statement that answered any, as text; else those of the last.
     @discardableResult
-    package mutating func run(_ script: String) throws(DatabaseError) -> Rows {
+    package mutating func run(
+        _ script: String, patience: Duration = Self.patience.usual
+    ) throws(DatabaseError) -> Rows {
         guard unsafe PQsendQuery(handle, script) == 1 else { throw lost() }
-        return try collect(cancelWhen: nil)
+        return try collect(cancelWhen: nil, patience: patience)
     }
 
     /// Runs one statement; values go as parameters only, and rows come back in binary.
@@ -83,7 +97,8 @@ internal import Glibc
                 handle, statement, Int32(parameters.count), types, values, lengths, formats, 1)
         }
         guard sent == 1 else { throw lost() }
-        return try collect(cancelWhen: stop)
+        return try collect(
+            cancelWhen: stop, patience: stop == nil ? Self.patience.usual : Self.patience.stoppable)
     }
 
     /// Commits. An aborted transaction answers COMMIT with ROLLBACK and no error: that is an error here.
@@ -100,11 +115,13 @@ internal import Glibc
     }
 
     /// Reads results to the end, before anything is thrown: else the next statement would get this one's.
-    private mutating func collect(cancelWhen stop: Wakeup?) throws(DatabaseError) -> Rows {
+    private mutating func collect(
+        cancelWhen stop: Wakeup?, patience: Duration
+    ) throws(DatabaseError) -> Rows {
         var rows: OpaquePointer?
         var failure: DatabaseError?
         while true {
-            try waitForResult(cancelWhen: stop)
+            try waitForResult(cancelWhen: stop, patience: patience)
             guard let result = unsafe PQgetResult(handle) else { break }
             switch unsafe PQresultStatus(result) {
             case PGRES_TUPLES_OK:
@@ -128,10 +145,9 @@ internal import Glibc
     }
 
     /// Sends what is left to send, and waits until the next result is there, in one `poll(2)`.
-    private func waitForResult(cancelWhen stop: Wakeup?) throws(DatabaseError) {
+    private func waitForResult(cancelWhen stop: Wakeup?, patience: Duration) throws(DatabaseError) {
         let clock = ContinuousClock()
-        let patience = stop == nil ? Self.patience.usual : Self.patience.stoppable
-        var deadline = clock.now + patience
+        var heard = clock.now
         var cancelling = false
         while true {
             let unsent = unsafe PQflush(handle)
@@ -143,17 +159,18 @@ internal import Glibc
                 pollfd(fd: socket, events: Int16(unsent == 1 ? POLLIN | POLLOUT : POLLIN), revents: 0),
                 pollfd(fd: cancelling ? -1 : stop?.descriptor ?? -1, events: Int16(POLLIN), revents: 0),
             ]
-            let ready = unsafe poll(&watched, 2, cancelling ? 100 : 1000)
+            let ready = unsafe poll(&watched, 2, cancelling ? 100 : Int32(Self.tick.milliseconds))
+            waiting(Self.grace, ready == 0 ? heard.duration(to: clock.now) : .zero)
             if ready < 0 && errno != EINTR { throw lost() }
             if watched[0].revents != 0 {
                 guard unsafe PQconsumeInput(handle) == 1 else { throw lost() }
-                deadline = clock.now + patience
+                heard = clock.now
             } else if watched[1].revents != 0 || cancelling {
                 // Again and again: one that overtakes its statement on the way to the server is lost.
                 cancelling = true
                 cancel()
             }
-            if clock.now > deadline {
+            if clock.now > heard + patience {
                 cancel()
                 throw DatabaseError(sqlState: nil, message: "the server has not answered for \(patience)")
             }
@@ -161,6 +178,8 @@ internal import Glibc
     }
 
     private func cancel() {
+        // It connects anew, and blocks for as long as the kernel tries.
+        waiting(.seconds(150), .zero)
         guard let request = unsafe PQgetCancel(handle) else { return }
         var complaint = [CChar](repeating: 0, count: 256)
         _ = unsafe PQcancel(request, &complaint, Int32(complaint.count))

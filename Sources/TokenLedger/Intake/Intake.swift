@@ -6,10 +6,13 @@ public import TokenModel
 /// there: a row can be committed late, before that point. So each leaf is also read from its front again and again.
 public struct Intake {
     private let interpret: @Sendable (SendResult) -> Verdict
-    private let transaction: BatchTransaction
+    /// How long the daemon waits for a lock before it yields.
+    public var lockTimeout: Duration
     private var hints: [Leaf: Hint] = [:]
     private var asideAgain = ContinuousClock.now
     private let clock = ContinuousClock()
+
+    private var transaction: BatchTransaction { BatchTransaction(lockTimeout: lockTimeout) }
 
     /// Where to look first in a leaf.
     private struct Hint {
@@ -23,7 +26,7 @@ public struct Intake {
     ///   - lockTimeout: How long the daemon waits for a lock before it yields.
     ///   - interpret: The verdict on a result; pure and total.
     public init(lockTimeout: Duration, interpret: @escaping @Sendable (SendResult) -> Verdict) {
-        self.transaction = BatchTransaction(lockTimeout: lockTimeout)
+        self.lockTimeout = lockTimeout
         self.interpret = interpret
     }
 

@@ -33,7 +33,8 @@ public struct Migrator {
                 connection.rollback()
                 return nil
             }
-            try connection.run(next.sql)
+            // On a ledger of many millions it may take as long as it takes.
+            try connection.run(next.sql, patience: .seconds(86_400))
             _ = try connection.query(
                 """
                 INSERT INTO tokenkeeper.migration (version, name, checksum, oldest_daemon)

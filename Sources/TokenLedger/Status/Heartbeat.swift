@@ -4,8 +4,11 @@ internal import TokenModel
 public struct Heartbeat {
     private let daemonID: String
     private let version: Version
-    private let transaction: BatchTransaction
+    /// How long it waits for a lock.
+    public var lockTimeout: Duration
     private let startedAt: Instant
+
+    private var transaction: BatchTransaction { BatchTransaction(lockTimeout: lockTimeout) }
 
     /// More waiting results than this are estimated and not counted.
     static let countedExactly = 20_000
@@ -16,8 +19,20 @@ public struct Heartbeat {
     {
         self.daemonID = daemonID
         self.version = version
-        transaction = BatchTransaction(lockTimeout: lockTimeout)
+        self.lockTimeout = lockTimeout
         startedAt = try connection.query("SELECT clock_timestamp()").instant(0, 0) ?? .distantPast
+    }
+
+    /// What a look at the queue has shown.
+    public struct Queue: Equatable, Sendable {
+        public var depth: Int64
+        /// False when the depth was estimated.
+        public var exact: Bool
+
+        public init(depth: Int64, exact: Bool) {
+            self.depth = depth
+            self.exact = exact
+        }
     }
 
     /// Looks at the queue and reports.
@@ -26,9 +41,11 @@ public struct Heartbeat {
     ///   - sweepInterval: Nil when the timer is off.
     ///   - pagesLeft: What the drain has not read yet, to estimate by when there is too much to count.
     ///   - trouble: What a person must mend, for the warnings of `status`.
+    /// - Returns: What was reported of the queue.
+    @discardableResult
     public func beat(
         sweepInterval: Duration?, pagesLeft: Int, trouble: DatabaseError?, on connection: inout Connection
-    ) throws(DatabaseError) {
+    ) throws(DatabaseError) -> Queue {
         let limit = Self.countedExactly
         let depth: Int64?
         let oldest: Instant?
@@ -64,6 +81,7 @@ public struct Heartbeat {
                 ])
             try connection.run("DELETE FROM tokenkeeper.daemon WHERE beat_at < clock_timestamp() - interval '1 day'")
         }
+        return Queue(depth: told, exact: exact)
     }
 
     /// Says that this daemon leaves, in order.

@@ -1,3 +1,5 @@
+public import TokenModel
+
 /// The right to sweep: one run at a time across all daemons, held by a heartbeat in its row of `sweep_run`.
 ///
 /// A transaction lock cannot span a sweep's many short transactions, and a session lock fails behind a pooler.
@@ -78,18 +80,32 @@ public struct SweepLease: Sendable {
         return .milliseconds(rows.integer(0, 0) ?? 0)
     }
 
-    /// Whether somebody has asked for a sweep, cheaper than to claim it; and says of runs that fell silent that they did.
-    public static func isRequested(on connection: inout Connection) throws(DatabaseError) -> Bool {
-        let waiting = try connection.query(
+    /// What a look at the log of sweeps shows.
+    public struct Look: Sendable {
+        /// Whether somebody has asked for a sweep.
+        public var isRequested: Bool
+        /// The last sweep that ended, whichever daemon ran it; dry runs do not count.
+        public var last: (endedAt: Instant, outcome: String)?
+    }
+
+    /// Looks whether there is something to take up, cheaper than to claim it; and says of runs that fell silent that they did.
+    public static func look(on connection: inout Connection) throws(DatabaseError) -> Look {
+        let seen = try connection.query(
             """
-            SELECT bool_or(outcome = 'requested'),
-                   bool_or(outcome = 'running' AND heartbeat_at < clock_timestamp() - $1 * interval '1 microsecond')
-            FROM tokenkeeper.sweep_run WHERE outcome IN ('requested', 'running')
+            SELECT w.requested, w.silent, l.finished_at, l.outcome
+            FROM (SELECT bool_or(outcome = 'requested') AS requested,
+                         bool_or(outcome = 'running' AND heartbeat_at < clock_timestamp() - $1 * interval '1 microsecond') AS silent
+                  FROM tokenkeeper.sweep_run WHERE outcome IN ('requested', 'running')) AS w
+            LEFT JOIN (SELECT finished_at, outcome FROM tokenkeeper.sweep_run
+                       WHERE outcome IN ('finished', 'failed', 'interrupted') AND NOT dry_run
+                       ORDER BY run_id DESC LIMIT 1) AS l ON true
             """, [.int8(silence.microseconds)])
-        if waiting.bool(0, 1) == true {
+        if seen.bool(0, 1) == true {
             try connection.transaction(begin) { connection throws(DatabaseError) in try expire(on: &connection) }
         }
-        return waiting.bool(0, 0) == true
+        var look = Look(isRequested: seen.bool(0, 0) == true)
+        if let endedAt = seen.instant(0, 2), let outcome = seen.text(0, 3) { look.last = (endedAt, outcome) }
+        return look
     }
 
     private static func expire(on connection: inout Connection) throws(DatabaseError) {

@@ -30,7 +30,8 @@ struct ConfigurationOptions: ParsableArguments {
         }
     }
 
-    private func read() throws(ConfigurationError) -> Configuration {
+    /// Reads and checks everything.
+    func read() throws(ConfigurationError) -> Configuration {
         let environment = ProcessInfo.processInfo.environment
         let named = config ?? environment["TOKENKEEPER_CONFIG"]
         let path = named ?? Self.usualFile
@@ -44,8 +45,20 @@ struct ConfigurationOptions: ParsableArguments {
             }
             file = (text, path)
         }
-        return try Configuration(
-            file: file, environment: environment, flags: settings + (databaseURL.map { ["database_url=\($0)"] } ?? []))
+        let configuration = try Configuration(
+            file: file, credentials: Credentials(folder: environment["CREDENTIALS_DIRECTORY"]),
+            environment: environment, flags: settings + (databaseURL.map { ["database_url=\($0)"] } ?? []))
+        if let secret = configuration.values["database_url"], secret.origin.hasPrefix(path),
+            configuration.address.password != nil, Self.isReadableByAll(path)
+        {
+            Self.complain("\(path) has a password in it and can be read by everybody on this machine: chmod 640")
+        }
+        return configuration
+    }
+
+    private static func isReadableByAll(_ path: String) -> Bool {
+        var about = stat()
+        return unsafe stat(path, &about) == 0 && about.st_mode & S_IROTH != 0
     }
 
     /// Takes a password out of the process list, where everybody on the machine could read it. A moment too late, hence
@@ -73,15 +86,15 @@ struct ConfigurationOptions: ParsableArguments {
 
 extension Configuration {
     func logger() -> Logger {
-        var logger = Logger(label: "tokenkeeperd") { _ in LogfmtHandler() }
-        logger.logLevel = logLevel
-        return logger
+        Logger(label: "tokenkeeperd") { _ in LogfmtHandler(threshold: LogThreshold(logLevel)) }
     }
 
     /// For a command that needs the database once: what goes wrong is said and ends the process.
-    func withConnection(_ work: (inout Connection) throws -> Void) throws {
+    ///
+    /// - Parameter writes: Whether a standby will not do.
+    func withConnection(writes: Bool = true, _ work: (inout Connection) throws -> Void) throws {
         do {
-            var connection = try Connection(to: address)
+            var connection = try Connection(to: address, writes: writes)
             try work(&connection)
         } catch let error as DatabaseError {
             ConfigurationOptions.complain(error.description)

@@ -4,8 +4,9 @@ struct Run: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Run the daemon: drain, record, sweep.",
         discussion: """
-            SIGTERM and SIGINT finish the batches in hand and leave with 0; SIGUSR1 sweeps now. While PostgreSQL is away the \
-            daemon waits for it. It leaves with 78 when the schema does not fit.
+            SIGTERM and SIGINT finish the batches in hand and leave with 0; SIGUSR1 sweeps now; SIGHUP reads the \
+            configuration anew. While PostgreSQL is away the daemon waits for it. It leaves with 78 when the schema does \
+            not fit. It speaks sd_notify(3), watchdog included.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -15,7 +16,7 @@ struct Run: ParsableCommand {
 
     func run() throws {
         let configuration = try options.load()
-        let status = Daemon(configuration: configuration, migrates: migrate, logger: configuration.logger()).run()
+        let status = Daemon(options: options, configuration: configuration, migrates: migrate).run()
         throw ExitCode(status.rawValue)
     }
 }

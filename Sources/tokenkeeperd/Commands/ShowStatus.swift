@@ -13,7 +13,7 @@ struct ShowStatus: ParsableCommand {
 
     func run() throws {
         Signals.unblock()
-        try options.load().withConnection { connection in
+        try options.load().withConnection(writes: false) { connection in
             try Migrator(daemon: Daemon.version).check(&connection)
             let report = try StatusReport(on: &connection)
             print(json ? report.json : Self.text(report))

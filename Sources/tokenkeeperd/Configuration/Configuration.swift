@@ -1,7 +1,8 @@
 internal import Logging
 internal import TokenLedger
 
-/// The settings in force, checked. Flags win over the environment, the environment over the file, the file over the defaults.
+/// The settings in force, checked. Flags win over the environment, that over systemd's credentials, those over the file,
+/// the file over the defaults.
 struct Configuration: Sendable {
     /// Where a value came from, in words.
     struct Resolved: Equatable, Sendable {
@@ -24,11 +25,14 @@ struct Configuration: Sendable {
 
     /// - Parameters:
     ///   - file: The configuration file's text and name, where there is one.
+    ///   - credentials: The database's URL and the path of its password, as handed over by systemd.
     ///   - environment: All variables of the process.
     ///   - flags: `key=value` as given with `--set`, and what other flags stand for.
     /// - Throws: Every problem there is, not only the first.
-    init(file: (text: String, name: String)?, environment: [String: String], flags: [String]) throws(ConfigurationError)
-    {
+    init(
+        file: (text: String, name: String)?, credentials: Credentials = Credentials(), environment: [String: String],
+        flags: [String]
+    ) throws(ConfigurationError) {
         var values: [String: Resolved] = [:]
         var problems: [String] = []
         for setting in Setting.table { values[setting.key] = Resolved(value: setting.standard, origin: "default") }
@@ -66,6 +70,11 @@ struct Configuration: Sendable {
                 problems += error.problems
             }
         }
+        for (key, value) in [
+            ("database_url", credentials.databaseURL), ("database_password_file", credentials.databasePasswordFile),
+        ] {
+            if let value { set(key, value, from: "credential", place: "credential of \(key)") }
+        }
         for (name, value) in environment.sorted(by: { $0.key < $1.key })
         where name.hasPrefix("TOKENKEEPER_") && !Self.isNoSetting(name) {
             if let setting = Setting.table.first(where: { $0.variable == name }) {
@@ -87,11 +96,21 @@ struct Configuration: Sendable {
 
         var address: DatabaseAddress?
         do {
-            address = try DatabaseAddress(values["database_url"]?.value)
+            address = try DatabaseAddress(
+                values["database_url"]?.value, passwordFile: values["database_password_file"]?.value)
         } catch {
             problems.append("\(values["database_url"]?.origin ?? ""): database_url is \(error.message)")
         }
+        if address?.password != nil, let file = values["database_password_file"], file.value != nil {
+            problems.append("\(file.origin): database_password_file is set, and database_url has a password too: keep one")
+        }
         guard problems.isEmpty, let address else { throw ConfigurationError(problems) }
+        self.values = values
+        self.address = address
+    }
+
+    /// Settings that have been checked already.
+    init(values: [String: Resolved], address: DatabaseAddress) {
         self.values = values
         self.address = address
     }

@@ -14,13 +14,19 @@ struct Setting: Sendable {
     /// As it would stand in the file without quotes; nil where unset is meant.
     let standard: String?
     let secret: Bool
+    /// Whether a reload takes it up; else a restart does.
+    let reloadable: Bool
     let meaning: String
 
-    init(_ key: String, _ kind: Kind, _ standard: String?, secret: Bool = false, _ meaning: String) {
+    init(
+        _ key: String, _ kind: Kind, _ standard: String?, secret: Bool = false, reloadable: Bool = true,
+        _ meaning: String
+    ) {
         self.key = key
         self.kind = kind
         self.standard = standard
         self.secret = secret
+        self.reloadable = reloadable
         self.meaning = meaning
     }
 
@@ -31,9 +37,12 @@ struct Setting: Sendable {
 
     static let table: [Setting] = [
         Setting(
-            "database_url", .text, nil, secret: true,
-            "The database, as libpq takes it: `postgresql://…` or `host=… dbname=…`. Unset: libpq's own variables and files."
+            "database_url", .text, nil, secret: true, reloadable: false,
+            "The database, as libpq takes it: postgresql://... or host=... dbname=... . Unset: libpq's own variables and files."
         ),
+        Setting(
+            "database_password_file", .text, nil, reloadable: false,
+            "A file that holds the database password and nothing else. Read anew for each connection."),
         Setting(
             "drain.poll_busy", .duration(.milliseconds(1)...(.seconds(1)), off: false), "20ms",
             "The pause between two looks at the queue while there is work."),
@@ -42,7 +51,7 @@ struct Setting: Sendable {
             "The longest pause between two looks when the queue stays empty."),
         Setting(
             "drain.lock_timeout", .duration(.milliseconds(10)...(.milliseconds(900)), off: false), "100ms",
-            "How long the daemon waits for a lock before it yields. Below the server's `deadlock_timeout`."),
+            "How long the daemon waits for a lock before it yields. Below the server's deadlock_timeout."),
         Setting(
             "sweep.interval", .duration(.seconds(60)...days(30), off: true), "1h",
             "The time from one sweep to the next, across restarts and daemons; or \"off\"."),

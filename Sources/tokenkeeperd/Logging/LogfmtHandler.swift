@@ -1,12 +1,20 @@
 internal import FoundationEssentials
 internal import Glibc
 internal import Logging
+internal import Synchronization
 
 /// One line an entry on standard error, `time=… level=… msg="…" key=value`. Under journald, which has clocks and
 /// priorities of its own, the time is left out and the line begins with `<priority>`.
 struct LogfmtHandler: LogHandler {
     var metadata: Logger.Metadata = [:]
-    var logLevel: Logger.Level = .info
+
+    /// One for all copies of the logger, so that a reload changes it everywhere.
+    let threshold: LogThreshold
+
+    var logLevel: Logger.Level {
+        get { threshold.level }
+        set { threshold.level = newValue }
+    }
 
     private let journald = unsafe getenv("JOURNAL_STREAM") != nil
 
@@ -59,5 +67,19 @@ struct LogfmtHandler: LogHandler {
     subscript(metadataKey key: String) -> Logger.Metadata.Value? {
         get { metadata[key] }
         set { metadata[key] = newValue }
+    }
+}
+
+/// The least severity that is logged, for the whole process.
+final class LogThreshold: Sendable {
+    private let value: Mutex<Logger.Level>
+
+    init(_ level: Logger.Level) {
+        value = Mutex(level)
+    }
+
+    var level: Logger.Level {
+        get { value.withLock { $0 } }
+        set { value.withLock { $0 = newValue } }
     }
 }

@@ -10,20 +10,24 @@ final class Availability: Sendable {
     }
 
     private let state = Mutex(State())
+    private let part: Vitals.Part
+    private let report: ServiceReport
     private let logger: Logger
-    private let tellsOfLosses: Bool
 
     /// While it stays away, it is said again this often.
     private static let reminder: Duration = .seconds(600)
 
-    /// - Parameter tellsOfLosses: Whether to speak of lost connections, or only of what else PostgreSQL refuses.
-    init(logger: Logger, tellsOfLosses: Bool) {
+    init(of part: Vitals.Part, report: ServiceReport, logger: Logger) {
+        self.part = part
+        self.report = report
         self.logger = logger
-        self.tellsOfLosses = tellsOfLosses
     }
 
     func lost(_ error: DatabaseError) {
-        if error.remedy == .reconnect && !tellsOfLosses { return }
+        let isAway = error.remedy == .reconnect
+        report.inTheWay("\(isAway ? "waiting for PostgreSQL" : "PostgreSQL refuses"): \(error)", of: part)
+        // One of the two speaks of the connection: the other's is to the same server.
+        if isAway && part != .drain { return }
         let tell = state.withLock { state in
             let cause = error.sqlState ?? "lost"
             defer { state.away = cause }
@@ -46,6 +50,7 @@ final class Availability: Sendable {
     }
 
     func reached() {
+        report.inTheWay(nil, of: part)
         if state.withLock({ state in state.away.take() }) != nil {
             logger.notice("PostgreSQL is back")
         }

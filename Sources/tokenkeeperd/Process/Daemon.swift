@@ -9,9 +9,10 @@ internal import TokenLedger
 struct Daemon {
     static let version = Version(major: 0, minor: 1, patch: 0)
 
+    /// Where a reload finds the configuration.
+    let options: ConfigurationOptions
     let configuration: Configuration
     let migrates: Bool
-    let logger: Logger
 
     /// How long a stop waits for the batches in hand. What is cut off then, PostgreSQL rolls back: nothing is lost.
     private static let patience: DispatchTimeInterval = .seconds(25)
@@ -38,6 +39,10 @@ struct Daemon {
 
     /// Runs until a signal, or until something that a restart would not mend.
     func run() -> ExitStatus {
+        let logger = configuration.logger()
+        let settings = LiveConfiguration(configuration)
+        let report = ServiceReport(environment: ProcessInfo.processInfo.environment)
+        let reportTimer = report.timer()
         let ending = Ending()
         let stop = Stop()
         let drainBell = Wakeup()
@@ -47,31 +52,39 @@ struct Daemon {
 
         let signals = Signals()
         for (number, name) in [(SIGTERM, "SIGTERM"), (SIGINT, "SIGINT")] {
-            signals.on(number) { [logger] in
-                ending.say(.success) { logger.notice("stopping", metadata: ["signal": "\(name)"]) }
+            signals.on(number) {
+                ending.say(.success) {
+                    report.stopping(failure: nil)
+                    logger.notice("stopping", metadata: ["signal": "\(name)"])
+                }
             }
         }
         signals.on(SIGUSR1) { sweepBells.signal() }
-        signals.on(SIGHUP) { [logger] in
-            logger.notice("SIGHUP changes nothing: restart to take up a changed configuration")
+        let reload = Reload(options: options, settings: settings, report: report, logger: logger)
+        signals.on(SIGHUP) {
+            reload.perform()
+            drainBell.ring()
+            sweepBells.reloaded()
         }
 
         let daemonID = Self.uniqueName
         let atWork = DispatchGroup()
-        func duty(tellsOfLosses: Bool) -> Duty {
+        func duty(_ part: Vitals.Part) -> Duty {
             Duty(
-                configuration: configuration, stop: stop, atWork: atWork,
-                availability: Availability(logger: logger, tellsOfLosses: tellsOfLosses),
-                giveUp: { [logger] error in
-                    ending.say(.configuration) { logger.critical("\(error)") }
+                part: part, settings: settings, stop: stop, atWork: atWork,
+                availability: Availability(of: part, report: report, logger: logger), report: report,
+                giveUp: { error in
+                    ending.say(.configuration) {
+                        report.stopping(failure: "\(error)")
+                        logger.critical("\(error)")
+                    }
                 }, migrates: migrates, logger: logger)
         }
-        // One of the two speaks of the connection: the other's is to the same server.
-        let drain = DrainDuty(duty: duty(tellsOfLosses: true), daemonID: daemonID, bell: drainBell)
-        let sweep = SweepDuty(duty: duty(tellsOfLosses: false), daemonID: daemonID, bells: sweepBells)
+        let drain = DrainDuty(duty: duty(.drain), daemonID: daemonID, bell: drainBell)
+        let sweep = SweepDuty(duty: duty(.sweep), daemonID: daemonID, bells: sweepBells)
         logger.notice("started", metadata: ["version": "\(Self.version)", "daemon_id": "\(daemonID)"])
-        DutyThread.start { drain.run() }
-        DutyThread.start { sweep.run() }
+        DutyThread.start(Vitals.Part.drain.rawValue) { drain.run() }
+        DutyThread.start(Vitals.Part.sweep.rawValue) { sweep.run() }
 
         // Shutting down, in order: no new batch, the batches in hand, the end.
         let status = ending.wait()
@@ -80,7 +93,7 @@ struct Daemon {
             logger.warning(
                 "a batch did not end in time; PostgreSQL rolls it back, and the next start takes it up again")
         }
-        withExtendedLifetime(signals) { logger.notice("stopped") }
+        withExtendedLifetime((signals, reportTimer)) { logger.notice("stopped") }
         return status
     }
 

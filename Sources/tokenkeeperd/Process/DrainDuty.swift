@@ -11,10 +11,10 @@ struct DrainDuty {
     private static let beatEvery: Duration = .seconds(5)
 
     func run() {
-        let configuration = duty.configuration
         duty.run(bell: bell) { connection, succeeded in
+            var configuration = duty.configuration
             var intake = Intake(lockTimeout: configuration.lockTimeout, interpret: Interpretation.verdict(on:))
-            let heartbeat = try Heartbeat(
+            var heartbeat = try Heartbeat(
                 daemonID: daemonID, version: Daemon.version, lockTimeout: configuration.lockTimeout, on: &connection)
             var beatAt: ContinuousClock.Instant?
             var digest = DrainDigest(logger: duty.logger)
@@ -26,12 +26,17 @@ struct DrainDuty {
 
             func beatIfDue(_ connection: inout Connection, pagesLeft: Int) throws(DatabaseError) {
                 if let last = beatAt, last.duration(to: .now) < Self.beatEvery { return }
-                try heartbeat.beat(
-                    sweepInterval: configuration.sweepInterval, pagesLeft: pagesLeft, trouble: trouble, on: &connection)
+                duty.report.sees(
+                    try heartbeat.beat(
+                        sweepInterval: configuration.sweepInterval, pagesLeft: pagesLeft, trouble: trouble,
+                        on: &connection))
                 beatAt = .now
             }
 
             while !duty.stop.isAsked {
+                configuration = duty.configuration
+                intake.lockTimeout = configuration.lockTimeout
+                heartbeat.lockTimeout = configuration.lockTimeout
                 let pass = try intake.pass(on: &connection, tell: { digest.note($0) }) {
                     connection, pagesLeft throws(DatabaseError) in
                     // A pass over a backlog is long: that the database is back is said with its first batch.
@@ -54,7 +59,7 @@ struct DrainDuty {
                 }
                 digest.add(pass)
                 pause = pass.moved ? configuration.pollBusy : min(pause * 2, configuration.pollIdle)
-                if !duty.stop.isAsked { bell.wait(for: pause) }
+                duty.rest(bell, for: pause)
             }
             try heartbeat.farewell(on: &connection)
         }

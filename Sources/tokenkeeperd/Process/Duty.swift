@@ -4,36 +4,58 @@ internal import TokenLedger
 
 /// What drain and sweep have in common: a connection that is made again whenever it is lost.
 struct Duty: Sendable {
-    let configuration: Configuration
+    let part: Vitals.Part
+    let settings: LiveConfiguration
     let stop: Stop
     /// Held while a connection is in use: who wants to leave waits for this, and not for an attempt to connect.
     let atWork: DispatchGroup
     let availability: Availability
+    let report: ServiceReport
     /// Called when a person must act before this process can go on.
     let giveUp: @Sendable (SchemaError) -> Void
     /// Apply what migrations are missing before working.
     let migrates: Bool
     let logger: Logger
 
+    /// The settings in force at this moment.
+    var configuration: Configuration { settings.current }
+
+    /// How long it may be silent while it does something of its own.
+    private static let grace: Duration = .seconds(30)
+
+    /// Waits for the bell, or until the time has passed.
+    func rest(_ bell: Wakeup, for pause: Duration) {
+        if stop.isAsked { return }
+        report.beat(part, within: pause + Self.grace)
+        bell.wait(for: pause)
+        report.beat(part, within: Self.grace)
+    }
+
     /// Connects, checks the schema, works; and again from the start until the process is to end.
     ///
     /// - Parameter work: Calls its second argument when it has got something done, and returns when the process is to end.
     func run(bell: Wakeup, _ work: (inout Connection, _ succeeded: () -> Void) throws -> Void) {
+        defer { report.left(part) }
+        let waiting: Connection.Waiting = { [report, part] within, silent in
+            report.beat(part, within: within, unansweredFor: silent)
+        }
         var backoff = Backoff()
         while !stop.isAsked {
             var worked = false
             do {
-                var connection = try Connection(to: configuration.address)
+                var connection = try Connection(to: configuration.address, waiting: waiting)
                 atWork.enter()
                 defer { atWork.leave() }
                 if stop.isAsked { return }
                 let migrator = Migrator(daemon: Daemon.version)
                 if migrates {
+                    report.extendStart()
                     try migrator.migrate(&connection) {
                         logger.notice("applied migration \($0.version)", metadata: ["name": "\($0.name)"])
                     }
                 }
                 try migrator.check(&connection)
+                report.connected(part)
                 try work(&connection) {
                     worked = true
                     availability.reached()
@@ -44,7 +66,7 @@ struct Duty: Sendable {
             } catch let error as DatabaseError {
                 // One that is lost and had again at once is no news: servers close idle connections.
                 if !(worked && error.remedy == .reconnect) { availability.lost(error) }
-                bell.wait(for: backoff.pause())
+                rest(bell, for: backoff.pause())
             } catch {
                 preconditionFailure("a duty throws \(error)")
             }

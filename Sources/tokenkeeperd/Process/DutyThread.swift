@@ -8,9 +8,15 @@ enum DutyThread {
     }
 
     /// Starts a thread that runs the closure to its end. The process ends without waiting for it.
-    static func start(_ run: @escaping @Sendable () -> Void) {
+    ///
+    /// - Parameter name: Of at most 15 bytes, for `ps -L` and debuggers.
+    static func start(_ name: String, _ run: @escaping @Sendable () -> Void) {
         var thread = pthread_t()
-        let body = unsafe Unmanaged.passRetained(Body(run)).toOpaque()
+        let named = Body {
+            setName(name)
+            run()
+        }
+        let body = unsafe Unmanaged.passRetained(named).toOpaque()
         let made = unsafe pthread_create(
             &thread, nil,
             { body in
@@ -19,5 +25,13 @@ enum DutyThread {
             }, body)
         precondition(made == 0, "no thread to be had")
         pthread_detach(thread)
+    }
+
+    /// What pthread_setname_np does, which is not in the Glibc module.
+    private static func setName(_ name: String) {
+        let descriptor = unsafe open("/proc/thread-self/comm", O_WRONLY | O_CLOEXEC)
+        guard descriptor >= 0 else { return }
+        _ = unsafe write(descriptor, name, name.utf8.count)
+        close(descriptor)
     }
 }

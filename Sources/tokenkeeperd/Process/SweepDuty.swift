@@ -1,6 +1,8 @@
+internal import FoundationEssentials
 internal import Logging
 internal import Synchronization
 internal import TokenLedger
+internal import TokenModel
 
 /// Sweeps: on the timer, on SIGUSR1, and when SQL asks for it. In between it counts the tokens for `status`.
 struct SweepDuty {
@@ -17,6 +19,12 @@ struct SweepDuty {
 
         func timerFired() {
             due.store(true, ordering: .releasing)
+        }
+
+        /// The interval may be another one now: when the next sweep is due is worked out anew.
+        func reloaded() {
+            due.store(true, ordering: .releasing)
+            wakeup.ring()
         }
 
         fileprivate func takeSignal() -> Bool { signalled.exchange(false, ordering: .acquiring) }
@@ -46,7 +54,13 @@ struct SweepDuty {
                         throw error
                     }
                 }
-                if try SweepLease.isRequested(on: &connection),
+                let look = try SweepLease.look(on: &connection)
+                if let last = look.last {
+                    duty.report.lastSweep(
+                        at: Date(timeIntervalSince1970: Double(last.endedAt.microseconds) / 1_000_000),
+                        outcome: last.outcome)
+                }
+                if look.isRequested,
                     let lease = try SweepLease.claim(.requested, holder: daemonID, on: &connection)
                 {
                     try sweep(lease, on: &connection)
@@ -62,12 +76,14 @@ struct SweepDuty {
                 // A count can take minutes: any bell ends it.
                 try count.refresh(on: &connection, stop: bells.wakeup)
                 succeeded()
-                if !duty.stop.isAsked { bells.wakeup.wait(for: Self.lookEvery) }
+                duty.rest(bells.wakeup, for: Self.lookEvery)
             }
         }
     }
 
     private func sweep(_ lease: SweepLease, on connection: inout Connection) throws(DatabaseError) {
+        duty.report.sweeps(true)
+        defer { duty.report.sweeps(false) }
         let sweep = Sweep(lease, duty.configuration.sweepPlan, lockTimeout: duty.configuration.lockTimeout)
         let report = try sweep.perform(on: &connection) { !duty.stop.isAsked }
         var level: Logger.Level = report.outcome == .failed ? .error : .info

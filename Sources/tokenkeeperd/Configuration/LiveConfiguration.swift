@@ -1,0 +1,41 @@
+internal import Synchronization
+
+/// The configuration in force, which a reload can change while the duties work by it.
+final class LiveConfiguration: Sendable {
+    private let configuration: Mutex<Configuration>
+
+    init(_ configuration: Configuration) {
+        self.configuration = Mutex(configuration)
+    }
+
+    var current: Configuration { configuration.withLock { $0 } }
+
+    /// What a reload has done.
+    struct Outcome: Equatable {
+        /// `key: before -> after` of what is in force from now on; of a secret the key alone.
+        var taken: [String] = []
+        /// The keys of what waits for a restart.
+        var waiting: [String] = []
+    }
+
+    /// Takes up what can be, and tells both that and the rest.
+    func take(_ new: Configuration) -> Outcome {
+        configuration.withLock { configuration in
+            var outcome = Outcome()
+            var values = configuration.values
+            for setting in Setting.table {
+                guard let after = new.values[setting.key], let before = values[setting.key] else { continue }
+                if before.value == after.value || setting.reloadable { values[setting.key] = after }
+                guard before.value != after.value else { continue }
+                if setting.reloadable {
+                    let change = "\(before.value ?? "unset") -> \(after.value ?? "unset")"
+                    outcome.taken.append(setting.secret ? setting.key : "\(setting.key): \(change)")
+                } else {
+                    outcome.waiting.append(setting.key)
+                }
+            }
+            configuration = Configuration(values: values, address: configuration.address)
+            return outcome
+        }
+    }
+}

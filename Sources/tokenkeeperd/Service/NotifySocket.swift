@@ -1,0 +1,40 @@
+internal import Glibc
+
+/// The socket on which systemd hears from a service of Type=notify.
+///
+/// https://www.freedesktop.org/software/systemd/man/sd_notify.html
+struct NotifySocket: Sendable {
+    private let path: [UInt8]
+
+    /// - Parameter path: The variable NOTIFY_SOCKET: a path, or with `@` in front a name in the abstract namespace.
+    ///   Nil, empty or anything else means that nobody listens.
+    init?(_ path: String?) {
+        guard let path, path.hasPrefix("/") || path.hasPrefix("@"), (2..<108).contains(path.utf8.count) else {
+            return nil
+        }
+        self.path = Array(path.utf8)
+    }
+
+    /// Sends assignments, such as `READY=1`, in one datagram. If nobody takes it, it is lost: the service goes on.
+    func send(_ assignments: [String]) {
+        let descriptor = socket(AF_UNIX, Int32(SOCK_DGRAM.rawValue | SOCK_CLOEXEC.rawValue), 0)
+        guard descriptor >= 0 else { return }
+        defer { close(descriptor) }
+        var address = sockaddr_un()
+        address.sun_family = sa_family_t(AF_UNIX)
+        unsafe withUnsafeMutableBytes(of: &address.sun_path) { name in
+            unsafe name.copyBytes(from: path)
+            if path[0] == UInt8(ascii: "@") { unsafe name[0] = 0 }
+        }
+        // The length counts: in the abstract namespace zeros behind the name would belong to it.
+        let length = MemoryLayout<sa_family_t>.size + path.count + (path[0] == UInt8(ascii: "@") ? 0 : 1)
+        let message = Array(assignments.joined(separator: "\n").utf8)
+        _ = unsafe withUnsafePointer(to: &address) { pointer in
+            unsafe pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) { pointer in
+                unsafe sendto(
+                    descriptor, message, message.count, Int32(MSG_NOSIGNAL) | Int32(MSG_DONTWAIT),
+                    pointer, socklen_t(length))
+            }
+        }
+    }
+}
