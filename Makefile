@@ -1,6 +1,6 @@
 # tokenkeeperd: `make run` and `make test` do all set-up themselves.
 
-.PHONY: help run test build release lint setup clean
+.PHONY: help run test test-deployment build release deb lint setup clean
 
 help: ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -11,12 +11,18 @@ run: ## Build, start a private PostgreSQL, the daemon and a sample of traffic. W
 test: setup lint ## Build and run all tests, on a private PostgreSQL.
 	@scripts/test
 
+test-deployment: ## Install the package on a machine of its own, with systemd and PostgreSQL, and try everything there.
+	@scripts/test-deployment
+
 build: setup ## Build for debugging.
 	@swift build
 
 release: setup ## Build the binary for installing: optimised, with Swift's libraries inside.
 	@swift build --configuration release --static-swift-stdlib --product tokenkeeperd
 	@echo "built $$(swift build --configuration release --show-bin-path)/tokenkeeperd"
+
+deb: ## Build the Debian package, into dist/.
+	@scripts/deb
 
 lint: ## Check the format of the Swift sources.
 	@swift format lint --strict --recursive Package.swift Plugins Sources Tests
@@ -25,4 +31,4 @@ setup: ## Install what is missing from Debian's packages.
 	@scripts/setup
 
 clean: ## Remove what was built, and the private PostgreSQL of `make run`.
-	rm -rf .build .run
+	rm -rf .build .run dist

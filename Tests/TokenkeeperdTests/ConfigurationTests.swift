@@ -1,3 +1,4 @@
+import ArgumentParser
 import Foundation
 import Testing
 
@@ -122,14 +123,95 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     func `what is no duration is none`(text: String) {
         #expect(DurationText.duration(text) == nil)
     }
+}
+
+@Suite struct `The documents` {
+    private func file(_ path: String) throws -> String {
+        let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../..")
+        return try String(contentsOf: root.appendingPathComponent(path), encoding: .utf8)
+    }
 
     @Test func `the README's table names every setting with its default`() throws {
-        let readme = try String(
-            contentsOf: URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent(
-                "../../README.md"), encoding: .utf8)
+        let readme = try file("README.md")
         for setting in Setting.table {
             let row = "| `\(setting.key)` | \(setting.standard.map { "`\($0)`" } ?? "unset") |"
             #expect(readme.contains(row), "\(row)")
+        }
+    }
+
+    @Test func `the default file has every setting commented out, with its meaning, range and default`() throws {
+        var expected = ""
+        var section = ""
+        for setting in Setting.table {
+            let dot = setting.key.firstIndex(of: ".")
+            let ofSection = dot.map { String(setting.key[..<$0]) } ?? ""
+            if ofSection != section { expected += "\n[\(ofSection)]\n" }
+            section = ofSection
+            let name = dot.map { String(setting.key[setting.key.index(after: $0)...]) } ?? setting.key
+            var number = false
+            if case .integer = setting.kind { number = true }
+            let value = setting.standard ?? setting.example ?? ""
+            expected += "\n# \(setting.meaning)"
+            if case .text = setting.kind {} else { expected += "\n# Expected: \(setting.expected)." }
+            expected += setting.reloadable ? "" : " Needs a restart."
+            expected += "\n#\(name) = \(number ? value : "\"\(value)\"")\n"
+        }
+        let found = try file("systemd/tokenkeeperd.toml")
+        #expect(found.hasSuffix(expected), "\(expected)")
+
+        // As it is, it changes nothing; with every comment mark gone, it is still a configuration.
+        #expect(try load(found).values.values.allSatisfy { $0.origin == "default" })
+        let uncommented = found.split(separator: "\n").map { line in
+            line.hasPrefix("#") && !line.hasPrefix("# ") && line.count > 1 ? String(line.dropFirst()) : String(line)
+        }.joined(separator: "\n")
+        let all = try load(uncommented)
+        #expect(Setting.table.allSatisfy { all.values[$0.key]?.origin.hasPrefix("t.toml:") == true })
+    }
+
+    @Test func `the man pages name every setting with its default, every command and every exit status`() throws {
+        let settings = try file("man/tokenkeeperd.conf.5")
+        for setting in Setting.table {
+            let needsRestart = setting.reloadable ? "" : "; restart"
+            let head = ".BR \(setting.key) \" (default: \(setting.standard ?? "unset")\(needsRestart)"
+            #expect(settings.contains(head), "\(head)")
+        }
+        let page = try file("man/tokenkeeperd.8")
+        for command in Tokenkeeperd.configuration.subcommands {
+            let name = command._commandName.replacingOccurrences(of: "-", with: "\\-")
+            #expect(page.contains(".B tokenkeeperd \(name)\n") && page.contains("\n.B \(name)\n"), "\(name)")
+        }
+        for status in [ExitStatus.success, .usage, .unavailable, .failed, .busy, .configuration] {
+            #expect(page.contains(".B \(status.rawValue)\n"))
+        }
+    }
+
+    @Test func `the package, the man pages and the daemon are of one version`() throws {
+        let version = Daemon.version.description
+        #expect(try file("debian/changelog").hasPrefix("tokenkeeperd (\(version)) "))
+        #expect(try file("man/tokenkeeperd.8").contains("\"tokenkeeperd \(version)\""))
+        #expect(try file("man/tokenkeeperd.conf.5").contains("\"tokenkeeperd \(version)\""))
+        #expect(try file("CHANGELOG.md").contains("## \(version)"))
+    }
+
+    /// Lines of the program that log at warning or above, and their messages.
+    private func alarms() throws -> [String] {
+        let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../../Sources")
+        let files = FileManager.default.enumerator(at: root, includingPropertiesForKeys: nil)?.allObjects as? [URL] ?? []
+        let pattern = try NSRegularExpression(pattern: #"logger\.(?:warning|error|critical)\(\s*"([^"]*)""#)
+        return try files.filter { $0.pathExtension == "swift" }.flatMap { file -> [String] in
+            let text = try String(contentsOf: file, encoding: .utf8)
+            return pattern.matches(in: text, range: NSRange(text.startIndex..., in: text)).compactMap { match in
+                Range(match.range(at: 1), in: text).map { String(text[$0]) }
+            }
+        }
+    }
+
+    @Test func `what each line of warning or above means is told to operators`() throws {
+        let found = try alarms()
+        #expect(found.count >= 9, "the pattern finds them: \(found)")
+        let operations = try file("docs/operations.md")
+        for message in found where !message.hasPrefix("\\(") {
+            #expect(operations.contains("`\(message)`"), "\(message)")
         }
     }
 }

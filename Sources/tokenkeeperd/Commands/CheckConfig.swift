@@ -7,9 +7,13 @@ struct CheckConfig: ParsableCommand {
 
     @OptionGroup var options: ConfigurationOptions
 
+    @Flag(help: "Print nothing but what is wrong.")
+    var quiet = false
+
     func run() throws {
         Signals.unblock()
         let configuration = try options.load()
+        if quiet { return }
         for setting in Setting.table {
             let found = configuration.values[setting.key]
             let value = found?.value.map { setting.secret ? "(set, not shown)" : $0 } ?? "(unset)"

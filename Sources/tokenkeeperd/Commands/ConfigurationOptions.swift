@@ -99,7 +99,9 @@ extension Configuration {
         } catch let error as DatabaseError {
             ConfigurationOptions.complain(error.description)
             if error.sqlState == "42501" {
-                ConfigurationOptions.complain("this role lacks rights: see `tokenkeeperd grants --help`")
+                ConfigurationOptions.complain(
+                    "this role lacks rights: `tokenkeeperd migrate` needs GRANT CREATE ON DATABASE, `grants` needs CREATEROLE, all else needs what `grants` gives"
+                )
             }
             throw ExitCode(ExitStatus.unavailable.rawValue)
         } catch let error as SchemaError {

@@ -14,6 +14,8 @@ struct GrantRoles: ParsableCommand {
 
     @OptionGroup var options: ConfigurationOptions
 
+    @OptionGroup var owner: OwnerOption
+
     @Flag(help: "Print the SQL and touch nothing.")
     var print = false
 
@@ -24,6 +26,7 @@ struct GrantRoles: ParsableCommand {
             return
         }
         try options.load().withConnection { connection in
+            try owner.assume(on: &connection)
             try Migrator(daemon: Daemon.version).check(&connection)
             try Grants.apply(&connection)
             Swift.print("the roles are there, and have their rights")

@@ -6,14 +6,23 @@ struct Migrate: ParsableCommand {
         abstract: "Create or upgrade the schema tokenkeeper.",
         discussion: """
             Forward only, each migration in a transaction of its own. Run it as the role that is to own the schema: one that \
-            may CREATE in the database, and no superuser. Where the roles exist, their rights are renewed.
+            may CREATE in the database, and no superuser; or as a member of it, with --owner. Where the roles exist, their \
+            rights are renewed. Connect to PostgreSQL itself, not through a pooler.
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
+    @OptionGroup var owner: OwnerOption
+
     func run() throws {
         Signals.unblock()
         try options.load().withConnection { connection in
+            try owner.assume(on: &connection)
+            if try SchemaOwner.isSuperuser(&connection) {
+                ConfigurationOptions.complain(
+                    "warning: the schema will belong to a superuser, and its functions have their owner's rights: better name another role with --owner"
+                )
+            }
             var applied = 0
             try Migrator(daemon: Daemon.version).migrate(&connection) { migration in
                 applied += 1

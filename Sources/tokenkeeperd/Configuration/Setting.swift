@@ -17,10 +17,12 @@ struct Setting: Sendable {
     /// Whether a reload takes it up; else a restart does.
     let reloadable: Bool
     let meaning: String
+    /// What to show in the default file where there is no default.
+    let example: String?
 
     init(
         _ key: String, _ kind: Kind, _ standard: String?, secret: Bool = false, reloadable: Bool = true,
-        _ meaning: String
+        example: String? = nil, _ meaning: String
     ) {
         self.key = key
         self.kind = kind
@@ -28,6 +30,7 @@ struct Setting: Sendable {
         self.secret = secret
         self.reloadable = reloadable
         self.meaning = meaning
+        self.example = example
     }
 
     /// `TOKENKEEPER_SWEEP_INTERVAL` for `sweep.interval`.
@@ -38,10 +41,11 @@ struct Setting: Sendable {
     static let table: [Setting] = [
         Setting(
             "database_url", .text, nil, secret: true, reloadable: false,
+            example: "postgresql:///push?host=/run/postgresql",
             "The database, as libpq takes it: postgresql://... or host=... dbname=... . Unset: libpq's own variables and files."
         ),
         Setting(
-            "database_password_file", .text, nil, reloadable: false,
+            "database_password_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/password",
             "A file that holds the database password and nothing else. Read anew for each connection."),
         Setting(
             "drain.poll_busy", .duration(.milliseconds(1)...(.seconds(1)), off: false), "20ms",
