@@ -11,12 +11,16 @@ public final class DaemonProcess: @unchecked Sendable {  // Process is only touc
         return URL(fileURLWithPath: tests).deletingLastPathComponent().appendingPathComponent("tokenkeeperd").path
     }()
 
-    public init(_ url: String, settings: [String] = [], arguments: [String] = []) throws {
+    /// - Parameter url: Of the database; nil where `environment` or `arguments` say it.
+    public init(
+        _ url: String?, settings: [String] = [], arguments: [String] = [], environment: [String: String] = [:]
+    ) throws {
         log = NSTemporaryDirectory() + "tokenkeeperd-\(UUID().uuidString).log"
         _ = FileManager.default.createFile(atPath: log, contents: nil)
         process.executableURL = URL(fileURLWithPath: Self.program)
         process.arguments = ["run"] + arguments + settings.flatMap { ["--set", $0] }
-        process.environment = ProcessInfo.processInfo.environment.merging(["TOKENKEEPER_DATABASE_URL": url]) { $1 }
+        process.environment = ProcessInfo.processInfo.environment.merging(environment) { $1 }
+        if let url { process.environment?["TOKENKEEPER_DATABASE_URL"] = url }
         process.standardError = try FileHandle(forWritingTo: URL(fileURLWithPath: log))
         process.standardInput = FileHandle.nullDevice
         try process.run()

@@ -8,6 +8,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
     public let port: Int
     private let lock = NSLock()
     private var keepers: [(shell: Process, lifeline: Pipe)] = []
+    private let options: [String]
 
     /// The one cluster for a run of tests.
     public static let shared: TestCluster = {
@@ -40,17 +41,62 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         return "\(root)/\(newest)/bin"
     }()
 
-    public init() throws {
+    /// - Parameters:
+    ///   - rules: Lines for pg_hba.conf, to be tried before that which trusts everybody.
+    ///   - options: More settings for the server, `name=value`.
+    ///   - files: More files for its data folder.
+    public init(rules: [String] = [], options: [String] = [], files: [String: String] = [:]) throws {
         folder = NSTemporaryDirectory() + "tk-\(UUID().uuidString.prefix(8))"
         port = try Self.freePort()
-        try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
-        if getuid() == 0 { try Self.run(["chown", "postgres", folder]) }
+        self.options = options
+        try makeFolder()
         try Self.run(
             Self.asUser + [
                 "\(Self.programs)/initdb", "--pgdata=\(folder)/data", "--username=postgres", "--auth=trust",
                 "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync",
             ])
+        for (name, text) in files { try write(text, to: name) }
+        if !rules.isEmpty {
+            let trusting = try String(contentsOfFile: "\(folder)/data/pg_hba.conf", encoding: .utf8)
+            try write(rules.joined(separator: "\n") + "\n" + trusting, to: "pg_hba.conf")
+        }
         try start()
+    }
+
+    /// A standby of another cluster.
+    public init(standbyOf primary: TestCluster) throws {
+        folder = NSTemporaryDirectory() + "tk-\(UUID().uuidString.prefix(8))"
+        port = try Self.freePort()
+        options = []
+        try makeFolder()
+        try Self.run(
+            Self.asUser + [
+                "\(Self.programs)/pg_basebackup", "--pgdata=\(folder)/data", "--write-recovery-conf", "--no-sync",
+                "--checkpoint=fast", "--dbname=postgresql://postgres@/?host=\(primary.folder)&port=\(primary.port)",
+            ])
+        try start()
+    }
+
+    private func makeFolder() throws {
+        try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
+        if getuid() == 0 { try Self.run(["chown", "postgres", folder]) }
+    }
+
+    private func write(_ text: String, to name: String) throws {
+        try Self.run(Self.asUser + ["sh", "-c", "umask 077; cat >\(folder)/data/\(name)"], input: text)
+    }
+
+    /// Makes a primary of a standby.
+    public func promote() throws {
+        try Self.run(Self.asUser + ["\(Self.programs)/pg_ctl", "promote", "-D", "\(folder)/data", "-w"])
+    }
+
+    /// Sends a signal to all of the server's processes.
+    public func signal(_ number: Int32) throws {
+        let main = try String(contentsOfFile: "\(folder)/data/postmaster.pid", encoding: .utf8)
+        guard let id = main.split(separator: "\n").first.flatMap({ Int32($0) }) else { throw TestFailure("no server") }
+        let children = try Self.run(["pgrep", "-P", "\(id)"]).split(separator: "\n").compactMap { Int32($0) }
+        for process in [id] + children { kill(process, number) }
     }
 
     deinit {
@@ -67,7 +113,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
                 "\(Self.programs)/postgres", "-D", "\(folder)/data", "-k", folder, "-p", "\(port)",
                 "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "max_connections=100",
                 "-c", "shared_buffers=256MB", "-c", "autovacuum_naptime=5s", "-c", "wal_level=logical",
-            ]).joined(separator: " ")
+            ] + options.flatMap { ["-c", $0] }).joined(separator: " ")
         // The shell's background job has no standard input, so the pipe ends when we do.
         server.arguments = [
             "-c",
@@ -77,7 +123,9 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         server.standardInput = lifeline
         try server.run()
         lock.withLock { keepers.append((server, lifeline)) }
-        try eventually("the server takes connections") { (try? self.connect(database: "postgres")) != nil }
+        try eventually("the server takes connections") {
+            (try? self.connect(database: "postgres", writes: false)) != nil
+        }
     }
 
     /// Stops it, as `pg_ctl` does; `start` brings it back.
@@ -90,8 +138,9 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         "postgresql://\(user)@/\(database)?host=\(overTCP ? "127.0.0.1" : folder)&port=\(port ?? self.port)"
     }
 
-    public func connect(database: String, user: String = "postgres") throws -> Connection {
-        try Connection(to: DatabaseAddress(url(database: database, user: user)))
+    /// - Parameter writes: Whether a standby will not do.
+    public func connect(database: String, user: String = "postgres", writes: Bool = true) throws -> Connection {
+        try Connection(to: DatabaseAddress(url(database: database, user: user)), writes: writes)
     }
 
     /// A database of one's own: migrated, with roles and their logins a_sender, a_app, a_reader, a_operator, a_daemon.

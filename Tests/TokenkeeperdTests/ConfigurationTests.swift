@@ -196,7 +196,8 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     /// Lines of the program that log at warning or above, and their messages.
     private func alarms() throws -> [String] {
         let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../../Sources")
-        let files = FileManager.default.enumerator(at: root, includingPropertiesForKeys: nil)?.allObjects as? [URL] ?? []
+        let files =
+            FileManager.default.enumerator(at: root, includingPropertiesForKeys: nil)?.allObjects as? [URL] ?? []
         let pattern = try NSRegularExpression(pattern: #"logger\.(?:warning|error|critical)\(\s*"([^"]*)""#)
         return try files.filter { $0.pathExtension == "swift" }.flatMap { file -> [String] in
             let text = try String(contentsOf: file, encoding: .utf8)

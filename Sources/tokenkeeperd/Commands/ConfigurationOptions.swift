@@ -79,7 +79,9 @@ struct ConfigurationOptions: ParsableArguments {
     }
 
     static func complain(_ problem: String) {
-        let bytes = Array("tokenkeeperd: \(problem)\n".utf8)
+        // Under journald an error, as it is.
+        let priority = unsafe getenv("JOURNAL_STREAM") == nil ? "" : "<3>"
+        let bytes = Array("\(priority)tokenkeeperd: \(problem)\n".utf8)
         _ = unsafe write(STDERR_FILENO, bytes, bytes.count)
     }
 }

@@ -102,7 +102,8 @@ struct Configuration: Sendable {
             problems.append("\(values["database_url"]?.origin ?? ""): database_url is \(error.message)")
         }
         if address?.password != nil, let file = values["database_password_file"], file.value != nil {
-            problems.append("\(file.origin): database_password_file is set, and database_url has a password too: keep one")
+            problems.append(
+                "\(file.origin): database_password_file is set, and database_url has a password too: keep one")
         }
         guard problems.isEmpty, let address else { throw ConfigurationError(problems) }
         self.values = values

@@ -1,0 +1,56 @@
+import Foundation
+
+/// The end of NOTIFY_SOCKET on which systemd listens.
+public final class NotifyListener: @unchecked Sendable {  // The messages are behind the lock.
+    /// The value of NOTIFY_SOCKET.
+    public let address: String
+    private let descriptor: Int32
+    private let lock = NSLock()
+    private var received: [[String]] = []
+
+    public init(abstract: Bool = false) throws {
+        let name = "tokenkeeperd-\(UUID().uuidString)"
+        address = abstract ? "@\(name)" : NSTemporaryDirectory() + name
+        descriptor = socket(AF_UNIX, Int32(SOCK_DGRAM.rawValue), 0)
+        var here = sockaddr_un()
+        here.sun_family = sa_family_t(AF_UNIX)
+        withUnsafeMutableBytes(of: &here.sun_path) { path in
+            path.copyBytes(from: Array(address.utf8))
+            if abstract { path[0] = 0 }
+        }
+        let length = socklen_t(MemoryLayout<sa_family_t>.size + address.utf8.count + (abstract ? 0 : 1))
+        let bound = withUnsafePointer(to: &here) { pointer in
+            pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) { bind(descriptor, $0, length) }
+        }
+        guard bound == 0 else { throw TestFailure("cannot listen at \(address)") }
+        let thread = Thread { [descriptor, weak self] in
+            var buffer = [UInt8](repeating: 0, count: 4096)
+            while true {
+                let length = recv(descriptor, &buffer, buffer.count, 0)
+                guard length > 0, let self else { return }
+                let lines = String(decoding: buffer[..<length], as: UTF8.self).split(separator: "\n").map(String.init)
+                self.lock.withLock { self.received.append(lines) }
+            }
+        }
+        thread.start()
+    }
+
+    deinit {
+        shutdown(descriptor, Int32(SHUT_RDWR))
+        close(descriptor)
+        unlink(address)
+    }
+
+    /// All assignments so far, in order.
+    public var assignments: [String] { lock.withLock { received.flatMap { $0 } } }
+
+    /// The datagrams, each with its assignments.
+    public var messages: [[String]] { lock.withLock { received } }
+
+    /// The status told last.
+    public var status: String {
+        assignments.last { $0.hasPrefix("STATUS=") }.map { String($0.dropFirst(7)) } ?? ""
+    }
+
+    public func count(_ assignment: String) -> Int { assignments.count { $0 == assignment } }
+}

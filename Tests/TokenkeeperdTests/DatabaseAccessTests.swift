@@ -1,0 +1,234 @@
+import Foundation
+import LedgerTestSupport
+import Testing
+
+@testable import TokenLedger
+
+/// The ways to a database that operations have: libpq's, tried with the real daemon.
+@Suite struct `Ways to the database` {
+    private let folder: String
+
+    init() throws {
+        folder = NSTemporaryDirectory() + "tokenkeeperd-\(UUID().uuidString)"
+        try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
+    }
+
+    /// Writes a file that nobody else can read, and answers its path.
+    private func file(_ name: String, _ text: String) throws -> String {
+        let path = folder + "/" + name
+        try text.write(toFile: path, atomically: true, encoding: .utf8)
+        chmod(path, 0o600)
+        return path
+    }
+
+    /// A cluster of its own with a database `d` that the daemon migrates, and queues a 410.
+    private func prepare(_ cluster: TestCluster, role: String = "keeper PASSWORD 'first secret'") throws -> TestDatabase
+    {
+        var admin = try cluster.connect(database: "postgres")
+        try admin.execute(
+            "CREATE ROLE \(role.split(separator: " ")[0]) LOGIN \(role.split(separator: " ").dropFirst().joined(separator: " "))"
+        )
+        try admin.execute("CREATE DATABASE d OWNER \(role.split(separator: " ")[0])")
+        return TestDatabase(cluster: cluster, name: "d")
+    }
+
+    private func drains(_ daemon: DaemonProcess, _ database: TestDatabase, token: String) throws {
+        try eventually("the queue is there") {
+            (try? database.psql(
+                "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', '\(token)', 410)",
+                user: "postgres")) != nil
+        }
+        try eventually("it drains") {
+            guard daemon.isRunning else { throw TestFailure(daemon.logged) }
+            return try database.psql(
+                "SELECT count(*) FROM tokenkeeper.suppressed_token WHERE token = '\(token)'", user: "postgres") == "1"
+        }
+    }
+
+    @Test func `a password file is read anew at each connect, and the password shows nowhere`() throws {
+        let cluster = try TestCluster(rules: ["host d keeper 127.0.0.1/32 scram-sha-256"])
+        let database = try prepare(cluster)
+        let path = try file("database_password", "first secret\n")
+        let daemon = try DaemonProcess(
+            database.url(user: "keeper", overTCP: true), arguments: ["--migrate"],
+            environment: ["CREDENTIALS_DIRECTORY": folder])
+        try drains(daemon, database, token: "aa")
+
+        try database.psql("ALTER ROLE keeper PASSWORD 'second secret'", user: "postgres")
+        try database.psql(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'keeper'", user: "postgres")
+        try eventually("it is refused") { daemon.logged.contains("password authentication failed") }
+        _ = try file("database_password", "second secret")
+        try drains(daemon, database, token: "bb")
+
+        for place in ["environ", "cmdline"] {
+            let bytes = try Data(contentsOf: URL(fileURLWithPath: "/proc/\(daemon.pid)/\(place)"))
+            #expect(!String(decoding: bytes, as: UTF8.self).contains("secret"))
+        }
+        #expect(daemon.stop() == 0)
+        #expect(!daemon.logged.contains("first secret") && !daemon.logged.contains("second secret"))
+        unlink(path)
+    }
+
+    @Test func `the whole URL may be a credential`() throws {
+        let cluster = try TestCluster(rules: ["host d keeper 127.0.0.1/32 scram-sha-256"])
+        let database = try prepare(cluster)
+        _ = try file(
+            "database_url", "postgresql://keeper:first%20secret@127.0.0.1:\(cluster.port)/d\n")
+        let daemon = try DaemonProcess(nil, arguments: ["--migrate"], environment: ["CREDENTIALS_DIRECTORY": folder])
+        try drains(daemon, database, token: "aa")
+        #expect(daemon.stop() == 0)
+        #expect(!daemon.logged.contains("secret"))
+    }
+
+    @Test func `service files and password files of libpq work`() throws {
+        let cluster = try TestCluster(rules: ["host d keeper 127.0.0.1/32 scram-sha-256"])
+        let database = try prepare(cluster)
+        let services = try file("services", "[push]\nhost=127.0.0.1\nport=\(cluster.port)\ndbname=d\nuser=keeper\n")
+        let passwords = try file(".pgpass", "127.0.0.1:\(cluster.port):d:keeper:first secret\n")
+        let files = ["PGSERVICEFILE": services, "PGPASSFILE": passwords]
+        let named = try DaemonProcess("service=push", arguments: ["--migrate"], environment: files)
+        try drains(named, database, token: "aa")
+        #expect(named.stop() == 0)
+        let byVariable = try DaemonProcess(nil, environment: files.merging(["PGSERVICE": "push"]) { $1 })
+        try drains(byVariable, database, token: "bb")
+        #expect(byVariable.stop() == 0)
+    }
+
+    @Test func `our defaults give way to what a URL or a service file says`() throws {
+        func value(_ keyword: String, _ text: String, writes: Bool = true) throws -> String? {
+            try DatabaseAddress(text).parameters(writes: writes).last { $0.keyword == keyword }?.value
+        }
+        let services = try file("services", "[push]\nhost=a,b,c\nconnect_timeout=3\ntarget_session_attrs=read-write\n")
+        setenv("PGSERVICEFILE", services, 1)
+        defer { unsetenv("PGSERVICEFILE") }
+        #expect(try value("connect_timeout", "host=a") == "10")
+        #expect(try value("keepalives_idle", "host=a") == "30")
+        #expect(try value("target_session_attrs", "host=a") == "primary")
+        #expect(try value("target_session_attrs", "host=a", writes: false) == nil)
+        #expect(try value("connect_timeout", "postgresql://a/d?connect_timeout=4") == nil)
+        #expect(try value("keepalives_idle", "host=a keepalives_idle=5") == nil)
+        #expect(try value("target_session_attrs", "host=a target_session_attrs=read-write") == nil)
+        #expect(try value("connect_timeout", "service=push") == nil)
+        #expect(try value("target_session_attrs", "service=push") == nil)
+        // A minute for names, two addresses for each of three hosts.
+        #expect(try DatabaseAddress("service=push").patience == .seconds(60 + 2 * 3 * 3))
+        #expect(try DatabaseAddress("host=a,b port=1,2").patience == .seconds(60 + 2 * 2 * 10))
+        #expect(try DatabaseAddress("host=a connect_timeout=0").patience == .seconds(60 + 2 * 130))
+    }
+
+    @Test func `client certificates work, and the server's is verified`() throws {
+        let days = "2"
+        func openssl(_ arguments: String...) throws { try TestCluster.run(["openssl"] + arguments) }
+        func key(_ name: String, subject: String, host: String? = nil) throws {
+            try openssl(
+                "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj",
+                "/CN=\(subject)", "-keyout", "\(folder)/\(name).key", "-out", "\(folder)/\(name).csr")
+            let names = try file("\(name).ext", host.map { "subjectAltName=DNS:\($0)\n" } ?? "")
+            try openssl(
+                "x509", "-req", "-in", "\(folder)/\(name).csr", "-CA", "\(folder)/ca.crt", "-CAkey", "\(folder)/ca.key",
+                "-CAcreateserial", "-days", days, "-extfile", names, "-out", "\(folder)/\(name).crt")
+            chmod("\(folder)/\(name).key", 0o600)
+        }
+        try openssl(
+            "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", days,
+            "-subj", "/CN=test CA", "-keyout", "\(folder)/ca.key", "-out", "\(folder)/ca.crt")
+        try key("server", subject: "localhost", host: "localhost")
+        try key("keeper", subject: "keeper")
+        try key("stranger", subject: "stranger")
+        func text(_ name: String) throws -> String { try String(contentsOfFile: "\(folder)/\(name)", encoding: .utf8) }
+        let cluster = try TestCluster(
+            rules: ["hostssl d keeper 127.0.0.1/32 cert", "host d keeper 127.0.0.1/32 reject"],
+            options: ["ssl=on", "ssl_ca_file=ca.crt"],
+            files: ["server.crt": text("server.crt"), "server.key": text("server.key"), "ca.crt": text("ca.crt")])
+        let database = try prepare(cluster, role: "keeper")
+        func url(_ who: String, host: String = "localhost") -> String {
+            "postgresql://keeper@\(host)/d?hostaddr=127.0.0.1&port=\(cluster.port)&sslmode=verify-full"
+                + "&sslrootcert=\(folder)/ca.crt&sslcert=\(folder)/\(who).crt&sslkey=\(folder)/\(who).key"
+        }
+        let daemon = try DaemonProcess(url("keeper"), arguments: ["--migrate"])
+        try drains(daemon, database, token: "aa")
+        #expect(
+            try database.psql(
+                "SELECT DISTINCT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE usename = 'keeper'",
+                user: "postgres") == "t")
+        #expect(daemon.stop() == 0)
+        let stranger = try DaemonProcess(url("stranger"))
+        try eventually("a certificate of somebody else's is refused") {
+            stranger.logged.contains("certificate authentication failed")
+        }
+        #expect(stranger.stop() == 0)
+        let elsewhere = try DaemonProcess(url("keeper", host: "db.example"))
+        try eventually("a server of another name is refused") {
+            elsewhere.logged.contains("does not match host name")
+        }
+        #expect(elsewhere.stop() == 0)
+    }
+
+    @Test func `of several hosts the primary is taken, and after a failover the new one, without losing a result`()
+        throws
+    {
+        let first = try TestCluster()
+        let database = try prepare(first, role: "keeper SUPERUSER")
+        let second = try TestCluster(standbyOf: first)
+        // The standby stands first in the list: with libpq's own default it would be taken.
+        let daemon = try DaemonProcess(
+            "postgresql://keeper@\(second.folder.replacingOccurrences(of: "/", with: "%2F")):\(second.port),\(first.folder.replacingOccurrences(of: "/", with: "%2F")):\(first.port)/d",
+            arguments: ["--migrate"])
+        try drains(daemon, database, token: "aa")
+        // The queue fills while the daemon is elsewhere, and what is in it is replicated before the primary goes.
+        daemon.signal(SIGSTOP)
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', to_hex(4096 + i), 410 FROM generate_series(1, 1000) AS i",
+            user: "postgres")
+        let written = try database.psql("SELECT pg_current_wal_lsn()", user: "postgres")
+        let standby = TestDatabase(cluster: second, name: "d")
+        try eventually("all is replicated") {
+            try standby.psql("SELECT pg_last_wal_replay_lsn() >= '\(written)'", user: "postgres") == "t"
+        }
+        first.stop()
+        try second.promote()
+        daemon.signal(SIGCONT)
+        try eventually("the queue is drained on the new primary") {
+            try standby.psql("SELECT count(*) FROM tokenkeeper.send_result", user: "postgres") == "0"
+        }
+        #expect(try standby.psql("SELECT sum(results) FROM tokenkeeper.result_stat", user: "postgres") == "1001")
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a standby alone is refused with its reason, and its status can be read`() throws {
+        let first = try TestCluster()
+        _ = try prepare(first, role: "keeper SUPERUSER")
+        let migrated = try ProgramRun([DaemonProcess.program, "migrate", "--database-url", first.url(database: "d")])
+        #expect(migrated.status == 0 && migrated.errors.contains("will belong to a superuser"))
+        let second = try TestCluster(standbyOf: first)
+        let url = second.url(database: "d")
+        let status = try ProgramRun([DaemonProcess.program, "status", "--database-url", url])
+        #expect(status.status == 0 && status.output.contains("no daemon has ever run"), "\(status.errors)")
+        let daemon = try DaemonProcess(url)
+        try eventually("it says why it waits") { daemon.logged.contains("server is in hot standby mode") }
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `an administrator migrates for an owner who cannot log in`() throws {
+        let cluster = try TestCluster()
+        var admin = try cluster.connect(database: "postgres")
+        try admin.execute("CREATE ROLE push_owner CREATEROLE")
+        try admin.execute("CREATE DATABASE d OWNER push_owner")
+        for command in ["migrate", "grants"] {
+            let run = try ProgramRun([
+                DaemonProcess.program, command, "--owner", "push_owner", "--database-url", cluster.url(database: "d"),
+            ])
+            #expect(run.status == 0 && run.errors == "", "\(run.errors)")
+        }
+        let database = TestDatabase(cluster: cluster, name: "d")
+        #expect(
+            try database.psql(
+                "SELECT string_agg(DISTINCT pg_get_userbyid(relowner), ',') FROM pg_class WHERE relnamespace = 'tokenkeeper'::regnamespace",
+                user: "postgres") == "push_owner")
+        let unknown = try ProgramRun([
+            DaemonProcess.program, "migrate", "--owner", "nobody", "--database-url", cluster.url(database: "d"),
+        ])
+        #expect(unknown.status == 69 && unknown.errors.contains("role \"nobody\" does not exist"), "\(unknown.errors)")
+    }
+}

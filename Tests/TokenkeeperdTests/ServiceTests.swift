@@ -1,0 +1,213 @@
+import Foundation
+import LedgerTestSupport
+import Testing
+import TokenLedger
+
+@testable import tokenkeeperd
+
+@Suite struct `As a service` {
+    @Test func `READY is said when the database has answered, STATUS until then what it waits for`() throws {
+        let cluster = try TestCluster()
+        do {
+            var admin = try cluster.connect(database: "postgres")
+            try admin.execute("CREATE DATABASE d")
+        }
+        cluster.stop()
+        let systemd = try NotifyListener()
+        let daemon = try DaemonProcess(
+            cluster.url(database: "d"), arguments: ["--migrate"],
+            environment: ["NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "400000"])
+        try eventually("it says what it waits for") { systemd.status.hasPrefix("waiting for PostgreSQL: ") }
+        try eventually("the watchdog is fed meanwhile") { systemd.count("WATCHDOG=1") > 5 }
+        #expect(systemd.count("READY=1") == 0)
+        try cluster.start()
+        try eventually("it is ready") { systemd.count("READY=1") == 1 }
+        #expect(systemd.count("EXTEND_TIMEOUT_USEC=60000000") >= 1, "migrating may take long")
+        try eventually("it says how it is") { systemd.status.hasPrefix("the queue is empty; last sweep finished 20") }
+
+        // Once ready, an absence changes the status and nothing else.
+        cluster.stop()
+        try eventually("it says what it waits for") { systemd.status.hasPrefix("waiting for PostgreSQL: ") }
+        let fed = systemd.count("WATCHDOG=1")
+        try eventually("the watchdog is fed meanwhile") { systemd.count("WATCHDOG=1") > fed + 5 }
+        try cluster.start()
+        try eventually("it goes on") { systemd.status.hasPrefix("the queue is empty") }
+        #expect(systemd.count("READY=1") == 1 && systemd.count("STOPPING=1") == 0)
+        #expect(daemon.stop() == 0)
+        #expect(systemd.count("STOPPING=1") == 1)
+        #expect(systemd.messages.flatMap { $0 }.allSatisfy { !$0.contains("RELOADING") })
+    }
+
+    @Test func `a server that does not answer is waited for, and that is said`() throws {
+        let cluster = try TestCluster()
+        do {
+            var admin = try cluster.connect(database: "postgres")
+            try admin.execute("CREATE DATABASE d")
+        }
+        let systemd = try NotifyListener(abstract: true)
+        let daemon = try DaemonProcess(
+            cluster.url(database: "d"), arguments: ["--migrate"],
+            environment: ["NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "400000"])
+        try eventually("it works") { systemd.status.hasPrefix("the queue is empty") }
+        try cluster.signal(SIGSTOP)
+        try eventually("it says so") { systemd.status.contains("waiting for PostgreSQL to answer the drain for ") }
+        let fed = systemd.count("WATCHDOG=1")
+        try eventually("the watchdog is fed meanwhile") { systemd.count("WATCHDOG=1") > fed + 5 }
+        try cluster.signal(SIGCONT)
+        try eventually("it goes on") { systemd.status.hasPrefix("the queue is empty") }
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a schema that does not fit is told in the status, and it never was ready`() throws {
+        let database = try TestCluster.shared.database(migrated: false)
+        let systemd = try NotifyListener()
+        let daemon = try DaemonProcess(
+            database.url(user: "owner"), environment: ["NOTIFY_SOCKET": systemd.address])
+        #expect(daemon.wait() == 78)
+        try eventually("it has said why") {
+            systemd.status == "5 migrations have not been applied to this database: run `tokenkeeperd migrate`"
+        }
+        #expect(systemd.count("READY=1") == 0 && systemd.count("STOPPING=1") == 1)
+    }
+
+    @Test func `a watchdog that is another process's is not fed`() throws {
+        let database = try TestCluster.shared.database()
+        let systemd = try NotifyListener()
+        let daemon = try DaemonProcess(
+            database.url(),
+            environment: ["NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"])
+        try eventually("it is ready") { systemd.count("READY=1") == 1 }
+        #expect(daemon.stop() == 0)
+        #expect(systemd.count("WATCHDOG=1") == 0)
+    }
+
+    @Test func `SIGHUP takes up what can be, names what cannot, and a mistake changes nothing`() throws {
+        let database = try TestCluster.shared.database()
+        let systemd = try NotifyListener()
+        let file = NSTemporaryDirectory() + "tokenkeeperd-\(UUID().uuidString).toml"
+        defer { unlink(file) }
+        func write(_ text: String) throws { try text.write(toFile: file, atomically: true, encoding: .utf8) }
+        try write("database_url = \"\(database.url())\"\n[sweep]\ninterval = \"1h\"\n")
+        let daemon = try DaemonProcess(
+            nil, arguments: ["--config", file], environment: ["NOTIFY_SOCKET": systemd.address])
+        try eventually("it works") { systemd.status.hasPrefix("the queue is empty; last sweep") }
+        func interval() throws -> String { try database.psql("SELECT sweep_interval FROM tokenkeeper.daemon") }
+        #expect(try interval() == "01:00:00")
+
+        try write(
+            "database_url = \"\(database.url())&application_name=other\"\n[sweep]\ninterval = \"1m\"\n[log]\nlevel = \"debug\"\n"
+        )
+        var clock = timespec()
+        clock_gettime(CLOCK_MONOTONIC, &clock)
+        let before = clock.tv_sec * 1_000_000 + clock.tv_nsec / 1000
+        daemon.signal(SIGHUP)
+        try eventually("it is ready again") { systemd.count("READY=1") == 2 }
+        let reloading = try #require(systemd.messages.first { $0.contains("RELOADING=1") })
+        let since = try #require(reloading.first { $0.hasPrefix("MONOTONIC_USEC=") }.flatMap { Int($0.dropFirst(15)) })
+        #expect(since >= before && since < before + 60_000_000)
+        #expect(systemd.assignments.firstIndex(of: "RELOADING=1")! < systemd.assignments.lastIndex(of: "READY=1")!)
+        try eventually("the interval is the new one") { try interval() == "00:01:00" }
+        #expect(daemon.logged.contains("sweep.interval: 1h -> 1m, log.level: info -> debug"))
+        #expect(
+            daemon.logged.contains("level=warning msg=\"these settings take effect at a restart\" keys=database_url"))
+        // By the new interval the next sweep is due, once a minute has passed by the row's own clock; this rings.
+        try database.psql("UPDATE tokenkeeper.sweep_run SET started_at = started_at - interval '2 minutes'")
+        daemon.signal(SIGHUP)
+        try eventually("it has swept by the new interval") {
+            try database.psql("SELECT count(*) FROM tokenkeeper.sweep_run WHERE trigger = 'timer'") == "2"
+        }
+
+        try write("[sweep]\ninterval = \"1 day\"\n")
+        daemon.signal(SIGHUP)
+        try eventually("it says that it was refused") {
+            systemd.status.hasSuffix(
+                "reload refused: \(file):2: sweep.interval is \"1 day\", expected a duration such as \"90s\" or \"30d\", from 1m to 30d, or \"off\""
+            )
+        }
+        #expect(daemon.logged.contains("level=error msg=\"reload refused: the earlier configuration stays in force\""))
+        #expect(systemd.count("READY=1") == systemd.count("RELOADING=1") + 1)
+        try eventually("the daemon reports on") {
+            try database.psql("SELECT beat_at > clock_timestamp() - interval '6 s' FROM tokenkeeper.daemon") == "t"
+        }
+        #expect(try interval() == "00:01:00")
+        #expect(daemon.stop() == 0)
+    }
+}
+
+@Suite struct `Vital signs` {
+    private let start = ContinuousClock.now
+
+    private func complete() -> Vitals {
+        var vitals = Vitals()
+        for part in Vitals.Part.allCases {
+            vitals.beat(part, heardOfBy: start + .seconds(10))
+            vitals.connected(part)
+        }
+        vitals.phase = .running
+        return vitals
+    }
+
+    @Test func `a duty that has not kept its promise hangs, whatever the other does`() {
+        for hanging in Vitals.Part.allCases {
+            var vitals = complete()
+            #expect(vitals.isAlive(at: start + .seconds(10)))
+            for part in Vitals.Part.allCases where part != hanging {
+                vitals.beat(part, heardOfBy: start + .seconds(1000))
+            }
+            #expect(!vitals.isAlive(at: start + .seconds(11)))
+            vitals.beat(hanging, heardOfBy: start + .seconds(20))
+            #expect(vitals.isAlive(at: start + .seconds(11)))
+        }
+    }
+
+    @Test func `a duty that waits, and says for how long, lives; one that has left is not missed`() {
+        var vitals = complete()
+        vitals.beat(.drain, heardOfBy: start + .seconds(300))
+        vitals.left(.sweep)
+        #expect(vitals.isAlive(at: start + .seconds(299)))
+        #expect(!vitals.isAlive(at: start + .seconds(301)))
+    }
+
+    @Test func `it is complete when all duties have been answered`() {
+        var vitals = Vitals()
+        #expect(!vitals.isComplete)
+        vitals.beat(.drain, heardOfBy: start)
+        vitals.connected(.drain)
+        vitals.beat(.sweep, heardOfBy: start)
+        #expect(!vitals.isComplete)
+        vitals.connected(.sweep)
+        #expect(vitals.isComplete)
+    }
+
+    @Test func `the status says in one line what matters`() {
+        var vitals = Vitals()
+        #expect(vitals.status == "starting: connecting to PostgreSQL")
+        vitals = complete()
+        #expect(vitals.status == "running")
+        vitals.queue = .init(depth: 0, exact: true)
+        vitals.lastSweep = (Date(timeIntervalSince1970: 1_795_000_000), "finished")
+        #expect(vitals.status == "the queue is empty; last sweep finished 2026-11-18 11:06:40 UTC")
+        vitals.queue = .init(depth: 1_234_567, exact: false)
+        vitals.isSweeping = true
+        #expect(vitals.status == "about 1234567 results are queued; sweeping")
+        vitals.isSweeping = false
+        vitals.beat(.drain, heardOfBy: start, unansweredFor: .seconds(4))
+        vitals.beat(.sweep, heardOfBy: start, unansweredFor: .seconds(61))
+        #expect(
+            vitals.status
+                == "about 1234567 results are queued; waiting for PostgreSQL to answer the sweep for 61 s; last sweep finished 2026-11-18 11:06:40 UTC"
+        )
+        vitals.queue = nil
+        vitals.lastSweep = nil
+        vitals.beat(.sweep, heardOfBy: start)
+        vitals.obstacle("waiting for PostgreSQL: no", of: .drain, at: Date(timeIntervalSince1970: 1_795_000_000))
+        vitals.obstacle("waiting for PostgreSQL: never", of: .drain, at: Date(timeIntervalSince1970: 1_795_000_009))
+        vitals.obstacle("waiting for PostgreSQL: no", of: .sweep, at: Date(timeIntervalSince1970: 1_795_000_009))
+        #expect(vitals.status == "waiting for PostgreSQL: never (since 2026-11-18 11:06:40 UTC)")
+        vitals.obstacle(nil, of: .drain, at: .now)
+        vitals.obstacle(nil, of: .sweep, at: .now)
+        #expect(vitals.status == "running")
+        vitals.phase = .stopping
+        #expect(vitals.status == "stopping: the batches in hand are finished")
+    }
+}
