@@ -92,7 +92,12 @@ public struct DatabaseAddress: Sendable, Equatable {
     ) -> Answer {
         let keywords = unsafe parameters.map { unsafe UnsafePointer(strdup($0.keyword)) }
         let values = unsafe parameters.map { unsafe UnsafePointer(strdup($0.value)) }
-        defer { unsafe (keywords + values).forEach { unsafe free(UnsafeMutableRawPointer(mutating: $0)) } }
+        defer {
+            for index in parameters.indices {
+                unsafe free(UnsafeMutableRawPointer(mutating: keywords[index]))
+                unsafe free(UnsafeMutableRawPointer(mutating: values[index]))
+            }
+        }
         return unsafe use(keywords + [nil], values + [nil])
     }
 

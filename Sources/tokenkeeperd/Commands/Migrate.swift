@@ -14,6 +14,9 @@ struct Migrate: ParsableCommand {
 
     @OptionGroup var owner: OwnerOption
 
+    @Flag(help: "Do afterwards what `tokenkeeperd grants` does.")
+    var grants = false
+
     func run() throws {
         Signals.unblock()
         try options.load().withConnection { connection in
@@ -29,12 +32,11 @@ struct Migrate: ParsableCommand {
                 print("applied \(migration.version) \(migration.name)")
             }
             if applied == 0 { print("the schema is up to date") }
-            if try Grants.rolesExist(&connection) {
-                if applied > 0 {
-                    try Grants.apply(&connection)
-                    print("renewed the rights of the roles")
-                }
-            } else {
+            let rolesExist = try Grants.rolesExist(&connection)
+            if grants || (rolesExist && applied > 0) {
+                try Grants.apply(&connection)
+                print("the roles are there, and have their rights")
+            } else if !rolesExist {
                 print("next: `tokenkeeperd grants` makes the roles")
             }
         }

@@ -1,0 +1,51 @@
+# A machine with a real systemd as PID 1, in namespaces of its own. To be sourced, as root.
+
+# machine_boot ROOT: boots, and waits until systemd is up. Sets $machine, the process ID of its systemd as seen here.
+machine_boot() {
+    machine_work=$(mktemp -d /var/tmp/tokenkeeperd-machine.XXXXXX)
+    local name hierarchies=() hierarchy
+    name=$(basename "$machine_work")
+    if [ "$(stat -fc %T /sys/fs/cgroup)" = cgroup2fs ]; then
+        hierarchies=(/sys/fs/cgroup)
+    else
+        for hierarchy in /sys/fs/cgroup/*/; do
+            [ "$(basename "$hierarchy")" = cpuset ] || hierarchies+=("${hierarchy%/}")
+        done
+    fi
+    machine_groups=("${hierarchies[@]/%//$name}")
+    mkdir -p "${machine_groups[@]}"
+    (
+        # A group of its own in each hierarchy, where the machine's begins.
+        for group in "${machine_groups[@]}"; do echo $BASHPID >"$group/cgroup.procs"; done
+        exec setsid unshare --mount --pid --fork --uts --ipc --net --cgroup --kill-child \
+            "$(dirname "${BASH_SOURCE[0]}")/init" "$1" "$machine_work"
+    ) >"$machine_work/log" 2>&1 &
+    machine_keeper=$!
+    local tries
+    for tries in $(seq 600); do
+        kill -0 "$machine_keeper" 2>/dev/null || break
+        machine=$(pgrep -P "$machine_keeper" -x systemd || true)
+        if [ -n "$machine" ] && inside systemctl is-system-running 2>/dev/null | grep -Eq 'running|degraded'; then return; fi
+        sleep 0.1
+    done
+    echo "the machine does not boot" >&2
+    cat "$machine_work/log" >&2
+    return 1
+}
+
+# inside COMMAND…: runs it in the machine, as its root.
+inside() {
+    nsenter --target "$machine" --mount --pid --uts --ipc --net --cgroup -- "$@" </dev/null
+}
+
+machine_end() {
+    [ -n "${machine_work:-}" ] || return 0
+    [ -z "${machine:-}" ] || kill -KILL "$machine" 2>/dev/null || true
+    wait "$machine_keeper" 2>/dev/null || true
+    local group
+    for group in "${machine_groups[@]}"; do
+        find "$group" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+    done
+    rm -rf "$machine_work"
+    machine_work=
+}
