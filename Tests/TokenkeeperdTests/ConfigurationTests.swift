@@ -1,5 +1,6 @@
 import ArgumentParser
 import Foundation
+import LedgerTestSupport
 import Testing
 
 @testable import tokenkeeperd
@@ -182,6 +183,19 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         }
         for status in [ExitStatus.success, .usage, .unavailable, .failed, .busy, .configuration] {
             #expect(page.contains(".B \(status.rawValue)\n"))
+        }
+    }
+
+    @Test func `the man page has every option`() throws {
+        let page = try file("man/tokenkeeperd.8")
+        let help = try ProgramRun([DaemonProcess.program, "--experimental-dump-help"]).output
+        let options = try NSRegularExpression(pattern: #""kind" : "long",\s*"name" : "([a-z-]+)""#)
+            .matches(in: help, range: NSRange(help.startIndex..., in: help))
+            .compactMap { Range($0.range(at: 1), in: help).map { String(help[$0]) } }
+        #expect(Set(options).isSuperset(of: ["config", "set", "owner", "dry-run"]), "the pattern finds them")
+        for option in Set(options) {
+            let name = option.replacingOccurrences(of: "-", with: "\\-")
+            #expect(page.contains("\\-\\-\(name)"), "\(option)")
         }
     }
 
