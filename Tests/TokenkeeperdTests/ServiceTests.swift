@@ -116,6 +116,7 @@ import TokenLedger
         try eventually("it has swept by the new interval") {
             try database.psql("SELECT count(*) FROM tokenkeeper.sweep_run WHERE trigger = 'timer'") == "2"
         }
+        try eventually("it logs by the new level") { daemon.logged.contains("level=debug msg=\"sweep finished\"") }
 
         try write("[sweep]\ninterval = \"1 day\"\n")
         daemon.signal(SIGHUP)
@@ -204,6 +205,12 @@ import TokenLedger
         vitals.obstacle("waiting for PostgreSQL: never", of: .drain, at: Date(timeIntervalSince1970: 1_795_000_009))
         vitals.obstacle("waiting for PostgreSQL: no", of: .sweep, at: Date(timeIntervalSince1970: 1_795_000_009))
         #expect(vitals.status == "waiting for PostgreSQL: never (since 2026-11-18 11:06:40 UTC)")
+        vitals.queue = .init(depth: 7, exact: true)
+        vitals.obstacle("PostgreSQL refuses: no", of: .drain, at: .now)
+        #expect(vitals.status == "PostgreSQL refuses: no (since 2026-11-18 11:06:40 UTC); 7 results are queued")
+        vitals.obstacle("waiting for PostgreSQL: no", isAway: true, of: .drain, at: .now)
+        #expect(vitals.status == "waiting for PostgreSQL: no (since 2026-11-18 11:06:40 UTC)", "the depth is not known")
+        vitals.queue = nil
         vitals.obstacle(nil, of: .drain, at: .now)
         vitals.obstacle(nil, of: .sweep, at: .now)
         #expect(vitals.status == "running")

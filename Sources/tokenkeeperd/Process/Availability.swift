@@ -25,7 +25,7 @@ final class Availability: Sendable {
 
     func lost(_ error: DatabaseError) {
         let isAway = error.remedy == .reconnect
-        report.inTheWay("\(isAway ? "waiting for PostgreSQL" : "PostgreSQL refuses"): \(error)", of: part)
+        report.inTheWay("\(isAway ? "waiting for PostgreSQL" : "PostgreSQL refuses"): \(error)", isAway: isAway, of: part)
         // One of the two speaks of the connection: the other's is to the same server.
         if isAway && part != .drain { return }
         let tell = state.withLock { state in

@@ -64,7 +64,7 @@ struct Daemon {
         signals.on(SIGHUP) {
             reload.perform()
             drainBell.ring()
-            sweepBells.reloaded()
+            sweepBells.maybeDue()
         }
 
         let daemonID = Self.uniqueName

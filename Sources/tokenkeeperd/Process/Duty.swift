@@ -49,7 +49,8 @@ struct Duty: Sendable {
                 if stop.isAsked { return }
                 let migrator = Migrator(daemon: Daemon.version)
                 if migrates {
-                    report.extendStart()
+                    report.migrates(true)
+                    defer { report.migrates(false) }
                     try migrator.migrate(&connection) {
                         logger.notice("applied migration \($0.version)", metadata: ["name": "\($0.name)"])
                     }

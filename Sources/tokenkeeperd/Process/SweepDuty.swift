@@ -17,15 +17,13 @@ struct SweepDuty {
             wakeup.ring()
         }
 
-        func timerFired() {
-            due.store(true, ordering: .releasing)
-        }
-
-        /// The interval may be another one now: when the next sweep is due is worked out anew.
-        func reloaded() {
-            due.store(true, ordering: .releasing)
+        /// A sweep may be due: the timer has fired, or the interval is another one.
+        func maybeDue() {
+            markDue()
             wakeup.ring()
         }
+
+        fileprivate func markDue() { due.store(true, ordering: .releasing) }
 
         fileprivate func takeSignal() -> Bool { signalled.exchange(false, ordering: .acquiring) }
         fileprivate func takeDue() -> Bool { due.exchange(false, ordering: .acquiring) }
@@ -39,11 +37,11 @@ struct SweepDuty {
     private static let lookEvery: Duration = .seconds(2)
 
     func run() {
-        let timer = SweepTimer(bells.wakeup) { [bells] in bells.timerFired() }
+        let timer = SweepTimer { [bells] in bells.maybeDue() }
         var count = TokenCount()
         duty.run(bell: bells.wakeup) { connection, succeeded in
             try SweepLease.release(holder: daemonID, on: &connection)
-            bells.timerFired()
+            bells.markDue()
             while !duty.stop.isAsked {
                 if bells.takeSignal() {
                     do {

@@ -1,16 +1,13 @@
 internal import Dispatch
 internal import TokenLedger
 
-/// The timer of the sweep: a Dispatch timer on the wall clock. It only rings; whether a sweep is due, the database knows.
+/// The timer of the sweep: a Dispatch timer on the wall clock. It only says that one may be due; whether it is, the database knows.
 final class SweepTimer {
     private let source: any DispatchSourceTimer
 
-    init(_ bell: Wakeup, fired: @escaping @Sendable () -> Void) {
+    init(fired: @escaping @Sendable () -> Void) {
         source = DispatchSource.makeTimerSource(queue: DispatchQueue(label: "sweep timer"))
-        source.setEventHandler { @Sendable in
-            fired()
-            bell.ring()
-        }
+        source.setEventHandler { @Sendable in fired() }
         source.schedule(wallDeadline: .distantFuture)
         source.activate()
     }

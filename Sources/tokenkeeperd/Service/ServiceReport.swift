@@ -21,6 +21,9 @@ final class ServiceReport: Sendable {
     /// Nobody reads more than a line a second.
     private static let statusPause: Duration = .seconds(1)
 
+    /// Applying migrations may take long: systemd shall not take that for a failed start. Said again while it lasts.
+    private static let longerStart = "EXTEND_TIMEOUT_USEC=60000000"
+
     /// - Parameter environment: NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID are looked at, as sd_watchdog_enabled(3) does.
     init(environment: [String: String]) {
         socket = NotifySocket(environment["NOTIFY_SOCKET"])
@@ -45,6 +48,7 @@ final class ServiceReport: Sendable {
     private func tick() {
         state.withLock { state in
             var assignments = watchdog != nil && state.vitals.isAlive(at: .now) ? ["WATCHDOG=1"] : []
+            if state.vitals.phase == .starting && state.vitals.isMigrating { assignments.append(Self.longerStart) }
             addStatus(of: &state, to: &assignments)
             if !assignments.isEmpty { socket?.send(assignments) }
         }
@@ -81,16 +85,12 @@ final class ServiceReport: Sendable {
         update { $0.beat(part, heardOfBy: .now + within, unansweredFor: unansweredFor) }
     }
 
-    /// Applying migrations may take long: systemd shall not take that for a failed start.
-    func extendStart() {
-        state.withLock { state in
-            if state.vitals.phase == .starting { socket?.send(["EXTEND_TIMEOUT_USEC=60000000"]) }
-        }
-    }
-
     func connected(_ part: Vitals.Part) { update { $0.connected(part) } }
     func left(_ part: Vitals.Part) { update { $0.left(part) } }
-    func inTheWay(_ words: String?, of part: Vitals.Part) { update { $0.obstacle(words, of: part, at: .now) } }
+    func inTheWay(_ words: String?, isAway: Bool = false, of part: Vitals.Part) {
+        update { $0.obstacle(words, isAway: isAway, of: part, at: .now) }
+    }
+    func migrates(_ isMigrating: Bool) { update([Self.longerStart]) { $0.isMigrating = isMigrating } }
     func sees(_ queue: Heartbeat.Queue) { update { $0.queue = queue } }
     func sweeps(_ isSweeping: Bool) { update { $0.isSweeping = isSweeping } }
     func lastSweep(at: Date, outcome: String) { update { $0.lastSweep = (at, outcome) } }

@@ -22,14 +22,16 @@ struct Vitals {
         var unansweredFor: Duration = .zero
         /// The database has answered it, and the schema fits.
         var connected = false
-        /// What is in its way, since when.
-        var obstacle: (words: String, since: Date)?
+        /// What is in its way, since when, and whether it is that PostgreSQL is away.
+        var obstacle: (words: String, since: Date, isAway: Bool)?
     }
 
     private var reports: [Part: Report] = [:]
     var phase = Phase.starting
     var queue: Heartbeat.Queue?
     var isSweeping = false
+    /// Migrations are being applied before the start is over.
+    var isMigrating = false
     /// The last sweep that has ended: when, and how.
     var lastSweep: (at: Date, outcome: String)?
     /// Why the last reload changed nothing.
@@ -47,13 +49,14 @@ struct Vitals {
     mutating func left(_ part: Part) { reports[part] = nil }
 
     /// - Parameter words: Nil when nothing is in its way any more.
-    mutating func obstacle(_ words: String?, of part: Part, at now: Date) {
+    /// - Parameter isAway: Whether it is that PostgreSQL is away, and nothing is known of the queue.
+    mutating func obstacle(_ words: String?, isAway: Bool = false, of part: Part, at now: Date) {
         let since = reports[part]?.obstacle?.since ?? now
-        reports[part]?.obstacle = words.map { ($0, since) }
+        reports[part]?.obstacle = words.map { ($0, since, isAway) }
     }
 
     /// What is in the way of the drain, or else of the sweep: mostly it is one and the same.
-    private var obstacle: (words: String, since: Date)? {
+    private var obstacle: (words: String, since: Date, isAway: Bool)? {
         Part.allCases.compactMap { reports[$0]?.obstacle }.first
     }
 
@@ -79,7 +82,7 @@ struct Vitals {
         }
         var parts: [String] = []
         if let obstacle { parts.append("\(obstacle.words) (since \(Self.text(obstacle.since)))") }
-        if let queue {
+        if let queue, obstacle?.isAway != true {
             parts.append(
                 queue.depth == 0
                     ? "the queue is empty" : "\(queue.exact ? "" : "about ")\(queue.depth) results are queued")
