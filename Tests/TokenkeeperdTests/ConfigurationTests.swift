@@ -114,6 +114,39 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(!typed.isEmpty && !typed.joined().contains("hunter2"), "\(typed)")
     }
 
+    @Test func `a reload takes up what it can, and names what waits for a restart as long as it waits`() throws {
+        let before = try load("database_url = \"host=a\"\n[sweep]\ninterval = \"1h\"\n")
+        let after = try load("database_url = \"host=b password=hunter2\"\n[sweep]\ninterval = \"2h\"\nbatch = 7\n")
+        let live = LiveConfiguration(before)
+        #expect(
+            live.take(after)
+                == .init(
+                    taken: ["sweep.interval: 1h -> 2h", "sweep.batch: 1000 -> 7"], waiting: ["database_url"]))
+        #expect(live.current.sweepInterval == .seconds(7200) && live.current.sweepPlan.batch == 7)
+        #expect(live.current.address == before.address)
+        #expect(live.take(after) == .init(taken: [], waiting: ["database_url"]))
+        #expect(
+            live.take(before)
+                == .init(taken: ["sweep.interval: 2h -> 1h", "sweep.batch: 7 -> 1000"], waiting: []))
+    }
+
+    @Test func `credentials win over the file and give way to the environment`() throws {
+        let file = "database_url = \"host=a\"\n"
+        var credentials = Credentials()
+        credentials.databaseURL = "host=b"
+        credentials.databasePasswordFile = "/run/credentials/database_password"
+        func load(_ environment: [String: String]) throws -> Configuration {
+            try Configuration(file: (file, "t.toml"), credentials: credentials, environment: environment, flags: [])
+        }
+        #expect(try load([:]).values["database_url"] == .init(value: "host=b", origin: "credential"))
+        #expect(
+            try load(["TOKENKEEPER_DATABASE_URL": "host=c"]).values["database_url"]
+                == .init(value: "host=c", origin: "environment"))
+        #expect(throws: ConfigurationError.self, "two passwords are one too many") {
+            try load(["TOKENKEEPER_DATABASE_URL": "host=c password=d"])
+        }
+    }
+
     @Test(arguments: [("250ms", 250), ("90s", 90_000), ("5m", 300_000), ("1h", 3_600_000), ("30d", 2_592_000_000)])
     func `durations are read and written alike`(text: String, milliseconds: Int) {
         #expect(DurationText.duration(text) == .milliseconds(milliseconds))
