@@ -8,7 +8,8 @@ public final class NotifyListener: @unchecked Sendable {  // The messages are be
     private let lock = NSLock()
     private var received: [[String]] = []
 
-    public init(abstract: Bool = false) throws {
+    /// - Parameter reads: False to let what comes lie, until `read` is called.
+    public init(abstract: Bool = false, reads: Bool = true) throws {
         let name = "tokenkeeperd-\(UUID().uuidString)"
         address = abstract ? "@\(name)" : NSTemporaryDirectory() + name
         descriptor = socket(AF_UNIX, Int32(SOCK_DGRAM.rawValue), 0)
@@ -23,6 +24,11 @@ public final class NotifyListener: @unchecked Sendable {  // The messages are be
             pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) { bind(descriptor, $0, length) }
         }
         guard bound == 0 else { throw TestFailure("cannot listen at \(address)") }
+        if reads { read() }
+    }
+
+    /// Reads what comes, from now on.
+    public func read() {
         let thread = Thread { [descriptor, weak self] in
             var buffer = [UInt8](repeating: 0, count: 4096)
             while true {

@@ -2,6 +2,7 @@ import ArgumentParser
 import Foundation
 import LedgerTestSupport
 import Testing
+import TokenLedger
 
 @testable import tokenkeeperd
 
@@ -138,13 +139,15 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         func load(_ environment: [String: String]) throws -> Configuration {
             try Configuration(file: (file, "t.toml"), credentials: credentials, environment: environment, flags: [])
         }
-        #expect(try load([:]).values["database_url"] == .init(value: "host=b", origin: "credential"))
+        #expect(
+            try load([:]).values["database_url"] == .init(value: "host=b", rank: .credential, origin: "credential"))
         #expect(
             try load(["TOKENKEEPER_DATABASE_URL": "host=c"]).values["database_url"]
-                == .init(value: "host=c", origin: "environment"))
-        #expect(throws: ConfigurationError.self, "two passwords are one too many") {
-            try load(["TOKENKEEPER_DATABASE_URL": "host=c password=d"])
-        }
+                == .init(value: "host=c", rank: .environment, origin: "environment"))
+        #expect(
+            try load(["TOKENKEEPER_DATABASE_URL": "host=c password=d"]).address == DatabaseAddress("host=c password=d"))
+        credentials.databaseURL = "host=b password=e"
+        #expect(throws: ConfigurationError.self, "two passwords of the same rank are one too many") { try load([:]) }
     }
 
     @Test(arguments: [("250ms", 250), ("90s", 90_000), ("5m", 300_000), ("1h", 3_600_000), ("30d", 2_592_000_000)])
@@ -238,6 +241,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(try file("man/tokenkeeperd.8").contains("\"tokenkeeperd \(version)\""))
         #expect(try file("man/tokenkeeperd.conf.5").contains("\"tokenkeeperd \(version)\""))
         #expect(try file("CHANGELOG.md").contains("## \(version)"))
+        #expect(try file("docs/operations.md").contains("./tokenkeeperd_\(version)_amd64.deb"))
     }
 
     /// Lines of the program that log at warning or above, and their messages.

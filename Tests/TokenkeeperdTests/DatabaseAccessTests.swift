@@ -1,5 +1,6 @@
 import Foundation
 import LedgerTestSupport
+import Synchronization
 import Testing
 
 @testable import TokenLedger
@@ -97,11 +98,8 @@ import Testing
 
     @Test func `our defaults give way to what a URL or a service file says`() throws {
         func value(_ keyword: String, _ text: String, writes: Bool = true) throws -> String? {
-            try DatabaseAddress(text).parameters(writes: writes).last { $0.keyword == keyword }?.value
+            try DatabaseAddress(text).attempt(writes: writes).parameters.last { $0.keyword == keyword }?.value
         }
-        let services = try file("services", "[push]\nhost=a,b,c\nconnect_timeout=3\ntarget_session_attrs=read-write\n")
-        setenv("PGSERVICEFILE", services, 1)
-        defer { unsetenv("PGSERVICEFILE") }
         #expect(try value("connect_timeout", "host=a") == "10")
         #expect(try value("keepalives_idle", "host=a") == "30")
         #expect(try value("target_session_attrs", "host=a") == "primary")
@@ -109,12 +107,29 @@ import Testing
         #expect(try value("connect_timeout", "postgresql://a/d?connect_timeout=4") == nil)
         #expect(try value("keepalives_idle", "host=a keepalives_idle=5") == nil)
         #expect(try value("target_session_attrs", "host=a target_session_attrs=read-write") == nil)
-        #expect(try value("connect_timeout", "service=push") == nil)
-        #expect(try value("target_session_attrs", "service=push") == nil)
-        // A minute for names, two addresses for each of three hosts.
-        #expect(try DatabaseAddress("service=push").patience == .seconds(60 + 2 * 3 * 3))
-        #expect(try DatabaseAddress("host=a,b port=1,2").patience == .seconds(60 + 2 * 2 * 10))
-        #expect(try DatabaseAddress("host=a connect_timeout=0").patience == .seconds(60 + 2 * 130))
+        #expect(
+            try value("target_session_attrs", "host=a target_session_attrs=any") == nil,
+            "said, though it is libpq's default")
+
+        // For each host a minute and a half for names, and its timeout for each of eight addresses.
+        func patience(_ text: String) throws -> Duration { try DatabaseAddress(text).attempt(writes: true).patience }
+        #expect(try patience("host=a") == .seconds(90 + 80))
+        #expect(try patience("host=a,b port=1,2") == .seconds(2 * (90 + 80)))
+        #expect(try patience("hostaddr=10.0.0.1,10.0.0.2,10.0.0.3 connect_timeout=3") == .seconds(3 * (90 + 24)))
+        #expect(try patience("host=a connect_timeout=0") == .seconds(90 + 1040))
+    }
+
+    @Test(arguments: [
+        "postgresql://u:hunter2@x@h/d", "postgresql://u:hunter2/x@h/d", "host='hunter2 h'", "host=h port=hunter2",
+        "host=h connect_timeout=hunter2",
+    ])
+    func `an address that libpq would take for another one is refused, without a word of it`(text: String) {
+        do {
+            _ = try DatabaseAddress(text)
+            Issue.record("taken")
+        } catch {
+            #expect(!error.message.contains("hunter2"))
+        }
     }
 
     @Test func `client certificates work, and the server's is verified`() throws {
@@ -200,7 +215,7 @@ import Testing
         let first = try TestCluster()
         _ = try prepare(first, role: "keeper SUPERUSER")
         let migrated = try ProgramRun([DaemonProcess.program, "migrate", "--database-url", first.url(database: "d")])
-        #expect(migrated.status == 0 && migrated.errors.contains("will belong to a superuser"))
+        #expect(migrated.status == 0 && migrated.errors.contains("what a superuser makes belongs to it"))
         let second = try TestCluster(standbyOf: first)
         let url = second.url(database: "d")
         let status = try ProgramRun([DaemonProcess.program, "status", "--database-url", url])
@@ -208,6 +223,58 @@ import Testing
         let daemon = try DaemonProcess(url)
         try eventually("it says why it waits") { daemon.logged.contains("server is in hot standby mode") }
         #expect(daemon.stop() == 0)
+        // To what a service file says ours gives way.
+        let services = try file("services", "[push]\ntarget_session_attrs=read-write\n")
+        let byService = try DaemonProcess(url + "&service=push", environment: ["PGSERVICEFILE": services])
+        try eventually("it says why it waits, in other words") { byService.logged.contains("session is read-only") }
+        #expect(byService.stop() == 0)
+    }
+
+    @Test func `a server that answers nothing is given up after a time, though a cancellation hangs in it`() throws {
+        let cluster = try TestCluster()
+        let silences = Silences()
+        var connection = try Connection(
+            to: DatabaseAddress(cluster.url(database: "postgres")), writes: true,
+            patience: .init(usual: .seconds(2), stoppable: .seconds(3))
+        ) { _, silent in silences.note(silent) }
+        try cluster.signal(SIGSTOP)
+        defer { try? cluster.signal(SIGCONT) }
+        let bell = Wakeup()
+        bell.ring()
+        for stop in [nil, bell] {
+            do {
+                _ = try connection.query("SELECT 1", cancelWhen: stop).count
+                Issue.record("it has answered")
+            } catch {
+                #expect(error.message.hasPrefix("the server has not answered for"))
+            }
+            // The next needs a connection that is not in the middle of something.
+            try cluster.signal(SIGCONT)
+            connection = try Connection(
+                to: DatabaseAddress(cluster.url(database: "postgres")), writes: true,
+                patience: .init(usual: .seconds(2), stoppable: .seconds(3))
+            ) { _, silent in silences.note(silent) }
+            try cluster.signal(SIGSTOP)
+        }
+        #expect(silences.longest >= .seconds(1), "it has said so meanwhile")
+    }
+
+    @Test func `a database that is not named is not migrated, nor is the owner nobody`() throws {
+        let cluster = try TestCluster()
+        func run(_ arguments: String...) throws -> ProgramRun {
+            try ProgramRun(
+                [DaemonProcess.program] + arguments,
+                environment: ["PGHOST": cluster.folder, "PGPORT": "\(cluster.port)", "PGUSER": "postgres"])
+        }
+        for command in ["migrate", "grants"] {
+            let unnamed = try run(command)
+            #expect(unnamed.status == 78 && unnamed.errors.contains("no database is named"), "\(unnamed.errors)")
+        }
+        let named = try run("migrate", "--database-url", "dbname=postgres", "--owner", "none")
+        #expect(named.status == 69 && named.errors.contains("is no role to work as"), "\(named.errors)")
+        #expect(
+            try TestDatabase(cluster: cluster, name: "postgres").psql(
+                "SELECT count(*) FROM pg_namespace WHERE nspname = 'tokenkeeper'", user: "postgres") == "0")
     }
 
     @Test func `an administrator migrates for an owner who cannot log in`() throws {
@@ -220,6 +287,7 @@ import Testing
                 DaemonProcess.program, command, "--owner", "push_owner", "--database-url", cluster.url(database: "d"),
             ])
             #expect(run.status == 0 && run.errors == "", "\(run.errors)")
+            #expect(run.output.hasPrefix("database d, as push_owner\n"), "\(run.output)")
         }
         let database = TestDatabase(cluster: cluster, name: "d")
         #expect(
@@ -231,4 +299,11 @@ import Testing
         ])
         #expect(unknown.status == 69 && unknown.errors.contains("role \"nobody\" does not exist"), "\(unknown.errors)")
     }
+}
+
+/// The longest silence that was told.
+private final class Silences: Sendable {
+    private let value = Mutex(Duration.zero)
+    func note(_ silent: Duration) { value.withLock { $0 = max($0, silent) } }
+    var longest: Duration { value.withLock { $0 } }
 }

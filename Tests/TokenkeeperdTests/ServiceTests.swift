@@ -1,8 +1,8 @@
 import Foundation
 import LedgerTestSupport
 import Testing
-import TokenLedger
 
+@testable import TokenLedger
 @testable import tokenkeeperd
 
 @Suite struct `As a service` {
@@ -22,7 +22,6 @@ import TokenLedger
         #expect(systemd.count("READY=1") == 0)
         try cluster.start()
         try eventually("it is ready") { systemd.count("READY=1") == 1 }
-        #expect(systemd.count("EXTEND_TIMEOUT_USEC=60000000") >= 1, "migrating may take long")
         try eventually("it says how it is") { systemd.status.hasPrefix("the queue is empty; last sweep finished 20") }
 
         // Once ready, an absence changes the status and nothing else.
@@ -58,6 +57,81 @@ import TokenLedger
         #expect(daemon.stop() == 0)
     }
 
+    @Test func `a long migration extends the start, and one of the duties alone makes it`() throws {
+        let database = try TestCluster.shared.database(migrated: false)
+        var other = try database.connect()
+        try other.execute("BEGIN; SELECT pg_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.migration))")
+        let systemd = try NotifyListener()
+        let daemon = try DaemonProcess(
+            database.url(user: "owner"), arguments: ["--migrate"],
+            environment: ["NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "400000"])
+        try eventually("it says so") {
+            systemd.count("EXTEND_TIMEOUT_USEC=60000000") > 5 && systemd.status == "applying migrations"
+        }
+        #expect(
+            try database.psql(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()")
+                == "1")
+        #expect(systemd.count("READY=1") == 0)
+        try other.execute("COMMIT")
+        try eventually("it is ready") { systemd.count("READY=1") == 1 }
+        #expect(daemon.stop() == 0)
+        #expect(!daemon.logged.contains("level=error") && !daemon.logged.contains("level=warning"))
+    }
+
+    @Test func `what must get through does, though nobody reads for a while`() throws {
+        let database = try TestCluster.shared.database()
+        let systemd = try NotifyListener(reads: false)
+        let daemon = try DaemonProcess(
+            database.url(), environment: ["NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "400000"])
+        try eventually("it works") { try database.psql("SELECT live_daemons FROM tokenkeeper.status") == "1" }
+        for _ in 1...20 { daemon.signal(SIGHUP) }
+        try eventually("it has reloaded") { daemon.logged.contains("msg=reloaded") }
+        systemd.read()
+        try eventually("it is ready") { systemd.count("READY=1") >= 2 }
+        try eventually("all that began to reload is ready again") {
+            systemd.count("READY=1") == systemd.count("RELOADING=1") + 1
+        }
+        try eventually("and says how it is") { systemd.status.hasPrefix("the queue is empty") }
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a value in the configuration cannot speak to systemd, however long it is`() throws {
+        let database = try TestCluster.shared.database()
+        let systemd = try NotifyListener()
+        let file = NSTemporaryDirectory() + "tokenkeeperd-\(UUID().uuidString).toml"
+        defer { unlink(file) }
+        try "".write(toFile: file, atomically: true, encoding: .utf8)
+        let daemon = try DaemonProcess(
+            database.url(), arguments: ["--config", file], environment: ["NOTIFY_SOCKET": systemd.address])
+        try eventually("it is ready") { systemd.count("READY=1") == 1 }
+        try "[sweep]\ninterval = \"1\\nMAINPID=1\\n\(String(repeating: "x", count: 9000))\"\n".write(
+            toFile: file, atomically: true, encoding: .utf8)
+        daemon.signal(SIGHUP)
+        try eventually("it is ready again") { systemd.count("READY=1") == 2 }
+        try eventually("it says what was wrong") { systemd.status.contains("reload refused") }
+        #expect(systemd.count("MAINPID=1") == 0)
+        #expect(systemd.messages.allSatisfy { $0.joined(separator: "\n").utf8.count < 1000 })
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a sweep alone that cannot connect is told`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql("CREATE ROLE \(database.name) LOGIN CONNECTION LIMIT 1 IN ROLE tokenkeeper_daemon")
+        let systemd = try NotifyListener()
+        let daemon = try DaemonProcess(
+            database.url(user: database.name), environment: ["NOTIFY_SOCKET": systemd.address])
+        try eventually("it is in the log and in the status") {
+            daemon.logged.contains("too many connections for role") && systemd.status.contains("too many connections")
+        }
+        #expect(systemd.count("READY=1") == 0)
+        #expect(daemon.logged.components(separatedBy: "waiting for PostgreSQL").count == 2, "told once")
+        try database.psql("ALTER ROLE \(database.name) CONNECTION LIMIT 2")
+        try eventually("it is ready") { systemd.count("READY=1") == 1 }
+        try eventually("all is well") { daemon.logged.contains("PostgreSQL is back") }
+        #expect(daemon.stop() == 0)
+    }
+
     @Test func `a schema that does not fit is told in the status, and it never was ready`() throws {
         let database = try TestCluster.shared.database(migrated: false)
         let systemd = try NotifyListener()
@@ -65,7 +139,8 @@ import TokenLedger
             database.url(user: "owner"), environment: ["NOTIFY_SOCKET": systemd.address])
         #expect(daemon.wait() == 78)
         try eventually("it has said why") {
-            systemd.status == "5 migrations have not been applied to this database: run `tokenkeeperd migrate`"
+            systemd.status
+                == "\(Migration.embedded.count) migrations have not been applied to this database: run `tokenkeeperd migrate`"
         }
         #expect(systemd.count("READY=1") == 0 && systemd.count("STOPPING=1") == 1)
     }
@@ -136,7 +211,7 @@ import TokenLedger
 }
 
 @Suite struct `Vital signs` {
-    private let start = ContinuousClock.now
+    private let start = SuspendingClock.now
 
     private func complete() -> Vitals {
         var vitals = Vitals()
@@ -182,7 +257,7 @@ import TokenLedger
 
     @Test func `the status says in one line what matters`() {
         var vitals = Vitals()
-        #expect(vitals.status == "starting: connecting to PostgreSQL")
+        #expect(vitals.status == "starting")
         vitals = complete()
         #expect(vitals.status == "running")
         vitals.queue = .init(depth: 0, exact: true)
@@ -207,14 +282,33 @@ import TokenLedger
         #expect(vitals.status == "waiting for PostgreSQL: never (since 2026-11-18 11:06:40 UTC)")
         vitals.queue = .init(depth: 7, exact: true)
         vitals.obstacle("PostgreSQL refuses: no", of: .drain, at: .now)
-        #expect(vitals.status == "PostgreSQL refuses: no (since 2026-11-18 11:06:40 UTC); 7 results are queued")
+        #expect(vitals.status == "PostgreSQL refuses: no (since 2026-11-18 11:06:40 UTC)", "the depth is not known")
         vitals.obstacle("waiting for PostgreSQL: no", isAway: true, of: .drain, at: .now)
         #expect(vitals.status == "waiting for PostgreSQL: no (since 2026-11-18 11:06:40 UTC)", "the depth is not known")
-        vitals.queue = nil
         vitals.obstacle(nil, of: .drain, at: .now)
+        #expect(
+            vitals.status == "waiting for PostgreSQL: no (since 2026-11-18 11:06:49 UTC); 7 results are queued",
+            "the sweep alone")
+        vitals.queue = nil
         vitals.obstacle(nil, of: .sweep, at: .now)
         #expect(vitals.status == "running")
-        vitals.phase = .stopping
-        #expect(vitals.status == "stopping: the batches in hand are finished")
+        vitals.connecting(.sweep, at: Date(timeIntervalSince1970: 1_795_000_000))
+        #expect(vitals.status == "connecting to PostgreSQL (since 2026-11-18 11:06:40 UTC)")
+        vitals.obstacle("waiting for PostgreSQL: no", isAway: true, of: .sweep, at: .now)
+        vitals.connecting(.sweep, at: .now)
+        #expect(vitals.status == "waiting for PostgreSQL: no (since 2026-11-18 11:06:40 UTC)")
+        vitals.connected(.sweep)
+        #expect(vitals.status == "running")
+        vitals.stopping(failure: nil)
+        #expect(vitals.status == "stopping")
+        vitals.stopped(inTime: true)
+        #expect(vitals.status == "stopped")
+
+        var never = Vitals()
+        never.beat(.drain, heardOfBy: start)
+        never.obstacle("waiting for PostgreSQL: no", isAway: true, of: .drain, at: .now)
+        never.stopping(failure: nil)
+        never.stopped(inTime: true)
+        #expect(never.status == "never was ready; waiting for PostgreSQL: no")
     }
 }

@@ -1,5 +1,7 @@
 internal import CLibPQ
+internal import Dispatch
 internal import Glibc
+internal import Synchronization
 
 /// One connection to the database, owned by one thread. Holds no session state, so that it works behind a transaction pooler.
 @safe public struct Connection: ~Copyable {
@@ -10,7 +12,10 @@ internal import Glibc
 
     /// How long the server may be silent in the middle of a statement before the connection counts as lost.
     /// Longer than any `statement_timeout` set here; statements that can be stopped have the longer one.
-    static let patience: (usual: Duration, stoppable: Duration) = (.seconds(120), .seconds(900))
+    struct Patience: Sendable {
+        var usual: Duration = .seconds(120)
+        var stoppable: Duration = .seconds(900)
+    }
 
     /// How often a thread that waits for the server comes up for air.
     static let tick: Duration = .seconds(1)
@@ -22,7 +27,9 @@ internal import Glibc
     /// waits for is over, and with how long the server has been silent: so that who waits can be told from who hangs.
     public typealias Waiting = @Sendable (_ heardOfWithin: Duration, _ silentFor: Duration) -> Void
 
+    private let patience: Patience
     private let waiting: Waiting
+    private let isCancelling = Flag()
 
     /// Connects; blocks for at most the connection timeout a host.
     ///
@@ -32,14 +39,24 @@ internal import Glibc
     public init(
         to address: DatabaseAddress, writes: Bool = true, waiting: @escaping Waiting = { _, _ in }
     ) throws(DatabaseError) {
-        waiting(address.patience, .zero)
-        unsafe handle = try Self.open(address, writes: writes)
+        try self.init(to: address, writes: writes, patience: Patience(), waiting: waiting)
+    }
+
+    init(
+        to address: DatabaseAddress, writes: Bool, patience: Patience, waiting: @escaping Waiting
+    ) throws(DatabaseError) {
+        let attempt = try address.attempt(writes: writes)
+        waiting(attempt.patience, .zero)
+        unsafe handle = try Self.open(attempt.parameters)
+        self.patience = patience
         self.waiting = waiting
         waiting(Self.grace, .zero)
     }
 
-    private static func open(_ address: DatabaseAddress, writes: Bool) throws(DatabaseError) -> OpaquePointer {
-        let handle = unsafe DatabaseAddress.withCStrings(try address.parameters(writes: writes)) { keywords, values in
+    private static func open(
+        _ parameters: [(keyword: String, value: String)]
+    ) throws(DatabaseError) -> OpaquePointer {
+        let handle = unsafe DatabaseAddress.withCStrings(parameters) { keywords, values in
             unsafe PQconnectdbParams(keywords, values, 1)
         }
         guard let handle = unsafe handle else { throw DatabaseError(sqlState: nil, message: "out of memory") }
@@ -64,14 +81,14 @@ internal import Glibc
 
     /// Runs one or several statements without parameters; several form one transaction unless they say otherwise.
     ///
-    /// - Parameter patience: How long the server may be silent.
+    /// - Parameter patience: How long the server may be silent, if not as usual.
     /// - Returns: The rows of the last statement that answered any, as text; else those of the last.
     @discardableResult
     package mutating func run(
-        _ script: String, patience: Duration = Self.patience.usual
+        _ script: String, patience: Duration? = nil
     ) throws(DatabaseError) -> Rows {
         guard unsafe PQsendQuery(handle, script) == 1 else { throw lost() }
-        return try collect(cancelWhen: nil, patience: patience)
+        return try collect(cancelWhen: nil, patience: patience ?? self.patience.usual)
     }
 
     /// Runs one statement; values go as parameters only, and rows come back in binary.
@@ -98,7 +115,7 @@ internal import Glibc
         }
         guard sent == 1 else { throw lost() }
         return try collect(
-            cancelWhen: stop, patience: stop == nil ? Self.patience.usual : Self.patience.stoppable)
+            cancelWhen: stop, patience: stop == nil ? patience.usual : patience.stoppable)
     }
 
     /// Commits. An aborted transaction answers COMMIT with ROLLBACK and no error: that is an error here.
@@ -171,19 +188,26 @@ internal import Glibc
                 cancel()
             }
             if clock.now > heard + patience {
-                cancel()
+                // What it may still be doing ends by the timeouts of the transaction.
                 throw DatabaseError(sqlState: nil, message: "the server has not answered for \(patience)")
             }
         }
     }
 
+    /// Asks the server to cancel. libpq's way to do that blocks, with a server that does not answer for ever: so it has
+    /// a thread of its own, and there is never more than one.
     private func cancel() {
-        // It connects anew, and blocks for as long as the kernel tries.
-        waiting(.seconds(150), .zero)
-        guard let request = unsafe PQgetCancel(handle) else { return }
-        var complaint = [CChar](repeating: 0, count: 256)
-        _ = unsafe PQcancel(request, &complaint, Int32(complaint.count))
-        unsafe PQfreeCancel(request)
+        guard !isCancelling.value.exchange(true, ordering: .acquiring) else { return }
+        guard let request = unsafe PQgetCancel(handle) else {
+            return isCancelling.value.store(false, ordering: .releasing)
+        }
+        DispatchQueue.global().async { [isCancelling, request = UInt(bitPattern: request)] in
+            let request = unsafe OpaquePointer(bitPattern: request)
+            var complaint = [CChar](repeating: 0, count: 256)
+            _ = unsafe PQcancel(request, &complaint, Int32(complaint.count))
+            unsafe PQfreeCancel(request)
+            isCancelling.value.store(false, ordering: .releasing)
+        }
     }
 
     private func error(in result: OpaquePointer) -> DatabaseError {
@@ -206,4 +230,9 @@ internal import Glibc
         // libpq's second lines, those with a tab, are advice.
         message.split(whereSeparator: \.isNewline).filter { !$0.hasPrefix("\t") }.joined(separator: "; ")
     }
+}
+
+/// A flag that outlives whom it was made for.
+private final class Flag: Sendable {
+    let value = Atomic(false)
 }

@@ -23,47 +23,79 @@ public struct DatabaseAddress: Sendable, Equatable {
             unsafe PQconninfoFree(options)
             unsafe PQfreemem(complaint)
         }
+        // libpq quotes parts of the text in its message: only the kind of mistake is safe to tell.
         if unsafe options == nil {
-            // libpq quotes parts of the text in its message: only the kind of mistake is safe to tell.
             throw DatabaseError(
                 sqlState: nil,
                 message:
                     "not a connection string that libpq understands, expected postgresql://user@host/database or host=… dbname=…"
             )
         }
+        let known = explicit
+        func isNumber(_ text: Substring) -> Bool { UInt16(text).map { $0 > 0 } ?? text.isEmpty }
+        if known["host"]?.contains(where: { $0 == "@" || $0.isWhitespace }) == true
+            || known["port"]?.split(separator: ",").allSatisfy(isNumber) == false
+        {
+            throw DatabaseError(
+                sqlState: nil,
+                message:
+                    "not a usable host and port; in a password in a URL, @ is written %40, : %3A, / %2F, % %25"
+            )
+        }
+        if let timeout = known["connect_timeout"], Int(timeout) == nil {
+            throw DatabaseError(sqlState: nil, message: "not a whole number of seconds in connect_timeout")
+        }
+    }
+
+    /// What stands in the text itself.
+    private var explicit: [String: String] {
+        guard let text, let options = unsafe PQconninfoParse(text, nil) else { return [:] }
+        return unsafe Self.take(options)
+    }
+
+    /// Whether anything says which database: without that libpq takes the one that bears the user's name.
+    public var namesDatabase: Bool {
+        let explicit = explicit
+        let isInEnvironment = unsafe getenv("PGDATABASE") != nil || getenv("PGSERVICE") != nil
+        return explicit["dbname"] != nil || explicit["service"] != nil || isInEnvironment
     }
 
     /// The password that stands in the text, so that it can be wiped from where it does not belong.
-    public var password: String? {
-        guard let text, let options = unsafe PQconninfoParse(text, nil) else { return nil }
-        return unsafe Self.take(options)["password"]
+    public var password: String? { explicit["password"] }
+
+    /// How to connect.
+    struct Attempt {
+        /// libpq's keywords and values in order; what comes later wins.
+        var parameters: [(keyword: String, value: String)]
+        /// The longest that it may take.
+        var patience: Duration
     }
 
-    /// The longest that one attempt to connect may take: libpq's timeout, for each host and each of its (two, say)
-    /// addresses, and a minute for names to be looked up.
-    var patience: Duration {
-        let known = knownToLibpq
-        let hosts = (known["host"] ?? "").split(separator: ",").count
-        let timeout = Self.ownDefaults(beside: known).first { $0.keyword == "connect_timeout" }?.value
-        let seconds = Int(timeout ?? known["connect_timeout"] ?? "") ?? 0
-        // A timeout of nought means none: then the kernel's.
-        return .seconds(60 + 2 * max(hosts, 1) * (seconds > 0 ? seconds : 130))
-    }
-
-    /// libpq's keywords and values in order; what comes later wins.
-    ///
     /// - Parameter writes: Whether a standby will not do.
     /// - Throws: When the password file cannot be read.
-    func parameters(writes: Bool) throws(DatabaseError) -> [(keyword: String, value: String)] {
-        let known = knownToLibpq
-        var parameters = [("fallback_application_name", "tokenkeeperd")] + Self.ownDefaults(beside: known)
+    func attempt(writes: Bool) throws(DatabaseError) -> Attempt {
+        var known = knownToLibpq
+        let own = Self.ownDefaults(beside: known)
+        known.merge(own) { $1 }
+        var parameters = [("fallback_application_name", "tokenkeeperd")] + own
         if let text { parameters.append(("dbname", text)) }
         if let passwordFile { parameters.append(("password", try Self.readPassword(passwordFile))) }
         parameters.append(("client_encoding", "UTF8"))
-        if writes, known["target_session_attrs"] ?? "any" == "any" {
+        // libpq takes "any" where nothing is said. In a service file the two cannot be told apart.
+        let isSaid = unsafe explicit["target_session_attrs"] != nil || getenv("PGTARGETSESSIONATTRS") != nil
+        if writes, !isSaid, known["target_session_attrs"] ?? "any" == "any" {
             parameters.append(("target_session_attrs", "primary"))
         }
-        return parameters
+        return Attempt(parameters: parameters, patience: Self.patience(known))
+    }
+
+    /// libpq's timeout holds for each address of each host, and names take their time. What is too much here only delays
+    /// that a hang is noticed; too little would be taken for one.
+    private static func patience(_ known: [String: String]) -> Duration {
+        func count(_ keyword: String) -> Int { (known[keyword] ?? "").split(separator: ",").count }
+        let timeout = known["connect_timeout"].flatMap { Int($0) } ?? 0
+        // A timeout of nought means none: then the kernel's.
+        return .seconds(max(count("host"), count("hostaddr"), 1) * (90 + 8 * (timeout > 0 ? timeout : 130)))
     }
 
     /// A server that is gone without a word is noticed within a minute, not within hours; unless somebody has said otherwise.
@@ -120,7 +152,9 @@ public struct DatabaseAddress: Sendable, Equatable {
             let text = String(validating: bytes, as: UTF8.self)
         else { throw DatabaseError(sqlState: nil, message: "the password file \(path) cannot be read") }
         let password = text.prefix { !$0.isNewline }
-        if password.isEmpty { throw DatabaseError(sqlState: nil, message: "the password file \(path) is empty") }
+        if password.isEmpty || password.contains("\0") {
+            throw DatabaseError(sqlState: nil, message: "the password file \(path) holds no password")
+        }
         return String(password)
     }
 }

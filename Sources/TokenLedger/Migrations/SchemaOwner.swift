@@ -7,6 +7,16 @@ public enum SchemaOwner {
     /// Session state: use it on a connection of one's own, which is closed afterwards.
     public static func assume(_ role: String, on connection: inout Connection) throws(DatabaseError) {
         _ = try connection.query("SELECT set_config('role', $1, false)", [.text(role)])
+        // `none` is SQL's word for the role that one came with.
+        guard try whom(&connection).role == role else {
+            throw DatabaseError(sqlState: nil, message: "\(role) is no role to work as")
+        }
+    }
+
+    /// Where, and as whom, this session works.
+    public static func whom(_ connection: inout Connection) throws(DatabaseError) -> (database: String, role: String) {
+        let row = try connection.query("SELECT current_database()::text, current_user::text")
+        return (row.text(0, 0) ?? "", row.text(0, 1) ?? "")
     }
 
     /// Whether what is created now would have all rights there are.

@@ -15,7 +15,7 @@ public enum SchemaError: Error, Equatable, CustomStringConvertible {
         case .daemonTooOld(let needed, let this):
             "the database was migrated for tokenkeeperd \(needed) or newer, and this is \(this): install a newer one"
         case .notMigrated(let missing):
-            "\(missing) migrations have not been applied to this database: run `tokenkeeperd migrate`"
+            "\(missing) \(missing == 1 ? "migration has" : "migrations have") not been applied to this database: run `tokenkeeperd migrate`"
         }
     }
 }

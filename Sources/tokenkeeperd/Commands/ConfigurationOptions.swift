@@ -10,7 +10,7 @@ struct ConfigurationOptions: ParsableArguments {
     var config: String?
 
     @Option(
-        help: "The database, as libpq takes it. Keep passwords out of it: they belong in a file or the environment.")
+        help: "The database, as libpq takes it. Keep passwords out of it: they belong in a file.")
     var databaseURL: String?
 
     @Option(name: .customLong("set"), help: "One setting, as key=value; may be repeated.")
@@ -23,6 +23,7 @@ struct ConfigurationOptions: ParsableArguments {
         do {
             let configuration = try read()
             wipePassword()
+            warnOfReadablePassword(in: configuration)
             return configuration
         } catch {
             for problem in error.problems { Self.complain(problem) }
@@ -33,10 +34,9 @@ struct ConfigurationOptions: ParsableArguments {
     /// Reads and checks everything.
     func read() throws(ConfigurationError) -> Configuration {
         let environment = ProcessInfo.processInfo.environment
-        let named = config ?? environment["TOKENKEEPER_CONFIG"]
-        let path = named ?? Self.usualFile
+        let path = namedFile ?? Self.usualFile
         var file: (text: String, name: String)?
-        if named != nil || FileManager.default.fileExists(atPath: path) {
+        if namedFile != nil || FileManager.default.fileExists(atPath: path) {
             guard let bytes = try? Data(contentsOf: URL(filePath: path)) else {
                 throw ConfigurationError(["\(path): cannot be read"])
             }
@@ -45,30 +45,42 @@ struct ConfigurationOptions: ParsableArguments {
             }
             file = (text, path)
         }
-        let configuration = try Configuration(
-            file: file, credentials: Credentials(folder: environment["CREDENTIALS_DIRECTORY"]),
-            environment: environment, flags: settings + (databaseURL.map { ["database_url=\($0)"] } ?? []))
-        if let secret = configuration.values["database_url"], secret.origin.hasPrefix(path),
-            configuration.address.password != nil, Self.isReadableByAll(path)
-        {
-            Self.complain("\(path) has a password in it and can be read by everybody on this machine: chmod 640")
-        }
-        return configuration
+        let flags = settings + (databaseURL.map { ["database_url=\($0)"] } ?? [])
+        let credentials =
+            if let folder = environment["CREDENTIALS_DIRECTORY"] {
+                try Credentials(handedOverIn: folder)
+            } else if namedFile == nil, environment["TOKENKEEPER_DATABASE_URL"] == nil,
+                !flags.contains(where: { $0.hasPrefix("database_url=") })
+            {
+                // A password for the configured database is not for another one.
+                try Credentials(ofServiceIn: Credentials.folderOfService)
+            } else {
+                Credentials()
+            }
+        return try Configuration(file: file, credentials: credentials, environment: environment, flags: flags)
     }
 
-    private static func isReadableByAll(_ path: String) -> Bool {
+    private var namedFile: String? { config ?? ProcessInfo.processInfo.environment["TOKENKEEPER_CONFIG"] }
+
+    private func warnOfReadablePassword(in configuration: Configuration) {
+        let path = namedFile ?? Self.usualFile
         var about = stat()
-        return unsafe stat(path, &about) == 0 && about.st_mode & S_IROTH != 0
+        guard configuration.address.password != nil, configuration.values["database_url"]?.rank == .file,
+            unsafe stat(path, &about) == 0, about.st_mode & S_IROTH != 0
+        else { return }
+        Self.complain(
+            "warning: \(path) has a password in it, and everybody on this machine can read it: better have the password in a file of its own"
+        )
     }
 
     /// Takes a password out of the process list, where everybody on the machine could read it. A moment too late, hence
-    /// the word: the environment and files are the places for it.
+    /// the word: files are the places for it.
     private func wipePassword() {
         for argument in CommandLine.arguments.dropFirst() {
             let text = argument.split(separator: "=", maxSplits: 1).last.map(String.init) ?? ""
             guard [argument, text].contains(where: { (try? DatabaseAddress($0))?.password != nil }) else { continue }
             Self.complain(
-                "a password on the command line can be read by everybody on this machine: use TOKENKEEPER_DATABASE_URL, the configuration file or ~/.pgpass"
+                "a password on the command line can be read by everybody on this machine: use database_password_file or ~/.pgpass"
             )
             for index in 0..<Int(CommandLine.argc) {
                 guard let memory = unsafe CommandLine.unsafeArgv[index], unsafe String(cString: memory) == argument
@@ -79,8 +91,7 @@ struct ConfigurationOptions: ParsableArguments {
     }
 
     static func complain(_ problem: String) {
-        // Under journald an error, as it is.
-        let priority = unsafe getenv("JOURNAL_STREAM") == nil ? "" : "<3>"
+        let priority = Journal.isListening ? problem.hasPrefix("warning: ") ? "<4>" : "<3>" : ""
         let bytes = Array("\(priority)tokenkeeperd: \(problem)\n".utf8)
         _ = unsafe write(STDERR_FILENO, bytes, bytes.count)
     }
@@ -89,6 +100,15 @@ struct ConfigurationOptions: ParsableArguments {
 extension Configuration {
     func logger() -> Logger {
         Logger(label: "tokenkeeperd") { _ in LogfmtHandler(threshold: LogThreshold(logLevel)) }
+    }
+
+    /// For a command that changes the schema: not in whatever database libpq would take when none is named.
+    func withNamedDatabase(_ work: (inout Connection) throws -> Void) throws {
+        guard address.namesDatabase else {
+            ConfigurationOptions.complain("no database is named: say --database-url postgresql:///NAME")
+            throw ExitCode(ExitStatus.configuration.rawValue)
+        }
+        try withConnection(work)
     }
 
     /// For a command that needs the database once: what goes wrong is said and ends the process.
@@ -102,8 +122,7 @@ extension Configuration {
             ConfigurationOptions.complain(error.description)
             if error.sqlState == "42501" {
                 ConfigurationOptions.complain(
-                    "this role lacks rights: `tokenkeeperd migrate` needs GRANT CREATE ON DATABASE, `grants` needs CREATEROLE, all else needs what `grants` gives"
-                )
+                    "this role lacks rights: see `tokenkeeperd migrate --help` and `tokenkeeperd grants --help`")
             }
             throw ExitCode(ExitStatus.unavailable.rawValue)
         } catch let error as SchemaError {

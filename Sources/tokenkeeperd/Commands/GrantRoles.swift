@@ -25,7 +25,7 @@ struct GrantRoles: ParsableCommand {
             Swift.print(Grants.sql, terminator: "")
             return
         }
-        try options.load().withConnection { connection in
+        try options.load().withNamedDatabase { connection in
             try owner.assume(on: &connection)
             try Migrator(daemon: Daemon.version).check(&connection)
             try Grants.apply(&connection)

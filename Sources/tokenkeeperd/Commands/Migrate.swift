@@ -19,13 +19,8 @@ struct Migrate: ParsableCommand {
 
     func run() throws {
         Signals.unblock()
-        try options.load().withConnection { connection in
+        try options.load().withNamedDatabase { connection in
             try owner.assume(on: &connection)
-            if try SchemaOwner.isSuperuser(&connection) {
-                ConfigurationOptions.complain(
-                    "warning: the schema will belong to a superuser, and its functions have their owner's rights: better name another role with --owner"
-                )
-            }
             var applied = 0
             try Migrator(daemon: Daemon.version).migrate(&connection) { migration in
                 applied += 1

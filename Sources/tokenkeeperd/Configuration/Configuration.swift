@@ -7,7 +7,16 @@ struct Configuration: Sendable {
     /// Where a value came from, in words.
     struct Resolved: Equatable, Sendable {
         var value: String?
+        var rank = Rank.standard
+        /// In words: the file and line, or the rank.
         var origin: String
+    }
+
+    /// What can say a value; the later wins.
+    enum Rank: Int, Sendable, Comparable {
+        case standard, file, credential, environment, flag
+
+        static func < (left: Rank, right: Rank) -> Bool { left.rawValue < right.rawValue }
     }
 
     let values: [String: Resolved]
@@ -38,7 +47,7 @@ struct Configuration: Sendable {
         for setting in Setting.table { values[setting.key] = Resolved(value: setting.standard, origin: "default") }
 
         func set(
-            _ key: String, _ value: String, from origin: String, place: String,
+            _ key: String, _ value: String, from rank: Rank, place: String, origin: String? = nil,
             hasRightType: (Setting) -> Bool = { _ in true }
         ) {
             guard let setting = Setting.table.first(where: { $0.key == key }) else {
@@ -55,14 +64,14 @@ struct Configuration: Sendable {
                 problems.append("\(place): \(key) is \(found), expected \(setting.expected)")
                 return
             }
-            values[key] = Resolved(value: value, origin: origin)
+            values[key] = Resolved(value: value, rank: rank, origin: origin ?? "\(rank)")
         }
 
         if let file {
             do {
                 for entry in try ConfigurationFile(text: file.text, name: file.name).entries {
                     let place = file.name + (entry.line.map { ":\($0)" } ?? "")
-                    set(entry.key, entry.value, from: place, place: place) { setting in
+                    set(entry.key, entry.value, from: .file, place: place, origin: place) { setting in
                         if case .integer = setting.kind { entry.isText == false } else { entry.isText == true }
                     }
                 }
@@ -73,12 +82,12 @@ struct Configuration: Sendable {
         for (key, value) in [
             ("database_url", credentials.databaseURL), ("database_password_file", credentials.databasePasswordFile),
         ] {
-            if let value { set(key, value, from: "credential", place: "credential of \(key)") }
+            if let value { set(key, value, from: .credential, place: "credential of \(key)") }
         }
         for (name, value) in environment.sorted(by: { $0.key < $1.key })
         where name.hasPrefix("TOKENKEEPER_") && !Self.isNoSetting(name) {
             if let setting = Setting.table.first(where: { $0.variable == name }) {
-                set(setting.key, value, from: "environment", place: "environment variable \(name)")
+                set(setting.key, value, from: .environment, place: "environment variable \(name)")
             } else {
                 problems.append("environment variable \(name): no setting of that name")
             }
@@ -90,24 +99,41 @@ struct Configuration: Sendable {
                 continue
             }
             set(
-                String(flag[..<equals]), String(flag[flag.index(after: equals)...]), from: "flag", place: "command line"
-            )
+                String(flag[..<equals]), String(flag[flag.index(after: equals)...]), from: .flag, place: "command line")
         }
 
         var address: DatabaseAddress?
         do {
-            address = try DatabaseAddress(
-                values["database_url"]?.value, passwordFile: values["database_password_file"]?.value)
+            address = try Self.address(values)
         } catch {
-            problems.append("\(values["database_url"]?.origin ?? ""): database_url is \(error.message)")
-        }
-        if address?.password != nil, let file = values["database_password_file"], file.value != nil {
-            problems.append(
-                "\(file.origin): database_password_file is set, and database_url has a password too: keep one")
+            problems += error.problems
         }
         guard problems.isEmpty, let address else { throw ConfigurationError(problems) }
         self.values = values
         self.address = address
+    }
+
+    /// A password in the URL and one in a file: as everywhere, what has the higher rank wins.
+    private static func address(_ values: [String: Resolved]) throws(ConfigurationError) -> DatabaseAddress {
+        let url = values["database_url"]
+        let file = values["database_password_file"]
+        do {
+            let plain = try DatabaseAddress(url?.value)
+            guard let url, let file, let path = file.value else { return plain }
+            if plain.password != nil && url.rank == file.rank {
+                throw ConfigurationError([
+                    "\(file.origin): database_password_file is set, and database_url has a password too: keep one"
+                ])
+            }
+            return plain.password != nil && url.rank > file.rank
+                ? plain : try DatabaseAddress(url.value, passwordFile: path)
+        } catch let error as DatabaseError {
+            throw ConfigurationError(["\(url?.origin ?? ""): database_url is \(error.message)"])
+        } catch let error as ConfigurationError {
+            throw error
+        } catch {
+            preconditionFailure("an address throws \(error)")
+        }
     }
 
     /// Settings that have been checked already.

@@ -1,28 +1,47 @@
 internal import FoundationEssentials
 
-/// What systemd hands over with LoadCredential: files that the service alone can read.
-///
-/// https://systemd.io/CREDENTIALS/
+/// The database's URL and password, where they are kept in files of their own.
 struct Credentials: Equatable {
-    /// The credential `database_url`, read.
+    /// A file's contents.
     var databaseURL: String?
-    /// Where the credential `database_password` stands.
+    /// A file's path: it is read for each connection.
     var databasePasswordFile: String?
+
+    /// What the unit hands over: `url` and `password` in it become the credentials `database_url` and `database_password`.
+    static let folderOfService = "/etc/tokenkeeperd/credentials"
 
     init() {}
 
+    /// As systemd hands them over with LoadCredential, in files that the service alone can read.
+    ///
+    /// https://systemd.io/CREDENTIALS/
+    ///
     /// - Parameter folder: The variable CREDENTIALS_DIRECTORY.
-    /// - Throws: When a credential is there and cannot be read.
-    init(folder: String?) throws(ConfigurationError) {
-        guard let folder else { return }
-        let url = folder + "/database_url"
+    /// - Throws: When the folder or the URL in it is there and cannot be read.
+    init(handedOverIn folder: String) throws(ConfigurationError) {
+        let isThere = FileManager.default.fileExists(atPath: folder)
+        guard let names = isThere ? try? FileManager.default.contentsOfDirectory(atPath: folder) : [] else {
+            throw ConfigurationError(["\(folder), from CREDENTIALS_DIRECTORY: cannot be read"])
+        }
+        for name in names where name.hasPrefix("database_") && !["database_url", "database_password"].contains(name) {
+            ConfigurationOptions.complain(
+                "warning: \(name) is no credential that is known here; known are database_url and database_password")
+        }
+        try self.init(url: folder + "/database_url", password: folder + "/database_password")
+    }
+
+    /// The service's own, for a command that root gives by hand; none for anybody else.
+    init(ofServiceIn folder: String) throws(ConfigurationError) {
+        try self.init(url: folder + "/url", password: folder + "/password")
+    }
+
+    private init(url: String, password: String) throws(ConfigurationError) {
         if FileManager.default.fileExists(atPath: url) {
             guard let bytes = try? Data(contentsOf: URL(filePath: url)),
                 let text = String(validating: bytes, as: UTF8.self)
             else { throw ConfigurationError(["\(url): cannot be read"]) }
             databaseURL = String(text.prefix { !$0.isNewline })
         }
-        let password = folder + "/database_password"
         if FileManager.default.fileExists(atPath: password) { databasePasswordFile = password }
     }
 }

@@ -3,7 +3,7 @@ internal import Glibc
 internal import Logging
 internal import Synchronization
 
-/// One line an entry on standard error, `time=… level=… msg="…" key=value`. Under journald, which has clocks and
+/// One line an entry on standard error, `time=… level=… msg="…" key=value`. Under the journal, which has clocks and
 /// priorities of its own, the time is left out and the line begins with `<priority>`.
 struct LogfmtHandler: LogHandler {
     var metadata: Logger.Metadata = [:]
@@ -16,11 +16,9 @@ struct LogfmtHandler: LogHandler {
         set { threshold.level = newValue }
     }
 
-    private let journald = unsafe getenv("JOURNAL_STREAM") != nil
-
     func log(event: LogEvent) {
         var line =
-            journald
+            Journal.isListening
             ? "<\(Self.priority(of: event.level))>"
             : "time=\(Date.now.ISO8601Format(.iso8601(timeZone: .gmt, includingFractionalSeconds: true)))Z "
         line += "level=\(event.level) msg=\(Self.quoted(event.message.description))"

@@ -69,31 +69,36 @@ struct Daemon {
 
         let daemonID = Self.uniqueName
         let atWork = DispatchGroup()
+        let availability = Availability(report: report, logger: logger)
+        let migration = migrates ? MigrationStep(ringing: sweepBells.wakeup) : nil
         func duty(_ part: Vitals.Part) -> Duty {
             Duty(
                 part: part, settings: settings, stop: stop, atWork: atWork,
-                availability: Availability(of: part, report: report, logger: logger), report: report,
+                availability: availability, report: report,
                 giveUp: { error in
                     ending.say(.configuration) {
                         report.stopping(failure: "\(error)")
                         logger.critical("\(error)")
                     }
-                }, migrates: migrates, logger: logger)
+                }, migration: migration, logger: logger)
         }
         let drain = DrainDuty(duty: duty(.drain), daemonID: daemonID, bell: drainBell)
         let sweep = SweepDuty(duty: duty(.sweep), daemonID: daemonID, bells: sweepBells)
         logger.notice("started", metadata: ["version": "\(Self.version)", "daemon_id": "\(daemonID)"])
+        if report.cannotBeHeard { logger.warning("NOTIFY_SOCKET names no socket that can be sent to") }
         DutyThread.start(Vitals.Part.drain.rawValue) { drain.run() }
         DutyThread.start(Vitals.Part.sweep.rawValue) { sweep.run() }
 
         // Shutting down, in order: no new batch, the batches in hand, the end.
         let status = ending.wait()
         stop.ask()
-        if atWork.wait(timeout: .now() + Self.patience) == .timedOut {
+        let inTime = atWork.wait(timeout: .now() + Self.patience) == .success
+        if !inTime {
             logger.warning(
                 "a batch did not end in time; PostgreSQL rolls it back, and the next start takes it up again")
         }
         withExtendedLifetime((signals, reportTimer)) { logger.notice("stopped") }
+        report.stopped(inTime: inTime)
         return status
     }
 

@@ -53,7 +53,7 @@ struct DrainDuty {
                 }
                 try beatIfDue(&connection, pagesLeft: 0)
                 if let trouble {
-                    duty.availability.lost(trouble)
+                    duty.availability.lost(trouble, duty.part)
                 } else {
                     succeeded()
                 }

@@ -13,8 +13,8 @@ struct Duty: Sendable {
     let report: ServiceReport
     /// Called when a person must act before this process can go on.
     let giveUp: @Sendable (SchemaError) -> Void
-    /// Apply what migrations are missing before working.
-    let migrates: Bool
+    /// Nil unless migrations are to be applied before anything else: the drain does.
+    let migration: MigrationStep?
     let logger: Logger
 
     /// The settings in force at this moment.
@@ -41,36 +41,46 @@ struct Duty: Sendable {
         }
         var backoff = Backoff()
         while !stop.isAsked {
+            if part != .drain, let migration, !migration.isDone {
+                rest(bell, for: .seconds(1))
+                continue
+            }
             var worked = false
+            report.connecting(part)
             do {
                 var connection = try Connection(to: configuration.address, waiting: waiting)
                 atWork.enter()
                 defer { atWork.leave() }
                 if stop.isAsked { return }
                 let migrator = Migrator(daemon: Daemon.version)
-                if migrates {
-                    report.migrates(true)
-                    defer { report.migrates(false) }
-                    try migrator.migrate(&connection) {
-                        logger.notice("applied migration \($0.version)", metadata: ["name": "\($0.name)"])
-                    }
+                if let migration, !migration.isDone {
+                    try migrate(migrator, on: &connection)
+                    migration.finish()
                 }
                 try migrator.check(&connection)
                 report.connected(part)
                 try work(&connection) {
                     worked = true
-                    availability.reached()
+                    availability.reached(part)
                     backoff.reset()
                 }
             } catch let error as SchemaError {
                 return giveUp(error)
             } catch let error as DatabaseError {
                 // One that is lost and had again at once is no news: servers close idle connections.
-                if !(worked && error.remedy == .reconnect) { availability.lost(error) }
+                if !(worked && error.remedy == .reconnect) { availability.lost(error, part) }
                 rest(bell, for: backoff.pause())
             } catch {
                 preconditionFailure("a duty throws \(error)")
             }
+        }
+    }
+
+    private func migrate(_ migrator: Migrator, on connection: inout Connection) throws {
+        report.migrates(true)
+        defer { report.migrates(false) }
+        try migrator.migrate(&connection) {
+            logger.notice("applied migration \($0.version)", metadata: ["name": "\($0.name)"])
         }
     }
 }

@@ -53,6 +53,7 @@ struct SweepDuty {
                     }
                 }
                 let look = try SweepLease.look(on: &connection)
+                succeeded()
                 if let last = look.last {
                     duty.report.lastSweep(
                         at: Date(timeIntervalSince1970: Double(last.endedAt.microseconds) / 1_000_000),
@@ -73,7 +74,6 @@ struct SweepDuty {
                 }
                 // A count can take minutes: any bell ends it.
                 try count.refresh(on: &connection, stop: bells.wakeup)
-                succeeded()
                 duty.rest(bells.wakeup, for: Self.lookEvery)
             }
         }

@@ -9,16 +9,19 @@ struct NotifySocket: Sendable {
     /// - Parameter path: The variable NOTIFY_SOCKET: a path, or with `@` in front a name in the abstract namespace.
     ///   Nil, empty or anything else means that nobody listens.
     init?(_ path: String?) {
-        guard let path, path.hasPrefix("/") || path.hasPrefix("@"), (2..<108).contains(path.utf8.count) else {
-            return nil
-        }
+        // The 108 bytes of sun_path; a path in the file system ends with a zero.
+        guard let path, path.hasPrefix("/") || path.hasPrefix("@"),
+            (2...(path.hasPrefix("@") ? 108 : 107)).contains(path.utf8.count)
+        else { return nil }
         self.path = Array(path.utf8)
     }
 
-    /// Sends assignments, such as `READY=1`, in one datagram. If nobody takes it, it is lost: the service goes on.
-    func send(_ assignments: [String]) {
+    /// Sends assignments, such as `READY=1`, in one datagram; never waits.
+    ///
+    /// - Returns: False when it is worth another try: the listener has not read what came before.
+    func send(_ assignments: [String]) -> Bool {
         let descriptor = socket(AF_UNIX, Int32(SOCK_DGRAM.rawValue | SOCK_CLOEXEC.rawValue), 0)
-        guard descriptor >= 0 else { return }
+        guard descriptor >= 0 else { return false }
         defer { close(descriptor) }
         var address = sockaddr_un()
         address.sun_family = sa_family_t(AF_UNIX)
@@ -29,12 +32,13 @@ struct NotifySocket: Sendable {
         // The length counts: in the abstract namespace zeros behind the name would belong to it.
         let length = MemoryLayout<sa_family_t>.size + path.count + (path[0] == UInt8(ascii: "@") ? 0 : 1)
         let message = Array(assignments.joined(separator: "\n").utf8)
-        _ = unsafe withUnsafePointer(to: &address) { pointer in
+        let sent = unsafe withUnsafePointer(to: &address) { pointer in
             unsafe pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) { pointer in
                 unsafe sendto(
                     descriptor, message, message.count, Int32(MSG_NOSIGNAL) | Int32(MSG_DONTWAIT),
                     pointer, socklen_t(length))
             }
         }
+        return sent >= 0 || (errno != EAGAIN && errno != ENOBUFS)
     }
 }

@@ -10,12 +10,17 @@ internal import TokenLedger
 final class ServiceReport: Sendable {
     private struct State {
         var vitals = Vitals()
+        /// What must get through and has not yet, a datagram each. Nothing where nobody listens.
+        var unsent: [[String]] = []
+        /// The status told last, and when.
         var told = ""
         var toldAt = ContinuousClock.now
     }
 
     private let state = Mutex(State())
     private let socket: NotifySocket?
+    /// Somebody wants to listen where nothing can be sent to.
+    let cannotBeHeard: Bool
     private let watchdog: Duration?
 
     /// Nobody reads more than a line a second.
@@ -27,6 +32,7 @@ final class ServiceReport: Sendable {
     /// - Parameter environment: NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID are looked at, as sd_watchdog_enabled(3) does.
     init(environment: [String: String]) {
         socket = NotifySocket(environment["NOTIFY_SOCKET"])
+        cannotBeHeard = socket == nil && environment["NOTIFY_SOCKET"].map { !$0.isEmpty } ?? false
         let isForUs = environment["WATCHDOG_PID"].map { $0 == "\(getpid())" } ?? true
         let interval = environment["WATCHDOG_USEC"].flatMap { Int64($0) }.flatMap { $0 > 0 ? $0 : nil }
         watchdog = socket != nil && isForUs ? interval.map { .microseconds($0) } : nil
@@ -47,34 +53,42 @@ final class ServiceReport: Sendable {
 
     private func tick() {
         state.withLock { state in
-            var assignments = watchdog != nil && state.vitals.isAlive(at: .now) ? ["WATCHDOG=1"] : []
-            if state.vitals.phase == .starting && state.vitals.isMigrating { assignments.append(Self.longerStart) }
-            addStatus(of: &state, to: &assignments)
-            if !assignments.isEmpty { socket?.send(assignments) }
+            if state.vitals.phase == .starting && state.vitals.isMigrating { _ = socket?.send([Self.longerStart]) }
+            if watchdog != nil && state.vitals.isAlive(at: .now) { _ = socket?.send(["WATCHDOG=1"]) }
+            flush(&state)
         }
     }
 
-    private func addStatus(of state: inout State, to assignments: inout [String]) {
+    /// Sends what has not got through yet, in its order, and the status if it has changed.
+    ///
+    /// The status goes by itself: systemd drops a datagram that is too long for it, and nothing else shall go with it.
+    private func flush(_ state: inout State) {
+        guard let socket else { return }
+        while let next = state.unsent.first, socket.send(next) { state.unsent.removeFirst() }
         let status = state.vitals.status
-        guard status != state.told else { return }
-        state.told = status
-        state.toldAt = .now
-        assignments.append("STATUS=\(status)")
+        if state.unsent.isEmpty, status != state.told, socket.send(["STATUS=\(status)"]) {
+            state.told = status
+            state.toldAt = .now
+        }
+    }
+
+    /// Says something that must get through, now or with the next tick.
+    private func tell(_ assignments: [String], in state: inout State) {
+        guard socket != nil else { return }
+        state.unsent.append(assignments)
+        flush(&state)
     }
 
     /// Takes a report, and passes on what it changes; a mere change of the status at most once a second.
-    private func update(_ assignments: [String] = [], _ change: (inout Vitals) -> Void) {
+    private func update(_ change: (inout Vitals) -> Void) {
         state.withLock { state in
             change(&state.vitals)
-            guard socket != nil else { return }
-            var assignments = assignments
             if state.vitals.phase == .starting && state.vitals.isComplete {
                 state.vitals.phase = .running
-                assignments.append("READY=1")
+                tell(["READY=1"], in: &state)
+            } else if state.toldAt.duration(to: .now) >= Self.statusPause {
+                flush(&state)
             }
-            guard !assignments.isEmpty || state.toldAt.duration(to: .now) >= Self.statusPause else { return }
-            addStatus(of: &state, to: &assignments)
-            if !assignments.isEmpty { socket?.send(assignments) }
         }
     }
 
@@ -85,12 +99,13 @@ final class ServiceReport: Sendable {
         update { $0.beat(part, heardOfBy: .now + within, unansweredFor: unansweredFor) }
     }
 
+    func connecting(_ part: Vitals.Part) { update { $0.connecting(part, at: .now) } }
     func connected(_ part: Vitals.Part) { update { $0.connected(part) } }
     func left(_ part: Vitals.Part) { update { $0.left(part) } }
     func inTheWay(_ words: String?, isAway: Bool = false, of part: Vitals.Part) {
         update { $0.obstacle(words, isAway: isAway, of: part, at: .now) }
     }
-    func migrates(_ isMigrating: Bool) { update([Self.longerStart]) { $0.isMigrating = isMigrating } }
+    func migrates(_ isMigrating: Bool) { update { $0.isMigrating = isMigrating } }
     func sees(_ queue: Heartbeat.Queue) { update { $0.queue = queue } }
     func sweeps(_ isSweeping: Bool) { update { $0.isSweeping = isSweeping } }
     func lastSweep(at: Date, outcome: String) { update { $0.lastSweep = (at, outcome) } }
@@ -105,9 +120,7 @@ final class ServiceReport: Sendable {
             // One that is not ready yet has nothing to tell: it would become ready by the end of this.
             guard state.vitals.phase == .running else { return }
             state.vitals.phase = .reloading
-            var assignments = ["RELOADING=1", "MONOTONIC_USEC=\(now.tv_sec * 1_000_000 + now.tv_nsec / 1000)"]
-            addStatus(of: &state, to: &assignments)
-            socket?.send(assignments)
+            tell(["RELOADING=1", "MONOTONIC_USEC=\(now.tv_sec * 1_000_000 + now.tv_nsec / 1000)"], in: &state)
         }
     }
 
@@ -117,14 +130,23 @@ final class ServiceReport: Sendable {
             state.vitals.refusedReload = refusal
             guard state.vitals.phase == .reloading else { return }
             state.vitals.phase = .running
-            var assignments = ["READY=1"]
-            addStatus(of: &state, to: &assignments)
-            socket?.send(assignments)
+            tell(["READY=1"], in: &state)
         }
     }
 
     /// - Parameter failure: What a person must mend, when that is why.
     func stopping(failure: String?) {
-        update(["STOPPING=1"]) { $0.phase = failure.map { .failed($0) } ?? .stopping }
+        state.withLock { state in
+            state.vitals.stopping(failure: failure)
+            tell(["STOPPING=1"], in: &state)
+        }
+    }
+
+    /// - Parameter inTime: False when a batch was cut off.
+    func stopped(inTime: Bool) {
+        state.withLock { state in
+            state.vitals.stopped(inTime: inTime)
+            flush(&state)
+        }
     }
 }

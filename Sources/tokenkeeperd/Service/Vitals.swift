@@ -8,16 +8,15 @@ struct Vitals {
     }
 
     enum Phase: Equatable {
-        case starting, running, reloading
-        case stopping
-        /// A person must act.
-        case failed(String)
+        case starting, running, reloading, stopping
+        /// The last word.
+        case ended(String)
     }
 
     /// What one of the duties does and has promised.
     private struct Report {
         /// By then it is heard of again, or else it hangs.
-        var heardOfBy: ContinuousClock.Instant
+        var heardOfBy: SuspendingClock.Instant
         /// How long the server has not answered its statement.
         var unansweredFor: Duration = .zero
         /// The database has answered it, and the schema fits.
@@ -38,12 +37,23 @@ struct Vitals {
     var refusedReload: String?
 
     /// A duty lives, and will be heard of again.
-    mutating func beat(_ part: Part, heardOfBy: ContinuousClock.Instant, unansweredFor: Duration = .zero) {
+    mutating func beat(_ part: Part, heardOfBy: SuspendingClock.Instant, unansweredFor: Duration = .zero) {
         reports[part, default: Report(heardOfBy: heardOfBy)].heardOfBy = heardOfBy
         reports[part]?.unansweredFor = unansweredFor
     }
 
-    mutating func connected(_ part: Part) { reports[part]?.connected = true }
+    /// A duty begins to connect; what is in its way already stays told.
+    mutating func connecting(_ part: Part, at now: Date) {
+        if reports[part]?.obstacle == nil {
+            obstacle("connecting to PostgreSQL", isAway: true, of: part, at: now)
+        }
+    }
+
+    /// PostgreSQL has answered a duty, and the schema fits.
+    mutating func connected(_ part: Part) {
+        reports[part]?.connected = true
+        if reports[part]?.obstacle?.isAway == true { reports[part]?.obstacle = nil }
+    }
 
     /// A duty has returned: nothing is expected of it any more.
     mutating func left(_ part: Part) { reports[part] = nil }
@@ -64,31 +74,66 @@ struct Vitals {
     var isComplete: Bool { Part.allCases.allSatisfy { reports[$0]?.connected == true } }
 
     /// Whether every duty has kept its promise. One that waits for PostgreSQL, and says so, lives.
-    func isAlive(at now: ContinuousClock.Instant) -> Bool {
+    func isAlive(at now: SuspendingClock.Instant) -> Bool {
         reports.values.allSatisfy { now <= $0.heardOfBy }
     }
 
     /// An answer that takes longer than this is worth a word.
     private static let longAnswer: Duration = .seconds(5)
 
-    /// One line for `systemctl status`.
+    /// How long a duty has been waiting for an answer, if that is worth a word.
+    private func unanswered(_ part: Part) -> Duration? {
+        reports[part].map(\.unansweredFor).flatMap { $0 > Self.longAnswer ? $0 : nil }
+    }
+
+    /// The end begins.
+    ///
+    /// - Parameter failure: What a person must mend, when that is why.
+    mutating func stopping(failure: String?) {
+        // One that never was ready leaves behind what it has waited for.
+        let waited = phase == .starting ? obstacle.map { "never was ready; \($0.words)" } : nil
+        phase = (failure ?? waited).map { .ended($0) } ?? .stopping
+    }
+
+    /// - Parameter inTime: False when a batch was cut off.
+    mutating func stopped(inTime: Bool) {
+        if phase == .stopping {
+            phase = .ended(inTime ? "stopped" : "stopped; a batch was cut off, and the next start takes it up again")
+        }
+    }
+
+    /// One line for `systemctl status`, of at most 600 bytes.
     var status: String {
+        var line = String.UnicodeScalarView()
+        var bytes = 0
+        for scalar in story.unicodeScalars {
+            // A line break would begin another assignment.
+            let scalar = scalar.properties.generalCategory == .control ? " " : scalar
+            bytes += String(scalar).utf8.count
+            if bytes > 597 { return String(line) + "…" }
+            line.append(scalar)
+        }
+        return String(line)
+    }
+
+    private var story: String {
         switch phase {
-        case .failed(let message): return message
-        case .stopping: return "stopping: the batches in hand are finished"
+        case .ended(let message): return message
+        case .stopping: return "stopping"
         case .reloading: return "reloading the configuration"
-        case .starting where obstacle == nil: return "starting: connecting to PostgreSQL"
+        case .starting where obstacle == nil: return isMigrating ? "applying migrations" : "starting"
         case .starting, .running: break
         }
         var parts: [String] = []
         if let obstacle { parts.append("\(obstacle.words) (since \(Self.text(obstacle.since)))") }
-        if let queue, obstacle?.isAway != true {
+        // What is not looked at is not known.
+        if let queue, reports[.drain]?.obstacle == nil, unanswered(.drain) == nil {
             parts.append(
                 queue.depth == 0
                     ? "the queue is empty" : "\(queue.exact ? "" : "about ")\(queue.depth) results are queued")
         }
         for part in Part.allCases {
-            if let silent = reports[part]?.unansweredFor, silent > Self.longAnswer {
+            if let silent = unanswered(part) {
                 parts.append("waiting for PostgreSQL to answer the \(part.rawValue) for \(silent.components.seconds) s")
             }
         }
