@@ -10,6 +10,9 @@ struct DrainDuty {
 
     private static let beatEvery: Duration = .seconds(5)
 
+    /// Trouble is over when it has not been met for so long: not every pass comes by what is set aside.
+    private static let troubleLasts: Duration = .seconds(2)
+
     func run() {
         duty.run(bell: bell) { connection, succeeded in
             var configuration = duty.configuration
@@ -23,6 +26,7 @@ struct DrainDuty {
             var unreported = false
 
             var trouble: DatabaseError?
+            var troubledAt: ContinuousClock.Instant?
 
             func beatIfDue(_ connection: inout Connection, pagesLeft: Int) throws(DatabaseError) {
                 if let last = beatAt, last.duration(to: .now) < Self.beatEvery { return }
@@ -40,7 +44,7 @@ struct DrainDuty {
                 let pass = try intake.pass(on: &connection, tell: { digest.note($0) }) {
                     connection, pagesLeft throws(DatabaseError) in
                     // A pass over a backlog is long: that the database is back is said with its first batch.
-                    if trouble == nil { succeeded() }
+                    if troubledAt == nil { succeeded() }
                     try beatIfDue(&connection, pagesLeft: pagesLeft)
                     return !duty.stop.isAsked
                 }
@@ -53,8 +57,10 @@ struct DrainDuty {
                 }
                 try beatIfDue(&connection, pagesLeft: 0)
                 if let trouble {
+                    troubledAt = .now
                     duty.availability.lost(trouble, duty.part)
-                } else {
+                } else if troubledAt.map({ $0.duration(to: .now) > Self.troubleLasts }) ?? true {
+                    troubledAt = nil
                     succeeded()
                 }
                 digest.add(pass)
