@@ -47,6 +47,20 @@ public final class NotifyListener: @unchecked Sendable {  // The messages are be
         unlink(address)
     }
 
+    /// Sends to itself until nothing more can be sent: whoever is next must wait until it is read.
+    public func fill() {
+        let sender = socket(AF_UNIX, Int32(SOCK_DGRAM.rawValue), 0)
+        defer { close(sender) }
+        var here = sockaddr_un()
+        var length = socklen_t(MemoryLayout<sockaddr_un>.size)
+        withUnsafeMutablePointer(to: &here) { pointer in
+            pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) { pointer in
+                _ = getsockname(descriptor, pointer, &length)
+                while sendto(sender, "FILL=1", 6, Int32(MSG_DONTWAIT), pointer, length) > 0 {}
+            }
+        }
+    }
+
     /// All assignments so far, in order.
     public var assignments: [String] { lock.withLock { received.flatMap { $0 } } }
 

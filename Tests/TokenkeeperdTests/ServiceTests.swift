@@ -82,6 +82,7 @@ import Testing
     @Test func `what must get through does, though nobody reads for a while`() throws {
         let database = try TestCluster.shared.database()
         let systemd = try NotifyListener(reads: false)
+        systemd.fill()
         let daemon = try DaemonProcess(
             database.url(), environment: ["NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "400000"])
         try eventually("it works") { try database.psql("SELECT live_daemons FROM tokenkeeper.status") == "1" }
