@@ -16,6 +16,6 @@ func drain(_ connection: inout Connection, intake: Intake? = nil) throws -> Inta
 extension Intake {
     /// One pass that nothing interrupts.
     mutating func onePass(on connection: inout Connection) throws -> Pass {
-        try pass(on: &connection, tell: { _ in }, betweenBatches: { _, _ in true })
+        try pass(on: &connection, tell: { _ in }, betweenBatches: { _, _, _ in true })
     }
 }

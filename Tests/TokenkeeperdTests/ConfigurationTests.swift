@@ -134,6 +134,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     @Test func `credentials win over the file and give way to the environment`() throws {
         let file = "database_url = \"host=a\"\n"
         var credentials = Credentials()
+        credentials.areHandedOver = true
         credentials.databaseURL = "host=b"
         credentials.databasePasswordFile = "/run/credentials/database_password"
         func load(_ environment: [String: String]) throws -> Configuration {
@@ -146,6 +147,24 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
                 == .init(value: "host=c", rank: .environment, origin: "environment"))
         #expect(
             try load(["TOKENKEEPER_DATABASE_URL": "host=c password=d"]).address == DatabaseAddress("host=c password=d"))
+        #expect(
+            try load(["TOKENKEEPER_DATABASE_URL": "host=c"]).address
+                == DatabaseAddress("host=c", passwordFile: "/run/credentials/database_password"))
+        // Found by hand, and not handed over, the password is for the database that is configured, and for no other one.
+        credentials.areHandedOver = false
+        #expect(
+            try load([:]).address == DatabaseAddress("host=b", passwordFile: "/run/credentials/database_password"))
+        #expect(try load(["TOKENKEEPER_DATABASE_URL": "host=c"]).address == DatabaseAddress("host=c"))
+        #expect(
+            try tokenkeeperd.Configuration(
+                file: nil, credentials: credentials, environment: [:], flags: ["database_url=host=d"]
+            )
+            .address == DatabaseAddress("host=d"))
+        #expect(
+            try tokenkeeperd.Configuration(
+                file: ("database_password_file = \"/p\"", "t.toml"), environment: [:], flags: ["database_url=host=d"]
+            ).address == DatabaseAddress("host=d"))
+
         credentials.databaseURL = "host=b password=e"
         #expect(throws: ConfigurationError.self, "two passwords of the same rank are one too many") { try load([:]) }
     }

@@ -195,6 +195,47 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
+    @Test func `what PostgreSQL refuses again and again is said once, and not that it is over`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            """
+            CREATE SEQUENCE public.attempt;
+            GRANT USAGE ON SEQUENCE public.attempt TO PUBLIC;
+            CREATE FUNCTION public.full() RETURNS trigger LANGUAGE plpgsql AS $$
+                BEGIN PERFORM nextval('public.attempt'); RAISE EXCEPTION 'no space left on device' USING ERRCODE = '53100'; END $$;
+            CREATE TRIGGER f BEFORE INSERT OR UPDATE ON tokenkeeper.ledger EXECUTE FUNCTION public.full();
+            CREATE TRIGGER f BEFORE INSERT OR UPDATE ON tokenkeeper.daemon EXECUTE FUNCTION public.full();
+            CREATE TRIGGER f BEFORE UPDATE ON tokenkeeper.sweep_run EXECUTE FUNCTION public.full();
+            SELECT tokenkeeper.request_sweep();
+            INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', to_hex(4096 + i), 410 FROM generate_series(1, 500) AS i
+            """)
+        let daemon = try DaemonProcess(database.url())
+        try eventually("it has tried many times") {
+            try database.psql("SELECT last_value > 20 FROM public.attempt") == "t"
+        }
+        func count(_ words: String) -> Int { daemon.logged.components(separatedBy: words).count - 1 }
+        #expect(count("PostgreSQL refuses") == 1 && count("PostgreSQL is back") == 0, "\(String(daemon.logged))")
+        for table in ["ledger", "daemon", "sweep_run"] { try database.psql("DROP TRIGGER f ON tokenkeeper.\(table)") }
+        try eventually("it goes on") { try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "500" }
+        try eventually("and says so") { count("PostgreSQL is back") == 1 }
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a connection that is lost whenever it is used is told`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            """
+            CREATE FUNCTION public.cut() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+                BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$;
+            CREATE TRIGGER cut BEFORE INSERT ON tokenkeeper.daemon EXECUTE FUNCTION public.cut();
+            """, user: "postgres")
+        let daemon = try DaemonProcess(database.url())
+        try eventually("it says so") { daemon.logged.contains("terminating connection due to administrator command") }
+        try database.psql("DROP TRIGGER cut ON tokenkeeper.daemon", user: "postgres")
+        try eventually("it goes on") { try database.psql("SELECT live_daemons FROM tokenkeeper.status") == "1" }
+        #expect(daemon.stop() == 0)
+    }
+
     @Test func `a lock on a part of the queue does not make status call the daemon dead`() throws {
         let database = try TestCluster.shared.database()
         var admin = try database.connect()

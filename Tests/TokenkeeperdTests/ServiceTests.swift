@@ -288,22 +288,28 @@ import Testing
         #expect(vitals.status == "waiting for PostgreSQL: no (since 2026-11-18 11:06:40 UTC)", "the depth is not known")
         vitals.obstacle(nil, of: .drain, at: .now)
         #expect(
-            vitals.status == "waiting for PostgreSQL: no (since 2026-11-18 11:06:49 UTC); 7 results are queued",
-            "the sweep alone")
+            vitals.status
+                == "waiting for PostgreSQL: no, says the sweep (since 2026-11-18 11:06:49 UTC); 7 results are queued")
         vitals.queue = nil
         vitals.obstacle(nil, of: .sweep, at: .now)
         #expect(vitals.status == "running")
         vitals.connecting(.sweep, at: Date(timeIntervalSince1970: 1_795_000_000))
-        #expect(vitals.status == "connecting to PostgreSQL (since 2026-11-18 11:06:40 UTC)")
+        #expect(vitals.status == "connecting to PostgreSQL, says the sweep (since 2026-11-18 11:06:40 UTC)")
         vitals.obstacle("waiting for PostgreSQL: no", isAway: true, of: .sweep, at: .now)
         vitals.connecting(.sweep, at: .now)
-        #expect(vitals.status == "waiting for PostgreSQL: no (since 2026-11-18 11:06:40 UTC)")
+        #expect(vitals.status == "waiting for PostgreSQL: no, says the sweep (since 2026-11-18 11:06:40 UTC)")
         vitals.connected(.sweep)
         #expect(vitals.status == "running")
         vitals.stopping(failure: nil)
         #expect(vitals.status == "stopping")
         vitals.stopped(inTime: true)
         #expect(vitals.status == "stopped")
+
+        var migrating = Vitals()
+        migrating.beat(.drain, heardOfBy: start)
+        migrating.obstacle("waiting for PostgreSQL: no", isAway: true, of: .drain, at: .now)
+        migrating.isMigrating = true
+        #expect(migrating.status == "applying migrations")
 
         var never = Vitals()
         never.beat(.drain, heardOfBy: start)

@@ -56,8 +56,9 @@ public struct DatabaseAddress: Sendable, Equatable {
     /// Whether anything says which database: without that libpq takes the one that bears the user's name.
     public var namesDatabase: Bool {
         let explicit = explicit
-        let isInEnvironment = unsafe getenv("PGDATABASE") != nil || getenv("PGSERVICE") != nil
-        return explicit["dbname"] != nil || explicit["service"] != nil || isInEnvironment
+        let known = knownToLibpq
+        let isInEnvironment = unsafe getenv("PGDATABASE").map { unsafe $0.pointee != 0 } ?? false
+        return explicit["dbname"] != nil || isInEnvironment || known["dbname"] != known["user"]
     }
 
     /// The password that stands in the text, so that it can be wiped from where it does not belong.

@@ -32,12 +32,12 @@ public struct Intake {
 
     /// Goes once through the queue, the current leaf first, then those set aside.
     ///
-    /// - Parameter betweenBatches: Called after each, with the number of pages that have not been read yet; answers whether
-    ///   to go on. Stopping here loses nothing.
+    /// - Parameter betweenBatches: Called after each, with what has been done so far and the number of pages that have not
+    ///   been read yet; answers whether to go on. Stopping here loses nothing.
     public mutating func pass(
         on connection: inout Connection,
         tell: (Incident) -> Void,
-        betweenBatches goesOn: (inout Connection, _ pagesLeft: Int) throws(DatabaseError) -> Bool
+        betweenBatches goesOn: (inout Connection, _ soFar: Pass, _ pagesLeft: Int) throws(DatabaseError) -> Bool
     ) throws(DatabaseError) -> Pass {
         var pass = Pass()
         let sizes = try LeafSizes(on: &connection, transaction)
@@ -55,8 +55,8 @@ public struct Intake {
             // A slice of the time: what comes fresh must not wait for what has been waiting.
             let enough = clock.now + .milliseconds(200)
             _ = try drain(.aside, sizes, pagesBehind: 0, into: &pass, on: &connection, tell: tell) {
-                connection, pagesLeft throws(DatabaseError) in
-                try goesOn(&connection, pagesLeft) && ContinuousClock.now < enough
+                connection, soFar, pagesLeft throws(DatabaseError) in
+                try goesOn(&connection, soFar, pagesLeft) && ContinuousClock.now < enough
             }
             // What an application holds for long is tried again now and then, not in every pass.
             if pass == before { asideAgain = clock.now + .milliseconds(500) }
@@ -71,7 +71,7 @@ public struct Intake {
     /// - Returns: False when `goesOn` has said to stop.
     private mutating func drain(
         _ leaf: Leaf, _ sizes: LeafSizes, pagesBehind: Int, into pass: inout Pass, on connection: inout Connection,
-        tell: (Incident) -> Void, betweenBatches goesOn: (inout Connection, Int) throws(DatabaseError) -> Bool
+        tell: (Incident) -> Void, betweenBatches goesOn: (inout Connection, Pass, Int) throws(DatabaseError) -> Bool
     ) throws(DatabaseError) -> Bool {
         let pages = sizes.pages(of: leaf)
         var hint = hints[leaf] ?? Hint(frontAgain: clock.now)
@@ -99,7 +99,7 @@ public struct Intake {
             batches += 1
             page = range.upperBound
             hint.page = page
-            guard try goesOn(&connection, max(0, pages - page) + pagesBehind) else {
+            guard try goesOn(&connection, pass, max(0, pages - page) + pagesBehind) else {
                 hints[leaf] = hint
                 return false
             }

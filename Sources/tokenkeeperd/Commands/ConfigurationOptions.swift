@@ -49,10 +49,7 @@ struct ConfigurationOptions: ParsableArguments {
         let credentials =
             if let folder = environment["CREDENTIALS_DIRECTORY"] {
                 try Credentials(handedOverIn: folder)
-            } else if namedFile == nil, environment["TOKENKEEPER_DATABASE_URL"] == nil,
-                !flags.contains(where: { $0.hasPrefix("database_url=") })
-            {
-                // A password for the configured database is not for another one.
+            } else if path == Self.usualFile {
                 try Credentials(ofServiceIn: Credentials.folderOfService)
             } else {
                 Credentials()

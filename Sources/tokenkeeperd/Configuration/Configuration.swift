@@ -104,7 +104,7 @@ struct Configuration: Sendable {
 
         var address: DatabaseAddress?
         do {
-            address = try Self.address(values)
+            address = try Self.address(values, credentials)
         } catch {
             problems += error.problems
         }
@@ -113,13 +113,19 @@ struct Configuration: Sendable {
         self.address = address
     }
 
-    /// A password in the URL and one in a file: as everywhere, what has the higher rank wins.
-    private static func address(_ values: [String: Resolved]) throws(ConfigurationError) -> DatabaseAddress {
+    /// The URL with its password. One in a file is for the database that was named with it or before it, and not for another one
+    /// that somebody names by hand: unless it was handed over to this very process.
+    private static func address(
+        _ values: [String: Resolved], _ credentials: Credentials
+    ) throws(ConfigurationError) -> DatabaseAddress {
         let url = values["database_url"]
         let file = values["database_password_file"]
         do {
             let plain = try DatabaseAddress(url?.value)
             guard let url, let file, let path = file.value else { return plain }
+            let isHandedOver = file.rank == .credential && credentials.areHandedOver
+            let isForOther = url.rank > file.rank || (file.rank == .credential && url.value == nil)
+            if isForOther && !isHandedOver { return plain }
             if plain.password != nil && url.rank == file.rank {
                 throw ConfigurationError([
                     "\(file.origin): database_password_file is set, and database_url has a password too: keep one"

@@ -6,6 +6,8 @@ struct Credentials: Equatable {
     var databaseURL: String?
     /// A file's path: it is read for each connection.
     var databasePasswordFile: String?
+    /// Given to this very process, and so meant for whatever database it is told.
+    var areHandedOver = false
 
     /// What the unit hands over: `url` and `password` in it become the credentials `database_url` and `database_password`.
     static let folderOfService = "/etc/tokenkeeperd/credentials"
@@ -28,6 +30,7 @@ struct Credentials: Equatable {
                 "warning: \(name) is no credential that is known here; known are database_url and database_password")
         }
         try self.init(url: folder + "/database_url", password: folder + "/database_password")
+        areHandedOver = true
     }
 
     /// The service's own, for a command that root gives by hand; none for anybody else.
@@ -40,7 +43,9 @@ struct Credentials: Equatable {
             guard let bytes = try? Data(contentsOf: URL(filePath: url)),
                 let text = String(validating: bytes, as: UTF8.self)
             else { throw ConfigurationError(["\(url): cannot be read"]) }
-            databaseURL = String(text.prefix { !$0.isNewline })
+            let line = String(text.prefix { !$0.isNewline })
+            if line.isEmpty { throw ConfigurationError(["\(url): is empty"]) }
+            databaseURL = line
         }
         if FileManager.default.fileExists(atPath: password) { databasePasswordFile = password }
     }

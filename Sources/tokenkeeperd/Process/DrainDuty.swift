@@ -14,6 +14,7 @@ struct DrainDuty {
     private static let troubleLasts: Duration = .seconds(2)
 
     func run() {
+        var troubledAt: ContinuousClock.Instant?
         duty.run(bell: bell) { connection, succeeded in
             var configuration = duty.configuration
             var intake = Intake(lockTimeout: configuration.lockTimeout, interpret: Interpretation.verdict(on:))
@@ -26,7 +27,6 @@ struct DrainDuty {
             var unreported = false
 
             var trouble: DatabaseError?
-            var troubledAt: ContinuousClock.Instant?
 
             func beatIfDue(_ connection: inout Connection, pagesLeft: Int) throws(DatabaseError) {
                 if let last = beatAt, last.duration(to: .now) < Self.beatEvery { return }
@@ -42,10 +42,10 @@ struct DrainDuty {
                 intake.lockTimeout = configuration.lockTimeout
                 heartbeat.lockTimeout = configuration.lockTimeout
                 let pass = try intake.pass(on: &connection, tell: { digest.note($0) }) {
-                    connection, pagesLeft throws(DatabaseError) in
-                    // A pass over a backlog is long: that the database is back is said with its first batch.
-                    if troubledAt == nil { succeeded() }
+                    connection, soFar, pagesLeft throws(DatabaseError) in
                     try beatIfDue(&connection, pagesLeft: pagesLeft)
+                    // A pass over a backlog is long: that the database is back is said with its first batch.
+                    if troubledAt == nil, soFar.trouble == nil { succeeded() }
                     return !duty.stop.isAsked
                 }
                 // When the last of the work is done, or something is in its way, status shall soon show it.

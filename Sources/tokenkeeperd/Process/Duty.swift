@@ -20,6 +20,9 @@ struct Duty: Sendable {
     /// The settings in force at this moment.
     var configuration: Configuration { settings.current }
 
+    /// So often a connection may be lost without a word.
+    private static let forgivesEvery: Duration = .seconds(60)
+
     /// How long it may be silent while it does something of its own.
     private static let grace: Duration = .seconds(30)
 
@@ -40,13 +43,14 @@ struct Duty: Sendable {
             report.beat(part, within: within, unansweredFor: silent)
         }
         var backoff = Backoff()
+        var forgivenAt: ContinuousClock.Instant?
         while !stop.isAsked {
             if part != .drain, let migration, !migration.isDone {
                 rest(bell, for: .seconds(1))
                 continue
             }
             var worked = false
-            report.connecting(part)
+            report.connecting(part, within: Self.grace)
             do {
                 var connection = try Connection(to: configuration.address, waiting: waiting)
                 atWork.enter()
@@ -58,7 +62,7 @@ struct Duty: Sendable {
                     migration.finish()
                 }
                 try migrator.check(&connection)
-                report.connected(part)
+                availability.connected(part)
                 try work(&connection) {
                     worked = true
                     availability.reached(part)
@@ -67,8 +71,14 @@ struct Duty: Sendable {
             } catch let error as SchemaError {
                 return giveUp(error)
             } catch let error as DatabaseError {
-                // One that is lost and had again at once is no news: servers close idle connections.
-                if !(worked && error.remedy == .reconnect) { availability.lost(error, part) }
+                // One that is lost and had again at once is no news: servers close idle connections. Not every time, though.
+                if worked, error.remedy == .reconnect,
+                    forgivenAt.map({ $0.duration(to: .now) > Self.forgivesEvery }) ?? true
+                {
+                    forgivenAt = .now
+                } else {
+                    availability.lost(error, part, migrates: migration.map { !$0.isDone } ?? false)
+                }
                 rest(bell, for: backoff.pause())
             } catch {
                 preconditionFailure("a duty throws \(error)")

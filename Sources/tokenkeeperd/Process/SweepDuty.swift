@@ -53,7 +53,6 @@ struct SweepDuty {
                     }
                 }
                 let look = try SweepLease.look(on: &connection)
-                succeeded()
                 if let last = look.last {
                     duty.report.lastSweep(
                         at: Date(timeIntervalSince1970: Double(last.endedAt.microseconds) / 1_000_000),
@@ -63,6 +62,7 @@ struct SweepDuty {
                     let lease = try SweepLease.claim(.requested, holder: daemonID, on: &connection)
                 {
                     try sweep(lease, on: &connection)
+                    succeeded()
                     continue
                 }
                 if let interval = duty.configuration.sweepInterval, bells.takeDue() {
@@ -74,6 +74,7 @@ struct SweepDuty {
                 }
                 // A count can take minutes: any bell ends it.
                 try count.refresh(on: &connection, stop: bells.wakeup)
+                succeeded()
                 duty.rest(bells.wakeup, for: Self.lookEvery)
             }
         }

@@ -99,7 +99,12 @@ final class ServiceReport: Sendable {
         update { $0.beat(part, heardOfBy: .now + within, unansweredFor: unansweredFor) }
     }
 
-    func connecting(_ part: Vitals.Part) { update { $0.connecting(part, at: .now) } }
+    func connecting(_ part: Vitals.Part, within: Duration) {
+        update {
+            $0.beat(part, heardOfBy: .now + within)
+            $0.connecting(part, at: .now)
+        }
+    }
     func connected(_ part: Vitals.Part) { update { $0.connected(part) } }
     func left(_ part: Vitals.Part) { update { $0.left(part) } }
     func inTheWay(_ words: String?, isAway: Bool = false, of part: Vitals.Part) {

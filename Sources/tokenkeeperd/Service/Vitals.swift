@@ -65,9 +65,10 @@ struct Vitals {
         reports[part]?.obstacle = words.map { ($0, since, isAway) }
     }
 
-    /// What is in the way of the drain, or else of the sweep: mostly it is one and the same.
-    private var obstacle: (words: String, since: Date, isAway: Bool)? {
-        Part.allCases.compactMap { reports[$0]?.obstacle }.first
+    /// What is in the way of the drain, or else of the sweep alone: mostly it is one and the same.
+    private var obstacle: (words: String, since: Date)? {
+        if let both = reports[.drain]?.obstacle { return (both.words, both.since) }
+        return reports[.sweep]?.obstacle.map { ("\($0.words), says the sweep", $0.since) }
     }
 
     /// Whether the process may call itself ready: the database has answered all of it, and the schema fits.
@@ -121,7 +122,8 @@ struct Vitals {
         case .ended(let message): return message
         case .stopping: return "stopping"
         case .reloading: return "reloading the configuration"
-        case .starting where obstacle == nil: return isMigrating ? "applying migrations" : "starting"
+        case .starting where isMigrating: return "applying migrations"
+        case .starting where obstacle == nil: return "starting"
         case .starting, .running: break
         }
         var parts: [String] = []
