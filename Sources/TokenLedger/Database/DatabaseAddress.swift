@@ -8,33 +8,33 @@ internal import Glibc
 /// https://www.postgresql.org/docs/current/libpq-connect.html
 public struct DatabaseAddress: Sendable, Equatable {
     private let text: String?
-    private let passwordFile: String?
+    /// What stands in the text itself, by libpq's keywords.
+    private let explicit: [String: String]
 
-    /// - Parameter passwordFile: A file that holds the password and nothing else; read anew for each connection, so that
-    ///   it can be changed under a running daemon.
+    /// A file that holds the password and nothing else; read anew for each connection, so that it can be changed under a
+    /// running daemon.
+    public var passwordFile: String?
+
     /// - Throws: What libpq has against the text; never the text itself, which may hold a password.
     public init(_ text: String?, passwordFile: String? = nil) throws(DatabaseError) {
         self.text = text
         self.passwordFile = passwordFile
-        guard let text else { return }
-        var complaint: UnsafeMutablePointer<CChar>?
-        let options = unsafe PQconninfoParse(text, &complaint)
-        defer {
-            unsafe PQconninfoFree(options)
-            unsafe PQfreemem(complaint)
+        guard let text else {
+            explicit = [:]
+            return
         }
-        // libpq quotes parts of the text in its message: only the kind of mistake is safe to tell.
-        if unsafe options == nil {
+        // libpq would quote parts of the text in its message: only the kind of mistake is safe to tell.
+        guard let options = unsafe PQconninfoParse(text, nil) else {
             throw DatabaseError(
                 sqlState: nil,
                 message:
                     "not a connection string that libpq understands, expected postgresql://user@host/database or host=… dbname=…"
             )
         }
-        let known = explicit
+        explicit = unsafe Self.take(options)
         func isNumber(_ text: Substring) -> Bool { UInt16(text).map { $0 > 0 } ?? text.isEmpty }
-        if known["host"]?.contains(where: { $0 == "@" || $0.isWhitespace }) == true
-            || known["port"]?.split(separator: ",").allSatisfy(isNumber) == false
+        if explicit["host"]?.contains(where: { $0 == "@" || $0.isWhitespace }) == true
+            || explicit["port"]?.split(separator: ",").allSatisfy(isNumber) == false
         {
             throw DatabaseError(
                 sqlState: nil,
@@ -42,20 +42,13 @@ public struct DatabaseAddress: Sendable, Equatable {
                     "not a usable host and port; in a password in a URL, @ is written %40, : %3A, / %2F, % %25"
             )
         }
-        if let timeout = known["connect_timeout"], Int(timeout) == nil {
+        if let timeout = explicit["connect_timeout"], Int(timeout) == nil {
             throw DatabaseError(sqlState: nil, message: "not a whole number of seconds in connect_timeout")
         }
     }
 
-    /// What stands in the text itself.
-    private var explicit: [String: String] {
-        guard let text, let options = unsafe PQconninfoParse(text, nil) else { return [:] }
-        return unsafe Self.take(options)
-    }
-
     /// Whether anything says which database: without that libpq takes the one that bears the user's name.
     public var namesDatabase: Bool {
-        let explicit = explicit
         let known = knownToLibpq
         let isInEnvironment = unsafe getenv("PGDATABASE").map { unsafe $0.pointee != 0 } ?? false
         return explicit["dbname"] != nil || isInEnvironment || known["dbname"] != known["user"]

@@ -13,14 +13,13 @@ public enum SchemaOwner {
         }
     }
 
-    /// Where, and as whom, this session works.
-    public static func whom(_ connection: inout Connection) throws(DatabaseError) -> (database: String, role: String) {
-        let row = try connection.query("SELECT current_database()::text, current_user::text")
-        return (row.text(0, 0) ?? "", row.text(0, 1) ?? "")
-    }
-
-    /// Whether what is created now would have all rights there are.
-    public static func isSuperuser(_ connection: inout Connection) throws(DatabaseError) -> Bool {
-        try connection.query("SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user").bool(0, 0) == true
+    /// Where, and as whom, this session works; of a superuser's functions, callers have all rights there are.
+    public static func whom(
+        _ connection: inout Connection
+    ) throws(DatabaseError) -> (database: String, role: String, isSuperuser: Bool) {
+        let row = try connection.query(
+            "SELECT current_database()::text, rolname::text, rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
+        )
+        return (row.text(0, 0) ?? "", row.text(0, 1) ?? "", row.bool(0, 2) == true)
     }
 }

@@ -11,7 +11,7 @@ struct OwnerOption: ParsableArguments {
         if let owner { try SchemaOwner.assume(owner, on: &connection) }
         let whom = try SchemaOwner.whom(&connection)
         print("database \(whom.database), as \(whom.role)")
-        if try SchemaOwner.isSuperuser(&connection) {
+        if whom.isSuperuser {
             ConfigurationOptions.complain(
                 "warning: what a superuser makes belongs to it, and the schema's functions have their owner's rights: better name another role with --owner"
             )

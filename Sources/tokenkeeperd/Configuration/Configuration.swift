@@ -119,27 +119,23 @@ struct Configuration: Sendable {
         _ values: [String: Resolved], _ credentials: Credentials
     ) throws(ConfigurationError) -> DatabaseAddress {
         let url = values["database_url"]
-        let file = values["database_password_file"]
+        var address: DatabaseAddress
         do {
-            let plain = try DatabaseAddress(url?.value)
-            guard let url, let file, let path = file.value else { return plain }
-            let isHandedOver = file.rank == .credential && credentials.areHandedOver
-            let isForOther = url.rank > file.rank || (file.rank == .credential && url.value == nil)
-            if isForOther && !isHandedOver { return plain }
-            if plain.password != nil && url.rank == file.rank {
-                throw ConfigurationError([
-                    "\(file.origin): database_password_file is set, and database_url has a password too: keep one"
-                ])
-            }
-            return plain.password != nil && url.rank > file.rank
-                ? plain : try DatabaseAddress(url.value, passwordFile: path)
-        } catch let error as DatabaseError {
-            throw ConfigurationError(["\(url?.origin ?? ""): database_url is \(error.message)"])
-        } catch let error as ConfigurationError {
-            throw error
+            address = try DatabaseAddress(url?.value)
         } catch {
-            preconditionFailure("an address throws \(error)")
+            throw ConfigurationError(["\(url?.origin ?? ""): database_url is \(error.message)"])
         }
+        guard let url, let file = values["database_password_file"], let path = file.value else { return address }
+        let isHandedOver = file.rank == .credential && credentials.areHandedOver
+        let isForOther = url.rank > file.rank || (file.rank == .credential && url.value == nil)
+        if isForOther && !isHandedOver { return address }
+        if address.password != nil && url.rank == file.rank {
+            throw ConfigurationError([
+                "\(file.origin): database_password_file is set, and database_url has a password too: keep one"
+            ])
+        }
+        if address.password == nil || url.rank < file.rank { address.passwordFile = path }
+        return address
     }
 
     /// Settings that have been checked already.
