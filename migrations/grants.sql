@@ -34,16 +34,20 @@ GRANT EXECUTE ON FUNCTION
     TO tokenkeeper_sender;
 GRANT SELECT ON tokenkeeper.sendable_token, tokenkeeper.suppressed_token TO tokenkeeper_sender;
 
--- Applications: register and unregister.
+-- Applications: register and unregister, and forget a person.
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.register(text, text, text, timestamptz, text, text[]),
-    tokenkeeper.unregister(text, text, text, timestamptz)
+    tokenkeeper.unregister(text, text, text, timestamptz),
+    tokenkeeper.forget(text),
+    tokenkeeper.forget_device(text)
     TO tokenkeeper_app;
 
 -- Readers: look at everything that is made for people, change nothing.
 GRANT SELECT ON
     tokenkeeper.token, tokenkeeper.sendable_token, tokenkeeper.suppressed_token, tokenkeeper.token_event,
-    tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.sweep_run, tokenkeeper.status, tokenkeeper.migration
+    tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.guard, tokenkeeper.reinstatement,
+    tokenkeeper.topic_policy, tokenkeeper.operation, tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.status,
+    tokenkeeper.migration
     TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.token_key(text),
@@ -51,9 +55,20 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.state_of(tokenkeeper.ledger)
     TO tokenkeeper_reader, tokenkeeper_operator;
 
--- Operators: read, ask for a sweep, and clear away rejected results.
-GRANT EXECUTE ON FUNCTION tokenkeeper.request_sweep(boolean, boolean) TO tokenkeeper_operator;
-GRANT DELETE ON tokenkeeper.rejected_result TO tokenkeeper_operator;
+-- Operators: read, decide for a topic, undo, ask for a sweep; mend, requeue and clear away rejected results; forget a person.
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.request_sweep(boolean, boolean),
+    tokenkeeper.release_held(text, text),
+    tokenkeeper.discard_held(text, text),
+    tokenkeeper.reinstate(text, text, timestamptz, timestamptz),
+    tokenkeeper.requeue_rejected(bigint[]),
+    tokenkeeper.forget(text),
+    tokenkeeper.forget_device(text)
+    TO tokenkeeper_operator;
+GRANT INSERT (environment, topic, gate, stale_retention, dormant_after, guard_min_tokens, guard_max_share, prune_min_tokens, prune_max_share),
+    UPDATE (gate, stale_retention, dormant_after, guard_min_tokens, guard_max_share, prune_min_tokens, prune_max_share)
+    ON tokenkeeper.topic_policy TO tokenkeeper_operator;
+GRANT DELETE, UPDATE (environment, topic, token, status, body, sent_at) ON tokenkeeper.rejected_result TO tokenkeeper_operator;
 
 -- The daemon: drain, record, sweep, report. It owns nothing and cannot register a token.
 GRANT SELECT ON tokenkeeper.migration TO tokenkeeper_daemon;
@@ -66,13 +81,26 @@ GRANT SELECT, INSERT, DELETE, TRUNCATE ON tokenkeeper.send_result_aside TO token
 GRANT SELECT, INSERT ON tokenkeeper.topic TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.ledger TO tokenkeeper_daemon;
 GRANT INSERT ON tokenkeeper.token_event_log TO tokenkeeper_daemon;
-GRANT SELECT, INSERT, DELETE ON tokenkeeper.rejected_result, tokenkeeper.result_count TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, DELETE ON tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.result_count TO tokenkeeper_daemon;
 GRANT UPDATE (rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_daemon; -- For FOR UPDATE SKIP LOCKED alone.
-GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.sweep_run, tokenkeeper.daemon, tokenkeeper.token_count TO tokenkeeper_daemon;
+GRANT UPDATE (held_at) ON tokenkeeper.held_result TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, UPDATE, DELETE ON
+    tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.daemon, tokenkeeper.token_count,
+    tokenkeeper.suspect, tokenkeeper.topic_guard, tokenkeeper.topic_guard_count, tokenkeeper.device
+    TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, DELETE ON tokenkeeper.operation TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.status, tokenkeeper.token TO tokenkeeper_daemon;
 GRANT USAGE ON SEQUENCE tokenkeeper.event_id TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.record(text[], text[], integer[], bytea[], timestamptz[], text[], timestamptz[], text[]),
+    tokenkeeper.record(text[], text[], integer[], bytea[], timestamptz[], text[], integer[], timestamptz[], text[], timestamptz[],
+                       boolean[], bigint, numeric),
+    tokenkeeper.judge(integer, bytea[], timestamptz[], timestamptz[], boolean[], timestamptz[], bigint, numeric),
+    tokenkeeper.worst_day(integer, timestamptz, timestamptz, bytea[], timestamptz[]),
+    tokenkeeper.guard_changes(integer, bytea[], timestamptz[]),
+    tokenkeeper.guard_bucket(timestamptz),
+    tokenkeeper.note_guard(integer, bytea[], timestamptz[]),
+    tokenkeeper.close_guards(),
     tokenkeeper.ensure_topic(text, text),
     tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),

@@ -7,6 +7,8 @@ enum Advisory {
     static let migration: Int32 = 0
     static let sweepClaim: Int32 = 1
     static let tokenCount: Int32 = 2
+    /// Held shared by each batch of the drain, and by `forget` alone: what is queued then stays where it can be found.
+    static let forgetting: Int32 = 3
 
     /// A range of a queue leaf, so that daemons share the work instead of waiting for each other.
     static func range(leaf: Leaf, firstPage: Int) -> Int32 {

@@ -14,12 +14,17 @@ public struct SendResult: Hashable, Sendable {
     public var apnsID: String?
     /// When the request was started; nil where the sender does not know.
     public var sentAt: Instant?
-    /// When the row was queued, by the database server's clock.
+    /// When the row was queued first, by the database server's clock.
     public var queuedAt: Instant
+    /// How often it was rejected and requeued before; nil for never.
+    public var attempts: Int32?
+    /// Whether an operator has released it: the mass-failure guard must not hold it again.
+    public var isReleased: Bool
 
     public init(
         environment: String? = nil, topic: String? = nil, token: String? = nil, status: Int32? = nil,
-        body: String? = nil, apnsID: String? = nil, sentAt: Instant? = nil, queuedAt: Instant
+        body: String? = nil, apnsID: String? = nil, sentAt: Instant? = nil, queuedAt: Instant,
+        attempts: Int32? = nil, isReleased: Bool = false
     ) {
         self.environment = environment
         self.topic = topic
@@ -29,5 +34,7 @@ public struct SendResult: Hashable, Sendable {
         self.apnsID = apnsID
         self.sentAt = sentAt
         self.queuedAt = queuedAt
+        self.attempts = attempts
+        self.isReleased = isReleased
     }
 }

@@ -8,7 +8,10 @@ struct Tokenkeeperd: ParsableCommand {
         commandName: "tokenkeeperd",
         abstract: "Keeps the device tokens of an APNs provider clean, inside PostgreSQL.",
         version: Daemon.version.description,
-        subcommands: [Run.self, Migrate.self, GrantRoles.self, SweepOnce.self, ShowStatus.self, CheckConfig.self],
+        subcommands: [
+            Run.self, Migrate.self, GrantRoles.self, SweepOnce.self, ShowStatus.self,
+            Held.self, Reinstate.self, Rejected.self, CheckConfig.self,
+        ],
         defaultSubcommand: nil)
 
     static func main() {

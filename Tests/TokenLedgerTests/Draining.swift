@@ -4,7 +4,8 @@ import TokenLedger
 /// Drains what there is, until a pass moves nothing.
 @discardableResult
 func drain(_ connection: inout Connection, intake: Intake? = nil) throws -> Intake.Pass {
-    var intake = intake ?? Intake(lockTimeout: .milliseconds(50), interpret: Interpretation.verdict(on:))
+    var intake =
+        intake ?? Intake(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
     var sum = Intake.Pass()
     while true {
         let pass = try intake.onePass(on: &connection)
@@ -18,4 +19,9 @@ extension Intake {
     mutating func onePass(on connection: inout Connection) throws -> Pass {
         try pass(on: &connection, tell: { _ in }, betweenBatches: { _, _, _ in true })
     }
+}
+
+extension GuardLimits {
+    /// Nothing is held.
+    static let off = GuardLimits(minTokens: 0, maxShare: .percent(100))
 }

@@ -174,7 +174,7 @@ import TokenModel
             "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', 'bb', 200 FROM generate_series(1, 50000)",
             user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
-        var intake = Intake(lockTimeout: .milliseconds(50), interpret: Interpretation.verdict(on:))
+        var intake = Intake(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
         func pass() throws -> Intake.Pass { try intake.onePass(on: &daemon) }
         var accepted = 0
         while accepted < 50000 { accepted += try pass().accepted }
@@ -192,7 +192,8 @@ import TokenModel
                 group.addTask {
                     var daemon = try database.connect(user: "a_daemon")
                     var sum = Intake.Pass()
-                    var intake = Intake(lockTimeout: .milliseconds(50), interpret: Interpretation.verdict(on:))
+                    var intake = Intake(
+                        lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
                     while try daemon.scalar("SELECT count(*) FROM (SELECT FROM tokenkeeper.send_result LIMIT 1) AS r")
                         != "0"
                     {
@@ -217,7 +218,7 @@ import TokenModel
         var dump = try database.connect()
         try dump.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_\(past) IN ACCESS SHARE MODE")
         var daemon = try database.connect(user: "a_daemon")
-        var intake = Intake(lockTimeout: .milliseconds(50), interpret: Interpretation.verdict(on:))
+        var intake = Intake(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
         func pass() throws { _ = try intake.onePass(on: &daemon) }
         for _ in 1...5 { try pass() }
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
@@ -334,7 +335,8 @@ import TokenModel
         let lease = try #require(try SweepLease.claim(.requested, holder: "d", on: &daemon))
         let plan = SweepPlan(
             staleRetention: .seconds(1), dormantAfter: nil, eventRetention: .seconds(86400),
-            rejectedRetention: .seconds(86400), batch: 10)
+            rejectedRetention: .seconds(86400), heldRetention: .seconds(86400), minTokens: 0, maxShare: .percent(10),
+            batch: 10)
         #expect(
             try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }.outcome == .finished)
         try heartbeat.farewell(on: &daemon)

@@ -14,7 +14,7 @@ import Testing
         try connection.execute(
             """
             SELECT tokenkeeper.record('{production}', '{t}', '{1}', ARRAY[tokenkeeper.token_key('\(token)')],
-                ARRAY[\(deadAt)::timestamptz], '{Unregistered}', ARRAY[NULL::timestamptz], ARRAY[NULL])
+                ARRAY[\(deadAt)::timestamptz], '{Unregistered}', '{}', '{}', '{}', '{}', '{}', 50, 0.005)
             """)
     }
 
@@ -34,7 +34,8 @@ import Testing
         let tokens = "unnest('{aa,bb,cc,dd,ee}'::text[]) AS t"
         // So few that the page has room for all versions: whether old ones can be pruned depends on others' snapshots.
         for _ in 0...4 {
-            try owner.execute("SELECT tokenkeeper.register(t, 't', device_id => 'd', tags => '{World}') FROM \(tokens)")
+            try owner.execute(
+                "SELECT tokenkeeper.register(t, 't', device_id => 'd' || t, tags => '{World}') FROM \(tokens)")
         }
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token_event") == "5")
         // The statistics of a session arrive when it ends.
@@ -60,7 +61,7 @@ import Testing
             SELECT tokenkeeper.is_sendable(token, 't') FROM \(tokens);
             SELECT tokenkeeper.sendable(ARRAY[token], 't') FROM \(tokens);
             SELECT tokenkeeper.record('{production}', '{t}', '{1}', ARRAY[tokenkeeper.token_key(token)],
-                ARRAY[clock_timestamp()], '{Unregistered}', ARRAY[NULL::timestamptz], ARRAY[NULL]) FROM \(tokens);
+                ARRAY[clock_timestamp()], '{Unregistered}', '{}', '{}', '{}', '{}', '{}', 50, 0.005) FROM \(tokens);
             """)
         // The statistics of a session arrive when it ends.
         do { _ = consume owner }
@@ -254,7 +255,8 @@ import Testing
         try owner.execute(
             """
             SELECT tokenkeeper.unregister('aa', 't', at => '2025-01-01Z');
-            SELECT tokenkeeper.record('{production}', '{t}', '{1}', '{"\\\\xaa"}', '{2025-01-01Z}', '{Unregistered}', '{2025-01-01Z}', '{BadDeviceToken}')
+            SELECT tokenkeeper.record('{production}', '{t}', '{1}', '{"\\\\xaa"}', '{2025-01-01Z}', '{Unregistered}',
+                '{1}', '{2025-01-01Z}', '{BadDeviceToken}', '{2025-01-01Z}', '{f}', 50, 0.005)
             """)
         #expect(try owner.lines("SELECT state, reason FROM tokenkeeper.token", columns: 2) == ["stale|Unregistered"])
     }

@@ -48,7 +48,7 @@ import Testing
         "SELECT tokenkeeper.token_key('aa')",
         "SELECT tokenkeeper.ensure_topic('production', 't')", "SELECT tokenkeeper.roll_up_result_count()",
         "SELECT tokenkeeper.prepare_event_months()", "SELECT tokenkeeper.forget_event_month('2000-01-01Z')",
-        "SELECT tokenkeeper.record('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+        "SELECT tokenkeeper.record('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', 0, 0)",
     ]
 
     static let people: Set<String> = [
@@ -92,7 +92,7 @@ import Testing
             "SELECT tokenkeeper.token_key('aa')", "SELECT tokenkeeper.ensure_topic('production', 't')",
             "SELECT tokenkeeper.roll_up_result_count()", "SELECT tokenkeeper.prepare_event_months()",
             "SELECT tokenkeeper.forget_event_month('2000-01-01Z')",
-            "SELECT tokenkeeper.record('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+            "SELECT tokenkeeper.record('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', 0, 0)",
         ],
     ]
 

@@ -10,10 +10,13 @@ import Testing
         database = try TestCluster.shared.database()
     }
 
-    private func plan(dormant: Duration? = nil, batch: Int = 100) -> SweepPlan {
+    private func plan(
+        dormant: Duration? = nil, batch: Int = 100, minTokens: Int64 = 0, maxShare: Share = .percent(100)
+    ) -> SweepPlan {
         SweepPlan(
             staleRetention: .seconds(90 * 86400), dormantAfter: dormant, eventRetention: .seconds(395 * 86400),
-            rejectedRetention: .seconds(90 * 86400), batch: batch)
+            rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400), minTokens: minTokens,
+            maxShare: maxShare, batch: batch)
     }
 
     private func sweep(

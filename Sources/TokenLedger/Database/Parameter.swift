@@ -7,6 +7,7 @@ package enum Parameter {
     case int4(Int32)
     case int8(Int64?)
     case instant(Instant?)
+    case bools([Bool])
     case int4s([Int32?])
     case int8s([Int64])
     case texts([String?])
@@ -21,6 +22,7 @@ package enum Parameter {
         case .int4: 23
         case .int8: 20
         case .instant: 1184
+        case .bools: 1000
         case .int4s: 1007
         case .int8s: 1016
         case .texts: 1009
@@ -37,6 +39,8 @@ package enum Parameter {
         case .int4(let value): Self.bigEndian(value)
         case .int8(let value): value.map { Self.bigEndian($0) }
         case .instant(let value): value.map { Self.bigEndian($0.sinceServerEpoch) }
+        case .bools(let values):
+            Self.array(of: 16, values) { value, bytes in bytes.append(value ? 1 : 0) }
         case .int4s(let values):
             Self.array(of: 23, values) { value, bytes in Self.append(value, to: &bytes) }
         case .int8s(let values):

@@ -17,7 +17,7 @@ struct Batch {
     /// More text than this, in bytes, makes a row bulky. APNs' own answers have some 150; memory stays bounded.
     static let bulky = 2000
 
-    private static let columns = "environment, topic, token, status, body, apns_id, sent_at, queued_at"
+    private static let columns = "environment, topic, token, status, body, apns_id, sent_at, queued_at, attempts"
 
     /// The bytes of text in a row, told without fetching what is stored out of line.
     static let length = ["environment", "topic", "token", "body", "apns_id"]
@@ -41,40 +41,43 @@ struct Batch {
                 try connection.query(
                     """
                     DELETE FROM \(leaf.table) WHERE \(portion.predicate)\(portion.isRow ? "" : " AND NOT \(Self.moves(false))")
-                    RETURNING \(Self.columns), NULL::bigint, NULL::bigint
+                    RETURNING \(Self.columns), released, NULL::bigint, NULL::bigint
                     """)
             } else {
                 try connection.query(
                     """
                     WITH gone AS (
                         DELETE FROM \(leaf.table) WHERE \(portion.predicate)
-                        RETURNING \(Self.columns), \(Self.moves(asideUnseen)) AS moves
+                        RETURNING \(Self.columns), released, \(Self.moves(asideUnseen)) AS moves
                     ), counted AS (
                         INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, results)
                         SELECT \(ResultCounts.hourInSQL), coalesce(left(environment, 20), 'production'), left(topic, 512), 200, count(*)
                         FROM gone WHERE status = 200 GROUP BY 2, 3
                         RETURNING results
                     ), moved AS (
-                        INSERT INTO tokenkeeper.send_result_aside (\(Self.columns), leaf)
-                        SELECT \(Self.columns), \(Leaf.aside.number) FROM gone WHERE moves
+                        INSERT INTO tokenkeeper.send_result_aside (\(Self.columns), released, leaf)
+                        SELECT \(Self.columns), released, \(Leaf.aside.number) FROM gone WHERE moves
                         RETURNING 1
                     )
-                    SELECT \(Self.columns), NULL::bigint, NULL::bigint FROM gone WHERE status IS DISTINCT FROM 200 AND NOT moves
+                    SELECT \(Self.columns), released, NULL::bigint, NULL::bigint
+                    FROM gone WHERE status IS DISTINCT FROM 200 AND NOT moves
                     UNION ALL
-                    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                            (SELECT sum(results)::bigint FROM counted), (SELECT count(*) FROM moved)
                     """)
             }
         for row in 0..<rows.count {
             guard let queuedAt = rows.instant(row, 7) else {
-                accepted = Int(rows.integer(row, 8) ?? 0)
-                movedAside = Int(rows.integer(row, 9) ?? 0)
+                accepted = Int(rows.integer(row, 10) ?? 0)
+                movedAside = Int(rows.integer(row, 11) ?? 0)
                 continue
             }
             let result = SendResult(
                 environment: rows.text(row, 0), topic: rows.text(row, 1), token: rows.text(row, 2),
                 status: rows.integer(row, 3).map(Int32.init(truncatingIfNeeded:)), body: rows.text(row, 4),
-                apnsID: rows.text(row, 5), sentAt: rows.instant(row, 6), queuedAt: queuedAt)
+                apnsID: rows.text(row, 5), sentAt: rows.instant(row, 6), queuedAt: queuedAt,
+                attempts: rows.integer(row, 8).map(Int32.init(truncatingIfNeeded:)),
+                isReleased: rows.bool(row, 9) ?? false)
             results.append(result)
             verdicts.append(interpret(result))
         }
@@ -83,21 +86,30 @@ struct Batch {
     /// Records what the batch says, in the transaction that is open.
     ///
     /// - Returns: What the batch has done, once it is committed. Nil when all of it was aside already and has to wait on, because applications hold its tokens: roll back.
-    func settle(from leaf: Leaf, on connection: inout Connection) throws(DatabaseError) -> Intake.Pass? {
+    func settle(
+        from leaf: Leaf, _ limits: GuardLimits, on connection: inout Connection
+    ) throws(DatabaseError) -> Intake.Pass? {
         var news = TokenNews()
-        for verdict in verdicts { news.add(verdict) }
-        let locked = try news.record(on: &connection)
+        for (position, verdict) in verdicts.enumerated() { news.add(verdict, of: results[position], at: position) }
+        let outcome = try news.record(limits, on: &connection)
 
         var settled = Intake.Pass()
         var counts = ResultCounts()
         var rejected: [(result: SendResult, error: String)] = []
+        var held: [HeldResult] = []
         var waiting: [SendResult] = []
-        for (result, verdict) in zip(results, verdicts) {
-            if let address = verdict.address, locked.contains(address) {
+        for (position, (result, verdict)) in zip(results, verdicts).enumerated() {
+            if let of = outcome.held[position] {
+                held.append(HeldResult(result: result, address: of.address, at: of.at, reason: of.reason))
+                counts.add(result, verdict)
+                continue
+            }
+            if outcome.waiting.contains(position) || verdict.address.map(outcome.locked.contains) ?? false {
                 waiting.append(result)
                 continue
             }
-            counts.add(result, verdict)
+            // What was held before was counted then.
+            if !result.isReleased { counts.add(result, verdict) }
             switch verdict {
             case .unintelligible(let error): rejected.append((result, error))
             case .sendersFault(let reason):
@@ -107,37 +119,41 @@ struct Batch {
         }
         if leaf == .aside, waiting.count == taken { return nil }
         try Self.insert(
-            rejected.map(\.result), into: "tokenkeeper.rejected_result", "error", rejected.map(\.error), on: &connection
-        )
+            rejected.map(\.result), into: "tokenkeeper.rejected_result", ["error"],
+            [.texts(rejected.map(\.error))], on: &connection)
         try Self.insert(
-            waiting, into: "tokenkeeper.send_result_aside", "leaf", waiting.map { _ in "\(Leaf.aside.number)" },
-            on: &connection)
+            held.map(\.result), into: "tokenkeeper.held_result", ["topic_id", "token_key", "suspect_at", "reason"],
+            try HeldResult.parameters(held, on: &connection), on: &connection)
+        try Self.insert(
+            waiting, into: "tokenkeeper.send_result_aside", ["leaf", "released"],
+            [.int4s(waiting.map { _ in Int32(Leaf.aside.number) }), .bools(waiting.map(\.isReleased))], on: &connection)
         try counts.record(on: &connection)
         settled.accepted = accepted
         settled.rejected = rejected.count
+        settled.held = held.count
+        settled.turns = outcome.turns
         settled.putAside = waiting.count + movedAside
-        settled.recorded = results.count - rejected.count - waiting.count
+        settled.recorded = results.count - rejected.count - held.count - waiting.count
         return settled
     }
 
+    /// - Parameter more: The values of the columns that the queue has not, or that are not copied.
     private static func insert(
-        _ results: [SendResult], into table: String, _ column: String, _ values: [String],
+        _ results: [SendResult], into table: String, _ names: [String], _ more: [Parameter],
         on connection: inout Connection
     ) throws(DatabaseError) {
         if results.isEmpty { return }
-        let type = column == "leaf" ? "smallint" : "text"
-        _ = try connection.query(
-            """
-            INSERT INTO \(table) (\(columns), \(column))
-            SELECT r.environment, r.topic, r.token, r.status, r.body, r.apns_id, r.sent_at, r.queued_at, r.extra::\(type)
-            FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9)
-                 AS r (environment, topic, token, status, body, apns_id, sent_at, queued_at, extra)
-            """,
+        let values: [Parameter] =
             [
                 .texts(results.map(\.environment)), .texts(results.map(\.topic)), .texts(results.map(\.token)),
                 .int4s(results.map(\.status)), .texts(results.map(\.body)), .texts(results.map(\.apnsID)),
-                .instants(results.map(\.sentAt)), .instants(results.map(\.queuedAt)), .texts(values),
-            ])
+                .instants(results.map(\.sentAt)), .instants(results.map(\.queuedAt)), .int4s(results.map(\.attempts)),
+            ] + more
+        _ = try connection.query(
+            """
+            INSERT INTO \(table) (\(columns), \(names.joined(separator: ", ")))
+            SELECT * FROM unnest(\((1...values.count).map { "$\($0)" }.joined(separator: ", ")))
+            """, values)
     }
 
     /// Moves one row to `rejected_result` on the server, whatever is in it, in the transaction that is open.

@@ -8,6 +8,7 @@ public struct Intake {
     private let interpret: @Sendable (SendResult) -> Verdict
     /// How long the daemon waits for a lock before it yields.
     public var lockTimeout: Duration
+    public var guardLimits: GuardLimits
     private var hints: [Leaf: Hint] = [:]
     private var asideAgain = ContinuousClock.now
     private let clock = ContinuousClock()
@@ -24,9 +25,13 @@ public struct Intake {
 
     /// - Parameters:
     ///   - lockTimeout: How long the daemon waits for a lock before it yields.
+    ///   - guardLimits: How much suspects may silence, where the topic's policy says nothing else.
     ///   - interpret: The verdict on a result; pure and total.
-    public init(lockTimeout: Duration, interpret: @escaping @Sendable (SendResult) -> Verdict) {
+    public init(
+        lockTimeout: Duration, guardLimits: GuardLimits, interpret: @escaping @Sendable (SendResult) -> Verdict
+    ) {
         self.lockTimeout = lockTimeout
+        self.guardLimits = guardLimits
         self.interpret = interpret
     }
 
@@ -96,6 +101,8 @@ public struct Intake {
                 troubles += 1
                 if troubles == Self.mostTroubles { break }
             }
+            for turn in pass.turns { tell(.guardTurned(turn)) }
+            pass.turns = []
             batches += 1
             page = range.upperBound
             hint.page = page
@@ -221,6 +228,8 @@ public struct Intake {
 
     private func reject(_ portion: Portion, error: String, on connection: inout Connection) throws(DatabaseError) {
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+            try connection.run(
+                "SELECT pg_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.forgetting))")
             try Batch.reject(portion, of: .aside, error: error, on: &connection)
         }
     }
@@ -233,13 +242,15 @@ public struct Intake {
                 """
                 \(transaction.begin)
                 SELECT pg_try_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.range(leaf: leaf, firstPage: portion.firstPage)))
+                       AND pg_try_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.forgetting))
                 """
             ).text(0, 0)
-            // Another daemon is at it.
+            // Another daemon is at it, or `forget` is at work.
             guard locked == "t" else { return connection.rollback() }
             let batch = try Batch(
                 taking: portion, of: leaf, asideUnseen: asideUnseen, interpret: interpret, on: &connection)
-            guard batch.taken > 0, let settled = try batch.settle(from: leaf, on: &connection) else {
+            guard batch.taken > 0, let settled = try batch.settle(from: leaf, guardLimits, on: &connection)
+            else {
                 return connection.rollback()
             }
             try connection.commit()

@@ -5,6 +5,10 @@ extension Intake {
         public var recorded = 0
         public var rejected = 0
         public var putAside = 0
+        /// Suspects that the mass-failure guard holds; an operator decides.
+        public var held = 0
+        /// Guards that have opened or closed, and have not been told yet.
+        var turns: [GuardTurn] = []
         /// Results of which APNs blames the sender, by reason; they count as recorded too.
         public private(set) var sendersFaults: [String: Int] = [:]
 
@@ -21,6 +25,8 @@ extension Intake {
             recorded += other.recorded
             rejected += other.rejected
             putAside += other.putAside
+            held += other.held
+            turns += other.turns
             trouble = other.trouble ?? trouble
             for (kind, count) in other.sendersFaults { blame(kind, count) }
         }
@@ -31,11 +37,13 @@ extension Intake {
         }
 
         /// Whether any row has left its leaf: if so, look again soon.
-        public var moved: Bool { accepted + recorded + rejected + putAside > 0 }
+        public var moved: Bool { accepted + recorded + rejected + putAside + held > 0 }
     }
 
     /// Something that people should know about a row or a batch; the pass goes on.
     public enum Incident: Sendable {
+        /// The mass-failure guard of a topic has opened or closed.
+        case guardTurned(GuardTurn)
         /// A batch failed for a cause of its data, and was set aside to be looked at row by row.
         case batchSetAside(DatabaseError)
         /// A row was understood but refused by the database, and moved to `rejected_result`.

@@ -9,7 +9,7 @@ public struct StatusReport: Sendable {
     private static let source = """
         (SELECT s.queue_depth, s.queue_depth_estimated,
                 extract(epoch FROM s.oldest_result_age)::bigint AS oldest_result_age,
-                s.queue_as_of, s.rejected, s.tokens_active, s.tokens_stale, s.tokens_suspect, s.tokens_superseded,
+                s.queue_as_of, s.rejected, s.held, s.tokens_active, s.tokens_stale, s.tokens_suspect, s.tokens_superseded,
                 s.tokens_unregistered_by_app, s.tokens_as_of, s.last_sweep_at, s.last_sweep_trigger, s.last_sweep_outcome,
                 s.live_daemons, s.warnings
          FROM tokenkeeper.status AS s)

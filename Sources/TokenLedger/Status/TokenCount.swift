@@ -37,15 +37,28 @@ public struct TokenCount {
                 _ = try connection.query(
                     """
                     WITH counted AS MATERIALIZED (
-                        SELECT l.topic_id, tokenkeeper.state_of(l) AS state, count(*) AS tokens
+                        SELECT l.topic_id, tokenkeeper.state_of(l) AS state, count(*) AS tokens,
+                               nullif(max(l.registered_at), '-infinity') AS last_registered_at
                         FROM tokenkeeper.ledger AS l GROUP BY 1, 2
+                    ), mixed_up AS MATERIALIZED (
+                        SELECT l.topic_id, count(*) AS tokens
+                        FROM tokenkeeper.ledger AS l
+                        JOIN tokenkeeper.topic AS t ON t.topic_id = l.topic_id
+                        JOIN tokenkeeper.topic AS o ON o.topic = t.topic AND o.environment <> t.environment
+                        JOIN tokenkeeper.ledger AS e ON e.topic_id = o.topic_id AND e.token_key = l.token_key
+                        WHERE l.suppressed AND l.registered_at > '-infinity' AND tokenkeeper.state_of(l) = 'suspect'
+                          AND NOT e.suppressed AND e.registered_at > '-infinity'
+                        GROUP BY 1
                     ), cleared AS (
                         DELETE FROM tokenkeeper.token_count AS c
                         WHERE NOT EXISTS (SELECT FROM counted AS n WHERE n.topic_id = c.topic_id AND n.state = c.state)
                     )
-                    INSERT INTO tokenkeeper.token_count AS c (topic_id, state, tokens, counted_at)
-                    SELECT n.topic_id, n.state, n.tokens, clock_timestamp() FROM counted AS n
-                    ON CONFLICT (topic_id, state) DO UPDATE SET tokens = excluded.tokens, counted_at = excluded.counted_at
+                    INSERT INTO tokenkeeper.token_count AS c (topic_id, state, tokens, last_registered_at, elsewhere, counted_at)
+                    SELECT n.topic_id, n.state, n.tokens, n.last_registered_at,
+                           CASE n.state WHEN 'suspect' THEN coalesce(m.tokens, 0) ELSE 0 END, clock_timestamp()
+                    FROM counted AS n LEFT JOIN mixed_up AS m USING (topic_id)
+                    ON CONFLICT (topic_id, state) DO UPDATE SET tokens = excluded.tokens, counted_at = excluded.counted_at,
+                        last_registered_at = excluded.last_registered_at, elsewhere = excluded.elsewhere
                     """, cancelWhen: stop)
             }
             try connection.commit()

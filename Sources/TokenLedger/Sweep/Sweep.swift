@@ -28,8 +28,8 @@ public struct Sweep {
         let outcome: SweepReport.Outcome
         let message: String?
         do {
-            try clearAway(on: &connection, while: goesOn)
-            (outcome, message) = (.finished, nil)
+            message = try clearAway(on: &connection, while: goesOn)
+            outcome = .finished
         } catch Ended.stopped {
             (outcome, message) = (.interrupted, "the daemon was stopped; the next sweep goes on where this one stopped")
         } catch Ended.leaseLost {
@@ -43,91 +43,128 @@ public struct Sweep {
         return try finish(outcome, message, on: &connection)
     }
 
-    private func clearAway(on connection: inout Connection, while goesOn: () -> Bool) throws {
-        let topics = try connection.query("SELECT topic_id FROM tokenkeeper.topic ORDER BY topic_id")
-        for topic in (0..<topics.count).compactMap({ topics.integer($0, 0) }) {
-            try pruneSuppressed(Int32(topic), on: &connection, while: goesOn)
+    /// - Returns: What it has refused, in words.
+    private func clearAway(on connection: inout Connection, while goesOn: () -> Bool) throws -> String? {
+        var refusals: [String] = []
+        var dormant: [DueTokens.Topic] = []
+        for topic in try DueTokens.topics(plan, on: &connection) {
+            let due = try survey(topic, on: &connection, while: goesOn)
+            if due.isRefused {
+                refusals.append(due.refusal)
+            } else {
+                if !lease.dryRun { try pruneSuppressed(topic, on: &connection, while: goesOn) }
+                if topic.dormantAfter != nil { dormant.append(topic) }
+            }
         }
-        if let dormantAfter = plan.dormantAfter {
-            try pruneDormant(dormantAfter, on: &connection, while: goesOn)
-        }
-        try batches("deleted_rejected", on: &connection, while: goesOn) { limit in
-            (
-                """
-                DELETE FROM tokenkeeper.rejected_result
-                WHERE rejected_id IN (SELECT rejected_id FROM tokenkeeper.rejected_result
-                                      WHERE rejected_at < now() - $1 * interval '1 microsecond'
-                                      ORDER BY rejected_id LIMIT \(limit) FOR UPDATE SKIP LOCKED)
-                RETURNING 1
-                """,
-                "SELECT count(*) FROM tokenkeeper.rejected_result WHERE rejected_at < now() - $1 * interval '1 microsecond'",
-                [.int8(plan.rejectedRetention.microseconds)]
-            )
-        }
-        try batches("deleted_runs", on: &connection, while: goesOn) { limit in
-            (
-                """
-                DELETE FROM tokenkeeper.sweep_run
-                WHERE run_id IN (SELECT run_id FROM tokenkeeper.sweep_run
-                                 WHERE finished_at < now() - $1 * interval '1 microsecond'
-                                 ORDER BY run_id LIMIT \(limit) FOR UPDATE SKIP LOCKED)
-                RETURNING 1
-                """,
-                "SELECT count(*) FROM tokenkeeper.sweep_run WHERE finished_at < now() - $1 * interval '1 microsecond'",
-                [.int8(plan.eventRetention.microseconds)]
-            )
-        }
+        if !lease.dryRun { try pruneDormant(dormant, on: &connection, while: goesOn) }
+        try clearAwayResults(on: &connection, while: goesOn)
         if !lease.dryRun {
             try forgetHistory(on: &connection, while: goesOn)
+        }
+        return refusals.isEmpty ? nil : "refused: " + refusals.joined(separator: "; ")
+    }
+
+    /// Counts what is due in a topic before anything is deleted.
+    private func survey(
+        _ topic: DueTokens.Topic, on connection: inout Connection, while goesOn: () -> Bool
+    ) throws -> DueTokens {
+        guard goesOn() else { throw Ended.stopped }
+        do {
+            try connection.run(transaction.begin)
+            let due = try DueTokens(in: topic, forced: lease.forced, on: &connection)
+            try due.note(run: lease.runID, on: &connection)
+            let (column, tokens) =
+                due.isRefused
+                ? ("refused", due.total) : ("pruned_suppressed", lease.dryRun ? due.total - due.dormant : 0)
+            guard try note(column, tokens, on: &connection),
+                try note("pruned_dormant", lease.dryRun && !due.isRefused ? due.dormant : 0, on: &connection)
+            else { throw Ended.leaseLost }
+            try connection.commit()
+            return due
+        } catch {
+            connection.rollback()
+            throw error
+        }
+    }
+
+    /// Results that wait for a person who does not come, and what was told of sweeps long ago.
+    private func clearAwayResults(on connection: inout Connection, while goesOn: () -> Bool) throws {
+        for (column, table, key, since, retention) in [
+            ("deleted_rejected", "rejected_result", "rejected_id", "rejected_at", plan.rejectedRetention),
+            ("deleted_held", "held_result", "held_id", "held_at", plan.heldRetention),
+            ("deleted_runs", "sweep_run", "run_id", "finished_at", plan.eventRetention),
+        ] {
+            let isDue = "\(since) < now() - $1 * interval '1 microsecond'"
+            try batches(column, on: &connection, while: goesOn) { limit in
+                (
+                    """
+                    DELETE FROM tokenkeeper.\(table)
+                    WHERE \(key) IN (SELECT \(key) FROM tokenkeeper.\(table) WHERE \(isDue)
+                                     ORDER BY \(key) LIMIT \(limit) FOR UPDATE SKIP LOCKED)
+                    RETURNING 1
+                    """,
+                    "SELECT count(*) FROM tokenkeeper.\(table) WHERE \(isDue)",
+                    [.int8(retention.microseconds)]
+                )
+            }
         }
     }
 
     /// Tokens that have been suppressed for longer than the retention.
-    private func pruneSuppressed(_ topic: Int32, on connection: inout Connection, while goesOn: () -> Bool) throws {
-        let isDue =
-            "l.topic_id = $1 AND l.suppressed AND l.suppressed_since < now() - $2 * interval '1 microsecond'"
-        try batches("pruned_suppressed", on: &connection, while: goesOn) { limit in
-            (
-                Self.prune(isDue, order: "ORDER BY l.suppressed_since LIMIT \(limit)"),
-                "SELECT count(*) FROM tokenkeeper.ledger AS l WHERE \(isDue)",
-                [.int4(topic), .int8(plan.staleRetention.microseconds)]
-            )
-        }
+    private func pruneSuppressed(
+        _ topic: DueTokens.Topic, on connection: inout Connection, while goesOn: () -> Bool
+    ) throws {
+        let prune = Self.prune(
+            "SELECT l.topic_id, l.token_key FROM tokenkeeper.ledger AS l WHERE \(DueTokens.isStale) ORDER BY l.suppressed_since",
+            limit: plan.batch, stillDue: DueTokens.isStale)
+        let parameters: [Parameter] = [.int4(topic.number), .int8(topic.staleRetention)]
+        while try batch("pruned_suppressed", prune, parameters, on: &connection, while: goesOn) > 0 {}
     }
 
     /// Tokens that no app has registered again for too long. They bear no index: the ledger is read from front to end.
-    private func pruneDormant(_ age: Duration, on connection: inout Connection, while goesOn: () -> Bool) throws {
-        let isDue =
-            "NOT l.suppressed AND l.registered_at > '-infinity' AND l.registered_at < now() - $1 * interval '1 microsecond'"
+    private func pruneDormant(
+        _ topics: [DueTokens.Topic], on connection: inout Connection, while goesOn: () -> Bool
+    ) throws {
+        if topics.isEmpty { return }
+        let parameters: [Parameter] = [.int4s(topics.map(\.number)), .int8s(topics.map { $0.dormantAfter ?? .max })]
         let pages =
             try connection.query(
                 "SELECT pg_relation_size('tokenkeeper.ledger') / current_setting('block_size')::bigint"
             ).integer(0, 0) ?? 0
         // So many pages hold some tens of rows each: about a batch.
         let step = max(Int64(plan.batch) / 64, 1)
-        if lease.dryRun {
-            try batches("pruned_dormant", on: &connection, while: goesOn) { _ in
-                ("", "SELECT count(*) FROM tokenkeeper.ledger AS l WHERE \(isDue)", [.int8(age.microseconds)])
-            }
-            return
-        }
         for page in stride(from: 0, to: pages, by: Int(step)) {
-            let inRange = "l.ctid >= '(\(page),0)' AND l.ctid < '(\(page + step),0)' AND \(isDue)"
-            let prune = Self.prune(isDue, due: inRange, order: "LIMIT \(plan.batch)")
-            while try batch("pruned_dormant", prune, [.int8(age.microseconds)], on: &connection, while: goesOn) > 0 {}
+            let prune = Self.prune(
+                """
+                SELECT l.topic_id, l.token_key, p.age
+                FROM tokenkeeper.ledger AS l JOIN unnest($1, $2) AS p (topic_id, age) ON l.topic_id = p.topic_id
+                WHERE l.ctid >= '(\(page),0)' AND l.ctid < '(\(page + step),0)' AND \(DueTokens.isDormant(age: "p.age"))
+                """, limit: plan.batch, stillDue: DueTokens.isDormant(age: "d.age"))
+            while try batch("pruned_dormant", prune, parameters, on: &connection, while: goesOn) > 0 {}
         }
     }
 
-    /// Deletes what is due, and tells it in the history. The predicate stands twice: a token that came back between the
-    /// look and the delete survives. What an application holds locked is left to the next sweep.
-    private static func prune(_ isDue: String, due: String? = nil, order: String) -> String {
+    /// Deletes what is due, with all that is kept for it, and tells it in the history. The predicate stands twice: a token
+    /// that came back between the look and the delete survives. What an application holds locked is left to the next sweep.
+    private static func prune(_ due: String, limit: Int, stillDue: String) -> String {
         """
         WITH due AS MATERIALIZED (
-            SELECT l.topic_id, l.token_key FROM tokenkeeper.ledger AS l WHERE \(due ?? isDue) \(order) FOR UPDATE SKIP LOCKED
+            \(due) LIMIT \(limit) FOR UPDATE OF l SKIP LOCKED
         ), gone AS (
             DELETE FROM tokenkeeper.ledger AS l USING due AS d
-            WHERE l.topic_id = d.topic_id AND l.token_key = d.token_key AND \(isDue)
+            WHERE l.topic_id = d.topic_id AND l.token_key = d.token_key AND \(stillDue)
             RETURNING l.*
+        ), suspects AS (
+            DELETE FROM tokenkeeper.suspect AS s USING gone AS g
+            WHERE s.topic_id = g.topic_id AND s.token_key = g.token_key
+        ), devices AS (
+            DELETE FROM tokenkeeper.device AS d WHERE (d.topic_id, d.device_id) IN (
+                SELECT e.topic_id, e.device_id FROM tokenkeeper.device AS e
+                JOIN gone AS g ON g.topic_id = e.topic_id AND g.device_id = e.device_id
+                WHERE NOT EXISTS (
+                    SELECT FROM tokenkeeper.ledger AS o WHERE o.topic_id = e.topic_id AND o.device_id = e.device_id
+                      AND NOT EXISTS (SELECT FROM gone AS w WHERE w.topic_id = o.topic_id AND w.token_key = o.token_key))
+                FOR UPDATE OF e SKIP LOCKED)
         )
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
             registered_before, invalidated_before)
@@ -144,9 +181,27 @@ public struct Sweep {
     /// History and counts: small things that are one statement each.
     private func forgetHistory(on connection: inout Connection, while goesOn: () -> Bool) throws {
         try inTransaction("SELECT tokenkeeper.roll_up_result_count()", [], on: &connection)
+        for (table, at, retention) in [
+            ("result_count", "hour", plan.eventRetention), ("operation", "at", plan.eventRetention),
+            // No window of the guard reaches further back than two days; a backlog may.
+            ("topic_guard_count", "bucket", .seconds(8 * 86_400)),
+        ] {
+            try inTransaction(
+                "DELETE FROM tokenkeeper.\(table) WHERE \(at) < now() - $1 * interval '1 microsecond'",
+                [.int8(retention.microseconds)], on: &connection)
+        }
         try inTransaction(
-            "DELETE FROM tokenkeeper.result_count WHERE hour < now() - $1 * interval '1 microsecond'",
-            [.int8(plan.eventRetention.microseconds)], on: &connection)
+            "DELETE FROM tokenkeeper.sweep_topic AS s WHERE NOT EXISTS (SELECT FROM tokenkeeper.sweep_run AS r WHERE r.run_id = s.run_id)",
+            [], on: &connection)
+        // Those of a token that is suppressed may be undone as long as it is.
+        try inTransaction(
+            """
+            DELETE FROM tokenkeeper.suspect AS s USING tokenkeeper.topic AS t
+            WHERE t.topic_id = s.topic_id
+              AND s.queued_at < now() - coalesce(t.stale_retention, $1 * interval '1 microsecond')
+              AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l
+                              WHERE l.topic_id = s.topic_id AND l.token_key = s.token_key AND l.suppressed)
+            """, [.int8(plan.staleRetention.microseconds)], on: &connection)
         do {
             try inTransaction("SELECT tokenkeeper.prepare_event_months()", [], on: &connection)
             while try forgetMonth(on: &connection, while: goesOn) {}
@@ -234,14 +289,16 @@ public struct Sweep {
             """, [.int8(lease.runID), .text(outcome.rawValue), .text(message), .text(lease.holder)], on: &connection)
         let row = try connection.query(
             """
-            SELECT outcome, message, pruned_suppressed, pruned_dormant, deleted_events, deleted_rejected, deleted_runs
+            SELECT outcome, message, pruned_suppressed, pruned_dormant, deleted_events, deleted_rejected, deleted_held,
+                   deleted_runs, refused
             FROM tokenkeeper.sweep_run WHERE run_id = $1
             """, [.int8(lease.runID)])
         return SweepReport(
-            runID: lease.runID, trigger: lease.trigger, dryRun: lease.dryRun,
+            runID: lease.runID, trigger: lease.trigger, dryRun: lease.dryRun, forced: lease.forced,
             outcome: row.text(0, 0).flatMap(SweepReport.Outcome.init(rawValue:)) ?? outcome,
             prunedSuppressed: row.integer(0, 2) ?? 0, prunedDormant: row.integer(0, 3) ?? 0,
             deletedEvents: row.integer(0, 4) ?? 0, deletedRejected: row.integer(0, 5) ?? 0,
-            deletedRuns: row.integer(0, 6) ?? 0, message: row.text(0, 1))
+            deletedHeld: row.integer(0, 6) ?? 0, deletedRuns: row.integer(0, 7) ?? 0, refused: row.integer(0, 8) ?? 0,
+            message: row.text(0, 1), topics: try SweepReport.Topic.all(of: lease.runID, on: &connection))
     }
 }

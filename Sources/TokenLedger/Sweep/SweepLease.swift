@@ -7,6 +7,7 @@ public struct SweepLease: Sendable {
     let runID: Int64
     let trigger: SweepTrigger
     let dryRun: Bool
+    let forced: Bool
     let holder: String
 
     /// A sweep that is silent for this long has lost its right.
@@ -19,7 +20,7 @@ public struct SweepLease: Sendable {
         /// The oldest request, of whoever asked.
         case requested
         /// A new sweep, now.
-        case new(SweepTrigger, dryRun: Bool)
+        case new(SweepTrigger, dryRun: Bool, forced: Bool = false)
     }
 
     /// Takes up a sweep, unless there is nothing to take up or another one is running.
@@ -35,33 +36,34 @@ public struct SweepLease: Sendable {
             switch claim {
             case .due(let interval):
                 guard try untilDue(interval: interval, on: &connection) <= .zero else { return nil }
-                rows = try start(.timer, dryRun: false, holder: holder, on: &connection)
+                rows = try start(.timer, dryRun: false, forced: false, holder: holder, on: &connection)
             case .requested:
                 rows = try connection.query(
                     """
                     UPDATE tokenkeeper.sweep_run
                     SET outcome = 'running', started_at = clock_timestamp(), heartbeat_at = clock_timestamp(), daemon_id = $1
                     WHERE run_id = (SELECT min(run_id) FROM tokenkeeper.sweep_run WHERE outcome = 'requested')
-                    RETURNING run_id, trigger, dry_run
+                    RETURNING run_id, trigger, dry_run, forced
                     """, [.text(holder)])
-            case .new(let trigger, let dryRun):
-                rows = try start(trigger, dryRun: dryRun, holder: holder, on: &connection)
+            case .new(let trigger, let dryRun, let forced):
+                rows = try start(trigger, dryRun: dryRun, forced: forced, holder: holder, on: &connection)
             }
             guard rows.count == 1, let runID = rows.integer(0, 0) else { return nil }
             return SweepLease(
                 runID: runID, trigger: rows.text(0, 1).flatMap(SweepTrigger.init(rawValue:)) ?? .sql,
-                dryRun: rows.bool(0, 2) ?? false, holder: holder)
+                dryRun: rows.bool(0, 2) ?? false, forced: rows.bool(0, 3) ?? false, holder: holder)
         }
     }
 
     private static func start(
-        _ trigger: SweepTrigger, dryRun: Bool, holder: String, on connection: inout Connection
+        _ trigger: SweepTrigger, dryRun: Bool, forced: Bool, holder: String, on connection: inout Connection
     ) throws(DatabaseError) -> Rows {
         try connection.query(
             """
-            INSERT INTO tokenkeeper.sweep_run (trigger, dry_run, outcome, started_at, heartbeat_at, daemon_id)
-            VALUES ($1, $2, 'running', clock_timestamp(), clock_timestamp(), $3) RETURNING run_id, trigger, dry_run
-            """, [.text(trigger.rawValue), .bool(dryRun), .text(holder)])
+            INSERT INTO tokenkeeper.sweep_run (trigger, dry_run, forced, outcome, started_at, heartbeat_at, daemon_id)
+            VALUES ($1, $2, $3, 'running', clock_timestamp(), clock_timestamp(), $4)
+            RETURNING run_id, trigger, dry_run, forced
+            """, [.text(trigger.rawValue), .bool(dryRun), .bool(forced), .text(holder)])
     }
 
     /// How long until the timer's next sweep is due, zero or less when it is. The last one counts, whichever daemon ran it:

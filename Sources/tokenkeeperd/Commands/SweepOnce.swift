@@ -6,12 +6,18 @@ struct SweepOnce: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "sweep",
         abstract: "Sweep now, in this process, and say what was cleared away.",
-        discussion: "Leaves with 75 when another sweep is running, with 70 when this one failed.")
+        discussion: """
+            Leaves with 75 when another sweep is running; with 70 when this one failed, or refused to prune a topic, because \
+            too large a share of its tokens is due (sweep.max_prune_share, sweep.min_prune_tokens).
+            """)
 
     @OptionGroup var options: ConfigurationOptions
 
     @Flag(help: "Count only: delete nothing.")
     var dryRun = false
+
+    @Flag(help: "Prune whatever share of a topic's tokens is due.")
+    var force = false
 
     func run() throws {
         let configuration = try options.load()
@@ -23,7 +29,7 @@ struct SweepOnce: ParsableCommand {
             try Migrator(daemon: Daemon.version).check(&connection)
             guard
                 let lease = try SweepLease.claim(
-                    .new(.cli, dryRun: dryRun), holder: Daemon.uniqueName, on: &connection)
+                    .new(.cli, dryRun: dryRun, forced: force), holder: Daemon.uniqueName, on: &connection)
             else {
                 ConfigurationOptions.complain("another sweep is running; see tokenkeeper.sweep_run")
                 throw ExitCode(ExitStatus.busy.rawValue)
@@ -31,20 +37,35 @@ struct SweepOnce: ParsableCommand {
             let report = try Sweep(lease, configuration.sweepPlan, lockTimeout: configuration.lockTimeout)
                 .perform(on: &connection) { !stop.isAsked }
             print(Self.text(report))
-            if report.outcome != .finished { throw ExitCode(ExitStatus.failed.rawValue) }
+            if report.outcome != .finished || (report.refused > 0 && !dryRun) {
+                throw ExitCode(ExitStatus.failed.rawValue)
+            }
         }
         withExtendedLifetime(signals) {}
     }
 
     static func text(_ report: SweepReport) -> String {
         let verb = report.dryRun ? "would delete" : "deleted"
-        return """
-            sweep \(report.runID) \(report.outcome.rawValue)\(report.message.map { ": " + $0 } ?? "")
-            \(verb) \(report.prunedSuppressed) suppressed tokens past sweep.stale_retention
-            \(verb) \(report.prunedDormant) tokens past sweep.dormant_after
-            \(report.dryRun ? "does not count" : "deleted \(report.deletedEvents)") events past sweep.event_retention
-            \(verb) \(report.deletedRejected) rejected results past sweep.rejected_retention
-            \(verb) \(report.deletedRuns) old sweep runs
-            """
+        var lines = [
+            "sweep \(report.runID) \(report.outcome.rawValue)\(report.message.map { ": " + $0 } ?? "")"
+        ]
+        lines += report.topics.map { due in
+            let fate =
+                due.refused
+                ? "refused, because more than \(due.maxTokens ?? 0) of \(due.ofTokens ?? 0) are due"
+                : report.dryRun ? "would be pruned" : "were due"
+            return "  \(due.topic) (\(due.environment)), \(due.cause): \(due.tokens) tokens \(fate)"
+                + (due.samples.isEmpty ? "" : "; such as " + due.samples.joined(separator: " "))
+        }
+        lines += [
+            "\(verb) \(report.prunedSuppressed) suppressed tokens past sweep.stale_retention",
+            "\(verb) \(report.prunedDormant) tokens past sweep.dormant_after",
+            report.refused > 0 ? "refused to delete \(report.refused) tokens: see --force" : nil,
+            "\(report.dryRun ? "does not count" : "deleted \(report.deletedEvents)") events past sweep.event_retention",
+            "\(verb) \(report.deletedRejected) rejected results past sweep.rejected_retention",
+            "\(verb) \(report.deletedHeld) held results past sweep.held_retention",
+            "\(verb) \(report.deletedRuns) old sweep runs",
+        ].compactMap { $0 }
+        return lines.joined(separator: "\n")
     }
 }

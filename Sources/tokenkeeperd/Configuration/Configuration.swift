@@ -153,11 +153,21 @@ struct Configuration: Sendable {
         return duration
     }
 
+    private func share(_ key: String) -> Share {
+        guard let share = ShareText.share(text(key)) else {
+            preconditionFailure("\(key) has no share: the table of settings and the configuration differ")
+        }
+        return share
+    }
+
     private func durationOrOff(_ key: String) -> Duration? { text(key) == "off" ? nil : duration(key) }
 
     var pollBusy: Duration { duration("drain.poll_busy") }
     var pollIdle: Duration { max(duration("drain.poll_idle"), pollBusy) }
     var lockTimeout: Duration { duration("drain.lock_timeout") }
+    var guardLimits: GuardLimits {
+        GuardLimits(minTokens: Int64(text("guard.min_tokens")) ?? 50, maxShare: share("guard.max_share"))
+    }
     /// Nil when the timer is off.
     var sweepInterval: Duration? { durationOrOff("sweep.interval") }
     var logLevel: Logger.Level { Logger.Level(rawValue: text("log.level")) ?? .info }
@@ -168,6 +178,8 @@ struct Configuration: Sendable {
             dormantAfter: durationOrOff("sweep.dormant_after"),
             eventRetention: duration("sweep.event_retention"),
             rejectedRetention: duration("sweep.rejected_retention"),
+            heldRetention: duration("sweep.held_retention"),
+            minTokens: Int64(text("sweep.min_prune_tokens")) ?? 1000, maxShare: share("sweep.max_prune_share"),
             batch: Int(text("sweep.batch")) ?? 1000)
     }
 }

@@ -5,6 +5,8 @@ struct Setting: Sendable {
         /// A duration such as `"90d"`; with `off` also the word "off".
         case duration(ClosedRange<Duration>, off: Bool)
         case integer(ClosedRange<Int>)
+        /// A share such as `"0.5%"`.
+        case share
         case choice([String])
     }
 
@@ -57,6 +59,14 @@ struct Setting: Sendable {
             "drain.lock_timeout", .duration(.milliseconds(10)...(.milliseconds(900)), off: false), "100ms",
             "How long the daemon waits for a lock before it yields. Below the server's deadlock_timeout."),
         Setting(
+            "guard.min_tokens", .integer(0...1_000_000_000), "50",
+            "So many tokens of a topic may be silenced by suspects (BadDeviceToken) within a day, whatever their share."
+        ),
+        Setting(
+            "guard.max_share", .share, "0.5%",
+            "Beyond this share of a topic's active tokens, silenced within a day, suspects are held; \"100%\" turns that off."
+        ),
+        Setting(
             "sweep.interval", .duration(.seconds(60)...days(30), off: true), "1h",
             "The time from one sweep to the next, across restarts and daemons; or \"off\"."),
         Setting(
@@ -66,11 +76,21 @@ struct Setting: Sendable {
             "sweep.dormant_after", .duration(days(1)...days(3650), off: true), "off",
             "Prune tokens that were not registered again for this long; or \"off\"."),
         Setting(
+            "sweep.max_prune_share", .share, "10%",
+            "A sweep refuses to prune more than this share of a topic's tokens within a day, unless forced; \"100%\" is no limit."
+        ),
+        Setting(
+            "sweep.min_prune_tokens", .integer(0...1_000_000_000), "1000",
+            "So many tokens of a topic may be pruned within a day, whatever their share."),
+        Setting(
             "sweep.event_retention", .duration(days(31)...days(3650), off: false), "395d",
             "How long the history, the counts of results and the log of sweeps are kept. History goes by whole months."),
         Setting(
             "sweep.rejected_retention", .duration(days(1)...days(3650), off: false), "90d",
             "How long results that could not be understood are kept."),
+        Setting(
+            "sweep.held_retention", .duration(days(1)...days(3650), off: false), "30d",
+            "How long results held by the mass-failure guard are kept; then they are deleted, unrecorded."),
         Setting("sweep.batch", .integer(1...10_000), "1000", "The most rows that one transaction of a sweep deletes."),
         Setting(
             "log.level", .choice(["trace", "debug", "info", "notice", "warning", "error", "critical"]), "info",
@@ -87,6 +107,7 @@ struct Setting: Sendable {
             "a duration such as \"90s\" or \"30d\", from \(DurationText.text(range.lowerBound)) to "
                 + DurationText.text(range.upperBound) + (off ? ", or \"off\"" : "")
         case .integer(let range): "a whole number from \(range.lowerBound) to \(range.upperBound)"
+        case .share: "a share such as \"0.5%\", from 0% to 100%, of at most four decimal places"
         case .choice(let words): "one of " + words.joined(separator: ", ")
         }
     }
@@ -98,6 +119,7 @@ struct Setting: Sendable {
         case .duration(let range, let off):
             (off && text == "off") || DurationText.duration(text).map(range.contains) ?? false
         case .integer(let range): Int(text).map(range.contains) ?? false
+        case .share: ShareText.share(text) != nil
         case .choice(let words): words.contains(text)
         }
     }

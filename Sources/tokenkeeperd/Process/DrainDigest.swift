@@ -34,7 +34,7 @@ struct DrainDigest {
             "drained",
             metadata: [
                 "accepted": "\(sum.accepted)", "recorded": "\(sum.recorded)", "rejected": "\(sum.rejected)",
-                "set_aside": "\(sum.putAside)",
+                "set_aside": "\(sum.putAside)", "held": "\(sum.held)",
             ])
         if sum.rejected > 0 {
             logger.warning(
@@ -48,8 +48,24 @@ struct DrainDigest {
         sum = Intake.Pass()
     }
 
+    /// At once: a person should act.
+    private func tell(_ turn: GuardTurn) {
+        var about: Logger.Metadata = [
+            "environment": "\(turn.environment)", "topic": "\(turn.topic)", "tokens": "\(turn.tokens)",
+        ]
+        guard turn.opened else {
+            logger.notice("the mass-failure guard is closed: suspects are recorded again", metadata: about)
+            return
+        }
+        about["active"] = turn.active.map { "\($0)" }
+        about["undo"] = turn.undo.map { "\($0)" }
+        logger.warning(
+            "the mass-failure guard is open: suspects are held; see `tokenkeeperd held list`", metadata: about)
+    }
+
     mutating func note(_ incident: Intake.Incident) {
         switch incident {
+        case .guardTurned(let turn): tell(turn)
         case .batchSetAside(let error):
             refusals = ((refusals?.batches ?? 0) + 1, refusals?.rows ?? 0, refusals?.first ?? error)
         case .rowRejected(let error):

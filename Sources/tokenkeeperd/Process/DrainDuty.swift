@@ -17,7 +17,9 @@ struct DrainDuty {
         var troubledAt: ContinuousClock.Instant?
         duty.run(bell: bell) { connection, succeeded in
             var configuration = duty.configuration
-            var intake = Intake(lockTimeout: configuration.lockTimeout, interpret: Interpretation.verdict(on:))
+            var intake = Intake(
+                lockTimeout: configuration.lockTimeout, guardLimits: configuration.guardLimits,
+                interpret: Interpretation.verdict(on:))
             var heartbeat = try Heartbeat(
                 daemonID: daemonID, version: Daemon.version, lockTimeout: configuration.lockTimeout, on: &connection)
             var beatAt: ContinuousClock.Instant?
@@ -40,6 +42,7 @@ struct DrainDuty {
             while !duty.stop.isAsked {
                 configuration = duty.configuration
                 intake.lockTimeout = configuration.lockTimeout
+                intake.guardLimits = configuration.guardLimits
                 heartbeat.lockTimeout = configuration.lockTimeout
                 let pass = try intake.pass(on: &connection, tell: { digest.note($0) }) {
                     connection, soFar, pagesLeft throws(DatabaseError) in

@@ -39,6 +39,7 @@ struct SweepDuty {
     func run() {
         let timer = SweepTimer { [bells] in bells.maybeDue() }
         var count = TokenCount()
+        var refusedTopics: Set<String> = []
         duty.run(bell: bells.wakeup) { connection, succeeded in
             try SweepLease.release(holder: daemonID, on: &connection)
             bells.markDue()
@@ -52,6 +53,11 @@ struct SweepDuty {
                         throw error
                     }
                 }
+                for guarded in try MassFailureGuard.closeQuiet(on: &connection) {
+                    duty.logger.notice(
+                        "the mass-failure guard is closed: suspects are recorded again",
+                        metadata: ["topic": "\(guarded)"])
+                }
                 let look = try SweepLease.look(on: &connection)
                 if let last = look.last {
                     duty.report.lastSweep(
@@ -61,13 +67,13 @@ struct SweepDuty {
                 if look.isRequested,
                     let lease = try SweepLease.claim(.requested, holder: daemonID, on: &connection)
                 {
-                    try sweep(lease, on: &connection)
+                    try sweep(lease, told: &refusedTopics, on: &connection)
                     succeeded()
                     continue
                 }
                 if let interval = duty.configuration.sweepInterval, bells.takeDue() {
                     if let lease = try SweepLease.claim(.due(interval: interval), holder: daemonID, on: &connection) {
-                        try sweep(lease, on: &connection)
+                        try sweep(lease, told: &refusedTopics, on: &connection)
                     }
                     timer.schedule(in: max(try SweepLease.untilDue(interval: interval, on: &connection), .seconds(1)))
                     continue
@@ -80,12 +86,26 @@ struct SweepDuty {
         }
     }
 
-    private func sweep(_ lease: SweepLease, on connection: inout Connection) throws(DatabaseError) {
+    /// - Parameter told: The topics of which it has been logged that they were refused.
+    private func sweep(
+        _ lease: SweepLease, told: inout Set<String>, on connection: inout Connection
+    ) throws(DatabaseError) {
         duty.report.sweeps(true)
         defer { duty.report.sweeps(false) }
         let sweep = Sweep(lease, duty.configuration.sweepPlan, lockTimeout: duty.configuration.lockTimeout)
         let report = try sweep.perform(on: &connection) { !duty.stop.isAsked }
         var level: Logger.Level = report.outcome == .failed ? .error : .info
+        let refused = Set(report.topics.filter(\.refused).map { "\($0.topic) (\($0.environment))" })
+        // A timer refuses the same each hour: once is enough.
+        if !report.dryRun, !refused.subtracting(told).isEmpty {
+            duty.logger.warning(
+                "the sweep refused to prune; see `tokenkeeperd sweep --dry-run`, and `--force`",
+                metadata: [
+                    "run_id": "\(report.runID)", "tokens": "\(report.refused)",
+                    "topics": "\(refused.sorted().joined(separator: ", "))",
+                ])
+        }
+        if !report.dryRun { told = refused }
         // An hourly sweep that found nothing is no news.
         if report.outcome == .finished, report.trigger == .timer, report.total == 0 { level = .debug }
         duty.logger.log(
@@ -94,7 +114,8 @@ struct SweepDuty {
                 "run_id": "\(report.runID)", "trigger": "\(report.trigger.rawValue)", "dry_run": "\(report.dryRun)",
                 "pruned_suppressed": "\(report.prunedSuppressed)", "pruned_dormant": "\(report.prunedDormant)",
                 "deleted_events": "\(report.deletedEvents)", "deleted_rejected": "\(report.deletedRejected)",
-                "deleted_runs": "\(report.deletedRuns)",
+                "deleted_held": "\(report.deletedHeld)", "deleted_runs": "\(report.deletedRuns)",
+                "refused": "\(report.refused)",
             ].merging(report.message.map { ["message": "\($0)"] } ?? [:]) { $1 })
     }
 }

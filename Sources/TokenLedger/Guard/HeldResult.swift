@@ -1,0 +1,31 @@
+internal import TokenModel
+
+/// A suspect that the mass-failure guard holds back: the result, whole, and what it would count as.
+struct HeldResult {
+    var result: SendResult
+    var address: TokenAddress
+    var at: Instant
+    var reason: String
+
+    /// The columns of `held_result` that the queue has not: topic_id, token_key, suspect_at, reason.
+    static func parameters(
+        _ held: [HeldResult], on connection: inout Connection
+    ) throws(DatabaseError) -> [Parameter] {
+        if held.isEmpty { return [] }
+        let topics = try connection.query(
+            """
+            SELECT t.environment, t.topic, t.topic_id FROM tokenkeeper.topic AS t
+            WHERE (t.environment, t.topic) IN (SELECT * FROM unnest($1, $2))
+            """,
+            [.texts(held.map(\.address.environment.rawValue)), .texts(held.map(\.address.topic.name))])
+        var numbers: [String: Int32] = [:]
+        for row in 0..<topics.count {
+            numbers["\(topics.text(row, 0) ?? "") \(topics.text(row, 1) ?? "")"] = topics.integer(row, 2).map(
+                Int32.init(truncatingIfNeeded:))
+        }
+        return [
+            .int4s(held.map { numbers["\($0.address.environment.rawValue) \($0.address.topic.name)"] }),
+            .byteas(held.map(\.address.token.bytes)), .instants(held.map(\.at)), .texts(held.map(\.reason)),
+        ]
+    }
+}

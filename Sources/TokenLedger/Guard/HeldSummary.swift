@@ -1,0 +1,91 @@
+/// What the mass-failure guard holds of a topic, for the operator who is to decide.
+public struct HeldSummary: Sendable {
+    public let environment: String
+    public let topic: String
+    public let results: Int64
+    /// How many different tokens they are of.
+    public let tokens: Int64
+    /// When the first and the last were queued, in UTC; nil when none is held.
+    public let queued: (first: String, last: String)?
+    /// Why, and how many: `BadDeviceToken 99500`.
+    public let reasons: [String]
+    /// Since when the guard is open, in UTC; nil when it is not.
+    public let openSince: String?
+    /// What undoes that which was recorded before it opened; nil when it is not open.
+    public let undo: String?
+
+    /// All topics of which something is held, or whose guard is open.
+    public static func all(on connection: inout Connection) throws(DatabaseError) -> [HeldSummary] {
+        let clock = { (column: String) in "to_char(\(column) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS \"UTC\"')" }
+        let rows = try connection.query(
+            """
+            WITH held AS (
+                SELECT coalesce(h.environment, 'production') AS environment, h.topic, h.reason, count(*) AS results,
+                       min(h.queued_at) AS first, max(h.queued_at) AS last
+                FROM tokenkeeper.held_result AS h GROUP BY 1, 2, 3
+            ), held_topic AS (
+                SELECT h.environment, h.topic, sum(h.results)::bigint AS results, min(h.first) AS first, max(h.last) AS last,
+                       string_agg(h.reason || ' ' || h.results, ', ' ORDER BY h.results DESC) AS reasons
+                FROM held AS h GROUP BY 1, 2
+            ), token AS (
+                SELECT k.topic_id, count(*) AS tokens, min(k.environment) AS environment, min(k.topic) AS topic FROM (
+                    SELECT h.topic_id, h.token_key, min(coalesce(h.environment, 'production')) AS environment, min(h.topic) AS topic
+                    FROM tokenkeeper.held_result AS h GROUP BY 1, 2) AS k
+                GROUP BY 1
+            )
+            SELECT environment, topic, coalesce(h.results, 0), coalesce(k.tokens, 0), \(clock("h.first")), \(clock("h.last")),
+                   h.reasons, \(clock("g.open_since")), g.undo
+            FROM held_topic AS h
+            FULL JOIN (SELECT * FROM tokenkeeper.guard WHERE open) AS g USING (environment, topic)
+            LEFT JOIN token AS k USING (environment, topic)
+            ORDER BY topic, environment
+            """)
+        return (0..<rows.count).map { row in
+            HeldSummary(
+                environment: rows.text(row, 0) ?? "", topic: rows.text(row, 1) ?? "",
+                results: rows.integer(row, 2) ?? 0,
+                tokens: rows.integer(row, 3) ?? 0, queued: rows.text(row, 4).map { ($0, rows.text(row, 5) ?? $0) },
+                reasons: (rows.text(row, 6) ?? "").split(separator: ", ").map(String.init),
+                openSince: rows.text(row, 7), undo: rows.text(row, 8))
+        }
+    }
+
+    /// Lets all held results of a topic count. A daemon records them within seconds.
+    ///
+    /// - Returns: How many.
+    public static func release(
+        topic: String, environment: String, on connection: inout Connection
+    ) throws(DatabaseError) -> Int64 {
+        try decide("release_held", topic, environment, on: &connection)
+    }
+
+    /// Deletes all held results of a topic: they never count.
+    ///
+    /// - Returns: How many.
+    public static func discard(
+        topic: String, environment: String, on connection: inout Connection
+    ) throws(DatabaseError) -> Int64 {
+        try decide("discard_held", topic, environment, on: &connection)
+    }
+
+    private static func decide(
+        _ function: String, _ topic: String, _ environment: String, on connection: inout Connection
+    ) throws(DatabaseError) -> Int64 {
+        try connection.transaction(OperatorTransaction.begin) { connection throws(DatabaseError) in
+            try connection.query(
+                "SELECT tokenkeeper.\(function)($1, $2)", [.text(topic), .text(environment)]
+            ).integer(0, 0) ?? 0
+        }
+    }
+}
+
+/// How the transaction of an operator begins: read committed, whatever the database's default, and in UTC, so that an instant
+/// without a zone means the same everywhere. A daemon's batch is waited for.
+enum OperatorTransaction {
+    static let begin = """
+        BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+        SET LOCAL timezone = 'UTC';
+        SET LOCAL lock_timeout = '60s';
+        SET LOCAL idle_in_transaction_session_timeout = '60s';
+        """
+}

@@ -1,0 +1,88 @@
+/// Results that could not be understood, and what an operator does with them.
+public enum RejectedResults {
+    /// Those that were rejected for the same kind of error.
+    public struct Group: Sendable {
+        /// The error, with `*` for what differs from row to row.
+        public let error: String
+        public let results: Int64
+        /// When the first and the last were rejected, in UTC.
+        public let first: String
+        public let last: String
+        /// How often one of them was requeued before, at most.
+        public let attempts: Int64
+        /// The `rejected_id` of some, the latest first.
+        public let samples: String
+    }
+
+    /// Which ones are meant.
+    public enum Choice: Sendable {
+        case all
+        case ids([Int64])
+        /// Those whose error, as `list` shows it, begins so.
+        case error(String)
+    }
+
+    /// An error without what differs from row to row: what is quoted, and numbers.
+    private static let kind = "regexp_replace(r.error, '''[^'']*''|[0-9]+', '*', 'g')"
+
+    /// All of them, by kind of error, the most frequent first.
+    public static func groups(on connection: inout Connection) throws(DatabaseError) -> [Group] {
+        let clock = { (column: String) in "to_char(\(column) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS \"UTC\"')" }
+        let rows = try connection.query(
+            """
+            SELECT g.kind, g.results, \(clock("g.first")), \(clock("g.last")), g.attempts,
+                   array_to_string(ARRAY(SELECT r.rejected_id FROM tokenkeeper.rejected_result AS r WHERE \(kind) = g.kind
+                                         ORDER BY r.rejected_id DESC LIMIT 5), ' ')
+            FROM (SELECT \(kind) AS kind, count(*) AS results, min(r.rejected_at) AS first, max(r.rejected_at) AS last,
+                         max(coalesce(r.attempts, 0)) AS attempts
+                  FROM tokenkeeper.rejected_result AS r GROUP BY 1) AS g
+            ORDER BY g.results DESC, g.kind
+            """)
+        return (0..<rows.count).map { row in
+            Group(
+                error: rows.text(row, 0) ?? "", results: rows.integer(row, 1) ?? 0, first: rows.text(row, 2) ?? "",
+                last: rows.text(row, 3) ?? "", attempts: rows.integer(row, 4) ?? 0, samples: rows.text(row, 5) ?? "")
+        }
+    }
+
+    /// Puts them back into the queue, with their first `queued_at`.
+    ///
+    /// - Returns: How many.
+    public static func requeue(_ choice: Choice, on connection: inout Connection) throws(DatabaseError) -> Int64 {
+        try apply("SELECT tokenkeeper.requeue_rejected(ARRAY(\(ids(choice))))", choice, on: &connection)
+    }
+
+    /// Deletes them.
+    ///
+    /// - Returns: How many.
+    public static func discard(_ choice: Choice, on connection: inout Connection) throws(DatabaseError) -> Int64 {
+        try apply(
+            """
+            WITH gone AS (DELETE FROM tokenkeeper.rejected_result WHERE rejected_id IN (\(ids(choice))) RETURNING 1)
+            SELECT count(*) FROM gone
+            """, choice, on: &connection)
+    }
+
+    private static func ids(_ choice: Choice) -> String {
+        let all = "SELECT r.rejected_id FROM tokenkeeper.rejected_result AS r"
+        return switch choice {
+        case .all: all
+        case .ids: "\(all) WHERE r.rejected_id = ANY ($1)"
+        case .error: "\(all) WHERE starts_with(\(kind), $1) OR starts_with(r.error, $1)"
+        }
+    }
+
+    private static func apply(
+        _ statement: String, _ choice: Choice, on connection: inout Connection
+    ) throws(DatabaseError) -> Int64 {
+        let parameters: [Parameter] =
+            switch choice {
+            case .all: []
+            case .ids(let ids): [.int8s(ids)]
+            case .error(let text): [.text(text)]
+            }
+        return try connection.transaction(OperatorTransaction.begin) { connection throws(DatabaseError) in
+            try connection.query(statement, parameters).integer(0, 0) ?? 0
+        }
+    }
+}

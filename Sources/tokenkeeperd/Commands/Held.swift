@@ -1,0 +1,80 @@
+internal import ArgumentParser
+internal import TokenLedger
+
+/// What the mass-failure guard holds, and what is to become of it.
+struct Held: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        abstract: "See, release or discard the results that the mass-failure guard holds.",
+        discussion: """
+            Suspects (BadDeviceToken, DeviceTokenNotForTopic) are held when, within a day, they would silence too many of a \
+            topic's tokens (guard.min_tokens, guard.max_share): the sign of a misconfigured sender. Of a mistake: mend the sender, \
+            `tokenkeeperd reinstate` what was recorded before the guard opened, and `held discard`. If they are true: `held release`.
+            """,
+        subcommands: [List.self, Release.self, Discard.self], defaultSubcommand: List.self)
+
+    struct List: ParsableCommand {
+        static let configuration = CommandConfiguration(abstract: "What is held, by topic, and whose guard is open.")
+
+        @OptionGroup var options: ConfigurationOptions
+
+        func run() throws {
+            Signals.unblock()
+            try options.load().withConnection(writes: false) { connection in
+                try Migrator(daemon: Daemon.version).check(&connection)
+                let held = try HeldSummary.all(on: &connection)
+                print(held.isEmpty ? "nothing is held" : held.map(Self.text).joined(separator: "\n\n"))
+            }
+        }
+
+        static func text(_ held: HeldSummary) -> String {
+            let of = TopicOption.typed(topic: held.topic, environment: held.environment)
+            var lines = [
+                "\(held.topic) (\(held.environment)): \(held.results) results of \(held.tokens) tokens are held"
+            ]
+            if !held.reasons.isEmpty { lines.append("  reasons   \(held.reasons.joined(separator: ", "))") }
+            if let queued = held.queued { lines.append("  queued    \(queued.first) to \(queued.last)") }
+            lines.append("  guard     " + (held.openSince.map { "open since \($0)" } ?? "closed"))
+            lines.append("  a mistake? mend the sender, then:")
+            if let undo = held.undo { lines.append("    \(undo)") }
+            lines.append("    tokenkeeperd held discard \(of)")
+            lines.append("  all true?  tokenkeeperd held release \(of)")
+            return lines.joined(separator: "\n")
+        }
+    }
+
+    struct Release: ParsableCommand {
+        static let configuration = CommandConfiguration(
+            abstract: "Let the held results of a topic count: a daemon records them within seconds.")
+
+        @OptionGroup var options: ConfigurationOptions
+        @OptionGroup var which: TopicOption
+
+        func run() throws {
+            Signals.unblock()
+            try options.load().withConnection { connection in
+                try Migrator(daemon: Daemon.version).check(&connection)
+                let results = try HeldSummary.release(
+                    topic: which.topic, environment: which.environment, on: &connection)
+                print("\(results) results are back in the queue, and will be recorded")
+            }
+        }
+    }
+
+    struct Discard: ParsableCommand {
+        static let configuration = CommandConfiguration(
+            abstract: "Delete the held results of a topic: they never count.")
+
+        @OptionGroup var options: ConfigurationOptions
+        @OptionGroup var which: TopicOption
+
+        func run() throws {
+            Signals.unblock()
+            try options.load().withConnection { connection in
+                try Migrator(daemon: Daemon.version).check(&connection)
+                let results = try HeldSummary.discard(
+                    topic: which.topic, environment: which.environment, on: &connection)
+                print("\(results) results are deleted, and have not been recorded")
+            }
+        }
+    }
+}

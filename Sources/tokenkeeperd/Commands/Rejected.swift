@@ -1,0 +1,90 @@
+internal import ArgumentParser
+internal import TokenLedger
+
+/// Results that could not be understood, and what is to become of them.
+struct Rejected: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        abstract: "See, requeue or discard the results that could not be understood.",
+        discussion: """
+            They are kept whole in tokenkeeper.rejected_result, where they can be mended by UPDATE, for sweep.rejected_retention.
+            """,
+        subcommands: [List.self, Requeue.self, Discard.self], defaultSubcommand: List.self)
+
+    /// Which of them.
+    struct Choice: ParsableArguments {
+        @Argument(help: "Those with these numbers (rejected_id).")
+        var ids: [Int64] = []
+
+        @Option(help: "Those whose error, as `rejected list` shows it, begins so.")
+        var error: String?
+
+        @Flag(help: "All of them.")
+        var all = false
+
+        func validate() throws {
+            guard (ids.isEmpty ? 0 : 1) + (error == nil ? 0 : 1) + (all ? 1 : 0) == 1, error != "" else {
+                throw ValidationError("say which: their numbers, or --error TEXT, or --all")
+            }
+        }
+
+        var choice: RejectedResults.Choice {
+            if let error { .error(error) } else if all { .all } else { .ids(ids) }
+        }
+    }
+
+    struct List: ParsableCommand {
+        static let configuration = CommandConfiguration(abstract: "What was rejected, by kind of error.")
+
+        @OptionGroup var options: ConfigurationOptions
+
+        func run() throws {
+            Signals.unblock()
+            try options.load().withConnection(writes: false) { connection in
+                try Migrator(daemon: Daemon.version).check(&connection)
+                let groups = try RejectedResults.groups(on: &connection)
+                print(groups.isEmpty ? "nothing is rejected" : groups.map(Self.text).joined(separator: "\n"))
+            }
+        }
+
+        static func text(_ group: RejectedResults.Group) -> String {
+            let attempts = group.attempts > 0 ? "; requeued up to \(group.attempts) times" : ""
+            return """
+                \(group.results)  \(group.error)
+                   \(group.first) to \(group.last)\(attempts); such as \(group.samples)
+                """
+        }
+    }
+
+    struct Requeue: ParsableCommand {
+        static let configuration = CommandConfiguration(
+            abstract: "Put them back into the queue, with the time at which they were first queued.")
+
+        @OptionGroup var options: ConfigurationOptions
+        @OptionGroup var which: Choice
+
+        func run() throws {
+            Signals.unblock()
+            try options.load().withConnection { connection in
+                try Migrator(daemon: Daemon.version).check(&connection)
+                let results = try RejectedResults.requeue(which.choice, on: &connection)
+                print("\(results) results are back in the queue")
+            }
+        }
+    }
+
+    struct Discard: ParsableCommand {
+        static let configuration = CommandConfiguration(abstract: "Delete them.")
+
+        @OptionGroup var options: ConfigurationOptions
+        @OptionGroup var which: Choice
+
+        func run() throws {
+            Signals.unblock()
+            try options.load().withConnection { connection in
+                try Migrator(daemon: Daemon.version).check(&connection)
+                let results = try RejectedResults.discard(which.choice, on: &connection)
+                print("\(results) results are deleted")
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+/// The rule, as a model: the ledger as a function of all that was ever said, in whatever order it came.
+public struct LedgerModel {
+    public struct Key: Hashable, Sendable {
+        public var environment: String
+        public var topic: String
+        public var token: String
+
+        public init(_ environment: String, _ topic: String, _ token: String) {
+            self.environment = environment
+            self.topic = topic
+            self.token = token
+        }
+    }
+
+    struct Registration {
+        var at: Int
+        var device: String?
+        var tags: String?
+    }
+
+    struct Word: Hashable {
+        var at: Int
+        var reason: String
+    }
+
+    private var registrations: [Key: [Registration]] = [:]
+    private var dead: [Key: Set<Word>] = [:]
+    private var suspects: [Key: Set<Word>] = [:]
+    private var unregistrations: [Key: Set<Int>] = [:]
+    private var exclusions: [(environment: String, topic: String, window: ClosedRange<Int>)] = []
+
+    public init() {}
+
+    /// Instants are whole seconds since 1970.
+    public mutating func register(_ key: Key, _ at: Int, device: String? = nil, tags: String? = nil) {
+        registrations[key, default: []].append(Registration(at: at, device: device, tags: tags))
+    }
+
+    public mutating func unregister(_ key: Key, _ at: Int) { unregistrations[key, default: []].insert(at) }
+
+    public mutating func dies(_ key: Key, _ at: Int, _ reason: String) {
+        dead[key, default: []].insert(Word(at: at, reason: reason))
+    }
+
+    public mutating func suspect(_ key: Key, _ at: Int, _ reason: String) {
+        suspects[key, default: []].insert(Word(at: at, reason: reason))
+    }
+
+    public mutating func reinstate(_ environment: String, _ topic: String, _ window: ClosedRange<Int>) {
+        exclusions.append((environment, topic, window))
+    }
+
+    /// Forgets a token, in every topic.
+    public mutating func forget(_ token: String) {
+        registrations = registrations.filter { $0.key.token != token }
+        dead = dead.filter { $0.key.token != token }
+        suspects = suspects.filter { $0.key.token != token }
+        unregistrations = unregistrations.filter { $0.key.token != token }
+    }
+
+    private func device(of key: Key) -> String? {
+        registrations[key]?.compactMap { said in said.device.map { (said.at, $0) } }.max { $0 < $1 }?.1
+    }
+
+    private func registered(_ key: Key) -> Int? { registrations[key]?.map(\.at).max() }
+
+    /// The token that each device's latest registration names: of those that named the device, and those of the tokens that are its.
+    private func named() -> [[String]: String] {
+        var latest: [[String]: (at: Int, token: String)] = [:]
+        func says(_ key: Key, _ device: String, _ at: Int) {
+            let of = [key.environment, key.topic, device]
+            if let known = latest[of], known >= (at, key.token) { return }
+            latest[of] = (at, key.token)
+        }
+        for (key, all) in registrations {
+            for said in all { if let device = said.device { says(key, device, said.at) } }
+            if let device = device(of: key), let at = registered(key) { says(key, device, at) }
+        }
+        return latest.mapValues(\.token)
+    }
+
+    /// `environment|topic|token|state|registered_at|invalidated_at|reason|device|own tags`, one a token that is known.
+    public func told() -> Set<String> {
+        let named = named()
+        var lines: Set<String> = []
+        for key in Set(registrations.keys).union(dead.keys).union(suspects.keys).union(unregistrations.keys) {
+            let counting = (suspects[key] ?? []).filter { word in
+                !exclusions.contains {
+                    $0.environment == key.environment && $0.topic == key.topic && $0.window.contains(word.at)
+                }
+            }
+            let registered = registered(key)
+            let device = device(of: key)
+            let greatest = { (words: Set<Word>) in words.max { ($0.at, $0.reason) < ($1.at, $1.reason) } }
+            var causes: [(state: String, at: Int, reason: String)] = []
+            if let word = greatest(dead[key] ?? []) { causes.append(("stale", word.at, word.reason)) }
+            if let word = greatest(counting) { causes.append(("suspect", word.at, word.reason)) }
+            if let at = unregistrations[key]?.max() {
+                causes.append(("unregistered_by_app", at, "unregistered by the app"))
+            }
+            if let device, let registered, !key.topic.hasSuffix(".push-type.liveactivity"),
+                named[[key.environment, key.topic, device]] != key.token
+            {
+                causes.append(("superseded", registered, "a newer token of the same device"))
+            }
+            if registered == nil && causes.isEmpty { continue }
+            // The first of the greatest, in this order.
+            let cause = causes.max { $0.at < $1.at }.flatMap { top in causes.first { $0.at == top.at } }
+            let suppressed = cause.map { $0.at >= registered ?? .min } ?? false
+            let tags = registrations[key]?.compactMap { said in said.tags.map { (said.at, $0) } }.max { $0 < $1 }?.1
+            let columns = [
+                key.environment, key.topic, key.token, suppressed ? cause?.state ?? "" : "active",
+                registered.map(String.init) ?? "", cause.map { String($0.at) } ?? "", cause?.reason ?? "", device ?? "",
+                tags ?? "",
+            ]
+            lines.insert(columns.joined(separator: "|"))
+        }
+        return lines
+    }
+
+    /// The same of the ledger.
+    public static let ledger = """
+        SELECT t.environment, t.topic, t.token, t.state, extract(epoch FROM t.registered_at)::bigint,
+               extract(epoch FROM t.invalidated_at)::bigint, t.reason, t.device_id,
+               CASE WHEN l.tags_at IS NOT NULL THEN array_to_string(t.tags, ',') END
+        FROM tokenkeeper.token AS t
+        JOIN tokenkeeper.topic AS k USING (environment, topic)
+        JOIN tokenkeeper.ledger AS l ON l.topic_id = k.topic_id AND l.token_key = t.token_key
+        """
+}

@@ -1,0 +1,226 @@
+import Foundation
+import LedgerTestSupport
+import Testing
+
+@testable import TokenLedger
+
+@Suite struct `One device, one token` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+    }
+
+    private struct Said: Sendable {
+        var token: String
+        var device: String?
+        var at: Int
+        var tags: String?
+
+        func sql(_ topic: String) -> String {
+            let device = device.map { "'\($0)'" } ?? "NULL"
+            let tags = tags.map { "'{\($0)}'" } ?? "NULL"
+            return
+                "SELECT tokenkeeper.register('\(token)', '\(topic)', 'production', to_timestamp(\(at)), \(device), \(tags))"
+        }
+    }
+
+    private func permutations<Value>(_ values: [Value]) -> [[Value]] {
+        if values.count < 2 { return [values] }
+        return values.indices.flatMap { index in
+            var rest = values
+            let first = rest.remove(at: index)
+            return permutations(rest).map { [first] + $0 }
+        }
+    }
+
+    @Test func `six registrations of one device in every order leave the same one token`() throws {
+        let six = (1...6).map { Said(token: "a\($0)", device: "phone", at: 1_700_000_000 + $0) }
+        var owner = try database.connect()
+        for (number, order) in permutations(six).enumerated() {
+            try owner.execute(order.map { $0.sql("t\(number)") }.joined(separator: ";"))
+        }
+        #expect(try owner.scalar("SELECT count(DISTINCT topic) FROM tokenkeeper.token") == "720")
+        #expect(
+            try owner.lines(
+                "SELECT token, count(*) FROM tokenkeeper.token WHERE sendable GROUP BY 1", columns: 2) == ["a6|720"])
+        #expect(
+            try owner.scalar("SELECT count(*) FROM tokenkeeper.token WHERE state = 'superseded'") == "\(720 * 5)")
+    }
+
+    @Test func `ties, moves and registrations without a device end the same in every order`() throws {
+        let base = 1_700_000_000
+        let six = [
+            Said(token: "a1", device: "phone", at: base + 10, tags: "x"),
+            Said(token: "b1", device: "phone", at: base + 20),
+            Said(token: "a1", at: base + 30),
+            // The same instant: the greater token wins.
+            Said(token: "c1", device: "phone", at: base + 30),
+            Said(token: "a1", device: "tablet", at: base + 25),
+            Said(token: "b1", device: "tablet", at: base + 15, tags: "y"),
+        ]
+        var owner = try database.connect()
+        var model = LedgerModel()
+        for (number, order) in permutations(six).enumerated() {
+            try owner.execute(order.map { $0.sql("t\(number)") }.joined(separator: ";"))
+            for said in order {
+                model.register(
+                    .init("production", "t\(number)", said.token), said.at, device: said.device, tags: said.tags)
+            }
+        }
+        let told = Set(try owner.lines(LedgerModel.ledger, columns: 9))
+        #expect(told == model.told())
+        #expect(
+            told.contains("production|t0|a1|active|\(base + 30)|||tablet|x"),
+            "it has moved to the tablet, and is its token")
+    }
+
+    @Test func `ten thousand registrations at once leave what the model says`() throws {
+        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        var chance = SeededChance(seed: seed)
+        let base = 1_700_000_000
+        var model = LedgerModel()
+        let said = (0..<10_000).map { _ in
+            Said(
+                token: String(Int.random(in: 0x10...0x4F, using: &chance), radix: 16),
+                device: Int.random(in: 0..<5, using: &chance) == 0 ? nil : "d\(Int.random(in: 0..<12, using: &chance))",
+                at: base + Int.random(in: 0..<400, using: &chance),
+                tags: Int.random(in: 0..<4, using: &chance) == 0 ? "g\(Int.random(in: 0..<5, using: &chance))" : nil)
+        }
+        for one in said {
+            model.register(.init("production", "t", one.token), one.at, device: one.device, tags: one.tags)
+        }
+        let workers = 8
+        let database = database
+        let failures = Failures()
+        DispatchQueue.concurrentPerform(iterations: workers) { worker in
+            do {
+                var app = try database.connect(user: "a_app")
+                for one in stride(from: worker, to: said.count, by: workers).map({ said[$0] }) {
+                    try app.execute(one.sql("t"))
+                }
+            } catch {
+                failures.add("\(error)")
+            }
+        }
+        #expect(failures.all == [], "seed \(seed)")
+        var owner = try database.connect()
+        let told = Set(try owner.lines(LedgerModel.ledger, columns: 9))
+        let wanted = model.told()
+        #expect(
+            told == wanted,
+            "seed \(seed): told \(told.subtracting(wanted).sorted().prefix(3)), the model says \(wanted.subtracting(told).sorted().prefix(3))"
+        )
+        #expect(
+            try owner.scalar(
+                """
+                SELECT count(*) FROM (SELECT device_id FROM tokenkeeper.ledger WHERE device_id IS NOT NULL AND superseded_at IS NULL
+                                      GROUP BY 1 HAVING count(*) > 1) AS two
+                """) == "0", "seed \(seed): at most one token a device")
+    }
+
+    @Test func `a superseded token comes back with a later registration, and supersedes in turn`() throws {
+        var owner = try database.connect()
+        try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd')")
+        try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'd')")
+        #expect(try owner.scalar("SELECT tokenkeeper.is_sendable('aa', 't')") == "f")
+        #expect(try owner.scalar("SELECT tokenkeeper.register('aa', 't')") == "t", "its device is known")
+        #expect(
+            try owner.lines("SELECT token, state FROM tokenkeeper.token ORDER BY token", columns: 2)
+                == ["aa|active", "bb|superseded"])
+        #expect(
+            try owner.lines("SELECT token, event, device_id FROM tokenkeeper.token_event ORDER BY event_id", columns: 3)
+                == [
+                    "aa|registered|d", "aa|superseded|d", "bb|registered|d", "bb|superseded|d", "aa|revived|d",
+                ])
+        #expect(
+            try owner.scalar("SELECT tokenkeeper.register('bb', 't', registered_at => now() - interval '1 hour')")
+                == "f",
+            "an earlier registration, late, says so")
+    }
+
+    @Test func `a 410 of the device's token does not bring the superseded ones back`() throws {
+        var owner = try database.connect()
+        try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd')")
+        try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'd')")
+        try owner.execute("SELECT tokenkeeper.unregister('bb', 't')")
+        #expect(
+            try owner.lines("SELECT token, state FROM tokenkeeper.token ORDER BY token", columns: 2)
+                == ["aa|superseded", "bb|unregistered_by_app"])
+    }
+
+    @Test func `a token that moves to another device leaves the first one's others superseded`() throws {
+        var owner = try database.connect()
+        try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'old')")
+        try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'old')")
+        try owner.execute("SELECT tokenkeeper.register('cc', 't', device_id => 'new')")
+        try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'new')")
+        #expect(
+            try owner.lines("SELECT token, state, device_id FROM tokenkeeper.token ORDER BY token", columns: 3)
+                == ["aa|superseded|old", "bb|active|new", "cc|superseded|new"])
+    }
+
+    @Test func `Live Activities and controls have many tokens a device`() throws {
+        var owner = try database.connect()
+        for topic in ["com.example.push-type.liveactivity", "com.example.push-type.controls"] {
+            for token in ["aa", "bb"] {
+                #expect(
+                    try owner.scalar("SELECT tokenkeeper.register('\(token)', '\(topic)', device_id => 'd')") == "t")
+            }
+        }
+        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token WHERE sendable") == "4")
+    }
+
+    @Test func `topics and environments have devices of their own`() throws {
+        var owner = try database.connect()
+        try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd')")
+        try owner.execute("SELECT tokenkeeper.register('bb', 't.voip', device_id => 'd')")
+        try owner.execute("SELECT tokenkeeper.register('cc', 't', 'sandbox', device_id => 'd')")
+        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token WHERE sendable") == "3")
+    }
+
+    @Test func `a new token without tags inherits those of its device, and its own come first`() throws {
+        var owner = try database.connect()
+        try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd', tags => '{World,Sport}')")
+        try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'd')")
+        let tags = "SELECT array_to_string(tags, ',') FROM tokenkeeper.sendable_token"
+        #expect(try owner.lines(tags, columns: 1) == ["World,Sport"])
+        try owner.execute("SELECT tokenkeeper.register('bb', 't', tags => '{Local}')")
+        try owner.execute("SELECT tokenkeeper.register('cc', 't', device_id => 'd')")
+        #expect(try owner.lines(tags, columns: 1) == ["Local"])
+        try owner.execute("SELECT tokenkeeper.register('cc', 't', tags => '{}')")
+        #expect(try owner.lines(tags, columns: 1) == [""], "none is said, too")
+        #expect(
+            try owner.scalar("SELECT tokenkeeper.register('dd', 't', device_id => 'd', registered_at => '2024-01-01Z')")
+                == "f")
+        #expect(try owner.lines("SELECT token FROM tokenkeeper.sendable_token", columns: 1) == ["cc"])
+    }
+
+    @Test func `the last token that is pruned takes its device along`() throws {
+        var owner = try database.connect()
+        try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd')")
+        try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'd')")
+        try owner.execute("SELECT tokenkeeper.register('cc', 't', device_id => 'e')")
+        try owner.execute("SELECT tokenkeeper.unregister(t, 't') FROM unnest('{bb,cc}'::text[]) AS t")
+        try owner.execute(
+            "UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '91 days' WHERE token_key <> '\\xaa'")
+        let plan = SweepPlan(
+            staleRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
+            rejectedRetention: .seconds(86400), heldRetention: .seconds(86400), minTokens: 100,
+            maxShare: .percent(10), batch: 10)
+        var daemon = try database.connect(user: "a_daemon")
+        let lease = try #require(try SweepLease.claim(.new(.cli, dryRun: false), holder: "d", on: &daemon))
+        #expect(
+            try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }.prunedSuppressed == 2)
+        #expect(try owner.lines("SELECT device_id FROM tokenkeeper.device", columns: 1) == ["d"])
+    }
+}
+
+/// What went wrong in other threads.
+final class Failures: @unchecked Sendable {  // Behind the lock.
+    private let lock = NSLock()
+    private var messages: [String] = []
+
+    func add(_ message: String) { lock.withLock { messages.append(message) } }
+    var all: [String] { lock.withLock { messages } }
+}
