@@ -83,7 +83,7 @@ COMMENT ON TABLE tokenkeeper.topic_guard IS
     'The mass-failure guard of each topic that has had suspects; its row is locked while suspects of the topic are judged, released, discarded or undone.';
 COMMENT ON COLUMN tokenkeeper.topic_guard.open_since IS 'Since when suspects are held; null while they are recorded.';
 COMMENT ON COLUMN tokenkeeper.topic_guard.touched_at IS 'When a result was last judged that would have silenced a token.';
-COMMENT ON COLUMN tokenkeeper.topic_guard.undo_since IS 'The earliest suspect that was recorded before the guard opened: where to reinstate from.';
+COMMENT ON COLUMN tokenkeeper.topic_guard.undo_since IS 'The earliest suspect of those that made the guard open or have come since: where to reinstate from.';
 COMMENT ON COLUMN tokenkeeper.topic_guard.tokens IS 'Tokens that suspects have silenced or would have, within the worst day that was looked at last.';
 
 CREATE TABLE tokenkeeper.topic_guard_count (
@@ -184,6 +184,8 @@ AS $$
         WHERE c.topic_id = of_topic AND c.bucket BETWEEN worst_day.since - interval '1 day' AND worst_day.until + interval '1 day'
         UNION ALL
         SELECT g.bucket, g.tokens FROM tokenkeeper.guard_changes(of_topic, worst_day.token_keys, worst_day.queued_at) AS g
+        UNION ALL
+        SELECT tokenkeeper.guard_bucket(worst_day.until), 0 -- So that there is a day that ends there.
     ), day AS (
         SELECT c.bucket, sum(sum(c.tokens)) OVER (ORDER BY c.bucket RANGE BETWEEN '23:50' PRECEDING AND CURRENT ROW) AS tokens
         FROM count AS c GROUP BY c.bucket
@@ -243,10 +245,16 @@ BEGIN
     SELECT array_agg(j.fate ORDER BY j.n),
            array_agg(j.token_key ORDER BY j.n) FILTER (WHERE j.fate = 'silences'),
            array_agg(j.queued_at ORDER BY j.n) FILTER (WHERE j.fate = 'silences'),
-           min(j.suspect_at) FILTER (WHERE j.fate = 'silences'),
+           -- Where an undo has to begin: with what silences, and with what came along for tokens that were dead already.
+           min(j.suspect_at) FILTER (WHERE j.fate = 'silences'
+                                        OR j.fate = 'counts' AND j.suspect_at > j.queued_at - interval '1 day'),
            min(j.queued_at) FILTER (WHERE j.fate = 'silences'), max(j.queued_at) FILTER (WHERE j.fate = 'silences')
     INTO fates, keys, queued, earliest, first_queued, last_queued
     FROM judged AS j;
+    IF guard.open_since IS NOT NULL AND earliest < guard.undo_since THEN
+        guard.undo_since := earliest;
+        UPDATE tokenkeeper.topic_guard AS g SET undo_since = earliest WHERE g.topic_id = of_topic;
+    END IF;
     IF keys IS NULL OR max_share >= 1 THEN
         RETURN fates || turn;
     END IF;
@@ -267,11 +275,10 @@ BEGIN
 
     IF guard.open_since IS NULL AND worst > most THEN
         turn := 'opened';
-        SELECT least(earliest, min(s.suspect_at)) INTO earliest FROM tokenkeeper.suspect AS s
-        WHERE s.topic_id = of_topic AND s.silenced AND s.queued_at > first_queued - interval '1 day'
-          AND s.queued_at < last_queued + interval '1 day';
+        SELECT min(s.suspect_at) INTO guard.undo_since FROM tokenkeeper.suspect AS s
+        WHERE s.topic_id = of_topic AND s.queued_at > first_queued - interval '1 day' AND s.queued_at < last_queued + interval '1 day'
+          AND (s.silenced OR s.suspect_at > s.queued_at - interval '1 day');
         guard.open_since := clock_timestamp();
-        guard.undo_since := earliest;
         INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
         SELECT 'guard_opened', t.environment, t.topic, worst,
                format('suspects would silence %s tokens within a day, of %s active ones; more than %s are held', worst, active_tokens, most)
@@ -286,7 +293,7 @@ BEGIN
         FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
     END IF;
     UPDATE tokenkeeper.topic_guard AS g
-    SET open_since = guard.open_since, undo_since = guard.undo_since, touched_at = clock_timestamp(),
+    SET open_since = guard.open_since, undo_since = least(guard.undo_since, earliest), touched_at = clock_timestamp(),
         tokens = worst, active = coalesce(active_tokens, g.active), max_tokens = most
     WHERE g.topic_id = of_topic;
     IF guard.open_since IS NOT NULL THEN

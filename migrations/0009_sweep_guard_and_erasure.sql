@@ -183,6 +183,20 @@ BEGIN
     WHERE lower(regexp_replace(r.token, '[^0-9A-Fa-f]', '', 'g')) = ANY (hex);
     GET DIAGNOSTICS part = ROW_COUNT;
     total := total + part;
+    WITH latest AS (
+        SELECT a.topic_id, a.token_key, max(tokenkeeper.guard_bucket(a.queued_at)) AS bucket FROM (
+            SELECT h.topic_id, h.token_key, h.queued_at
+            FROM tokenkeeper.topic AS t CROSS JOIN unnest(erase.token_keys) AS k (token_key)
+            JOIN tokenkeeper.held_result AS h ON h.topic_id = t.topic_id AND h.token_key = k.token_key
+            UNION ALL
+            SELECT s.topic_id, s.token_key, s.queued_at
+            FROM tokenkeeper.topic AS t CROSS JOIN unnest(erase.token_keys) AS k (token_key)
+            JOIN tokenkeeper.suspect AS s ON s.topic_id = t.topic_id AND s.token_key = k.token_key AND s.silenced) AS a
+        GROUP BY 1, 2
+    )
+    UPDATE tokenkeeper.topic_guard_count AS c SET tokens = c.tokens - l.tokens
+    FROM (SELECT topic_id, bucket, count(*) AS tokens FROM latest GROUP BY 1, 2) AS l
+    WHERE c.topic_id = l.topic_id AND c.bucket = l.bucket;
     DELETE FROM tokenkeeper.held_result AS h
     USING tokenkeeper.topic AS t, unnest(erase.token_keys) AS k (token_key)
     WHERE h.topic_id = t.topic_id AND h.token_key = k.token_key;

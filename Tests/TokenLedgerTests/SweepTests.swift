@@ -168,4 +168,85 @@ import Testing
         let report = try sweep(&daemon)
         #expect(report?.deletedRejected == 2 && report?.deletedRuns == 1)
     }
+
+    private var limited: SweepPlan { plan(minTokens: 10, maxShare: .percent(10)) }
+
+    @Test func `too large a share of a topic is refused with numbers, others are not, and force goes through`() throws {
+        // Of the 150 tokens of each topic 50 are due; of a third one, 5 of 100.
+        try fill()
+        try database.psql(
+            """
+            SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 'u', registered_at => '2020-01-01Z') FROM generate_series(1, 100) AS i;
+            UPDATE tokenkeeper.ledger SET unregistered_at = '2021-01-01Z', suppressed_since = clock_timestamp() - interval '91 days'
+            WHERE topic_id = (SELECT topic_id FROM tokenkeeper.topic WHERE topic = 'u') AND token_key <= '\\x00000005';
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        let report = try #require(try sweep(&daemon, plan: limited))
+        #expect(report.outcome == .finished && report.prunedSuppressed == 5 && report.refused == 100)
+        #expect(
+            report.message
+                == "refused: t1 (production): 50 of 150 tokens are due, more than 15; t0 (production): 50 of 150 tokens are due, more than 15"
+        )
+        #expect(
+            report.topics.map { "\($0.topic) \($0.cause) \($0.tokens) \($0.refused) \($0.samples.count)" }
+                == ["t0 dead 50 true 5", "t1 dead 50 true 5", "u unregistered 5 false 5"])
+        #expect(
+            try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
+                "the last sweep refused to prune 50 of the 150 tokens of t0 (production), more than 15"))
+        let forced = try sweep(&daemon, .new(.cli, dryRun: false, forced: true), plan: limited)
+        #expect(forced?.prunedSuppressed == 100 && forced?.refused == 0 && forced?.forced == true)
+        #expect(try database.psql("SELECT forced FROM tokenkeeper.sweep_run ORDER BY run_id") == "f\nt")
+        #expect(
+            try database.psql(
+                "SELECT count(*) FROM unnest((SELECT warnings FROM tokenkeeper.status)) AS w WHERE w LIKE '%refused%'")
+                == "0")
+    }
+
+    @Test func `a dry run says by topic and cause what a sweep would do and refuse, with samples`() throws {
+        try fill()
+        try database.psql("UPDATE tokenkeeper.topic_policy SET prune_max_share = 1 WHERE topic = 't1'")
+        var daemon = try database.connect(user: "a_daemon")
+        let dry = try #require(try sweep(&daemon, .new(.cli, dryRun: true), plan: limited))
+        #expect(dry.prunedSuppressed == 50 && dry.refused == 50)
+        #expect(dry.topics.map { "\($0.topic) \($0.tokens) \($0.refused)" } == ["t0 50 true", "t1 50 false"])
+        #expect(
+            try database.psql("SELECT samples[1] FROM tokenkeeper.sweep_topic WHERE topic = 't0'")
+                .hasPrefix("000000"))
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token") == "300")
+        #expect(
+            try sweep(&daemon, plan: limited)?.prunedSuppressed == 50, "the dry run took nothing of the day's share")
+    }
+
+    @Test func `a day's share is not taken in slices`() throws {
+        try fill()
+        try database.psql("UPDATE tokenkeeper.topic_policy SET prune_min_tokens = 60")
+        try database.psql(
+            "UPDATE tokenkeeper.ledger SET suppressed_since = clock_timestamp() - interval '89 days' WHERE suppressed AND token_key > '\\x000000f0'"
+        )
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try sweep(&daemon, plan: limited)?.prunedSuppressed == 40)
+        try database.psql(
+            "UPDATE tokenkeeper.ledger SET suppressed_since = clock_timestamp() - interval '91 days' WHERE suppressed")
+        #expect(try sweep(&daemon, plan: limited)?.refused == 160)
+        try database.psql("UPDATE tokenkeeper.sweep_run SET started_at = started_at - interval '25 hours'")
+        #expect(try sweep(&daemon, plan: plan(minTokens: 10, maxShare: .percent(80)))?.prunedSuppressed == 160)
+    }
+
+    @Test func `a topic's policy has retentions of its own`() throws {
+        try fill()
+        try database.psql(
+            """
+            UPDATE tokenkeeper.topic_policy SET stale_retention = '88 days' WHERE topic = 't0';
+            UPDATE tokenkeeper.topic_policy SET stale_retention = '100 days', dormant_after = '1000 days' WHERE topic = 't1';
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        let report = try sweep(&daemon)
+        #expect(report?.prunedSuppressed == 100 && report?.prunedDormant == 50)
+        #expect(
+            try database.psql("SELECT topic, state, count(*) FROM tokenkeeper.token GROUP BY 1, 2 ORDER BY 1, 2")
+                == "t0|active|50\nt1|stale|100")
+        // Zero is never, where the default is something.
+        try database.psql("UPDATE tokenkeeper.topic_policy SET dormant_after = '0', stale_retention = NULL")
+        #expect(try sweep(&daemon, plan: plan(dormant: .seconds(86400)))?.prunedDormant == 0)
+    }
 }

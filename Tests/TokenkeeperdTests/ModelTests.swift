@@ -4,41 +4,15 @@ import Testing
 
 @testable import TokenLedger
 
-/// The rule, as a model of a few lines: for each token the latest registration and the latest instant of each cause.
-private struct Model {
-    struct Token: Equatable {
-        var registered: Int?
-        var causes: [String: (at: Int, reason: String)] = [:]
-
-        static func == (left: Token, right: Token) -> Bool { left.told == right.told }
-
-        var told: String {
-            let order = ["dead", "suspect", "unregistered"]
-            let greatest = order.compactMap { cause in causes[cause].map { (cause, $0) } }.max { $0.1.at < $1.1.at }
-            let first = order.first { cause in greatest.map { causes[cause]?.at == $0.1.at } ?? false }
-            let suppressed = greatest.map { $0.1.at >= registered ?? .min } ?? false
-            let state =
-                !suppressed
-                ? "active"
-                : ["dead": "stale", "suspect": "suspect", "unregistered": "unregistered_by_app"][first ?? ""] ?? ""
-            return
-                "\(state)|\(registered.map(String.init) ?? "")|\(greatest.map { String($0.1.at) } ?? "")|\(first.flatMap { causes[$0]?.reason } ?? "")"
-        }
-
-        mutating func register(_ at: Int) { registered = max(registered ?? .min, at) }
-
-        mutating func declare(_ cause: String, _ at: Int, _ reason: String) {
-            if let known = causes[cause], (known.at, known.reason) >= (at, reason) { return }
-            causes[cause] = (at, reason)
-        }
-    }
-
-    var tokens: [String: Token] = [:]
+/// Something that is said of a token, as SQL and to the model.
+private struct Step {
+    var sql: String
+    var apply: (inout LedgerModel) -> Void
 }
 
 @Suite struct `The rule, by a model` {
-    /// 200 histories of 500 steps each: registrations, unregistrations and results, late, repeated and out of order.
-    /// `MODEL_SEED` repeats one.
+    /// 200 histories of 500 steps each: registrations with and without devices, unregistrations and results, late, repeated and
+    /// out of order; suspects that are held and released, undone windows, tokens that are forgotten. `MODEL_SEED` repeats one.
     @Test func `random histories end in the state that the model gives`() throws {
         let seed =
             ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)
@@ -48,55 +22,27 @@ private struct Model {
         let database = try TestCluster.shared.database()
         let daemons = try (1...2).map { _ in try DaemonProcess(database.url(), settings: ["sweep.interval=off"]) }
         var owner = try database.connect()
-        var model = Model()
-        // Seconds; every instant of a history lies in a window of an hour, so that ties are common.
-        let start = 1_700_000_000
-        let instant = "to_timestamp(%d)"
+        var model = LedgerModel()
+        var heldTopics: [String] = []
         for history in 0..<200 {
-            var batch: [String] = []
+            let topics = [
+                "com.example.\(history)", "com.example.\(history).voip",
+                "com.example.\(history).push-type.liveactivity",
+            ]
+            if history.isMultiple(of: 2) {
+                // Here the guard holds from the first or second token on.
+                heldTopics += topics
+                for topic in topics {
+                    try owner.execute(
+                        """
+                        INSERT INTO tokenkeeper.topic_policy (environment, topic, guard_min_tokens, guard_max_share)
+                        VALUES ('production', '\(topic)', 0, 0), ('sandbox', '\(topic)', 1, 0)
+                        """)
+                }
+            }
+            var batch: [Step] = []
             for _ in 0..<500 {
-                let environment = ["production", "sandbox"].randomElement(using: &chance)!
-                let topic = ["com.example.\(history)", "com.example.\(history).voip"].randomElement(using: &chance)!
-                let hex = String(Int.random(in: 0xA0...0xA9, using: &chance), radix: 16)
-                let spelling = Bool.random(using: &chance) ? hex : hex.uppercased()
-                let key = "\(environment)|\(topic)|\(hex)"
-                let at = start + Int.random(in: 0..<60, using: &chance) * 60
-                let moment = String(format: instant, at)
-                func result(_ status: Int, _ body: String?, sentAt: String) -> String {
-                    let text = body.map { "'\($0)'" } ?? "NULL"
-                    return
-                        "INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, sent_at) VALUES ('\(environment)', '\(topic)', '\(spelling)', \(status), \(text), \(sentAt))"
-                }
-                var steps: [String]
-                switch Int.random(in: 0..<100, using: &chance) {
-                case 0..<35:
-                    steps = ["SELECT tokenkeeper.register('\(spelling)', '\(topic)', '\(environment)', \(moment))"]
-                    model.tokens[key, default: .init()].register(at)
-                case 35..<45:
-                    steps = ["SELECT tokenkeeper.unregister('\(spelling)', '\(topic)', '\(environment)', \(moment))"]
-                    model.tokens[key, default: .init()].declare("unregistered", at, "unregistered by the app")
-                case 45..<70:
-                    let reason = ["Unregistered", "ExpiredToken"].randomElement(using: &chance)!
-                    steps = [result(410, #"{"reason":"\#(reason)","timestamp":\#(at)000}"#, sentAt: "now()")]
-                    model.tokens[key, default: .init()].declare("dead", at, reason)
-                case 70..<75:
-                    steps = [result(410, nil, sentAt: moment)]
-                    model.tokens[key, default: .init()].declare("dead", at, "(none given)")
-                case 75..<85:
-                    let reason = ["BadDeviceToken", "DeviceTokenNotForTopic"].randomElement(using: &chance)!
-                    steps = [result(400, #"{"reason":"\#(reason)"}"#, sentAt: moment)]
-                    model.tokens[key, default: .init()].declare("suspect", at, reason)
-                case 85..<90:
-                    steps = [result(200, nil, sentAt: moment)]
-                case 90..<95:
-                    let (status, reason) = [
-                        (400, "BadTopic"), (429, "TooManyRequests"), (503, "Shutdown"), (413, "PayloadTooLarge"),
-                    ].randomElement(using: &chance)!
-                    steps = [result(status, #"{"reason":"\#(reason)"}"#, sentAt: moment)]
-                default:
-                    // In seconds: not understood.
-                    steps = [result(410, #"{"reason":"Unregistered","timestamp":\#(at)}"#, sentAt: moment)]
-                }
+                var steps = [Self.step(topics, &chance)]
                 if Int.random(in: 0..<10, using: &chance) == 0 { steps += steps }
                 // What comes late: anywhere among the steps of its history.
                 for step in steps {
@@ -107,27 +53,41 @@ private struct Model {
             while !batch.isEmpty {
                 let together = batch.prefix(Int.random(in: 1...25, using: &chance))
                 batch.removeFirst(together.count)
-                try owner.execute((["BEGIN"] + together + ["COMMIT"]).joined(separator: ";"))
+                try owner.execute((["BEGIN"] + together.map(\.sql) + ["COMMIT"]).joined(separator: ";"))
+                for step in together { step.apply(&model) }
                 if Int.random(in: 0..<10, using: &chance) == 0 {
                     try owner.execute(
                         (["BEGIN"]
                             + together.shuffled(using: &chance).map {
-                                $0.replacingOccurrences(of: "com.example", with: "com.undone")
+                                $0.sql.replacingOccurrences(of: "com.example", with: "com.undone")
                             } + ["ROLLBACK"]).joined(separator: ";"))
                 }
             }
         }
-        try eventually("the queue is empty") { try owner.scalar("SELECT count(*) FROM tokenkeeper.send_result") == "0" }
+        let isEmpty = "SELECT count(*) FROM tokenkeeper.send_result"
+        try eventually("the queue is empty") { try owner.scalar(isEmpty) == "0" }
+        let held = Int(try owner.scalar("SELECT count(*) FROM tokenkeeper.held_result") ?? "") ?? 0
+        #expect(held > 100, "seed \(seed): the guard held \(held)")
+        // What the guard counts as it goes is what is there.
+        let counts =
+            "SELECT topic_id, bucket, tokens FROM tokenkeeper.topic_guard_count WHERE tokens <> 0 ORDER BY 1, 2"
+        let counted = try owner.lines(counts, columns: 3)
+        try owner.execute("SELECT tokenkeeper.recount_guard(topic_id) FROM tokenkeeper.topic_guard")
+        #expect(try owner.lines(counts, columns: 3) == counted, "seed \(seed)")
+        // The ledger and the held results together do not depend on the order: so released, they end as if nothing had been held.
+        for topic in heldTopics {
+            try owner.execute(
+                "SELECT tokenkeeper.release_held('\(topic)', e) FROM unnest('{production,sandbox}'::text[]) AS e")
+        }
+        try eventually("the queue is empty") { try owner.scalar(isEmpty) == "0" }
+        #expect(
+            try owner.scalar("SELECT count(*) FROM tokenkeeper.held_result") == "0",
+            "what is released is not held again")
         for daemon in daemons { #expect(daemon.stop() == 0) }
 
-        let told = try owner.lines(
-            """
-            SELECT environment || '|' || topic || '|' || token,
-                   state, extract(epoch FROM registered_at)::bigint, extract(epoch FROM invalidated_at)::bigint, reason
-            FROM tokenkeeper.token
-            """, columns: 5)
-        let wanted = model.tokens.map { "\($0.key)|\($0.value.told)" }
-        let (surplus, missing) = (Set(told).subtracting(wanted), Set(wanted).subtracting(told))
+        let told = Set(try owner.lines(LedgerModel.ledger, columns: 9))
+        let wanted = model.told()
+        let (surplus, missing) = (told.subtracting(wanted), wanted.subtracting(told))
         #expect(
             surplus.isEmpty && missing.isEmpty,
             "seed \(seed): told \(surplus.sorted().prefix(5)), the model says \(missing.sorted().prefix(5))")
@@ -137,5 +97,66 @@ private struct Model {
             try owner.scalar(
                 "SELECT count(*) FROM tokenkeeper.token AS t WHERE tokenkeeper.is_sendable(t.token, t.topic, t.environment) <> t.sendable"
             ) == "0")
+    }
+
+    private static func step(_ topics: [String], _ chance: inout SeededChance) -> Step {
+        // Seconds; every instant of a history lies in a window of an hour, so that ties are common.
+        let at = 1_700_000_000 + Int.random(in: 0..<60, using: &chance) * 60
+        let moment = "to_timestamp(\(at))"
+        let environment = ["production", "sandbox"].randomElement(using: &chance)!
+        let topic = topics.randomElement(using: &chance)!
+        // Some are never of a device: those may be forgotten.
+        let hex = String(Int.random(in: 0xA0...0xAB, using: &chance), radix: 16)
+        let isOfDevice = hex < "a9"
+        let spelling = Bool.random(using: &chance) ? hex : hex.uppercased()
+        let key = LedgerModel.Key(environment, topic, hex)
+        func result(_ status: Int, _ body: String?, sentAt: String) -> String {
+            let text = body.map { "'\($0)'" } ?? "NULL"
+            return
+                "INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, sent_at) VALUES ('\(environment)', '\(topic)', '\(spelling)', \(status), \(text), \(sentAt))"
+        }
+        switch Int.random(in: 0..<100, using: &chance) {
+        case 0..<35:
+            let device = isOfDevice && Bool.random(using: &chance) ? "d\(Int.random(in: 0..<4, using: &chance))" : nil
+            let tags = Int.random(in: 0..<4, using: &chance) == 0 ? "g\(Int.random(in: 0..<4, using: &chance))" : nil
+            let more = "\(device.map { "'\($0)'" } ?? "NULL"), \(tags.map { "'{\($0)}'" } ?? "NULL")"
+            return Step(
+                sql: "SELECT tokenkeeper.register('\(spelling)', '\(topic)', '\(environment)', \(moment), \(more))"
+            ) { $0.register(key, at, device: device, tags: tags) }
+        case 35..<45:
+            return Step(
+                sql: "SELECT tokenkeeper.unregister('\(spelling)', '\(topic)', '\(environment)', \(moment))"
+            ) { $0.unregister(key, at) }
+        case 45..<65:
+            let reason = ["Unregistered", "ExpiredToken"].randomElement(using: &chance)!
+            return Step(sql: result(410, #"{"reason":"\#(reason)","timestamp":\#(at)000}"#, sentAt: "now()")) {
+                $0.dies(key, at, reason)
+            }
+        case 65..<68:
+            return Step(sql: result(410, nil, sentAt: moment)) { $0.dies(key, at, "(none given)") }
+        case 68..<84:
+            let reason = ["BadDeviceToken", "DeviceTokenNotForTopic"].randomElement(using: &chance)!
+            return Step(sql: result(400, #"{"reason":"\#(reason)"}"#, sentAt: moment)) { $0.suspect(key, at, reason) }
+        case 84..<86:
+            let until = at + Int.random(in: 0..<10, using: &chance) * 60
+            return Step(
+                sql: """
+                    INSERT INTO tokenkeeper.topic_policy (environment, topic) VALUES ('\(environment)', '\(topic)') ON CONFLICT DO NOTHING;
+                    SELECT tokenkeeper.reinstate('\(topic)', '\(environment)', \(moment), to_timestamp(\(until)))
+                    """
+            ) { $0.reinstate(environment, topic, at...until) }
+        case 86 where !isOfDevice && Bool.random(using: &chance):
+            return Step(sql: "SELECT tokenkeeper.forget('\(spelling)')") { $0.forget(hex) }
+        case 86..<91:
+            return Step(sql: result(200, nil, sentAt: moment)) { _ in }
+        case 91..<96:
+            let (status, reason) = [
+                (400, "BadTopic"), (429, "TooManyRequests"), (503, "Shutdown"), (413, "PayloadTooLarge"),
+            ].randomElement(using: &chance)!
+            return Step(sql: result(status, #"{"reason":"\#(reason)"}"#, sentAt: moment)) { _ in }
+        default:
+            // In seconds: not understood.
+            return Step(sql: result(410, #"{"reason":"Unregistered","timestamp":\#(at)}"#, sentAt: moment)) { _ in }
+        }
     }
 }

@@ -1,0 +1,85 @@
+internal import ArgumentParser
+internal import TokenLedger
+
+struct Explain: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        commandName: "explain",
+        abstract: "Tell why a token is dead, or alive: its story in the order of time, and what would revive it.",
+        discussion: """
+            Needs the rights of tokenkeeper_reader; a standby will do. Leaves with 64 when a beginning fits too many tokens.
+            """)
+
+    @OptionGroup var options: ConfigurationOptions
+
+    // An array, because the error about a second argument would show a token whole.
+    @Argument(help: ArgumentHelp("A device token in hex, or its beginning of 8 or more digits.", valueName: "token"))
+    var tokens: [String] = []
+
+    @Option(help: "All tokens of this device, instead of one.")
+    var device: String?
+
+    @Option(help: "Only of this topic.")
+    var topic: String?
+
+    @Option(help: "Only of this environment: production or sandbox.")
+    var environment: String?
+
+    @Flag(help: "As one JSON array on one line, for programs.")
+    var json = false
+
+    func validate() throws {
+        guard tokens.count + (device == nil ? 0 : 1) == 1 else {
+            throw ValidationError(
+                "Expected either one token or --device, found \(tokens.count) tokens\(device == nil ? "" : " and --device")."
+            )
+        }
+        if let token = tokens.first, TokenDigits(token) == nil {
+            throw ValidationError(
+                "The token is \"\(Self.plain(String(token.prefix(TokenDigits.shown))))\(token.count > TokenDigits.shown ? "…" : "")\" "
+                    + "(\(token.count) characters), expected 8 to 1024 hex digits.")
+        }
+        for (option, value) in [("--device", device), ("--topic", topic)] {
+            if let value, !(1...512).contains(value.utf8.count) {
+                throw ValidationError("\(option) is \(value.utf8.count) bytes long, expected 1 to 512.")
+            }
+        }
+        if let environment, !["production", "sandbox"].contains(environment) {
+            throw ValidationError("--environment is \"\(Self.plain(environment))\", expected production or sandbox.")
+        }
+    }
+
+    func run() throws {
+        Signals.unblock()
+        let configuration = try options.load()
+        let subject: StorySearch.Subject
+        if let digits = tokens.first.flatMap({ TokenDigits($0) }) {
+            subject = .token(digits)
+        } else {
+            subject = .device(device ?? "")
+        }
+        try configuration.withConnection(writes: false) { connection in
+            try Migrator(daemon: Daemon.version).check(&connection)
+            let search = StorySearch(subject, topic: topic, environment: environment)
+            switch try search.answer(on: &connection) {
+            case .stories(let stories):
+                if json {
+                    print(try StoryJSON.array(of: stories, on: &connection))
+                } else {
+                    print(stories.map(StoryText.text).joined(separator: "\n\n"))
+                }
+            case .nothing(let rejected):
+                let retention = configuration.values["sweep.event_retention"]?.value ?? "its default"
+                print(json ? "[]" : StoryText.nothing(subject, rejected: rejected, retention: retention))
+            case .tooMany(let first, let more):
+                if !json { print(StoryText.list(first, andMore: more)) }
+                ConfigurationOptions.complain(
+                    "that fits \(more ? "more than " : "")\(first.count) tokens: "
+                        + (tokens.isEmpty ? "give --topic or --environment" : "give more digits or --topic"))
+                throw ExitCode(ExitStatus.usage.rawValue)
+            }
+        }
+    }
+
+    /// Without what would move a terminal's cursor: applications and senders wrote it.
+    static func plain(_ text: String) -> String { StoryText.plain(text) }
+}

@@ -1,0 +1,141 @@
+import APNsFeedback
+import Dispatch
+import LedgerTestSupport
+import Testing
+
+@testable import TokenLedger
+
+@Suite struct `Erasure` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+    }
+
+    /// Every table of the schema in which the text or the bytes occur.
+    private func traces(_ token: String, _ more: [String] = []) throws -> [String] {
+        var owner = try database.connect()
+        let tables = try owner.lines(
+            """
+            SELECT c.relname FROM pg_class AS c WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind = 'r' ORDER BY 1
+            """, columns: 1)
+        return try tables.filter { table in
+            try owner.scalar(
+                """
+                SELECT count(*) FROM tokenkeeper.\(table) AS r
+                WHERE to_jsonb(r)::text ILIKE ANY (ARRAY[\(([token] + more).map { "'%\($0)%'" }.joined(separator: ", "))])
+                """) != "0"
+        }
+    }
+
+    private func fill(_ token: String, device: String) throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('\(token)', 't', registered_at => '2025-01-01Z', device_id => '\(device)');
+            SELECT tokenkeeper.register('\(token)', 'u', 'sandbox', registered_at => '2025-01-01Z', device_id => '\(device)');
+            SELECT tokenkeeper.register('cccccccc', 't', registered_at => '2025-01-01Z', device_id => 'other');
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES
+                ('t', '\(token)', 400, '{"reason":"BadDeviceToken"}'), ('t', ' \(token)', 410, NULL), ('t', 'cccccccc', 410, NULL);
+            """)
+        try drain(&daemon)
+        try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 0, guard_min_tokens = 0")
+        let holding = Intake(
+            lockTimeout: .milliseconds(50), guardLimits: GuardLimits(minTokens: 0, maxShare: .percent(0)),
+            interpret: Interpretation.verdict(on:))
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body)
+            VALUES ('sandbox', 'u', '\(token.uppercased())', 400, '{"reason":"BadDeviceToken"}')
+            """)
+        #expect(try drain(&daemon, intake: holding).held == 1)
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', '\(token)', 410), ('v', '\(token.uppercased())', 410),
+                ('t', 'cccccccc', 410)
+            """)
+    }
+
+    private let everywhere: [String] = [
+        "held_result", "ledger", "rejected_result", "suspect",
+    ]
+
+    @Test func `every trace of a token goes, except a count, and the drain does not bring it back`() throws {
+        try fill("aaaaaaaa", device: "phone")
+        let before = try traces("aaaaaaaa")
+        #expect(Set(everywhere).isSubset(of: before) && before.contains { $0.hasPrefix("token_event_log_") })
+        #expect(before.contains { $0.hasPrefix("send_result_") })
+        let rows = try database.psql("SELECT tokenkeeper.forget('AAAAAAAA')", user: "a_app")
+        #expect((Int(rows) ?? 0) >= 9)
+        var daemon = try database.connect(user: "a_daemon")
+        try drain(&daemon)
+        #expect(try traces("aaaaaaaa") == [])
+        #expect(try traces("cccccccc").contains("ledger"), "others stay")
+        #expect(
+            try database.psql(
+                "SELECT rows, environment, topic, message FROM tokenkeeper.operation WHERE operation = 'forgotten'")
+                == "\(rows)|||")
+        #expect(try database.psql("SELECT tokenkeeper.forget('aaaaaaaa')", user: "a_operator") == "0")
+    }
+
+    @Test func `a device is forgotten with all its tokens, those pruned since included`() throws {
+        try fill("aaaaaaaa", device: "phone")
+        try database.psql(
+            "SELECT tokenkeeper.register('bbbbbbbb', 't', registered_at => '2024-01-01Z', device_id => 'phone')")
+        try database.psql("DELETE FROM tokenkeeper.ledger WHERE token_key = '\\xbbbbbbbb'")
+        try database.psql("SELECT tokenkeeper.forget_device('phone')", user: "a_app")
+        var daemon = try database.connect(user: "a_daemon")
+        try drain(&daemon)
+        #expect(try traces("aaaaaaaa", ["bbbbbbbb", "phone"]) == [])
+        #expect(try database.psql("SELECT string_agg(DISTINCT token, ',') FROM tokenkeeper.token") == "cccccccc")
+        #expect(try database.psql("SELECT device_id FROM tokenkeeper.device") == "other")
+    }
+
+    @Test func `a batch that is under way is waited for, and none begins meanwhile`() throws {
+        try database.psql("SELECT tokenkeeper.register('aaaaaaaa', 't', registered_at => '2025-01-01Z')")
+        try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aaaaaaaa', 410)")
+        // A batch, by hand: the result has left the queue, and what it says is not committed.
+        var batch = try database.connect()
+        try batch.execute(
+            """
+            BEGIN; SELECT pg_advisory_xact_lock_shared(29803, 3); DELETE FROM tokenkeeper.send_result;
+            INSERT INTO tokenkeeper.send_result_aside (topic, token, status, leaf) VALUES ('t', 'aaaaaaaa', 410, 8);
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, dead_at) SELECT topic_id, '\\xaaaaaaaa01', now() FROM tokenkeeper.topic;
+            """)
+        let database = database
+        let failures = Failures()
+        let done = DispatchSemaphore(value: 0)
+        DispatchQueue.global().async {
+            do {
+                try database.psql("SELECT tokenkeeper.forget('aaaaaaaa')", user: "a_app")
+            } catch {
+                failures.add("\(error)")
+            }
+            done.signal()
+        }
+        var watcher = try database.connect()
+        try eventually("it waits") {
+            try watcher.scalar(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND classid = 29803 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            ) == "1"
+        }
+        // A daemon finds results, and leaves them alone.
+        try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'dd', 410)")
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try drain(&daemon).recorded == 0)
+        try batch.execute("COMMIT")
+        done.wait()
+        #expect(failures.all == [])
+        try drain(&daemon)
+        #expect(
+            try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.token") == "aaaaaaaa01,dd")
+    }
+
+    @Test func `no token, no device: a clear error`() throws {
+        for call in ["forget('xyz')", "forget(NULL)", "forget_device(NULL)"] {
+            var app = try database.connect(user: "a_app")
+            let error = #expect(throws: DatabaseError.self) { try app.execute("SELECT tokenkeeper.\(call)") }
+            #expect(error?.sqlState == "22023")
+        }
+    }
+}

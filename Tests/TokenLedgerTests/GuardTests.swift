@@ -1,0 +1,273 @@
+import APNsFeedback
+import LedgerTestSupport
+import Testing
+import TokenModel
+
+@testable import TokenLedger
+
+@Suite struct `The mass-failure guard` {
+    let database: TestDatabase
+    private let limits = GuardLimits(minTokens: 50, maxShare: Share(millionths: 5_000))
+
+    init() throws {
+        database = try TestCluster.shared.database()
+    }
+
+    private func intake(_ limits: GuardLimits? = nil) -> Intake {
+        Intake(
+            lockTimeout: .milliseconds(50), guardLimits: limits ?? self.limits,
+            interpret: Interpretation.verdict(on:))
+    }
+
+    /// Tokens number `first` to `last`, eight digits each.
+    private func register(_ first: Int, _ last: Int, topic: String = "t") throws {
+        try database.psql(
+            """
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), '\(topic)', registered_at => now() - interval '30 days'))
+            FROM generate_series(\(first), \(last)) AS i
+            """)
+    }
+
+    /// BadDeviceToken for each of those tokens, queued so long ago.
+    private func fail(_ first: Int, _ last: Int, topic: String = "t", ago: String = "1 minute") throws {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at, queued_at)
+            SELECT '\(topic)', lpad(to_hex(i), 8, '0'), 400, '{"reason":"BadDeviceToken"}',
+                   now() - interval '\(ago)' - interval '1 second', now() - interval '\(ago)'
+            FROM generate_series(\(first), \(last)) AS i
+            """)
+    }
+
+    private func states() throws -> String {
+        try database.psql(
+            """
+            SELECT (SELECT count(*) FROM tokenkeeper.token WHERE state = 'suspect'),
+                   (SELECT count(DISTINCT token_key) FROM tokenkeeper.held_result)
+            """)
+    }
+
+    private var isOpen: String { "SELECT coalesce(bool_or(open), false) FROM tokenkeeper.guard" }
+
+    @Test func `fifty suspects a day are recorded, and the batch that goes beyond is held`() throws {
+        try register(1, 1000)
+        var daemon = try database.connect(user: "a_daemon")
+        try fail(1, 50)
+        #expect(try drain(&daemon, intake: intake()).recorded == 50)
+        #expect(try states() == "50|0")
+        #expect(try database.psql(isOpen) == "f")
+        try fail(51, 51)
+        #expect(try drain(&daemon, intake: intake()).held == 1)
+        #expect(try states() == "50|1")
+        #expect(
+            try database.psql(
+                "SELECT open, tokens, max_tokens, undo LIKE 'tokenkeeperd reinstate --topic t --environment production --since 20%Z' FROM tokenkeeper.guard"
+            ) == "t|51|50|t")
+        #expect(
+            try database.psql("SELECT operation, topic, environment, rows, done_by FROM tokenkeeper.operation")
+                == "guard_opened|t|production|51|a_daemon")
+        #expect(
+            try database.psql(
+                "SELECT status, reason, sum(results) FROM tokenkeeper.result_stat GROUP BY 1, 2")
+                == "400|BadDeviceToken|51",
+            "what is held is counted when it is taken from the queue")
+    }
+
+    @Test func `of a large topic the share counts`() throws {
+        try register(1, 20_000)
+        var daemon = try database.connect(user: "a_daemon")
+        try fail(1, 100)
+        #expect(try drain(&daemon, intake: intake()).recorded == 100, "0.5 % of 20,000")
+        try fail(101, 102)
+        try drain(&daemon, intake: intake())
+        #expect(try states() == "100|2")
+    }
+
+    @Test func `a token counts once, however often it fails, and after it has come back`() throws {
+        try register(1, 1000)
+        var daemon = try database.connect(user: "a_daemon")
+        for _ in 1...5 {
+            try fail(1, 40)
+            try drain(&daemon, intake: intake())
+            try database.psql(
+                "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't')) FROM generate_series(1, 40) AS i")
+        }
+        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.topic_guard_count") == "40")
+        #expect(try database.psql(isOpen) == "f")
+        // Held ones too: ten more tokens, a hundred times.
+        try fail(41, 60)
+        try drain(&daemon, intake: intake())
+        for _ in 1...5 {
+            try fail(41, 60)
+            try drain(&daemon, intake: intake())
+        }
+        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.topic_guard_count") == "60")
+    }
+
+    @Test func `what silences nobody is not held: dead already, or registered since`() throws {
+        try register(1, 1000)
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            "SELECT count(*) FROM (SELECT tokenkeeper.unregister(lpad(to_hex(i), 8, '0'), 't') FROM generate_series(1, 300) AS i) AS u"
+        )
+        try database.psql(
+            "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't')) FROM generate_series(301, 600) AS i")
+        try fail(1, 600)
+        #expect(try drain(&daemon, intake: intake()).recorded == 600)
+        #expect(try database.psql(isOpen) == "f")
+    }
+
+    @Test func `410s are never held, and one in the same batch as the suspect decides`() throws {
+        try register(1, 1000)
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
+            SELECT 't', lpad(to_hex(i), 8, '0'), 410, '{"reason":"Unregistered"}', now() FROM generate_series(1, 400) AS i
+            """)
+        try fail(1, 400)
+        #expect(try drain(&daemon, intake: intake()).recorded == 800)
+        #expect(
+            try database.psql("SELECT state, count(*) FROM tokenkeeper.suppressed_token GROUP BY 1") == "stale|400")
+    }
+
+    @Test func `it holds whatever comes slowly, too, and in any order`() throws {
+        try register(1, 30_000)
+        var daemon = try database.connect(user: "a_daemon")
+        // 150 every ten minutes for a day, the latest first.
+        for slot in 0..<144 { try fail(slot * 150 + 1, slot * 150 + 150, ago: "\(slot * 10) minutes") }
+        try drain(&daemon, intake: intake())
+        let (suspects, held) = try parts(try states())
+        #expect(suspects <= 150 && suspects + held == 144 * 150, "0.5 % of 30,000 is 150")
+    }
+
+    @Test func `two days that are each within the limit are recorded`() throws {
+        try register(1, 1000)
+        var daemon = try database.connect(user: "a_daemon")
+        try fail(1, 45, ago: "2 days")
+        try fail(46, 90, ago: "10 minutes")
+        #expect(try drain(&daemon, intake: intake()).recorded == 90)
+        // A day that touches both would be too much.
+        try fail(91, 96, ago: "30 hours")
+        try drain(&daemon, intake: intake())
+        #expect(try states() == "90|6")
+    }
+
+    private func parts(_ text: String) throws -> (Int, Int) {
+        let numbers = text.split(separator: "|").compactMap { Int($0) }
+        return (try #require(numbers.first), try #require(numbers.last))
+    }
+
+    @Test func `when the share has fallen by half, suspects are recorded again, and the held ones stay`() throws {
+        try register(1, 1000)
+        var daemon = try database.connect(user: "a_daemon")
+        try fail(1, 60, ago: "3 days")
+        try drain(&daemon, intake: intake())
+        #expect(try states() == "0|60")
+        // 30 are more than half of 50: still held, though 30 alone would not have opened it.
+        try fail(101, 130, ago: "40 hours")
+        try drain(&daemon, intake: intake())
+        #expect(try states() == "0|90")
+        try fail(201, 225, ago: "1 minute")
+        try drain(&daemon, intake: intake())
+        #expect(try states() == "25|90")
+        #expect(
+            try database.psql("SELECT operation FROM tokenkeeper.operation ORDER BY operation_id")
+                == "guard_opened\nguard_closed")
+    }
+
+    @Test func `it closes by itself when all is quiet`() throws {
+        try register(1, 1000)
+        var daemon = try database.connect(user: "a_daemon")
+        try fail(1, 60, ago: "3 days")
+        try drain(&daemon, intake: intake())
+        #expect(try MassFailureGuard.closeQuiet(on: &daemon) == [], "ten minutes have not passed")
+        try database.psql("UPDATE tokenkeeper.topic_guard SET touched_at = now() - interval '11 minutes'")
+        #expect(try MassFailureGuard.closeQuiet(on: &daemon) == ["production t"])
+        #expect(try MassFailureGuard.closeQuiet(on: &daemon) == [])
+        #expect(try states() == "0|60")
+        try fail(101, 160, ago: "1 hour")
+        try drain(&daemon, intake: intake())
+        try database.psql("UPDATE tokenkeeper.topic_guard SET touched_at = now() - interval '11 minutes'")
+        #expect(try MassFailureGuard.closeQuiet(on: &daemon) == [], "it was within this day")
+    }
+
+    @Test func `a topic's policy comes first`() throws {
+        try register(1, 1000)
+        try register(1, 1000, topic: "u")
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            """
+            UPDATE tokenkeeper.topic_policy SET guard_max_share = 0.2 WHERE topic = 't';
+            UPDATE tokenkeeper.topic_policy SET guard_min_tokens = 3 WHERE topic = 'u';
+            """, user: "a_operator")
+        try fail(1, 200)
+        try fail(1, 6, topic: "u")
+        try drain(&daemon, intake: intake())
+        #expect(try states() == "200|6")
+        try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 1 WHERE topic = 'u'")
+        try fail(1, 100, topic: "u")
+        try drain(&daemon, intake: intake())
+        #expect(try states() == "300|6", "1 turns it off")
+        #expect(
+            try database.psql(
+                "SELECT message FROM tokenkeeper.operation WHERE operation = 'policy_changed' AND topic = 't' ORDER BY 1"
+            )
+                == "guard_max_share is 0.2, was the default")
+    }
+
+    @Test func `discarded, nothing of it counts; released, all of it does, and is not held again`() throws {
+        try register(1, 1000)
+        var daemon = try database.connect(user: "a_daemon")
+        try fail(1, 60)
+        try drain(&daemon, intake: intake())
+        #expect(try database.psql("SELECT tokenkeeper.discard_held('t', 'production')", user: "a_operator") == "60")
+        #expect(try states() == "0|0")
+        try fail(1, 60)
+        try drain(&daemon, intake: intake())
+        #expect(try states() == "0|60", "the guard is open still: the sender has not been mended")
+        #expect(try database.psql("SELECT tokenkeeper.release_held('t', 'production')", user: "a_operator") == "60")
+        #expect(try drain(&daemon, intake: intake()).recorded == 60)
+        #expect(try states() == "60|0")
+        #expect(
+            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = 400") == "120",
+            "counted once each, when they came")
+        try fail(61, 100)
+        try drain(&daemon, intake: intake())
+        #expect(try states() == "100|0", "it starts anew")
+    }
+
+    @Test func `an operator who is at the guard keeps the suspects waiting, and nothing else`() throws {
+        try register(1, 10)
+        var daemon = try database.connect(user: "a_daemon")
+        try fail(1, 1)
+        try drain(&daemon, intake: intake())
+        var someone = try database.connect()
+        try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard FOR UPDATE")
+        try fail(2, 2)
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', '00000003', 410), ('u', '00000004', 410)"
+        )
+        var intake = intake()
+        let pass = try intake.onePass(on: &daemon)
+        #expect(pass.recorded == 2 && pass.putAside == 1)
+        try someone.execute("COMMIT")
+        #expect(try drain(&daemon, intake: self.intake()).recorded == 1)
+    }
+
+    @Test func `held results are kept thirty days and then deleted, unrecorded`() throws {
+        try register(1, 1000)
+        var daemon = try database.connect(user: "a_daemon")
+        try fail(1, 60)
+        try drain(&daemon, intake: intake())
+        try database.psql(
+            "UPDATE tokenkeeper.held_result SET held_at = now() - interval '31 days' WHERE held_id % 2 = 0")
+        let plan = SweepPlan(
+            staleRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
+            rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400), minTokens: 0,
+            maxShare: .percent(10), batch: 7)
+        let lease = try #require(try SweepLease.claim(.new(.cli, dryRun: false), holder: "d", on: &daemon))
+        #expect(try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }.deletedHeld == 30)
+        #expect(try states() == "0|30")
+    }
+}

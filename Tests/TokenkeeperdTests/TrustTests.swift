@@ -1,0 +1,247 @@
+import Foundation
+import LedgerTestSupport
+import Testing
+
+/// What a mistake may cost, and that it can be undone: through real daemons and the commands that an operator types.
+@Suite struct `Trust` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+    }
+
+    private func command(_ arguments: String..., user: String = "a_operator") throws -> ProgramRun {
+        try ProgramRun(
+            [DaemonProcess.program] + arguments, environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: user)])
+    }
+
+    private func isDrained() throws -> Bool {
+        try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0"
+    }
+
+    /// Rows of the ledger that differ from those of `earlier`, whole rows, in either direction.
+    private func differences() throws -> String {
+        try database.psql(
+            """
+            SELECT (SELECT count(*) FROM (TABLE tokenkeeper.ledger EXCEPT TABLE earlier) AS e)
+                 + (SELECT count(*) FROM (TABLE earlier EXCEPT TABLE tokenkeeper.ledger) AS e)
+            """)
+    }
+
+    /// Three daemons, killed again and again until the queue is empty.
+    private func drainWithKills() throws {
+        var chance = SeededChance(seed: 7)
+        var daemons = try (0..<3).map { _ in try DaemonProcess(database.url(user: "a_daemon")) }
+        for _ in 0..<6 {
+            usleep(UInt32.random(in: 0..<250_000, using: &chance))
+            let victim = Int.random(in: 0..<daemons.count, using: &chance)
+            daemons[victim].signal(SIGKILL)
+            daemons[victim].wait()
+            daemons[victim] = try DaemonProcess(database.url(user: "a_daemon"))
+        }
+        try eventually("the queue is empty") { try isDrained() }
+        for daemon in daemons { #expect(daemon.stop() == 0) }
+    }
+
+    private func count(_ what: String) throws -> Int {
+        Int(try database.psql("SELECT count(*) FROM \(what)")) ?? -1
+    }
+
+    /// Tokens that could be sent to and cannot be any more.
+    private let silenced = """
+        tokenkeeper.ledger AS l JOIN earlier AS e USING (topic_id, token_key) WHERE l.suppressed AND NOT e.suppressed
+        """
+
+    @Test func `one misconfigured sender silences hundreds and not a fleet, and it can be undone whole`() throws {
+        // A fleet of 100,000: some dead already, some unregistered, some with a device, and two that were suspect before.
+        try database.psql(
+            """
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), 'com.example.app', registered_at => now() - interval '40 days',
+                                              device_id => CASE WHEN i % 50 = 0 THEN 'd' || i / 100 END))
+            FROM generate_series(1, 100000) AS i;
+            SELECT count(*) FROM (SELECT tokenkeeper.unregister(lpad(to_hex(i), 64, '0'), 'com.example.app', at => now() - interval '20 days')
+                                  FROM generate_series(1, 1000) AS i) AS u;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at, body)
+            SELECT 'com.example.app', lpad(to_hex(i), 64, '0'), CASE WHEN i > 1998 THEN 400 ELSE 410 END, now() - interval '10 days',
+                   CASE WHEN i > 1998 THEN '{"reason":"BadDeviceToken"}' END
+            FROM generate_series(1001, 2000) AS i;
+            """)
+        let daemon = try DaemonProcess(database.url(user: "a_daemon"))
+        try eventually("the fleet is drained") { try isDrained() }
+        // As if these few had come long before.
+        try database.psql(
+            """
+            UPDATE tokenkeeper.suspect SET queued_at = queued_at - interval '10 days';
+            SELECT tokenkeeper.recount_guard(topic_id) FROM tokenkeeper.topic;
+            CREATE TABLE earlier AS TABLE tokenkeeper.ledger;
+            """)
+        #expect(try count("tokenkeeper.token WHERE state = 'suspect'") == 2)
+
+        let mistake = """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at, body)
+            SELECT 'com.example.app', lpad(to_hex(i), 64, '0'), 400, now() - interval '1 hour' - i * interval '1 millisecond',
+                   '{"reason":"BadDeviceToken"}'
+            FROM generate_series(1, 100000) AS i ORDER BY hashint4(i)
+            """
+        // The same instants when they come a second time.
+        try database.psql("CREATE TABLE mistake AS SELECT now() AS at")
+        let same = mistake.replacingOccurrences(of: "now()", with: "(SELECT at FROM mistake)")
+        try database.psql(same)
+        try eventually("the mistake is drained") { try isDrained() }
+        #expect(try count(silenced) < 1000)
+        let recorded = try count("tokenkeeper.suspect") - 2
+        let held = try count("tokenkeeper.held_result")
+        #expect(recorded + held == 100_000)
+        #expect(held > 95_000)
+        let warnings = try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status")
+        #expect(warnings.contains("the mass-failure guard of com.example.app (production) is open"))
+        let opened = "the mass-failure guard is open: suspects are held"
+        try eventually("it is logged") { daemon.logged.contains(opened) }
+        #expect(daemon.logged.components(separatedBy: opened).count == 2, "once")
+        #expect(
+            daemon.logged.contains("undo=\"tokenkeeperd reinstate --topic com.example.app --environment production"))
+        #expect(try database.psql("SELECT operation FROM tokenkeeper.operation") == "guard_opened")
+        let list = try command("held", "list", user: "a_reader")
+        #expect(list.status == 0 && list.output.contains("\(held) results of \(held) tokens are held"))
+
+        // Undone by the commands that it names, counted first.
+        let undo = try database.psql("SELECT undo FROM tokenkeeper.guard").split(separator: " ").dropFirst()
+            .map(String.init)
+        let lost = try count(silenced)
+        let dry = try ProgramRun(
+            [DaemonProcess.program] + undo + ["--dry-run"],
+            environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_operator")])
+        #expect(
+            dry.status == 0 && dry.output.contains("\(lost) tokens would be sendable again"), "\(dry)")
+        #expect(try count(silenced) == lost)
+        let undone = try ProgramRun(
+            [DaemonProcess.program] + undo,
+            environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_operator")])
+        #expect(undone.output.contains("\(lost) tokens are sendable again"), "\(undone)")
+        #expect(undone.output.contains("\(held) results are still held"))
+        let discarded = try command("held", "discard", "--topic", "com.example.app")
+        #expect(discarded.output == "\(held) results are deleted, and have not been recorded\n", "\(discarded)")
+        #expect(try differences() == "0")
+        try eventually("the guard closes") { try database.psql("SELECT open FROM tokenkeeper.guard") == "f" }
+        #expect(daemon.stop() == 0)
+
+        // The same again, with three daemons and kills: nothing happens.
+        try database.psql(same)
+        try drainWithKills()
+        #expect(try differences() == "0")
+        #expect(try count("tokenkeeper.held_result") == 0)
+
+        // And the same mistake anew, after the window that was undone, with three daemons and kills.
+        try database.psql(
+            mistake.replacingOccurrences(
+                of: "interval '1 hour' - i * interval '1 millisecond'", with: "i * interval '1 microsecond'"))
+        try drainWithKills()
+        #expect(try count(silenced) < 1000)
+        let again = (try count("tokenkeeper.suspect") - 2, try count("tokenkeeper.held_result"))
+        #expect(again.0 + again.1 == 100_000, "\(again)")
+        try undoAll()
+
+        // 150 every ten minutes of another day, in no order.
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at, queued_at, body)
+            SELECT 'com.example.app', lpad(to_hex(20000 + i), 64, '0'), 400, now() - interval '3 days' - i / 150 * interval '10 minutes' - interval '10 s',
+                   now() - interval '3 days' - i / 150 * interval '10 minutes', '{"reason":"BadDeviceToken"}'
+            FROM generate_series(0, 144 * 150 - 1) AS i ORDER BY hashint4(i)
+            """)
+        try drainWithKills()
+        #expect(try count(silenced) < 1000)
+        let slowly = (try count("tokenkeeper.suspect") - 2, try count("tokenkeeper.held_result"))
+        #expect(slowly.0 + slowly.1 == 144 * 150, "\(slowly)")
+        try undoAll()
+        #expect(
+            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = 400")
+                == "\(3 * 100_000 + 144 * 150 + 2)",
+            "each counted once")
+    }
+
+    private func undoAll() throws {
+        let back = try command(
+            "reinstate", "--topic", "com.example.app", "--since",
+            "\(Date.now.addingTimeInterval(-5 * 86400).ISO8601Format())")
+        #expect(back.status == 0, "\(back)")
+        #expect(try command("held", "discard", "--topic", "com.example.app").status == 0)
+        #expect(try differences() == "0")
+    }
+
+    @Test func `a mass uninstall is not held; its pruning is refused, says why, and is forced`() throws {
+        try database.psql(
+            """
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => now() - interval '100 days'))
+            FROM generate_series(1, 10000) AS i;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at)
+            SELECT 't', lpad(to_hex(i), 8, '0'), 410, now() FROM generate_series(1, 4000) AS i;
+            """)
+        let daemon = try DaemonProcess(database.url(user: "a_daemon"), settings: ["sweep.interval=off"])
+        try eventually("it is drained") { try isDrained() }
+        #expect(try count("tokenkeeper.suppressed_token WHERE state = 'stale'") == 4000)
+        #expect(try count("tokenkeeper.held_result") == 0)
+        try database.psql(
+            "UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '91 days' WHERE suppressed")
+        daemon.signal(SIGUSR1)
+        try eventually("the sweep has ended") {
+            try database.psql("SELECT outcome, refused FROM tokenkeeper.sweep_run") == "finished|4000"
+        }
+        try eventually("it is logged") { daemon.logged.contains("the sweep refused to prune") }
+        #expect(
+            try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
+                "the last sweep refused to prune 4000 of the 10000 tokens of t (production), more than 1000"))
+        let refused = try command("sweep", user: "a_daemon")
+        #expect(refused.status == 70 && refused.output.contains("4000 of 10000 tokens are due, more than 1000"))
+        let dry = try command("sweep", "--dry-run", user: "a_daemon")
+        #expect(
+            dry.status == 0 && dry.output.contains("t (production), dead: 4000 tokens refused")
+                && dry.output.contains("such as 00"),
+            "\(dry)")
+        #expect(try count("tokenkeeper.token") == 10_000)
+        let forced = try command("sweep", "--force", user: "a_daemon")
+        #expect(forced.status == 0 && forced.output.contains("deleted 4000 suppressed tokens"), "\(forced)")
+        #expect(try count("tokenkeeper.token") == 6000)
+        #expect(daemon.stop() == 0)
+        #expect(daemon.logged.components(separatedBy: "the sweep refused to prune").count == 2, "once")
+    }
+
+    @Test func `rejected results are listed, requeued and discarded by command`() throws {
+        let daemon = try DaemonProcess(database.url(user: "a_daemon"))
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'zz', 410), ('t', 'zy', 410), (NULL, 'aa', 410)"
+        )
+        try eventually("they are rejected") { try count("tokenkeeper.rejected_result") == 3 }
+        let list = try command("rejected")
+        #expect(list.output.contains("2  device token * (* bytes of text) is not hex"), "\(list)")
+        #expect(try command("rejected", "requeue").status == 64, "which ones must be said")
+        #expect(try command("rejected", "requeue", "--all", "--error", "x").status == 64)
+        #expect(
+            try command("rejected", "requeue", "--error", "topic is missing").output
+                == "1 results are back in the queue\n")
+        try eventually("it is rejected again") {
+            try database.psql("SELECT attempts FROM tokenkeeper.rejected_result WHERE topic IS NULL") == "1"
+        }
+        #expect(try command("rejected", "discard", "--all").output == "3 results are deleted\n")
+        #expect(try command("rejected", "list", user: "a_reader").output == "nothing is rejected\n")
+        #expect(try command("held").output == "nothing is held\n")
+        #expect(try command("rejected", "discard", "--all", user: "a_reader").status == 69)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a topic that nobody knows, and a window that is none, are clear errors`() throws {
+        let unknown = try command("reinstate", "--topic", "typo", "--since", "2026-01-01")
+        #expect(unknown.status == 69 && unknown.errors.contains("topic 'typo' is not known"))
+        try database.psql("SELECT tokenkeeper.register('aa', 'it''s; rm -rf')")
+        let none = try command("reinstate", "--topic", "it's; rm -rf", "--since", "yesterday-ish")
+        #expect(none.status == 69 && none.errors.contains("invalid input syntax for type timestamp"), "\(none)")
+        #expect(try command("held", "release", "--topic", "typo").status == 69)
+        let zone = try ProgramRun(
+            [
+                DaemonProcess.program, "reinstate", "--topic", "it's; rm -rf", "--since", "2026-01-01 00:00", "--until",
+                "2026-01-02", "--dry-run",
+            ],
+            environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_operator"), "PGTZ": "America/New_York"])
+        #expect(zone.output.contains("from 2026-01-01 00:00:00+00 to 2026-01-02 00:00:00+00"), "\(zone)")
+    }
+}
