@@ -60,7 +60,8 @@ struct DrainDigest {
         about["active"] = turn.active.map { "\($0)" }
         about["undo"] = turn.undo.map { "\($0)" }
         logger.warning(
-            "the mass-failure guard is open: suspects are held; see `tokenkeeperd held list`", metadata: about)
+            "the mass-failure guard is open: suspects are held, see `tokenkeeperd held list` for what to do",
+            metadata: about)
     }
 
     mutating func note(_ incident: Intake.Incident) {

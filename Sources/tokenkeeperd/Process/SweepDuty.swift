@@ -99,7 +99,7 @@ struct SweepDuty {
         // A timer refuses the same each hour: once is enough.
         if !report.dryRun, !refused.subtracting(told).isEmpty {
             duty.logger.warning(
-                "the sweep refused to prune; see `tokenkeeperd sweep --dry-run`, and `--force`",
+                "the sweep refused to prune, because too much is due: see `tokenkeeperd sweep --dry-run` and --force",
                 metadata: [
                     "run_id": "\(report.runID)", "tokens": "\(report.refused)",
                     "topics": "\(refused.sorted().joined(separator: ", "))",
