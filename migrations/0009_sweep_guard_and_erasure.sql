@@ -16,6 +16,7 @@ CREATE TABLE tokenkeeper.sweep_topic (
     topic       text NOT NULL,
     cause       text NOT NULL,
     tokens      bigint NOT NULL,
+    pruned      bigint NOT NULL DEFAULT 0,
     refused     boolean NOT NULL,
     of_tokens   bigint,
     max_tokens  bigint,
@@ -26,6 +27,7 @@ COMMENT ON TABLE tokenkeeper.sweep_topic IS
     'What a sweep found due, by topic and cause: pruned, refused, or in a dry run only counted. Kept as long as its row of sweep_run.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.cause IS 'dead, suspect, unregistered, superseded, or dormant.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.tokens IS 'How many were due when the sweep began with the topic.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.pruned IS 'How many of them have been pruned: fewer where the sweep was interrupted, or a token came back.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.refused IS 'Whether the topic was over its limit, by all causes together.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.of_tokens IS 'All tokens of the topic, as last counted; null when they were too few to matter.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.max_tokens IS 'The most that could be pruned within this day.';

@@ -107,3 +107,34 @@ private let v1 = Version(major: 0, minor: 1, patch: 0)
         #expect(Migration(file: file, sql: sql) == nil)
     }
 }
+
+@Suite struct `A schema with tokens in it` {
+    @Test func `goes on with devices, tags and suspects as if they had come to it as it is now`() throws {
+        let daemon = Version(major: 0, minor: 1, patch: 0)
+        let database = try TestCluster.shared.database(migrated: false)
+        var owner = try database.connect(user: "owner")
+        try Migrator(Array(Migration.embedded.prefix(5)), daemon: daemon).migrate(&owner) { _ in }
+        try owner.execute(
+            """
+            SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01Z', device_id => 'd', tags => '{x}');
+            SELECT tokenkeeper.register('bb', 't', registered_at => '2025-01-02Z', device_id => 'd');
+            SELECT tokenkeeper.register('cc', 't.push-type.liveactivity', registered_at => '2025-01-01Z', device_id => 'd');
+            SELECT tokenkeeper.register('dd', 't.push-type.liveactivity', registered_at => '2025-01-02Z', device_id => 'd');
+            SELECT tokenkeeper.register('ee', 't', registered_at => '2025-01-01Z');
+            SELECT tokenkeeper.record('{production}', '{t}', '{1}', '{"\\\\xee"}', ARRAY[NULL::timestamptz], ARRAY[NULL],
+                '{2025-02-01Z}', '{BadDeviceToken}');
+            """)
+        try Migrator(daemon: daemon).migrate(&owner) { _ in }
+        #expect(
+            try owner.lines(
+                "SELECT token, state, array_to_string(tags, ',') FROM tokenkeeper.token ORDER BY token", columns: 3)
+                == ["aa|superseded|x", "bb|active|x", "cc|active|", "dd|active|", "ee|suspect|"])
+        #expect(
+            try owner.scalar(
+                "SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01T12:00Z')") == "f", "late")
+        #expect(
+            try owner.scalar("SELECT tokenkeeper.reinstate('t', 'production', '2025-01-31Z', '2025-02-02Z')") == "1")
+        #expect(try owner.scalar("SELECT tokenkeeper.register('aa', 't')") == "t")
+        #expect(try owner.scalar("SELECT state FROM tokenkeeper.token WHERE token = 'bb'") == "superseded")
+    }
+}

@@ -98,6 +98,10 @@ import Testing
             return batches <= 3
         }
         #expect(stopped?.outcome == .interrupted && (1...30).contains(stopped?.prunedSuppressed ?? 0))
+        #expect(
+            try database.psql("SELECT sum(pruned) FROM tokenkeeper.sweep_topic")
+                == "\(stopped?.prunedSuppressed ?? -1)",
+            "the day's share is of what was pruned")
         let next = try sweep(&daemon)
         #expect((stopped?.prunedSuppressed ?? 0) + (next?.prunedSuppressed ?? 0) == 100)
         #expect(

@@ -104,9 +104,9 @@ struct DueTokens {
         let today =
             try connection.query(
                 """
-                SELECT coalesce(sum(s.tokens), 0)::bigint
+                SELECT coalesce(sum(s.pruned), 0)::bigint
                 FROM tokenkeeper.sweep_topic AS s JOIN tokenkeeper.sweep_run AS r USING (run_id)
-                WHERE s.environment = $1 AND s.topic = $2 AND NOT s.refused AND NOT r.dry_run AND NOT r.forced
+                WHERE s.environment = $1 AND s.topic = $2 AND NOT r.forced
                   AND r.started_at > now() - interval '1 day'
                 """, [.text(topic.environment), .text(topic.name)]
             ).integer(0, 0) ?? 0

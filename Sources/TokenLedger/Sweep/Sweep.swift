@@ -114,7 +114,7 @@ public struct Sweep {
     private func pruneSuppressed(
         _ topic: DueTokens.Topic, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
-        let prune = Self.prune(
+        let prune = prune(
             "SELECT l.topic_id, l.token_key FROM tokenkeeper.ledger AS l WHERE \(DueTokens.isStale) ORDER BY l.suppressed_since",
             limit: plan.batch, stillDue: DueTokens.isStale)
         let parameters: [Parameter] = [.int4(topic.number), .int8(topic.staleRetention)]
@@ -134,7 +134,7 @@ public struct Sweep {
         // So many pages hold some tens of rows each: about a batch.
         let step = max(Int64(plan.batch) / 64, 1)
         for page in stride(from: 0, to: pages, by: Int(step)) {
-            let prune = Self.prune(
+            let prune = prune(
                 """
                 SELECT l.topic_id, l.token_key, p.age
                 FROM tokenkeeper.ledger AS l JOIN unnest($1, $2) AS p (topic_id, age) ON l.topic_id = p.topic_id
@@ -146,14 +146,19 @@ public struct Sweep {
 
     /// Deletes what is due, with all that is kept for it, and tells it in the history. The predicate stands twice: a token
     /// that came back between the look and the delete survives. What an application holds locked is left to the next sweep.
-    private static func prune(_ due: String, limit: Int, stillDue: String) -> String {
+    private func prune(_ due: String, limit: Int, stillDue: String) -> String {
         """
         WITH due AS MATERIALIZED (
             \(due) LIMIT \(limit) FOR UPDATE OF l SKIP LOCKED
         ), gone AS (
             DELETE FROM tokenkeeper.ledger AS l USING due AS d
             WHERE l.topic_id = d.topic_id AND l.token_key = d.token_key AND \(stillDue)
-            RETURNING l.*
+            RETURNING l.*, CASE WHEN l.suppressed THEN \(DueTokens.causeInSQL) ELSE 'dormant' END AS cause
+        ), counted AS (
+            UPDATE tokenkeeper.sweep_topic AS s SET pruned = s.pruned + c.tokens
+            FROM (SELECT t.environment, t.topic, g.cause, count(*) AS tokens
+                  FROM gone AS g JOIN tokenkeeper.topic AS t USING (topic_id) GROUP BY 1, 2, 3) AS c
+            WHERE s.run_id = \(lease.runID) AND s.environment = c.environment AND s.topic = c.topic AND s.cause = c.cause
         ), suspects AS (
             DELETE FROM tokenkeeper.suspect AS s USING gone AS g
             WHERE s.topic_id = g.topic_id AND s.token_key = g.token_key
@@ -168,12 +173,10 @@ public struct Sweep {
         )
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
             registered_before, invalidated_before)
-        SELECT g.topic_id, g.token_key, 'pruned', coalesce(c.cause, 'dormant'),
-               CASE c.cause WHEN 'dead' THEN g.dead_reason WHEN 'suspect' THEN g.suspect_reason END, g.device_id,
+        SELECT g.topic_id, g.token_key, 'pruned', g.cause,
+               CASE g.cause WHEN 'dead' THEN g.dead_reason WHEN 'suspect' THEN g.suspect_reason END, g.device_id,
                nullif(g.registered_at, '-infinity'), greatest(g.dead_at, g.suspect_at, g.unregistered_at, g.superseded_at)
         FROM gone AS g
-        CROSS JOIN LATERAL (SELECT CASE WHEN g.suppressed
-            THEN tokenkeeper.cause_of(g.dead_at, g.suspect_at, g.unregistered_at, g.superseded_at) END AS cause) AS c
         RETURNING 1
         """
     }
