@@ -160,6 +160,20 @@ import Testing
                 == ["aa|superseded|old", "bb|active|new", "cc|superseded|new"])
     }
 
+    @Test func `a transaction with an older snapshot fails instead of leaving two tokens`() throws {
+        var first = try database.connect()
+        var second = try database.connect()
+        // The device has no token of its own any more.
+        try first.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd')")
+        try first.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'e')")
+        try second.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM tokenkeeper.token")
+        try first.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'd')")
+        let error = #expect(throws: DatabaseError.self) {
+            try second.execute("SELECT tokenkeeper.register('cc', 't', device_id => 'd')")
+        }
+        #expect(error?.sqlState == "40001")
+    }
+
     @Test func `Live Activities and controls have many tokens a device`() throws {
         var owner = try database.connect()
         for topic in ["com.example.push-type.liveactivity", "com.example.push-type.controls"] {
