@@ -134,13 +134,13 @@ import TokenModel
     @Test func `it holds whatever comes slowly, too, and in any order`() throws {
         try register(1, 30_000)
         var daemon = try database.connect(user: "a_daemon")
-        // 150 every ten minutes for four hours, the latest first, each recorded before the next is queued.
+        // 100 every ten minutes for four hours, the latest first, each recorded before the next is queued.
         for slot in 0..<24 {
-            try fail(slot * 150 + 1, slot * 150 + 150, ago: "\(slot * 10) minutes")
+            try fail(slot * 100 + 1, slot * 100 + 100, ago: "\(slot * 10) minutes")
             try drain(&daemon, intake: intake())
         }
         let (suspects, held) = try parts(try states())
-        #expect(suspects <= 150 && suspects + held == 24 * 150, "0.5 % of 30,000 is 150")
+        #expect(suspects <= 150 && suspects + held == 24 * 100, "0.5 % of 30,000 is 150")
     }
 
     @Test func `two days that are each within the limit are recorded`() throws {
