@@ -16,6 +16,7 @@ CREATE VIEW tokenkeeper.topic_policy AS
 SELECT t.environment, t.topic, t.gate, t.stale_retention, t.dormant_after, t.guard_min_tokens, t.guard_max_share,
        t.prune_min_tokens, t.prune_max_share, t.first_seen
 FROM tokenkeeper.topic AS t;
+ALTER VIEW tokenkeeper.topic_policy ALTER COLUMN environment SET DEFAULT 'production';
 COMMENT ON VIEW tokenkeeper.topic_policy IS
     'One row a topic and environment, changed by UPDATE (or INSERT, for a topic not seen yet); in force at once for the gate, '
     'with the next batch or sweep for the daemons. Null means the default: of the gate enforce, of the rest what the daemon is configured with.';
@@ -40,7 +41,7 @@ CREATE TABLE tokenkeeper.operation (
     operation_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at           timestamptz NOT NULL DEFAULT clock_timestamp(),
     operation    text NOT NULL CHECK (operation IN ('guard_opened', 'guard_closed', 'held_released', 'held_discarded',
-        'reinstated', 'rejected_requeued', 'forgotten', 'policy_changed')),
+        'reinstated', 'rejected_requeued', 'forgotten', 'policy_changed', 'device_crowded')),
     environment  text,
     topic        text,
     rows         bigint,
@@ -48,7 +49,7 @@ CREATE TABLE tokenkeeper.operation (
     done_by      text NOT NULL DEFAULT session_user
 );
 COMMENT ON TABLE tokenkeeper.operation IS
-    'What the mass-failure guard and people did: one row each, so that what a token''s story does not tell can be told by its topic''s.';
+    'What the mass-failure guard and people did, and devices that have 50 tokens: one row each, so that what a token''s story does not tell can be told by its topic''s.';
 COMMENT ON COLUMN tokenkeeper.operation.rows IS 'How many tokens or results it was about.';
 COMMENT ON COLUMN tokenkeeper.operation.done_by IS 'The login role; of what the guard did, that of the daemon.';
 

@@ -15,11 +15,15 @@ COMMENT ON COLUMN tokenkeeper.ledger.tags_at IS
 COMMENT ON COLUMN tokenkeeper.ledger.superseded_at IS
     'Set while the device''s latest registration names another token, and then equal to registered_at: the earliest instant '
     'that suppresses, so that it does not depend on when the other registrations arrived, and every other cause comes before it.';
+-- An empty device_id is none, and one over 512 bytes, which no index takes, was never of use.
+UPDATE tokenkeeper.ledger SET device_id = NULL WHERE octet_length(device_id) NOT BETWEEN 1 AND 512;
 UPDATE tokenkeeper.ledger
 SET device_at = CASE WHEN device_id IS NOT NULL THEN registered_at END, tags_at = CASE WHEN tags IS NOT NULL THEN registered_at END
 WHERE device_id IS NOT NULL OR tags IS NOT NULL;
 
-CREATE INDEX ledger_device ON tokenkeeper.ledger (topic_id, device_id) WHERE device_id IS NOT NULL;
+-- Without the topic: a plan made for a small ledger would else find the device's tokens by the topic's part of the primary key, and
+-- read all of them after the ledger has grown. For the same reason the functions below ask for topic_id + 0.
+CREATE INDEX ledger_device ON tokenkeeper.ledger (device_id) WHERE device_id IS NOT NULL;
 COMMENT ON INDEX tokenkeeper.ledger_device IS 'The tokens of a device.';
 CREATE INDEX token_event_log_device_id ON tokenkeeper.token_event_log (device_id) WHERE device_id IS NOT NULL;
 
@@ -30,6 +34,7 @@ CREATE TABLE tokenkeeper.device (
     token_key bytea NOT NULL DEFAULT '',
     PRIMARY KEY (topic_id, device_id)
 ) WITH (fillfactor = 90);
+CREATE INDEX device_token_key ON tokenkeeper.device (token_key) WHERE token_key <> '';
 COMMENT ON TABLE tokenkeeper.device IS
     'One row a (topic, device): what is locked before the device''s tokens, and which registration named it last, for tokens that '
     'have moved to another device since. Pruned with the device''s last token.';
@@ -50,54 +55,94 @@ SET enable_seqscan = off
 AS $$
 DECLARE
     named bytea;
+    inherited text[];
+    wanted timestamptz;
+    tokens integer := 0;
+    old tokenkeeper.ledger;
+    new tokenkeeper.ledger;
 BEGIN
     SELECT w.token_key INTO named FROM (
         SELECT d.named_at AS at, d.token_key FROM tokenkeeper.device AS d
         WHERE d.topic_id = of_topic AND d.device_id = device
         UNION ALL
         SELECT l.registered_at, l.token_key FROM tokenkeeper.ledger AS l
-        WHERE l.topic_id = of_topic AND l.device_id = device) AS w
+        WHERE l.topic_id + 0 = of_topic AND l.device_id = device) AS w
     ORDER BY w.at DESC, w.token_key DESC LIMIT 1;
 
-    WITH old AS MATERIALIZED (
-        SELECT l.token_key, l.suppressed, greatest(l.dead_at, l.suspect_at, l.unregistered_at, l.superseded_at) AS invalidated_at,
-               CASE WHEN l.token_key <> named THEN l.registered_at END AS superseded_at
-        FROM tokenkeeper.ledger AS l
-        WHERE l.topic_id = of_topic AND l.device_id = device
-    ), changed AS (
+    -- One by one, each by its key: see the index.
+    FOR old IN
+        SELECT l.* FROM tokenkeeper.ledger AS l WHERE l.topic_id + 0 = of_topic AND l.device_id = device ORDER BY l.token_key
+    LOOP
+        tokens := tokens + 1;
+        wanted := CASE WHEN old.token_key <> named THEN old.registered_at END;
+        CONTINUE WHEN old.superseded_at IS NOT DISTINCT FROM wanted;
         UPDATE tokenkeeper.ledger AS l
-        SET superseded_at = o.superseded_at,
+        SET superseded_at = wanted,
             suppressed_since = CASE
-                WHEN coalesce(greatest(l.dead_at, l.suspect_at, l.unregistered_at, o.superseded_at) >= l.registered_at, false)
+                WHEN coalesce(greatest(l.dead_at, l.suspect_at, l.unregistered_at, wanted) >= l.registered_at, false)
                 THEN coalesce(l.suppressed_since, receipt) END
-        FROM old AS o
-        WHERE l.topic_id = of_topic AND l.token_key = o.token_key AND l.superseded_at IS DISTINCT FROM o.superseded_at
-        RETURNING l.token_key, l.registered_at, l.suppressed, o.suppressed AS was_suppressed, o.invalidated_at AS was_invalidated_at,
-                  greatest(l.dead_at, l.suspect_at, l.unregistered_at, l.superseded_at) AS invalidated_at
-    )
-    INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
-        registered_before, registered_after, invalidated_before, invalidated_after)
-    SELECT of_topic, c.token_key, CASE WHEN c.suppressed THEN 'superseded' ELSE 'revived' END,
-           CASE WHEN c.suppressed THEN 'superseded' ELSE 'moved' END,
-           CASE WHEN c.suppressed THEN 'a newer token of the same device' END, device,
-           nullif(c.registered_at, '-infinity'), nullif(c.registered_at, '-infinity'), c.was_invalidated_at, c.invalidated_at
-    FROM changed AS c
-    WHERE c.suppressed <> c.was_suppressed AND c.token_key <> registering;
+        WHERE l.topic_id = of_topic AND l.token_key = old.token_key
+        RETURNING l.* INTO new;
+        CONTINUE WHEN new.suppressed = old.suppressed OR new.token_key = registering;
+        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
+            registered_before, registered_after, invalidated_before, invalidated_after)
+        VALUES (of_topic, new.token_key, CASE WHEN new.suppressed THEN 'superseded' ELSE 'revived' END,
+            CASE WHEN new.suppressed THEN 'superseded' ELSE 'moved' END,
+            CASE WHEN new.suppressed THEN 'a newer token of the same device' END, device,
+            nullif(old.registered_at, '-infinity'), nullif(new.registered_at, '-infinity'),
+            greatest(old.dead_at, old.suspect_at, old.unregistered_at, old.superseded_at),
+            greatest(new.dead_at, new.suspect_at, new.unregistered_at, new.superseded_at));
+    END LOOP;
+    IF tokens = 50 AND registering <> '' THEN
+        INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
+        SELECT 'device_crowded', t.environment, t.topic, tokens, 'one device_id has that many tokens: is it a constant?'
+        FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
+    END IF;
 
     -- The device's token without tags of its own has those that its others had last.
-    UPDATE tokenkeeper.ledger AS l
-    SET tags = i.tags
-    FROM (SELECT o.tags FROM tokenkeeper.ledger AS o
-          WHERE o.topic_id = of_topic AND o.device_id = device AND o.tags_at IS NOT NULL
-          ORDER BY o.tags_at DESC, o.tags DESC LIMIT 1) AS i
-    WHERE l.topic_id = of_topic AND l.token_key = named AND l.device_id = device AND l.tags_at IS NULL
-      AND l.tags IS DISTINCT FROM i.tags;
+    SELECT l.tags INTO inherited FROM tokenkeeper.ledger AS l
+    WHERE l.topic_id + 0 = of_topic AND l.device_id = device AND l.tags_at IS NOT NULL
+    ORDER BY l.tags_at DESC, l.tags DESC LIMIT 1;
+    IF FOUND THEN
+        UPDATE tokenkeeper.ledger AS l SET tags = inherited
+        WHERE l.topic_id = of_topic AND l.token_key = named AND l.device_id = device AND l.tags_at IS NULL
+          AND l.tags IS DISTINCT FROM inherited;
+    END IF;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.settle_device(integer, text, bytea, timestamptz) IS
     'Says of each token of a device whether it is superseded, and tells it in the history, but for the token that is being registered. '
     'The caller holds the device and its tokens locked.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.settle_device(integer, text, bytea, timestamptz) FROM PUBLIC;
+
+CREATE FUNCTION tokenkeeper.lock_devices(of_topic integer, devices text[], key bytea) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    device text;
+    other bytea;
+BEGIN
+    FOREACH device IN ARRAY devices LOOP
+        -- Written and not only locked: a transaction with an older snapshot then fails instead of deciding by it.
+        INSERT INTO tokenkeeper.device AS d (topic_id, device_id) VALUES (of_topic, device)
+        ON CONFLICT ON CONSTRAINT device_pkey DO UPDATE SET named_at = d.named_at;
+    END LOOP;
+    FOR other IN
+        SELECT l.token_key FROM tokenkeeper.ledger AS l
+        WHERE l.topic_id + 0 = of_topic AND l.device_id = ANY (devices)
+        UNION SELECT lock_devices.key
+        ORDER BY 1
+    LOOP
+        PERFORM FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = other FOR NO KEY UPDATE;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.lock_devices(integer, text[], bytea) IS
+    'Locks devices, given in order, then their tokens and the one that is being registered, in the order of their keys: two registrations then '
+    'never wait for each other crosswise.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_devices(integer, text[], bytea) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.register(
     token text,
@@ -119,6 +164,7 @@ DECLARE
     of_topic integer;
     observes boolean;
     one_token boolean;
+    new_device text := nullif(register.device_id, '');
     devices text[];
     device text;
     seen tokenkeeper.ledger;
@@ -135,8 +181,8 @@ BEGIN
         RAISE EXCEPTION 'registered_at is %, expected a finite instant', register.registered_at
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF octet_length(register.device_id) NOT BETWEEN 1 AND 512 THEN
-        RAISE EXCEPTION 'device_id is % bytes long, expected 1 to 512, or null', octet_length(register.device_id)
+    IF octet_length(new_device) > 512 THEN
+        RAISE EXCEPTION 'device_id is % bytes long, expected 1 to 512, or null', octet_length(new_device)
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
 
@@ -146,11 +192,11 @@ BEGIN
     WHERE t.topic = register.topic AND t.environment = env;
     UPDATE tokenkeeper.ledger AS l
     SET registered_at = greatest(l.registered_at, moment),
-        device_at = CASE WHEN register.device_id IS NULL THEN l.device_at ELSE greatest(l.device_at, moment) END,
+        device_at = CASE WHEN new_device IS NULL THEN l.device_at ELSE greatest(l.device_at, moment) END,
         tags = CASE WHEN register.tags IS NULL OR (moment, register.tags) < (l.tags_at, l.tags) THEN l.tags ELSE register.tags END,
         tags_at = CASE WHEN register.tags IS NULL THEN l.tags_at ELSE greatest(l.tags_at, moment) END
     WHERE l.topic_id = of_topic AND l.token_key = key AND NOT l.suppressed AND l.registered_at > '-infinity'
-      AND (register.device_id IS NULL OR register.device_id = l.device_id);
+      AND (new_device IS NULL OR new_device = l.device_id);
     IF FOUND THEN
         RETURN true;
     END IF;
@@ -158,32 +204,36 @@ BEGIN
     of_topic := coalesce(of_topic, tokenkeeper.ensure_topic(env, register.topic));
     one_token := tokenkeeper.has_one_token_a_device(register.topic);
     LOOP
-        -- The devices first, in order, then the tokens in order: two registrations never wait for each other crosswise.
         devices := '{}';
         IF one_token THEN
             SELECT l.* INTO seen FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
             SELECT coalesce(array_agg(DISTINCT d COLLATE "C"), '{}') INTO devices
-            FROM unnest(ARRAY[seen.device_id, register.device_id]) AS d WHERE d IS NOT NULL;
-            FOREACH device IN ARRAY devices LOOP
-                -- Written and not only locked: a transaction with an older snapshot then fails instead of deciding by it.
-                INSERT INTO tokenkeeper.device AS d (topic_id, device_id) VALUES (of_topic, device)
-                ON CONFLICT ON CONSTRAINT device_pkey DO UPDATE SET named_at = d.named_at;
-            END LOOP;
-            IF devices <> '{}' THEN
-                PERFORM FROM tokenkeeper.ledger AS l
-                WHERE l.topic_id = of_topic AND (l.token_key = key OR l.device_id = ANY (devices))
-                ORDER BY l.token_key
-                FOR NO KEY UPDATE;
-            END IF;
+            FROM unnest(ARRAY[seen.device_id, new_device]) AS d WHERE d IS NOT NULL;
         END IF;
-        SELECT l.* INTO old FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key FOR NO KEY UPDATE;
-        CONTINUE WHEN one_token AND old.device_id IS DISTINCT FROM seen.device_id;
+        IF seen.token_key IS NOT NULL AND devices <> '{}' THEN
+            -- It may move to another device meanwhile: then the locks are given back, and all is tried anew.
+            BEGIN
+                PERFORM tokenkeeper.lock_devices(of_topic, devices, key);
+                SELECT l.* INTO old FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
+                IF old.device_id IS DISTINCT FROM seen.device_id THEN
+                    RAISE EXCEPTION 'the token has another device now' USING ERRCODE = 'TK001';
+                END IF;
+            EXCEPTION WHEN SQLSTATE 'TK001' THEN
+                CONTINUE;
+            END;
+        ELSE
+            IF devices <> '{}' THEN
+                PERFORM tokenkeeper.lock_devices(of_topic, devices, key);
+            END IF;
+            SELECT l.* INTO old FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key FOR NO KEY UPDATE;
+            CONTINUE WHEN one_token AND old.device_id IS DISTINCT FROM seen.device_id;
+        END IF;
 
         new := old;
         new.registered_at := greatest(old.registered_at, moment);
-        IF register.device_id IS NOT NULL
-            AND (old.device_at IS NULL OR (moment, register.device_id COLLATE "C") > (old.device_at, old.device_id COLLATE "C")) THEN
-            new.device_id := register.device_id;
+        IF new_device IS NOT NULL
+            AND (old.device_at IS NULL OR (moment, new_device COLLATE "C") > (old.device_at, old.device_id COLLATE "C")) THEN
+            new.device_id := new_device;
             new.device_at := moment;
         END IF;
         IF register.tags IS NOT NULL AND (old.tags_at IS NULL OR (moment, register.tags) > (old.tags_at, old.tags)) THEN
@@ -206,7 +256,7 @@ BEGIN
         FOREACH device IN ARRAY devices LOOP
             UPDATE tokenkeeper.device AS d
             SET named_at = s.at, token_key = key
-            FROM (SELECT CASE WHEN device = register.device_id THEN moment END AS at
+            FROM (SELECT CASE WHEN device = new_device THEN moment END AS at
                   UNION ALL
                   SELECT CASE WHEN device = old.device_id THEN old.device_at END
                   ORDER BY at DESC NULLS LAST LIMIT 1) AS s
@@ -247,7 +297,7 @@ COMMENT ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, te
     'Records a registration, in the caller''s transaction; answers whether the token may be sent to now. Call it at every '
     'launch of the app: each one counts against a late 410. A device_id supersedes the device''s other tokens of the topic, but for '
     'Live Activities and controls; a null one keeps what there is, and so do null tags, or inherit those of the device''s former token. '
-    'Raises 22023 for a malformed token, an unknown environment, an empty topic, a device_id over 512 bytes or an infinite instant.';
+    'Raises 22023 for a malformed token, an unknown environment, an empty topic, a device_id over 512 bytes or an infinite instant. An empty device_id is none.';
 
 -- The devices that are there already: as if their tokens had just been registered.
 INSERT INTO tokenkeeper.device (topic_id, device_id)

@@ -93,14 +93,14 @@ CREATE TABLE tokenkeeper.topic_guard_count (
     PRIMARY KEY (topic_id, bucket)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.topic_guard_count IS
-    'How many tokens suspects have silenced, or would have but for the guard, by ten minutes of queued_at: each token once, where its latest suspect is.';
+    'How many tokens suspects have silenced, or would have but for the guard, by ten minutes of queued_at: each token once a day, where its last suspect of that day is.';
 
 CREATE VIEW tokenkeeper.guard AS
 SELECT t.environment, t.topic, g.open_since IS NOT NULL AS open, g.open_since, g.tokens, g.active, g.max_tokens, g.undo_since,
        CASE WHEN g.open_since IS NOT NULL AND g.undo_since IS NOT NULL THEN
            -- A topic is what some sender has written: quoted, lest a shell run it.
-           format('tokenkeeperd reinstate --topic %s --environment %s --since %s',
-                  CASE WHEN t.topic ~ '[^A-Za-z0-9._-]' THEN '''' || replace(t.topic, '''', '''"''"''') || '''' ELSE t.topic END, t.environment,
+           format('tokenkeeperd reinstate --topic%s --environment %s --since %s',
+                  CASE WHEN t.topic LIKE '-%' THEN '=' ELSE ' ' END || CASE WHEN t.topic ~ '[^A-Za-z0-9._-]' THEN '''' || replace(t.topic, '''', '''"''"''') || '''' ELSE t.topic END, t.environment,
                   to_char(g.undo_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) END AS undo
 FROM tokenkeeper.topic_guard AS g JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.guard IS
@@ -121,25 +121,31 @@ LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
-    WITH attempt AS (
-        SELECT a.token_key, max(tokenkeeper.guard_bucket(a.queued_at)) AS bucket
+    WITH asked AS MATERIALIZED (
+        SELECT DISTINCT a.token_key, tokenkeeper.guard_bucket(a.queued_at) AS bucket
         FROM unnest(guard_changes.token_keys, guard_changes.queued_at) AS a (token_key, queued_at)
-        GROUP BY 1
-    ), moved AS MATERIALIZED (
-        SELECT a.bucket, tokenkeeper.guard_bucket(greatest(
-            (SELECT max(h.queued_at) FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic AND h.token_key = a.token_key),
-            (SELECT max(s.queued_at) FROM tokenkeeper.suspect AS s
-             WHERE s.topic_id = of_topic AND s.token_key = a.token_key AND s.silenced))) AS earlier
-        FROM attempt AS a
+    ), known AS MATERIALIZED (
+        SELECT DISTINCT k.token_key, tokenkeeper.guard_bucket(e.queued_at) AS bucket
+        FROM (SELECT DISTINCT a.token_key FROM asked AS a) AS k
+        CROSS JOIN LATERAL (
+            SELECT h.queued_at FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic AND h.token_key = k.token_key
+            UNION ALL
+            SELECT s.queued_at FROM tokenkeeper.suspect AS s
+            WHERE s.topic_id = of_topic AND s.token_key = k.token_key AND s.silenced) AS e
+    ), before AS (
+        SELECT k.bucket, lead(k.bucket) OVER (PARTITION BY k.token_key ORDER BY k.bucket) AS next FROM known AS k
+    ), after AS (
+        SELECT b.bucket, lead(b.bucket) OVER (PARTITION BY b.token_key ORDER BY b.bucket) AS next
+        FROM (SELECT * FROM known UNION SELECT * FROM asked) AS b
     )
     SELECT c.bucket, sum(c.tokens)::bigint FROM (
-        SELECT m.bucket, 1 AS tokens FROM moved AS m WHERE m.earlier IS NULL OR m.earlier < m.bucket
+        SELECT a.bucket, 1 AS tokens FROM after AS a WHERE a.next IS NULL OR a.next - a.bucket > interval '1 day'
         UNION ALL
-        SELECT m.earlier, -1 FROM moved AS m WHERE m.earlier < m.bucket) AS c
-    GROUP BY 1
+        SELECT b.bucket, -1 FROM before AS b WHERE b.next IS NULL OR b.next - b.bucket > interval '1 day') AS c
+    GROUP BY 1 HAVING sum(c.tokens) <> 0
 $$;
 COMMENT ON FUNCTION tokenkeeper.guard_changes(integer, bytea[], timestamptz[]) IS
-    'What suspects of these tokens, queued then, change in topic_guard_count: a token counts once, where its latest suspect is.';
+    'What suspects of these tokens, queued then, change in topic_guard_count: a token counts once a day, where its last suspect of that day is.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.guard_changes(integer, bytea[], timestamptz[]) FROM PUBLIC;
 
 CREATE FUNCTION tokenkeeper.note_guard(of_topic integer, token_keys bytea[], queued_at timestamptz[]) RETURNS void
@@ -148,7 +154,9 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO tokenkeeper.topic_guard_count AS c (topic_id, bucket, tokens)
     SELECT of_topic, g.bucket, g.tokens FROM tokenkeeper.guard_changes(of_topic, note_guard.token_keys, note_guard.queued_at) AS g
-    ON CONFLICT (topic_id, bucket) DO UPDATE SET tokens = c.tokens + excluded.tokens
+    WHERE g.tokens > 0 OR EXISTS (SELECT FROM tokenkeeper.topic_guard_count AS k WHERE k.topic_id = of_topic AND k.bucket = g.bucket)
+    -- What the sweep has cleared away is not made less than nothing.
+    ON CONFLICT (topic_id, bucket) DO UPDATE SET tokens = greatest(c.tokens + excluded.tokens, 0)
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_guard(integer, bytea[], timestamptz[]) IS
     'Counts suspects in topic_guard_count; called before they are written to held_result or suspect, with the topic''s guard locked.';
@@ -162,11 +170,13 @@ BEGIN
     DELETE FROM tokenkeeper.topic_guard_count AS c WHERE c.topic_id = of_topic;
     INSERT INTO tokenkeeper.topic_guard_count (topic_id, bucket, tokens)
     SELECT of_topic, l.bucket, count(*) FROM (
-        SELECT max(tokenkeeper.guard_bucket(a.queued_at)) AS bucket FROM (
-            SELECT h.token_key, h.queued_at FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic
-            UNION ALL
-            SELECT s.token_key, s.queued_at FROM tokenkeeper.suspect AS s WHERE s.topic_id = of_topic AND s.silenced) AS a
-        GROUP BY a.token_key) AS l
+        SELECT k.bucket, lead(k.bucket) OVER (PARTITION BY k.token_key ORDER BY k.bucket) AS next FROM (
+            SELECT h.token_key, tokenkeeper.guard_bucket(h.queued_at) AS bucket
+            FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic
+            UNION
+            SELECT s.token_key, tokenkeeper.guard_bucket(s.queued_at)
+            FROM tokenkeeper.suspect AS s WHERE s.topic_id = of_topic AND s.silenced) AS k) AS l
+    WHERE l.next IS NULL OR l.next - l.bucket > interval '1 day'
     GROUP BY l.bucket;
 END
 $$;
@@ -181,21 +191,52 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     WITH count AS (
         SELECT c.bucket, c.tokens FROM tokenkeeper.topic_guard_count AS c
-        WHERE c.topic_id = of_topic AND c.bucket BETWEEN worst_day.since - interval '1 day' AND worst_day.until + interval '1 day'
+        WHERE c.topic_id = of_topic AND c.bucket BETWEEN worst_day.since - interval '25:00' AND worst_day.until + interval '25:00'
         UNION ALL
         SELECT g.bucket, g.tokens FROM tokenkeeper.guard_changes(of_topic, worst_day.token_keys, worst_day.queued_at) AS g
         UNION ALL
         SELECT tokenkeeper.guard_bucket(worst_day.until), 0 -- So that there is a day that ends there.
     ), day AS (
-        SELECT c.bucket, sum(sum(c.tokens)) OVER (ORDER BY c.bucket RANGE BETWEEN '23:50' PRECEDING AND CURRENT ROW) AS tokens
+        SELECT c.bucket, sum(sum(c.tokens)) OVER (ORDER BY c.bucket RANGE BETWEEN '24:00' PRECEDING AND CURRENT ROW) AS tokens
         FROM count AS c GROUP BY c.bucket
     )
     SELECT coalesce(max(d.tokens), 0)::bigint FROM day AS d
-    WHERE d.bucket BETWEEN tokenkeeper.guard_bucket(worst_day.since) AND worst_day.until + interval '23:50'
+    WHERE d.bucket BETWEEN tokenkeeper.guard_bucket(worst_day.since) AND worst_day.until + interval '24:00'
 $$;
 COMMENT ON FUNCTION tokenkeeper.worst_day(integer, timestamptz, timestamptz, bytea[], timestamptz[]) IS
     'The most tokens that suspects have silenced, or would have, in any day of queued_at that touches since to until; the given ones included.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.worst_day(integer, timestamptz, timestamptz, bytea[], timestamptz[]) FROM PUBLIC;
+
+CREATE FUNCTION tokenkeeper.guard_limit(
+    of_topic integer, worst bigint, INOUT min_tokens bigint, INOUT max_share numeric, OUT active_tokens bigint, OUT most numeric)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+BEGIN
+    SELECT coalesce(t.guard_min_tokens, guard_limit.min_tokens), coalesce(t.guard_max_share, guard_limit.max_share)
+    INTO min_tokens, max_share FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
+    most := min_tokens;
+    IF max_share >= 1 THEN
+        most := 'infinity';
+    ELSIF worst > min_tokens / 2 THEN
+        SELECT c.tokens INTO active_tokens FROM tokenkeeper.token_count AS c
+        WHERE c.topic_id = of_topic AND c.state = 'active' AND c.counted_at > clock_timestamp() - interval '1 hour';
+        IF NOT FOUND THEN
+            -- Not counted lately: as many as it takes to know.
+            SELECT count(*) INTO active_tokens FROM (
+                SELECT FROM tokenkeeper.ledger AS l
+                WHERE l.topic_id = of_topic AND NOT l.suppressed AND l.registered_at > '-infinity'
+                LIMIT least(ceil(2 * worst / greatest(max_share, 0.000001)), 100000000)) AS a;
+        END IF;
+        most := greatest(min_tokens, floor(active_tokens * max_share));
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.guard_limit(integer, bigint, bigint, numeric) IS
+    'How many tokens suspects may silence within a day, by the topic''s policy or else the given limits; infinity where the guard is off. '
+    'The active tokens are counted only where worst comes near it.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.guard_limit(integer, bigint, bigint, numeric) FROM PUBLIC;
 
 CREATE FUNCTION tokenkeeper.judge(
     of_topic integer,
@@ -226,8 +267,6 @@ BEGIN
     INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (of_topic) ON CONFLICT DO NOTHING;
     -- Until the end of the transaction: judged one after the other, each with all before it included.
     SELECT g.* INTO guard FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = of_topic FOR UPDATE;
-    SELECT coalesce(t.guard_min_tokens, judge.min_tokens), coalesce(t.guard_max_share, judge.max_share) INTO min_tokens, max_share
-    FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
 
     WITH judged AS MATERIALIZED (
         SELECT s.n, s.token_key, s.suspect_at, s.queued_at, CASE
@@ -245,9 +284,10 @@ BEGIN
     SELECT array_agg(j.fate ORDER BY j.n),
            array_agg(j.token_key ORDER BY j.n) FILTER (WHERE j.fate = 'silences'),
            array_agg(j.queued_at ORDER BY j.n) FILTER (WHERE j.fate = 'silences'),
-           -- Where an undo has to begin: with what silences, and with what came along for tokens that were dead already.
-           min(j.suspect_at) FILTER (WHERE j.fate = 'silences'
-                                        OR j.fate = 'counts' AND j.suspect_at > j.queued_at - interval '1 day'),
+           -- Where an undo has to begin: with what silences, or came along for tokens that were dead already. One that was sent
+           -- long before it was queued must not stretch it over years; unless all were.
+           coalesce(min(j.suspect_at) FILTER (WHERE j.fate IN ('silences', 'counts') AND j.suspect_at > j.queued_at - interval '1 day'),
+                    min(j.suspect_at) FILTER (WHERE j.fate = 'silences')),
            min(j.queued_at) FILTER (WHERE j.fate = 'silences'), max(j.queued_at) FILTER (WHERE j.fate = 'silences')
     INTO fates, keys, queued, earliest, first_queued, last_queued
     FROM judged AS j;
@@ -255,35 +295,28 @@ BEGIN
         guard.undo_since := earliest;
         UPDATE tokenkeeper.topic_guard AS g SET undo_since = earliest WHERE g.topic_id = of_topic;
     END IF;
-    IF keys IS NULL OR max_share >= 1 THEN
+    IF keys IS NULL THEN
         RETURN fates || turn;
     END IF;
 
     worst := tokenkeeper.worst_day(of_topic, first_queued, last_queued, keys, queued);
-    most := min_tokens;
-    IF worst > min_tokens OR guard.open_since IS NOT NULL THEN
-        SELECT c.tokens INTO active_tokens FROM tokenkeeper.token_count AS c WHERE c.topic_id = of_topic AND c.state = 'active';
-        IF NOT FOUND THEN
-            -- Not counted yet: as many as it takes to know.
-            SELECT count(*) INTO active_tokens FROM (
-                SELECT FROM tokenkeeper.ledger AS l
-                WHERE l.topic_id = of_topic AND NOT l.suppressed AND l.registered_at > '-infinity'
-                LIMIT least(ceil(2 * worst / greatest(max_share, 0.000001)), 100000000)) AS a;
-        END IF;
-        most := greatest(min_tokens, floor(active_tokens * max_share));
-    END IF;
+    SELECT g.active_tokens, g.most INTO active_tokens, most
+    FROM tokenkeeper.guard_limit(of_topic, worst, judge.min_tokens, judge.max_share) AS g;
 
     IF guard.open_since IS NULL AND worst > most THEN
         turn := 'opened';
-        SELECT min(s.suspect_at) INTO guard.undo_since FROM tokenkeeper.suspect AS s
-        WHERE s.topic_id = of_topic AND s.queued_at > first_queued - interval '1 day' AND s.queued_at < last_queued + interval '1 day'
-          AND (s.silenced OR s.suspect_at > s.queued_at - interval '1 day');
+        SELECT min(s.suspect_at) FILTER (
+            WHERE s.suspect_at > s.queued_at - interval '1 day' OR (s.silenced AND earliest <= first_queued - interval '1 day'))
+        INTO guard.undo_since
+        FROM tokenkeeper.suspect AS s
+        WHERE s.topic_id = of_topic AND s.queued_at > first_queued - interval '1 day' AND s.queued_at < last_queued + interval '1 day';
+        guard.undo_since := least(guard.undo_since, earliest);
         guard.open_since := clock_timestamp();
         INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
         SELECT 'guard_opened', t.environment, t.topic, worst,
                format('suspects would silence %s tokens within a day, of %s active ones; more than %s are held', worst, active_tokens, most)
         FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
-    ELSIF guard.open_since IS NOT NULL AND worst <= most / 2 AND NOT EXISTS (
+    ELSIF guard.open_since IS NOT NULL AND (worst <= most / 2 OR most = 'infinity') AND NOT EXISTS (
         -- These may be old ones, and the trouble of a later day.
         SELECT FROM tokenkeeper.topic_guard_count AS c WHERE c.topic_id = of_topic AND c.bucket > last_queued AND c.tokens > 0) THEN
         turn := 'closed';
@@ -293,8 +326,8 @@ BEGIN
         FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
     END IF;
     UPDATE tokenkeeper.topic_guard AS g
-    SET open_since = guard.open_since, undo_since = least(guard.undo_since, earliest), touched_at = clock_timestamp(),
-        tokens = worst, active = coalesce(active_tokens, g.active), max_tokens = most
+    SET open_since = guard.open_since, undo_since = guard.undo_since, touched_at = clock_timestamp(),
+        tokens = worst, active = coalesce(active_tokens, g.active), max_tokens = nullif(most, 'infinity')
     WHERE g.topic_id = of_topic;
     IF guard.open_since IS NOT NULL THEN
         PERFORM tokenkeeper.note_guard(of_topic, keys, queued);
@@ -310,33 +343,53 @@ COMMENT ON FUNCTION tokenkeeper.judge(integer, bytea[], timestamptz[], timestamp
 REVOKE EXECUTE ON FUNCTION tokenkeeper.judge(integer, bytea[], timestamptz[], timestamptz[], boolean[], timestamptz[], bigint, numeric)
     FROM PUBLIC;
 
-CREATE FUNCTION tokenkeeper.close_guards() RETURNS SETOF text
+CREATE FUNCTION tokenkeeper.close_guards(min_tokens bigint, max_share numeric) RETURNS TABLE (environment text, topic text)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     open_one record;
     worst bigint;
+    most numeric;
 BEGIN
     FOR open_one IN
-        SELECT g.topic_id, g.max_tokens, t.environment, t.topic
+        SELECT g.topic_id, t.environment, t.topic
         FROM tokenkeeper.topic_guard AS g JOIN tokenkeeper.topic AS t USING (topic_id)
         WHERE g.open_since IS NOT NULL AND coalesce(g.touched_at < clock_timestamp() - interval '10 minutes', true)
         FOR NO KEY UPDATE OF g SKIP LOCKED
     LOOP
         worst := tokenkeeper.worst_day(open_one.topic_id, clock_timestamp(), clock_timestamp(), '{}', '{}');
-        CONTINUE WHEN worst > open_one.max_tokens / 2;
-        UPDATE tokenkeeper.topic_guard AS g SET open_since = NULL, tokens = worst WHERE g.topic_id = open_one.topic_id;
+        most := (SELECT g.most FROM tokenkeeper.guard_limit(open_one.topic_id, worst, close_guards.min_tokens, close_guards.max_share) AS g);
+        UPDATE tokenkeeper.topic_guard AS g
+        SET tokens = worst, max_tokens = nullif(most, 'infinity'), open_since = CASE WHEN worst > most / 2 THEN g.open_since END
+        WHERE g.topic_id = open_one.topic_id;
+        CONTINUE WHEN worst > most / 2;
         INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
         VALUES ('guard_closed', open_one.environment, open_one.topic, worst, format('suspects silence %s tokens within a day', worst));
-        RETURN NEXT open_one.environment || ' ' || open_one.topic;
+        environment := open_one.environment;
+        topic := open_one.topic;
+        RETURN NEXT;
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.close_guards() IS
+COMMENT ON FUNCTION tokenkeeper.close_guards(bigint, numeric) IS
     'Closes the guards of topics that have been quiet for ten minutes and have half as many tokens silenced within the last day as may be; '
     'answers which. Called by the daemons.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.close_guards() FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION tokenkeeper.close_guards(bigint, numeric) FROM PUBLIC;
+
+CREATE FUNCTION tokenkeeper.reconsider_guard() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE tokenkeeper.topic_guard AS g SET touched_at = NULL WHERE g.topic_id = new.topic_id AND g.open_since IS NOT NULL;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.reconsider_guard() IS 'Has the daemons look at an open guard anew when its limits have changed. A trigger.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.reconsider_guard() FROM PUBLIC;
+CREATE TRIGGER reconsider_guard AFTER UPDATE OF guard_min_tokens, guard_max_share ON tokenkeeper.topic
+    FOR EACH ROW EXECUTE FUNCTION tokenkeeper.reconsider_guard();
 
 -- Recording, as in 0004, with the guard in front -------------------------------------------------------------------
 
@@ -570,7 +623,7 @@ BEGIN
     -- Under an older snapshot one could not see what others have committed while one waited for their lock.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
-            USING ERRCODE = 'active_sql_transaction';
+            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
     END IF;
     SELECT t.topic_id INTO found_id FROM tokenkeeper.topic AS t
     WHERE t.topic = known_topic.topic AND t.environment = known_topic.environment;
@@ -590,6 +643,8 @@ CREATE FUNCTION tokenkeeper.reinstate(topic text, environment text, since timest
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET timezone = 'UTC'
+SET datestyle = 'ISO'
 AS $$
 DECLARE
     of_topic integer := tokenkeeper.known_topic(reinstate.topic, reinstate.environment);
@@ -601,23 +656,34 @@ BEGIN
             coalesce(reinstate.since::text, 'null'), coalesce(reinstate.until::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    -- There is no way back: what has not been sent yet is not excused.
+    until := greatest(least(reinstate.until, clock_timestamp()), reinstate.since);
     -- Who records suspects at this moment is waited for, and who comes later sees the exclusion.
     INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (of_topic) ON CONFLICT DO NOTHING;
     PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = of_topic FOR UPDATE;
+    IF EXISTS (SELECT FROM tokenkeeper.exclusion AS e
+               WHERE e.topic_id = of_topic AND e.since <= reinstate.since AND e.until >= reinstate.until) THEN
+        RETURN 0;
+    END IF;
     INSERT INTO tokenkeeper.exclusion (topic_id, since, until) VALUES (of_topic, reinstate.since, reinstate.until);
 
+    -- The ledger first, as a sweep does.
+    PERFORM FROM tokenkeeper.ledger AS l
+    WHERE l.topic_id = of_topic AND l.token_key IN (
+        SELECT s.token_key FROM tokenkeeper.suspect AS s
+        WHERE s.topic_id = of_topic AND s.suspect_at BETWEEN reinstate.since AND reinstate.until)
+    ORDER BY l.token_key
+    FOR NO KEY UPDATE;
     WITH undone AS (
         DELETE FROM tokenkeeper.suspect AS s
         WHERE s.topic_id = of_topic AND s.suspect_at BETWEEN reinstate.since AND reinstate.until
-        RETURNING s.token_key
+        RETURNING s.token_key, s.silenced
     ), old AS MATERIALIZED (
-        SELECT l.* FROM tokenkeeper.ledger AS l
-        WHERE l.topic_id = of_topic AND l.token_key IN (SELECT u.token_key FROM undone AS u)
-          AND l.suspect_at BETWEEN reinstate.since AND reinstate.until
-        ORDER BY l.token_key
-        FOR NO KEY UPDATE
+        SELECT l.*, u.silenced FROM tokenkeeper.ledger AS l
+        JOIN (SELECT n.token_key, bool_or(n.silenced) AS silenced FROM undone AS n GROUP BY 1) AS u ON u.token_key = l.token_key
+        WHERE l.topic_id = of_topic AND l.suspect_at BETWEEN reinstate.since AND reinstate.until
     ), rest AS MATERIALIZED (
-        SELECT o.token_key, o.registered_at, o.suppressed, o.suspect_reason AS undone_reason, o.device_id, s.suspect_at, s.reason,
+        SELECT o.token_key, o.registered_at, o.suppressed, o.suspect_reason AS undone_reason, o.device_id, o.silenced, s.suspect_at, s.reason,
                greatest(o.dead_at, o.suspect_at, o.unregistered_at, o.superseded_at) AS was_invalidated_at,
                greatest(o.dead_at, s.suspect_at, o.unregistered_at, o.superseded_at) AS invalidated_at
         FROM old AS o
@@ -633,7 +699,9 @@ BEGIN
     ), changed AS (
         UPDATE tokenkeeper.ledger AS l
         SET suspect_at = r.suspect_at, suspect_reason = r.reason,
-            suppressed_since = CASE WHEN r.invalidated_at >= r.registered_at THEN l.suppressed_since END
+            -- What else suppresses it was learned after the suspect that silenced it, and has its whole retention before it.
+            suppressed_since = CASE
+                WHEN r.invalidated_at >= r.registered_at THEN CASE WHEN r.silenced THEN clock_timestamp() ELSE l.suppressed_since END END
         FROM rest AS r
         WHERE l.topic_id = of_topic AND l.token_key = r.token_key
           AND NOT (r.registered_at = '-infinity' AND r.invalidated_at IS NULL)
@@ -648,7 +716,9 @@ BEGIN
     WHERE r.suppressed AND NOT coalesce(r.invalidated_at >= r.registered_at, false);
 
     PERFORM tokenkeeper.recount_guard(of_topic);
-    UPDATE tokenkeeper.topic_guard AS g SET touched_at = NULL WHERE g.topic_id = of_topic;
+    UPDATE tokenkeeper.topic_guard AS g
+    SET touched_at = NULL, undo_since = CASE WHEN g.undo_since < reinstate.since THEN g.undo_since END
+    WHERE g.topic_id = of_topic;
     INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
     VALUES ('reinstated', reinstate.environment, reinstate.topic, came_back,
         format('suspects from %s to %s do not count', reinstate.since, reinstate.until));
@@ -656,7 +726,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz) IS
-    'Undoes suspects: those of the topic whose instant (sent_at) lies in the window, ends included, do not count, now and whenever they arrive. '
+    'Undoes suspects: those of the topic whose instant (sent_at) lies in the window, ends included, do not count, now and whenever they arrive; '
+    'for good. A window that ends in the future ends now. '
     'Whatever else is known of the token counts again. Answers how many tokens may be sent to again. Raises 22023 for an unknown topic or a window '
     'that is none.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz) FROM PUBLIC;
@@ -677,6 +748,9 @@ BEGIN
     INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at, queued_at, attempts, leaf, released)
     SELECT g.environment, g.topic, g.token, g.status, g.body, g.apns_id, g.sent_at, g.queued_at, g.attempts, 8, true FROM gone AS g;
     GET DIAGNOSTICS results = ROW_COUNT;
+    IF results = 0 THEN
+        RETURN 0;
+    END IF;
     -- They are true, says a person: so those before them are no sign of a mistake either.
     UPDATE tokenkeeper.suspect AS s SET silenced = false WHERE s.topic_id = of_topic AND s.silenced;
     DELETE FROM tokenkeeper.topic_guard_count AS c WHERE c.topic_id = of_topic;
@@ -702,6 +776,9 @@ BEGIN
     PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = of_topic FOR UPDATE;
     DELETE FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic;
     GET DIAGNOSTICS results = ROW_COUNT;
+    IF results = 0 THEN
+        RETURN 0;
+    END IF;
     PERFORM tokenkeeper.recount_guard(of_topic);
     UPDATE tokenkeeper.topic_guard AS g SET touched_at = NULL WHERE g.topic_id = of_topic;
     INSERT INTO tokenkeeper.operation (operation, environment, topic, rows)

@@ -12,6 +12,7 @@ public enum ShellWord {
                 }
             }
         return isPlain
-            ? word : "'" + word.split(separator: "'", omittingEmptySubsequences: false).joined(separator: "'\\''") + "'"
+            ? word
+            : "'" + word.split(separator: "'", omittingEmptySubsequences: false).joined(separator: "'\"'\"'") + "'"
     }
 }

@@ -75,15 +75,18 @@ import Testing
             "it has moved to the tablet, and is its token")
     }
 
-    @Test func `ten thousand registrations at once leave what the model says`() throws {
+    /// Many devices, and few of them, between which tokens move all the time.
+    @Test(arguments: [(64, 12), (12, 4)])
+    func `ten thousand registrations at once leave what the model says`(tokens: Int, devices: Int) throws {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
         var chance = SeededChance(seed: seed)
         let base = 1_700_000_000
         var model = LedgerModel()
         let said = (0..<10_000).map { _ in
             Said(
-                token: String(Int.random(in: 0x10...0x4F, using: &chance), radix: 16),
-                device: Int.random(in: 0..<5, using: &chance) == 0 ? nil : "d\(Int.random(in: 0..<12, using: &chance))",
+                token: String(0x10 + Int.random(in: 0..<tokens, using: &chance), radix: 16),
+                device: Int.random(in: 0..<5, using: &chance) == 0
+                    ? nil : "d\(Int.random(in: 0..<devices, using: &chance))",
                 at: base + Int.random(in: 0..<400, using: &chance),
                 tags: Int.random(in: 0..<4, using: &chance) == 0 ? "g\(Int.random(in: 0..<5, using: &chance))" : nil)
         }
@@ -227,6 +230,48 @@ import Testing
         #expect(
             try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }.prunedSuppressed == 2)
         #expect(try owner.lines("SELECT device_id FROM tokenkeeper.device", columns: 1) == ["d"])
+    }
+
+    @Test func `an empty device_id is none`() throws {
+        var owner = try database.connect()
+        #expect(
+            try owner.scalar(
+                "SELECT bool_and(tokenkeeper.register(t, 't', device_id => '')) FROM unnest('{aa,bb}'::text[]) AS t")
+                == "t")
+        #expect(try owner.scalar("SELECT count(device_id) FROM tokenkeeper.token WHERE sendable") == "0")
+        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token WHERE sendable") == "2")
+    }
+
+    @Test func `a constant for a device_id is warned of`() throws {
+        try database.psql(
+            "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', device_id => '00000000')) FROM generate_series(1, 60) AS i"
+        )
+        #expect(
+            try database.psql(
+                "SELECT count(*) FROM tokenkeeper.status, unnest(warnings) AS w WHERE w LIKE '%is it a constant?'")
+                == "1")
+        #expect(try database.psql("SELECT rows FROM tokenkeeper.operation") == "50")
+    }
+
+    @Test func `a session that began with an empty ledger finds a device's tokens without reading its topic`() throws {
+        var app = try database.connect()
+        try app.execute("ALTER TABLE tokenkeeper.ledger SET (autovacuum_enabled = off)")
+        let fetched = """
+            SELECT sum(idx_tup_fetch + idx_tup_read) FROM (
+                SELECT pg_stat_get_xact_tuples_fetched(i.indexrelid) AS idx_tup_fetch, pg_stat_get_xact_tuples_returned(i.indexrelid) AS idx_tup_read
+                FROM pg_index AS i WHERE i.indrelid = 'tokenkeeper.ledger'::regclass) AS s
+            """
+        try app.execute("BEGIN")
+        try app.execute(
+            "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', device_id => 'd' || i)) FROM generate_series(1, 3000) AS i"
+        )
+        let before = Int(try app.scalar(fetched) ?? "") ?? 0
+        try app.execute(
+            "SELECT count(tokenkeeper.register('ff' || lpad(to_hex(i), 8, '0'), 't', device_id => 'd' || i)) FROM generate_series(1, 100) AS i"
+        )
+        let after = Int(try app.scalar(fetched) ?? "") ?? .max
+        try app.execute("COMMIT")
+        #expect(after - before < 100 * 60, "\(after - before) rows for 100 registrations")
     }
 }
 

@@ -138,4 +138,69 @@ import Testing
             #expect(error?.sqlState == "22023")
         }
     }
+
+    @Test func `however a rejected result has the token, it goes, and others with a few of its digits stay`() throws {
+        let token = String(repeating: "ab12cd34", count: 8)
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.rejected_result (error, topic, token, body, queued_at)
+            SELECT 'e', t, k, b, now() FROM (VALUES
+                ('t', '0x\(token)', NULL), ('t', 'token=\(token.uppercased())', NULL), ('\(token)', 't', NULL),
+                ('t', encode(decode('\(token)', 'hex'), 'base64'), NULL), ('t', NULL, '{"device":"\(token)"}'),
+                ('t', '<\(token.prefix(8)) \(token.dropFirst(8))>', NULL), ('t', 'ab12cd34', NULL)) AS v (t, k, b)
+            """)
+        #expect(try database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app") == "6")
+        #expect(try database.psql("SELECT token FROM tokenkeeper.rejected_result") == "ab12cd34")
+        #expect(try database.psql("SELECT tokenkeeper.forget('12cd')", user: "a_app") == "0")
+    }
+
+    @Test func `the device that a token has left goes too`() throws {
+        try database.psql(
+            "SELECT tokenkeeper.register('aaaaaaaa', 't', device_id => d) FROM unnest('{old,new}'::text[]) AS d")
+        try database.psql("SELECT tokenkeeper.forget('aaaaaaaa')", user: "a_app")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.device") == "0")
+    }
+
+    @Test func `registrations, undo, discarding and erasure at once never wait for each other crosswise`() throws {
+        try database.psql(
+            """
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', device_id => 'd' || i % 5, registered_at => '2025-01-01Z')) FROM generate_series(1, 20) AS i;
+            """)
+        let database = database
+        let failures = Failures()
+        DispatchQueue.concurrentPerform(iterations: 8) { worker in
+            do {
+                if worker == 7 {
+                    var daemon = try database.connect(user: "a_daemon")
+                    var intake = Intake(
+                        lockTimeout: .milliseconds(50), guardLimits: GuardLimits(minTokens: 3, maxShare: .percent(0)),
+                        interpret: Interpretation.verdict(on:))
+                    for _ in 0..<150 { _ = try intake.onePass(on: &daemon) }
+                    return
+                }
+                var session = try database.connect()
+                for round in 0..<150 { try session.execute(Self.work(of: worker, round)) }
+            } catch {
+                failures.add("\(worker): \(error)")
+            }
+        }
+        #expect(failures.all == [])
+    }
+
+    private static func work(of worker: Int, _ round: Int) -> String {
+        func token(_ factor: Int) -> String { "lpad(to_hex(\(round * factor % 20 + 1)), 8, '0')" }
+        return switch worker {
+        case 0: "SELECT tokenkeeper.register(\(token(1)), 't', device_id => 'd\(round * 7 % 5)')"
+        case 1: "SELECT tokenkeeper.register(\(token(3)), 't', device_id => 'd\(round * 3 % 5)')"
+        case 2: "SELECT tokenkeeper.forget(\(token(13)))"
+        case 3: "SELECT tokenkeeper.forget_device('d\(round % 5)')"
+        case 4: "SELECT tokenkeeper.reinstate('t', 'production', now() - \(round + 1) * interval '1 minute', now())"
+        case 5: "SELECT tokenkeeper.discard_held('t', 'production')"
+        default:
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+            VALUES ('t', \(token(1)), 400, '{"reason":"BadDeviceToken"}')
+            """
+        }
+    }
 }

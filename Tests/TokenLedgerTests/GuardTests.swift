@@ -183,15 +183,15 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 60, ago: "3 days")
         try drain(&daemon, intake: intake())
-        #expect(try MassFailureGuard.closeQuiet(on: &daemon) == [], "ten minutes have not passed")
+        #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).isEmpty, "ten minutes have not passed")
         try database.psql("UPDATE tokenkeeper.topic_guard SET touched_at = now() - interval '11 minutes'")
-        #expect(try MassFailureGuard.closeQuiet(on: &daemon) == ["production t"])
-        #expect(try MassFailureGuard.closeQuiet(on: &daemon) == [])
+        #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).map(\.topic) == ["t"])
+        #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).isEmpty)
         #expect(try states() == "0|60")
         try fail(101, 160, ago: "1 hour")
         try drain(&daemon, intake: intake())
         try database.psql("UPDATE tokenkeeper.topic_guard SET touched_at = now() - interval '11 minutes'")
-        #expect(try MassFailureGuard.closeQuiet(on: &daemon) == [], "it was within this day")
+        #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).isEmpty, "it was within this day")
     }
 
     @Test func `a topic's policy comes first`() throws {
@@ -216,6 +216,44 @@ import TokenModel
                 "SELECT message FROM tokenkeeper.operation WHERE operation = 'policy_changed' AND topic = 't' ORDER BY 1"
             )
                 == "guard_max_share is 0.2, was the default")
+    }
+
+    @Test func `an open guard follows its policy, and closes`() throws {
+        try register(1, 1000)
+        var daemon = try database.connect(user: "a_daemon")
+        for change in ["guard_max_share = 1", "guard_min_tokens = 1000, guard_max_share = NULL"] {
+            try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 0, guard_min_tokens = 0")
+            try fail(1, 20)
+            try drain(&daemon, intake: intake())
+            #expect(try database.psql(isOpen) == "t")
+            try database.psql("UPDATE tokenkeeper.topic_policy SET \(change)", user: "a_operator")
+            #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).map(\.topic) == ["t"])
+        }
+        try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 0, guard_min_tokens = 0")
+        try fail(21, 22)
+        try drain(&daemon, intake: intake())
+        try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 1", user: "a_operator")
+        try fail(23, 24)
+        #expect(try drain(&daemon, intake: intake()).recorded == 2)
+        #expect(try database.psql(isOpen) == "f", "by the next suspect, too")
+    }
+
+    @Test func `one that was sent long before does not stretch the undo over years`() throws {
+        try register(1, 1000)
+        try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2015-01-01Z')")
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at) VALUES ('t', 'aa', 400, '{\"reason\":\"BadDeviceToken\"}', '2016-01-01Z')"
+        )
+        try drain(&daemon, intake: intake())
+        try fail(1, 60)
+        try drain(&daemon, intake: intake())
+        #expect(
+            try database.psql("SELECT undo_since > now() - interval '1 hour', undo IS NOT NULL FROM tokenkeeper.guard")
+                == "t|t")
+        // Done, it is not offered again.
+        try database.psql("SELECT tokenkeeper.reinstate('t', 'production', undo_since, now()) FROM tokenkeeper.guard")
+        #expect(try database.psql("SELECT open, undo FROM tokenkeeper.guard") == "t|")
     }
 
     @Test func `discarded, nothing of it counts; released, all of it does, and is not held again`() throws {

@@ -16,7 +16,7 @@ import Testing
     {
         try database.psql(
             """
-            INSERT INTO tokenkeeper.topic_policy (environment, topic, gate) VALUES ('production', 't', 'observe')
+            INSERT INTO tokenkeeper.topic_policy (topic, gate) VALUES ('t', 'observe')
             """, user: "a_operator")
         try database.psql(
             """

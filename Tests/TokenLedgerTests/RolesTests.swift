@@ -74,10 +74,10 @@ import Testing
         "UPDATE tokenkeeper.topic SET gate = 'observe'",
         "UPDATE tokenkeeper.held_result SET topic = 't'",
         "INSERT INTO tokenkeeper.exclusion (topic_id, since, until) VALUES (1, now(), now())",
-        "SELECT tokenkeeper.erase('{}')",
+        "SELECT tokenkeeper.erase('{}', '{}')",
         "SELECT tokenkeeper.recount_guard(1)",
         "SELECT tokenkeeper.settle_device(1, 'd', '', now())",
-        "SELECT tokenkeeper.close_guards()",
+        "SELECT tokenkeeper.close_guards(0, 0)",
         "SELECT tokenkeeper.judge(1, '{}', '{}', '{}', '{}', '{}', 0, 0)",
     ]
 
@@ -155,7 +155,7 @@ import Testing
             "SELECT FROM tokenkeeper.device",
             "DELETE FROM tokenkeeper.operation",
             "DELETE FROM tokenkeeper.held_result",
-            "SELECT tokenkeeper.close_guards()",
+            "SELECT tokenkeeper.close_guards(0, 0)",
             "SELECT tokenkeeper.judge(1, '{}', '{}', '{}', '{}', '{}', 0, 0)",
         ],
     ]

@@ -414,7 +414,7 @@ import Testing
 
     @Test func `a topic stands in a command so that a shell takes it`() {
         #expect(ShellWord.quoted("com.example.app-1_x") == "com.example.app-1_x")
-        #expect(ShellWord.quoted("a b'; rm") == "'a b'\\''; rm'")
+        #expect(ShellWord.quoted("a b'; rm") == "'a b'\"'\"'; rm'")
     }
 
     @Test(

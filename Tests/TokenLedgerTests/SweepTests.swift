@@ -254,4 +254,38 @@ import Testing
         try database.psql("UPDATE tokenkeeper.topic_policy SET dormant_after = '0', stale_retention = NULL")
         #expect(try sweep(&daemon, plan: plan(dormant: .seconds(86400)))?.prunedDormant == 0)
     }
+
+    @Test func `what is held locked by an application is said to be left`() throws {
+        try fill()
+        var app = try database.connect()
+        try app.execute("BEGIN; SELECT FROM tokenkeeper.ledger WHERE token_key = '\\x000000c9' FOR UPDATE")
+        var daemon = try database.connect(user: "a_daemon")
+        let report = try sweep(&daemon, .new(.cli, dryRun: false, forced: true))
+        try app.execute("COMMIT")
+        #expect(
+            report?.prunedSuppressed == 99
+                && report?.message
+                    == "1 tokens that were due are left to the next sweep: an application holds them locked, or they came back"
+        )
+    }
+
+    @Test func `what becomes due while it sweeps was not counted, and waits`() throws {
+        try fill()
+        var daemon = try database.connect(user: "a_daemon")
+        var batches = 0
+        let database = database
+        let report = try sweep(&daemon, plan: plan(dormant: .seconds(400 * 86400), batch: 10)) {
+            batches += 1
+            if batches == 5 {
+                // An import of old registrations, and tokens that have just reached the retention.
+                _ = try? database.psql(
+                    """
+                    SELECT count(tokenkeeper.register('ff' || lpad(to_hex(i), 8, '0'), 't1', registered_at => '2020-01-01Z')) FROM generate_series(1, 500) AS i;
+                    """)
+            }
+            return true
+        }
+        #expect(report?.prunedDormant == 100, "as many as were counted")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token WHERE state = 'active'") == "500")
+    }
 }

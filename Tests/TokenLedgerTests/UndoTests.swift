@@ -148,4 +148,25 @@ import Testing
         }
         #expect(error?.sqlState == "25001")
     }
+
+    @Test func `a window that ends in the future ends now, and one that is there already is no other`() throws {
+        try database.psql("SELECT tokenkeeper.register('01', 't', registered_at => '2025-01-01Z')")
+        #expect(try reinstate("2025-02-01Z", "2100-01-01Z") == "0")
+        #expect(
+            try database.psql("SELECT until <= now() FROM tokenkeeper.reinstatement", user: "a_operator") == "t")
+        #expect(try reinstate("2025-03-01Z", "2025-04-01Z") == "0")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.reinstatement") == "1")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.operation") == "1")
+    }
+
+    @Test func `what is written down does not depend on the operator's session`() throws {
+        try database.psql("SELECT tokenkeeper.register('01', 't')")
+        var someone = try database.connect(user: "a_operator")
+        try someone.execute(
+            "SET datestyle = 'German'; SET timezone = 'Asia/Tokyo'; SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-02Z')"
+        )
+        #expect(
+            try database.psql("SELECT message FROM tokenkeeper.operation")
+                == "suspects from 2025-02-01 00:00:00+00 to 2025-02-02 00:00:00+00 do not count")
+    }
 }

@@ -32,15 +32,19 @@ public struct GuardTurn: Equatable, Sendable {
 public enum MassFailureGuard {
     /// Closes those of topics without a suspect for ten minutes, and few within the last day.
     ///
-    /// - Returns: Which, as environment and topic.
-    public static func closeQuiet(on connection: inout Connection) throws(DatabaseError) -> [String] {
+    /// - Returns: Which.
+    public static func closeQuiet(
+        _ limits: GuardLimits, on connection: inout Connection
+    ) throws(DatabaseError) -> [(environment: String, topic: String)] {
         // Cheaper than a transaction, every time but a few.
         let open = try connection.query("SELECT FROM tokenkeeper.guard WHERE open LIMIT 1")
         if open.count == 0 { return [] }
         return try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100)).begin) {
             connection throws(DatabaseError) in
-            let closed = try connection.query("SELECT tokenkeeper.close_guards()")
-            return (0..<closed.count).compactMap { closed.text($0, 0) }
+            let closed = try connection.query(
+                "SELECT environment, topic FROM tokenkeeper.close_guards($1, $2 / 1000000::numeric)",
+                [.int8(limits.minTokens), .int8(limits.maxShare.millionths)])
+            return (0..<closed.count).map { (closed.text($0, 0) ?? "", closed.text($0, 1) ?? "") }
         }
     }
 }

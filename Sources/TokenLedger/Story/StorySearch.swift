@@ -32,7 +32,7 @@ public struct StorySearch: Sendable {
     /// As many tokens as are told by their beginning; a person means one of them.
     static let mostByBeginning = 10
     /// As many as are told by a whole token, or by a device: every one is meant.
-    static let mostByName = 100
+    static let mostByName = 1000
 
     /// Looks everything up as of one moment. Writes nothing and works on a standby.
     ///

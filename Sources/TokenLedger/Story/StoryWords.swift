@@ -135,8 +135,8 @@ public enum StoryWords {
         }
         if story.state == "suspect", let at = story.invalidatedAt {
             words +=
-                "; or, if it was a mistake, `tokenkeeperd reinstate --topic \(ShellWord.quoted(story.topic)) "
-                + "--environment \(story.environment) --since \(at.option) --until \(at.option)`, which undoes what was sent then"
+                "; or, if it was a mistake, `tokenkeeperd reinstate --topic\(story.topic.hasPrefix("-") ? "=" : " ")\(ShellWord.quoted(story.topic)) "
+                + "--environment \(story.environment) --since \(at.option) --until \(at.option)`, which undoes what was sent then (--dry-run says whether that is enough)"
         }
         return words
     }

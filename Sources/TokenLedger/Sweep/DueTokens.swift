@@ -1,3 +1,5 @@
+internal import TokenModel
+
 /// What is due in one topic, found before anything is deleted: too large a share of a topic is refused.
 struct DueTokens {
     /// A topic with the retentions and limits in force: its policy's, or else the plan's.
@@ -5,10 +7,10 @@ struct DueTokens {
         var number: Int32
         var environment: String
         var name: String
-        /// Microseconds.
-        var staleRetention: Int64
-        /// Microseconds; nil for never.
-        var dormantAfter: Int64?
+        /// What has been suppressed since before this is due.
+        var staleBefore: Instant
+        /// What has not been registered since before this is due; nil for nothing.
+        var dormantBefore: Instant?
         var minTokens: Int64
         var maxShare: Share
     }
@@ -28,8 +30,10 @@ struct DueTokens {
     /// Whether they are more than may be pruned.
     var isRefused: Bool { maxTokens.map { total > $0 } ?? false }
 
-    /// All topics, those with nothing due included.
+    /// All topics, those with nothing due included. The instants are of now, and hold for the whole sweep: what becomes due
+    /// meanwhile has not been counted.
     static func topics(_ plan: SweepPlan, on connection: inout Connection) throws(DatabaseError) -> [Topic] {
+        let now = try connection.query("SELECT clock_timestamp()").instant(0, 0) ?? .distantPast
         let rows = try connection.query(
             """
             SELECT t.topic_id, t.environment, t.topic,
@@ -45,21 +49,20 @@ struct DueTokens {
         return (0..<rows.count).map { row in
             Topic(
                 number: Int32(truncatingIfNeeded: rows.integer(row, 0) ?? 0), environment: rows.text(row, 1) ?? "",
-                name: rows.text(row, 2) ?? "", staleRetention: rows.integer(row, 3) ?? 0,
-                dormantAfter: rows.integer(row, 4), minTokens: rows.integer(row, 5) ?? 0,
+                name: rows.text(row, 2) ?? "",
+                staleBefore: now.advanced(byMicroseconds: -(rows.integer(row, 3) ?? 0)),
+                dormantBefore: rows.integer(row, 4).map { now.advanced(byMicroseconds: -$0) },
+                minTokens: rows.integer(row, 5) ?? 0,
                 maxShare: Share(millionths: rows.integer(row, 6) ?? 0))
         }
     }
 
-    /// A token that has been suppressed for longer than the retention; $1 is the topic, $2 its retention.
-    static let isStale =
-        "l.topic_id = $1 AND l.suppressed AND l.suppressed_since < now() - $2 * interval '1 microsecond'"
+    /// A token that has been suppressed for longer than the retention; $1 is the topic, $2 the instant.
+    static let isStale = "l.topic_id = $1 AND l.suppressed AND l.suppressed_since < $2"
 
-    /// A token that no app has registered again for too long; `age` is an expression for that, in microseconds.
-    static func isDormant(age: String) -> String {
-        """
-        NOT l.suppressed AND l.registered_at > '-infinity' AND l.registered_at < now() - \(age) * interval '1 microsecond'
-        """
+    /// A token that no app has registered again since an instant, given as an expression.
+    static func isDormant(before: String) -> String {
+        "NOT l.suppressed AND l.registered_at > '-infinity' AND l.registered_at < \(before)"
     }
 
     static let causeInSQL = "tokenkeeper.cause_of(l.dead_at, l.suspect_at, l.unregistered_at, l.superseded_at)"
@@ -76,17 +79,17 @@ struct DueTokens {
             FROM (SELECT \(Self.causeInSQL) AS cause, count(*) AS tokens FROM tokenkeeper.ledger AS l
                   WHERE \(Self.isStale) GROUP BY 1) AS d
             ORDER BY d.cause
-            """, [.int4(topic.number), .int8(topic.staleRetention)])
+            """, [.int4(topic.number), .instant(topic.staleBefore)])
         for row in 0..<stale.count {
             causes.append((stale.text(row, 0) ?? "", stale.integer(row, 1) ?? 0, Self.words(stale.text(row, 2))))
         }
-        if let dormantAfter = topic.dormantAfter {
-            let isDue = "l.topic_id = $1 AND \(Self.isDormant(age: "$2"))"
+        if let dormantBefore = topic.dormantBefore {
+            let isDue = "l.topic_id = $1 AND \(Self.isDormant(before: "$2"))"
             let dormant = try connection.query(
                 """
                 SELECT count(*), array_to_string(\(samples) \(isDue) LIMIT 5), ' ')
                 FROM tokenkeeper.ledger AS l WHERE \(isDue)
-                """, [.int4(topic.number), .int8(dormantAfter)])
+                """, [.int4(topic.number), .instant(dormantBefore)])
             if let tokens = dormant.integer(0, 0), tokens > 0 {
                 causes.append(("dormant", tokens, Self.words(dormant.text(0, 1))))
             }

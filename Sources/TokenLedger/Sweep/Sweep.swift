@@ -31,7 +31,12 @@ public struct Sweep {
             message = try clearAway(on: &connection, while: goesOn)
             outcome = .finished
         } catch Ended.stopped {
-            (outcome, message) = (.interrupted, "the daemon was stopped; the next sweep goes on where this one stopped")
+            (outcome, message) = (
+                .interrupted,
+                lease.forced
+                    ? "it was stopped; ask for another one, with force"
+                    : "it was stopped; the next sweep goes on from there"
+            )
         } catch Ended.leaseLost {
             (outcome, message) = (.interrupted, nil)
         } catch let error as DatabaseError {
@@ -46,14 +51,14 @@ public struct Sweep {
     /// - Returns: What it has refused, in words.
     private func clearAway(on connection: inout Connection, while goesOn: () -> Bool) throws -> String? {
         var refusals: [String] = []
-        var dormant: [DueTokens.Topic] = []
+        var dormant: [DueTokens] = []
         for topic in try DueTokens.topics(plan, on: &connection) {
             let due = try survey(topic, on: &connection, while: goesOn)
             if due.isRefused {
                 refusals.append(due.refusal)
             } else {
                 if !lease.dryRun { try pruneSuppressed(topic, on: &connection, while: goesOn) }
-                if topic.dormantAfter != nil { dormant.append(topic) }
+                if due.dormant > 0 { dormant.append(due) }
             }
         }
         if !lease.dryRun { try pruneDormant(dormant, on: &connection, while: goesOn) }
@@ -61,7 +66,9 @@ public struct Sweep {
         if !lease.dryRun {
             try forgetHistory(on: &connection, while: goesOn)
         }
-        return refusals.isEmpty ? nil : "refused: " + refusals.joined(separator: "; ")
+        var messages = refusals.isEmpty ? [] : ["refused: " + refusals.joined(separator: "; ")]
+        if let left = try leftOver(on: &connection) { messages.append(left) }
+        return messages.isEmpty ? nil : messages.joined(separator: "; ")
     }
 
     /// Counts what is due in a topic before anything is deleted.
@@ -85,6 +92,19 @@ public struct Sweep {
             connection.rollback()
             throw error
         }
+    }
+
+    /// What was due, not refused, and is there still, in words.
+    private func leftOver(on connection: inout Connection) throws(DatabaseError) -> String? {
+        if lease.dryRun { return nil }
+        let left =
+            try connection.query(
+                "SELECT sum(tokens - pruned)::bigint FROM tokenkeeper.sweep_topic WHERE run_id = $1 AND NOT refused AND tokens > pruned",
+                [.int8(lease.runID)]
+            ).integer(0, 0) ?? 0
+        return left > 0
+            ? "\(left) tokens that were due are left to the next sweep: an application holds them locked, or they came back"
+            : nil
     }
 
     /// Results that wait for a person who does not come, and what was told of sweeps long ago.
@@ -117,16 +137,17 @@ public struct Sweep {
         let prune = prune(
             "SELECT l.topic_id, l.token_key FROM tokenkeeper.ledger AS l WHERE \(DueTokens.isStale) ORDER BY l.suppressed_since",
             limit: plan.batch, stillDue: DueTokens.isStale)
-        let parameters: [Parameter] = [.int4(topic.number), .int8(topic.staleRetention)]
+        let parameters: [Parameter] = [.int4(topic.number), .instant(topic.staleBefore)]
         while try batch("pruned_suppressed", prune, parameters, on: &connection, while: goesOn) > 0 {}
     }
 
     /// Tokens that no app has registered again for too long. They bear no index: the ledger is read from front to end.
     private func pruneDormant(
-        _ topics: [DueTokens.Topic], on connection: inout Connection, while goesOn: () -> Bool
+        _ due: [DueTokens], on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
-        if topics.isEmpty { return }
-        let parameters: [Parameter] = [.int4s(topics.map(\.number)), .int8s(topics.map { $0.dormantAfter ?? .max })]
+        // An import of old registrations may add some meanwhile: not more than were counted.
+        var left = Dictionary(uniqueKeysWithValues: due.map { (Int64($0.topic.number), $0.dormant) })
+        if left.isEmpty { return }
         let pages =
             try connection.query(
                 "SELECT pg_relation_size('tokenkeeper.ledger') / current_setting('block_size')::bigint"
@@ -136,11 +157,18 @@ public struct Sweep {
         for page in stride(from: 0, to: pages, by: Int(step)) {
             let prune = prune(
                 """
-                SELECT l.topic_id, l.token_key, p.age
-                FROM tokenkeeper.ledger AS l JOIN unnest($1, $2) AS p (topic_id, age) ON l.topic_id = p.topic_id
-                WHERE l.ctid >= '(\(page),0)' AND l.ctid < '(\(page + step),0)' AND \(DueTokens.isDormant(age: "p.age"))
-                """, limit: plan.batch, stillDue: DueTokens.isDormant(age: "d.age"))
-            while try batch("pruned_dormant", prune, parameters, on: &connection, while: goesOn) > 0 {}
+                SELECT l.topic_id, l.token_key, p.before
+                FROM tokenkeeper.ledger AS l JOIN unnest($1, $2) AS p (topic_id, before) ON l.topic_id = p.topic_id
+                WHERE l.ctid >= '(\(page),0)' AND l.ctid < '(\(page + step),0)' AND \(DueTokens.isDormant(before: "p.before"))
+                """, limit: plan.batch, stillDue: DueTokens.isDormant(before: "d.before"))
+            var pruned: Int64
+            repeat {
+                let topics = due.map(\.topic).filter { left[Int64($0.number), default: 0] > 0 }
+                let parameters: [Parameter] = [.int4s(topics.map(\.number)), .instants(topics.map(\.dormantBefore))]
+                pruned = try batch("pruned_dormant", prune, parameters, on: &connection, while: goesOn) { topic in
+                    left[topic, default: 0] -= 1
+                }
+            } while pruned > 0
         }
     }
 
@@ -170,14 +198,15 @@ public struct Sweep {
                     SELECT FROM tokenkeeper.ledger AS o WHERE o.topic_id = e.topic_id AND o.device_id = e.device_id
                       AND NOT EXISTS (SELECT FROM gone AS w WHERE w.topic_id = o.topic_id AND w.token_key = o.token_key))
                 FOR UPDATE OF e SKIP LOCKED)
+        ), told AS (
+            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
+                registered_before, invalidated_before)
+            SELECT g.topic_id, g.token_key, 'pruned', g.cause,
+                   CASE g.cause WHEN 'dead' THEN g.dead_reason WHEN 'suspect' THEN g.suspect_reason END, g.device_id,
+                   nullif(g.registered_at, '-infinity'), greatest(g.dead_at, g.suspect_at, g.unregistered_at, g.superseded_at)
+            FROM gone AS g
         )
-        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
-            registered_before, invalidated_before)
-        SELECT g.topic_id, g.token_key, 'pruned', g.cause,
-               CASE g.cause WHEN 'dead' THEN g.dead_reason WHEN 'suspect' THEN g.suspect_reason END, g.device_id,
-               nullif(g.registered_at, '-infinity'), greatest(g.dead_at, g.suspect_at, g.unregistered_at, g.superseded_at)
-        FROM gone AS g
-        RETURNING 1
+        SELECT g.topic_id FROM gone AS g
         """
     }
 
@@ -255,7 +284,7 @@ public struct Sweep {
     @discardableResult
     private func batch(
         _ column: String, _ statement: String, _ parameters: [Parameter], on connection: inout Connection,
-        while goesOn: () -> Bool
+        while goesOn: () -> Bool, each: (Int64) -> Void = { _ in }
     ) throws -> Int64 {
         guard goesOn() else { throw Ended.stopped }
         do {
@@ -265,6 +294,7 @@ public struct Sweep {
             // Another daemon may have taken over: what this batch did is then undone.
             guard try note(column, rows, on: &connection) else { throw Ended.leaseLost }
             try connection.commit()
+            for row in 0..<found.count { each(found.integer(row, 0) ?? 0) }
             return rows
         } catch {
             connection.rollback()

@@ -110,8 +110,10 @@ extension Configuration {
 
     /// For a command that needs the database once: what goes wrong is said and ends the process.
     ///
-    /// - Parameter writes: Whether a standby will not do.
-    func withConnection(writes: Bool = true, _ work: (inout Connection) throws -> Void) throws {
+    /// - Parameters:
+    ///   - writes: Whether a standby will not do.
+    ///   - role: The group whose rights it takes.
+    func withConnection(writes: Bool = true, as role: String? = nil, _ work: (inout Connection) throws -> Void) throws {
         do {
             var connection = try Connection(to: address, writes: writes)
             try work(&connection)
@@ -119,7 +121,8 @@ extension Configuration {
             ConfigurationOptions.complain(error.description)
             if error.sqlState == "42501" {
                 ConfigurationOptions.complain(
-                    "this role lacks rights: see `tokenkeeperd migrate --help` and `tokenkeeperd grants --help`")
+                    role.map { "this role lacks rights: the command takes those of \($0)" }
+                        ?? "this role lacks rights: see `tokenkeeperd migrate --help` and `tokenkeeperd grants --help`")
             }
             throw ExitCode(ExitStatus.unavailable.rawValue)
         } catch let error as SchemaError {

@@ -19,7 +19,7 @@ struct Held: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withConnection(writes: false) { connection in
+            try options.load().withConnection(writes: false, as: "tokenkeeper_reader") { connection in
                 try Migrator(daemon: Daemon.version).check(&connection)
                 let held = try HeldSummary.all(on: &connection)
                 print(held.isEmpty ? "nothing is held" : held.map(Self.text).joined(separator: "\n\n"))
@@ -34,11 +34,14 @@ struct Held: ParsableCommand {
             if !held.reasons.isEmpty { lines.append("  reasons   \(held.reasons.joined(separator: ", "))") }
             if let queued = held.queued { lines.append("  queued    \(queued.first) to \(queued.last)") }
             lines.append("  guard     " + (held.openSince.map { "open since \($0)" } ?? "closed"))
-            lines.append("  a mistake? mend the sender, then:")
-            if let undo = held.undo { lines.append("    \(undo)") }
-            lines.append("    tokenkeeperd held discard \(of)")
-            lines.append("  all true?  tokenkeeperd held release \(of)")
-            return lines.joined(separator: "\n")
+            if held.undo != nil || held.results > 0 { lines.append("  a mistake? mend the sender, then:") }
+            if let undo = held.undo { lines += ["    \(undo) --dry-run", "    \(undo)"] }
+            if held.results > 0 {
+                lines += ["    tokenkeeperd held discard \(of)", "  all true?  tokenkeeperd held release \(of)"]
+            } else if held.openSince != nil {
+                lines.append("  it closes when few tokens fail within a day, and ten minutes after the last one")
+            }
+            return lines.map(StoryText.plain).joined(separator: "\n")
         }
     }
 
@@ -51,7 +54,7 @@ struct Held: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withConnection { connection in
+            try options.load().withConnection(as: "tokenkeeper_operator") { connection in
                 try Migrator(daemon: Daemon.version).check(&connection)
                 let results = try HeldSummary.release(
                     topic: which.topic, environment: which.environment, on: &connection)
@@ -69,7 +72,7 @@ struct Held: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withConnection { connection in
+            try options.load().withConnection(as: "tokenkeeper_operator") { connection in
                 try Migrator(daemon: Daemon.version).check(&connection)
                 let results = try HeldSummary.discard(
                     topic: which.topic, environment: which.environment, on: &connection)

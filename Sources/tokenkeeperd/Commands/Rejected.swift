@@ -39,7 +39,7 @@ struct Rejected: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withConnection(writes: false) { connection in
+            try options.load().withConnection(writes: false, as: "tokenkeeper_reader") { connection in
                 try Migrator(daemon: Daemon.version).check(&connection)
                 let groups = try RejectedResults.groups(on: &connection)
                 print(groups.isEmpty ? "nothing is rejected" : groups.map(Self.text).joined(separator: "\n"))
@@ -49,7 +49,7 @@ struct Rejected: ParsableCommand {
         static func text(_ group: RejectedResults.Group) -> String {
             let attempts = group.attempts > 0 ? "; requeued up to \(group.attempts) times" : ""
             return """
-                \(group.results)  \(group.error)
+                \(group.results)  \(StoryText.plain(group.error))
                    \(group.first) to \(group.last)\(attempts); such as \(group.samples)
                 """
         }
@@ -64,7 +64,7 @@ struct Rejected: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withConnection { connection in
+            try options.load().withConnection(as: "tokenkeeper_operator") { connection in
                 try Migrator(daemon: Daemon.version).check(&connection)
                 let results = try RejectedResults.requeue(which.choice, on: &connection)
                 print("\(results) results are back in the queue")
@@ -80,7 +80,7 @@ struct Rejected: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withConnection { connection in
+            try options.load().withConnection(as: "tokenkeeper_operator") { connection in
                 try Migrator(daemon: Daemon.version).check(&connection)
                 let results = try RejectedResults.discard(which.choice, on: &connection)
                 print("\(results) results are deleted")

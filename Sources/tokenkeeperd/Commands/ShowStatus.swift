@@ -13,7 +13,7 @@ struct ShowStatus: ParsableCommand {
 
     func run() throws {
         Signals.unblock()
-        try options.load().withConnection(writes: false) { connection in
+        try options.load().withConnection(writes: false, as: "tokenkeeper_reader") { connection in
             try Migrator(daemon: Daemon.version).check(&connection)
             let report = try StatusReport(on: &connection)
             print(json ? report.json : Self.text(report))
@@ -28,6 +28,6 @@ struct ShowStatus: ParsableCommand {
                 + (name.hasSuffix("_age") ? " s" : "")
         }
         lines += report.warnings.map { "warning: \($0)" }
-        return lines.joined(separator: "\n")
+        return lines.map(StoryText.plain).joined(separator: "\n")
     }
 }

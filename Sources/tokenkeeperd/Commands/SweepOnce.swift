@@ -7,7 +7,8 @@ struct SweepOnce: ParsableCommand {
         commandName: "sweep",
         abstract: "Sweep now, in this process, and say what was cleared away.",
         discussion: """
-            Leaves with 75 when another sweep is running; with 70 when this one failed, or refused to prune a topic, because \
+            Takes the rights of tokenkeeper_daemon; an operator asks the daemons instead, by \
+            SELECT tokenkeeper.request_sweep(). Leaves with 75 when another sweep is running; with 70 when this one failed, or refused to prune a topic, because \
             too large a share of its tokens is due (sweep.max_prune_share, sweep.min_prune_tokens).
             """)
 
@@ -25,7 +26,7 @@ struct SweepOnce: ParsableCommand {
         let signals = Signals()
         signals.on(SIGTERM) { stop.ask() }
         signals.on(SIGINT) { stop.ask() }
-        try configuration.withConnection { connection in
+        try configuration.withConnection(as: "tokenkeeper_daemon") { connection in
             try Migrator(daemon: Daemon.version).check(&connection)
             guard
                 let lease = try SweepLease.claim(
@@ -66,6 +67,6 @@ struct SweepOnce: ParsableCommand {
             "\(verb) \(report.deletedHeld) held results past sweep.held_retention",
             "\(verb) \(report.deletedRuns) old sweep runs",
         ].compactMap { $0 }
-        return lines.joined(separator: "\n")
+        return lines.map(StoryText.plain).joined(separator: "\n")
     }
 }

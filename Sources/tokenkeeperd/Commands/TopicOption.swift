@@ -11,6 +11,6 @@ struct TopicOption: ParsableArguments {
 
     /// These options as one would type them.
     static func typed(topic: String, environment: String) -> String {
-        "--topic \(ShellWord.quoted(topic)) --environment \(environment)"
+        "--topic\(topic.hasPrefix("-") ? "=" : " ")\(ShellWord.quoted(topic)) --environment \(environment)"
     }
 }

@@ -53,10 +53,10 @@ struct SweepDuty {
                         throw error
                     }
                 }
-                for guarded in try MassFailureGuard.closeQuiet(on: &connection) {
+                for closed in try MassFailureGuard.closeQuiet(duty.configuration.guardLimits, on: &connection) {
                     duty.logger.notice(
                         "the mass-failure guard is closed: suspects are recorded again",
-                        metadata: ["topic": "\(guarded)"])
+                        metadata: ["environment": "\(closed.environment)", "topic": "\(closed.topic)"])
                 }
                 let look = try SweepLease.look(on: &connection)
                 if let last = look.last {
