@@ -211,6 +211,7 @@ AS $$
 DECLARE
     hex text[] := ARRAY(SELECT encode(k, 'hex') FROM unnest(erase.token_keys) AS k);
     base64 text[] := ARRAY(SELECT encode(k, 'base64') FROM unnest(erase.token_keys) AS k);
+    guarded integer[];
     total bigint := 0;
     part bigint;
 BEGIN
@@ -225,6 +226,13 @@ BEGIN
     JOIN tokenkeeper.ledger AS l ON l.topic_id = t.topic_id AND l.token_key = k.token_key
     ORDER BY l.topic_id, l.token_key
     FOR UPDATE OF l;
+
+    SELECT coalesce(array_agg(DISTINCT a.topic_id), '{}') INTO guarded FROM (
+        SELECT h.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(erase.token_keys) AS k (token_key)
+        JOIN tokenkeeper.held_result AS h ON h.topic_id = g.topic_id AND h.token_key = k.token_key
+        UNION ALL
+        SELECT s.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(erase.token_keys) AS k (token_key)
+        JOIN tokenkeeper.suspect AS s ON s.topic_id = g.topic_id AND s.token_key = k.token_key AND s.silenced) AS a;
 
     DELETE FROM tokenkeeper.send_result AS r
     WHERE tokenkeeper.mentions(r.token, hex, base64) OR tokenkeeper.mentions(concat_ws(' ', r.token, r.topic, r.body), hex, base64);
@@ -249,7 +257,7 @@ BEGIN
     WHERE s.topic_id = t.topic_id AND s.token_key = k.token_key;
     GET DIAGNOSTICS part = ROW_COUNT;
     total := total + part;
-    PERFORM tokenkeeper.recount_guard(g.topic_id) FROM tokenkeeper.topic_guard AS g WHERE total > 0;
+    PERFORM tokenkeeper.recount_guard(g) FROM unnest(guarded) AS g;
     -- A device without tokens has nothing left to say; of others, not which token named it.
     DELETE FROM tokenkeeper.device AS d
     WHERE (d.device_id = ANY (erase.device_ids) OR (d.token_key = ANY (erase.token_keys) AND d.token_key <> ''))

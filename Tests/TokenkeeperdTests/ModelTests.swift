@@ -42,7 +42,7 @@ private struct Step {
             }
             var batch: [Step] = []
             for _ in 0..<500 {
-                var steps = [Self.step(topics, &chance)]
+                var steps = [Self.step(history, topics, &chance)]
                 if Int.random(in: 0..<10, using: &chance) == 0 { steps += steps }
                 // What comes late: anywhere among the steps of its history.
                 for step in steps {
@@ -64,7 +64,7 @@ private struct Step {
                 }
             }
         }
-        let isEmpty = "SELECT count(*) FROM tokenkeeper.send_result"
+        let isEmpty = "SELECT count(*) FROM (SELECT FROM tokenkeeper.send_result LIMIT 1) AS r"
         try eventually("the queue is empty") { try owner.scalar(isEmpty) == "0" }
         let held = Int(try owner.scalar("SELECT count(*) FROM tokenkeeper.held_result") ?? "") ?? 0
         #expect(held > 100, "seed \(seed): the guard held \(held)")
@@ -99,15 +99,16 @@ private struct Step {
             ) == "0")
     }
 
-    private static func step(_ topics: [String], _ chance: inout SeededChance) -> Step {
+    private static func step(_ history: Int, _ topics: [String], _ chance: inout SeededChance) -> Step {
         // Seconds; every instant of a history lies in a window of an hour, so that ties are common.
         let at = 1_700_000_000 + Int.random(in: 0..<60, using: &chance) * 60
         let moment = "to_timestamp(\(at))"
         let environment = ["production", "sandbox"].randomElement(using: &chance)!
         let topic = topics.randomElement(using: &chance)!
-        // Some are never of a device: those may be forgotten.
-        let hex = String(Int.random(in: 0xA0...0xAB, using: &chance), radix: 16)
-        let isOfDevice = hex < "a9"
+        let number = Int.random(in: 0xA0...0xAB, using: &chance)
+        // Some are never of a device, and of one history alone: those may be forgotten.
+        let isOfDevice = number < 0xA9
+        let hex = isOfDevice ? String(number, radix: 16) : String(number << 16 | history, radix: 16)
         let spelling = Bool.random(using: &chance) ? hex : hex.uppercased()
         let key = LedgerModel.Key(environment, topic, hex)
         func result(_ status: Int, _ body: String?, sentAt: String) -> String {
@@ -117,7 +118,8 @@ private struct Step {
         }
         switch Int.random(in: 0..<100, using: &chance) {
         case 0..<35:
-            let device = isOfDevice && Bool.random(using: &chance) ? "d\(Int.random(in: 0..<4, using: &chance))" : nil
+            let device =
+                isOfDevice && Bool.random(using: &chance) ? "d\(history)-\(Int.random(in: 0..<4, using: &chance))" : nil
             let tags = Int.random(in: 0..<4, using: &chance) == 0 ? "g\(Int.random(in: 0..<4, using: &chance))" : nil
             let more = "\(device.map { "'\($0)'" } ?? "NULL"), \(tags.map { "'{\($0)}'" } ?? "NULL")"
             return Step(
