@@ -96,7 +96,11 @@ BEGIN
     IF tokens = 50 AND registering <> '' THEN
         INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
         SELECT 'device_crowded', t.environment, t.topic, tokens, 'one device_id has that many tokens: is it a constant?'
-        FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
+        FROM tokenkeeper.topic AS t
+        WHERE t.topic_id = of_topic AND NOT EXISTS (
+            SELECT FROM tokenkeeper.operation AS p
+            WHERE p.operation = 'device_crowded' AND p.topic = t.topic AND p.environment = t.environment
+              AND p.at > clock_timestamp() - interval '1 day');
     END IF;
 
     -- The device's token without tags of its own has those that its others had last.
