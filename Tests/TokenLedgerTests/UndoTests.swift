@@ -169,4 +169,21 @@ import Testing
             try database.psql("SELECT message FROM tokenkeeper.operation")
                 == "suspects from 2025-02-01 00:00:00+00 to 2025-02-02 00:00:00+00 do not count")
     }
+
+    @Test func `a 410 that came after the undone suspect has its whole retention before it`() throws {
+        try database.psql("SELECT tokenkeeper.register('01', 't', registered_at => '2025-01-01Z')")
+        var daemon = try database.connect(user: "a_daemon")
+        try suspect("01", at: "2025-02-01Z")
+        try drain(&daemon)
+        try database.psql("UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '85 days'")
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at) VALUES ('t', '01', 410, '2025-01-20Z')"
+        )
+        try drain(&daemon)
+        #expect(try reinstate("2025-02-01Z", "2025-02-01Z") == "0")
+        #expect(
+            try database.psql(
+                "SELECT t.state, l.suppressed_since > now() - interval '5 minutes' FROM tokenkeeper.token AS t JOIN tokenkeeper.ledger AS l USING (token_key)"
+            ) == "stale|t")
+    }
 }

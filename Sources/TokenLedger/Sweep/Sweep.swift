@@ -164,6 +164,7 @@ public struct Sweep {
             var pruned: Int64
             repeat {
                 let topics = due.map(\.topic).filter { left[Int64($0.number), default: 0] > 0 }
+                if topics.isEmpty { return }
                 let parameters: [Parameter] = [.int4s(topics.map(\.number)), .instants(topics.map(\.dormantBefore))]
                 pruned = try batch("pruned_dormant", prune, parameters, on: &connection, while: goesOn) { topic in
                     left[topic, default: 0] -= 1
@@ -195,7 +196,7 @@ public struct Sweep {
                 SELECT e.topic_id, e.device_id FROM tokenkeeper.device AS e
                 JOIN gone AS g ON g.topic_id = e.topic_id AND g.device_id = e.device_id
                 WHERE NOT EXISTS (
-                    SELECT FROM tokenkeeper.ledger AS o WHERE o.topic_id = e.topic_id AND o.device_id = e.device_id
+                    SELECT FROM tokenkeeper.ledger AS o WHERE o.topic_id + 0 = e.topic_id AND o.device_id = e.device_id
                       AND NOT EXISTS (SELECT FROM gone AS w WHERE w.topic_id = o.topic_id AND w.token_key = o.token_key))
                 FOR UPDATE OF e SKIP LOCKED)
         ), told AS (
