@@ -241,11 +241,17 @@ import TokenModel
     @Test func `one that was sent long before does not stretch the undo over years`() throws {
         try register(1, 1000)
         try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2015-01-01Z')")
+        try database.psql("SELECT tokenkeeper.register('bb', 't', registered_at => '2015-01-01Z')")
         var daemon = try database.connect(user: "a_daemon")
-        try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at) VALUES ('t', 'aa', 400, '{\"reason\":\"BadDeviceToken\"}', '2016-01-01Z')"
-        )
-        try drain(&daemon, intake: intake())
+        // One before, one among the others.
+        for token in ["aa", "bb"] {
+            try database.psql(
+                """
+                INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
+                VALUES ('t', '\(token)', 400, '{"reason":"BadDeviceToken"}', '2016-01-01Z')
+                """)
+            if token == "aa" { try drain(&daemon, intake: intake()) }
+        }
         try fail(1, 60)
         try drain(&daemon, intake: intake())
         #expect(
