@@ -122,6 +122,35 @@ import Testing
                 """) == "0", "seed \(seed): at most one token a device")
     }
 
+    @Test func `a registration whose token moves meanwhile gives its locks back`() throws {
+        var first = try database.connect()
+        try first.execute("SELECT tokenkeeper.register(t, 't', device_id => 'm') FROM unnest('{bb,aa}'::text[]) AS t")
+        try first.execute("SELECT tokenkeeper.unregister('aa', 't')")
+        try first.execute("BEGIN; SELECT tokenkeeper.register('aa', 't', device_id => 'a')")
+        let database = database
+        let failures = Failures()
+        let group = DispatchGroup()
+        // The one has device m and then wants a; the other the reverse.
+        for call in ["register('aa', 't', device_id => 'm')", "register('bb', 't', device_id => 'a')"] {
+            DispatchQueue.global().async(group: group) {
+                do {
+                    try database.psql("SELECT tokenkeeper.\(call)", user: "a_app")
+                } catch {
+                    failures.add("\(error)")
+                }
+            }
+        }
+        var watcher = try database.connect()
+        try eventually("both wait") {
+            try watcher.scalar(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+                == "2"
+        }
+        try first.execute("COMMIT")
+        group.wait()
+        #expect(failures.all == [])
+    }
+
     @Test func `a superseded token comes back with a later registration, and supersedes in turn`() throws {
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd')")
