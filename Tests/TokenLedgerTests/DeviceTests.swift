@@ -134,7 +134,7 @@ import Testing
         for call in ["register('aa', 't', device_id => 'm')", "register('bb', 't', device_id => 'a')"] {
             DispatchQueue.global().async(group: group) {
                 do {
-                    try database.psql("SELECT tokenkeeper.\(call)", user: "a_app")
+                    try database.psql("SELECT tokenkeeper.\(call)")
                 } catch {
                     failures.add("\(error)")
                 }
