@@ -817,3 +817,14 @@ COMMENT ON FUNCTION tokenkeeper.requeue_rejected(bigint[]) IS
     'Puts rejected results, by their rejected_id, or all, back into the queue, as they are, with their first queued_at; answers how many. Mend them before, '
     'by UPDATE. One that is rejected again counts its attempts.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.requeue_rejected(bigint[]) FROM PUBLIC;
+
+-- What the comments of earlier migrations say, as it is now ----------------------------------------------------------
+
+COMMENT ON VIEW tokenkeeper.token_event IS
+    'The history of transitions: registered (the first time only), invalidated, revived, superseded, unregistered_by_app, '
+    'late_feedback_ignored, pruned, reinstated; with both instants before and after. Repeated news that changes nothing leaves no event.';
+COMMENT ON COLUMN tokenkeeper.ledger.suspect_at IS
+    'The latest BadDeviceToken or DeviceTokenNotForTopic that counts: when that request was sent.';
+COMMENT ON VIEW tokenkeeper.result_stat IS
+    'How many results were taken from the queue, by the hour in which they were, environment, topic, status and reason; each counted in the '
+    'transaction that recorded, held or rejected it, the latter with the reason (rejected). Released ones are not counted again.';
