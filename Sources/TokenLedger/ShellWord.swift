@@ -1,5 +1,10 @@
 /// A word as a shell takes it. Topics are whatever senders wrote, and people copy the commands that are shown to them.
 public enum ShellWord {
+    /// An option with its value: `--topic com.example.app`.
+    public static func option(_ name: String, _ value: String) -> String {
+        name + (value.hasPrefix("-") ? "=" : " ") + quoted(value)
+    }
+
     public static func quoted(_ word: String) -> String {
         let isPlain =
             !word.isEmpty

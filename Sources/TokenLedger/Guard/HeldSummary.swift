@@ -7,8 +7,8 @@ public struct HeldSummary: Sendable {
     public let tokens: Int64
     /// When the first and the last were queued, in UTC; nil when none is held.
     public let queued: (first: String, last: String)?
-    /// Why, and how many: `BadDeviceToken 99500`.
-    public let reasons: [String]
+    /// Why, and how many: `BadDeviceToken 99500, DeviceTokenNotForTopic 3`; nil when none is held.
+    public let reasons: String?
     /// Since when the guard is open, in UTC; nil when it is not.
     public let openSince: String?
     /// What undoes that which was recorded before it opened; nil when it is not open.
@@ -16,7 +16,6 @@ public struct HeldSummary: Sendable {
 
     /// All topics of which something is held, or whose guard is open.
     public static func all(on connection: inout Connection) throws(DatabaseError) -> [HeldSummary] {
-        let clock = { (column: String) in "to_char(\(column) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS \"UTC\"')" }
         let rows = try connection.query(
             """
             WITH held AS (
@@ -33,8 +32,8 @@ public struct HeldSummary: Sendable {
                     FROM tokenkeeper.held_result AS h GROUP BY 1, 2) AS k
                 GROUP BY 1
             )
-            SELECT environment, topic, coalesce(h.results, 0), coalesce(k.tokens, 0), \(clock("h.first")), \(clock("h.last")),
-                   h.reasons, \(clock("g.open_since")), g.undo
+            SELECT environment, topic, coalesce(h.results, 0), coalesce(k.tokens, 0), \(inUTC("h.first")), \(inUTC("h.last")),
+                   h.reasons, \(inUTC("g.open_since")), g.undo
             FROM held_topic AS h
             FULL JOIN (SELECT * FROM tokenkeeper.guard WHERE open) AS g USING (environment, topic)
             LEFT JOIN token AS k USING (environment, topic)
@@ -45,8 +44,7 @@ public struct HeldSummary: Sendable {
                 environment: rows.text(row, 0) ?? "", topic: rows.text(row, 1) ?? "",
                 results: rows.integer(row, 2) ?? 0,
                 tokens: rows.integer(row, 3) ?? 0, queued: rows.text(row, 4).map { ($0, rows.text(row, 5) ?? $0) },
-                reasons: (rows.text(row, 6) ?? "").split(separator: ", ").map(String.init),
-                openSince: rows.text(row, 7), undo: rows.text(row, 8))
+                reasons: rows.text(row, 6), openSince: rows.text(row, 7), undo: rows.text(row, 8))
         }
     }
 

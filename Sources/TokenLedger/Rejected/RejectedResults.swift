@@ -27,10 +27,9 @@ public enum RejectedResults {
 
     /// All of them, by kind of error, the most frequent first.
     public static func groups(on connection: inout Connection) throws(DatabaseError) -> [Group] {
-        let clock = { (column: String) in "to_char(\(column) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS \"UTC\"')" }
         let rows = try connection.query(
             """
-            SELECT g.kind, g.results, \(clock("g.first")), \(clock("g.last")), g.attempts,
+            SELECT g.kind, g.results, \(inUTC("g.first")), \(inUTC("g.last")), g.attempts,
                    array_to_string(ARRAY(SELECT r.rejected_id FROM tokenkeeper.rejected_result AS r WHERE \(kind) = g.kind
                                          ORDER BY r.rejected_id DESC LIMIT 5), ' ')
             FROM (SELECT \(kind) AS kind, count(*) AS results, min(r.rejected_at) AS first, max(r.rejected_at) AS last,

@@ -135,7 +135,7 @@ public enum StoryWords {
         }
         if story.state == "suspect", let at = story.invalidatedAt {
             words +=
-                "; or, if it was a mistake, `tokenkeeperd reinstate --topic\(story.topic.hasPrefix("-") ? "=" : " ")\(ShellWord.quoted(story.topic)) "
+                "; or, if it was a mistake, `tokenkeeperd reinstate \(ShellWord.option("--topic", story.topic)) "
                 + "--environment \(story.environment) --since \(at.option) --until \(at.option)`, which undoes what was sent then (--dry-run says whether that is enough)"
         }
         return words

@@ -80,12 +80,14 @@ public struct Sweep {
             try connection.run(transaction.begin)
             let due = try DueTokens(in: topic, forced: lease.forced, on: &connection)
             try due.note(run: lease.runID, on: &connection)
-            let (column, tokens) =
-                due.isRefused
-                ? ("refused", due.total) : ("pruned_suppressed", lease.dryRun ? due.total - due.dormant : 0)
-            guard try note(column, tokens, on: &connection),
-                try note("pruned_dormant", lease.dryRun && !due.isRefused ? due.dormant : 0, on: &connection)
-            else { throw Ended.leaseLost }
+            // Where there is nothing to note yet, the lease is renewed.
+            var noted: [(column: String, tokens: Int64)] = [("refused", due.isRefused ? due.total : 0)]
+            if lease.dryRun, !due.isRefused {
+                noted = [("pruned_suppressed", due.total - due.dormant), ("pruned_dormant", due.dormant)]
+            }
+            for (column, tokens) in noted {
+                guard try note(column, tokens, on: &connection) else { throw Ended.leaseLost }
+            }
             try connection.commit()
             return due
         } catch {
@@ -115,18 +117,19 @@ public struct Sweep {
             ("deleted_runs", "sweep_run", "run_id", "finished_at", plan.eventRetention),
         ] {
             let isDue = "\(since) < now() - $1 * interval '1 microsecond'"
-            try batches(column, on: &connection, while: goesOn) { limit in
-                (
-                    """
-                    DELETE FROM tokenkeeper.\(table)
-                    WHERE \(key) IN (SELECT \(key) FROM tokenkeeper.\(table) WHERE \(isDue)
-                                     ORDER BY \(key) LIMIT \(limit) FOR UPDATE SKIP LOCKED)
-                    RETURNING 1
-                    """,
-                    "SELECT count(*) FROM tokenkeeper.\(table) WHERE \(isDue)",
-                    [.int8(retention.microseconds)]
-                )
+            let parameters: [Parameter] = [.int8(retention.microseconds)]
+            if lease.dryRun {
+                let count = "SELECT count(*) FROM tokenkeeper.\(table) WHERE \(isDue)"
+                try batch(column, count, parameters, on: &connection, while: goesOn)
+                continue
             }
+            let delete = """
+                DELETE FROM tokenkeeper.\(table)
+                WHERE \(key) IN (SELECT \(key) FROM tokenkeeper.\(table) WHERE \(isDue)
+                                 ORDER BY \(key) LIMIT \(plan.batch) FOR UPDATE SKIP LOCKED)
+                RETURNING 1
+                """
+            while try batch(column, delete, parameters, on: &connection, while: goesOn) > 0 {}
         }
     }
 
@@ -266,19 +269,6 @@ public struct Sweep {
     ) throws(DatabaseError) {
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             _ = try connection.query(statement, parameters)
-        }
-    }
-
-    /// Repeats a batch until it finds nothing; in a dry run counts once.
-    private func batches(
-        _ column: String, on connection: inout Connection, while goesOn: () -> Bool,
-        _ statements: (_ limit: Int) -> (delete: String, count: String, parameters: [Parameter])
-    ) throws {
-        let (delete, count, parameters) = statements(plan.batch)
-        if lease.dryRun {
-            try batch(column, count, parameters, on: &connection, while: goesOn)
-        } else {
-            while try batch(column, delete, parameters, on: &connection, while: goesOn) > 0 {}
         }
     }
 

@@ -108,12 +108,26 @@ extension Configuration {
         try withConnection(work)
     }
 
+    /// For a command that works on a schema that fits this daemon.
+    ///
+    /// - Parameters:
+    ///   - writes: Whether a standby will not do.
+    ///   - role: The group whose rights it takes.
+    func withLedger(writes: Bool = true, as role: String, _ work: (inout Connection) throws -> Void) throws {
+        try withConnection(writes: writes, as: role) { connection in
+            try Migrator(daemon: Daemon.version).check(&connection)
+            try work(&connection)
+        }
+    }
+
     /// For a command that needs the database once: what goes wrong is said and ends the process.
     ///
     /// - Parameters:
     ///   - writes: Whether a standby will not do.
     ///   - role: The group whose rights it takes.
-    func withConnection(writes: Bool = true, as role: String? = nil, _ work: (inout Connection) throws -> Void) throws {
+    private func withConnection(writes: Bool = true, as role: String? = nil, _ work: (inout Connection) throws -> Void)
+        throws
+    {
         do {
             var connection = try Connection(to: address, writes: writes)
             try work(&connection)

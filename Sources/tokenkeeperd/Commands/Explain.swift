@@ -57,8 +57,7 @@ struct Explain: ParsableCommand {
         } else {
             subject = .device(device ?? "")
         }
-        try configuration.withConnection(writes: false, as: "tokenkeeper_reader") { connection in
-            try Migrator(daemon: Daemon.version).check(&connection)
+        try configuration.withLedger(writes: false, as: "tokenkeeper_reader") { connection in
             let search = StorySearch(subject, topic: topic, environment: environment)
             switch try search.answer(on: &connection) {
             case .stories(let stories):

@@ -19,8 +19,7 @@ struct Held: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withConnection(writes: false, as: "tokenkeeper_reader") { connection in
-                try Migrator(daemon: Daemon.version).check(&connection)
+            try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
                 let held = try HeldSummary.all(on: &connection)
                 print(held.isEmpty ? "nothing is held" : held.map(Self.text).joined(separator: "\n\n"))
             }
@@ -31,7 +30,7 @@ struct Held: ParsableCommand {
             var lines = [
                 "\(held.topic) (\(held.environment)): \(held.results) results of \(held.tokens) tokens are held"
             ]
-            if !held.reasons.isEmpty { lines.append("  reasons   \(held.reasons.joined(separator: ", "))") }
+            if let reasons = held.reasons { lines.append("  reasons   \(reasons)") }
             if let queued = held.queued { lines.append("  queued    \(queued.first) to \(queued.last)") }
             lines.append("  guard     " + (held.openSince.map { "open since \($0)" } ?? "closed"))
             if held.undo != nil || held.results > 0 { lines.append("  a mistake? mend the sender, then:") }
@@ -54,8 +53,7 @@ struct Held: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withConnection(as: "tokenkeeper_operator") { connection in
-                try Migrator(daemon: Daemon.version).check(&connection)
+            try options.load().withLedger(as: "tokenkeeper_operator") { connection in
                 let results = try HeldSummary.release(
                     topic: which.topic, environment: which.environment, on: &connection)
                 print("\(results) results are back in the queue, and will be recorded")
@@ -72,8 +70,7 @@ struct Held: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withConnection(as: "tokenkeeper_operator") { connection in
-                try Migrator(daemon: Daemon.version).check(&connection)
+            try options.load().withLedger(as: "tokenkeeper_operator") { connection in
                 let results = try HeldSummary.discard(
                     topic: which.topic, environment: which.environment, on: &connection)
                 print("\(results) results are deleted, and have not been recorded")

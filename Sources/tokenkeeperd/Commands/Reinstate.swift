@@ -25,8 +25,7 @@ struct Reinstate: ParsableCommand {
 
     func run() throws {
         Signals.unblock()
-        try options.load().withConnection(as: "tokenkeeper_operator") { connection in
-            try Migrator(daemon: Daemon.version).check(&connection)
+        try options.load().withLedger(as: "tokenkeeper_operator") { connection in
             let done = try Reinstatement(
                 topic: which.topic, environment: which.environment, since: since, until: until, dryRun: dryRun,
                 on: &connection)

@@ -39,8 +39,7 @@ struct Rejected: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withConnection(writes: false, as: "tokenkeeper_reader") { connection in
-                try Migrator(daemon: Daemon.version).check(&connection)
+            try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
                 let groups = try RejectedResults.groups(on: &connection)
                 print(groups.isEmpty ? "nothing is rejected" : groups.map(Self.text).joined(separator: "\n"))
             }
@@ -64,8 +63,7 @@ struct Rejected: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withConnection(as: "tokenkeeper_operator") { connection in
-                try Migrator(daemon: Daemon.version).check(&connection)
+            try options.load().withLedger(as: "tokenkeeper_operator") { connection in
                 let results = try RejectedResults.requeue(which.choice, on: &connection)
                 print("\(results) results are back in the queue")
             }
@@ -80,8 +78,7 @@ struct Rejected: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withConnection(as: "tokenkeeper_operator") { connection in
-                try Migrator(daemon: Daemon.version).check(&connection)
+            try options.load().withLedger(as: "tokenkeeper_operator") { connection in
                 let results = try RejectedResults.discard(which.choice, on: &connection)
                 print("\(results) results are deleted")
             }

@@ -13,8 +13,7 @@ struct ShowStatus: ParsableCommand {
 
     func run() throws {
         Signals.unblock()
-        try options.load().withConnection(writes: false, as: "tokenkeeper_reader") { connection in
-            try Migrator(daemon: Daemon.version).check(&connection)
+        try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
             let report = try StatusReport(on: &connection)
             print(json ? report.json : Self.text(report))
         }

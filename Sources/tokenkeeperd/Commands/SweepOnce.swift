@@ -26,8 +26,7 @@ struct SweepOnce: ParsableCommand {
         let signals = Signals()
         signals.on(SIGTERM) { stop.ask() }
         signals.on(SIGINT) { stop.ask() }
-        try configuration.withConnection(as: "tokenkeeper_daemon") { connection in
-            try Migrator(daemon: Daemon.version).check(&connection)
+        try configuration.withLedger(as: "tokenkeeper_daemon") { connection in
             guard
                 let lease = try SweepLease.claim(
                     .new(.cli, dryRun: dryRun, forced: force), holder: Daemon.uniqueName, on: &connection)

@@ -11,6 +11,6 @@ struct TopicOption: ParsableArguments {
 
     /// These options as one would type them.
     static func typed(topic: String, environment: String) -> String {
-        "--topic\(topic.hasPrefix("-") ? "=" : " ")\(ShellWord.quoted(topic)) --environment \(environment)"
+        "\(ShellWord.option("--topic", topic)) --environment \(environment)"
     }
 }
