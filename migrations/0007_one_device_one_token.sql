@@ -208,48 +208,54 @@ BEGIN
     of_topic := coalesce(of_topic, tokenkeeper.ensure_topic(env, register.topic));
     one_token := tokenkeeper.has_one_token_a_device(register.topic);
     LOOP
+        old := NULL;
         devices := '{}';
+        SELECT l.* INTO seen FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
         IF one_token THEN
-            SELECT l.* INTO seen FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
             SELECT coalesce(array_agg(DISTINCT d COLLATE "C"), '{}') INTO devices
             FROM unnest(ARRAY[seen.device_id, new_device]) AS d WHERE d IS NOT NULL;
         END IF;
-        IF seen.token_key IS NOT NULL AND devices <> '{}' THEN
-            -- It may move to another device meanwhile: then the locks are given back, and all is tried anew.
+        IF seen.token_key IS NULL AND devices = '{}' THEN
+            -- Nothing is locked here, so there is nothing to give back.
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, device_id, device_at, tags, tags_at)
+            VALUES (of_topic, key, moment, new_device, CASE WHEN new_device IS NOT NULL THEN moment END,
+                register.tags, CASE WHEN register.tags IS NOT NULL THEN moment END)
+            ON CONFLICT DO NOTHING;
+            CONTINUE WHEN NOT FOUND;
+        ELSE
+            -- It may come to another device meanwhile: then all locks are given back, and all is tried anew.
             BEGIN
                 PERFORM tokenkeeper.lock_devices(of_topic, devices, key);
                 SELECT l.* INTO old FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
-                IF old.device_id IS DISTINCT FROM seen.device_id THEN
+                IF one_token AND old.device_id IS DISTINCT FROM seen.device_id THEN
                     RAISE EXCEPTION 'the token has another device now' USING ERRCODE = 'TK001';
+                END IF;
+                IF old.token_key IS NULL THEN
+                    INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, device_id, device_at, tags, tags_at)
+                    VALUES (of_topic, key, moment, new_device, CASE WHEN new_device IS NOT NULL THEN moment END,
+                        register.tags, CASE WHEN register.tags IS NOT NULL THEN moment END)
+                    ON CONFLICT DO NOTHING;
+                    IF NOT FOUND THEN
+                        RAISE EXCEPTION 'the token is there now' USING ERRCODE = 'TK001';
+                    END IF;
                 END IF;
             EXCEPTION WHEN SQLSTATE 'TK001' THEN
                 CONTINUE;
             END;
-        ELSE
-            IF devices <> '{}' THEN
-                PERFORM tokenkeeper.lock_devices(of_topic, devices, key);
-            END IF;
-            SELECT l.* INTO old FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key FOR NO KEY UPDATE;
-            CONTINUE WHEN one_token AND old.device_id IS DISTINCT FROM seen.device_id;
         END IF;
 
-        new := old;
-        new.registered_at := greatest(old.registered_at, moment);
-        IF new_device IS NOT NULL
-            AND (old.device_at IS NULL OR (moment, new_device COLLATE "C") > (old.device_at, old.device_id COLLATE "C")) THEN
-            new.device_id := new_device;
-            new.device_at := moment;
-        END IF;
-        IF register.tags IS NOT NULL AND (old.tags_at IS NULL OR (moment, register.tags) > (old.tags_at, old.tags)) THEN
-            new.tags := register.tags;
-            new.tags_at := moment;
-        END IF;
-        IF old.token_key IS NULL THEN
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, device_id, device_at, tags, tags_at)
-            VALUES (of_topic, key, new.registered_at, new.device_id, new.device_at, new.tags, new.tags_at)
-            ON CONFLICT DO NOTHING;
-            CONTINUE WHEN NOT FOUND;
-        ELSE
+        IF old.token_key IS NOT NULL THEN
+            new := old;
+            new.registered_at := greatest(old.registered_at, moment);
+            IF new_device IS NOT NULL
+                AND (old.device_at IS NULL OR (moment, new_device COLLATE "C") > (old.device_at, old.device_id COLLATE "C")) THEN
+                new.device_id := new_device;
+                new.device_at := moment;
+            END IF;
+            IF register.tags IS NOT NULL AND (old.tags_at IS NULL OR (moment, register.tags) > (old.tags_at, old.tags)) THEN
+                new.tags := register.tags;
+                new.tags_at := moment;
+            END IF;
             UPDATE tokenkeeper.ledger AS l
             SET registered_at = new.registered_at, device_id = new.device_id, device_at = new.device_at,
                 tags = new.tags, tags_at = new.tags_at,
