@@ -77,7 +77,7 @@ GRANT SELECT, DELETE, TRUNCATE ON
     tokenkeeper.send_result_0, tokenkeeper.send_result_1, tokenkeeper.send_result_2, tokenkeeper.send_result_3,
     tokenkeeper.send_result_4, tokenkeeper.send_result_5, tokenkeeper.send_result_6, tokenkeeper.send_result_7
     TO tokenkeeper_daemon;
-GRANT SELECT, INSERT, DELETE, TRUNCATE ON tokenkeeper.send_result_aside TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, DELETE, TRUNCATE ON tokenkeeper.send_result_aside, tokenkeeper.send_result_backlog TO tokenkeeper_daemon;
 GRANT SELECT, INSERT ON tokenkeeper.topic TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.ledger TO tokenkeeper_daemon;
 GRANT INSERT ON tokenkeeper.token_event_log TO tokenkeeper_daemon;

@@ -14,4 +14,10 @@ enum Advisory {
     static func range(leaf: Leaf, firstPage: Int) -> Int32 {
         Int32(truncatingIfNeeded: 1 << 28 | leaf.number << 24 | (firstPage / Leaf.pagesPerRange) & 0xFF_FFFF)
     }
+
+    /// A leaf: held shared by whoever looks at it or works on some of its rows, and alone by whoever reads it whole. Asked
+    /// before the leaf itself, whose own lock others would have to wait for.
+    static func leaf(_ leaf: Leaf) -> Int32 {
+        Int32(1 << 27 | leaf.number)
+    }
 }

@@ -18,15 +18,15 @@ public struct DeviceToken: Hashable, Sendable {
         }
         var bytes: [UInt8] = []
         bytes.reserveCapacity(digits.count / 2)
-        var high: UInt8?
-        for digit in digits {
-            guard let value = Self.value(ofHexDigit: digit) else { return nil }
-            if let first = high {
-                bytes.append(first << 4 | value)
-                high = nil
-            } else {
-                high = value
+        let span = digits.span
+        var place = 0
+        while place < span.count {
+            guard let high = Self.value(ofHexDigit: span[place]), let low = Self.value(ofHexDigit: span[place + 1])
+            else {
+                return nil
             }
+            bytes.append(high << 4 | low)
+            place += 2
         }
         self.bytes = bytes
     }
@@ -41,10 +41,16 @@ public struct DeviceToken: Hashable, Sendable {
     }
 }
 
+extension DeviceToken {
+    public func hash(into hasher: inout Hasher) {
+        unsafe bytes.withUnsafeBytes { unsafe hasher.combine(bytes: $0) }
+    }
+}
+
 extension DeviceToken: Comparable {
     /// Byte order, as PostgreSQL orders `bytea`: the order in which batches lock rows.
     public static func < (left: DeviceToken, right: DeviceToken) -> Bool {
-        left.bytes.lexicographicallyPrecedes(right.bytes)
+        precedes(left.bytes.span, right.bytes.span)
     }
 }
 
@@ -57,4 +63,14 @@ extension DeviceToken: CustomStringConvertible {
             text.append(digits[Int(byte & 15)])
         } + "…"
     }
+}
+
+/// Byte order. The standard library's way goes through two iterators, and this is asked a dozen times a token.
+func precedes(_ left: Span<UInt8>, _ right: Span<UInt8>) -> Bool {
+    var place = 0
+    while place < left.count, place < right.count {
+        if left[place] != right[place] { return left[place] < right[place] }
+        place += 1
+    }
+    return left.count < right.count
 }

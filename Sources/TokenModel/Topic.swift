@@ -16,7 +16,11 @@ public struct Topic: Sendable {
 
 extension Topic: Hashable {
     public static func == (left: Topic, right: Topic) -> Bool {
-        left.name.utf8.elementsEqual(right.name.utf8)
+        let (left, right) = (left.name.utf8.span, right.name.utf8.span)
+        guard left.count == right.count else { return false }
+        var place = 0
+        while place < left.count, left[place] == right[place] { place += 1 }
+        return place == left.count
     }
 
     public func hash(into hasher: inout Hasher) {
@@ -26,6 +30,6 @@ extension Topic: Hashable {
 
 extension Topic: Comparable {
     public static func < (left: Topic, right: Topic) -> Bool {
-        left.name.utf8.lexicographicallyPrecedes(right.name.utf8)
+        precedes(left.name.utf8.span, right.name.utf8.span)
     }
 }

@@ -28,25 +28,31 @@ package import TokenModel
 
     /// A text, of either format; nil for null. Bytes that are no UTF-8 (an SQL_ASCII database) are repaired.
     package func text(_ row: Int, _ column: Int) -> String? {
-        bytes(row, column).map { String(decoding: $0, as: UTF8.self) }
+        unsafe value(row, column) { unsafe String(decoding: $0, as: UTF8.self) }
     }
 
     /// A `bytea` or `text` of a binary result; nil for null.
     package func bytes(_ row: Int, _ column: Int) -> [UInt8]? {
-        guard !isNull(row, column), let start = unsafe PQgetvalue(result, Int32(row), Int32(column)) else { return nil }
-        let length = unsafe Int(PQgetlength(result, Int32(row), Int32(column)))
-        return unsafe [UInt8](UnsafeRawBufferPointer(start: start, count: length))
+        unsafe value(row, column) { unsafe [UInt8]($0) }
     }
 
     /// A `smallint`, `integer` or `bigint` of a binary result; nil for null.
     package func integer(_ row: Int, _ column: Int) -> Int64? {
-        guard let bytes = bytes(row, column), let first = bytes.first else { return nil }
-        return bytes.reduce(first & 0x80 == 0 ? 0 : -1) { $0 << 8 | Int64($1) }
+        unsafe value(row, column) { bytes in
+            guard let first = unsafe bytes.first else { return 0 }
+            return unsafe bytes.reduce(first & 0x80 == 0 ? 0 : -1) { $0 << 8 | Int64($1) }
+        }
+    }
+
+    private func value<Value>(_ row: Int, _ column: Int, _ read: (UnsafeRawBufferPointer) -> Value) -> Value? {
+        guard !isNull(row, column), let start = unsafe PQgetvalue(result, Int32(row), Int32(column)) else { return nil }
+        let length = unsafe Int(PQgetlength(result, Int32(row), Int32(column)))
+        return unsafe read(UnsafeRawBufferPointer(start: start, count: length))
     }
 
     /// A `boolean` of a binary result; nil for null.
     package func bool(_ row: Int, _ column: Int) -> Bool? {
-        bytes(row, column).map { $0.first == 1 }
+        unsafe value(row, column) { unsafe $0.first == 1 }
     }
 
     /// A `timestamptz` of a binary result; nil for null.

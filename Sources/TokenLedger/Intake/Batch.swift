@@ -17,16 +17,15 @@ struct Batch {
     /// More text than this, in bytes, makes a row bulky. APNs' own answers have some 150; memory stays bounded.
     static let bulky = 2000
 
-    private static let columns = "environment, topic, token, status, body, apns_id, sent_at, queued_at, attempts"
+    static let columns = "environment, topic, token, status, body, apns_id, sent_at, queued_at, attempts"
 
     /// The bytes of text in a row, told without fetching what is stored out of line.
     static let length = ["environment", "topic", "token", "body", "apns_id"]
         .map { "coalesce(octet_length(\($0)), 0)" }.joined(separator: " + ")
 
-    /// A row that is to be moved without a look at it: it is bulky, or its whole batch has failed.
-    private static func moves(_ all: Bool) -> String {
-        all ? "status IS DISTINCT FROM 200" : "(status IS DISTINCT FROM 200 AND \(length) > \(bulky))"
-    }
+    /// Those that come here to be looked at, or with `asideUnseen` go aside: all but the 200s.
+    private static let looked = "status IS DISTINCT FROM 200"
+    private static let isBulky = "\(length) > \(bulky)"
 
     /// Takes a portion of a leaf off the queue, in the transaction that is open.
     ///
@@ -35,43 +34,24 @@ struct Batch {
         taking portion: Portion, of leaf: Leaf, asideUnseen: Bool, interpret: (SendResult) -> Verdict,
         on connection: inout Connection
     ) throws(DatabaseError) {
-        let rows =
-            if leaf == .aside {
-                // Bulky ones wait here for their turn one by one.
-                try connection.query(
-                    """
-                    DELETE FROM \(leaf.table) WHERE \(portion.predicate)\(portion.isRow ? "" : " AND NOT \(Self.moves(false))")
-                    RETURNING \(Self.columns), released, NULL::bigint, NULL::bigint
-                    """)
-            } else {
-                try connection.query(
-                    """
-                    WITH gone AS (
-                        DELETE FROM \(leaf.table) WHERE \(portion.predicate)
-                        RETURNING \(Self.columns), released, \(Self.moves(asideUnseen)) AS moves
-                    ), counted AS (
-                        INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, results)
-                        SELECT \(ResultCounts.hourInSQL), coalesce(left(environment, 20), 'production'), left(topic, 512), 200, count(*)
-                        FROM gone WHERE status = 200 GROUP BY 2, 3
-                        RETURNING results
-                    ), moved AS (
-                        INSERT INTO tokenkeeper.send_result_aside (\(Self.columns), released, leaf)
-                        SELECT \(Self.columns), released, \(Leaf.aside.number) FROM gone WHERE moves
-                        RETURNING 1
-                    )
-                    SELECT \(Self.columns), released, NULL::bigint, NULL::bigint
-                    FROM gone WHERE status IS DISTINCT FROM 200 AND NOT moves
-                    UNION ALL
-                    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                           (SELECT sum(results)::bigint FROM counted), (SELECT count(*) FROM moved)
-                    """)
+        if leaf != .aside { try countAccepted(portion, of: leaf, asideUnseen: asideUnseen, on: &connection) }
+        if asideUnseen { return }
+        let condition =
+            switch (leaf, portion) {
+            // Bulky ones wait there for their turn one by one.
+            case (.aside, .row): "true"
+            case (.aside, .pages): "NOT (\(Self.looked) AND \(Self.isBulky))"
+            default: "\(Self.looked) AND NOT \(Self.isBulky)"
             }
+        let rows = try connection.query(
+            """
+            DELETE FROM \(leaf.table) WHERE \(portion.predicate) AND \(condition)
+            RETURNING \(Self.columns), released
+            """)
+        results.reserveCapacity(rows.count)
+        verdicts.reserveCapacity(rows.count)
         for row in 0..<rows.count {
-            guard let queuedAt = rows.instant(row, 7) else {
-                accepted = Int(rows.integer(row, 10) ?? 0)
-                movedAside = Int(rows.integer(row, 11) ?? 0)
-                continue
-            }
+            guard let queuedAt = rows.instant(row, 7) else { continue }
             let result = SendResult(
                 environment: rows.text(row, 0), topic: rows.text(row, 1), token: rows.text(row, 2),
                 status: rows.integer(row, 3).map(Int32.init(truncatingIfNeeded:)), body: rows.text(row, 4),
@@ -81,6 +61,35 @@ struct Batch {
             results.append(result)
             verdicts.append(interpret(result))
         }
+    }
+
+    /// Counts the 200s off the queue, and moves aside what is not to come here.
+    private mutating func countAccepted(
+        _ portion: Portion, of leaf: Leaf, asideUnseen: Bool, on connection: inout Connection
+    ) throws(DatabaseError) {
+        // A statement of their own: with all the columns of the others they would take twice as long.
+        let rows = try connection.query(
+            """
+            WITH gone AS (
+                DELETE FROM \(leaf.table) WHERE \(portion.predicate) AND status = 200 RETURNING environment, topic
+            ), counted AS (
+                INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, results)
+                SELECT \(ResultCounts.hourInSQL), coalesce(left(environment, 20), 'production'), left(topic, 512), 200, sum(results)
+                FROM (SELECT environment, topic, count(*) AS results FROM gone GROUP BY environment, topic) AS g GROUP BY 2, 3
+                RETURNING results
+            ), moving AS (
+                DELETE FROM \(leaf.table)
+                WHERE \(portion.predicate) AND \(Self.looked) \(asideUnseen ? "" : "AND \(Self.isBulky)")
+                RETURNING \(Self.columns), released
+            ), moved AS (
+                INSERT INTO \(Leaf.aside.table) (\(Self.columns), released, leaf)
+                SELECT \(Self.columns), released, \(Leaf.aside.number) FROM moving
+                RETURNING 1
+            )
+            SELECT (SELECT sum(results)::bigint FROM counted), (SELECT count(*) FROM moved)
+            """)
+        accepted = Int(rows.integer(0, 0) ?? 0)
+        movedAside = Int(rows.integer(0, 1) ?? 0)
     }
 
     /// Records what the batch says, in the transaction that is open.
@@ -104,7 +113,7 @@ struct Batch {
                 counts.add(result, verdict)
                 continue
             }
-            if outcome.waiting.contains(position) || verdict.address.map(outcome.locked.contains) ?? false {
+            if outcome.waiting.contains(position) || outcome.locked.contains(position) {
                 waiting.append(result)
                 continue
             }
@@ -170,21 +179,5 @@ struct Batch {
             )
             INSERT INTO tokenkeeper.rejected_result (\(columns), error) SELECT \(columns), $1 FROM gone
             """, [.text(error)])
-    }
-}
-
-extension Portion {
-    fileprivate var isRow: Bool {
-        if case .row = self { true } else { false }
-    }
-}
-
-extension Verdict {
-    /// The token that the verdict says something of.
-    fileprivate var address: TokenAddress? {
-        switch self {
-        case .dead(let address, _, _), .suspect(let address, _, _): address
-        case .accepted, .sendersFault, .transient, .unintelligible: nil
-        }
     }
 }

@@ -1,4 +1,5 @@
-/// A partition of the queue: one of the ring's, chosen by the clock when a result is queued, or the one for results set aside.
+/// A partition of the queue: one of the ring's, chosen by the clock when a result is queued; the one for results set aside;
+/// or the one for those taken out of past leaves.
 struct Leaf: Hashable, Sendable {
     let number: Int
 
@@ -6,20 +7,28 @@ struct Leaf: Hashable, Sendable {
     static let ring = (0..<8).map(Leaf.init(number:))
     /// Results set aside for another try.
     static let aside = Leaf(number: 8)
+    /// What past leaves held and is still to be recorded; migration 0010 makes it.
+    static let backlog = Leaf(number: 9)
+
+    static let all = ring + [aside, backlog]
 
     /// How many pages one batch takes: some 8,000 results of usual size, and never more than a megabyte.
     static let pagesPerRange = 128
 
     var table: String {
-        self == .aside ? "tokenkeeper.send_result_aside" : "tokenkeeper.send_result_\(number)"
+        switch self {
+        case .aside: "tokenkeeper.send_result_aside"
+        case .backlog: "tokenkeeper.send_result_backlog"
+        default: "tokenkeeper.send_result_\(number)"
+        }
     }
 
     /// The leaf that results are queued in at the moment; the default of `send_result.leaf`.
-    static let currentInSQL = "((date_part('epoch', clock_timestamp())::bigint >> 7) & 7)"
+    static let currentInSQL = inSQL(secondsAgo: 0)
 
-    /// Whether results may be queued here now or in the next two minutes.
-    func isInUse(current: Int) -> Bool {
-        number == current || number == (current + 1) % Self.ring.count
+    /// The leaf that results were queued in so long ago.
+    static func inSQL(secondsAgo: Int) -> String {
+        "((date_part('epoch', clock_timestamp())::bigint - \(secondsAgo) >> 7) & 7)"
     }
 }
 

@@ -1,52 +1,70 @@
-/// How large each leaf is, empty or not, and which one is written to at the moment.
+/// How large each leaf is, empty or not, and which ones may be written to at the moment.
 struct LeafSizes {
     private let pages: [Int]
-    let current: Int
+    let current: Leaf
+    private let before: Leaf
 
     /// A leaf of fewer pages is left to its next lap: a TRUNCATE costs a flush, reading these costs nothing.
     static let worthTruncating = 16
 
+    /// So long after its time a leaf may still be written to, by a sender that was on its way there.
+    private static let grace = 10
+
     init(on connection: inout Connection, _ transaction: BatchTransaction) throws(DatabaseError) {
-        let leaves = Leaf.ring + [.aside]
         func select(_ leaves: [Leaf]) -> String {
-            """
-            \(transaction.settings)
-            SELECT \(Leaf.currentInSQL), current_setting('block_size'),
-                   \(leaves.map { "pg_relation_size('\($0.table)')" }.joined(separator: ", "))
-            """
+            // One that another daemon reads whole is not looked at: even its size is behind its lock.
+            let sizes = leaves.map { leaf in
+                """
+                CASE WHEN pg_try_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.leaf(leaf)))
+                THEN pg_relation_size('\(leaf.table)') ELSE 0 END
+                """
+            }
+            return """
+                \(transaction.settings)
+                SELECT \(Leaf.currentInSQL), \(Leaf.inSQL(secondsAgo: Self.grace)), current_setting('block_size'),
+                       \(sizes.joined(separator: ", "))
+                """
         }
         func read(_ rows: borrowing Rows, _ column: Int) -> Int {
             rows.text(0, column).flatMap { Int($0) } ?? 0
         }
         do {
-            let rows = try connection.run(select(leaves))
-            let blockSize = max(read(rows, 1), 1)
-            current = read(rows, 0)
-            pages = leaves.indices.map { read(rows, $0 + 2) / blockSize }
+            let rows = try connection.run(select(Leaf.all))
+            let blockSize = max(read(rows, 2), 1)
+            current = Leaf(number: read(rows, 0))
+            before = Leaf(number: read(rows, 1))
+            pages = Leaf.all.indices.map { read(rows, $0 + 3) / blockSize }
         } catch let error where error.remedy == .retry {
             // Somebody has locked a leaf, even against looking at its size: do without that one.
             var pages: [Int] = []
-            var current = 0
-            for leaf in leaves {
+            var (current, before) = (0, 0)
+            for leaf in Leaf.all {
                 do {
                     let rows = try connection.run(select([leaf]))
-                    current = read(rows, 0)
-                    pages.append(read(rows, 2) / max(read(rows, 1), 1))
+                    (current, before) = (read(rows, 0), read(rows, 1))
+                    pages.append(read(rows, 3) / max(read(rows, 2), 1))
                 } catch let error where error.remedy == .retry {
                     pages.append(0)
                 }
             }
-            self.current = current
+            self.current = Leaf(number: current)
+            self.before = Leaf(number: before)
             self.pages = pages
         }
     }
 
     func pages(of leaf: Leaf) -> Int { pages[leaf.number] }
 
-    /// All leaves that have pages: the current one first, for freshness, then the oldest.
+    /// Whether senders may be at it, now or in the next two minutes.
+    func isInUse(_ leaf: Leaf) -> Bool {
+        leaf == current || leaf == before || leaf.number == (current.number + 1) % Leaf.ring.count
+    }
+
+    /// All leaves that have pages, but for the one of those set aside: the current one first, for freshness, then what was taken
+    /// out of past ones, then the oldest.
     var leavesToVisit: [Leaf] {
         let count = Leaf.ring.count
-        let order = [current] + (1..<count).map { (current + $0) % count }
-        return (order.map(Leaf.init(number:)) + [.aside]).filter { pages(of: $0) > 0 }
+        let past = (1..<count).map { Leaf(number: (current.number + $0) % count) }
+        return ([current, .backlog] + past).filter { pages(of: $0) > 0 }
     }
 }

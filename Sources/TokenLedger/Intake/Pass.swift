@@ -7,6 +7,8 @@ extension Intake {
         public var putAside = 0
         /// Suspects that the mass-failure guard holds; an operator decides.
         public var held = 0
+        /// Results taken out of a past leaf that are in the backlog now.
+        var takenOut = 0
         /// Guards that have opened or closed, and have not been told yet.
         var turns: [GuardTurn] = []
         /// Results of which APNs blames the sender, by reason; they count as recorded too.
@@ -26,6 +28,7 @@ extension Intake {
             rejected += other.rejected
             putAside += other.putAside
             held += other.held
+            takenOut += other.takenOut
             turns += other.turns
             trouble = other.trouble ?? trouble
             for (kind, count) in other.sendersFaults { blame(kind, count) }
@@ -37,7 +40,7 @@ extension Intake {
         }
 
         /// Whether any row has left its leaf: if so, look again soon.
-        public var moved: Bool { accepted + recorded + rejected + putAside + held > 0 }
+        public var moved: Bool { accepted + recorded + rejected + putAside + held + takenOut > 0 }
     }
 
     /// Something that people should know about a row or a batch; the pass goes on.

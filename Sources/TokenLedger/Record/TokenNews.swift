@@ -5,9 +5,17 @@ package import TokenModel
 /// Greatest first by instant and on a tie by reason, so that the ledger does not depend on the order of arrival. Suspects are
 /// not merged, because an operator may undo one and not the other.
 package struct TokenNews {
+    /// One result that says something of its token.
     private struct Word {
+        /// Of the result, in the caller's count.
+        var position: Int
+        /// Of the environment and topic, in the order in which they were met.
+        var place: Int
+        var token: DeviceToken
         var at: Instant
         var reason: String
+        /// Of a suspect; a 410 needs no more.
+        var suspect: (queuedAt: Instant, isReleased: Bool)?
 
         /// Reasons compare byte by byte, as the column does.
         static func greater(_ left: Word?, _ right: Word) -> Word {
@@ -17,20 +25,19 @@ package struct TokenNews {
         }
     }
 
-    /// One result that makes its token suspect.
-    private struct Suspect {
-        /// Of the result, in the caller's count.
-        var position: Int
-        var address: TokenAddress
-        var word: Word
-        var queuedAt: Instant
-        var isReleased: Bool
+    private struct Place: Hashable, Comparable {
+        var environment: Environment
+        var topic: Topic
+
+        static func < (left: Place, right: Place) -> Bool {
+            (left.environment.rawValue, left.topic) < (right.environment.rawValue, right.topic)
+        }
     }
 
     /// What became of the news, but for what was recorded.
     package struct Outcome {
-        /// Tokens that somebody holds locked: nothing of those was recorded.
-        package var locked: Set<TokenAddress> = []
+        /// Positions of results whose token somebody holds locked: nothing of those was recorded.
+        package var locked: Set<Int> = []
         /// Positions of suspects that the mass-failure guard holds back, with what they would count as.
         package var held: [Int: (address: TokenAddress, at: Instant, reason: String)] = [:]
         /// Positions of suspects that are to be tried again, because somebody is at their topic's guard.
@@ -38,8 +45,9 @@ package struct TokenNews {
         package var turns: [GuardTurn] = []
     }
 
-    private var dead: [TokenAddress: Word] = [:]
-    private var suspects: [Suspect] = []
+    private var words: [Word] = []
+    private var places: [Place] = []
+    private var placeOf: [Place: Int] = [:]
 
     package init() {}
 
@@ -49,31 +57,82 @@ package struct TokenNews {
     package mutating func add(_ verdict: Verdict, of result: SendResult, at position: Int) {
         switch verdict {
         case .dead(let address, let at, let reason):
-            dead[address] = Word.greater(dead[address], Word(at: at, reason: reason))
+            words.append(
+                Word(position: position, place: place(of: address), token: address.token, at: at, reason: reason))
         case .suspect(let address, let at, let reason):
-            suspects.append(
-                Suspect(
-                    position: position, address: address, word: Word(at: at, reason: reason),
-                    queuedAt: result.queuedAt, isReleased: result.isReleased))
+            words.append(
+                Word(
+                    position: position, place: place(of: address), token: address.token, at: at, reason: reason,
+                    suspect: (result.queuedAt, result.isReleased)))
         case .accepted, .sendersFault, .transient, .unintelligible:
             break
         }
     }
 
+    private mutating func place(of address: TokenAddress) -> Int {
+        let place = Place(environment: address.environment, topic: address.topic)
+        // Most results are of the topic of the one before them.
+        if let last = words.last?.place, places[last] == place { return last }
+        if let known = placeOf[place] { return known }
+        places.append(place)
+        placeOf[place] = places.count - 1
+        return places.count - 1
+    }
+
+    /// The arrays that `tokenkeeper.record` takes: each token once, in the order in which all daemons lock them.
+    private struct Arrays {
+        /// Which words speak of each token.
+        var wordsOf: [ArraySlice<Int>] = []
+        var ofPlace: [Int32?] = []
+        var keys: [[UInt8]] = []
+        var deadAt: [Instant?] = []
+        var deadReason: [String?] = []
+        /// The words that are suspects, and the token of each, from 1.
+        var suspects: [Word] = []
+        var suspectOf: [Int32?] = []
+    }
+
+    private func arrays(_ rank: [Int]) -> Arrays {
+        let order = words.indices.sorted { left, right in
+            let (a, b) = (words[left], words[right])
+            if a.place != b.place { return rank[a.place] < rank[b.place] }
+            return a.token != b.token ? a.token < b.token : a.position < b.position
+        }
+        var arrays = Arrays()
+        arrays.keys.reserveCapacity(order.count)
+        var first = order.startIndex
+        while first < order.endIndex {
+            let one = words[order[first]]
+            var next = first
+            var dead: Word?
+            while next < order.endIndex, words[order[next]].place == one.place, words[order[next]].token == one.token {
+                let word = words[order[next]]
+                if word.suspect == nil {
+                    dead = Word.greater(dead, word)
+                } else {
+                    arrays.suspects.append(word)
+                    arrays.suspectOf.append(Int32(arrays.keys.count + 1))
+                }
+                next += 1
+            }
+            arrays.wordsOf.append(order[first..<next])
+            arrays.ofPlace.append(Int32(rank[one.place] + 1))
+            arrays.keys.append(one.token.bytes)
+            arrays.deadAt.append(dead?.at)
+            arrays.deadReason.append(dead?.reason)
+            first = next
+        }
+        return arrays
+    }
+
     /// Records everything in the transaction that is open.
     package func record(_ limits: GuardLimits, on connection: inout Connection) throws(DatabaseError) -> Outcome {
-        if dead.isEmpty && suspects.isEmpty { return Outcome() }
-        let addresses = Set(dead.keys).union(suspects.map(\.address)).sorted()
-        var positions: [TokenAddress: Int32] = [:]
-        var topics: [(environment: Environment, topic: Topic)] = []
-        var ofTopic: [Int32?] = []
-        for address in addresses {
-            if topics.last?.environment != address.environment || topics.last?.topic != address.topic {
-                topics.append((address.environment, address.topic))
-            }
-            ofTopic.append(Int32(topics.count))
-            positions[address] = Int32(ofTopic.count)
-        }
+        if words.isEmpty { return Outcome() }
+        let inOrder = places.indices.sorted { places[$0] < places[$1] }
+        var rank = [Int](repeating: 0, count: places.count)
+        for (position, place) in inOrder.enumerated() { rank[place] = position }
+        let topics = inOrder.map { places[$0] }
+        let tokens = arrays(rank)
         let rows = try connection.query(
             """
             SELECT fate, at_position
@@ -81,26 +140,30 @@ package struct TokenNews {
             """,
             [
                 .texts(topics.map(\.environment.rawValue)), .texts(topics.map(\.topic.name)),
-                .int4s(ofTopic), .byteas(addresses.map(\.token.bytes)),
-                .instants(addresses.map { dead[$0]?.at }), .texts(addresses.map { dead[$0]?.reason }),
-                .int4s(suspects.map { positions[$0.address] }), .instants(suspects.map(\.word.at)),
-                .texts(suspects.map(\.word.reason)), .instants(suspects.map(\.queuedAt)),
-                .bools(suspects.map(\.isReleased)), .int8(limits.minTokens), .int8(limits.maxShare.millionths),
+                .int4s(tokens.ofPlace), .byteas(tokens.keys), .instants(tokens.deadAt), .texts(tokens.deadReason),
+                .int4s(tokens.suspectOf), .instants(tokens.suspects.map(\.at)), .texts(tokens.suspects.map(\.reason)),
+                .instants(tokens.suspects.map { $0.suspect?.queuedAt }),
+                .bools(tokens.suspects.map { $0.suspect?.isReleased ?? false }), .int8(limits.minTokens),
+                .int8(limits.maxShare.millionths),
             ])
         var outcome = Outcome()
         for row in 0..<rows.count {
             guard let index = rows.integer(row, 1).map({ Int($0) - 1 }) else { continue }
             switch rows.text(row, 0) {
             case "locked":
-                outcome.locked.insert(addresses[index])
+                for word in tokens.wordsOf[index] { outcome.locked.insert(words[word].position) }
             case "held":
-                let suspect = suspects[index]
-                outcome.held[suspect.position] = (suspect.address, suspect.word.at, suspect.word.reason)
+                let suspect = tokens.suspects[index]
+                let place = places[suspect.place]
+                let address = TokenAddress(
+                    environment: place.environment, topic: place.topic, token: suspect.token)
+                outcome.held[suspect.position] = (address, suspect.at, suspect.reason)
             case "waits":
-                outcome.waiting.insert(suspects[index].position)
+                outcome.waiting.insert(tokens.suspects[index].position)
             case let turn?:
-                let (environment, topic) = topics[index]
-                outcome.turns.append(try GuardTurn(environment, topic, opened: turn == "opened", on: &connection))
+                let place = topics[index]
+                outcome.turns.append(
+                    try GuardTurn(place.environment, place.topic, opened: turn == "opened", on: &connection))
             case nil:
                 break
             }

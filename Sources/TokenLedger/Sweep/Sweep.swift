@@ -200,7 +200,8 @@ public struct Sweep {
                 JOIN gone AS g ON g.topic_id = e.topic_id AND g.device_id = e.device_id
                 WHERE NOT EXISTS (
                     SELECT FROM tokenkeeper.ledger AS o WHERE o.topic_id + 0 = e.topic_id AND o.device_id = e.device_id
-                      AND NOT EXISTS (SELECT FROM gone AS w WHERE w.topic_id = o.topic_id AND w.token_key = o.token_key))
+                      -- NOT IN is hashed; NOT EXISTS would read all that is gone for each.
+                      AND (o.topic_id, o.token_key) NOT IN (SELECT w.topic_id, w.token_key FROM gone AS w))
                 FOR UPDATE OF e SKIP LOCKED)
         ), told AS (
             INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,

@@ -164,6 +164,7 @@ struct Configuration: Sendable {
 
     var pollBusy: Duration { duration("drain.poll_busy") }
     var pollIdle: Duration { max(duration("drain.poll_idle"), pollBusy) }
+    var queueTruncate: Bool { text("drain.queue_truncate") == "on" }
     var lockTimeout: Duration { duration("drain.lock_timeout") }
     var guardLimits: GuardLimits {
         GuardLimits(minTokens: Int64(text("guard.min_tokens")) ?? 50, maxShare: share("guard.max_share"))

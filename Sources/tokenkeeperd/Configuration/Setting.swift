@@ -59,6 +59,10 @@ struct Setting: Sendable {
             "drain.lock_timeout", .duration(.milliseconds(10)...(.milliseconds(900)), off: false), "100ms",
             "How long the daemon waits for a lock before it yields. Below the server's deadlock_timeout."),
         Setting(
+            "drain.queue_truncate", .choice(["on", "off"]), "on",
+            "Whether past leaves of the queue are read whole and truncated; \"off\" where standbys are read from: it is replayed with its lock."
+        ),
+        Setting(
             "guard.min_tokens", .integer(0...1_000_000_000), "50",
             "So many tokens of a topic may be silenced by suspects (BadDeviceToken) within a day, whatever their share."
         ),

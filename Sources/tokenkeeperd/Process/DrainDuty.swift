@@ -19,7 +19,7 @@ struct DrainDuty {
             var configuration = duty.configuration
             var intake = Intake(
                 lockTimeout: configuration.lockTimeout, guardLimits: configuration.guardLimits,
-                interpret: Interpretation.verdict(on:))
+                truncates: configuration.queueTruncate, interpret: Interpretation.verdict(on:))
             var heartbeat = try Heartbeat(
                 daemonID: daemonID, version: Daemon.version, lockTimeout: configuration.lockTimeout, on: &connection)
             var beatAt: ContinuousClock.Instant?
@@ -43,6 +43,7 @@ struct DrainDuty {
                 configuration = duty.configuration
                 intake.lockTimeout = configuration.lockTimeout
                 intake.guardLimits = configuration.guardLimits
+                intake.truncates = configuration.queueTruncate
                 heartbeat.lockTimeout = configuration.lockTimeout
                 let pass = try intake.pass(on: &connection, tell: { digest.note($0) }) {
                     connection, soFar, pagesLeft throws(DatabaseError) in

@@ -1,0 +1,110 @@
+/// A past leaf with a backlog, read whole and truncated in one transaction: nobody writes to it any more, so that its rows need
+/// not be deleted one after the other, and nothing of it is left to vacuum.
+///
+/// The 200s are counted on the way. The rest moves to the backlog leaf, to be recorded from there in batches: the leaf is locked
+/// for no longer than it takes to read it, and tokens for no longer than one batch.
+struct PastLeaf {
+    let leaf: Leaf
+    let transaction: BatchTransaction
+
+    /// A small one is left to its ranges, and a large one, of a GiB and more, would be locked for seconds.
+    func isWorthReading(_ pages: Int) -> Bool {
+        leaf != .backlog && (LeafSizes.worthTruncating...131_072).contains(pages)
+    }
+
+    /// Moving a row costs more than deleting it: worth it only where fewer rows than this share are to be recorded.
+    private static let worthMoving = 0.4
+
+    /// Whether its first rows are mostly 200s. False where somebody has it locked.
+    func isMostlyAccepted(from page: Int, on connection: inout Connection) throws(DatabaseError) -> Bool {
+        do {
+            return try connection.run(
+                """
+                \(transaction.settings)
+                LOCK TABLE \(leaf.table) IN ACCESS SHARE MODE NOWAIT;
+                SELECT count(*) FILTER (WHERE status IS DISTINCT FROM 200) <= \(Self.worthMoving) * count(*)
+                FROM (SELECT status FROM \(leaf.table) WHERE ctid >= '(\(page),0)' LIMIT 1000) AS head
+                """
+            ).text(0, 0) == "t"
+        } catch let error where error.remedy == .retry {
+            return false
+        }
+    }
+
+    /// Locks it against everybody, for the transaction that begins here: the lock comes before the statements that read, because a
+    /// row committed in between would be lost. NOWAIT: whoever is at it is not disturbed, and nobody queues up behind us.
+    ///
+    /// - Returns: False when a writer or a dump is at it, or another daemon, or `forget`; then no transaction is open.
+    private func lock(on connection: inout Connection) throws(DatabaseError) -> Bool {
+        do {
+            let free = try connection.run(
+                """
+                \(transaction.begin)
+                SET LOCAL enable_sort = off;
+                SELECT pg_try_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.leaf(leaf)))
+                       AND pg_try_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.forgetting))
+                """
+            ).text(0, 0)
+            if free == "t" {
+                try connection.run("LOCK TABLE \(leaf.table) IN ACCESS EXCLUSIVE MODE NOWAIT")
+                return true
+            }
+            connection.rollback()
+            return false
+        } catch {
+            connection.rollback()
+            if error.remedy == .retry { return false }
+            throw error
+        }
+    }
+
+    /// Takes all of it, in a transaction of its own.
+    ///
+    /// - Returns: How many 200s were counted and how many others moved. Nil when somebody is in the way: a writer, a dump, another
+    ///   daemon, or `forget`.
+    func take(on connection: inout Connection) throws(DatabaseError) -> (accepted: Int, moved: Int)? {
+        do {
+            guard try lock(on: &connection) else { return nil }
+            let rows = try connection.query(
+                """
+                WITH seen AS (
+                    SELECT environment, topic, count(*) AS results FROM \(leaf.table) WHERE status = 200 GROUP BY environment, topic
+                ), counted AS (
+                    INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, results)
+                    SELECT \(ResultCounts.hourInSQL), coalesce(left(environment, 20), 'production'), left(topic, 512), 200, sum(results)
+                    FROM seen GROUP BY 2, 3
+                    RETURNING results
+                ), moved AS (
+                    INSERT INTO \(Leaf.backlog.table) (\(Batch.columns), released, leaf)
+                    SELECT \(Batch.columns), released, \(Leaf.backlog.number) FROM \(leaf.table) WHERE status IS DISTINCT FROM 200
+                    -- In the order of the ledger's key: a batch then finds its tokens close together.
+                    ORDER BY environment COLLATE "C", topic COLLATE "C", lower(token) COLLATE "C"
+                    RETURNING 1
+                )
+                SELECT (SELECT sum(results)::bigint FROM counted), (SELECT count(*) FROM moved)
+                """)
+            let taken = (accepted: Int(rows.integer(0, 0) ?? 0), moved: Int(rows.integer(0, 1) ?? 0))
+            try connection.run("TRUNCATE \(leaf.table)")
+            try connection.commit()
+            return taken
+        } catch {
+            connection.rollback()
+            if error.remedy == .retry { return nil }
+            throw error
+        }
+    }
+
+    /// Gives back the space of one that is drained, so that nothing waits for vacuum.
+    func truncateIfEmpty(on connection: inout Connection) throws(DatabaseError) {
+        guard try lock(on: &connection) else { return }
+        do {
+            if try connection.run("SELECT 1 FROM \(leaf.table) LIMIT 1").count == 0 {
+                try connection.run("TRUNCATE \(leaf.table)")
+            }
+            try connection.commit()
+        } catch {
+            connection.rollback()
+            if error.remedy == .reconnect { throw error }
+        }
+    }
+}
