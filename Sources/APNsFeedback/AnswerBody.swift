@@ -16,13 +16,15 @@ struct AnswerBody: Equatable {
     /// is dropped) or as either in a string.
     init(_ text: String?) {
         guard let text, !text.isEmpty else { return }
-        if let usual = Self.usual(text) {
-            self = usual
-            return
+        self = Self.usual(text) ?? Self.decoded(text)
+    }
+
+    /// Whatever JSON it is.
+    static func decoded(_ text: String) -> AnswerBody {
+        guard let answer = try? JSONDecoder().decode(Lenient.self, from: Data(text.utf8)) else {
+            return AnswerBody(reason: nil, timestamp: nil)
         }
-        guard let answer = try? JSONDecoder().decode(Lenient.self, from: Data(text.utf8)) else { return }
-        reason = answer.reason.flatMap(Self.presentable)
-        timestamp = answer.timestamp
+        return AnswerBody(reason: answer.reason.flatMap(presentable), timestamp: answer.timestamp)
     }
 
     private init(reason: String?, timestamp: Int64?) {

@@ -238,6 +238,38 @@ private func error(_ verdict: Verdict) -> String? {
             }
         }
     }
+
+    @Test func `what APNs writes is read without a decoder, and never to another meaning`() throws {
+        #expect(
+            AnswerBody.usual(#"{"reason":"Unregistered","timestamp":1508249865488}"#)
+                == AnswerBody.decoded(#"{"reason":"Unregistered","timestamp":1508249865488}"#))
+        #expect(AnswerBody.usual(#"{"reason":"BadDeviceToken"}"#)?.reason == "BadDeviceToken")
+        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        var chance = Chance(seed: seed)
+        let strays = Array(#"{}[]:,"\ 0159-+.eEaZé@[`"#) + ["\u{0}", "\n"]
+        var read = 0
+        for _ in 0..<20_000 {
+            var body = Array(
+                Bool.random(using: &chance)
+                    ? #"{"reason":"Gone"}"#
+                    : "{\"reason\":\"Gone\",\"timestamp\":\(Int64.random(in: 0...Int64.max, using: &chance) >> Int64.random(in: 0...62, using: &chance))}"
+            )
+            for _ in 0..<Int.random(in: 0...2, using: &chance) {
+                let place = body.indices.randomElement(using: &chance)!
+                switch Int.random(in: 0...2, using: &chance) {
+                case 0: body.remove(at: place)
+                case 1: body.insert(strays.randomElement(using: &chance)!, at: place)
+                default: body[place] = strays.randomElement(using: &chance)!
+                }
+                if body.isEmpty { break }
+            }
+            let text = String(body)
+            guard let usual = AnswerBody.usual(text) else { continue }
+            read += 1
+            #expect(usual == AnswerBody.decoded(text), "\(text), seed \(seed)")
+        }
+        #expect(read > 5000)
+    }
 }
 
 private struct Chance: RandomNumberGenerator {

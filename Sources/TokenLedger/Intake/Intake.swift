@@ -59,12 +59,17 @@ public struct Intake {
     ) throws(DatabaseError) -> Pass {
         var pass = Pass()
         let sizes = try LeafSizes(on: &connection, transaction)
-        var leaves = sizes.leavesToVisit
+        // One that has been truncated since begins anew.
+        hints = hints.filter { leaf, hint in hint.page < sizes.pages(of: leaf) }
+        var others = sizes.othersToVisit
         let enough = clock.now + Self.longestPass
-        while !leaves.isEmpty, clock.now < enough {
-            for leaf in leaves {
-                let pagesBehind = leaves.filter { $0 != leaf }.map(sizes.pages).reduce(0, +)
+        while clock.now < enough {
+            var isDrained = false
+            // The current one comes again in each round: what is queued now does not wait for a backlog.
+            for leaf in [sizes.current] + others {
+                let pagesBehind = others.filter { $0 != leaf }.map(sizes.pages).reduce(0, +)
                 let slice = clock.now + Self.slice
+                let takenOut = pass.takenOut
                 var stopped = false
                 let isDone = try drain(
                     leaf, sizes, pagesBehind: pagesBehind, into: &pass, on: &connection, tell: tell
@@ -73,12 +78,11 @@ public struct Intake {
                     return !stopped && ContinuousClock.now < slice
                 }
                 if stopped { return pass }
-                if isDone { leaves.removeAll { $0 == leaf } }
+                if leaf == sizes.current { isDrained = isDone }
+                if isDone { others.removeAll { $0 == leaf } }
+                if pass.takenOut > takenOut, !others.contains(.backlog) { others.append(.backlog) }
             }
-            if pass.takenOut > 0, !leaves.contains(.backlog) {
-                leaves.append(.backlog)
-                pass.takenOut = 0
-            }
+            if isDrained, others.isEmpty { break }
         }
         if sizes.pages(of: .aside) > 0, clock.now >= asideAgain {
             let before = pass
@@ -106,11 +110,12 @@ public struct Intake {
         let pages = sizes.pages(of: leaf)
         var hint = hints[leaf] ?? Hint(frontAgain: clock.now)
         defer { hints[leaf] = hint }
-        // One that had no page yet when this pass began has been filled by it.
-        let fromFront = clock.now >= hint.frontAgain || (pages > 0 && hint.page >= pages)
+        let fromFront = clock.now >= hint.frontAgain
         // Not quite from where it stopped: those who insert at the same time fill several pages at once.
         let back = sizes.isInUse(leaf) ? Leaf.pagesPerRange : 0
         var page = fromFront ? 0 : max(0, hint.page - back)
+        // The last page that is known to be there.
+        var last = max(0, pages - 1)
         var batches = 0
         var troubles = 0
         var looking = Duration.zero
@@ -121,6 +126,7 @@ public struct Intake {
             let found = try firstRow(in: leaf, from: page, on: &connection)
             looking += clock.now - lookedAt
             guard let found else { break }
+            last = max(last, found)
             if batches == 0, let past, past.isWorthReading(pages) {
                 if hint.isMostlyAccepted == nil {
                     hint.isMostlyAccepted = try past.isMostlyAccepted(from: found, on: &connection)
@@ -147,7 +153,7 @@ public struct Intake {
             hint.page = page
             guard try goesOn(&connection, pass, max(0, pages - page) + pagesBehind) else { return false }
         }
-        hint.page = max(0, pages - 1)
+        hint.page = last
         hint.isMostlyAccepted = nil
         if fromFront {
             // Reading over what is gone costs something: at most a twentieth of the time.

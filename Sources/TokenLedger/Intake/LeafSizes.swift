@@ -1,8 +1,11 @@
 /// How large each leaf is, empty or not, and which ones may be written to at the moment.
 struct LeafSizes {
-    private let pages: [Int]
+    /// By the number of the leaf.
+    let pages: [Int]
+    /// The one of this moment.
     let current: Leaf
-    private let before: Leaf
+    /// The one of ten seconds ago.
+    let before: Leaf
 
     /// A leaf of fewer pages is left to its next lap: a TRUNCATE costs a flush, reading these costs nothing.
     static let worthTruncating = 16
@@ -10,6 +13,23 @@ struct LeafSizes {
     /// So long after its time a leaf may still be written to, by a sender that was on its way there.
     private static let grace = 10
 
+    func pages(of leaf: Leaf) -> Int { pages[leaf.number] }
+
+    /// Whether senders may be at it, now or in the next two minutes.
+    func isInUse(_ leaf: Leaf) -> Bool {
+        leaf == current || leaf == before || leaf.number == (current.number + 1) % Leaf.ring.count
+    }
+
+    /// All leaves that have pages, but for the current one and that of those set aside: what was taken out of past ones first, then
+    /// the oldest.
+    var othersToVisit: [Leaf] {
+        let count = Leaf.ring.count
+        let past = (1..<count).map { Leaf(number: (current.number + $0) % count) }
+        return ([.backlog] + past).filter { pages(of: $0) > 0 }
+    }
+}
+
+extension LeafSizes {
     init(on connection: inout Connection, _ transaction: BatchTransaction) throws(DatabaseError) {
         func select(_ leaves: [Leaf]) -> String {
             // One that another daemon reads whole is not looked at: even its size is behind its lock.
@@ -31,9 +51,9 @@ struct LeafSizes {
         do {
             let rows = try connection.run(select(Leaf.all))
             let blockSize = max(read(rows, 2), 1)
-            current = Leaf(number: read(rows, 0))
-            before = Leaf(number: read(rows, 1))
-            pages = Leaf.all.indices.map { read(rows, $0 + 3) / blockSize }
+            self.init(
+                pages: Leaf.all.indices.map { read(rows, $0 + 3) / blockSize },
+                current: Leaf(number: read(rows, 0)), before: Leaf(number: read(rows, 1)))
         } catch let error where error.remedy == .retry {
             // Somebody has locked a leaf, even against looking at its size: do without that one.
             var pages: [Int] = []
@@ -47,24 +67,7 @@ struct LeafSizes {
                     pages.append(0)
                 }
             }
-            self.current = Leaf(number: current)
-            self.before = Leaf(number: before)
-            self.pages = pages
+            self.init(pages: pages, current: Leaf(number: current), before: Leaf(number: before))
         }
-    }
-
-    func pages(of leaf: Leaf) -> Int { pages[leaf.number] }
-
-    /// Whether senders may be at it, now or in the next two minutes.
-    func isInUse(_ leaf: Leaf) -> Bool {
-        leaf == current || leaf == before || leaf.number == (current.number + 1) % Leaf.ring.count
-    }
-
-    /// All leaves that have pages, but for the one of those set aside: the current one first, for freshness, then what was taken
-    /// out of past ones, then the oldest.
-    var leavesToVisit: [Leaf] {
-        let count = Leaf.ring.count
-        let past = (1..<count).map { Leaf(number: (current.number + $0) % count) }
-        return ([current, .backlog] + past).filter { pages(of: $0) > 0 }
     }
 }

@@ -1,0 +1,221 @@
+import APNsFeedback
+import Dispatch
+import LedgerTestSupport
+import Synchronization
+import Testing
+
+@testable import TokenLedger
+
+@Suite struct `The ring of leaves` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+    }
+
+    private static let death = #"'{"reason":"Unregistered","timestamp":1794000000123}'"#
+
+    /// A leaf that no sender comes to in the next minutes.
+    private func past(_ ahead: Int = 4) throws -> Int {
+        Int(try database.psql("SELECT (\(Leaf.currentInSQL) + \(ahead)) % 8"))!
+    }
+
+    /// Results in a past leaf: mostly 200s, and one 410 of a token of its own in fifty.
+    private func fill(_ leaf: Int, _ results: Int, prefix: String = "") throws {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, leaf)
+            SELECT 't', '\(prefix)' || lpad(to_hex(i), 8, '0'), CASE i % 50 WHEN 0 THEN 410 ELSE 200 END, \(Self.death), \(leaf)
+            FROM generate_series(1, \(results)) AS i
+            """)
+    }
+
+    private func file(of leaf: Int) throws -> String {
+        try database.psql("SELECT pg_relation_filenode('tokenkeeper.send_result_\(leaf)')")
+    }
+
+    private func intake(truncates: Bool = true) -> Intake {
+        Intake(
+            lockTimeout: .milliseconds(50), guardLimits: .off, truncates: truncates,
+            interpret: Interpretation.verdict(on:))
+    }
+
+    @Test func `a past leaf is read whole and truncated, and nothing of it is lost or counted twice`() throws {
+        let leaf = try past()
+        try fill(leaf, 20_000)
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, leaf) VALUES
+                ('sandbox', 't', 'aa', 200, NULL, \(leaf)), (NULL, NULL, NULL, 200, NULL, \(leaf)),
+                ('production', 't', 'no hex', 410, repeat('x', 3000000), \(leaf)), (NULL, 't', 'aa', 403, NULL, \(leaf)),
+                (NULL, NULL, NULL, NULL, NULL, \(leaf)), ('production', 't', '\(String(repeating: "aB", count: 40))', 410, NULL, \(leaf))
+            """)
+        let before = try file(of: leaf)
+        var daemon = try database.connect(user: "a_daemon")
+        let pass = try drain(&daemon)
+        #expect(pass.takenOut == 404 && pass.accepted == 19_602)
+        #expect(pass.recorded == 402 && pass.rejected == 2)
+        #expect(try file(of: leaf) != before, "truncated")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
+        #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "20006")
+        #expect(
+            try database.psql(
+                "SELECT environment, topic, results FROM tokenkeeper.result_stat WHERE status = 200 ORDER BY 3")
+                == "production||1\nsandbox|t|1\nproduction|t|19600")
+        #expect(
+            try database.psql("SELECT length(body) FROM tokenkeeper.rejected_result WHERE token = 'no hex'")
+                == "3000000")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "401")
+    }
+
+    @Test func `a writer that sleeps in its transaction stops neither the rest of its leaf nor the other leaves`()
+        throws
+    {
+        let (leaf, other) = (try past(4), try past(5))
+        try fill(leaf, 5000)
+        try fill(other, 5000, prefix: "cc")
+        var sender = try database.connect()
+        try sender.execute(
+            "BEGIN; INSERT INTO tokenkeeper.send_result (topic, token, status, body, leaf) VALUES ('t', 'aabb', 410, \(Self.death), \(leaf))"
+        )
+        let files = (try file(of: leaf), try file(of: other))
+        var daemon = try database.connect(user: "a_daemon")
+        let pass = try drain(&daemon)
+        #expect(pass.accepted == 9800 && pass.recorded == 200)
+        #expect(try file(of: leaf) == files.0, "not under the writer's hands")
+        #expect(try file(of: other) != files.1)
+        try sender.execute("COMMIT")
+        #expect(try drain(&daemon).recorded == 1)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token WHERE token = 'aabb'") == "1")
+    }
+
+    @Test func `without truncating, a past leaf is drained in place`() throws {
+        let leaf = try past()
+        try fill(leaf, 5000)
+        let before = try file(of: leaf)
+        var daemon = try database.connect(user: "a_daemon")
+        var intake = intake(truncates: false)
+        var sum = Intake.Pass()
+        for _ in 1...3 { sum.add(try intake.onePass(on: &daemon)) }
+        #expect(sum.accepted == 4900 && sum.recorded == 100 && sum.takenOut == 0)
+        #expect(try file(of: leaf) == before)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
+    }
+
+    @Test func `a leaf in which most is to be recorded is drained in place, and truncated when it is empty`() throws {
+        let leaf = try past()
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, leaf)
+            SELECT 't', lpad(to_hex(i), 8, '0'), 410, \(Self.death), \(leaf) FROM generate_series(1, 5000) AS i
+            """)
+        let before = try file(of: leaf)
+        var daemon = try database.connect(user: "a_daemon")
+        var intake = intake()
+        let pass = try intake.onePass(on: &daemon)
+        #expect(pass.recorded == 5000 && pass.takenOut == 0)
+        try eventually("the leaf is truncated") {
+            _ = try intake.onePass(on: &daemon)
+            return try file(of: leaf) != before
+        }
+    }
+
+    @Test func `what is queued now does not wait for a backlog`() throws {
+        for ahead in 2...6 {
+            try database.psql(
+                """
+                INSERT INTO tokenkeeper.send_result (topic, token, status, body, leaf)
+                SELECT 't', '\(ahead)0' || lpad(to_hex(i), 8, '0'), 410, \(Self.death), \(try past(ahead)) FROM generate_series(1, 12000) AS i
+                """)
+        }
+        var daemon = try database.connect(user: "a_daemon")
+        var sender = try database.connect()
+        var intake = intake()
+        var batches = 0
+        var wasFresh = false
+        let pass = try intake.pass(on: &daemon, tell: { _ in }) { _, soFar, pagesLeft throws(DatabaseError) in
+            batches += 1
+            if batches == 1 {
+                try sender.run(
+                    "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'ff', 410, \(Self.death))"
+                )
+            }
+            let isSuppressed =
+                try sender.run("SELECT FROM tokenkeeper.suppressed_token WHERE token_key = '\\xff'").count == 1
+            if isSuppressed, soFar.recorded < 40_000 { wasFresh = true }
+            return true
+        }
+        #expect(pass.recorded > 1)
+        #expect(wasFresh, "recorded while the greater part of the backlog was still there")
+    }
+
+    @Test func `several daemons, a dump and senders that sleep or give up: each committed result counts once`() throws {
+        let database = database
+        let failures = Failures()
+        let committed = Committed()
+        DispatchQueue.concurrentPerform(iterations: 9) { worker in
+            do {
+                switch worker {
+                case 0..<5:
+                    var chance = SeededChance(seed: UInt64(worker))
+                    var sender = try database.connect()
+                    for round in 0..<60 {
+                        let rows = Int.random(in: 1...400, using: &chance)
+                        try sender.run(
+                            """
+                            BEGIN;
+                            INSERT INTO tokenkeeper.send_result (topic, token, status, body, leaf)
+                            SELECT 't', lpad(to_hex(\(worker * 100_000 + round * 1000) + i), 8, '0'), CASE i % 7 WHEN 0 THEN 410 ELSE 200 END,
+                                   \(Self.death), (\(round) + i / 100) % 8
+                            FROM generate_series(1, \(rows)) AS i
+                            """)
+                        // Some transactions are open for several passes of the daemons.
+                        if round % 10 == 0 { try sender.run("SELECT pg_sleep(0.3)") }
+                        let rollsBack = round % 20 == 7
+                        try sender.run(rollsBack ? "ROLLBACK" : "COMMIT")
+                        if !rollsBack { committed.add(rows) }
+                    }
+                    committed.finish()
+                case 5:
+                    var dump = try database.connect()
+                    while committed.finished < 5 {
+                        try dump.run(
+                            "BEGIN; SELECT count(*) FROM tokenkeeper.send_result; SELECT pg_sleep(0.1); COMMIT")
+                    }
+                default:
+                    var daemon = try database.connect(user: "a_daemon")
+                    var intake = Intake(
+                        lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
+                    while committed.finished < 5 { _ = try intake.onePass(on: &daemon) }
+                }
+            } catch {
+                failures.add("\(worker): \(error)")
+            }
+        }
+        #expect(failures.all == [])
+        var daemon = try database.connect(user: "a_daemon")
+        try drain(&daemon)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
+        #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "\(committed.rows)")
+        #expect(
+            try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token")
+                == database.psql("SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = 410"))
+    }
+
+    @Test func `a leaf is in use before, in and shortly after its time`() {
+        let sizes = LeafSizes(
+            pages: [9, 9, 9, 9, 0, 0, 0, 9, 9, 9], current: Leaf(number: 7), before: Leaf(number: 6))
+        #expect(Leaf.ring.filter(sizes.isInUse).map(\.number) == [0, 6, 7])
+        #expect(sizes.othersToVisit.map(\.number) == [9, 0, 1, 2, 3])
+        #expect(!sizes.isInUse(.backlog))
+    }
+}
+
+/// How many rows senders have committed, and how many senders are done.
+private final class Committed: Sendable {
+    private let state = Mutex((rows: 0, finished: 0))
+    var rows: Int { state.withLock { $0.rows } }
+    var finished: Int { state.withLock { $0.finished } }
+    func add(_ rows: Int) { state.withLock { $0.rows += rows } }
+    func finish() { state.withLock { $0.finished += 1 } }
+}
