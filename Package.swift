@@ -54,6 +54,15 @@ let package = Package(
             dependencies: ["TokenLedger", "TokenModel"],
             path: "Tests/LedgerTestSupport",
             swiftSettings: lenient),
+        // `make bench`; not installed.
+        .executableTarget(
+            name: "tokenkeeper-bench",
+            dependencies: [
+                "CLibPQ", "TokenLedger", "TokenModel", "LedgerTestSupport",
+                .product(name: "ArgumentParser", package: "swift-argument-parser"),
+            ],
+            path: "Benchmarks/tokenkeeper-bench",
+            swiftSettings: lenient),
         .testTarget(
             name: "APNsFeedbackTests", dependencies: ["APNsFeedback", "TokenModel"], swiftSettings: lenient),
         .testTarget(

@@ -1,0 +1,87 @@
+import Foundation
+
+/// What one contestant took in one round.
+struct Sample {
+    var rows: Int
+    var seconds: Double
+    var serverSeconds = 0.0
+    var daemonSeconds = 0.0
+    /// Rows a second in each quarter of the rows, where it was followed.
+    var quarters: [Double] = []
+
+    var rate: Double { Double(rows) / seconds }
+}
+
+/// A median with the least and the greatest.
+struct Spread {
+    let median: Double
+    let least: Double
+    let greatest: Double
+
+    init(_ values: [Double]) {
+        let sorted = values.sorted()
+        least = sorted.first ?? .nan
+        greatest = sorted.last ?? .nan
+        median =
+            sorted.isEmpty ? .nan : (sorted[(sorted.count - 1) / 2] + sorted[sorted.count / 2]) / 2
+    }
+
+    func text(_ digits: Int = 2) -> String {
+        func number(_ value: Double) -> String { String(format: "%.\(digits)f", value) }
+        return least == greatest ? number(median) : "\(number(median)) (\(number(least)) to \(number(greatest)))"
+    }
+}
+
+/// Contestants that do the same work, all of them in each round, in an order that turns.
+struct Contest {
+    struct Contestant {
+        let name: String
+        let perform: (_ round: Int) throws -> Sample
+    }
+
+    let name: String
+    private(set) var samples: [String: [Sample]] = [:]
+    private let order: [String]
+
+    /// - Throws: What a contestant throws; the benchmark then ends.
+    init(_ name: String, rounds: Int, _ contestants: [Contestant]) throws {
+        self.name = name
+        order = contestants.map(\.name)
+        for round in 0..<rounds {
+            for turn in contestants.indices {
+                let contestant = contestants[(turn + round) % contestants.count]
+                let sample = try contestant.perform(round)
+                samples[contestant.name, default: []].append(sample)
+                Progress.say(
+                    "\(name), round \(round + 1) of \(rounds), \(contestant.name): \(Int(sample.rate)) a second"
+                        + String(
+                            format: ", %.2f s, server CPU %.2f s, daemon CPU %.2f s", sample.seconds,
+                            sample.serverSeconds, sample.daemonSeconds))
+            }
+        }
+    }
+
+    var contestants: [String] { order }
+
+    /// How many times as fast a contestant is as another one, round by round.
+    func ratio(_ one: String, over other: String) -> Spread {
+        Spread(zip(samples[one] ?? [], samples[other] ?? []).map { $0.rate / $1.rate })
+    }
+
+    func rate(_ name: String) -> Spread { Spread((samples[name] ?? []).map(\.rate)) }
+
+    /// Microseconds of processor time a row.
+    func cpu(_ name: String, _ which: KeyPath<Sample, Double>) -> Spread {
+        Spread((samples[name] ?? []).map { $0[keyPath: which] / Double($0.rows) * 1_000_000 })
+    }
+}
+
+/// Plain lines on standard error.
+enum Progress {
+    private static let start = ContinuousClock.now
+
+    static func say(_ text: String) {
+        let seconds = Int(start.duration(to: .now) / .seconds(1))
+        FileHandle.standardError.write(Data("bench: \(seconds) s: \(text)\n".utf8))
+    }
+}

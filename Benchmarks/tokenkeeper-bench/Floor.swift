@@ -1,0 +1,21 @@
+/// The same durable change by bare SQL in one session: a whole sealed leaf in one statement, and its TRUNCATE.
+struct Floor {
+    let workload: Workload
+    /// False for the ledger alone, by a bulk upsert.
+    var records = true
+
+    /// - Parameter positions: Which results, on a database that has none queued.
+    func drain(_ positions: Range<Int>, deadEvery: Int, on database: Database) throws -> Sample {
+        let session = try database.session()
+        let leaf = try Leaf.past(session)
+        try workload.queue(positions, deadEvery: deadEvery, in: leaf, on: session)
+        try session.run("CHECKPOINT")
+        let stopwatch = try Stopwatch(database.cluster)
+        try session.run(Recording.begin)
+        try session.run("LOCK TABLE \(leaf.table) IN ACCESS EXCLUSIVE MODE")
+        try session.run(records ? Recording.statement(from: leaf.table) : Recording.upsert(from: leaf.table))
+        try session.run("TRUNCATE \(leaf.table)")
+        try session.run("COMMIT")
+        return try stopwatch.sample(rows: positions.count)
+    }
+}

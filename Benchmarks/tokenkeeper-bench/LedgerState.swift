@@ -1,0 +1,50 @@
+/// What a contestant has left behind: two that have done the same durable change are equal.
+///
+/// Left out is only what tells when or by which transaction it was done.
+struct LedgerState: Equatable {
+    private let text: String
+
+    init(_ session: Session) throws {
+        let parts = try [
+            """
+            SELECT count(*) || ' ' || sum(hash_record_extended(ROW(topic_id, token_key, registered_at, dead_at, dead_reason, suspect_at,
+                suspect_reason, unregistered_at, superseded_at, suppressed, suppressed_since IS NULL, device_id, tags), 0)::numeric)
+            FROM tokenkeeper.ledger
+            """,
+            """
+            SELECT count(*) || ' ' || coalesce(sum(hash_record_extended(ROW(topic_id, token_key, event, cause, reason, device_id,
+                registered_before, registered_after, invalidated_before, invalidated_after), 0)::numeric), 0)
+            FROM tokenkeeper.token_event_log
+            """,
+            """
+            SELECT string_agg(concat_ws(',', s.environment, s.topic, s.status, s.reason, s.results), ';'
+                              ORDER BY s.environment, s.topic, s.status, s.reason)
+            FROM (SELECT environment, topic, status, reason, sum(results) AS results
+                  FROM tokenkeeper.result_count GROUP BY 1, 2, 3, 4) AS s
+            """,
+            "SELECT count(*) FROM tokenkeeper.rejected_result",
+        ].map { try session.text($0) ?? "" }
+        text = parts.joined(separator: " | ")
+    }
+
+    var description: String { text }
+}
+
+/// What the first contestant of each round left behind, and who left something else.
+final class Referee {
+    private var first: [String: (name: String, state: LedgerState)] = [:]
+    private(set) var disqualified: [String: String] = [:]
+
+    /// - Parameter round: Contestants of the same round are compared with each other.
+    func compare(_ name: String, round: String, _ session: Session) throws {
+        let state = try LedgerState(session)
+        guard let known = first[round] else {
+            first[round] = (name, state)
+            return
+        }
+        if known.state != state {
+            disqualified[name] = "another ledger than \(known.name)'s"
+            Progress.say("DISQUALIFIED: \(name)\n  \(state.description)\n  \(known.name)\n  \(known.state.description)")
+        }
+    }
+}

@@ -1,0 +1,64 @@
+import Foundation
+import LedgerTestSupport
+
+/// The real daemon on a database.
+final class MeasuredDaemon {
+    private let process: DaemonProcess
+
+    /// Polls as briskly as it can: how long an idle daemon waits is measured by freshness, not here.
+    static let brisk = ["drain.poll_idle=50ms", "sweep.interval=off"]
+
+    init(_ database: Database, settings: [String] = brisk, overTLS: Bool = false, environment: [String: String] = [:])
+        throws
+    {
+        process = try DaemonProcess(database.url(overTLS: overTLS), settings: settings, environment: environment)
+    }
+
+    var pid: Int32 { process.pid }
+
+    /// Starts so many on a database, and waits until each has looked at the queue.
+    static func start(_ count: Int = 1, on database: Database, settings: [String] = brisk) throws -> [MeasuredDaemon] {
+        let daemons = try (0..<count).map { _ in try MeasuredDaemon(database, settings: settings) }
+        let session = try database.session()
+        try eventually("\(count) daemons at work") {
+            guard daemons.allSatisfy(\.process.isRunning) else { throw TestFailure(daemons[0].process.logged) }
+            return try session.number("SELECT count(*) FROM tokenkeeper.daemon WHERE stopped_at IS NULL")
+                == Double(count)
+        }
+        return daemons
+    }
+
+    /// Stops it where it stands, between two statements, so that work can be laid before it.
+    ///
+    /// An advisory lock would not do: a daemon that finds a range locked looks elsewhere, and comes back to it later.
+    static func pause(_ daemons: [MeasuredDaemon], on session: Session) throws {
+        for daemon in daemons {
+            try eventually("a daemon between two statements", within: 20) {
+                daemon.process.signal(SIGSTOP)
+                usleep(2000)
+                if try session.number(
+                    """
+                    SELECT count(*) FROM pg_stat_activity
+                    WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle'
+                    """) == 0
+                {
+                    return true
+                }
+                daemon.process.signal(SIGCONT)
+                return false
+            }
+        }
+    }
+
+    static func resume(_ daemons: [MeasuredDaemon]) {
+        for daemon in daemons { daemon.process.signal(SIGCONT) }
+    }
+
+    @discardableResult
+    func stop() -> Int32 {
+        process.signal(SIGCONT)
+        return process.stop()
+    }
+
+    var logged: String { process.logged }
+}

@@ -1,0 +1,101 @@
+import Foundation
+import LedgerTestSupport
+import TokenLedger
+
+/// The PostgreSQL that is measured: private, durable, with checkpoints and vacuum kept out of the timed sections.
+final class PrivateCluster {
+    let cluster: TestCluster
+    let settings: [String]
+    private var copies = 0
+
+    /// A quarter of the memory, 4 GB at most.
+    static let sharedBuffersInMB = min(4096, Int(ProcessInfo.processInfo.physicalMemory >> 20) / 4)
+
+    /// - Parameter more: Settings beside the usual ones, `name=value`.
+    init(more: [String] = [], sharedBuffersInMB: Int = sharedBuffersInMB) throws {
+        settings =
+            [
+                "fsync=on", "full_page_writes=on", "synchronous_commit=on", "shared_buffers=\(sharedBuffersInMB)MB",
+                "max_wal_size=64GB", "min_wal_size=2GB", "checkpoint_timeout=1d", "autovacuum=off", "work_mem=64MB",
+                "maintenance_work_mem=512MB", "jit=off", "wal_level=replica", "max_wal_senders=0",
+                "max_connections=50",
+            ] + more
+        let certificate = try Certificate()
+        cluster = try TestCluster(
+            options: settings + ["ssl=on"],
+            files: ["server.crt": certificate.certificate, "server.key": certificate.key])
+        let admin = try session("postgres")
+        try admin.run("CREATE ROLE owner LOGIN CREATEROLE")
+        try admin.run("CREATE DATABASE bare OWNER owner")
+        var owner = try cluster.connect(database: "bare", user: "owner")
+        try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner) { _ in }
+        try Grants.apply(&owner)
+        try owner.run("CREATE ROLE a_daemon LOGIN IN ROLE tokenkeeper_daemon")
+        let database = try session("bare")
+        try database.run("CREATE EXTENSION pg_prewarm")
+        try database.run("CREATE EXTENSION pgq")
+    }
+
+    func session(_ database: String, user: String = "postgres") throws -> Session {
+        Session(try cluster.connect(database: database, user: user))
+    }
+
+    /// A database with a filled ledger, to be copied.
+    func template(_ workload: Workload) throws -> String {
+        let name = "ledger_\(workload.tokens)"
+        try session("postgres").run("CREATE DATABASE \(name) TEMPLATE bare STRATEGY file_copy")
+        try workload.fill(session(name))
+        return name
+    }
+
+    /// The same database again, under a name of its own, with its ledger in memory.
+    func copy(of template: String) throws -> Database {
+        copies += 1
+        let name = "copy_\(copies)"
+        try session("postgres").run("CREATE DATABASE \(name) TEMPLATE \(template) STRATEGY file_copy")
+        let database = Database(cluster: self, name: name)
+        try database.session().run(
+            """
+            SELECT pg_prewarm('tokenkeeper.ledger'), pg_prewarm('tokenkeeper.ledger_pkey'),
+                   pg_prewarm('tokenkeeper.ledger_suppressed')
+            """)
+        return database
+    }
+
+    func drop(_ name: String) throws {
+        try session("postgres").run("DROP DATABASE \(name) WITH (FORCE)")
+    }
+}
+
+/// One database of the cluster, a copy of a template.
+struct Database {
+    let cluster: PrivateCluster
+    let name: String
+
+    func session() throws -> Session { try cluster.session(name) }
+
+    func url(user: String = "a_daemon", overTLS: Bool = false) -> String {
+        cluster.cluster.url(database: name, user: user, overTCP: overTLS)
+            + "&sslmode=\(overTLS ? "require" : "disable")"
+    }
+
+    func drop() throws { try cluster.drop(name) }
+}
+
+/// A certificate for the cluster, so that the daemon can be measured over TLS.
+struct Certificate {
+    let certificate: String
+    let key: String
+
+    init() throws {
+        let folder = NSTemporaryDirectory() + "tk-bench-\(UUID().uuidString.prefix(8))"
+        try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
+        defer { try? FileManager.default.removeItem(atPath: folder) }
+        try TestCluster.run([
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+            "-keyout", "\(folder)/key", "-out", "\(folder)/crt",
+        ])
+        certificate = try String(contentsOfFile: "\(folder)/crt", encoding: .utf8)
+        key = try String(contentsOfFile: "\(folder)/key", encoding: .utf8)
+    }
+}

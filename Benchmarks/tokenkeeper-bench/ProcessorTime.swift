@@ -1,0 +1,45 @@
+import Foundation
+import LedgerTestSupport
+
+/// Processor time and memory, from /proc.
+enum ProcessorTime {
+    private static let ticksPerSecond = Double(sysconf(Int32(_SC_CLK_TCK)))
+
+    /// Seconds that a process has used, its own and those of its children that have ended.
+    private static func seconds(of process: Int32, withChildren: Bool) -> Double {
+        guard let line = try? String(contentsOfFile: "/proc/\(process)/stat", encoding: .utf8),
+            let end = line.lastIndex(of: ")")
+        else { return 0 }
+        // After the name: state is field 3; utime, stime, cutime, cstime are 14 to 17.
+        let fields = line[end...].split(separator: " ").dropFirst()
+        let ticks = fields.dropFirst(11).prefix(withChildren ? 4 : 2).compactMap { Double($0) }
+        return ticks.reduce(0, +) / ticksPerSecond
+    }
+
+    /// Of one process.
+    static func seconds(of process: Int32) -> Double { seconds(of: process, withChildren: false) }
+
+    /// Of the whole server: the postmaster, its children, and those that have ended.
+    static func seconds(of cluster: PrivateCluster) throws -> Double {
+        let main = try postmaster(of: cluster)
+        let children = try String(contentsOfFile: "/proc/\(main)/task/\(main)/children", encoding: .utf8)
+            .split(separator: " ").compactMap { Int32($0) }
+        return children.reduce(seconds(of: main, withChildren: true)) { $0 + seconds(of: $1, withChildren: false) }
+    }
+
+    private static func postmaster(of cluster: PrivateCluster) throws -> Int32 {
+        // Readable for the user that the server runs as, or for root: one of them is who we are.
+        let text = try String(contentsOfFile: "\(cluster.cluster.folder)/data/postmaster.pid", encoding: .utf8)
+        guard let process = text.split(separator: "\n").first.flatMap({ Int32($0) }) else {
+            throw TestFailure("no server")
+        }
+        return process
+    }
+
+    /// A line of /proc/…/status in kB, such as `VmHWM`.
+    static func kilobytes(_ name: String, of process: Int32) -> Int {
+        let text = (try? String(contentsOfFile: "/proc/\(process)/status", encoding: .utf8)) ?? ""
+        let line = text.split(separator: "\n").first { $0.hasPrefix(name + ":") } ?? ""
+        return line.split(whereSeparator: \.isWhitespace).dropFirst().first.flatMap { Int($0) } ?? 0
+    }
+}

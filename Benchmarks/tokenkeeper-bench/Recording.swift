@@ -1,0 +1,78 @@
+/// The durable change that a batch of results makes, as one statement on the server: what the daemon does, without the daemon.
+/// The floor and the peers all end in this.
+enum Recording {
+    /// How a transaction of every contestant begins: as the daemon's.
+    static let begin = "BEGIN; SET LOCAL synchronous_commit = off;"
+
+    /// - Parameters:
+    ///   - source: A relation with the columns environment, topic, token, status, body.
+    ///   - prelude: Common table expressions that come before, each with a comma after it.
+    /// - Returns: A statement that answers how many results it has counted.
+    static func statement(from source: String, after prelude: String = "") -> String {
+        """
+        WITH \(prelude) failed AS MATERIALIZED (
+            SELECT f.environment, f.topic, f.token, f.status, f.body ->> 'reason' AS reason,
+                   to_timestamp((f.body ->> 'timestamp')::double precision / 1000) AS at
+            FROM (SELECT environment, topic, token, status, body::jsonb AS body FROM \(source) WHERE status <> 200 OFFSET 0) AS f
+        ), counted AS (
+            INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, reason, results)
+            SELECT date_bin('1 hour', clock_timestamp(), '2000-01-01 00:00:00+00'), c.* FROM (
+                SELECT environment, topic, 200, NULL, count(*) FROM \(source) WHERE status = 200 GROUP BY 1, 2
+                UNION ALL
+                SELECT environment, topic, status, reason, count(*) FROM failed GROUP BY 1, 2, 3, 4) AS c
+            RETURNING results
+        ), said AS (
+            SELECT DISTINCT ON (t.topic_id, token_key) t.topic_id, decode(f.token, 'hex') AS token_key, f.at, f.reason
+            FROM failed AS f JOIN tokenkeeper.topic AS t ON t.topic = f.topic AND t.environment = f.environment
+            WHERE f.status = 410
+            ORDER BY t.topic_id, token_key, f.at DESC, f.reason COLLATE "C" DESC
+        ), old AS MATERIALIZED (
+            SELECT s.topic_id, s.token_key, s.at, s.reason, l.ctid AS place, l.registered_at, l.suppressed, l.suppressed_since,
+                   l.device_id, l.dead_at, l.suspect_at, l.unregistered_at, l.superseded_at
+            FROM said AS s LEFT JOIN tokenkeeper.ledger AS l ON l.topic_id = s.topic_id AND l.token_key = s.token_key
+            WHERE l.dead_at IS NULL OR (s.at, s.reason COLLATE "C") > (l.dead_at, l.dead_reason)
+        ), added AS (
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, dead_at, dead_reason, suppressed_since)
+            SELECT o.topic_id, o.token_key, o.at, o.reason, statement_timestamp() FROM old AS o WHERE o.place IS NULL
+            ON CONFLICT DO NOTHING
+        ), changed AS (
+            UPDATE tokenkeeper.ledger AS l
+            SET dead_at = o.at, dead_reason = o.reason,
+                suppressed_since = CASE
+                    WHEN o.suppressed THEN o.suppressed_since
+                    WHEN greatest(o.at, o.suspect_at, o.unregistered_at, o.superseded_at) >= o.registered_at THEN statement_timestamp() END
+            FROM old AS o WHERE l.ctid = o.place
+        ), told AS (
+            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
+                registered_before, registered_after, invalidated_before, invalidated_after)
+            SELECT o.topic_id, o.token_key,
+                   CASE WHEN o.place IS NULL OR greatest(o.at, o.suspect_at, o.unregistered_at, o.superseded_at) >= o.registered_at
+                        THEN 'invalidated' ELSE 'late_feedback_ignored' END,
+                   'dead', o.reason, o.device_id, nullif(o.registered_at, '-infinity'), nullif(o.registered_at, '-infinity'),
+                   greatest(o.dead_at, o.suspect_at, o.unregistered_at, o.superseded_at),
+                   greatest(o.at, o.suspect_at, o.unregistered_at, o.superseded_at)
+            FROM old AS o WHERE NOT coalesce(o.suppressed, false)
+        )
+        SELECT coalesce(sum(results), 0) FROM counted
+        """
+    }
+
+    /// The ledger alone, without history and counts: what a bare bulk upsert of the same results costs.
+    static func upsert(from source: String) -> String {
+        """
+        INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, dead_at, dead_reason, suppressed_since)
+        SELECT DISTINCT ON (t.topic_id, token_key) t.topic_id, decode(f.token, 'hex') AS token_key,
+               to_timestamp((f.body ->> 'timestamp')::double precision / 1000) AS at, f.body ->> 'reason' AS reason,
+               statement_timestamp()
+        FROM (SELECT environment, topic, token, body::jsonb AS body FROM \(source) WHERE status = 410 OFFSET 0) AS f
+        JOIN tokenkeeper.topic AS t ON t.topic = f.topic AND t.environment = f.environment
+        ORDER BY t.topic_id, token_key, at DESC, reason DESC
+        ON CONFLICT (topic_id, token_key) DO UPDATE
+        SET dead_at = excluded.dead_at, dead_reason = excluded.dead_reason,
+            suppressed_since = CASE
+                WHEN l.suppressed THEN l.suppressed_since
+                WHEN excluded.dead_at >= l.registered_at THEN excluded.suppressed_since END
+        WHERE l.dead_at IS NULL OR (excluded.dead_at, excluded.dead_reason) > (l.dead_at, l.dead_reason)
+        """
+    }
+}

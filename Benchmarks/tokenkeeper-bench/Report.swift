@@ -1,0 +1,61 @@
+/// What was found, measure by measure.
+final class Report {
+    struct Finding {
+        var measure: String
+        var figure: String
+        var target: String?
+        var isReached: Bool?
+    }
+
+    struct Rate {
+        var work: String
+        var contestant: String
+        var rowsPerSecond: Spread
+        var serverMicroseconds: Spread
+        var daemonMicroseconds: Spread
+    }
+
+    private(set) var findings: [Finding] = []
+    private(set) var rates: [Rate] = []
+    /// Rates by share of 410s, for the plot.
+    var bars: [(group: String, bars: [(name: String, rate: Double)])] = []
+    private(set) var remarks: [String] = []
+
+    /// A figure without a target.
+    func note(_ measure: String, _ figure: String) {
+        add(Finding(measure: measure, figure: figure))
+    }
+
+    /// A figure that shall be at least, or at most, so much.
+    func compare(
+        _ measure: String, _ spread: Spread, atLeast least: Double? = nil, atMost most: Double? = nil, digits: Int = 2,
+        unit: String = ""
+    ) {
+        let target =
+            least.map { "at least \(Self.plain($0))\(unit)" } ?? most.map { "at most \(Self.plain($0))\(unit)" }
+        let isReached = least.map { spread.median >= $0 } ?? most.map { spread.median <= $0 }
+        add(Finding(measure: measure, figure: spread.text(digits) + unit, target: target, isReached: isReached))
+    }
+
+    func remark(_ text: String) { remarks.append(text) }
+
+    func add(_ contest: Contest) {
+        for name in contest.contestants {
+            rates.append(
+                Rate(
+                    work: contest.name, contestant: name, rowsPerSecond: contest.rate(name),
+                    serverMicroseconds: contest.cpu(name, \.serverSeconds),
+                    daemonMicroseconds: contest.cpu(name, \.daemonSeconds)))
+        }
+    }
+
+    private func add(_ finding: Finding) {
+        findings.append(finding)
+        let verdict = finding.isReached.map { $0 ? ", reached" : ", NOT REACHED" } ?? ""
+        Progress.say("== \(finding.measure): \(finding.figure)\(finding.target.map { "; \($0)" } ?? "")\(verdict)")
+    }
+
+    private static func plain(_ value: Double) -> String {
+        value == value.rounded() ? "\(Int(value))" : "\(value)"
+    }
+}

@@ -1,0 +1,38 @@
+/// How much of everything.
+struct Scale {
+    var rounds: Int
+    /// Active tokens of the usual ledger, and of the large one.
+    var tokens: Int
+    var manyTokens: Int
+    /// Queued results of a drain, and of a long one.
+    var results: Int
+    var manyResults: Int
+    /// Each so-many-th result is a 410: 2 %, 20 %, all.
+    var deadEvery: [Int]
+    /// Of how many results a batch of a peer may be.
+    var batches: [Int]
+    var idleProbes: Int
+    var loadedProbes: Int
+    /// Calls of the gate, of register, and rows inserted, a round.
+    var calls: Int
+    var inserts: Int
+    /// Seconds of rest and of load.
+    var restSeconds: Int
+    var loadSeconds: Int
+
+    static let full = Scale(
+        rounds: 5, tokens: 1_000_000, manyTokens: 10_000_000, results: 1_000_000, manyResults: 10_000_000,
+        deadEvery: [50, 5, 1], batches: [1000, 5000, 10_000, 20_000, 50_000], idleProbes: 100, loadedProbes: 400,
+        calls: 20_000, inserts: 100_000, restSeconds: 15, loadSeconds: 10)
+
+    static let quick = Scale(
+        rounds: 3, tokens: 100_000, manyTokens: 500_000, results: 100_000, manyResults: 500_000,
+        deadEvery: [50, 1], batches: [5000, 20_000], idleProbes: 5, loadedProbes: 100,
+        calls: 3000, inserts: 10_000, restSeconds: 3, loadSeconds: 3)
+
+    static func percent(_ deadEvery: Int) -> String { "\(100 / deadEvery) %" }
+
+    static func short(_ count: Int) -> String {
+        count % 1_000_000 == 0 ? "\(count / 1_000_000) million" : "\(count / 1000) thousand"
+    }
+}

@@ -1,0 +1,31 @@
+import LedgerTestSupport
+import TokenLedger
+
+/// A connection that is passed around, used by one thread at a time. Statements may take an hour: this is a benchmark.
+final class Session: @unchecked Sendable {  // One thread at a time.
+    private var connection: Connection
+
+    init(_ connection: consuming Connection) {
+        self.connection = connection
+    }
+
+    func run(_ script: String) throws {
+        try connection.run(script, patience: .seconds(3600))
+    }
+
+    /// The first column of the first row.
+    func text(_ script: String) throws -> String? {
+        let rows = try connection.run(script, patience: .seconds(3600))
+        return rows.count == 0 ? nil : rows.text(0, 0)
+    }
+
+    func number(_ script: String) throws -> Double {
+        try text(script).flatMap(Double.init) ?? 0
+    }
+
+    /// The first column of all rows.
+    func texts(_ script: String) throws -> [String] {
+        let rows = try connection.run(script, patience: .seconds(3600))
+        return (0..<rows.count).map { rows.text($0, 0) ?? "" }
+    }
+}

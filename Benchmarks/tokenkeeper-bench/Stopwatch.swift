@@ -1,0 +1,24 @@
+/// Wall clock and processor time of a piece of work.
+struct Stopwatch {
+    private let cluster: PrivateCluster
+    private let daemons: [MeasuredDaemon]
+    private let server: Double
+    private let daemon: Double
+    private let start: ContinuousClock.Instant
+
+    init(_ cluster: PrivateCluster, _ daemons: [MeasuredDaemon] = []) throws {
+        self.cluster = cluster
+        self.daemons = daemons
+        server = try ProcessorTime.seconds(of: cluster)
+        daemon = daemons.reduce(0) { $0 + ProcessorTime.seconds(of: $1.pid) }
+        start = .now
+    }
+
+    /// - Parameter end: When it was over, if that is not now.
+    func sample(rows: Int, end: ContinuousClock.Instant = .now) throws -> Sample {
+        Sample(
+            rows: rows, seconds: start.duration(to: end) / .seconds(1),
+            serverSeconds: try ProcessorTime.seconds(of: cluster) - server,
+            daemonSeconds: daemons.reduce(0) { $0 + ProcessorTime.seconds(of: $1.pid) } - daemon)
+    }
+}

@@ -1,0 +1,93 @@
+import Foundation
+
+/// The tokens and results that every contestant gets alike: token n is the SHA-256 of the number n.
+///
+/// A ledger of so many active tokens has a tenth more, every eleventh one, that has been dead for longer than a sweep
+/// keeps them.
+struct Workload: Sendable {
+    /// How many active tokens the ledger has.
+    let tokens: Int
+
+    static let topics = ["com.example.app", "com.example.app.voip", "com.example.news"]
+
+    /// Milliseconds since 1970: all 410s tell an instant after this, all registrations were before it.
+    static let base = Int64(Date.now.timeIntervalSince1970 - 86_400) * 1000
+
+    /// Coprime to a power of ten: one after the other, results name tokens from all over the ledger, each once a lap.
+    private static let stride = 618_033_989
+
+    /// Fills the empty ledger of a database.
+    func fill(_ session: Session) throws {
+        for topic in Self.topics {
+            try session.run("INSERT INTO tokenkeeper.topic (environment, topic) VALUES ('production', '\(topic)')")
+        }
+        try session.run(
+            """
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, dead_at, dead_reason, suppressed_since)
+            SELECT \(Self.topicID("n")), \(Self.key("n")),
+                   b.base - CASE WHEN n % 11 = 0 THEN interval '200 days' ELSE interval '10 days' END + n % 86400 * interval '1 s',
+                   CASE WHEN n % 11 = 0 THEN b.base - interval '150 days' END,
+                   CASE WHEN n % 11 = 0 THEN 'Unregistered' END,
+                   CASE WHEN n % 11 = 0 THEN b.base - interval '100 days' END
+            FROM generate_series(1, \(tokens / 10 * 11)) AS n, (SELECT to_timestamp(\(Self.base / 1000)) AS base) AS b
+            """)
+        try session.run("VACUUM (ANALYZE) tokenkeeper.ledger")
+        try session.run("VACUUM (ANALYZE) tokenkeeper.topic")
+    }
+
+    /// How many of the ledger's rows a sweep is to prune.
+    var stale: Int { tokens / 10 }
+
+    private static func topicID(_ number: String) -> String { "1 + (\(number))::integer % 3" }
+    private static func key(_ number: String) -> String { "sha256((\(number))::text::bytea)" }
+
+    /// The number of the active token that a position stands for, as an SQL expression.
+    func number(_ position: String) -> String {
+        let k = "((\(position))::bigint * \(Self.stride) % \(tokens))"
+        return "(\(k) / 10 * 11 + \(k) % 10 + 1)"
+    }
+
+    /// The hex text of a token, and its topic, by position.
+    func token(_ position: String) -> String { "encode(\(Self.key(number(position))), 'hex')" }
+    func topic(_ position: String) -> String {
+        "(ARRAY['\(Self.topics.joined(separator: "','"))'])[\(Self.topicID(number(position)))]"
+    }
+
+    /// Results as a sender queues them: columns environment, topic, token, status, body, sent_at.
+    ///
+    /// - Parameter deadEvery: Each so-many-th is a 410, the others are 200s.
+    func results(_ positions: Range<Int>, deadEvery: Int) -> String {
+        """
+        SELECT 'production' AS environment, \(topic("i")) AS topic, \(token("i")) AS token,
+               CASE WHEN i % \(deadEvery) = 0 THEN 410 ELSE 200 END AS status,
+               CASE WHEN i % \(deadEvery) = 0 THEN '{"reason":"Unregistered","timestamp":' || \(Self.base) + i || '}' END AS body,
+               to_timestamp((\(Self.base) + i) / 1000) AS sent_at
+        FROM generate_series(\(positions.lowerBound)::bigint, \(positions.upperBound - 1)) AS i
+        """
+    }
+
+    /// Queues results in a leaf of the daemon's ring.
+    func queue(_ positions: Range<Int>, deadEvery: Int, in leaf: Leaf, on session: Session) throws {
+        try session.run(
+            """
+            INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, sent_at, leaf)
+            SELECT r.*, \(leaf.number) FROM (\(results(positions, deadEvery: deadEvery))) AS r
+            """)
+        try session.run("ANALYZE \(leaf.table)")
+    }
+}
+
+/// A leaf of the queue, in the terms of migration 0002.
+struct Leaf {
+    let number: Int
+    var table: String { "tokenkeeper.send_result_\(number)" }
+
+    static func current(_ session: Session) throws -> Leaf {
+        Leaf(number: Int(try session.number("SELECT (date_part('epoch', clock_timestamp())::bigint >> 7) & 7")))
+    }
+
+    /// The leaf that was written to before the current one: no sender writes to it any more.
+    static func past(_ session: Session) throws -> Leaf {
+        Leaf(number: (try current(session).number + 7) % 8)
+    }
+}
