@@ -1,6 +1,6 @@
 # tokenkeeperd: `make run` and `make test` do all set-up themselves.
 
-.PHONY: help run test test-deployment build release deb lint setup clean
+.PHONY: help run test test-deployment bench build release deb lint setup clean
 
 help: ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -14,6 +14,9 @@ test: setup lint ## Build and run all tests, on a private PostgreSQL.
 test-deployment: ## Install the package on a machine of its own, with systemd and PostgreSQL, and try everything there.
 	@scripts/test-deployment
 
+bench: ## Measure beside bare SQL and other queues, into docs/benchmarks/. QUICK=1: minutes, printed. ONLY=drain,peers: some of it.
+	@exec scripts/bench
+
 build: setup ## Build for debugging.
 	@swift build
 
@@ -25,7 +28,7 @@ deb: ## Build the Debian package, into dist/.
 	@scripts/deb
 
 lint: ## Check the format of the Swift sources.
-	@swift format lint --strict --recursive Package.swift Plugins Sources Tests
+	@swift format lint --strict --recursive Package.swift Plugins Sources Tests Benchmarks
 
 setup: ## Install what is missing from Debian's packages.
 	@scripts/setup

@@ -10,8 +10,11 @@ struct Bench: ParsableCommand {
         abstract: "Measures tokenkeeperd, which stands beside this program, on a private PostgreSQL.")
 
     /// The measurements, by the names that `--only` takes.
-    enum Measurement: String, CaseIterable, ExpressibleByArgument {
-        case drain, peers
+    enum Measurement: String, CaseIterable {
+        case drain, peers, ledger, hostile, freshness, sweep, gate, register, producers, footprint, publication
+
+        /// Whether it needs the large ledger.
+        var isLarge: Bool { [.ledger, .sweep, .gate].contains(self) }
     }
 
     @Flag(help: "Small sizes, three rounds: a look in minutes, no result to keep.")
@@ -31,10 +34,68 @@ struct Bench: ParsableCommand {
         let workload = Workload(tokens: scale.tokens)
         Progress.say("filling a ledger of \(Scale.short(scale.tokens)) tokens")
         let template = try cluster.template(workload)
-        if chosen.contains(.drain) || chosen.contains(.peers) {
+        if !chosen.isDisjoint(with: [.drain, .peers]) {
             try DrainMeasurement(
                 cluster: cluster, scale: scale, report: report, template: template, workload: workload,
                 withPeers: chosen.contains(.peers)
+            ).run()
+        }
+        if chosen.contains(.hostile) {
+            try HostileMeasurement(
+                cluster: cluster, scale: scale, report: report, template: template, workload: workload
+            ).run()
+        }
+        if chosen.contains(.freshness) {
+            try FreshnessMeasurement(
+                cluster: cluster, scale: scale, report: report, template: template, workload: workload
+            ).run()
+        }
+        if chosen.contains(.producers) {
+            try ProducerMeasurement(
+                cluster: cluster, scale: scale, report: report, template: template, workload: workload
+            ).run()
+        }
+        if chosen.contains(.register) {
+            try RegisterMeasurement(
+                cluster: cluster, scale: scale, report: report, template: template, workload: workload
+            ).run()
+        }
+        if chosen.contains(.footprint) {
+            try FootprintMeasurement(
+                cluster: cluster, scale: scale, report: report, template: template, workload: workload
+            ).run()
+        }
+        if chosen.contains(where: \.isLarge) {
+            let large = Workload(tokens: scale.manyTokens)
+            Progress.say("filling a ledger of \(Scale.short(scale.manyTokens)) tokens")
+            try runLarge(chosen, cluster, scale, report, (template, try cluster.template(large)), (workload, large))
+        }
+        if chosen.contains(.publication) {
+            try PublicationMeasurement(scale: scale, report: report).run()
+        }
+        let machine = try Machine(cluster)
+        let paper = Paper(report: report, machine: machine, scale: scale, isQuick: quick, isWhole: only == nil)
+        try paper.write(to: output)
+        print(paper.markdown)
+    }
+
+    private func runLarge(
+        _ chosen: Set<Measurement>, _ cluster: PrivateCluster, _ scale: Scale, _ report: Report,
+        _ templates: (usual: String, large: String), _ workloads: (usual: Workload, large: Workload)
+    ) throws {
+        if chosen.contains(.gate) {
+            try GateMeasurement(
+                cluster: cluster, scale: scale, report: report, template: templates.large, workload: workloads.large
+            ).run()
+        }
+        if chosen.contains(.ledger) {
+            try LargeLedgerMeasurement(
+                cluster: cluster, scale: scale, report: report, templates: templates, workloads: workloads
+            ).run()
+        }
+        if chosen.contains(.sweep) {
+            try SweepMeasurement(
+                cluster: cluster, scale: scale, report: report, template: templates.large, workload: workloads.large
             ).run()
         }
     }

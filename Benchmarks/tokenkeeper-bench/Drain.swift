@@ -5,8 +5,17 @@ import LedgerTestSupport
 struct Drain {
     let workload: Workload
     var daemons = 1
-    /// True to lay the backlog in the leaf that senders write to at the moment.
-    var inCurrentLeaf = false
+    var place = Place.past
+
+    /// Where the backlog lies.
+    enum Place {
+        /// In the leaf behind the current one, to which no sender writes any more.
+        case past
+        /// In the leaf that senders write to at the moment.
+        case current
+        /// A half in each.
+        case both
+    }
 
     /// How often the count is looked at. The queue itself is not: a reader of a leaf is in the daemon's way.
     private static let look: useconds_t = 5000
@@ -20,8 +29,7 @@ struct Drain {
         let daemons = try MeasuredDaemon.start(daemons, on: database, settings: settings)
         defer { for daemon in daemons { daemon.stop() } }
         try MeasuredDaemon.pause(daemons, on: session)
-        let leaf = try inCurrentLeaf ? Leaf.current(session) : Leaf.past(session)
-        try workload.queue(positions, deadEvery: deadEvery, in: leaf, on: session)
+        let leaf = try lay(positions, deadEvery: deadEvery, on: session)
         try session.run("CHECKPOINT")
         let before = try Self.counted(session)
         let disturbance = try disturb(leaf)
@@ -36,6 +44,23 @@ struct Drain {
         return sample
     }
 
+    /// - Returns: The past leaf.
+    private func lay(_ positions: Range<Int>, deadEvery: Int, on session: Session) throws -> Leaf {
+        let (past, current) = try (Leaf.past(session), Leaf.current(session))
+        let parts: [(Leaf, Range<Int>)] =
+            switch place {
+            case .past: [(past, positions)]
+            case .current: [(current, positions)]
+            case .both:
+                [
+                    (past, positions.lowerBound..<positions.lowerBound + positions.count / 2),
+                    (current, positions.lowerBound + positions.count / 2..<positions.upperBound),
+                ]
+            }
+        for (leaf, part) in parts { try workload.queue(part, deadEvery: deadEvery, in: leaf, on: session) }
+        return past
+    }
+
     static func counted(_ session: Session) throws -> Double {
         try session.number("SELECT coalesce(sum(results), 0) FROM tokenkeeper.result_count")
     }
@@ -47,18 +72,14 @@ struct Drain {
         _ session: Session, from before: Double, rows: Int, isAlive: () -> Bool
     ) throws -> (end: ContinuousClock.Instant, quarters: [Double]) {
         let start = ContinuousClock.now
-        var marks: [(rows: Double, at: ContinuousClock.Instant)] = [(0, start)]
+        var seen: [(rows: Double, seconds: Double)] = [(0, 0)]
         while true {
             let done = try counted(session) - before
             let now = ContinuousClock.now
-            while marks.count < 4, done >= Double(rows * marks.count) / 4 { marks.append((done, now)) }
+            if done > (seen.last?.rows ?? 0) { seen.append((done, start.duration(to: now) / .seconds(1))) }
             if done >= Double(rows) {
                 guard done == Double(rows) else { throw TestFailure("\(done) results counted, \(rows) queued") }
-                marks.append((done, now))
-                let quarters = zip(marks, marks.dropFirst()).map { first, second in
-                    (second.rows - first.rows) / max(first.at.duration(to: second.at) / .seconds(1), 0.000001)
-                }
-                return (now, quarters)
+                return (now, quarters(of: rows, seen))
             }
             guard isAlive() else { throw TestFailure("the daemon has ended") }
             guard start.duration(to: now) < .seconds(1800) else {
@@ -66,5 +87,17 @@ struct Drain {
             }
             usleep(look)
         }
+    }
+
+    /// Rows a second in each quarter of the rows; between two looks they are taken to have gone evenly.
+    private static func quarters(of rows: Int, _ seen: [(rows: Double, seconds: Double)]) -> [Double] {
+        let times = (0...4).map { quarter in
+            let wanted = Double(rows * quarter) / 4
+            let after = seen.firstIndex { $0.rows >= wanted } ?? seen.count - 1
+            guard after > 0 else { return 0.0 }
+            let (one, other) = (seen[after - 1], seen[after])
+            return one.seconds + (other.seconds - one.seconds) * (wanted - one.rows) / (other.rows - one.rows)
+        }
+        return zip(times, times.dropFirst()).map { Double(rows) / 4 / max($1 - $0, 0.000001) }
     }
 }

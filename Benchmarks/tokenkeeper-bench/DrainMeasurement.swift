@@ -35,7 +35,7 @@ struct DrainMeasurement {
                         try Drain(workload: workload, daemons: 2).drain($0, deadEvery: deadEvery, on: $1)
                     },
                     contestant(Self.current, deadEvery, referee) {
-                        try Drain(workload: workload, inCurrentLeaf: true).drain($0, deadEvery: deadEvery, on: $1)
+                        try Drain(workload: workload, place: .current).drain($0, deadEvery: deadEvery, on: $1)
                     },
                 ]
             }

@@ -4,6 +4,7 @@ import LedgerTestSupport
 /// The real daemon on a database.
 final class MeasuredDaemon {
     private let process: DaemonProcess
+    private let reaper: Reaper
 
     /// Polls as briskly as it can: how long an idle daemon waits is measured by freshness, not here.
     static let brisk = ["drain.poll_idle=50ms", "sweep.interval=off"]
@@ -12,6 +13,7 @@ final class MeasuredDaemon {
         throws
     {
         process = try DaemonProcess(database.url(overTLS: overTLS), settings: settings, environment: environment)
+        reaper = try Reaper(of: process.pid)
     }
 
     var pid: Int32 { process.pid }
@@ -57,8 +59,30 @@ final class MeasuredDaemon {
     @discardableResult
     func stop() -> Int32 {
         process.signal(SIGCONT)
+        defer { reaper.dismiss() }
         return process.stop()
     }
 
     var logged: String { process.logged }
+}
+
+/// A shell that kills a process when we are gone, however that comes: a daemon that was stopped would stand for ever.
+private final class Reaper {
+    private let shell = Process()
+    private let lifeline = Pipe()
+
+    init(of process: Int32) throws {
+        shell.executableURL = URL(fileURLWithPath: "/bin/sh")
+        shell.arguments = ["-c", "read word || kill -KILL \(process)"]
+        shell.standardInput = lifeline
+        shell.standardOutput = FileHandle.nullDevice
+        try shell.run()
+    }
+
+    func dismiss() {
+        try? lifeline.fileHandleForWriting.write(contentsOf: Data("done\n".utf8))
+        shell.waitUntilExit()
+    }
+
+    deinit { try? lifeline.fileHandleForWriting.close() }
 }

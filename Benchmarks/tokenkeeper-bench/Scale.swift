@@ -28,7 +28,7 @@ struct Scale {
     static let quick = Scale(
         rounds: 3, tokens: 100_000, manyTokens: 500_000, results: 100_000, manyResults: 500_000,
         deadEvery: [50, 1], batches: [5000, 20_000], idleProbes: 5, loadedProbes: 100,
-        calls: 3000, inserts: 10_000, restSeconds: 3, loadSeconds: 3)
+        calls: 3000, inserts: 20_000, restSeconds: 3, loadSeconds: 3)
 
     static func percent(_ deadEvery: Int) -> String { "\(100 / deadEvery) %" }
 

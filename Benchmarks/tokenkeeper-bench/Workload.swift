@@ -57,13 +57,15 @@ struct Workload: Sendable {
     ///
     /// - Parameter deadEvery: Each so-many-th is a 410, the others are 200s.
     func results(_ positions: Range<Int>, deadEvery: Int) -> String {
-        """
-        SELECT 'production' AS environment, \(topic("i")) AS topic, \(token("i")) AS token,
-               CASE WHEN i % \(deadEvery) = 0 THEN 410 ELSE 200 END AS status,
-               CASE WHEN i % \(deadEvery) = 0 THEN '{"reason":"Unregistered","timestamp":' || \(Self.base) + i || '}' END AS body,
-               to_timestamp((\(Self.base) + i) / 1000) AS sent_at
-        FROM generate_series(\(positions.lowerBound)::bigint, \(positions.upperBound - 1)) AS i
-        """
+        // 410s are each of another token, as long as there are any.
+        let position = "CASE WHEN i % \(deadEvery) = 0 THEN i / \(deadEvery) ELSE i END"
+        return """
+            SELECT 'production' AS environment, \(topic(position)) AS topic, \(token(position)) AS token,
+                   CASE WHEN i % \(deadEvery) = 0 THEN 410 ELSE 200 END AS status,
+                   CASE WHEN i % \(deadEvery) = 0 THEN '{"reason":"Unregistered","timestamp":' || \(Self.base) + i || '}' END AS body,
+                   to_timestamp((\(Self.base) + i) / 1000) AS sent_at
+            FROM generate_series(\(positions.lowerBound)::bigint, \(positions.upperBound - 1)) AS i
+            """
     }
 
     /// Queues results in a leaf of the daemon's ring.

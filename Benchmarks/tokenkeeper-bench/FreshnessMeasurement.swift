@@ -1,0 +1,72 @@
+import Foundation
+import LedgerTestSupport
+
+/// Freshness idle, with the daemon's own settings, and at half of the rate that senders and one daemon sustain together.
+struct FreshnessMeasurement {
+    let cluster: PrivateCluster
+    let scale: Scale
+    let report: Report
+    let template: String
+    let workload: Workload
+
+    func run() throws {
+        let database = try cluster.copy(of: template)
+        defer { try? database.drop() }
+        let session = try database.session()
+        let stock = min(scale.results, workload.tokens / 2)
+        try SendersLoad.prepare(workload, rows: stock, on: session)
+        let daemons = try MeasuredDaemon.start(on: database, settings: [])
+        defer { for daemon in daemons { daemon.stop() } }
+        let freshness = Freshness(workload: workload, database: database)
+        var position = Freshness.firstPosition(workload)
+        func positions(_ count: Int) -> Range<Int> {
+            defer { position += count }
+            return position..<position + count
+        }
+
+        // Longer than the longest pause of the daemon, and not in step with it.
+        let idle = try freshness.probe(positions(scale.idleProbes), pause: 2.2...3.5)
+        tell("idle", idle, atMost: nil)
+
+        let sustained = try Self.sustained(database, stock: stock, seconds: scale.loadSeconds)
+        report.note(
+            "results a second that one sender and one daemon sustain together", "\(Int(sustained))")
+        try Self.settle(session)
+        let load = try SendersLoad(on: database, stock: stock, perSecond: sustained / 2)
+        defer { load.end() }
+        Thread.sleep(forTimeInterval: 1)
+        let loaded = try freshness.probe(
+            positions(scale.loadedProbes), pause: 0.005...0.035, within: scale.loadSeconds * 4)
+        tell("at half load, \(Int(sustained / 2)) results a second", loaded, atMost: 100)
+    }
+
+    private func tell(_ when: String, _ waits: [Double], atMost most: Double?) {
+        let p50 = Spread([Freshness.quantile(0.5, of: waits)])
+        let p99 = Spread([Freshness.quantile(0.99, of: waits)])
+        report.compare("freshness \(when), p50 of \(waits.count)", p50, digits: 1, unit: " ms")
+        report.compare("freshness \(when), p99", p99, atMost: most, digits: 1, unit: " ms")
+    }
+
+    /// What one sender that gives all and one daemon drain together: counted results a second, after the first third.
+    static func sustained(_ database: Database, stock: Int, seconds: Int) throws -> Double {
+        let session = try database.session()
+        let load = try SendersLoad(on: database, stock: stock, perSecond: nil)
+        defer { load.end() }
+        Thread.sleep(forTimeInterval: Double(seconds) / 3)
+        let before = try Drain.counted(session)
+        let start = ContinuousClock.now
+        Thread.sleep(forTimeInterval: Double(seconds))
+        return (try Drain.counted(session) - before) / (start.duration(to: .now) / .seconds(1))
+    }
+
+    /// Waits until the queue stays as it is.
+    static func settle(_ session: Session) throws {
+        var last = -1.0
+        try eventually("the queue is drained") {
+            let now = try Drain.counted(session)
+            defer { last = now }
+            Thread.sleep(forTimeInterval: 0.5)
+            return now == last
+        }
+    }
+}

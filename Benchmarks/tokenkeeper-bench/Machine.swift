@@ -1,0 +1,40 @@
+import Foundation
+import LedgerTestSupport
+
+/// What it was measured on.
+struct Machine {
+    let lines: [(name: String, value: String)]
+    let settings: [String]
+
+    init(_ cluster: PrivateCluster) throws {
+        let processor =
+            try String(contentsOfFile: "/proc/cpuinfo", encoding: .utf8).split(separator: "\n")
+            .first { $0.hasPrefix("model name") }?.split(separator: ":").last.map(String.init) ?? "unknown"
+        let kernel = try String(contentsOfFile: "/proc/sys/kernel/osrelease", encoding: .utf8)
+        let session = try cluster.session("postgres")
+        let server = try session.text("SHOW server_version") ?? ""
+        let pgq = try session.text("SELECT default_version FROM pg_available_extensions WHERE name = 'pgq'") ?? "none"
+        let daemon = try ProgramRun([DaemonProcess.program, "--version"]).output
+        lines = [
+            ("processor", processor.trimmingCharacters(in: .whitespaces)),
+            ("cores", "\(ProcessInfo.processInfo.activeProcessorCount)"),
+            ("memory", "\(ProcessInfo.processInfo.physicalMemory >> 30) GiB"),
+            ("kernel", "Linux " + kernel.trimmingCharacters(in: .whitespacesAndNewlines)),
+            ("file system", Self.fileSystem(of: cluster.cluster.folder)),
+            ("PostgreSQL", server),
+            ("PgQ", pgq),
+            ("tokenkeeperd", daemon.trimmingCharacters(in: .whitespacesAndNewlines)),
+        ]
+        settings = cluster.settings
+    }
+
+    /// The type of the file system, and the kind of the disk where that is known.
+    private static func fileSystem(of folder: String) -> String {
+        let found = try? ProgramRun(["findmnt", "-no", "FSTYPE,SOURCE", "--target", folder])
+        let words = (found?.output ?? "").split(whereSeparator: \.isWhitespace).map(String.init)
+        guard let type = words.first else { return "unknown" }
+        let device = words.last.flatMap { $0.split(separator: "/").last } ?? ""
+        let rotates = try? String(contentsOfFile: "/sys/block/\(device)/queue/rotational", encoding: .utf8)
+        return type + (rotates.map { $0.hasPrefix("0") ? ", solid state" : ", rotating" } ?? "")
+    }
+}

@@ -1,0 +1,48 @@
+import CLibPQ
+import Foundation
+import LedgerTestSupport
+
+/// A client as an application has one: a warm session over the local socket, its statements prepared.
+final class PreparedClient: @unchecked Sendable {  // One thread at a time.
+    private let handle: OpaquePointer
+
+    /// - Parameter user: Who asks.
+    init(_ database: Database, user: String = "postgres") throws {
+        guard let handle = PQconnectdb(database.url(user: user)), PQstatus(handle) == CONNECTION_OK else {
+            throw TestFailure("no connection to \(database.name)")
+        }
+        self.handle = handle
+        // Both sides of each comparison alike: a flush a commit would be most of what is measured.
+        try check(PQexec(handle, "SET synchronous_commit = off"))
+    }
+
+    deinit { PQfinish(handle) }
+
+    func prepare(_ name: String, _ statement: String) throws {
+        try check(PQprepare(handle, name, statement, 0, nil))
+    }
+
+    /// Runs a prepared statement.
+    ///
+    /// - Returns: The first column of the first row.
+    @discardableResult
+    func call(_ name: String, _ values: [String]) throws -> String? {
+        let copies = values.map { strdup($0) }
+        defer { for copy in copies { free(copy) } }
+        let result = PQexecPrepared(handle, name, Int32(values.count), copies.map { UnsafePointer($0) }, nil, nil, 0)
+        defer { PQclear(result) }
+        let status = PQresultStatus(result)
+        guard status == PGRES_TUPLES_OK || status == PGRES_COMMAND_OK else {
+            throw TestFailure(String(cString: PQerrorMessage(handle)))
+        }
+        guard PQntuples(result) > 0, PQgetisnull(result, 0, 0) == 0 else { return nil }
+        return String(cString: PQgetvalue(result, 0, 0))
+    }
+
+    private func check(_ result: OpaquePointer?) throws {
+        defer { PQclear(result) }
+        guard PQresultStatus(result) == PGRES_COMMAND_OK else {
+            throw TestFailure(String(cString: PQerrorMessage(handle)))
+        }
+    }
+}

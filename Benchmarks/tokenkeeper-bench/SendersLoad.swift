@@ -1,0 +1,65 @@
+import Foundation
+import Synchronization
+
+/// A sender that queues results all the time, a hundred at once, 2 % of them 410s.
+final class SendersLoad: Sendable {
+    private let stop = Atomic(false)
+    private let queued = Atomic(0)
+    private let finished = DispatchSemaphore(value: 0)
+    private static let batch = 100
+
+    /// Makes what it sends, once a database.
+    static func prepare(_ workload: Workload, rows: Int, on session: Session) throws {
+        try session.run(
+            """
+            CREATE UNLOGGED TABLE stock AS
+            SELECT row_number() OVER () AS id, r.* FROM (\(workload.results(0..<rows, deadEvery: 50))) AS r;
+            CREATE UNIQUE INDEX ON stock (id)
+            """)
+        try session.run("ANALYZE stock")
+    }
+
+    /// - Parameter perSecond: Results; nil for as many as go.
+    init(on database: Database, stock rows: Int, perSecond: Double?) throws {
+        let session = try database.session()
+        try session.run("SET synchronous_commit = off")
+        let thread = Thread { [self] in
+            let start = ContinuousClock.now
+            while !stop.load(ordering: .relaxed) {
+                let done = queued.load(ordering: .relaxed)
+                if let perSecond {
+                    let due = start + .seconds(Double(done) / perSecond)
+                    if due > .now { Thread.sleep(forTimeInterval: ContinuousClock.now.duration(to: due) / .seconds(1)) }
+                }
+                let first = done % (rows - Self.batch) + 1
+                do {
+                    try session.run(
+                        """
+                        INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, sent_at)
+                        SELECT environment, topic, token, status,
+                               CASE WHEN status = 410 THEN '{"reason":"Unregistered","timestamp":'
+                                   || (extract(epoch FROM clock_timestamp()) * 1000)::bigint || '}' END, clock_timestamp()
+                        FROM stock WHERE id BETWEEN \(first) AND \(first + Self.batch - 1)
+                        """)
+                } catch {
+                    Progress.say("the load ends: \(error)")
+                    break
+                }
+                queued.add(Self.batch, ordering: .relaxed)
+            }
+            finished.signal()
+        }
+        thread.start()
+    }
+
+    /// Ends it.
+    ///
+    /// - Returns: How many results it has queued.
+    @discardableResult
+    func end() -> Int {
+        stop.store(true, ordering: .relaxed)
+        finished.wait()
+        finished.signal()
+        return queued.load(ordering: .relaxed)
+    }
+}

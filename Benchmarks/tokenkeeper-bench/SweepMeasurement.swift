@@ -1,0 +1,120 @@
+import Foundation
+import LedgerTestSupport
+
+/// The sweep beside a bare DELETE of the same tokens, and what it does meanwhile to the drain.
+struct SweepMeasurement {
+    let cluster: PrivateCluster
+    let scale: Scale
+    let report: Report
+    let template: String
+    let workload: Workload
+
+    private static let sweep = "tokenkeeperd sweep"
+    private static let bare = "bare DELETE"
+    private static let lightLoad = 2000.0
+
+    func run() throws {
+        let size = "\(Scale.short(workload.stale)) of \(Scale.short(workload.stale + workload.tokens))"
+        let contest = try Contest(
+            "prune \(size) tokens", rounds: scale.rounds,
+            [
+                Contest.Contestant(name: Self.bare) { _ in
+                    try onCopy { try timed($0) { try bareDelete($0) } }
+                },
+                Contest.Contestant(name: Self.sweep) { _ in
+                    try onCopy { try timed($0) { try Self.sweep($0.url()) } }
+                },
+            ])
+        report.add(contest)
+        report.compare(
+            "sweep of \(size) tokens over a bare DELETE that writes the same events",
+            contest.ratio(Self.sweep, over: Self.bare), atLeast: 0.7)
+        try meanwhile()
+    }
+
+    private func onCopy<Value>(_ work: (Database) throws -> Value) throws -> Value {
+        let database = try cluster.copy(of: template)
+        defer { try? database.drop() }
+        return try work(database)
+    }
+
+    private func timed(_ database: Database, _ work: (Database) throws -> Void) throws -> Sample {
+        let session = try database.session()
+        try session.run("CHECKPOINT")
+        let stopwatch = try Stopwatch(cluster)
+        try work(database)
+        let sample = try stopwatch.sample(rows: workload.stale)
+        let told = try session.number("SELECT count(*) FROM tokenkeeper.token_event_log WHERE event = 'pruned'")
+        guard Int(told) == workload.stale else {
+            throw TestFailure("\(Int(told)) tokens pruned, expected \(workload.stale)")
+        }
+        return sample
+    }
+
+    private func bareDelete(_ database: Database) throws {
+        try database.session().run(
+            Recording.begin + """
+                WITH gone AS (
+                    DELETE FROM tokenkeeper.ledger AS l
+                    WHERE l.suppressed AND l.suppressed_since < clock_timestamp() - interval '90 days' RETURNING l.*
+                )
+                INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
+                    registered_before, invalidated_before)
+                SELECT g.topic_id, g.token_key, 'pruned', 'dead', g.dead_reason, g.device_id, nullif(g.registered_at, '-infinity'),
+                       greatest(g.dead_at, g.suspect_at, g.unregistered_at, g.superseded_at)
+                FROM gone AS g;
+                COMMIT
+                """)
+    }
+
+    private static func sweep(_ url: String) throws {
+        let run = try ProgramRun(
+            [DaemonProcess.program, "sweep", "--force"], environment: ["TOKENKEEPER_DATABASE_URL": url])
+        guard run.status == 0 else { throw TestFailure("the sweep: \(run.output)\(run.errors)") }
+    }
+
+    /// Freshness under a light load, without a sweep and while one runs.
+    private func meanwhile() throws {
+        var ratios: [Double] = []
+        var p99s: (without: [Double], with: [Double]) = ([], [])
+        for _ in 0..<max(1, scale.rounds - 2) {
+            let (without, with) = try onCopy(probes)
+            let p99 = (Freshness.quantile(0.99, of: without), Freshness.quantile(0.99, of: with))
+            p99s.without.append(p99.0)
+            p99s.with.append(p99.1)
+            ratios.append(p99.1 / p99.0)
+        }
+        report.compare(
+            "freshness p99 while a sweep runs over undisturbed, \(Int(Self.lightLoad)) results a second",
+            Spread(ratios), atMost: 3)
+        report.compare("freshness p99 undisturbed, light load", Spread(p99s.without), digits: 1, unit: " ms")
+        report.compare("freshness p99 while a sweep runs", Spread(p99s.with), digits: 1, unit: " ms")
+    }
+
+    private func probes(_ database: Database) throws -> (without: [Double], with: [Double]) {
+        let session = try database.session()
+        let stock = min(scale.results, workload.tokens / 2)
+        try SendersLoad.prepare(workload, rows: stock, on: session)
+        let daemons = try MeasuredDaemon.start(on: database, settings: ["sweep.interval=off"])
+        defer { for daemon in daemons { daemon.stop() } }
+        let load = try SendersLoad(on: database, stock: stock, perSecond: Self.lightLoad)
+        defer { load.end() }
+        Thread.sleep(forTimeInterval: 1)
+        try session.run("CHECKPOINT")
+        let freshness = Freshness(workload: workload, database: database)
+        let first = Freshness.firstPosition(workload)
+        let pause = 0.005...0.035
+        let without = try freshness.probe(
+            first..<first + scale.loadedProbes, pause: pause, within: scale.loadSeconds * 2)
+        let sweeping = DispatchGroup()
+        let url = database.url()
+        DispatchQueue.global().async(group: sweeping) {
+            do { try Self.sweep(url) } catch { Progress.say("\(error)") }
+        }
+        let with = try freshness.probe(first + scale.loadedProbes..<first + 20 * scale.loadedProbes, pause: pause) {
+            sweeping.wait(timeout: .now()) == .timedOut
+        }
+        sweeping.wait()
+        return (without, with)
+    }
+}
