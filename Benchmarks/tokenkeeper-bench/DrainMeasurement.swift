@@ -14,34 +14,35 @@ struct DrainMeasurement {
     static let current = "tokenkeeperd, current leaf"
 
     func run() throws {
-        let referee = Referee()
         for deadEvery in scale.deadEvery {
+            let referee = Referee(reference: Self.floor)
+            let results = scale.results(deadEvery)
             let share = Scale.percent(deadEvery)
-            let work = "\(Scale.short(scale.results)) results, \(share) 410s, \(Scale.short(workload.tokens)) tokens"
+            let work = "\(Scale.short(results)) results, \(share) 410s, \(Scale.short(workload.tokens)) tokens"
             var contestants: [Contest.Contestant] = [
-                contestant(Self.floor, deadEvery, referee) {
+                contestant(Self.floor, results, referee) {
                     try Floor(workload: workload).drain($0, deadEvery: deadEvery, on: $1)
                 },
-                contestant(Self.daemon, deadEvery, referee) {
+                contestant(Self.daemon, results, referee) {
                     try Drain(workload: workload).drain($0, deadEvery: deadEvery, on: $1)
                 },
-                contestant(Self.upsert, deadEvery, nil) {
+                contestant(Self.upsert, results, nil) {
                     try Floor(workload: workload, records: false).drain($0, deadEvery: deadEvery, on: $1)
                 },
             ]
             if deadEvery == scale.deadEvery[0] {
                 contestants += [
-                    contestant(Self.two, deadEvery, referee) {
+                    contestant(Self.two, results, referee) {
                         try Drain(workload: workload, daemons: 2).drain($0, deadEvery: deadEvery, on: $1)
                     },
-                    contestant(Self.current, deadEvery, referee) {
+                    contestant(Self.current, results, referee) {
                         try Drain(workload: workload, place: .current).drain($0, deadEvery: deadEvery, on: $1)
                     },
                 ]
             }
             let peers = withPeers ? try calibrated(deadEvery) : []
             contestants += peers.map { peer in
-                contestant(peer.name, deadEvery, referee) { try peer.drain($0, deadEvery: deadEvery, on: $1) }
+                contestant(peer.name, results, referee) { try peer.drain($0, deadEvery: deadEvery, on: $1) }
             }
             let contest = try Contest(work, rounds: scale.rounds, contestants)
             report.add(contest)
@@ -51,25 +52,22 @@ struct DrainMeasurement {
 
     private func conclude(_ contest: Contest, _ deadEvery: Int, _ peers: [any Peer], _ referee: Referee) {
         let share = Scale.percent(deadEvery)
-        func verdict(_ name: String) -> String {
-            referee.disqualified[name].map { " **DISQUALIFIED: \($0)**" } ?? ""
-        }
         report.compare(
-            "drain of a backlog, \(share) 410s, over the floor" + verdict(Self.daemon),
+            "drain of a backlog, \(share) 410s, over the floor" + referee.verdict(Self.daemon),
             contest.ratio(Self.daemon, over: Self.floor), atLeast: deadEvery == 5 ? nil : 0.8)
         report.compare(
             "drain of a backlog, \(share) 410s, over a bare bulk upsert of the ledger alone (no history, no counts)",
             contest.ratio(Self.daemon, over: Self.upsert), atLeast: deadEvery == 1 ? 0.8 : nil)
         if contest.contestants.contains(Self.two) {
             report.compare(
-                "two daemons over one" + verdict(Self.two), contest.ratio(Self.two, over: Self.daemon))
+                "two daemons over one" + referee.verdict(Self.two), contest.ratio(Self.two, over: Self.daemon))
             report.compare(
-                "drain of the current leaf over the floor" + verdict(Self.current),
+                "drain of the current leaf over the floor" + referee.verdict(Self.current),
                 contest.ratio(Self.current, over: Self.floor))
         }
         for peer in peers {
             report.compare(
-                "drain, \(share) 410s, over \(peer.name), batches of \(peer.batch)" + verdict(peer.name),
+                "drain, \(share) 410s, over \(peer.name), batches of \(peer.batch)" + referee.verdict(peer.name),
                 contest.ratio(Self.daemon, over: peer.name), atLeast: peer.target)
         }
         report.bars.append(
@@ -82,9 +80,12 @@ struct DrainMeasurement {
     /// The peers, each with the batch size at which it is the fastest.
     private func calibrated(_ deadEvery: Int) throws -> [any Peer] {
         try [SkipLockedQueue.self, PgmqCycle.self, PgQQueue.self].map { (kind: any Peer.Type) in
+            if scale.batches.count == 1 { return kind.init(workload: workload, batch: scale.batches[0]) }
             let tried = try scale.batches.map { batch in
                 let peer = kind.init(workload: workload, batch: batch)
-                let sample = try onCopy { try peer.drain(0..<scale.results / 4, deadEvery: deadEvery, on: $0) }
+                let sample = try onCopy {
+                    try peer.drain(0..<scale.results(deadEvery) / 4, deadEvery: deadEvery, on: $0)
+                }
                 Progress.say("calibration: \(peer.name), batches of \(batch): \(Int(sample.rate)) a second")
                 return (peer, sample.rate)
             }
@@ -93,14 +94,14 @@ struct DrainMeasurement {
     }
 
     private func contestant(
-        _ name: String, _ deadEvery: Int, _ referee: Referee?,
+        _ name: String, _ results: Int, _ referee: Referee?,
         _ drain: @escaping (Range<Int>, Database) throws -> Sample
     ) -> Contest.Contestant {
         Contest.Contestant(name: name) { round in
             try onCopy { database in
-                let first = round * scale.results
-                let sample = try drain(first..<first + scale.results, database)
-                try referee?.compare(name, round: "\(deadEvery), \(round)", database.session())
+                let first = round * results
+                let sample = try drain(first..<first + results, database)
+                try referee?.note(name, round: "\(round + 1)", database.session())
                 return sample
             }
         }

@@ -12,7 +12,7 @@ struct HostileMeasurement {
     func run() throws {
         let deadEvery = scale.deadEvery[0]
         let results = scale.manyResults * 2 / 5
-        let referee = Referee()
+        let referee = Referee(reference: Self.undisturbed)
         func contestant(_ name: String, _ kind: Disturbance.Kind?) -> Contest.Contestant {
             Contest.Contestant(name: name) { round in
                 let database = try cluster.copy(of: template)
@@ -21,7 +21,7 @@ struct HostileMeasurement {
                     .drain(0..<results, deadEvery: deadEvery, on: database) { leaf in
                         try kind.map { try Disturbance($0, on: database, leaf: leaf) }
                     }
-                try referee.compare(name, round: "\(round)", database.session())
+                try referee.note(name, round: "\(round + 1)", database.session())
                 return sample
             }
         }
@@ -31,7 +31,7 @@ struct HostileMeasurement {
             [contestant(Self.undisturbed, nil)] + Disturbance.Kind.allCases.map { contestant($0.rawValue, $0) })
         report.add(contest)
         for kind in Disturbance.Kind.allCases {
-            let verdict = referee.disqualified[kind.rawValue].map { " **DISQUALIFIED: \($0)**" } ?? ""
+            let verdict = referee.verdict(kind.rawValue)
             report.compare(
                 "drain while \(kind.rawValue), over undisturbed\(verdict)",
                 contest.ratio(kind.rawValue, over: Self.undisturbed), atLeast: kind == .sleepingWriter ? nil : 0.6)

@@ -19,7 +19,7 @@ struct Machine {
             ("processor", processor.trimmingCharacters(in: .whitespaces)),
             ("cores", "\(ProcessInfo.processInfo.activeProcessorCount)"),
             ("memory", "\(ProcessInfo.processInfo.physicalMemory >> 30) GiB"),
-            ("kernel", "Linux " + kernel.trimmingCharacters(in: .whitespacesAndNewlines)),
+            ("kernel", "Linux " + (kernel.split { $0 == "-" || $0.isWhitespace }.first ?? "")),
             ("file system", Self.fileSystem(of: cluster.cluster.folder)),
             ("PostgreSQL", server),
             ("PgQ", pgq),
@@ -34,6 +34,8 @@ struct Machine {
         let words = (found?.output ?? "").split(whereSeparator: \.isWhitespace).map(String.init)
         guard let type = words.first else { return "unknown" }
         let device = words.last.flatMap { $0.split(separator: "/").last } ?? ""
+        // A virtual disk says that it rotates, whatever is behind it.
+        if device.hasPrefix("vd") || device.hasPrefix("xvd") { return type + ", virtual disk" }
         let rotates = try? String(contentsOfFile: "/sys/block/\(device)/queue/rotational", encoding: .utf8)
         return type + (rotates.map { $0.hasPrefix("0") ? ", solid state" : ", rotating" } ?? "")
     }

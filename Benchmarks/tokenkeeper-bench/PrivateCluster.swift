@@ -16,7 +16,7 @@ final class PrivateCluster {
         settings =
             [
                 "fsync=on", "full_page_writes=on", "synchronous_commit=on", "shared_buffers=\(sharedBuffersInMB)MB",
-                "max_wal_size=64GB", "min_wal_size=2GB", "checkpoint_timeout=1d", "autovacuum=off", "work_mem=64MB",
+                "max_wal_size=24GB", "min_wal_size=2GB", "checkpoint_timeout=1d", "autovacuum=off", "work_mem=64MB",
                 "maintenance_work_mem=512MB", "jit=off", "wal_level=replica", "max_wal_senders=0",
                 "max_connections=50",
             ] + more

@@ -11,7 +11,7 @@ struct PublicationMeasurement {
             more: ["wal_level=logical", "max_wal_senders=4", "max_replication_slots=4"], sharedBuffersInMB: 1024)
         let workload = Workload(tokens: min(scale.tokens, 1_000_000))
         let template = try cluster.template(workload)
-        let referee = Referee()
+        let referee = Referee(reference: Self.plain)
         func contestant(_ name: String, publishes: Bool) -> Contest.Contestant {
             Contest.Contestant(name: name) { round in
                 let database = try cluster.copy(of: template)
@@ -23,7 +23,7 @@ struct PublicationMeasurement {
                 }
                 let sample = try Drain(workload: workload, place: .both)
                     .drain(0..<scale.results, deadEvery: scale.deadEvery[0], on: database)
-                try referee.compare(name, round: "\(round)", session)
+                try referee.note(name, round: "\(round + 1)", session)
                 if publishes { try session.run("SELECT pg_drop_replication_slot('bench')") }
                 return sample
             }
@@ -32,7 +32,7 @@ struct PublicationMeasurement {
             "\(Scale.short(scale.results)) results, wal_level=logical", rounds: scale.rounds,
             [contestant(Self.plain, publishes: false), contestant(Self.published, publishes: true)])
         report.add(contest)
-        let verdict = referee.disqualified[Self.published].map { " **DISQUALIFIED: \($0)**" } ?? ""
+        let verdict = referee.verdict(Self.published)
         report.compare(
             "drain with wal_level=logical, a publication FOR ALL TABLES and a slot, over without\(verdict)",
             contest.ratio(Self.published, over: Self.plain))

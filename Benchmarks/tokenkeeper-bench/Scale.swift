@@ -7,9 +7,11 @@ struct Scale {
     /// Queued results of a drain, and of a long one.
     var results: Int
     var manyResults: Int
+    /// Queued results of a drain where all are 410s.
+    var deadResults: Int
     /// Each so-many-th result is a 410: 2 %, 20 %, all.
     var deadEvery: [Int]
-    /// Of how many results a batch of a peer may be.
+    /// Of how many results a batch of a peer may be; the fastest is taken.
     var batches: [Int]
     var idleProbes: Int
     var loadedProbes: Int
@@ -22,13 +24,17 @@ struct Scale {
 
     static let full = Scale(
         rounds: 5, tokens: 1_000_000, manyTokens: 10_000_000, results: 1_000_000, manyResults: 10_000_000,
+        deadResults: 1_000_000,
         deadEvery: [50, 5, 1], batches: [1000, 5000, 10_000, 20_000, 50_000], idleProbes: 100, loadedProbes: 400,
         calls: 20_000, inserts: 100_000, restSeconds: 15, loadSeconds: 10)
 
     static let quick = Scale(
-        rounds: 3, tokens: 100_000, manyTokens: 500_000, results: 100_000, manyResults: 500_000,
-        deadEvery: [50, 1], batches: [5000, 20_000], idleProbes: 5, loadedProbes: 100,
-        calls: 3000, inserts: 20_000, restSeconds: 3, loadSeconds: 3)
+        rounds: 3, tokens: 50_000, manyTokens: 300_000, results: 50_000, manyResults: 300_000, deadResults: 15_000,
+        deadEvery: [50, 1], batches: [10_000], idleProbes: 4, loadedProbes: 100,
+        calls: 3000, inserts: 20_000, restSeconds: 3, loadSeconds: 2)
+
+    /// How many results a drain has.
+    func results(_ deadEvery: Int) -> Int { deadEvery == 1 ? deadResults : results }
 
     static func percent(_ deadEvery: Int) -> String { "\(100 / deadEvery) %" }
 
