@@ -1,4 +1,4 @@
-/// Bars in groups, as SVG that is read.
+/// Bars in groups, as SVG; each group has its own scale, because what is compared is within a group.
 struct BarPlot {
     let title: String
     let groups: [(group: String, bars: [(name: String, rate: Double)])]
@@ -7,11 +7,10 @@ struct BarPlot {
     private static let (left, width, barHeight, gap) = (190.0, 760.0, 20.0, 5.0)
 
     var svg: String {
-        let greatest = groups.flatMap(\.bars).map(\.rate).max() ?? 1
-        let scale = (Self.width - Self.left - 110) / greatest
         var parts: [String] = []
         var y = 44.0
         for (group, bars) in groups {
+            let scale = (Self.width - Self.left - 110) / (bars.map(\.rate).max() ?? 1)
             y += 10
             parts.append(Self.text(12, y + 4, Self.escaped(group), "font-weight=\"bold\""))
             y += 14

@@ -15,7 +15,8 @@ struct Paper {
         try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
         try markdown.write(toFile: "\(folder)/README.md", atomically: true, encoding: .utf8)
         if !report.bars.isEmpty {
-            let plot = BarPlot(title: "Results drained a second, by share of 410s", groups: report.bars)
+            let plot = BarPlot(
+                title: "Results drained a second, by share of 410s (each share to its own scale)", groups: report.bars)
             try plot.svg.write(toFile: "\(folder)/\(Self.plotName)", atomically: true, encoding: .utf8)
         }
     }
