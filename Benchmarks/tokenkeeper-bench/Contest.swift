@@ -1,37 +1,5 @@
 import Foundation
 
-/// What one contestant took in one round.
-struct Sample {
-    var rows: Int
-    var seconds: Double
-    var serverSeconds = 0.0
-    var daemonSeconds = 0.0
-    /// Rows a second in each quarter of the rows, where it was followed.
-    var quarters: [Double] = []
-
-    var rate: Double { Double(rows) / seconds }
-}
-
-/// A median with the least and the greatest.
-struct Spread {
-    let median: Double
-    let least: Double
-    let greatest: Double
-
-    init(_ values: [Double]) {
-        let sorted = values.sorted()
-        least = sorted.first ?? .nan
-        greatest = sorted.last ?? .nan
-        median =
-            sorted.isEmpty ? .nan : (sorted[(sorted.count - 1) / 2] + sorted[sorted.count / 2]) / 2
-    }
-
-    func text(_ digits: Int = 2) -> String {
-        func number(_ value: Double) -> String { String(format: "%.\(digits)f", value) }
-        return least == greatest ? number(median) : "\(number(median)) (\(number(least)) to \(number(greatest)))"
-    }
-}
-
 /// Contestants that do the same work, all of them in each round, in an order that turns.
 struct Contest {
     struct Contestant {
@@ -73,15 +41,5 @@ struct Contest {
     /// Microseconds of processor time a row.
     func cpu(_ name: String, _ which: KeyPath<Sample, Double>) -> Spread {
         Spread((samples[name] ?? []).map { $0[keyPath: which] / Double($0.rows) * 1_000_000 })
-    }
-}
-
-/// Plain lines on standard error.
-enum Progress {
-    private static let start = ContinuousClock.now
-
-    static func say(_ text: String) {
-        let seconds = Int(start.duration(to: .now) / .seconds(1))
-        FileHandle.standardError.write(Data("bench: \(seconds) s: \(text)\n".utf8))
     }
 }

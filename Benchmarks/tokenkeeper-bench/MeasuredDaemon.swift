@@ -65,24 +65,3 @@ final class MeasuredDaemon {
 
     var logged: String { process.logged }
 }
-
-/// A shell that kills a process when we are gone, however that comes: a daemon that was stopped would stand for ever.
-private final class Reaper {
-    private let shell = Process()
-    private let lifeline = Pipe()
-
-    init(of process: Int32) throws {
-        shell.executableURL = URL(fileURLWithPath: "/bin/sh")
-        shell.arguments = ["-c", "read word || kill -KILL \(process)"]
-        shell.standardInput = lifeline
-        shell.standardOutput = FileHandle.nullDevice
-        try shell.run()
-    }
-
-    func dismiss() {
-        try? lifeline.fileHandleForWriting.write(contentsOf: Data("done\n".utf8))
-        shell.waitUntilExit()
-    }
-
-    deinit { try? lifeline.fileHandleForWriting.close() }
-}

@@ -1,0 +1,14 @@
+/// A leaf of the queue, in the terms of migration 0002.
+struct Leaf {
+    let number: Int
+    var table: String { "tokenkeeper.send_result_\(number)" }
+
+    static func current(_ session: Session) throws -> Leaf {
+        Leaf(number: Int(try session.number("SELECT (date_part('epoch', clock_timestamp())::bigint >> 7) & 7")))
+    }
+
+    /// The leaf that was written to before the current one: no sender writes to it any more.
+    static func past(_ session: Session) throws -> Leaf {
+        Leaf(number: (try current(session).number + 7) % 8)
+    }
+}
