@@ -103,11 +103,8 @@ struct FootprintMeasurement {
     /// The greatest resident memory while a backlog is drained.
     private func memory(_ database: Database, overTLS: Bool, results: Int, most: Double) throws {
         let session = try database.session()
-        let daemon = try MeasuredDaemon(database, overTLS: overTLS)
+        let daemon = try MeasuredDaemon.start(on: database, overTLS: overTLS)[0]
         defer { daemon.stop() }
-        try eventually("the daemon is at work") {
-            try session.number("SELECT count(*) FROM tokenkeeper.daemon WHERE stopped_at IS NULL") > 0
-        }
         try MeasuredDaemon.pause([daemon], on: session)
         try workload.queue(0..<results, deadEvery: 50, in: Leaf.past(session), on: session)
         try session.run("CHECKPOINT")

@@ -19,13 +19,21 @@ final class MeasuredDaemon {
     var pid: Int32 { process.pid }
 
     /// Starts so many on a database, and waits until each has looked at the queue.
-    static func start(_ count: Int = 1, on database: Database, settings: [String] = brisk) throws -> [MeasuredDaemon] {
-        let daemons = try (0..<count).map { _ in try MeasuredDaemon(database, settings: settings) }
+    static func start(
+        _ count: Int = 1, on database: Database, settings: [String] = brisk, overTLS: Bool = false
+    ) throws -> [MeasuredDaemon] {
+        let daemons = try (0..<count).map { _ in
+            try MeasuredDaemon(database, settings: settings, overTLS: overTLS)
+        }
         let session = try database.session()
-        try eventually("\(count) daemons at work") {
-            guard daemons.allSatisfy(\.process.isRunning) else { throw TestFailure(daemons[0].process.logged) }
-            return try session.number("SELECT count(*) FROM tokenkeeper.daemon WHERE stopped_at IS NULL")
-                == Double(count)
+        do {
+            try eventually("\(count) daemons at work", within: 30) {
+                try daemons.allSatisfy(\.process.isRunning)
+                    && session.number("SELECT count(*) FROM tokenkeeper.daemon WHERE stopped_at IS NULL")
+                        == Double(count)
+            }
+        } catch {
+            throw TestFailure("\(error); the first says: \(daemons[0].logged)")
         }
         return daemons
     }
