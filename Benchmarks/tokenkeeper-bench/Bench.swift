@@ -34,33 +34,33 @@ struct Bench: ParsableCommand {
         let workload = Workload(tokens: scale.tokens)
         Progress.say("filling a ledger of \(Scale.short(scale.tokens)) tokens")
         let template = try cluster.template(workload)
-        if !chosen.isDisjoint(with: [.drain, .peers]) {
+        report.attempt("drain", !chosen.isDisjoint(with: [.drain, .peers])) {
             try DrainMeasurement(
                 cluster: cluster, scale: scale, report: report, template: template, workload: workload,
                 withPeers: chosen.contains(.peers)
             ).run()
         }
-        if chosen.contains(.hostile) {
+        report.attempt("hostile", chosen.contains(.hostile)) {
             try HostileMeasurement(
                 cluster: cluster, scale: scale, report: report, template: template, workload: workload
             ).run()
         }
-        if chosen.contains(.freshness) {
+        report.attempt("freshness", chosen.contains(.freshness)) {
             try FreshnessMeasurement(
                 cluster: cluster, scale: scale, report: report, template: template, workload: workload
             ).run()
         }
-        if chosen.contains(.producers) {
+        report.attempt("producers", chosen.contains(.producers)) {
             try ProducerMeasurement(
                 cluster: cluster, scale: scale, report: report, template: template, workload: workload
             ).run()
         }
-        if chosen.contains(.register) {
+        report.attempt("register", chosen.contains(.register)) {
             try RegisterMeasurement(
                 cluster: cluster, scale: scale, report: report, template: template, workload: workload
             ).run()
         }
-        if chosen.contains(.footprint) {
+        report.attempt("footprint", chosen.contains(.footprint)) {
             try FootprintMeasurement(
                 cluster: cluster, scale: scale, report: report, template: template, workload: workload
             ).run()
@@ -70,30 +70,31 @@ struct Bench: ParsableCommand {
             Progress.say("filling a ledger of \(Scale.short(scale.manyTokens)) tokens")
             try runLarge(chosen, cluster, scale, report, (template, try cluster.template(large)), (workload, large))
         }
-        if chosen.contains(.publication) {
+        report.attempt("publication", chosen.contains(.publication)) {
             try PublicationMeasurement(scale: scale, report: report).run()
         }
         let machine = try Machine(cluster)
         let paper = Paper(report: report, machine: machine, scale: scale, isQuick: quick, isWhole: only == nil)
         try paper.write(to: output)
         print(paper.markdown)
+        if !report.failures.isEmpty { throw ExitCode.failure }
     }
 
     private func runLarge(
         _ chosen: Set<Measurement>, _ cluster: PrivateCluster, _ scale: Scale, _ report: Report,
         _ templates: (usual: String, large: String), _ workloads: (usual: Workload, large: Workload)
     ) throws {
-        if chosen.contains(.gate) {
+        report.attempt("gate", chosen.contains(.gate)) {
             try GateMeasurement(
                 cluster: cluster, scale: scale, report: report, template: templates.large, workload: workloads.large
             ).run()
         }
-        if chosen.contains(.ledger) {
+        report.attempt("ledger", chosen.contains(.ledger)) {
             try LargeLedgerMeasurement(
                 cluster: cluster, scale: scale, report: report, templates: templates, workloads: workloads
             ).run()
         }
-        if chosen.contains(.sweep) {
+        report.attempt("sweep", chosen.contains(.sweep)) {
             try SweepMeasurement(
                 cluster: cluster, scale: scale, report: report, template: templates.large, workload: workloads.large
             ).run()

@@ -38,6 +38,7 @@ struct Paper {
             let reached = finding.isReached.map { $0 ? "reached" : "**not reached**" } ?? ""
             lines.append("| \(finding.measure) | \(finding.figure) | \(finding.target ?? "") | \(reached) |")
         }
+        lines += report.failures.map { "| \($0) | **the measurement failed** | | |" }
         if !report.rates.isEmpty { lines += rates }
         lines += ["", "## Where", "", "| | |", "|---|---|"]
         lines += machine.lines.map { "| \($0.name) | \($0.value) |" }

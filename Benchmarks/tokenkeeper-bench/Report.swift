@@ -19,7 +19,7 @@ final class Report {
     private(set) var rates: [Rate] = []
     /// Rates by share of 410s, for the plot.
     var bars: [(group: String, bars: [(name: String, rate: Double)])] = []
-    private(set) var remarks: [String] = []
+    private(set) var failures: [String] = []
 
     /// A figure without a target.
     func note(_ measure: String, _ figure: String) {
@@ -37,7 +37,16 @@ final class Report {
         add(Finding(measure: measure, figure: spread.text(digits) + unit, target: target, isReached: isReached))
     }
 
-    func remark(_ text: String) { remarks.append(text) }
+    /// Measures, if asked for; one that fails is told, and those after it go on: the whole takes long.
+    func attempt(_ name: String, _ isAskedFor: Bool, _ measure: () throws -> Void) {
+        if !isAskedFor { return }
+        do {
+            try measure()
+        } catch {
+            Progress.say("FAILED: \(name): \(error)")
+            failures.append(name)
+        }
+    }
 
     func add(_ contest: Contest) {
         for name in contest.contestants {
