@@ -110,56 +110,51 @@ BEGIN
         WHERE s.dead_at IS NOT NULL OR s.suspect_at IS NOT NULL
     ), old AS MATERIALIZED (
         -- The daemon yields to the application: a row that somebody holds is skipped here and told to the caller.
-        SELECT s.position, l.place, l.topic_id, l.token_key, l.registered_at, l.suppressed, l.suppressed_since, l.device_id,
-               greatest(l.dead_at, l.suspect_at, l.unregistered_at, l.superseded_at) AS invalidated_at,
-               tokenkeeper.cause_of(l.dead_at, l.suspect_at, l.unregistered_at, l.superseded_at) AS cause,
-               l.unregistered_at, l.superseded_at, l.dead_at, l.dead_reason, l.suspect_at, l.suspect_reason,
-               coalesce((s.dead_at, s.dead_reason COLLATE "C") > (l.dead_at, l.dead_reason), s.dead_at IS NOT NULL) AS dead_moves,
-               coalesce((s.suspect_at, s.suspect_reason COLLATE "C") > (l.suspect_at, l.suspect_reason), s.suspect_at IS NOT NULL)
-                   AS suspect_moves,
-               s.dead_at AS said_dead_at, s.dead_reason AS said_dead_reason,
-               s.suspect_at AS said_suspect_at, s.suspect_reason AS said_suspect_reason
+        SELECT s.position, l.place, l.registered_at, l.suppressed, l.suppressed_since, l.device_id,
+               l.unregistered_at, l.superseded_at, l.dead_at AS was_dead_at, l.suspect_at AS was_suspect_at,
+               l.moves & 1 > 0 AS dead_moves, l.moves & 2 > 0 AS suspect_moves,
+               CASE WHEN l.moves & 1 > 0 THEN s.dead_at ELSE l.dead_at END AS dead_at,
+               CASE WHEN l.moves & 1 > 0 THEN s.dead_reason ELSE l.dead_reason END AS dead_reason,
+               CASE WHEN l.moves & 2 > 0 THEN s.suspect_at ELSE l.suspect_at END AS suspect_at,
+               CASE WHEN l.moves & 2 > 0 THEN s.suspect_reason ELSE l.suspect_reason END AS suspect_reason
         FROM said AS s
         -- A subquery for each, and not a join: no plan, however old, can then do else than look them up one by one, in order.
         CROSS JOIN LATERAL (
-            SELECT k.ctid AS place, k.*
+            SELECT k.ctid AS place, k.registered_at, k.suppressed, k.suppressed_since, k.device_id, k.unregistered_at, k.superseded_at,
+                   k.dead_at, k.dead_reason, k.suspect_at, k.suspect_reason,
+                   CASE WHEN coalesce((s.dead_at, s.dead_reason COLLATE "C") > (k.dead_at, k.dead_reason), s.dead_at IS NOT NULL) THEN 1 ELSE 0 END
+                   + CASE WHEN coalesce((s.suspect_at, s.suspect_reason COLLATE "C") > (k.suspect_at, k.suspect_reason), s.suspect_at IS NOT NULL)
+                          THEN 2 ELSE 0 END AS moves
             FROM tokenkeeper.ledger AS k WHERE k.topic_id = s.topic_id AND k.token_key = s.token_key
             FOR NO KEY UPDATE SKIP LOCKED) AS l
-    ), merged AS (
-        SELECT o.position, o.place, o.topic_id, o.token_key, o.registered_at, o.unregistered_at, o.superseded_at, o.device_id,
-               o.suppressed AS was_suppressed, o.suppressed_since AS was_suppressed_since,
-               o.invalidated_at AS was_invalidated_at, o.cause AS was_cause, o.dead_moves, o.suspect_moves,
-               CASE WHEN o.dead_moves THEN o.said_dead_at ELSE o.dead_at END AS dead_at,
-               CASE WHEN o.dead_moves THEN o.said_dead_reason ELSE o.dead_reason END AS dead_reason,
-               CASE WHEN o.suspect_moves THEN o.said_suspect_at ELSE o.suspect_at END AS suspect_at,
-               CASE WHEN o.suspect_moves THEN o.said_suspect_reason ELSE o.suspect_reason END AS suspect_reason
-        FROM old AS o
-        WHERE o.dead_moves OR o.suspect_moves
-    ), new AS (
-        SELECT m.*,
-               greatest(m.dead_at, m.suspect_at, m.unregistered_at, m.superseded_at) AS invalidated_at,
-               greatest(m.dead_at, m.suspect_at, m.unregistered_at, m.superseded_at) >= m.registered_at AS suppressed,
-               tokenkeeper.cause_of(m.dead_at, m.suspect_at, m.unregistered_at, m.superseded_at) AS cause
-        FROM merged AS m
     ), changed AS (
         UPDATE tokenkeeper.ledger AS l
-        SET dead_at = n.dead_at, dead_reason = n.dead_reason, suspect_at = n.suspect_at, suspect_reason = n.suspect_reason,
-            suppressed_since = CASE WHEN n.was_suppressed THEN n.was_suppressed_since WHEN n.suppressed THEN learned END
-        FROM new AS n
+        SET dead_at = o.dead_at, dead_reason = o.dead_reason, suspect_at = o.suspect_at, suspect_reason = o.suspect_reason,
+            suppressed_since = CASE
+                WHEN o.suppressed THEN o.suppressed_since
+                WHEN greatest(o.dead_at, o.suspect_at, o.unregistered_at, o.superseded_at) >= o.registered_at THEN learned END
+        FROM old AS o
         -- One that an application has changed since this statement began is not seen at its new place: it is told like a locked one.
-        WHERE l.ctid = n.place
-        RETURNING n.*
+        WHERE l.ctid = o.place AND (o.dead_moves OR o.suspect_moves)
+        RETURNING o.position, l.topic_id, l.token_key, o.registered_at, l.suppressed, o.suppressed AS was_suppressed, l.device_id,
+            o.dead_moves, l.dead_at, l.dead_reason, l.suspect_at, l.suspect_reason, l.unregistered_at, l.superseded_at,
+            o.was_dead_at, o.was_suspect_at
     ), told AS (
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
             registered_before, registered_after, invalidated_before, invalidated_after)
         SELECT n.topic_id, n.token_key,
                CASE WHEN n.suppressed THEN 'invalidated' ELSE 'late_feedback_ignored' END,
                c.cause, CASE c.cause WHEN 'dead' THEN n.dead_reason WHEN 'suspect' THEN n.suspect_reason END, n.device_id,
-               nullif(n.registered_at, '-infinity'), nullif(n.registered_at, '-infinity'), n.was_invalidated_at, n.invalidated_at
+               nullif(n.registered_at, '-infinity'), nullif(n.registered_at, '-infinity'),
+               greatest(n.was_dead_at, n.was_suspect_at, n.unregistered_at, n.superseded_at),
+               greatest(n.dead_at, n.suspect_at, n.unregistered_at, n.superseded_at)
         FROM changed AS n
         CROSS JOIN LATERAL (
-            SELECT CASE WHEN n.suppressed THEN n.cause WHEN n.dead_moves THEN 'dead' ELSE 'suspect' END AS cause) AS c
-        WHERE NOT n.was_suppressed OR n.cause <> n.was_cause
+            SELECT CASE
+                WHEN n.suppressed THEN tokenkeeper.cause_of(n.dead_at, n.suspect_at, n.unregistered_at, n.superseded_at)
+                WHEN n.dead_moves THEN 'dead' ELSE 'suspect' END AS cause) AS c
+        WHERE NOT n.was_suppressed
+           OR c.cause <> tokenkeeper.cause_of(n.was_dead_at, n.was_suspect_at, n.unregistered_at, n.superseded_at)
     )
     -- NOT IN is hashed; NOT EXISTS would be a nested loop, because the planner takes an unnested array for ten rows.
     SELECT coalesce(array_agg(s.position ORDER BY s.position), '{}'), array_agg(s.topic_id ORDER BY s.position),
