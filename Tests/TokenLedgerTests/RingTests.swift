@@ -202,6 +202,49 @@ import Testing
                 == database.psql("SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = 410"))
     }
 
+    @Test func `a row far behind what was drained is found, wherever it is`() throws {
+        // The current leaf, so that nothing is read whole; its pages have been drained and have room again.
+        let fill = "SELECT 't', 'aa', 200, repeat('x', 1900) FROM generate_series(1, 8000)"
+        try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status, body) \(fill)")
+        var daemon = try database.connect(user: "a_daemon")
+        var intake = intake(truncates: false)
+        while try intake.onePass(on: &daemon).moved {}
+        let leaf = try database.psql(
+            "SELECT relname FROM pg_class WHERE relname ~ '^send_result_[0-7]$' ORDER BY pg_relation_size(oid) DESC LIMIT 1"
+        )
+        try database.psql("VACUUM tokenkeeper.\(leaf)", user: "postgres")
+        for round in 1...3 {
+            try database.psql(
+                "INSERT INTO tokenkeeper.\(leaf) (topic, token, status, body, leaf) VALUES ('t', 'f\(round)', 410, \(Self.death), \(leaf.suffix(1)))"
+            )
+            #expect(
+                Int(try database.psql("SELECT (ctid::text::point)[0]::int FROM tokenkeeper.\(leaf)"))! < 900,
+                "on a page at its front")
+            try eventually("it is recorded") { try intake.onePass(on: &daemon).recorded == 1 }
+        }
+    }
+
+    @Test func `looks behind go through everything, and back to the start`() {
+        var behind = LookBehind()
+        var now = ContinuousClock.now
+        #expect(behind.next(before: LookBehind.near, now: now) == nil)
+        var seen = Set<Int>()
+        var looks = 0
+        while seen.count < 100_000 {
+            guard let range = behind.next(before: 100_000 + LookBehind.near, now: now) else { break }
+            seen.formUnion(range)
+            looks += 1
+            now += .microseconds(500)
+            behind.looked(foundAt: nil, now: now)
+            #expect(behind.next(before: 100_000 + LookBehind.near, now: now) == nil, "a tenth of the time at most")
+            now += .milliseconds(5)
+        }
+        #expect(seen.count == 100_000 && looks < 10)
+        #expect(behind.next(before: 100_000 + LookBehind.near, now: now)?.lowerBound == 0)
+        behind.looked(foundAt: 130, now: now)
+        #expect(behind.next(before: 100_000 + LookBehind.near, now: now + .seconds(1))?.lowerBound == 256)
+    }
+
     @Test func `a leaf is in use before, in and shortly after its time`() {
         let sizes = LeafSizes(
             pages: [9, 9, 9, 9, 0, 0, 0, 9, 9, 9], current: Leaf(number: 7), before: Leaf(number: 6))

@@ -3,7 +3,8 @@ public import TokenModel
 /// The drain: takes results from the queue and records what they say, batch by batch.
 ///
 /// It remembers how far it has read into each leaf, as a hint where to look first and never as a claim about what is
-/// there: a row can be committed late, before that point. So each leaf is also read from its front again and again.
+/// there: a row can be committed late, before that point, and PostgreSQL fills room on earlier pages. So it also looks behind,
+/// again and again.
 public struct Intake {
     let interpret: @Sendable (SendResult) -> Verdict
     /// How long the daemon waits for a lock before it yields.
@@ -21,10 +22,9 @@ public struct Intake {
     private struct Hint {
         /// Everything before this page was seen drained.
         var page = 0
-        /// When to read from the front again.
-        var frontAgain: ContinuousClock.Instant
         /// Of a past leaf: whether it is worth reading whole. Nil until one has looked.
         var isMostlyAccepted: Bool?
+        var behind = LookBehind()
     }
 
     /// - Parameters:
@@ -108,23 +108,22 @@ public struct Intake {
         tell: (Incident) -> Void, betweenBatches goesOn: (inout Connection, Pass, Int) throws(DatabaseError) -> Bool
     ) throws(DatabaseError) -> Bool {
         let pages = sizes.pages(of: leaf)
-        var hint = hints[leaf] ?? Hint(frontAgain: clock.now)
+        var hint = hints[leaf] ?? Hint()
         defer { hints[leaf] = hint }
-        let fromFront = clock.now >= hint.frontAgain
-        // Not quite from where it stopped: those who insert at the same time fill several pages at once.
-        let back = sizes.isInUse(leaf) ? Leaf.pagesPerRange : 0
-        var page = fromFront ? 0 : max(0, hint.page - back)
+        var page = max(0, hint.page - LookBehind.near)
         // The last page that is known to be there.
         var last = max(0, pages - 1)
         var batches = 0
         var troubles = 0
-        var looking = Duration.zero
         let past =
             truncates && !sizes.isInUse(leaf) && leaf != .aside ? PastLeaf(leaf: leaf, transaction: transaction) : nil
         while true {
-            let lookedAt = clock.now
-            let found = try firstRow(in: leaf, from: page, on: &connection)
-            looking += clock.now - lookedAt
+            var found: Int?
+            if let behind = hint.behind.next(before: hint.page, now: clock.now) {
+                found = try firstRow(in: leaf, behind, on: &connection)
+                hint.behind.looked(foundAt: found, now: clock.now)
+            }
+            if found == nil { found = try firstRow(in: leaf, page..<Int(Int32.max), on: &connection) }
             guard let found else { break }
             last = max(last, found)
             if batches == 0, let past, past.isWorthReading(pages) {
@@ -132,7 +131,7 @@ public struct Intake {
                     hint.isMostlyAccepted = try past.isMostlyAccepted(from: found, on: &connection)
                 }
                 if hint.isMostlyAccepted == true, try takeWhole(past, into: &pass, on: &connection) {
-                    hint = Hint(frontAgain: clock.now)
+                    hint = Hint()
                     return try goesOn(&connection, pass, pagesBehind)
                 }
             }
@@ -149,16 +148,15 @@ public struct Intake {
             for turn in pass.turns { tell(.guardTurned(turn)) }
             pass.turns = []
             batches += 1
-            page = range.upperBound
-            hint.page = page
+            page = max(page, range.upperBound)
+            hint.page = max(hint.page, page)
             guard try goesOn(&connection, pass, max(0, pages - page) + pagesBehind) else { return false }
         }
         hint.page = last
         hint.isMostlyAccepted = nil
-        if fromFront {
-            // Reading over what is gone costs something: at most a twentieth of the time.
-            hint.frontAgain = clock.now + looking * 20
-            if batches == 0, pages >= LeafSizes.worthTruncating { try past?.truncateIfEmpty(on: &connection) }
+        if batches == 0, pages >= LeafSizes.worthTruncating, let isEmpty = try past?.truncateIfEmpty(on: &connection) {
+            // What is left in it was not where one has looked.
+            hint = isEmpty ? Hint() : Hint(behind: hint.behind)
         }
         return true
     }
@@ -179,15 +177,16 @@ public struct Intake {
         }
     }
 
-    private func firstRow(in leaf: Leaf, from page: Int, on connection: inout Connection) throws(DatabaseError) -> Int?
-    {
+    private func firstRow(
+        in leaf: Leaf, _ pages: Range<Int>, on connection: inout Connection
+    ) throws(DatabaseError) -> Int? {
         do {
             // NOWAIT: what another daemon reads whole is not waited for.
             let rows = try connection.run(
                 """
                 \(transaction.settings)
                 LOCK TABLE \(leaf.table) IN ACCESS SHARE MODE NOWAIT;
-                SELECT (ctid::text::point)[0]::bigint FROM \(leaf.table) WHERE ctid >= '(\(page),0)' LIMIT 1
+                SELECT (ctid::text::point)[0]::bigint FROM \(leaf.table) WHERE \(Portion.pages(pages).predicate) LIMIT 1
                 """)
             return rows.count == 0 ? nil : rows.text(0, 0).flatMap { Int($0) }
         } catch let error where error.remedy == .retry {

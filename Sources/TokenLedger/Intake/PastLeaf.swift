@@ -96,16 +96,19 @@ struct PastLeaf {
     }
 
     /// Gives back the space of one that is drained, so that nothing waits for vacuum.
-    func truncateIfEmpty(on connection: inout Connection) throws(DatabaseError) {
-        guard try lock(on: &connection) else { return }
+    ///
+    /// - Returns: Whether it was empty; nil where somebody is in the way.
+    func truncateIfEmpty(on connection: inout Connection) throws(DatabaseError) -> Bool? {
+        guard try lock(on: &connection) else { return nil }
         do {
-            if try connection.run("SELECT 1 FROM \(leaf.table) LIMIT 1").count == 0 {
-                try connection.run("TRUNCATE \(leaf.table)")
-            }
+            let isEmpty = try connection.run("SELECT 1 FROM \(leaf.table) LIMIT 1").count == 0
+            if isEmpty { try connection.run("TRUNCATE \(leaf.table)") }
             try connection.commit()
+            return isEmpty
         } catch {
             connection.rollback()
             if error.remedy == .reconnect { throw error }
+            return nil
         }
     }
 }
