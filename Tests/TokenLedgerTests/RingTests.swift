@@ -227,22 +227,30 @@ import Testing
     @Test func `looks behind go through everything, and back to the start`() {
         var behind = LookBehind()
         var now = ContinuousClock.now
-        #expect(behind.next(before: LookBehind.near, now: now) == nil)
+        let point = 100_000 + LookBehind.near
+        #expect(behind.next(before: LookBehind.near, now: now) == [])
         var seen = Set<Int>()
         var looks = 0
-        while seen.count < 100_000 {
-            guard let range = behind.next(before: 100_000 + LookBehind.near, now: now) else { break }
+        while seen.count < 100_000, let range = behind.next(before: point, now: now).first {
             seen.formUnion(range)
             looks += 1
             now += .microseconds(500)
             behind.looked(foundAt: nil, now: now)
-            #expect(behind.next(before: 100_000 + LookBehind.near, now: now) == nil, "a tenth of the time at most")
+            #expect(behind.next(before: point, now: now) == [], "a tenth of the time at most")
             now += .milliseconds(5)
         }
         #expect(seen.count == 100_000 && looks < 10)
-        #expect(behind.next(before: 100_000 + LookBehind.near, now: now)?.lowerBound == 0)
+        #expect(behind.next(before: point, now: now).first?.lowerBound == 0)
         behind.looked(foundAt: 130, now: now)
-        #expect(behind.next(before: 100_000 + LookBehind.near, now: now + .seconds(1))?.lowerBound == 256)
+        now += .seconds(1)
+        let next = behind.next(before: point, now: now)
+        #expect(next.map(\.lowerBound) == [130, 256], "the page that was filled again, and the rest")
+        behind.looked(foundAt: 130, now: now)
+        behind.note(7, before: 7)
+        behind.note(8, before: 9)
+        #expect(behind.next(before: point, now: now).map(\.lowerBound) == [130, 8, 256])
+        for page in 1000..<1020 { behind.note(page, before: 5000) }
+        #expect(behind.next(before: point, now: now).count == 17)
     }
 
     @Test func `a leaf is in use before, in and shortly after its time`() {

@@ -119,11 +119,15 @@ public struct Intake {
             truncates && !sizes.isInUse(leaf) && leaf != .aside ? PastLeaf(leaf: leaf, transaction: transaction) : nil
         while true {
             var found: Int?
-            if let behind = hint.behind.next(before: hint.page, now: clock.now) {
+            let behind = hint.behind.next(before: hint.page, now: clock.now)
+            if !behind.isEmpty {
                 found = try firstRow(in: leaf, behind, on: &connection)
                 hint.behind.looked(foundAt: found, now: clock.now)
             }
-            if found == nil { found = try firstRow(in: leaf, page..<Int(Int32.max), on: &connection) }
+            if found == nil {
+                found = try firstRow(in: leaf, [page..<Int(Int32.max)], on: &connection)
+                if let found { hint.behind.note(found, before: hint.page) }
+            }
             guard let found else { break }
             last = max(last, found)
             if batches == 0, let past, past.isWorthReading(pages) {
@@ -178,15 +182,18 @@ public struct Intake {
     }
 
     private func firstRow(
-        in leaf: Leaf, _ pages: Range<Int>, on connection: inout Connection
+        in leaf: Leaf, _ places: [Range<Int>], on connection: inout Connection
     ) throws(DatabaseError) -> Int? {
+        let looks = places.map { pages in
+            "(SELECT (ctid::text::point)[0]::bigint FROM \(leaf.table) WHERE \(Portion.pages(pages).predicate) LIMIT 1)"
+        }
         do {
             // NOWAIT: what another daemon reads whole is not waited for.
             let rows = try connection.run(
                 """
                 \(transaction.settings)
                 LOCK TABLE \(leaf.table) IN ACCESS SHARE MODE NOWAIT;
-                SELECT (ctid::text::point)[0]::bigint FROM \(leaf.table) WHERE \(Portion.pages(pages).predicate) LIMIT 1
+                SELECT page FROM (\(looks.joined(separator: " UNION ALL "))) AS look (page) LIMIT 1
                 """)
             return rows.count == 0 ? nil : rows.text(0, 0).flatMap { Int($0) }
         } catch let error where error.remedy == .retry {
