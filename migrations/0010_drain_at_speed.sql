@@ -38,7 +38,7 @@ DECLARE
     total integer := cardinality(record.token_keys);
     first integer := 1;
     many integer;
-    refusals integer := 0;
+    locked_until integer := 0;
     fates text[] := array_fill('excluded'::text, ARRAY[cardinality(record.suspect_of)]);
     ordinals integer[];
     heard_at timestamptz[] := array_fill(NULL::timestamptz, ARRAY[total]);
@@ -166,11 +166,18 @@ BEGIN
     WHERE s.position NOT IN (
         SELECT c.position FROM changed AS c UNION ALL SELECT o.position FROM old AS o WHERE NOT o.dead_moves AND NOT o.suspect_moves);
 
-    -- What is left over is new, or in somebody's hands. One that an application is about to add would make the INSERT wait: so
-    -- with little patience, all at once; where that meets a lock, the one that is locked is found by halving, and from there on doubling.
-    PERFORM set_config('lock_timeout', '10ms', true);
+    -- What is left over is new, or in somebody's hands. One that an application is about to add would make the INSERT wait, while rows
+    -- are locked here that the same application may come to want: so with very little patience, all at once; where that meets a lock, the
+    -- one that is locked is found by halving. And only as long as nobody who waits for this transaction can have begun to look for
+    -- a deadlock: it would be the application that is ended, and not this.
+    PERFORM set_config('lock_timeout', '3ms', true);
     many := greatest(cardinality(left_over), 1);
     WHILE first <= cardinality(left_over) LOOP
+        IF clock_timestamp() > learned + current_setting('deadlock_timeout')::interval / 2 THEN
+            -- Then they can all wait.
+            locked := locked || left_over[first:];
+            EXIT;
+        END IF;
         BEGIN
             WITH wanted AS MATERIALIZED (
                 SELECT s.*
@@ -197,18 +204,15 @@ BEGIN
             SELECT locked || coalesce(array_agg(w.position), '{}') INTO locked FROM wanted AS w
             WHERE (coalesce(w.topic_id, 0), w.token_key) NOT IN (SELECT a.topic_id, a.token_key FROM added AS a);
             first := first + many;
-            many := many * 2;
+            many := CASE WHEN first <= locked_until THEN greatest((locked_until - first + 1) / 2, 1) ELSE cardinality(left_over) END;
         EXCEPTION WHEN lock_not_available THEN
-            refusals := refusals + 1;
-            IF refusals > 30 THEN
-                -- Somebody adds a great many: then they can all wait.
-                locked := locked || left_over[first:];
-                EXIT;
-            ELSIF many = 1 THEN
+            IF many = 1 THEN
                 locked := locked || left_over[first];
                 first := first + 1;
+                many := cardinality(left_over);
             ELSE
-                many := many / 2;
+                locked_until := least(first + many - 1, cardinality(left_over));
+                many := greatest((locked_until - first + 1) / 2, 1);
             END IF;
         END;
     END LOOP;

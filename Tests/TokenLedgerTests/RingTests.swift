@@ -1,5 +1,5 @@
 import APNsFeedback
-import Dispatch
+import Foundation
 import LedgerTestSupport
 import Synchronization
 import Testing
@@ -22,6 +22,8 @@ import Testing
 
     /// Results in a past leaf: mostly 200s, and one 410 of a token of its own in fifty.
     private func fill(_ leaf: Int, _ results: Int, prefix: String = "") throws {
+        // A vacuum that happens to be at it would be in the way.
+        try database.psql("ALTER TABLE tokenkeeper.send_result_\(leaf) SET (autovacuum_enabled = off)")
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body, leaf)
@@ -133,18 +135,22 @@ import Testing
         var intake = intake()
         var batches = 0
         var wasFresh = false
-        let pass = try intake.pass(on: &daemon, tell: { _ in }) { _, soFar, pagesLeft throws(DatabaseError) in
-            batches += 1
-            if batches == 1 {
-                try sender.run(
-                    "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'ff', 410, \(Self.death))"
-                )
-            }
-            let isSuppressed =
-                try sender.run("SELECT FROM tokenkeeper.suppressed_token WHERE token_key = '\\xff'").count == 1
-            if isSuppressed, soFar.recorded < 40_000 { wasFresh = true }
-            return true
-        }
+        // By name: the clock may move on meanwhile.
+        let current = try past(0)
+        let pass = try intake.pass(
+            on: &daemon, tell: { _ in },
+            betweenBatches: { _, soFar, pagesLeft throws(DatabaseError) in
+                batches += 1
+                if batches == 1 {
+                    try sender.run(
+                        "INSERT INTO tokenkeeper.send_result_\(current) (topic, token, status, body, leaf) VALUES ('t', 'ff', 410, \(Self.death), \(current))"
+                    )
+                }
+                let isSuppressed =
+                    try sender.run("SELECT FROM tokenkeeper.suppressed_token WHERE token_key = '\\xff'").count == 1
+                if isSuppressed, soFar.recorded < 40_000 { wasFresh = true }
+                return true
+            })
         #expect(pass.recorded > 1)
         #expect(wasFresh, "recorded while the greater part of the backlog was still there")
     }
@@ -153,20 +159,21 @@ import Testing
         let database = database
         let failures = Failures()
         let committed = Committed()
-        DispatchQueue.concurrentPerform(iterations: 9) { worker in
+        atOnce(9) { worker in
             do {
                 switch worker {
                 case 0..<5:
+                    defer { committed.finish() }
                     var chance = SeededChance(seed: UInt64(worker))
                     var sender = try database.connect()
-                    for round in 0..<60 {
-                        let rows = Int.random(in: 1...400, using: &chance)
+                    for round in 0..<25 {
+                        let rows = Int.random(in: 1...2000, using: &chance)
                         try sender.run(
                             """
                             BEGIN;
                             INSERT INTO tokenkeeper.send_result (topic, token, status, body, leaf)
-                            SELECT 't', lpad(to_hex(\(worker * 100_000 + round * 1000) + i), 8, '0'), CASE i % 7 WHEN 0 THEN 410 ELSE 200 END,
-                                   \(Self.death), (\(round) + i / 100) % 8
+                            SELECT 't', lpad(to_hex(\(worker * 100_000 + round * 2000) + i), 8, '0'), CASE i % 29 WHEN 0 THEN 410 ELSE 200 END,
+                                   \(Self.death), (\(round) + i / 1000) % 8
                             FROM generate_series(1, \(rows)) AS i
                             """)
                         // Some transactions are open for several passes of the daemons.
@@ -174,25 +181,28 @@ import Testing
                         let rollsBack = round % 20 == 7
                         try sender.run(rollsBack ? "ROLLBACK" : "COMMIT")
                         if !rollsBack { committed.add(rows) }
+                        // A leaf has to be left alone now and then to be read whole.
+                        try sender.run("SELECT pg_sleep(0.05)")
                     }
-                    committed.finish()
                 case 5:
                     var dump = try database.connect()
                     while committed.finished < 5 {
                         try dump.run(
-                            "BEGIN; SELECT count(*) FROM tokenkeeper.send_result; SELECT pg_sleep(0.1); COMMIT")
+                            "BEGIN; SELECT count(*) FROM tokenkeeper.send_result; SELECT pg_sleep(0.1); COMMIT; SELECT pg_sleep(0.3)"
+                        )
                     }
                 default:
                     var daemon = try database.connect(user: "a_daemon")
                     var intake = Intake(
                         lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
-                    while committed.finished < 5 { _ = try intake.onePass(on: &daemon) }
+                    while committed.finished < 5 { committed.took(try intake.onePass(on: &daemon).leavesTaken) }
                 }
             } catch {
                 failures.add("\(worker): \(error)")
             }
         }
         #expect(failures.all == [])
+        #expect(committed.leaves > 0, "past leaves were read whole among all that")
         var daemon = try database.connect(user: "a_daemon")
         try drain(&daemon)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
@@ -200,6 +210,81 @@ import Testing
         #expect(
             try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token")
                 == database.psql("SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = 410"))
+    }
+
+    @Test func `a leaf that cannot be read whole is drained in place, and that is told`() throws {
+        let leaf = try past()
+        try fill(leaf, 5000)
+        try database.psql("REVOKE INSERT ON tokenkeeper.send_result_backlog FROM tokenkeeper_daemon")
+        var daemon = try database.connect(user: "a_daemon")
+        var intake = intake()
+        var told: [String?] = []
+        let pass = try intake.pass(
+            on: &daemon,
+            tell: { if case .leafNotTaken(let error) = $0 { told.append(error.sqlState) } },
+            betweenBatches: { _, _, _ in true })
+        #expect(told == ["42501"])
+        #expect(pass.accepted == 4900 && pass.recorded == 100 && pass.trouble == nil)
+    }
+
+    @Test func `new tokens that an application is about to add keep no others waiting, wherever they are`() throws {
+        // However slow this machine is just now.
+        try database.psql("ALTER DATABASE \(database.name) SET deadlock_timeout = '1min'", user: "postgres")
+        try database.psql("SELECT tokenkeeper.register('aa', 't')")
+        var app = try database.connect()
+        try app.execute(
+            "BEGIN; SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't') FROM unnest('{700,2900}'::int[]) AS i")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+            SELECT 't', lpad(to_hex(i), 8, '0'), 410, \(Self.death) FROM generate_series(1, 4000) AS i
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        var intake = intake()
+        let pass = try intake.onePass(on: &daemon)
+        #expect(pass.recorded == 3998)
+        #expect(pass.putAside == 2)
+        try app.execute("COMMIT")
+        #expect(try drain(&daemon).recorded == 2)
+    }
+
+    @Test func `an application that waits for the daemon is never the one that a deadlock ends`() throws {
+        try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01Z')")
+        // So that whoever waits looks for a deadlock at once.
+        try database.psql("ALTER DATABASE \(database.name) SET deadlock_timeout = '1ms'", user: "postgres")
+        let database = database
+        let failures = Failures()
+        let isDone = Mutex(false)
+        atOnce(2) { worker in
+            defer { isDone.withLock { $0 = true } }
+            do {
+                if worker == 0 {
+                    var app = try database.connect()
+                    for token in 1000...1150 {
+                        try app.run(
+                            "BEGIN; SELECT tokenkeeper.register('b\(token)0', 't'); SELECT pg_sleep(0.004); SELECT tokenkeeper.register('aa', 't'); COMMIT"
+                        )
+                    }
+                } else {
+                    var sender = try database.connect()
+                    var daemon = try database.connect(user: "a_daemon")
+                    var intake = Intake(
+                        lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
+                    while !isDone.withLock({ $0 }) {
+                        try sender.run(
+                            """
+                            INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+                            SELECT 't', 'aa', 410, '{"reason":"Unregistered","timestamp":' || (extract(epoch FROM clock_timestamp()) * 1000)::bigint || '}'
+                            UNION ALL SELECT 't', 'b' || i || '0', 410, \(Self.death) FROM generate_series(1000, 1150) AS i
+                            """)
+                        _ = try intake.onePass(on: &daemon)
+                    }
+                }
+            } catch {
+                failures.add("\(worker): \(error)")
+            }
+        }
+        #expect(failures.all == [])
     }
 
     @Test func `a row far behind what was drained is found, wherever it is`() throws {
@@ -264,9 +349,24 @@ import Testing
 
 /// How many rows senders have committed, and how many senders are done.
 private final class Committed: Sendable {
-    private let state = Mutex((rows: 0, finished: 0))
+    private let state = Mutex((rows: 0, finished: 0, leaves: 0))
+    var leaves: Int { state.withLock { $0.leaves } }
+    func took(_ leaves: Int) { state.withLock { $0.leaves += leaves } }
     var rows: Int { state.withLock { $0.rows } }
     var finished: Int { state.withLock { $0.finished } }
     func add(_ rows: Int) { state.withLock { $0.rows += rows } }
     func finish() { state.withLock { $0.finished += 1 } }
+}
+
+/// Runs it so many times at once, each on a thread of its own, and waits for all: `concurrentPerform` takes no more than there are cores.
+private func atOnce(_ count: Int, _ work: @escaping @Sendable (Int) -> Void) {
+    let group = DispatchGroup()
+    for worker in 0..<count {
+        group.enter()
+        Thread.detachNewThread {
+            work(worker)
+            group.leave()
+        }
+    }
+    group.wait()
 }

@@ -69,7 +69,7 @@ public struct Intake {
             for leaf in [sizes.current] + others {
                 let pagesBehind = others.filter { $0 != leaf }.map(sizes.pages).reduce(0, +)
                 let slice = clock.now + Self.slice
-                let takenOut = pass.takenOut
+                let leavesTaken = pass.leavesTaken
                 var stopped = false
                 let isDone = try drain(
                     leaf, sizes, pagesBehind: pagesBehind, into: &pass, on: &connection, tell: tell
@@ -80,9 +80,12 @@ public struct Intake {
                 if stopped { return pass }
                 if leaf == sizes.current { isDrained = isDone }
                 if isDone { others.removeAll { $0 == leaf } }
-                if pass.takenOut > takenOut, !others.contains(.backlog) { others.append(.backlog) }
+                if pass.leavesTaken > leavesTaken {
+                    if !others.contains(.backlog) { others.append(.backlog) }
+                    break
+                }
             }
-            if isDrained, others.isEmpty { break }
+            if isDrained && others.isEmpty { break }
         }
         if sizes.pages(of: .aside) > 0, clock.now >= asideAgain {
             let before = pass
@@ -115,11 +118,12 @@ public struct Intake {
         var last = max(0, pages - 1)
         var batches = 0
         var troubles = 0
+        var tried = Set<Int>()
         let past =
             truncates && !sizes.isInUse(leaf) && leaf != .aside ? PastLeaf(leaf: leaf, transaction: transaction) : nil
         while true {
             var found: Int?
-            let behind = hint.behind.next(before: hint.page, now: clock.now)
+            let behind = hint.behind.next(before: hint.page, except: tried, now: clock.now)
             if !behind.isEmpty {
                 found = try firstRow(in: leaf, behind, on: &connection)
                 hint.behind.looked(foundAt: found, now: clock.now)
@@ -134,13 +138,26 @@ public struct Intake {
                 if hint.isMostlyAccepted == nil {
                     hint.isMostlyAccepted = try past.isMostlyAccepted(from: found, on: &connection)
                 }
-                if hint.isMostlyAccepted == true, try takeWhole(past, into: &pass, on: &connection) {
-                    hint = Hint()
-                    return try goesOn(&connection, pass, pagesBehind)
+                if hint.isMostlyAccepted == true {
+                    do {
+                        if let taken = try past.take(on: &connection) {
+                            pass.accepted += taken.accepted
+                            pass.takenOut += taken.moved
+                            pass.leavesTaken += 1
+                            hint = Hint()
+                            return try goesOn(&connection, pass, pagesBehind)
+                        }
+                    } catch {
+                        if error.remedy == .reconnect { throw error }
+                        // Its rows can still be had range by range; another attempt would fail like this one.
+                        hint.isMostlyAccepted = false
+                        tell(.leafNotTaken(error))
+                    }
                 }
             }
             let first = found / Leaf.pagesPerRange * Leaf.pagesPerRange
             let range = first..<first + Leaf.pagesPerRange
+            tried.insert(first)
             do {
                 try settle(range, of: leaf, into: &pass, on: &connection, tell: tell)
             } catch let error where error.remedy == .fixSetup {
@@ -165,22 +182,6 @@ public struct Intake {
         return true
     }
 
-    /// - Returns: False when its rows are to be had range by range, because somebody is in the way.
-    private func takeWhole(
-        _ past: PastLeaf, into pass: inout Pass, on connection: inout Connection
-    ) throws(DatabaseError) -> Bool {
-        do {
-            guard let taken = try past.take(on: &connection) else { return false }
-            pass.accepted += taken.accepted
-            pass.takenOut += taken.moved
-            return true
-        } catch {
-            if error.remedy == .reconnect { throw error }
-            if error.remedy == .fixSetup { pass.trouble = error }
-            return false
-        }
-    }
-
     private func firstRow(
         in leaf: Leaf, _ places: [Range<Int>], on connection: inout Connection
     ) throws(DatabaseError) -> Int? {
@@ -192,6 +193,7 @@ public struct Intake {
             let rows = try connection.run(
                 """
                 \(transaction.settings)
+                SET LOCAL synchronize_seqscans = off; -- Or the first one found need not be the first.
                 LOCK TABLE \(leaf.table) IN ACCESS SHARE MODE NOWAIT;
                 SELECT page FROM (\(looks.joined(separator: " UNION ALL "))) AS look (page) LIMIT 1
                 """)

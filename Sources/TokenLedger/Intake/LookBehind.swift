@@ -22,9 +22,15 @@ struct LookBehind {
     private static let share = 10
 
     /// The pages to look at now, those that are filled again first.
-    mutating func next(before point: Int, now: ContinuousClock.Instant) -> [Range<Int>] {
+    ///
+    /// - Parameter tried: First pages of the ranges that have had their turn just now: a row that cannot be had shall not keep the
+    ///   others waiting.
+    mutating func next(
+        before point: Int, except tried: Set<Int> = [], now: ContinuousClock.Instant
+    ) -> [Range<Int>] {
         let end = point - Self.near
-        let known = filled.filter { $0 < end }.map { $0..<$0 + 1 }
+        let known = filled.filter { $0 < end && !tried.contains($0 / Leaf.pagesPerRange * Leaf.pagesPerRange) }
+            .map { $0..<$0 + 1 }
         under = nil
         guard end > 0, again.map({ now >= $0 }) ?? true else { return known }
         if page >= end { page = 0 }

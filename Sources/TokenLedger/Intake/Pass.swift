@@ -9,6 +9,8 @@ extension Intake {
         public var held = 0
         /// Results taken out of a past leaf that are in the backlog now.
         var takenOut = 0
+        /// Past leaves that were read whole.
+        var leavesTaken = 0
         /// Guards that have opened or closed, and have not been told yet.
         var turns: [GuardTurn] = []
         /// Results of which APNs blames the sender, by reason; they count as recorded too.
@@ -29,6 +31,7 @@ extension Intake {
             putAside += other.putAside
             held += other.held
             takenOut += other.takenOut
+            leavesTaken += other.leavesTaken
             turns += other.turns
             trouble = other.trouble ?? trouble
             for (kind, count) in other.sendersFaults { blame(kind, count) }
@@ -40,13 +43,15 @@ extension Intake {
         }
 
         /// Whether any row has left its leaf: if so, look again soon.
-        public var moved: Bool { accepted + recorded + rejected + putAside + held + takenOut > 0 }
+        public var moved: Bool { accepted + recorded + rejected + putAside + held + leavesTaken > 0 }
     }
 
     /// Something that people should know about a row or a batch; the pass goes on.
     public enum Incident: Sendable {
         /// The mass-failure guard of a topic has opened or closed.
         case guardTurned(GuardTurn)
+        /// A past leaf could not be read whole, and is drained in place.
+        case leafNotTaken(DatabaseError)
         /// A batch failed for a cause of its data, and was set aside to be looked at row by row.
         case batchSetAside(DatabaseError)
         /// A row was understood but refused by the database, and moved to `rejected_result`.

@@ -7,9 +7,9 @@ struct PastLeaf {
     let leaf: Leaf
     let transaction: BatchTransaction
 
-    /// A small one is left to its ranges, and a large one, of a GiB and more, would be locked for seconds.
+    /// A small one is left to its ranges, and a large one, of half a GiB and more, would be locked for seconds.
     func isWorthReading(_ pages: Int) -> Bool {
-        leaf != .backlog && (LeafSizes.worthTruncating...131_072).contains(pages)
+        leaf != .backlog && (LeafSizes.worthTruncating...65_536).contains(pages)
     }
 
     /// Moving a row costs more than deleting it: worth it only where fewer rows than this share are to be recorded.
@@ -21,6 +21,7 @@ struct PastLeaf {
             return try connection.run(
                 """
                 \(transaction.settings)
+                SET LOCAL synchronize_seqscans = off;
                 LOCK TABLE \(leaf.table) IN ACCESS SHARE MODE NOWAIT;
                 SELECT count(*) FILTER (WHERE status IS DISTINCT FROM 200) <= \(Self.worthMoving) * count(*)
                 FROM (SELECT status FROM \(leaf.table) WHERE ctid >= '(\(page),0)' LIMIT 1000) AS head
@@ -63,8 +64,8 @@ struct PastLeaf {
     /// - Returns: How many 200s were counted and how many others moved. Nil when somebody is in the way: a writer, a dump, another
     ///   daemon, or `forget`.
     func take(on connection: inout Connection) throws(DatabaseError) -> (accepted: Int, moved: Int)? {
+        guard try lock(on: &connection) else { return nil }
         do {
-            guard try lock(on: &connection) else { return nil }
             let rows = try connection.query(
                 """
                 WITH seen AS (
@@ -79,7 +80,7 @@ struct PastLeaf {
                     SELECT \(Batch.columns), released, \(Leaf.backlog.number) FROM \(leaf.table) WHERE status IS DISTINCT FROM 200
                     -- In the order of the ledger's key: a batch then finds its tokens close together. By one column alone, which sorts
                     -- three times as fast.
-                    ORDER BY lower(token) COLLATE "C"
+                    ORDER BY lower(token COLLATE "C")
                     RETURNING 1
                 )
                 SELECT (SELECT sum(results)::bigint FROM counted), (SELECT count(*) FROM moved)
@@ -90,7 +91,6 @@ struct PastLeaf {
             return taken
         } catch {
             connection.rollback()
-            if error.remedy == .retry { return nil }
             throw error
         }
     }

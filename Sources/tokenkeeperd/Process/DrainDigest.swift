@@ -6,6 +6,7 @@ struct DrainDigest {
     private var sum = Intake.Pass()
     private var toldAt = ContinuousClock.now
     private var refusals: (batches: Int, rows: Int, first: DatabaseError)?
+    private var notTaken: DatabaseError?
     private let logger: Logger
 
     private static let every: Duration = .seconds(60)
@@ -29,6 +30,12 @@ struct DrainDigest {
                 ])
         }
         refusals = nil
+        if let notTaken {
+            logger.warning(
+                "a past leaf of the queue could not be read whole, and is drained in place",
+                metadata: ["error": "\(notTaken)"])
+        }
+        notTaken = nil
         guard sum.moved else { return }
         logger.info(
             "drained",
@@ -67,6 +74,7 @@ struct DrainDigest {
     mutating func note(_ incident: Intake.Incident) {
         switch incident {
         case .guardTurned(let turn): tell(turn)
+        case .leafNotTaken(let error): notTaken = error
         case .batchSetAside(let error):
             refusals = ((refusals?.batches ?? 0) + 1, refusals?.rows ?? 0, refusals?.first ?? error)
         case .rowRejected(let error):
