@@ -122,6 +122,35 @@ import Testing
                 """) == "0", "seed \(seed): at most one token a device")
     }
 
+    @Test func `a registration that waited for its token does not keep it from others in the wrong order`() throws {
+        try database.psql(
+            "SELECT tokenkeeper.register('aa', 't', device_id => 'd1'), tokenkeeper.register('bb', 't', device_id => 'd3')"
+        )
+        var moving = try database.connect()
+        try moving.execute("BEGIN; SELECT tokenkeeper.register('aa', 't', device_id => 'd2')")
+        let database = database
+        let failures = Failures()
+        let done = DispatchGroup()
+        for call in ["register('aa', 't', device_id => 'd1')", "register('bb', 't', device_id => 'd2')"] {
+            DispatchQueue.global().async(group: done) {
+                do {
+                    var app = try database.connect()
+                    try app.execute("SELECT tokenkeeper.\(call)")
+                } catch {
+                    failures.add("\(call): \(error)")
+                }
+            }
+        }
+        try eventually("both wait") {
+            try database.psql(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+                user: "postgres") == "2"
+        }
+        try moving.execute("COMMIT")
+        done.wait()
+        #expect(failures.all == [])
+    }
+
     @Test func `a registration whose token moves meanwhile gives its locks back`() throws {
         var first = try database.connect()
         try first.execute("SELECT tokenkeeper.register(t, 't', device_id => 'm') FROM unnest('{bb,aa}'::text[]) AS t")

@@ -1,4 +1,5 @@
 internal import ArgumentParser
+internal import Glibc
 
 struct Run: ParsableCommand {
     static let configuration = CommandConfiguration(
@@ -17,6 +18,7 @@ struct Run: ParsableCommand {
     func run() throws {
         let configuration = try options.load()
         let status = Daemon(options: options, configuration: configuration, migrates: migrate).run()
-        throw ExitCode(status.rawValue)
+        // A thread that was connecting may still be inside OpenSSL, and would not survive that it is cleared away at exit(3).
+        _exit(status.rawValue)
     }
 }
