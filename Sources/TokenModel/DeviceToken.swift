@@ -41,12 +41,6 @@ public struct DeviceToken: Hashable, Sendable {
     }
 }
 
-extension DeviceToken {
-    public func hash(into hasher: inout Hasher) {
-        unsafe bytes.withUnsafeBytes { unsafe hasher.combine(bytes: $0) }
-    }
-}
-
 extension DeviceToken: Comparable {
     /// Byte order, as PostgreSQL orders `bytea`: the order in which batches lock rows.
     public static func < (left: DeviceToken, right: DeviceToken) -> Bool {

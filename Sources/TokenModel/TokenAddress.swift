@@ -16,12 +16,3 @@ public struct TokenAddress: Hashable, Sendable {
         self.token = token
     }
 }
-
-extension TokenAddress: Comparable {
-    /// One order for all daemons, so that two batches never wait for each other crosswise.
-    public static func < (left: TokenAddress, right: TokenAddress) -> Bool {
-        if left.environment != right.environment { return left.environment.rawValue < right.environment.rawValue }
-        if left.topic != right.topic { return left.topic < right.topic }
-        return left.token < right.token
-    }
-}

@@ -17,14 +17,14 @@ struct Batch {
     /// More text than this, in bytes, makes a row bulky. APNs' own answers have some 150; memory stays bounded.
     static let bulky = 2000
 
-    static let columns = "environment, topic, token, status, body, apns_id, sent_at, queued_at, attempts"
+    private static let columns = "environment, topic, token, status, body, apns_id, sent_at, queued_at, attempts"
 
     /// The bytes of text in a row, told without fetching what is stored out of line.
     static let length = ["environment", "topic", "token", "body", "apns_id"]
         .map { "coalesce(octet_length(\($0)), 0)" }.joined(separator: " + ")
 
     /// Those that come here to be looked at, or with `asideUnseen` go aside: all but the 200s.
-    private static let looked = "status IS DISTINCT FROM 200"
+    static let looked = "status IS DISTINCT FROM 200"
     private static let isBulky = "\(length) > \(bulky)"
 
     /// Takes a portion of a leaf off the queue, in the transaction that is open.
@@ -63,6 +63,15 @@ struct Batch {
         }
     }
 
+    /// An INSERT that moves rows of the queue into another leaf, as they are, and answers a row for each.
+    static func insert(into leaf: Leaf, from rows: String) -> String {
+        """
+        INSERT INTO \(leaf.table) (\(columns), released, leaf)
+        SELECT \(columns), released, \(leaf.number) FROM \(rows)
+        RETURNING 1
+        """
+    }
+
     /// Counts the 200s off the queue, and moves aside what is not to come here.
     private mutating func countAccepted(
         _ portion: Portion, of leaf: Leaf, asideUnseen: Bool, on connection: inout Connection
@@ -73,18 +82,13 @@ struct Batch {
             WITH gone AS (
                 DELETE FROM \(leaf.table) WHERE \(portion.predicate) AND status = 200 RETURNING environment, topic
             ), counted AS (
-                INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, results)
-                SELECT \(ResultCounts.hourInSQL), coalesce(left(environment, 20), 'production'), left(topic, 512), 200, sum(results)
-                FROM (SELECT environment, topic, count(*) AS results FROM gone GROUP BY environment, topic) AS g GROUP BY 2, 3
-                RETURNING results
+                \(ResultCounts.insertAccepted(of: "gone"))
             ), moving AS (
                 DELETE FROM \(leaf.table)
                 WHERE \(portion.predicate) AND \(Self.looked) \(asideUnseen ? "" : "AND \(Self.isBulky)")
                 RETURNING \(Self.columns), released
             ), moved AS (
-                INSERT INTO \(Leaf.aside.table) (\(Self.columns), released, leaf)
-                SELECT \(Self.columns), released, \(Leaf.aside.number) FROM moving
-                RETURNING 1
+                \(Self.insert(into: .aside, from: "moving"))
             )
             SELECT (SELECT sum(results)::bigint FROM counted), (SELECT count(*) FROM moved)
             """)

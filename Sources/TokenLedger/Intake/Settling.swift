@@ -93,18 +93,14 @@ extension Intake {
         _ portion: Portion, of leaf: Leaf, asideUnseen: Bool, into pass: inout Pass, on connection: inout Connection
     ) throws(DatabaseError) {
         do {
-            let locked = try connection.run(
-                """
-                \(transaction.begin)
-                -- The planner knows nothing of a queue: it would sort what is to be counted.
-                SET LOCAL enable_sort = off;
-                SELECT pg_try_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.range(leaf: leaf, firstPage: portion.firstPage)))
-                       AND pg_try_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.leaf(leaf)))
-                       AND pg_try_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.forgetting))
-                """
-            ).text(0, 0)
-            // Another daemon is at it, or `forget` is at work.
-            guard locked == "t" else { return connection.rollback() }
+            let range = Advisory.range(leaf: leaf, firstPage: portion.firstPage)
+            guard
+                try transaction.beginTaking(
+                    """
+                    pg_try_advisory_xact_lock(\(Advisory.lockClass), \(range))
+                    AND pg_try_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.leaf(leaf)))
+                    """, on: &connection)
+            else { return connection.rollback() }
             let batch = try Batch(
                 taking: portion, of: leaf, asideUnseen: asideUnseen, interpret: interpret, on: &connection)
             guard batch.taken > 0, let settled = try batch.settle(from: leaf, guardLimits, on: &connection)
@@ -117,5 +113,22 @@ extension Intake {
             connection.rollback()
             throw error
         }
+    }
+}
+
+extension BatchTransaction {
+    /// Begins one that takes results off the queue.
+    ///
+    /// - Parameter locks: An SQL condition that takes the locks of those results.
+    /// - Returns: False when another daemon has one of the locks, or `forget` is at work: roll back.
+    func beginTaking(_ locks: String, on connection: inout Connection) throws(DatabaseError) -> Bool {
+        try connection.run(
+            """
+            \(begin)
+            -- The planner knows nothing of a queue: it would sort what is to be counted.
+            SET LOCAL enable_sort = off;
+            SELECT \(locks) AND pg_try_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.forgetting))
+            """
+        ).text(0, 0) == "t"
     }
 }

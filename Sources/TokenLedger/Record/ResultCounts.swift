@@ -50,6 +50,18 @@ struct ResultCounts {
             ])
     }
 
+    /// An INSERT that counts 200s on the server, and answers how many of each kind.
+    ///
+    /// - Parameter rows: What has the columns environment and topic of each: a relation, with a condition or without.
+    static func insertAccepted(of rows: String) -> String {
+        """
+        INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, results)
+        SELECT \(hourInSQL), coalesce(left(environment, 20), 'production'), left(topic, 512), 200, sum(results)
+        FROM (SELECT environment, topic, count(*) AS results FROM \(rows) GROUP BY environment, topic) AS seen GROUP BY 2, 3
+        RETURNING results
+        """
+    }
+
     /// The hour in which a result is counted, the same in every time zone.
     static let hourInSQL = "date_bin('1 hour', clock_timestamp(), '2000-01-01 00:00:00+00')"
 }

@@ -29,6 +29,7 @@ package struct TokenNews {
         var environment: Environment
         var topic: Topic
 
+        /// One order for all daemons, so that two batches never wait for each other crosswise.
         static func < (left: Place, right: Place) -> Bool {
             (left.environment.rawValue, left.topic) < (right.environment.rawValue, right.topic)
         }
