@@ -40,35 +40,25 @@ struct Bench: ParsableCommand {
                 withPeers: chosen.contains(.peers)
             ).run()
         }
-        report.attempt("hostile", chosen.contains(.hostile)) {
-            try HostileMeasurement(
-                cluster: cluster, scale: scale, report: report, template: template, workload: workload
-            ).run()
-        }
-        report.attempt("freshness", chosen.contains(.freshness)) {
-            try FreshnessMeasurement(
-                cluster: cluster, scale: scale, report: report, template: template, workload: workload
-            ).run()
-        }
-        report.attempt("producers", chosen.contains(.producers)) {
-            try ProducerMeasurement(
-                cluster: cluster, scale: scale, report: report, template: template, workload: workload
-            ).run()
-        }
-        report.attempt("register", chosen.contains(.register)) {
-            try RegisterMeasurement(
-                cluster: cluster, scale: scale, report: report, template: template, workload: workload
-            ).run()
-        }
-        report.attempt("footprint", chosen.contains(.footprint)) {
-            try FootprintMeasurement(
-                cluster: cluster, scale: scale, report: report, template: template, workload: workload
-            ).run()
-        }
+        let bench = (cluster, scale, report, chosen)
+        attempt(
+            [
+                (.hostile, HostileMeasurement.self), (.freshness, FreshnessMeasurement.self),
+                (.producers, ProducerMeasurement.self), (.register, RegisterMeasurement.self),
+                (.footprint, FootprintMeasurement.self),
+            ], bench, template, workload)
         if chosen.contains(where: \.isLarge) {
             let large = Workload(tokens: scale.manyTokens)
             Progress.say("filling a ledger of \(Scale.short(scale.manyTokens)) tokens")
-            try runLarge(chosen, cluster, scale, report, (template, try cluster.template(large)), (workload, large))
+            let largeTemplate = try cluster.template(large)
+            attempt([(.gate, GateMeasurement.self)], bench, largeTemplate, large)
+            report.attempt("ledger", chosen.contains(.ledger)) {
+                try LargeLedgerMeasurement(
+                    cluster: cluster, scale: scale, report: report, templates: (template, largeTemplate),
+                    workloads: (workload, large)
+                ).run()
+            }
+            attempt([(.sweep, SweepMeasurement.self)], bench, largeTemplate, large)
         }
         report.attempt("publication", chosen.contains(.publication)) {
             try PublicationMeasurement(scale: scale, report: report).run()
@@ -80,24 +70,19 @@ struct Bench: ParsableCommand {
         if !report.failures.isEmpty { throw ExitCode.failure }
     }
 
-    private func runLarge(
-        _ chosen: Set<Measurement>, _ cluster: PrivateCluster, _ scale: Scale, _ report: Report,
-        _ templates: (usual: String, large: String), _ workloads: (usual: Workload, large: Workload)
-    ) throws {
-        report.attempt("gate", chosen.contains(.gate)) {
-            try GateMeasurement(
-                cluster: cluster, scale: scale, report: report, template: templates.large, workload: workloads.large
-            ).run()
-        }
-        report.attempt("ledger", chosen.contains(.ledger)) {
-            try LargeLedgerMeasurement(
-                cluster: cluster, scale: scale, report: report, templates: templates, workloads: workloads
-            ).run()
-        }
-        report.attempt("sweep", chosen.contains(.sweep)) {
-            try SweepMeasurement(
-                cluster: cluster, scale: scale, report: report, template: templates.large, workload: workloads.large
-            ).run()
+    /// Those of the measurements that were chosen, on one ledger.
+    private func attempt(
+        _ kinds: [(Measurement, any LedgerMeasurement.Type)],
+        _ bench: (cluster: PrivateCluster, scale: Scale, report: Report, chosen: Set<Measurement>), _ template: String,
+        _ workload: Workload
+    ) {
+        for (name, kind) in kinds {
+            bench.report.attempt(name.rawValue, bench.chosen.contains(name)) {
+                try kind.init(
+                    cluster: bench.cluster, scale: bench.scale, report: bench.report, template: template,
+                    workload: workload
+                ).run()
+            }
         }
     }
 
@@ -110,4 +95,11 @@ struct Bench: ParsableCommand {
                 return measurement
             })
     }
+}
+
+/// A measurement on copies of one ledger.
+protocol LedgerMeasurement {
+    /// - Parameter template: The database to copy.
+    init(cluster: PrivateCluster, scale: Scale, report: Report, template: String, workload: Workload)
+    func run() throws
 }

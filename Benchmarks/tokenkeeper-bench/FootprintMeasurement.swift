@@ -2,7 +2,7 @@ import Foundation
 import LedgerTestSupport
 
 /// What the daemon takes for itself: memory, time to start, processor at rest, room on disk.
-struct FootprintMeasurement {
+struct FootprintMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
     let report: Report

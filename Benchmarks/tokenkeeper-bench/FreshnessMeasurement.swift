@@ -2,7 +2,7 @@ import Foundation
 import LedgerTestSupport
 
 /// Freshness idle, with the daemon's own settings, and at half of the rate that senders and one daemon sustain together.
-struct FreshnessMeasurement {
+struct FreshnessMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
     let report: Report

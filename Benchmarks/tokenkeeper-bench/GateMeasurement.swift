@@ -1,5 +1,5 @@
 /// The gate beside a bare look-up by key, on the large ledger: prepared round trips over the local socket, warm sessions.
-struct GateMeasurement {
+struct GateMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
     let report: Report

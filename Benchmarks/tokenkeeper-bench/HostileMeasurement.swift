@@ -1,6 +1,6 @@
 /// The drain while something in the database is in its way, over the drain undisturbed: a backlog of which a half lies in the
 /// current leaf, and a half in a past one.
-struct HostileMeasurement {
+struct HostileMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
     let report: Report

@@ -1,7 +1,7 @@
 import LedgerTestSupport
 
 /// What senders pay: rows into the queue beside rows into a plain table without an index, of the same columns.
-struct ProducerMeasurement {
+struct ProducerMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
     let report: Report

@@ -1,7 +1,7 @@
 import Foundation
 
 /// What an application waits for: `register` of an active token beside a bare upsert of the same row of the same ledger.
-struct RegisterMeasurement {
+struct RegisterMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
     let report: Report

@@ -2,7 +2,7 @@ import Foundation
 import LedgerTestSupport
 
 /// The sweep beside a bare DELETE of the same tokens, and what it does meanwhile to the drain.
-struct SweepMeasurement {
+struct SweepMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
     let report: Report
