@@ -36,9 +36,9 @@ import Testing
         try database.psql("SELECT pg_relation_filenode('tokenkeeper.send_result_\(leaf)')")
     }
 
-    private func intake(truncates: Bool = true) -> Intake {
+    private func intake(truncates: Bool = true, isSecond: Bool = false) -> Intake {
         Intake(
-            lockTimeout: .milliseconds(50), guardLimits: .off, truncates: truncates,
+            lockTimeout: .milliseconds(50), guardLimits: .off, truncates: truncates, isSecond: isSecond,
             interpret: Interpretation.verdict(on:))
     }
 
@@ -122,6 +122,26 @@ import Testing
         }
     }
 
+    @Test func `a second drain leaves to the first what is to be read whole, and drains the rest`() throws {
+        let (leaf, deaths) = (try past(4), try past(5))
+        try fill(leaf, 5000)
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, leaf)
+            SELECT 't', 'dd' || lpad(to_hex(i), 8, '0'), 410, \(Self.death), \(deaths) FROM generate_series(1, 5000) AS i;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aa', 410, \(Self.death));
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, leaf) VALUES ('t', 'bb', 410, \(Self.death), 9)
+            """)
+        let files = (try file(of: leaf), try file(of: deaths))
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try drain(&daemon, intake: intake(isSecond: true)).recorded == 5002)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result_\(leaf)") == "5000")
+        #expect(try (file(of: leaf), file(of: deaths)) == files, "it truncates nothing")
+        #expect(try drain(&daemon, intake: intake()).takenOut == 100)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
+        #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "10002")
+    }
+
     @Test func `what is queued now does not wait for a backlog`() throws {
         for ahead in 2...6 {
             try database.psql(
@@ -141,7 +161,7 @@ import Testing
             on: &daemon, tell: { _ in },
             betweenBatches: { _, soFar, pagesLeft throws(DatabaseError) in
                 batches += 1
-                if batches == 1 {
+                if batches == 2 {
                     try sender.run(
                         "INSERT INTO tokenkeeper.send_result_\(current) (topic, token, status, body, leaf) VALUES ('t', 'ff', 410, \(Self.death), \(current))"
                     )
@@ -193,8 +213,7 @@ import Testing
                     }
                 default:
                     var daemon = try database.connect(user: "a_daemon")
-                    var intake = Intake(
-                        lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
+                    var intake = intake(isSecond: worker == 8)
                     while committed.finished < 5 { committed.took(try intake.onePass(on: &daemon).leavesTaken) }
                 }
             } catch {

@@ -122,13 +122,13 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(
             live.take(after)
                 == .init(
-                    taken: ["sweep.interval: 1h -> 2h", "sweep.batch: 1000 -> 7"], waiting: ["database_url"]))
+                    taken: ["sweep.interval: 1h -> 2h", "sweep.batch: 4000 -> 7"], waiting: ["database_url"]))
         #expect(live.current.sweepInterval == .seconds(7200) && live.current.sweepPlan.batch == 7)
         #expect(live.current.address == before.address)
         #expect(live.take(after) == .init(taken: [], waiting: ["database_url"]))
         #expect(
             live.take(before)
-                == .init(taken: ["sweep.interval: 2h -> 1h", "sweep.batch: 7 -> 1000"], waiting: []))
+                == .init(taken: ["sweep.interval: 2h -> 1h", "sweep.batch: 7 -> 4000"], waiting: []))
     }
 
     @Test func `credentials win over the file and give way to the environment`() throws {

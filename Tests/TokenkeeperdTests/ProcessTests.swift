@@ -22,6 +22,54 @@ import Testing
         }
     }
 
+    /// Some 10 MB of results.
+    private func backlog(_ database: TestDatabase) throws {
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', to_hex(4096 + i), CASE i % 10 WHEN 0 THEN 410 ELSE 200 END, repeat('x', 1000) FROM generate_series(1, 10000) AS i"
+        )
+    }
+
+    @Test func `a backlog is drained by two connections, and at rest there are two in all`() throws {
+        let database = try TestCluster.shared.database()
+        func has(_ connections: Int) throws -> Bool {
+            try database.psql(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = 'a_daemon'")
+                == "\(connections)"
+        }
+        let daemon = try DaemonProcess(database.url())
+        try eventually("the drain and the sweep have one each") { try has(2) }
+        try backlog(database)
+        try eventually("the backlog has one more") { try has(3) }
+        try eventually("all is drained") {
+            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "10000"
+        }
+        try eventually("it is closed") { try has(2) }
+        #expect(daemon.stop() == 0)
+        #expect(!daemon.logged.contains("level=warning"))
+    }
+
+    @Test(arguments: [true, false])
+    func `where a second connection cannot be had, one drains the backlog, and that is told if it is wanted`(
+        wanted: Bool
+    ) throws {
+        let database = try TestCluster.shared.database()
+        let role = "\(database.name)_limited"
+        try database.psql("CREATE ROLE \(role) LOGIN CONNECTION LIMIT 2 IN ROLE tokenkeeper_daemon", user: "postgres")
+        defer { _ = try? database.psql("DROP ROLE \(role)", user: "postgres") }
+        let daemon = try DaemonProcess(
+            database.url(user: role), settings: ["drain.second_connection=\(wanted ? "on" : "off")"])
+        try eventually("the drain and the sweep have one each") {
+            try database.psql("SELECT count(*) FROM pg_stat_activity WHERE usename = '\(role)'") == "2"
+        }
+        try backlog(database)
+        try eventually("all is drained") {
+            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "10000"
+        }
+        if wanted { try eventually("that is told") { daemon.logged.contains("by one connection alone") } }
+        #expect(daemon.stop() == 0)
+        #expect(daemon.logged.contains("level=warning") == wanted)
+    }
+
     @Test func `a signal that comes at once does not kill it`() throws {
         let database = try TestCluster.shared.database()
         for number in [SIGUSR1, SIGHUP] {

@@ -12,6 +12,7 @@ public struct Intake {
     public var guardLimits: GuardLimits
     /// Whether past leaves are truncated: not where standbys are read from, which replay it with its lock.
     public var truncates: Bool
+    private let isSecond: Bool
     private var hints: [Leaf: Hint] = [:]
     private var asideAgain = ContinuousClock.now
     private let clock = ContinuousClock()
@@ -31,14 +32,17 @@ public struct Intake {
     ///   - lockTimeout: How long the daemon waits for a lock before it yields.
     ///   - guardLimits: How much suspects may silence, where the topic's policy says nothing else.
     ///   - truncates: Whether past leaves are truncated: not where standbys are read from, which replay it with its lock.
+    ///   - isSecond: It drains beside another one, and leaves to that what is to be read whole or truncated: they would be in each
+    ///     other's way.
     ///   - interpret: The verdict on a result; pure and total.
     public init(
-        lockTimeout: Duration, guardLimits: GuardLimits, truncates: Bool = true,
+        lockTimeout: Duration, guardLimits: GuardLimits, truncates: Bool = true, isSecond: Bool = false,
         interpret: @escaping @Sendable (SendResult) -> Verdict
     ) {
         self.lockTimeout = lockTimeout
         self.guardLimits = guardLimits
         self.truncates = truncates
+        self.isSecond = isSecond
         self.interpret = interpret
     }
 
@@ -50,8 +54,8 @@ public struct Intake {
 
     /// Goes through the queue: the leaves in turn, the current one first, then those set aside.
     ///
-    /// - Parameter betweenBatches: Called after each, with what has been done so far and the number of pages that have not
-    ///   been read yet; answers whether to go on. Stopping here loses nothing.
+    /// - Parameter betweenBatches: Called before the first and after each, with what has been done so far and the number of pages
+    ///   that have not been read yet; answers whether to go on. Stopping here loses nothing.
     public mutating func pass(
         on connection: inout Connection,
         tell: (Incident) -> Void,
@@ -62,6 +66,9 @@ public struct Intake {
         // One that has been truncated since begins anew.
         hints = hints.filter { leaf, hint in hint.page < sizes.pages(of: leaf) }
         var others = sizes.othersToVisit
+        let unread = ([sizes.current] + others).map { max(0, sizes.pages(of: $0) - (hints[$0]?.page ?? 0)) }.reduce(
+            0, +)
+        guard try goesOn(&connection, pass, unread) else { return pass }
         let enough = clock.now + Self.longestPass
         while clock.now < enough {
             var isDrained = false
@@ -138,6 +145,7 @@ public struct Intake {
                 if hint.isMostlyAccepted == nil {
                     hint.isMostlyAccepted = try past.isMostlyAccepted(from: found, on: &connection)
                 }
+                if hint.isMostlyAccepted == true, isSecond { return true }
                 if hint.isMostlyAccepted == true {
                     do {
                         if let taken = try past.take(on: &connection) {
@@ -175,7 +183,9 @@ public struct Intake {
         }
         hint.page = last
         hint.isMostlyAccepted = nil
-        if batches == 0, pages >= LeafSizes.worthTruncating, let isEmpty = try past?.truncateIfEmpty(on: &connection) {
+        if batches == 0, !isSecond, pages >= LeafSizes.worthTruncating,
+            let isEmpty = try past?.truncateIfEmpty(on: &connection)
+        {
             // What is left in it was not where one has looked.
             hint = isEmpty ? Hint() : Hint(behind: hint.behind)
         }

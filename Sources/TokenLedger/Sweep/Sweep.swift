@@ -1,3 +1,5 @@
+internal import TokenModel
+
 /// A sweep under way: clears away, in bounded batches, each a short transaction of its own.
 ///
 /// A batch that is interrupted is rolled back; what the batches before it did stays, and the next sweep goes on from there.
@@ -124,24 +126,34 @@ public struct Sweep {
                 continue
             }
             let delete = """
-                DELETE FROM tokenkeeper.\(table)
-                WHERE \(key) IN (SELECT \(key) FROM tokenkeeper.\(table) WHERE \(isDue)
-                                 ORDER BY \(key) LIMIT \(plan.batch) FOR UPDATE SKIP LOCKED)
-                RETURNING 1
+                WITH gone AS (
+                    DELETE FROM tokenkeeper.\(table)
+                    WHERE \(key) IN (SELECT \(key) FROM tokenkeeper.\(table) WHERE \(isDue)
+                                     ORDER BY \(key) LIMIT \(plan.batch) FOR UPDATE SKIP LOCKED)
+                    RETURNING 1
+                )
+                SELECT count(*) FROM gone
                 """
             while try batch(column, delete, parameters, on: &connection, while: goesOn) > 0 {}
         }
     }
 
-    /// Tokens that have been suppressed for longer than the retention.
+    /// Tokens that have been suppressed for longer than the retention, the longest first.
     private func pruneSuppressed(
         _ topic: DueTokens.Topic, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
         let prune = prune(
-            "SELECT l.topic_id, l.token_key FROM tokenkeeper.ledger AS l WHERE \(DueTokens.isStale) ORDER BY l.suppressed_since",
-            limit: plan.batch, stillDue: DueTokens.isStale)
-        let parameters: [Parameter] = [.int4(topic.number), .instant(topic.staleBefore)]
-        while try batch("pruned_suppressed", prune, parameters, on: &connection, while: goesOn) > 0 {}
+            "l.suppressed_since >= $3", isDue: DueTokens.isStale, order: "ORDER BY l.suppressed_since",
+            andTell: "(SELECT max(d.suppressed_since) FROM due AS d)")
+        // From where the batch before ended: from the front, each would first go past all that have been deleted.
+        var since = Instant.distantPast
+        var pruned: Int64
+        repeat {
+            let parameters: [Parameter] = [.int4(topic.number), .instant(topic.staleBefore), .instant(since)]
+            pruned = try batch("pruned_suppressed", prune, parameters, on: &connection, while: goesOn) { counts in
+                if counts.count > 0 { since = counts.instant(0, 2) ?? since }
+            }
+        } while pruned > 0
     }
 
     /// Tokens that no app has registered again for too long. They bear no index: the ledger is read from front to end.
@@ -159,50 +171,59 @@ public struct Sweep {
         let step = max(Int64(plan.batch) / 64, 1)
         for page in stride(from: 0, to: pages, by: Int(step)) {
             let prune = prune(
-                """
-                SELECT l.topic_id, l.token_key, p.before
-                FROM tokenkeeper.ledger AS l JOIN unnest($1, $2) AS p (topic_id, before) ON l.topic_id = p.topic_id
-                WHERE l.ctid >= '(\(page),0)' AND l.ctid < '(\(page + step),0)' AND \(DueTokens.isDormant(before: "p.before"))
-                """, limit: plan.batch, stillDue: DueTokens.isDormant(before: "d.before"))
+                "l.ctid >= '(\(page),0)' AND l.ctid < '(\(page + step),0)'",
+                isDue: "l.topic_id = p.topic_id AND \(DueTokens.isDormant(before: "p.before"))",
+                by: "unnest($1, $2) AS p (topic_id, before)")
             var pruned: Int64
             repeat {
                 let topics = due.map(\.topic).filter { left[Int64($0.number), default: 0] > 0 }
                 if topics.isEmpty { return }
                 let parameters: [Parameter] = [.int4s(topics.map(\.number)), .instants(topics.map(\.dormantBefore))]
-                pruned = try batch("pruned_dormant", prune, parameters, on: &connection, while: goesOn) { topic in
-                    left[topic, default: 0] -= 1
+                pruned = try batch("pruned_dormant", prune, parameters, on: &connection, while: goesOn) { counts in
+                    for row in 0..<counts.count {
+                        left[counts.integer(row, 1) ?? 0, default: 0] -= counts.integer(row, 0) ?? 0
+                    }
                 }
             } while pruned > 0
         }
     }
 
-    /// Deletes what is due, with all that is kept for it, and tells it in the history. The predicate stands twice: a token
-    /// that came back between the look and the delete survives. What an application holds locked is left to the next sweep.
-    private func prune(_ due: String, limit: Int, stillDue: String) -> String {
+    /// Deletes what is due at some places of the ledger, with all that is kept for it, and tells it in the history. The predicate
+    /// stands twice: a token that came back between the look and the delete survives. What an application holds locked is left to
+    /// the next sweep.
+    ///
+    /// - Parameter retentions: What else the predicate needs.
+    private func prune(
+        _ places: String, isDue: String, by retentions: String? = nil, order: String = "", andTell more: String = "NULL"
+    ) -> String {
         """
         WITH due AS MATERIALIZED (
-            \(due) LIMIT \(limit) FOR UPDATE OF l SKIP LOCKED
+            SELECT l.ctid AS place, l.suppressed_since
+            FROM tokenkeeper.ledger AS l \(retentions.map { "CROSS JOIN \($0)" } ?? "")
+            WHERE \(places) AND \(isDue) \(order) LIMIT \(plan.batch) FOR UPDATE OF l SKIP LOCKED
         ), gone AS (
-            DELETE FROM tokenkeeper.ledger AS l USING due AS d
-            WHERE l.topic_id = d.topic_id AND l.token_key = d.token_key AND \(stillDue)
+            -- Where they were found: a join could be planned as a look at the whole ledger.
+            DELETE FROM tokenkeeper.ledger AS l \(retentions.map { "USING \($0)" } ?? "")
+            WHERE l.ctid = ANY (ARRAY(SELECT d.place FROM due AS d)) AND \(isDue)
             RETURNING l.*, CASE WHEN l.suppressed THEN \(DueTokens.causeInSQL) ELSE 'dormant' END AS cause
+        ), counts AS MATERIALIZED (
+            SELECT g.topic_id, g.cause, count(*) AS tokens FROM gone AS g GROUP BY 1, 2
         ), counted AS (
             UPDATE tokenkeeper.sweep_topic AS s SET pruned = s.pruned + c.tokens
-            FROM (SELECT t.environment, t.topic, g.cause, count(*) AS tokens
-                  FROM gone AS g JOIN tokenkeeper.topic AS t USING (topic_id) GROUP BY 1, 2, 3) AS c
-            WHERE s.run_id = \(lease.runID) AND s.environment = c.environment AND s.topic = c.topic AND s.cause = c.cause
+            FROM counts AS c JOIN tokenkeeper.topic AS t USING (topic_id)
+            WHERE s.run_id = \(lease.runID) AND s.environment = t.environment AND s.topic = t.topic AND s.cause = c.cause
         ), suspects AS (
             DELETE FROM tokenkeeper.suspect AS s USING gone AS g
-            WHERE s.topic_id = g.topic_id AND s.token_key = g.token_key
+            WHERE g.suspect_at IS NOT NULL AND s.topic_id = g.topic_id AND s.token_key = g.token_key
         ), devices AS (
-            DELETE FROM tokenkeeper.device AS d WHERE (d.topic_id, d.device_id) IN (
-                SELECT e.topic_id, e.device_id FROM tokenkeeper.device AS e
+            DELETE FROM tokenkeeper.device AS d WHERE d.ctid = ANY (ARRAY(
+                SELECT e.ctid FROM tokenkeeper.device AS e
                 JOIN gone AS g ON g.topic_id = e.topic_id AND g.device_id = e.device_id
                 WHERE NOT EXISTS (
                     SELECT FROM tokenkeeper.ledger AS o WHERE o.topic_id + 0 = e.topic_id AND o.device_id = e.device_id
                       -- NOT IN is hashed; NOT EXISTS would read all that is gone for each.
                       AND (o.topic_id, o.token_key) NOT IN (SELECT w.topic_id, w.token_key FROM gone AS w))
-                FOR UPDATE OF e SKIP LOCKED)
+                FOR UPDATE OF e SKIP LOCKED))
         ), told AS (
             INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
                 registered_before, invalidated_before)
@@ -211,7 +232,7 @@ public struct Sweep {
                    nullif(g.registered_at, '-infinity'), greatest(g.dead_at, g.suspect_at, g.unregistered_at, g.superseded_at)
             FROM gone AS g
         )
-        SELECT g.topic_id FROM gone AS g
+        SELECT c.tokens, c.topic_id, \(more) FROM counts AS c
         """
     }
 
@@ -273,20 +294,27 @@ public struct Sweep {
         }
     }
 
+    /// One transaction of the sweep.
+    ///
+    /// - Parameters:
+    ///   - statement: Answers how many rows it has dealt with, or several numbers of which that is the sum.
+    ///   - committed: Gets what the statement answered, when it holds.
+    /// - Returns: How many rows.
     @discardableResult
     private func batch(
         _ column: String, _ statement: String, _ parameters: [Parameter], on connection: inout Connection,
-        while goesOn: () -> Bool, each: (Int64) -> Void = { _ in }
+        while goesOn: () -> Bool, committed: (borrowing Rows) -> Void = { _ in }
     ) throws -> Int64 {
         guard goesOn() else { throw Ended.stopped }
         do {
-            try connection.run(transaction.begin)
-            let found = try connection.query(statement, parameters)
-            let rows = lease.dryRun ? found.integer(0, 0) ?? 0 : Int64(found.count)
+            // Small statistics and a large ledger: no plan shall then read all of it.
+            try connection.run(transaction.begin + "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
+            let counts = try connection.query(statement, parameters)
+            let rows = (0..<counts.count).reduce(0) { $0 + (counts.integer($1, 0) ?? 0) }
             // Another daemon may have taken over: what this batch did is then undone.
             guard try note(column, rows, on: &connection) else { throw Ended.leaseLost }
             try connection.commit()
-            for row in 0..<found.count { each(found.integer(row, 0) ?? 0) }
+            committed(counts)
             return rows
         } catch {
             connection.rollback()

@@ -165,6 +165,7 @@ struct Configuration: Sendable {
     var pollBusy: Duration { duration("drain.poll_busy") }
     var pollIdle: Duration { max(duration("drain.poll_idle"), pollBusy) }
     var queueTruncate: Bool { text("drain.queue_truncate") == "on" }
+    var secondConnection: Bool { text("drain.second_connection") == "on" }
     var lockTimeout: Duration { duration("drain.lock_timeout") }
     var guardLimits: GuardLimits {
         GuardLimits(minTokens: Int64(text("guard.min_tokens")) ?? 50, maxShare: share("guard.max_share"))
@@ -181,6 +182,6 @@ struct Configuration: Sendable {
             rejectedRetention: duration("sweep.rejected_retention"),
             heldRetention: duration("sweep.held_retention"),
             minTokens: Int64(text("sweep.min_prune_tokens")) ?? 1000, maxShare: share("sweep.max_prune_share"),
-            batch: Int(text("sweep.batch")) ?? 1000)
+            batch: Int(text("sweep.batch")) ?? 4000)
     }
 }

@@ -63,6 +63,10 @@ struct Setting: Sendable {
             "Whether past leaves of the queue are read whole and truncated; \"off\" where standbys are read from: it is replayed with its lock."
         ),
         Setting(
+            "drain.second_connection", .choice(["on", "off"]), "on",
+            "Whether a backlog is drained by two connections at once; the second one is made for it, and closed afterwards."
+        ),
+        Setting(
             "guard.min_tokens", .integer(0...1_000_000_000), "50",
             "So many tokens of a topic may be silenced by suspects (BadDeviceToken) within a day, whatever their share."
         ),
@@ -95,7 +99,7 @@ struct Setting: Sendable {
         Setting(
             "sweep.held_retention", .duration(days(1)...days(3650), off: false), "30d",
             "How long results held by the mass-failure guard are kept; then they are deleted, unrecorded."),
-        Setting("sweep.batch", .integer(1...10_000), "1000", "The most rows that one transaction of a sweep deletes."),
+        Setting("sweep.batch", .integer(1...10_000), "4000", "The most rows that one transaction of a sweep deletes."),
         Setting(
             "log.level", .choice(["trace", "debug", "info", "notice", "warning", "error", "critical"]), "info",
             "The least severity that is logged."),

@@ -5,7 +5,7 @@ internal import Logging
 internal import Synchronization
 internal import TokenLedger
 
-/// The long-running process: two duties on threads of their own, and the signals.
+/// The long-running process: the duties on threads of their own, and the signals.
 struct Daemon {
     static let version = Version(major: 0, minor: 1, patch: 0)
 
@@ -82,11 +82,17 @@ struct Daemon {
                     }
                 }, migration: migration, logger: logger)
         }
-        let drain = DrainDuty(duty: duty(.drain), daemonID: daemonID, bell: drainBell)
+        let digest = DrainDigest(logger: logger)
+        let backlog = SecondDrainDuty.Backlog()
+        stop.alsoRing(backlog.wakeup)
+        let drain = DrainDuty(
+            duty: duty(.drain), daemonID: daemonID, bell: drainBell, digest: digest, backlog: backlog)
+        let secondDrain = SecondDrainDuty(duty: duty(.secondDrain), backlog: backlog, digest: digest)
         let sweep = SweepDuty(duty: duty(.sweep), daemonID: daemonID, bells: sweepBells)
         logger.notice("started", metadata: ["version": "\(Self.version)", "daemon_id": "\(daemonID)"])
         if report.cannotBeHeard { logger.warning("NOTIFY_SOCKET names no socket that can be sent to") }
         DutyThread.start(Vitals.Part.drain.rawValue) { drain.run() }
+        DutyThread.start(Vitals.Part.secondDrain.rawValue) { secondDrain.run() }
         DutyThread.start(Vitals.Part.sweep.rawValue) { sweep.run() }
 
         // Shutting down, in order: no new batch, the batches in hand, the end.

@@ -1,12 +1,18 @@
 internal import Logging
+internal import Synchronization
 internal import TokenLedger
 
-/// What the drain did, in at most one line of each kind a minute: the log is quiet at rest, and no flood under load.
-struct DrainDigest {
-    private var sum = Intake.Pass()
-    private var toldAt = ContinuousClock.now
-    private var refusals: (batches: Int, rows: Int, first: DatabaseError)?
-    private var notTaken: DatabaseError?
+/// What the drain did, on one connection or two, in at most one line of each kind a minute: the log is quiet at rest, and no flood
+/// under load.
+final class DrainDigest: Sendable {
+    private struct State {
+        var sum = Intake.Pass()
+        var toldAt = ContinuousClock.now
+        var refusals: (batches: Int, rows: Int, first: DatabaseError)?
+        var notTaken: DatabaseError?
+    }
+
+    private let state = Mutex(State())
     private let logger: Logger
 
     private static let every: Duration = .seconds(60)
@@ -15,27 +21,33 @@ struct DrainDigest {
         self.logger = logger
     }
 
-    mutating func add(_ pass: Intake.Pass) {
-        sum.add(pass)
-        if toldAt.duration(to: .now) >= Self.every { tell() }
+    func add(_ pass: Intake.Pass) {
+        let isDue = state.withLock { state in
+            state.sum.add(pass)
+            return state.toldAt.duration(to: .now) >= Self.every
+        }
+        if isDue { tell() }
     }
 
-    mutating func tell() {
-        toldAt = .now
-        if let refusals {
+    /// Says what has come together since the last time.
+    func tell() {
+        let told = state.withLock { state in
+            defer { state = State() }
+            return state
+        }
+        if let refusals = told.refusals {
             logger.warning(
                 "PostgreSQL refused results; those are in tokenkeeper.rejected_result",
                 metadata: [
                     "batches": "\(refusals.batches)", "results": "\(refusals.rows)", "first_error": "\(refusals.first)",
                 ])
         }
-        refusals = nil
-        if let notTaken {
+        if let notTaken = told.notTaken {
             logger.warning(
                 "a past leaf of the queue could not be read whole, and is drained in place",
                 metadata: ["error": "\(notTaken)"])
         }
-        notTaken = nil
+        let sum = told.sum
         guard sum.moved else { return }
         logger.info(
             "drained",
@@ -52,7 +64,6 @@ struct DrainDigest {
             let reasons = sum.sendersFaults.sorted { $0.key < $1.key }.map { "\($0.key) \($0.value)" }
             logger.warning("APNs blames the sender", metadata: ["reasons": "\(reasons.joined(separator: ", "))"])
         }
-        sum = Intake.Pass()
     }
 
     /// At once: a person should act.
@@ -71,14 +82,19 @@ struct DrainDigest {
             metadata: about)
     }
 
-    mutating func note(_ incident: Intake.Incident) {
+    func note(_ incident: Intake.Incident) {
         switch incident {
         case .guardTurned(let turn): tell(turn)
-        case .leafNotTaken(let error): notTaken = error
-        case .batchSetAside(let error):
-            refusals = ((refusals?.batches ?? 0) + 1, refusals?.rows ?? 0, refusals?.first ?? error)
-        case .rowRejected(let error):
-            refusals = (refusals?.batches ?? 0, (refusals?.rows ?? 0) + 1, refusals?.first ?? error)
+        case .leafNotTaken(let error): state.withLock { $0.notTaken = error }
+        case .batchSetAside(let error): note(error, batches: 1, rows: 0)
+        case .rowRejected(let error): note(error, batches: 0, rows: 1)
+        }
+    }
+
+    private func note(_ refusal: DatabaseError, batches: Int, rows: Int) {
+        state.withLock { state in
+            let known = state.refusals ?? (0, 0, refusal)
+            state.refusals = (known.batches + batches, known.rows + rows, known.first)
         }
     }
 }

@@ -7,6 +7,8 @@ struct DrainDuty {
     let duty: Duty
     let daemonID: String
     let bell: Wakeup
+    let digest: DrainDigest
+    let backlog: SecondDrainDuty.Backlog
 
     private static let beatEvery: Duration = .seconds(5)
 
@@ -23,7 +25,6 @@ struct DrainDuty {
             var heartbeat = try Heartbeat(
                 daemonID: daemonID, version: Daemon.version, lockTimeout: configuration.lockTimeout, on: &connection)
             var beatAt: ContinuousClock.Instant?
-            var digest = DrainDigest(logger: duty.logger)
             defer { digest.tell() }
             var pause = configuration.pollBusy
             var unreported = false
@@ -47,9 +48,10 @@ struct DrainDuty {
                 heartbeat.lockTimeout = configuration.lockTimeout
                 let pass = try intake.pass(on: &connection, tell: { digest.note($0) }) {
                     connection, soFar, pagesLeft throws(DatabaseError) in
+                    backlog.tell(pagesLeft: pagesLeft)
                     try beatIfDue(&connection, pagesLeft: pagesLeft)
                     // A pass over a backlog is long: that the database is back is said with its first batch.
-                    if troubledAt == nil, soFar.trouble == nil { succeeded() }
+                    if troubledAt == nil, soFar.trouble == nil, soFar.moved { succeeded() }
                     return !duty.stop.isAsked
                 }
                 // When the last of the work is done, or something is in its way, status shall soon show it.

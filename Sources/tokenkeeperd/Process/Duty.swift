@@ -24,7 +24,7 @@ struct Duty: Sendable {
     private static let forgivesEvery: Duration = .seconds(60)
 
     /// How long it may be silent while it does something of its own.
-    private static let grace: Duration = .seconds(30)
+    static let grace: Duration = .seconds(30)
 
     /// Waits for the bell, or until the time has passed.
     func rest(_ bell: Wakeup, for pause: Duration) {
@@ -34,14 +34,18 @@ struct Duty: Sendable {
         report.beat(part, within: Self.grace)
     }
 
+    /// Connects, and is heard of while it waits for the server, now and later.
+    func connect() throws(DatabaseError) -> Connection {
+        try Connection(to: configuration.address) { [report, part] within, silent in
+            report.beat(part, within: within, unansweredFor: silent)
+        }
+    }
+
     /// Connects, checks the schema, works; and again from the start until the process is to end.
     ///
     /// - Parameter work: Calls its second argument when it has got something done, and returns when the process is to end.
     func run(bell: Wakeup, _ work: (inout Connection, _ succeeded: () -> Void) throws -> Void) {
         defer { report.left(part) }
-        let waiting: Connection.Waiting = { [report, part] within, silent in
-            report.beat(part, within: within, unansweredFor: silent)
-        }
         var backoff = Backoff()
         var forgivenAt: ContinuousClock.Instant?
         while !stop.isAsked {
@@ -52,7 +56,7 @@ struct Duty: Sendable {
             var worked = false
             report.connecting(part, within: Self.grace)
             do {
-                var connection = try Connection(to: configuration.address, waiting: waiting)
+                var connection = try connect()
                 atWork.enter()
                 defer { atWork.leave() }
                 if stop.isAsked { return }

@@ -5,6 +5,8 @@ internal import TokenLedger
 struct Vitals {
     enum Part: String, CaseIterable, Sendable {
         case drain, sweep
+        /// Comes and goes with a backlog.
+        case secondDrain = "second drain"
     }
 
     enum Phase: Equatable {
@@ -72,7 +74,7 @@ struct Vitals {
     }
 
     /// Whether the process may call itself ready: the database has answered all of it, and the schema fits.
-    var isComplete: Bool { Part.allCases.allSatisfy { reports[$0]?.connected == true } }
+    var isComplete: Bool { [.drain, .sweep].allSatisfy { reports[$0]?.connected == true } }
 
     /// Whether every duty has kept its promise. One that waits for PostgreSQL, and says so, lives.
     func isAlive(at now: SuspendingClock.Instant) -> Bool {
