@@ -3,7 +3,7 @@ struct BarPlot {
     let title: String
     let groups: [(group: String, bars: [(name: String, rate: Double)])]
 
-    private static let colours = ["#8a8f98", "#2f6fdb", "#c9862b", "#3c9a6b", "#b0527a"]
+    private static let colours = ["#8a8f98", "#2f6fdb", "#8fb3ee", "#c9862b", "#3c9a6b", "#b0527a"]
     private static let (left, width, barHeight, gap) = (190.0, 760.0, 20.0, 5.0)
 
     var svg: String {

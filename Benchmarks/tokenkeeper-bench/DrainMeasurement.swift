@@ -10,6 +10,7 @@ struct DrainMeasurement {
     static let floor = "floor"
     static let upsert = "bare upsert"
     static let daemon = "tokenkeeperd"
+    static let one = "tokenkeeperd, one connection"
     static let two = "two tokenkeeperd"
     static let current = "tokenkeeperd, current leaf"
 
@@ -25,6 +26,11 @@ struct DrainMeasurement {
                 },
                 contestant(Self.daemon, results, referee) {
                     try Drain(workload: workload).drain($0, deadEvery: deadEvery, on: $1)
+                },
+                contestant(Self.one, results, referee) {
+                    try Drain(workload: workload).drain(
+                        $0, deadEvery: deadEvery, on: $1,
+                        settings: MeasuredDaemon.brisk + ["drain.second_connection=off"])
                 },
                 contestant(Self.upsert, results, nil) {
                     try Floor(workload: workload, records: false).drain($0, deadEvery: deadEvery, on: $1)
@@ -56,6 +62,9 @@ struct DrainMeasurement {
             "drain of a backlog, \(share) 410s, over the floor" + referee.verdict(Self.daemon),
             contest.ratio(Self.daemon, over: Self.floor), atLeast: deadEvery == 5 ? nil : 0.8)
         report.compare(
+            "the same with drain.second_connection=off" + referee.verdict(Self.one),
+            contest.ratio(Self.one, over: Self.floor))
+        report.compare(
             "drain of a backlog, \(share) 410s, over a bare bulk upsert of the ledger alone (no history, no counts)",
             contest.ratio(Self.daemon, over: Self.upsert), atLeast: deadEvery == 1 ? 0.8 : nil)
         if contest.contestants.contains(Self.two) {
@@ -73,7 +82,7 @@ struct DrainMeasurement {
         report.bars.append(
             (
                 "\(share) 410s",
-                ([Self.floor, Self.daemon] + peers.map(\.name)).map { ($0, contest.rate($0).median) }
+                ([Self.floor, Self.daemon, Self.one] + peers.map(\.name)).map { ($0, contest.rate($0).median) }
             ))
     }
 

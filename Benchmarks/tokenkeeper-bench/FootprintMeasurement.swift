@@ -16,8 +16,11 @@ struct FootprintMeasurement: LedgerMeasurement {
         try strippedBinary()
         try start(database)
         try rest(database)
-        try memory(database, overTLS: false, results: scale.manyResults, most: 30)
-        try memory(database, overTLS: true, results: scale.results, most: 36)
+        let few = scale.deadEvery[0]
+        try memory(database, overTLS: false, results: scale.manyResults, deadEvery: few, most: 30)
+        try memory(database, overTLS: false, results: scale.deadResults, deadEvery: 1, most: 30)
+        try memory(database, overTLS: true, results: scale.results, deadEvery: few, most: 36)
+        try memory(database, overTLS: true, results: scale.deadResults, deadEvery: 1, most: 36)
     }
 
     private func bytesAToken(_ database: Database) throws {
@@ -101,12 +104,14 @@ struct FootprintMeasurement: LedgerMeasurement {
     }
 
     /// The greatest resident memory while a backlog is drained.
-    private func memory(_ database: Database, overTLS: Bool, results: Int, most: Double) throws {
+    private func memory(
+        _ database: Database, overTLS: Bool, results: Int, deadEvery: Int, most: Double
+    ) throws {
         let session = try database.session()
         let daemon = try MeasuredDaemon.start(on: database, overTLS: overTLS)[0]
         defer { daemon.stop() }
         try MeasuredDaemon.pause([daemon], on: session)
-        try workload.queue(0..<results, deadEvery: 50, in: Leaf.past(session), on: session)
+        try workload.queue(0..<results, deadEvery: deadEvery, in: Leaf.past(session), on: session)
         try session.run("CHECKPOINT")
         let before = try Drain.counted(session)
         let stopwatch = try Stopwatch(cluster, [daemon])
@@ -115,11 +120,12 @@ struct FootprintMeasurement: LedgerMeasurement {
         let sample = try stopwatch.sample(rows: results)
         let memory = Self.memory(of: daemon.pid, peak: true)
         let way = overTLS ? "over TLS" : "over a local socket"
+        let work = "the drain of \(Scale.short(results)) results, \(Scale.percent(deadEvery)) 410s, \(way)"
         report.compare(
-            "greatest RSS during the drain of \(Scale.short(results)) results, \(way)", Spread([memory.megabytes]),
+            "greatest RSS during \(work)", Spread([memory.megabytes]),
             atMost: most, digits: 1, unit: " MB")
         report.note(
-            "during the drain of \(Scale.short(results)) results, \(way)",
+            "during \(work)",
             memory.text
                 + String(
                     format: "; daemon %.2f and server %.2f µs of processor a result",

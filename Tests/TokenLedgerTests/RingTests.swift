@@ -348,11 +348,11 @@ import Testing
         behind.looked(foundAt: 130, now: now)
         now += .seconds(1)
         let next = behind.next(before: point, now: now)
-        #expect(next.map(\.lowerBound) == [130, 256], "the page that was filled again, and the rest")
+        #expect(next.map(\.lowerBound) == [130, 192], "the page that was filled again, and the rest")
         behind.looked(foundAt: 130, now: now)
         behind.note(7, before: 7)
         behind.note(8, before: 9)
-        #expect(behind.next(before: point, now: now).map(\.lowerBound) == [130, 8, 256])
+        #expect(behind.next(before: point, now: now).map(\.lowerBound) == [130, 8, 192])
         for page in 1000..<1020 { behind.note(page, before: 5000) }
         #expect(behind.next(before: point, now: now).count == 17)
     }

@@ -97,17 +97,18 @@ internal import Synchronization
     package mutating func query(
         _ statement: String, _ parameters: [Parameter] = [], cancelWhen stop: Wakeup? = nil
     ) throws(DatabaseError) -> Rows {
-        let encoded = parameters.map(\.encoded)
-        let types = parameters.map(\.type)
-        let lengths = encoded.map { Int32($0?.count ?? 0) }
-        let formats = [Int32](repeating: 1, count: parameters.count)
         // One block for all values, so that each pointer into it holds until the statement is sent.
-        let block = encoded.reduce(into: [UInt8]()) { $0 += $1 ?? [] } + [0]
+        var block: [UInt8] = []
+        let counts = parameters.map { $0.encode(into: &block) }
+        block.append(0)
+        let types = parameters.map(\.type)
+        let lengths = counts.map { Int32($0 ?? 0) }
+        let formats = [Int32](repeating: 1, count: parameters.count)
         let sent = unsafe block.withUnsafeBytes { (start: UnsafeRawBufferPointer) -> Int32 in
             var offset = 0
-            let values = unsafe encoded.map { bytes -> UnsafePointer<CChar>? in
-                guard let bytes else { return nil }
-                defer { offset += bytes.count }
+            let values = unsafe counts.map { count -> UnsafePointer<CChar>? in
+                guard let count else { return nil }
+                defer { offset += count }
                 return unsafe start.baseAddress.map { unsafe ($0 + offset).assumingMemoryBound(to: CChar.self) }
             }
             return unsafe PQsendQueryParams(

@@ -31,40 +31,45 @@ package enum Parameter {
         }
     }
 
-    /// The value's bytes, or nil for null.
-    var encoded: [UInt8]? {
+    /// Appends the value's bytes.
+    ///
+    /// - Returns: How many; nil for null.
+    func encode(into bytes: inout [UInt8]) -> Int? {
+        let start = bytes.count
         switch self {
-        case .text(let value): value.map { Array($0.utf8) }
-        case .bool(let value): [value ? 1 : 0]
-        case .int4(let value): Self.bigEndian(value)
-        case .int8(let value): value.map { Self.bigEndian($0) }
-        case .instant(let value): value.map { Self.bigEndian($0.sinceServerEpoch) }
+        case .text(nil), .int8(nil), .instant(nil): return nil
+        case .text(let value?): bytes.append(contentsOf: value.utf8)
+        case .bool(let value): bytes.append(value ? 1 : 0)
+        case .int4(let value): Self.append(value, to: &bytes)
+        case .int8(let value?): Self.append(value, to: &bytes)
+        case .instant(let value?): Self.append(value.sinceServerEpoch, to: &bytes)
         case .bools(let values):
-            Self.array(of: 16, values) { value, bytes in bytes.append(value ? 1 : 0) }
+            Self.array(of: 16, values, into: &bytes) { value, bytes in bytes.append(value ? 1 : 0) }
         case .int4s(let values):
-            Self.array(of: 23, values) { value, bytes in Self.append(value, to: &bytes) }
+            Self.array(of: 23, values, into: &bytes) { value, bytes in Self.append(value, to: &bytes) }
         case .int8s(let values):
-            Self.array(of: 20, values) { value, bytes in Self.append(value, to: &bytes) }
+            Self.array(of: 20, values, into: &bytes) { value, bytes in Self.append(value, to: &bytes) }
         case .texts(let values):
-            Self.array(of: 25, values) { value, bytes in bytes.append(contentsOf: value.utf8) }
+            Self.array(of: 25, values, into: &bytes) { value, bytes in bytes.append(contentsOf: value.utf8) }
         case .byteas(let values):
-            Self.array(of: 17, values) { value, bytes in bytes.append(contentsOf: value) }
+            Self.array(of: 17, values, into: &bytes) { value, bytes in bytes.append(contentsOf: value) }
         case .instants(let values):
-            Self.array(of: 1184, values) { value, bytes in Self.append(value.sinceServerEpoch, to: &bytes) }
+            Self.array(of: 1184, values, into: &bytes) { value, bytes in
+                Self.append(value.sinceServerEpoch, to: &bytes)
+            }
         }
+        return bytes.count - start
     }
 
     /// An array of one dimension, as `array_recv` reads it: dimensions, has-nulls, element type, length, lower bound;
     /// then each element with its length, -1 for null.
     private static func array<Value>(
-        of elementType: UInt32, _ values: [Value?], append: (Value, inout [UInt8]) -> Void
-    ) -> [UInt8] {
-        var bytes: [UInt8] = []
-        bytes.reserveCapacity(20 + values.count * 16)
+        of elementType: UInt32, _ values: [Value?], into bytes: inout [UInt8], append: (Value, inout [UInt8]) -> Void
+    ) {
         Self.append(Int32(values.isEmpty ? 0 : 1), to: &bytes)
         Self.append(Int32(1), to: &bytes)
         Self.append(elementType, to: &bytes)
-        if values.isEmpty { return bytes }
+        if values.isEmpty { return }
         Self.append(Int32(values.count), to: &bytes)
         Self.append(Int32(1), to: &bytes)
         for value in values {
@@ -72,22 +77,15 @@ package enum Parameter {
             Self.append(Int32(-1), to: &bytes)
             guard let value else { continue }
             append(value, &bytes)
-            let length = bigEndian(Int32(bytes.count - lengthAt - 4))
-            bytes.replaceSubrange(lengthAt..<lengthAt + 4, with: length)
+            let length = Int32(bytes.count - lengthAt - 4)
+            for byte in 0..<4 { bytes[lengthAt + byte] = UInt8(truncatingIfNeeded: length >> (24 - 8 * Int32(byte))) }
         }
-        return bytes
     }
 
     private static func append<Value: FixedWidthInteger>(_ value: Value, to bytes: inout [UInt8]) {
         for shift in stride(from: Value.bitWidth - 8, through: 0, by: -8) {
             bytes.append(UInt8(truncatingIfNeeded: value >> Value(shift)))
         }
-    }
-
-    private static func bigEndian<Value: FixedWidthInteger>(_ value: Value) -> [UInt8] {
-        var bytes: [UInt8] = []
-        append(value, to: &bytes)
-        return bytes
     }
 }
 

@@ -1,17 +1,17 @@
 internal import TokenModel
 
-/// A suspect that the mass-failure guard holds back: the result, whole, and what it would count as.
+/// A suspect that the mass-failure guard holds back, and what it would count as.
 struct HeldResult {
-    var result: SendResult
+    /// Which of its batch it is.
+    var row: Int
     var address: TokenAddress
     var at: Instant
     var reason: String
 
     /// The columns of `held_result` that the queue has not: topic_id, token_key, suspect_at, reason.
     static func parameters(
-        _ held: [HeldResult], on connection: inout Connection
+        _ held: ArraySlice<HeldResult>, on connection: inout Connection
     ) throws(DatabaseError) -> [Parameter] {
-        if held.isEmpty { return [] }
         let topics = try connection.query(
             """
             SELECT t.environment, t.topic, t.topic_id FROM tokenkeeper.topic AS t

@@ -2,17 +2,23 @@ internal import TokenModel
 
 /// Some results taken from the queue, and what becomes of each. A batch is one transaction: a result leaves the queue
 /// only in the transaction that records it.
-struct Batch {
-    /// The results taken that are no 200s.
-    private(set) var results: [SendResult] = []
-    private(set) var verdicts: [Verdict] = []
+struct Batch: ~Copyable {
+    /// The results taken that are no 200s, as PostgreSQL sent them: to keep each as a value too would double the memory.
+    private let rows: Rows
+    private var news = TokenNews()
+    private var counts = ResultCounts()
+    /// Those that could not be understood, by row.
+    private var unintelligible: [(row: Int, error: String)] = []
+    private var sendersFaults: [String: Int] = [:]
     /// 200s: counted on the server, they never came here.
-    private(set) var accepted = 0
+    private let accepted: Int
     /// Bulky results that went aside without coming here, to be looked at one by one.
-    private(set) var movedAside = 0
+    private let movedAside: Int
 
     /// How many rows left the portion.
-    var taken: Int { results.count + accepted + movedAside }
+    var taken: Int { rows.count + accepted + movedAside }
+
+    var hasSuspects: Bool { news.hasSuspects }
 
     /// More text than this, in bytes, makes a row bulky. APNs' own answers have some 150; memory stays bounded.
     static let bulky = 2000
@@ -28,39 +34,66 @@ struct Batch {
     private static let isBulky = "\(length) > \(bulky)"
 
     /// Takes a portion of a leaf off the queue, in the transaction that is open.
-    ///
-    /// - Parameter asideUnseen: Move everything but the 200s aside instead of handing it over.
-    init(
-        taking portion: Portion, of leaf: Leaf, asideUnseen: Bool, interpret: (SendResult) -> Verdict,
-        on connection: inout Connection
-    ) throws(DatabaseError) {
-        if leaf != .aside { try countAccepted(portion, of: leaf, asideUnseen: asideUnseen, on: &connection) }
-        if asideUnseen { return }
+    static func take(
+        _ portion: Portion, of leaf: Leaf, interpret: (SendResult) -> Verdict, on connection: inout Connection
+    ) throws(DatabaseError) -> Batch {
+        let unseen =
+            leaf == .aside
+            ? (accepted: 0, movedAside: 0)
+            : try countAccepted(portion, of: leaf, movingAside: "AND \(isBulky)", on: &connection)
         let condition =
             switch (leaf, portion) {
             // Bulky ones wait there for their turn one by one.
             case (.aside, .row): "true"
-            case (.aside, .pages): "NOT (\(Self.looked) AND \(Self.isBulky))"
-            default: "\(Self.looked) AND NOT \(Self.isBulky)"
+            case (.aside, .pages): "NOT (\(looked) AND \(isBulky))"
+            default: "\(looked) AND NOT \(isBulky)"
             }
         let rows = try connection.query(
             """
             DELETE FROM \(leaf.table) WHERE \(portion.predicate) AND \(condition)
-            RETURNING \(Self.columns), released
+            RETURNING \(columns), released
             """)
-        results.reserveCapacity(rows.count)
-        verdicts.reserveCapacity(rows.count)
+        return Batch(rows, interpret, accepted: unseen.accepted, movedAside: unseen.movedAside)
+    }
+
+    private init(_ taken: consuming Rows, _ interpret: (SendResult) -> Verdict, accepted: Int, movedAside: Int) {
+        rows = taken
+        self.accepted = accepted
+        self.movedAside = movedAside
         for row in 0..<rows.count {
-            guard let queuedAt = rows.instant(row, 7) else { continue }
-            let result = SendResult(
-                environment: rows.text(row, 0), topic: rows.text(row, 1), token: rows.text(row, 2),
-                status: rows.integer(row, 3).map(Int32.init(truncatingIfNeeded:)), body: rows.text(row, 4),
-                apnsID: rows.text(row, 5), sentAt: rows.instant(row, 6), queuedAt: queuedAt,
-                attempts: rows.integer(row, 8).map(Int32.init(truncatingIfNeeded:)),
-                isReleased: rows.bool(row, 9) ?? false)
-            results.append(result)
-            verdicts.append(interpret(result))
+            let result = result(row)
+            let verdict = interpret(result)
+            news.add(verdict, of: result, at: row)
+            counts.note(result, verdict)
+            switch verdict {
+            case .unintelligible(let error): unintelligible.append((row, error))
+            case .sendersFault(let reason):
+                let fault = reason.map(ResultCounts.countable) ?? "status \(result.status ?? 0)"
+                sendersFaults[fault, default: 0] += 1
+            case .accepted, .dead, .suspect, .transient: break
+            }
         }
+    }
+
+    private func result(_ row: Int) -> SendResult {
+        SendResult(
+            environment: rows.text(row, 0), topic: rows.text(row, 1), token: rows.text(row, 2),
+            status: rows.integer(row, 3).map(Int32.init(truncatingIfNeeded:)), body: rows.text(row, 4),
+            apnsID: rows.text(row, 5), sentAt: rows.instant(row, 6), queuedAt: rows.instant(row, 7) ?? .distantPast,
+            attempts: rows.integer(row, 8).map(Int32.init(truncatingIfNeeded:)),
+            isReleased: isReleased(row))
+    }
+
+    private func isReleased(_ row: Int) -> Bool { rows.bool(row, 9) ?? false }
+
+    /// Moves a portion of a leaf aside on the server, to be looked at one by one, and counts its 200s; in the transaction that is open.
+    static func moveAside(
+        _ portion: Portion, of leaf: Leaf, on connection: inout Connection
+    ) throws(DatabaseError) -> Intake.Pass {
+        var settled = Intake.Pass()
+        (settled.accepted, settled.putAside) = try countAccepted(
+            portion, of: leaf, movingAside: "", on: &connection)
+        return settled
     }
 
     /// An INSERT that moves rows of the queue into another leaf, as they are, and answers a row for each.
@@ -72,10 +105,12 @@ struct Batch {
         """
     }
 
-    /// Counts the 200s off the queue, and moves aside what is not to come here.
-    private mutating func countAccepted(
-        _ portion: Portion, of leaf: Leaf, asideUnseen: Bool, on connection: inout Connection
-    ) throws(DatabaseError) {
+    /// Counts the 200s off the queue, and moves others aside.
+    ///
+    /// - Parameter which: A further condition, beginning with AND, of those that are moved.
+    private static func countAccepted(
+        _ portion: Portion, of leaf: Leaf, movingAside which: String, on connection: inout Connection
+    ) throws(DatabaseError) -> (accepted: Int, movedAside: Int) {
         // A statement of their own: with all the columns of the others they would take twice as long.
         let rows = try connection.query(
             """
@@ -84,16 +119,14 @@ struct Batch {
             ), counted AS (
                 \(ResultCounts.insertAccepted(of: "gone"))
             ), moving AS (
-                DELETE FROM \(leaf.table)
-                WHERE \(portion.predicate) AND \(Self.looked) \(asideUnseen ? "" : "AND \(Self.isBulky)")
-                RETURNING \(Self.columns), released
+                DELETE FROM \(leaf.table) WHERE \(portion.predicate) AND \(looked) \(which)
+                RETURNING \(columns), released
             ), moved AS (
-                \(Self.insert(into: .aside, from: "moving"))
+                \(insert(into: .aside, from: "moving"))
             )
             SELECT (SELECT sum(results)::bigint FROM counted), (SELECT count(*) FROM moved)
             """)
-        accepted = Int(rows.integer(0, 0) ?? 0)
-        movedAside = Int(rows.integer(0, 1) ?? 0)
+        return (Int(rows.integer(0, 0) ?? 0), Int(rows.integer(0, 1) ?? 0))
     }
 
     /// Records what the batch says, in the transaction that is open.
@@ -102,52 +135,57 @@ struct Batch {
     func settle(
         from leaf: Leaf, _ limits: GuardLimits, on connection: inout Connection
     ) throws(DatabaseError) -> Intake.Pass? {
-        var news = TokenNews()
-        for (position, verdict) in verdicts.enumerated() { news.add(verdict, of: results[position], at: position) }
         let outcome = try news.record(limits, on: &connection)
-
-        var settled = Intake.Pass()
-        var counts = ResultCounts()
-        var rejected: [(result: SendResult, error: String)] = []
         var held: [HeldResult] = []
-        var waiting: [SendResult] = []
-        for (position, (result, verdict)) in zip(results, verdicts).enumerated() {
-            if let of = outcome.held[position] {
-                held.append(HeldResult(result: result, address: of.address, at: of.at, reason: of.reason))
-                counts.add(result, verdict)
-                continue
-            }
-            if outcome.waiting.contains(position) || outcome.locked.contains(position) {
-                waiting.append(result)
-                continue
-            }
-            // What was held before was counted then.
-            if !result.isReleased { counts.add(result, verdict) }
-            switch verdict {
-            case .unintelligible(let error): rejected.append((result, error))
-            case .sendersFault(let reason):
-                settled.blame(reason.map(ResultCounts.countable) ?? "status \(result.status ?? 0)", 1)
-            case .accepted, .dead, .suspect, .transient: break
+        var waiting: [Int] = []
+        var counted: [Int] = []
+        counted.reserveCapacity(rows.count)
+        for row in 0..<rows.count {
+            if let of = outcome.held[row] {
+                held.append(HeldResult(row: row, address: of.address, at: of.at, reason: of.reason))
+                counted.append(row)
+            } else if outcome.waiting.contains(row) || outcome.locked.contains(row) {
+                waiting.append(row)
+            } else if !isReleased(row) {
+                // What was held before was counted then.
+                counted.append(row)
             }
         }
         if leaf == .aside, waiting.count == taken { return nil }
-        try Self.insert(
-            rejected.map(\.result), into: "tokenkeeper.rejected_result", ["error"],
-            [.texts(rejected.map(\.error))], on: &connection)
-        try Self.insert(
-            held.map(\.result), into: "tokenkeeper.held_result", ["topic_id", "token_key", "suspect_at", "reason"],
-            try HeldResult.parameters(held, on: &connection), on: &connection)
-        try Self.insert(
-            waiting, into: "tokenkeeper.send_result_aside", ["leaf", "released"],
-            [.int4s(waiting.map { _ in Int32(Leaf.aside.number) }), .bools(waiting.map(\.isReleased))], on: &connection)
-        try counts.record(on: &connection)
+        for part in Self.parts(of: unintelligible.count) {
+            try Self.insert(
+                unintelligible[part].map { result($0.row) }, into: "tokenkeeper.rejected_result", ["error"],
+                [.texts(unintelligible[part].map(\.error))], on: &connection)
+        }
+        for part in Self.parts(of: held.count) {
+            try Self.insert(
+                held[part].map { result($0.row) }, into: "tokenkeeper.held_result",
+                ["topic_id", "token_key", "suspect_at", "reason"],
+                try HeldResult.parameters(held[part], on: &connection), on: &connection)
+        }
+        for part in Self.parts(of: waiting.count) {
+            try Self.insert(
+                waiting[part].map { result($0) }, into: "tokenkeeper.send_result_aside", ["leaf", "released"],
+                [
+                    .int4s(part.map { _ in Int32(Leaf.aside.number) }),
+                    .bools(waiting[part].map { isReleased($0) }),
+                ], on: &connection)
+        }
+        try counts.record(counted, on: &connection)
+        var settled = Intake.Pass()
         settled.accepted = accepted
-        settled.rejected = rejected.count
+        settled.rejected = unintelligible.count
         settled.held = held.count
         settled.turns = outcome.turns
         settled.putAside = waiting.count + movedAside
-        settled.recorded = results.count - rejected.count - held.count - waiting.count
+        settled.recorded = rows.count - unintelligible.count - held.count - waiting.count
+        for (fault, results) in sendersFaults { settled.blame(fault, results) }
         return settled
+    }
+
+    /// Some hundreds at a time are copied elsewhere: memory stays bounded, whatever a batch holds.
+    private static func parts(of count: Int) -> [Range<Int>] {
+        stride(from: 0, to: count, by: 500).map { $0..<min($0 + 500, count) }
     }
 
     /// - Parameter more: The values of the columns that the queue has not, or that are not copied.
@@ -155,7 +193,6 @@ struct Batch {
         _ results: [SendResult], into table: String, _ names: [String], _ more: [Parameter],
         on connection: inout Connection
     ) throws(DatabaseError) {
-        if results.isEmpty { return }
         let values: [Parameter] =
             [
                 .texts(results.map(\.environment)), .texts(results.map(\.topic)), .texts(results.map(\.token)),

@@ -13,6 +13,7 @@ public struct Intake {
     /// Whether past leaves are truncated: not where standbys are read from, which replay it with its lock.
     public var truncates: Bool
     private let isSecond: Bool
+    let guardQueue: GuardQueue?
     private var hints: [Leaf: Hint] = [:]
     private var asideAgain = ContinuousClock.now
     private let clock = ContinuousClock()
@@ -34,15 +35,17 @@ public struct Intake {
     ///   - truncates: Whether past leaves are truncated: not where standbys are read from, which replay it with its lock.
     ///   - isSecond: It drains beside another one, and leaves to that what is to be read whole or truncated: they would be in each
     ///     other's way.
+    ///   - guardQueue: What it shares with that other one.
     ///   - interpret: The verdict on a result; pure and total.
     public init(
         lockTimeout: Duration, guardLimits: GuardLimits, truncates: Bool = true, isSecond: Bool = false,
-        interpret: @escaping @Sendable (SendResult) -> Verdict
+        guardQueue: GuardQueue? = nil, interpret: @escaping @Sendable (SendResult) -> Verdict
     ) {
         self.lockTimeout = lockTimeout
         self.guardLimits = guardLimits
         self.truncates = truncates
         self.isSecond = isSecond
+        self.guardQueue = guardQueue
         self.interpret = interpret
     }
 
@@ -66,15 +69,13 @@ public struct Intake {
         // One that has been truncated since begins anew.
         hints = hints.filter { leaf, hint in hint.page < sizes.pages(of: leaf) }
         var others = sizes.othersToVisit
-        let unread = ([sizes.current] + others).map { max(0, sizes.pages(of: $0) - (hints[$0]?.page ?? 0)) }.reduce(
-            0, +)
-        guard try goesOn(&connection, pass, unread) else { return pass }
+        guard try goesOn(&connection, pass, unread(of: [sizes.current] + others, sizes)) else { return pass }
         let enough = clock.now + Self.longestPass
         while clock.now < enough {
             var isDrained = false
             // The current one comes again in each round: what is queued now does not wait for a backlog.
             for leaf in [sizes.current] + others {
-                let pagesBehind = others.filter { $0 != leaf }.map(sizes.pages).reduce(0, +)
+                let pagesBehind = unread(of: others.filter { $0 != leaf }, sizes)
                 let slice = clock.now + Self.slice
                 let leavesTaken = pass.leavesTaken
                 var stopped = false
@@ -106,6 +107,11 @@ public struct Intake {
             if pass == before { asideAgain = clock.now + .milliseconds(500) }
         }
         return pass
+    }
+
+    /// How many pages of some leaves lie behind the point up to which they were drained.
+    private func unread(of leaves: [Leaf], _ sizes: LeafSizes) -> Int {
+        leaves.map { max(0, sizes.pages(of: $0) - (hints[$0]?.page ?? 0)) }.reduce(0, +)
     }
 
     /// So many ranges of a leaf that cannot be drained, for a cause that a person must mend, end its pass.
@@ -145,7 +151,10 @@ public struct Intake {
                 if hint.isMostlyAccepted == nil {
                     hint.isMostlyAccepted = try past.isMostlyAccepted(from: found, on: &connection)
                 }
-                if hint.isMostlyAccepted == true, isSecond { return true }
+                if hint.isMostlyAccepted == true, isSecond {
+                    hint.isMostlyAccepted = nil
+                    return true
+                }
                 if hint.isMostlyAccepted == true {
                     do {
                         if let taken = try past.take(on: &connection) {
@@ -179,7 +188,7 @@ public struct Intake {
             batches += 1
             page = max(page, range.upperBound)
             hint.page = max(hint.page, page)
-            guard try goesOn(&connection, pass, max(0, pages - page) + pagesBehind) else { return false }
+            guard try goesOn(&connection, pass, max(0, pages - hint.page) + pagesBehind) else { return false }
         }
         hint.page = last
         hint.isMostlyAccepted = nil

@@ -12,8 +12,8 @@ struct Leaf: Hashable, Sendable {
 
     static let all = ring + [aside, backlog]
 
-    /// How many pages one batch takes: some 8,000 results of usual size, and never more than a megabyte.
-    static let pagesPerRange = 128
+    /// How many pages one batch takes: some 2,500 410s or 5,000 200s, and never more than half a megabyte.
+    static let pagesPerRange = 64
 
     var table: String {
         switch self {

@@ -37,6 +37,7 @@ extension Intake {
             for (kind, count) in other.sendersFaults { blame(kind, count) }
         }
 
+        /// Counts results of which APNs blames the sender.
         mutating func blame(_ kind: String, _ count: Int) {
             let known = sendersFaults[kind] != nil || sendersFaults.count < Self.mostKinds
             sendersFaults[known ? kind : "(other)", default: 0] += count

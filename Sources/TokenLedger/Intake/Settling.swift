@@ -92,6 +92,8 @@ extension Intake {
     private func settle(
         _ portion: Portion, of leaf: Leaf, asideUnseen: Bool, into pass: inout Pass, on connection: inout Connection
     ) throws(DatabaseError) {
+        var isAtGuard = false
+        defer { if isAtGuard { guardQueue?.leave() } }
         do {
             let range = Advisory.range(leaf: leaf, firstPage: portion.firstPage)
             guard
@@ -101,11 +103,17 @@ extension Intake {
                     AND pg_try_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.leaf(leaf)))
                     """, on: &connection)
             else { return connection.rollback() }
-            let batch = try Batch(
-                taking: portion, of: leaf, asideUnseen: asideUnseen, interpret: interpret, on: &connection)
-            guard batch.taken > 0, let settled = try batch.settle(from: leaf, guardLimits, on: &connection)
-            else {
-                return connection.rollback()
+            let settled: Pass
+            if asideUnseen {
+                settled = try Batch.moveAside(portion, of: leaf, on: &connection)
+                if !settled.moved { return connection.rollback() }
+            } else {
+                let batch = try Batch.take(portion, of: leaf, interpret: interpret, on: &connection)
+                if batch.hasSuspects { isAtGuard = guardQueue?.enter() ?? false }
+                guard batch.taken > 0, let done = try batch.settle(from: leaf, guardLimits, on: &connection) else {
+                    return connection.rollback()
+                }
+                settled = done
             }
             try connection.commit()
             pass.add(settled)

@@ -9,9 +9,13 @@ struct ResultCounts {
         var reason: String?
     }
 
-    private var counts: [Kind: Int64] = [:]
+    private var kinds: [Kind] = []
+    private var numbers: [Kind: Int] = [:]
+    /// The kind of each result, in the order in which they were noted.
+    private var kindOf: [Int32] = []
 
-    mutating func add(_ result: SendResult, _ verdict: Verdict) {
+    /// Notes what one result would count as: whether it counts, its recording shows.
+    mutating func note(_ result: SendResult, _ verdict: Verdict) {
         let kind =
             if case .unintelligible = verdict {
                 // What could not be understood must not become a row for each of its spellings.
@@ -21,7 +25,14 @@ struct ResultCounts {
                     environment: result.environment ?? Environment.production.rawValue, topic: result.topic,
                     status: result.status, reason: verdict.reason.map(Self.countable))
             }
-        counts[kind, default: 0] += 1
+        // Most are of the kind of the one before them.
+        if let last = kindOf.last, kinds[Int(last)] == kind { return kindOf.append(last) }
+        let number = numbers[kind] ?? kinds.count
+        if number == kinds.count {
+            kinds.append(kind)
+            numbers[kind] = number
+        }
+        kindOf.append(Int32(number))
     }
 
     /// Apple's reasons are words of letters. Anything else (a proxy's error page with an id in it) counts as one kind:
@@ -36,17 +47,22 @@ struct ResultCounts {
     }
 
     /// Appends the counts in the transaction that is open.
-    func record(on connection: inout Connection) throws(DatabaseError) {
-        if counts.isEmpty { return }
-        let kinds = Array(counts.keys)
+    ///
+    /// - Parameter counted: Which of the results count, by the order in which they were noted.
+    func record(_ counted: [Int], on connection: inout Connection) throws(DatabaseError) {
+        var results = [Int64](repeating: 0, count: kinds.count)
+        for position in counted { results[Int(kindOf[position])] += 1 }
+        let met = kinds.indices.filter { results[$0] > 0 }
+        if met.isEmpty { return }
         _ = try connection.query(
             """
             INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, reason, results)
             SELECT \(Self.hourInSQL), c.* FROM unnest($1, $2, $3, $4, $5) AS c
             """,
             [
-                .texts(kinds.map(\.environment)), .texts(kinds.map(\.topic)), .int4s(kinds.map(\.status)),
-                .texts(kinds.map(\.reason)), .int8s(kinds.map { counts[$0] ?? 0 }),
+                .texts(met.map { kinds[$0].environment }), .texts(met.map { kinds[$0].topic }),
+                .int4s(met.map { kinds[$0].status }), .texts(met.map { kinds[$0].reason }),
+                .int8s(met.map { results[$0] }),
             ])
     }
 

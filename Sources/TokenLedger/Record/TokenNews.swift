@@ -49,6 +49,8 @@ package struct TokenNews {
     private var words: [Word] = []
     private var places: [Place] = []
     private var placeOf: [Place: Int] = [:]
+    /// Whether any of it is a suspect, for the mass-failure guard to judge.
+    private(set) var hasSuspects = false
 
     package init() {}
 
@@ -61,6 +63,7 @@ package struct TokenNews {
             words.append(
                 Word(position: position, place: place(of: address), token: address.token, at: at, reason: reason))
         case .suspect(let address, let at, let reason):
+            hasSuspects = true
             words.append(
                 Word(
                     position: position, place: place(of: address), token: address.token, at: at, reason: reason,

@@ -142,18 +142,22 @@ public struct Sweep {
     private func pruneSuppressed(
         _ topic: DueTokens.Topic, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
-        let prune = prune(
-            "l.suppressed_since >= $3", isDue: DueTokens.isStale, order: "ORDER BY l.suppressed_since",
-            andTell: "(SELECT max(d.suppressed_since) FROM due AS d)")
+        let prune = prune("l.suppressed_since >= $3", isDue: DueTokens.isStale, order: "ORDER BY l.suppressed_since")
         // From where the batch before ended: from the front, each would first go past all that have been deleted.
         var since = Instant.distantPast
-        var pruned: Int64
+        var goesFurther: Bool
         repeat {
             let parameters: [Parameter] = [.int4(topic.number), .instant(topic.staleBefore), .instant(since)]
-            pruned = try batch("pruned_suppressed", prune, parameters, on: &connection, while: goesOn) { counts in
-                if counts.count > 0 { since = counts.instant(0, 2) ?? since }
+            var reached = since
+            let pruned = try batch(
+                "pruned_suppressed", settings: Self.byIndex, prune, parameters, on: &connection, while: goesOn
+            ) { counts in
+                reached = counts.instant(0, 2) ?? since
             }
-        } while pruned > 0
+            // All of them may have been changed by an application just then: there can be more behind them.
+            goesFurther = pruned > 0 || reached > since
+            since = reached
+        } while goesFurther
     }
 
     /// Tokens that no app has registered again for too long. They bear no index: the ledger is read from front to end.
@@ -170,23 +174,28 @@ public struct Sweep {
         // So many pages hold some tens of rows each: about a batch.
         let step = max(Int64(plan.batch) / 64, 1)
         for page in stride(from: 0, to: pages, by: Int(step)) {
-            let prune = prune(
-                "l.ctid >= '(\(page),0)' AND l.ctid < '(\(page + step),0)'",
-                isDue: "l.topic_id = p.topic_id AND \(DueTokens.isDormant(before: "p.before"))",
-                by: "unnest($1, $2) AS p (topic_id, before)")
             var pruned: Int64
             repeat {
                 let topics = due.map(\.topic).filter { left[Int64($0.number), default: 0] > 0 }
                 if topics.isEmpty { return }
+                let prune = prune(
+                    "l.ctid >= '(\(page),0)' AND l.ctid < '(\(page + step),0)'",
+                    isDue: "l.topic_id = p.topic_id AND \(DueTokens.isDormant(before: "p.before"))",
+                    by: "unnest($1, $2) AS p (topic_id, before)", most: left.values.filter { $0 > 0 }.reduce(0, +))
                 let parameters: [Parameter] = [.int4s(topics.map(\.number)), .instants(topics.map(\.dormantBefore))]
-                pruned = try batch("pruned_dormant", prune, parameters, on: &connection, while: goesOn) { counts in
+                pruned = try batch(
+                    "pruned_dormant", settings: Self.byIndex, prune, parameters, on: &connection, while: goesOn
+                ) { counts in
                     for row in 0..<counts.count {
-                        left[counts.integer(row, 1) ?? 0, default: 0] -= counts.integer(row, 0) ?? 0
+                        if let topic = counts.integer(row, 1) { left[topic, default: 0] -= counts.integer(row, 0) ?? 0 }
                     }
                 }
             } while pruned > 0
         }
     }
+
+    /// Small statistics and a large ledger: no plan shall then read all of it.
+    private static let byIndex = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off;"
 
     /// Deletes what is due at some places of the ledger, with all that is kept for it, and tells it in the history. The predicate
     /// stands twice: a token that came back between the look and the delete survives. What an application holds locked is left to
@@ -194,17 +203,19 @@ public struct Sweep {
     ///
     /// - Parameter retentions: What else the predicate needs.
     private func prune(
-        _ places: String, isDue: String, by retentions: String? = nil, order: String = "", andTell more: String = "NULL"
+        _ places: String, isDue: String, by retentions: String? = nil, order: String = "", most: Int64? = nil
     ) -> String {
         """
         WITH due AS MATERIALIZED (
             SELECT l.ctid AS place, l.suppressed_since
             FROM tokenkeeper.ledger AS l \(retentions.map { "CROSS JOIN \($0)" } ?? "")
-            WHERE \(places) AND \(isDue) \(order) LIMIT \(plan.batch) FOR UPDATE OF l SKIP LOCKED
+            WHERE \(places) AND \(isDue) \(order)
+            LIMIT \(min(Int64(plan.batch), most ?? .max)) FOR UPDATE OF l SKIP LOCKED
         ), gone AS (
             -- Where they were found: a join could be planned as a look at the whole ledger.
             DELETE FROM tokenkeeper.ledger AS l \(retentions.map { "USING \($0)" } ?? "")
-            WHERE l.ctid = ANY (ARRAY(SELECT d.place FROM due AS d)) AND \(isDue)
+            -- Not as a condition that an index knows: its entries would be gone through, each compared with all those places.
+            WHERE l.ctid = ANY (ARRAY(SELECT d.place FROM due AS d)) AND CASE WHEN \(isDue) THEN true END
             RETURNING l.*, CASE WHEN l.suppressed THEN \(DueTokens.causeInSQL) ELSE 'dormant' END AS cause
         ), counts AS MATERIALIZED (
             SELECT g.topic_id, g.cause, count(*) AS tokens FROM gone AS g GROUP BY 1, 2
@@ -232,7 +243,8 @@ public struct Sweep {
                    nullif(g.registered_at, '-infinity'), greatest(g.dead_at, g.suspect_at, g.unregistered_at, g.superseded_at)
             FROM gone AS g
         )
-        SELECT c.tokens, c.topic_id, \(more) FROM counts AS c
+        SELECT coalesce(c.tokens, 0), c.topic_id, d.since
+        FROM (SELECT max(d.suppressed_since) AS since FROM due AS d) AS d LEFT JOIN counts AS c ON true
         """
     }
 
@@ -297,18 +309,18 @@ public struct Sweep {
     /// One transaction of the sweep.
     ///
     /// - Parameters:
+    ///   - settings: What to SET LOCAL for it.
     ///   - statement: Answers how many rows it has dealt with, or several numbers of which that is the sum.
     ///   - committed: Gets what the statement answered, when it holds.
     /// - Returns: How many rows.
     @discardableResult
     private func batch(
-        _ column: String, _ statement: String, _ parameters: [Parameter], on connection: inout Connection,
-        while goesOn: () -> Bool, committed: (borrowing Rows) -> Void = { _ in }
+        _ column: String, settings: String = "", _ statement: String, _ parameters: [Parameter],
+        on connection: inout Connection, while goesOn: () -> Bool, committed: (borrowing Rows) -> Void = { _ in }
     ) throws -> Int64 {
         guard goesOn() else { throw Ended.stopped }
         do {
-            // Small statistics and a large ledger: no plan shall then read all of it.
-            try connection.run(transaction.begin + "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
+            try connection.run(transaction.begin + settings)
             let counts = try connection.query(statement, parameters)
             let rows = (0..<counts.count).reduce(0) { $0 + (counts.integer($1, 0) ?? 0) }
             // Another daemon may have taken over: what this batch did is then undone.

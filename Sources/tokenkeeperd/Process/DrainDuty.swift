@@ -21,7 +21,8 @@ struct DrainDuty {
             var configuration = duty.configuration
             var intake = Intake(
                 lockTimeout: configuration.lockTimeout, guardLimits: configuration.guardLimits,
-                truncates: configuration.queueTruncate, interpret: Interpretation.verdict(on:))
+                truncates: configuration.queueTruncate, guardQueue: backlog.guardQueue,
+                interpret: Interpretation.verdict(on:))
             var heartbeat = try Heartbeat(
                 daemonID: daemonID, version: Daemon.version, lockTimeout: configuration.lockTimeout, on: &connection)
             var beatAt: ContinuousClock.Instant?
@@ -46,9 +47,10 @@ struct DrainDuty {
                 intake.guardLimits = configuration.guardLimits
                 intake.truncates = configuration.queueTruncate
                 heartbeat.lockTimeout = configuration.lockTimeout
+                let start = ContinuousClock.now
                 let pass = try intake.pass(on: &connection, tell: { digest.note($0) }) {
                     connection, soFar, pagesLeft throws(DatabaseError) in
-                    backlog.tell(pagesLeft: pagesLeft)
+                    backlog.tell(pagesLeft: pagesLeft, since: start)
                     try beatIfDue(&connection, pagesLeft: pagesLeft)
                     // A pass over a backlog is long: that the database is back is said with its first batch.
                     if troubledAt == nil, soFar.trouble == nil, soFar.moved { succeeded() }

@@ -92,6 +92,9 @@ final class ServiceReport: Sendable {
         }
     }
 
+    /// Whether the database has answered every duty that is always there.
+    var isComplete: Bool { state.withLock { $0.vitals.isComplete } }
+
     // Reports of the duties.
 
     /// The duty lives, and is heard of again within that time.
