@@ -36,9 +36,9 @@ import Testing
         try database.psql("SELECT pg_relation_filenode('tokenkeeper.send_result_\(leaf)')")
     }
 
-    private func intake(truncates: Bool = true, isSecond: Bool = false) -> Intake {
+    private func intake(truncates: Bool = true, isSecond: Bool = false, pair: DrainPair? = nil) -> Intake {
         Intake(
-            lockTimeout: .milliseconds(50), guardLimits: .off, truncates: truncates, isSecond: isSecond,
+            lockTimeout: .milliseconds(50), guardLimits: .off, truncates: truncates, isSecond: isSecond, pair: pair,
             interpret: Interpretation.verdict(on:))
     }
 
@@ -140,6 +140,33 @@ import Testing
         #expect(try drain(&daemon, intake: intake()).takenOut == 100)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "10002")
+    }
+
+    @Test func `a second drain helps with what the first cannot read whole`() throws {
+        let leaf = try past()
+        try fill(leaf, 20_000)
+        var sender = try database.connect()
+        try sender.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_\(leaf) IN ROW EXCLUSIVE MODE")
+        let pair = DrainPair()
+        var (first, second) = (intake(pair: pair), intake(isSecond: true, pair: pair))
+        var daemon = try database.connect(user: "a_daemon")
+        var helper = try database.connect(user: "a_daemon")
+        #expect(try !second.onePass(on: &helper).moved, "it waits for the first to try")
+        var helped = Intake.Pass()
+        let pass = try first.pass(
+            on: &daemon, tell: { _ in },
+            betweenBatches: { _, soFar, _ throws(DatabaseError) in
+                if soFar.moved, !helped.moved {
+                    helped = try second.pass(on: &helper, tell: { _ in }, betweenBatches: { _, _, _ in true })
+                }
+                return true
+            })
+        #expect(pass.moved && helped.moved && pass.leavesTaken == 0)
+        #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "20000")
+        try sender.execute("COMMIT")
+        try fill(leaf, 5000, prefix: "ee")
+        #expect(try !second.onePass(on: &helper).moved, "the next one is the first's again")
+        #expect(try drain(&daemon, intake: first).takenOut == 100)
     }
 
     @Test func `what is queued now does not wait for a backlog`() throws {

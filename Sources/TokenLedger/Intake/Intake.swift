@@ -13,7 +13,7 @@ public struct Intake {
     /// Whether past leaves are truncated: not where standbys are read from, which replay it with its lock.
     public var truncates: Bool
     private let isSecond: Bool
-    let guardQueue: GuardQueue?
+    let pair: DrainPair?
     private var hints: [Leaf: Hint] = [:]
     private var asideAgain = ContinuousClock.now
     private let clock = ContinuousClock()
@@ -35,17 +35,17 @@ public struct Intake {
     ///   - truncates: Whether past leaves are truncated: not where standbys are read from, which replay it with its lock.
     ///   - isSecond: It drains beside another one, and leaves to that what is to be read whole or truncated: they would be in each
     ///     other's way.
-    ///   - guardQueue: What it shares with that other one.
+    ///   - pair: What it has in common with that other one.
     ///   - interpret: The verdict on a result; pure and total.
     public init(
         lockTimeout: Duration, guardLimits: GuardLimits, truncates: Bool = true, isSecond: Bool = false,
-        guardQueue: GuardQueue? = nil, interpret: @escaping @Sendable (SendResult) -> Verdict
+        pair: DrainPair? = nil, interpret: @escaping @Sendable (SendResult) -> Verdict
     ) {
         self.lockTimeout = lockTimeout
         self.guardLimits = guardLimits
         self.truncates = truncates
         self.isSecond = isSecond
-        self.guardQueue = guardQueue
+        self.pair = pair
         self.interpret = interpret
     }
 
@@ -152,16 +152,18 @@ public struct Intake {
                     hint.isMostlyAccepted = try past.isMostlyAccepted(from: found, on: &connection)
                 }
                 if hint.isMostlyAccepted == true, isSecond {
-                    hint.isMostlyAccepted = nil
-                    return true
-                }
-                if hint.isMostlyAccepted == true {
+                    if pair?.isInPlace(leaf) != true {
+                        hint.isMostlyAccepted = nil
+                        return true
+                    }
+                } else if hint.isMostlyAccepted == true {
                     do {
                         if let taken = try past.take(on: &connection) {
                             pass.accepted += taken.accepted
                             pass.takenOut += taken.moved
                             pass.leavesTaken += 1
                             hint = Hint()
+                            pair?.note(leaf, isInPlace: false)
                             return try goesOn(&connection, pass, pagesBehind)
                         }
                     } catch {
@@ -170,6 +172,7 @@ public struct Intake {
                         hint.isMostlyAccepted = false
                         tell(.leafNotTaken(error))
                     }
+                    pair?.note(leaf, isInPlace: true)
                 }
             }
             let first = found / Leaf.pagesPerRange * Leaf.pagesPerRange
@@ -192,6 +195,7 @@ public struct Intake {
         }
         hint.page = last
         hint.isMostlyAccepted = nil
+        if !isSecond { pair?.note(leaf, isInPlace: false) }
         if batches == 0, !isSecond, pages >= LeafSizes.worthTruncating,
             let isEmpty = try past?.truncateIfEmpty(on: &connection)
         {

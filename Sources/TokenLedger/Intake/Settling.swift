@@ -93,7 +93,7 @@ extension Intake {
         _ portion: Portion, of leaf: Leaf, asideUnseen: Bool, into pass: inout Pass, on connection: inout Connection
     ) throws(DatabaseError) {
         var isAtGuard = false
-        defer { if isAtGuard { guardQueue?.leave() } }
+        defer { if isAtGuard { pair?.leaveGuard() } }
         do {
             let range = Advisory.range(leaf: leaf, firstPage: portion.firstPage)
             guard
@@ -109,7 +109,7 @@ extension Intake {
                 if !settled.moved { return connection.rollback() }
             } else {
                 let batch = try Batch.take(portion, of: leaf, interpret: interpret, on: &connection)
-                if batch.hasSuspects { isAtGuard = guardQueue?.enter() ?? false }
+                if batch.hasSuspects { isAtGuard = pair?.enterGuard() ?? false }
                 guard batch.taken > 0, let done = try batch.settle(from: leaf, guardLimits, on: &connection) else {
                     return connection.rollback()
                 }

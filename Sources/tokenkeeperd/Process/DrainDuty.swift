@@ -21,7 +21,7 @@ struct DrainDuty {
             var configuration = duty.configuration
             var intake = Intake(
                 lockTimeout: configuration.lockTimeout, guardLimits: configuration.guardLimits,
-                truncates: configuration.queueTruncate, guardQueue: backlog.guardQueue,
+                truncates: configuration.queueTruncate, pair: backlog.pair,
                 interpret: Interpretation.verdict(on:))
             var heartbeat = try Heartbeat(
                 daemonID: daemonID, version: Daemon.version, lockTimeout: configuration.lockTimeout, on: &connection)

@@ -12,8 +12,7 @@ struct SecondDrainDuty {
     /// What the drain says of the queue, and what the two have in common.
     final class Backlog: Sendable {
         let wakeup = Wakeup()
-        /// What both drains share.
-        let guardQueue = GuardQueue()
+        let pair = DrainPair()
         private let isThere = Atomic(false)
 
         /// So many pages make a backlog: 8 MiB, some 50,000 results.
@@ -94,7 +93,7 @@ struct SecondDrainDuty {
         try Migrator(daemon: Daemon.version).check(&connection)
         var intake = Intake(
             lockTimeout: duty.configuration.lockTimeout, guardLimits: duty.configuration.guardLimits, isSecond: true,
-            guardQueue: backlog.guardQueue, interpret: Interpretation.verdict(on:))
+            pair: backlog.pair, interpret: Interpretation.verdict(on:))
         var neededAt = ContinuousClock.now
         var pause = duty.configuration.pollBusy
         while !duty.stop.isAsked, neededAt.duration(to: .now) < Self.keptFor {
