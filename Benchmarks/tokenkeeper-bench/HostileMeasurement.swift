@@ -8,17 +8,22 @@ struct HostileMeasurement: LedgerMeasurement {
     let workload: Workload
 
     private static let undisturbed = "undisturbed"
+    private static let one = ", one connection"
 
     func run() throws {
         let deadEvery = scale.deadEvery[0]
-        let results = scale.manyResults * 2 / 5
+        let results = scale.manyResults / 5
         let referee = Referee(reference: Self.undisturbed)
-        func contestant(_ name: String, _ kind: Disturbance.Kind?) -> Contest.Contestant {
-            Contest.Contestant(name: name) { round in
+        func contestant(_ kind: Disturbance.Kind?, isAlone: Bool = false) -> Contest.Contestant {
+            let name = (kind?.rawValue ?? Self.undisturbed) + (isAlone ? Self.one : "")
+            return Contest.Contestant(name: name) { round in
                 let database = try cluster.copy(of: template)
                 defer { try? database.drop() }
                 let sample = try Drain(workload: workload, place: .both)
-                    .drain(0..<results, deadEvery: deadEvery, on: database) { leaf in
+                    .drain(
+                        0..<results, deadEvery: deadEvery, on: database,
+                        settings: MeasuredDaemon.brisk + (isAlone ? ["drain.second_connection=off"] : [])
+                    ) { leaf in
                         try kind.map { try Disturbance($0, on: database, leaf: leaf) }
                     }
                 try referee.note(name, round: "\(round + 1)", database.session())
@@ -28,7 +33,8 @@ struct HostileMeasurement: LedgerMeasurement {
         let contest = try Contest(
             "\(Scale.short(results)) results, \(Scale.percent(deadEvery)) 410s, hostile conditions",
             rounds: scale.rounds,
-            [contestant(Self.undisturbed, nil)] + Disturbance.Kind.allCases.map { contestant($0.rawValue, $0) })
+            [contestant(nil), contestant(nil, isAlone: true), contestant(.dump, isAlone: true)]
+                + Disturbance.Kind.allCases.map { contestant($0) })
         report.add(contest)
         for kind in Disturbance.Kind.allCases {
             let verdict = referee.verdict(kind.rawValue)
@@ -39,6 +45,11 @@ struct HostileMeasurement: LedgerMeasurement {
                 "drain while \(kind.rawValue): its last quarter over its first, each over the same undisturbed",
                 fading(contest, kind.rawValue), atLeast: kind == .sleepingWriter ? nil : 0.9)
         }
+        // The dump takes a core. Where there are but two, two connections have more to lose by that.
+        let dumped = Disturbance.Kind.dump.rawValue + Self.one
+        report.compare(
+            "drain while \(dumped), over undisturbed\(Self.one)" + referee.verdict(dumped),
+            contest.ratio(dumped, over: Self.undisturbed + Self.one))
     }
 
     private func fading(_ contest: Contest, _ name: String) -> Spread {

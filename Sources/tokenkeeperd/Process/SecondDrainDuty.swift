@@ -109,6 +109,7 @@ struct SecondDrainDuty {
                     return !duty.stop.isAsked
                 }
             } catch {
+                // What was lost, the drain has lost too, or the next attempt tells.
                 return false
             }
             digest.add(pass)
