@@ -332,12 +332,3 @@ import Testing
         #expect(after - before < 100 * 60, "\(after - before) rows for 100 registrations")
     }
 }
-
-/// What went wrong in other threads.
-final class Failures: @unchecked Sendable {  // Behind the lock.
-    private let lock = NSLock()
-    private var messages: [String] = []
-
-    func add(_ message: String) { lock.withLock { messages.append(message) } }
-    var all: [String] { lock.withLock { messages } }
-}

@@ -1,5 +1,6 @@
 import APNsFeedback
 import LedgerTestSupport
+import Synchronization
 import Testing
 import TokenModel
 
@@ -299,6 +300,29 @@ import TokenModel
         #expect(pass.recorded == 2 && pass.putAside == 1)
         try someone.execute("COMMIT")
         #expect(try drain(&daemon, intake: self.intake()).recorded == 1)
+    }
+
+    @Test func `two drains of one process take turns at the guard, and set nothing aside`() throws {
+        try register(1, 8000)
+        try fail(1, 8000)
+        let database = database
+        let (pair, failures) = (DrainPair(), Failures())
+        let sum = Mutex(Intake.Pass())
+        atOnce(2) { worker in
+            do {
+                var daemon = try database.connect(user: "a_daemon")
+                let intake = Intake(
+                    lockTimeout: .milliseconds(10), guardLimits: .off, isSecond: worker == 1, pair: pair,
+                    interpret: Interpretation.verdict(on:))
+                let done = try drain(&daemon, intake: intake)
+                sum.withLock { $0.add(done) }
+            } catch {
+                failures.add("\(worker): \(error)")
+            }
+        }
+        #expect(failures.all == [])
+        let pass = sum.withLock { $0 }
+        #expect(pass.recorded == 8000 && pass.putAside == 0)
     }
 
     @Test func `held results are kept thirty days and then deleted, unrecorded`() throws {

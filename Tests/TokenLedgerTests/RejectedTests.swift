@@ -30,6 +30,17 @@ import Testing
         #expect(groups.map(\.samples.count) == [3, 3, 1] && groups.allSatisfy { $0.attempts == 0 })
     }
 
+    @Test func `however many there are in a batch, each is kept whole`() throws {
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, apns_id) SELECT 't', 'x' || i, 410, i FROM generate_series(1, 1201) AS i"
+        )
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try drain(&daemon).rejected == 1201)
+        #expect(
+            try database.psql("SELECT count(*) FROM tokenkeeper.rejected_result WHERE token = 'x' || apns_id") == "1201"
+        )
+    }
+
     @Test func `mended and requeued, they count, with their first queued_at`() throws {
         try database.psql(
             """

@@ -143,30 +143,46 @@ import Testing
     }
 
     @Test func `a second drain helps with what the first cannot read whole`() throws {
-        let leaf = try past()
-        try fill(leaf, 20_000)
-        var sender = try database.connect()
-        try sender.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_\(leaf) IN ROW EXCLUSIVE MODE")
+        let leaf = Leaf(number: try past())
+        try fill(leaf.number, 20_000)
         let pair = DrainPair()
-        var (first, second) = (intake(pair: pair), intake(isSecond: true, pair: pair))
+        var second = intake(isSecond: true, pair: pair)
         var daemon = try database.connect(user: "a_daemon")
-        var helper = try database.connect(user: "a_daemon")
-        #expect(try !second.onePass(on: &helper).moved, "it waits for the first to try")
-        var helped = Intake.Pass()
-        let pass = try first.pass(
-            on: &daemon, tell: { _ in },
-            betweenBatches: { _, soFar, _ throws(DatabaseError) in
-                if soFar.moved, !helped.moved {
-                    helped = try second.pass(on: &helper, tell: { _ in }, betweenBatches: { _, _, _ in true })
-                }
-                return true
-            })
-        #expect(pass.moved && helped.moved && pass.leavesTaken == 0)
-        #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "20000")
-        try sender.execute("COMMIT")
-        try fill(leaf, 5000, prefix: "ee")
-        #expect(try !second.onePass(on: &helper).moved, "the next one is the first's again")
-        #expect(try drain(&daemon, intake: first).takenOut == 100)
+        #expect(try !second.onePass(on: &daemon).moved, "it is for the first to try")
+        pair.couldNotRead(leaf, triesAgain: true)
+        pair.couldNotRead(leaf, triesAgain: true, now: .now + .seconds(60))
+        #expect(try second.onePass(on: &daemon).moved)
+        // While somebody is at the leaf, the first tells by itself.
+        try fill(leaf.number, 20_000, prefix: "cc")
+        var sender = try database.connect()
+        try sender.execute("BEGIN; LOCK TABLE \(leaf.table) IN ROW EXCLUSIVE MODE")
+        var first = intake(pair: pair)
+        #expect(try first.onePass(on: &daemon).leavesTaken == 0)
+        #expect(!pair.mayHelp(leaf, now: .now + .seconds(61)), "it is drained")
+        #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "40000")
+    }
+
+    @Test func `the second drain helps in turns, so that the first can try again`() {
+        let (pair, leaf, start) = (DrainPair(), Leaf(number: 3), ContinuousClock.now)
+        func fails(_ milliseconds: Int) {
+            pair.couldNotRead(leaf, triesAgain: true, now: start + .milliseconds(milliseconds))
+        }
+        func mayHelp(_ milliseconds: Int) -> Bool { pair.mayHelp(leaf, now: start + .milliseconds(milliseconds)) }
+        #expect(!mayHelp(0))
+        fails(0)
+        fails(100)
+        #expect(!mayHelp(101), "that may have been the second one itself")
+        fails(301)
+        #expect(mayHelp(302) && mayHelp(1300) && !mayHelp(1301))
+        fails(1000)
+        fails(1400)
+        #expect(!mayHelp(1401))
+        fails(1602)
+        #expect(mayHelp(1603) && !pair.mayHelp(Leaf(number: 4), now: start + .milliseconds(1603)))
+        pair.isDone(leaf)
+        #expect(!mayHelp(1603))
+        pair.couldNotRead(leaf, triesAgain: false, now: start)
+        #expect(mayHelp(60_000))
     }
 
     @Test func `what is queued now does not wait for a backlog`() throws {
@@ -294,6 +310,29 @@ import Testing
         #expect(try drain(&daemon).recorded == 2)
     }
 
+    @Test func `tokens that somebody holds locked keep their results waiting, however many they are`() throws {
+        try database.psql(
+            "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-01-01Z')) FROM generate_series(1, 1201) AS i"
+        )
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, apns_id)
+            SELECT 't', lpad(to_hex(i), 8, '0'), 410, \(Self.death), i FROM generate_series(1, 1300) AS i
+            """)
+        var app = try database.connect()
+        try app.execute("BEGIN; SELECT FROM tokenkeeper.ledger FOR UPDATE")
+        var daemon = try database.connect(user: "a_daemon")
+        var intake = intake()
+        let pass = try intake.onePass(on: &daemon)
+        #expect(pass.putAside == 1201 && pass.recorded == 99)
+        #expect(
+            try database.psql("SELECT count(DISTINCT (token, apns_id, body)) FROM tokenkeeper.send_result") == "1201")
+        try app.execute("COMMIT")
+        #expect(try drain(&daemon).recorded == 1201)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "1300")
+        #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "1300")
+    }
+
     @Test func `an application that waits for the daemon is never the one that a deadlock ends`() throws {
         try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01Z')")
         // So that whoever waits looks for a deadlock at once.
@@ -402,17 +441,4 @@ private final class Committed: Sendable {
     var finished: Int { state.withLock { $0.finished } }
     func add(_ rows: Int) { state.withLock { $0.rows += rows } }
     func finish() { state.withLock { $0.finished += 1 } }
-}
-
-/// Runs it so many times at once, each on a thread of its own, and waits for all: `concurrentPerform` takes no more than there are cores.
-private func atOnce(_ count: Int, _ work: @escaping @Sendable (Int) -> Void) {
-    let group = DispatchGroup()
-    for worker in 0..<count {
-        group.enter()
-        Thread.detachNewThread {
-            work(worker)
-            group.leave()
-        }
-    }
-    group.wait()
 }

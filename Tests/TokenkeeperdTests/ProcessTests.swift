@@ -22,10 +22,10 @@ import Testing
         }
     }
 
-    /// Some 10 MB of results.
+    /// Results for more than eight full batches.
     private func backlog(_ database: TestDatabase) throws {
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', to_hex(4096 + i), CASE i % 10 WHEN 0 THEN 410 ELSE 200 END, repeat('x', 1000) FROM generate_series(1, 10000) AS i"
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', lpad(to_hex(i), 8, '0'), CASE i % 10 WHEN 0 THEN 410 ELSE 200 END FROM generate_series(1, 80000) AS i"
         )
     }
 
@@ -36,11 +36,12 @@ import Testing
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = 'a_daemon'")
                 == "\(connections)"
         }
-        try backlog(database)
         let daemon = try DaemonProcess(database.url())
-        try eventually("the backlog has one beside those of the drain and the sweep") { try has(3) }
+        try eventually("the drain and the sweep have one each") { try has(2) }
+        try backlog(database)
+        try eventually("the backlog has one more") { try has(3) }
         try eventually("all is drained") {
-            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "10000"
+            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "80000"
         }
         try eventually("it is closed") { try has(2) }
         #expect(daemon.stop() == 0)
@@ -55,11 +56,14 @@ import Testing
         let role = "\(database.name)_limited"
         try database.psql("CREATE ROLE \(role) LOGIN CONNECTION LIMIT 2 IN ROLE tokenkeeper_daemon", user: "postgres")
         defer { _ = try? database.psql("DROP ROLE \(role)", user: "postgres") }
-        try backlog(database)
         let daemon = try DaemonProcess(
             database.url(user: role), settings: ["drain.second_connection=\(wanted ? "on" : "off")"])
+        try eventually("the drain and the sweep have one each") {
+            try database.psql("SELECT count(*) FROM pg_stat_activity WHERE usename = '\(role)'") == "2"
+        }
+        try backlog(database)
         try eventually("all is drained") {
-            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "10000"
+            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "80000"
         }
         if wanted { try eventually("that is told") { daemon.logged.contains("drained by one connection alone") } }
         #expect(daemon.stop() == 0)

@@ -256,6 +256,32 @@ import Testing
         #expect(vitals.isComplete)
     }
 
+    @Test func `while one connects anew it is not, and what comes and goes does not count`() {
+        var vitals = complete()
+        vitals.left(.secondDrain)
+        #expect(vitals.isComplete)
+        vitals.connecting(.sweep, at: .now)
+        #expect(!vitals.isComplete && vitals.phase == .running)
+        vitals.connected(.sweep)
+        #expect(vitals.isComplete)
+    }
+
+    @Test func `a backlog is many pages that nobody has read, or one full batch after the other`() {
+        let backlog = SecondDrainDuty.Backlog()
+        backlog.tell(Intake.Pass(), pagesLeft: 1023)
+        #expect(!backlog.take())
+        backlog.tell(Intake.Pass(), pagesLeft: 1024)
+        #expect(backlog.take() && !backlog.take(), "once")
+        var pass = Intake.Pass()
+        // Seven full ones, one that is not, and eight again.
+        for batch in 1...16 {
+            #expect(!backlog.take())
+            pass.accepted += batch == 8 ? 999 : 1000
+            backlog.tell(pass, pagesLeft: 0)
+        }
+        #expect(backlog.take())
+    }
+
     @Test func `the status says in one line what matters`() {
         var vitals = Vitals()
         #expect(vitals.status == "starting")

@@ -29,7 +29,7 @@ struct Batch: ~Copyable {
     static let length = ["environment", "topic", "token", "body", "apns_id"]
         .map { "coalesce(octet_length(\($0)), 0)" }.joined(separator: " + ")
 
-    /// Those that come here to be looked at, or with `asideUnseen` go aside: all but the 200s.
+    /// Those that come here to be looked at, or go aside: all but the 200s.
     static let looked = "status IS DISTINCT FROM 200"
     private static let isBulky = "\(length) > \(bulky)"
 
@@ -179,7 +179,7 @@ struct Batch: ~Copyable {
         settled.turns = outcome.turns
         settled.putAside = waiting.count + movedAside
         settled.recorded = rows.count - unintelligible.count - held.count - waiting.count
-        for (fault, results) in sendersFaults { settled.blame(fault, results) }
+        for (fault, results) in sendersFaults.sorted(by: { $0.key < $1.key }) { settled.blame(fault, results) }
         return settled
     }
 

@@ -134,6 +134,8 @@ public struct Intake {
         var tried = Set<Int>()
         let past =
             truncates && !sizes.isInUse(leaf) && leaf != .aside ? PastLeaf(leaf: leaf, transaction: transaction) : nil
+        if past == nil { hint.isMostlyAccepted = nil }
+        if isLeftToTheFirst(leaf, past, hint) { return true }
         while true {
             var found: Int?
             let behind = hint.behind.next(before: hint.page, except: tried, now: clock.now)
@@ -151,19 +153,16 @@ public struct Intake {
                 if hint.isMostlyAccepted == nil {
                     hint.isMostlyAccepted = try past.isMostlyAccepted(from: found, on: &connection)
                 }
-                if hint.isMostlyAccepted == true, isSecond {
-                    if pair?.isInPlace(leaf) != true {
-                        hint.isMostlyAccepted = nil
-                        return true
-                    }
-                } else if hint.isMostlyAccepted == true {
+                if hint.isMostlyAccepted == true, !isSecond {
                     do {
+                        pair?.reads(true)
+                        defer { pair?.reads(false) }
                         if let taken = try past.take(on: &connection) {
                             pass.accepted += taken.accepted
                             pass.takenOut += taken.moved
                             pass.leavesTaken += 1
                             hint = Hint()
-                            pair?.note(leaf, isInPlace: false)
+                            pair?.isDone(leaf)
                             return try goesOn(&connection, pass, pagesBehind)
                         }
                     } catch {
@@ -172,9 +171,10 @@ public struct Intake {
                         hint.isMostlyAccepted = false
                         tell(.leafNotTaken(error))
                     }
-                    pair?.note(leaf, isInPlace: true)
+                    pair?.couldNotRead(leaf, triesAgain: hint.isMostlyAccepted == true)
                 }
             }
+            if isLeftToTheFirst(leaf, past, hint) { return true }
             let first = found / Leaf.pagesPerRange * Leaf.pagesPerRange
             let range = first..<first + Leaf.pagesPerRange
             tried.insert(first)
@@ -195,7 +195,7 @@ public struct Intake {
         }
         hint.page = last
         hint.isMostlyAccepted = nil
-        if !isSecond { pair?.note(leaf, isInPlace: false) }
+        if !isSecond { pair?.isDone(leaf) }
         if batches == 0, !isSecond, pages >= LeafSizes.worthTruncating,
             let isEmpty = try past?.truncateIfEmpty(on: &connection)
         {
@@ -203,6 +203,11 @@ public struct Intake {
             hint = isEmpty ? Hint() : Hint(behind: hint.behind)
         }
         return true
+    }
+
+    /// Whether this is the second drain, and the leaf one that the first wants to itself.
+    private func isLeftToTheFirst(_ leaf: Leaf, _ past: PastLeaf?, _ hint: Hint) -> Bool {
+        isSecond && past != nil && hint.isMostlyAccepted == true && pair?.mayHelp(leaf) != true
     }
 
     private func firstRow(

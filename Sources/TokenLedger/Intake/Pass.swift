@@ -43,8 +43,11 @@ extension Intake {
             sendersFaults[known ? kind : "(other)", default: 0] += count
         }
 
+        /// Results that have left their leaf.
+        public var taken: Int { accepted + recorded + rejected + putAside + held + takenOut }
+
         /// Whether any row has left its leaf: if so, look again soon.
-        public var moved: Bool { accepted + recorded + rejected + putAside + held + leavesTaken > 0 }
+        public var moved: Bool { taken + leavesTaken > 0 }
     }
 
     /// Something that people should know about a row or a batch; the pass goes on.

@@ -134,7 +134,7 @@ public struct Sweep {
                 )
                 SELECT count(*) FROM gone
                 """
-            while try batch(column, delete, parameters, on: &connection, while: goesOn) > 0 {}
+            while try batch(column, settings: Self.byIndex, delete, parameters, on: &connection, while: goesOn) > 0 {}
         }
     }
 
@@ -164,7 +164,7 @@ public struct Sweep {
     private func pruneDormant(
         _ due: [DueTokens], on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
-        // An import of old registrations may add some meanwhile: not more than were counted.
+        // An import of old registrations may add some meanwhile: not more than were counted, or at most a batch more in one of several topics.
         var left = Dictionary(uniqueKeysWithValues: due.map { (Int64($0.topic.number), $0.dormant) })
         if left.isEmpty { return }
         let pages =
@@ -180,8 +180,8 @@ public struct Sweep {
                 if topics.isEmpty { return }
                 let prune = prune(
                     "l.ctid >= '(\(page),0)' AND l.ctid < '(\(page + step),0)'",
-                    isDue: "l.topic_id = p.topic_id AND \(DueTokens.isDormant(before: "p.before"))",
-                    by: "unnest($1, $2) AS p (topic_id, before)", most: left.values.filter { $0 > 0 }.reduce(0, +))
+                    isDue: DueTokens.isDormant(before: "p.before"), by: "unnest($1, $2) AS p (topic_id, before)",
+                    most: left.values.filter { $0 > 0 }.reduce(0, +))
                 let parameters: [Parameter] = [.int4s(topics.map(\.number)), .instants(topics.map(\.dormantBefore))]
                 pruned = try batch(
                     "pruned_dormant", settings: Self.byIndex, prune, parameters, on: &connection, while: goesOn
@@ -201,14 +201,16 @@ public struct Sweep {
     /// stands twice: a token that came back between the look and the delete survives. What an application holds locked is left to
     /// the next sweep.
     ///
-    /// - Parameter retentions: What else the predicate needs.
+    /// - Parameters:
+    ///   - retentions: Rows `p` that the predicate needs, of which the one with the token's topic_id is meant.
+    ///   - most: No more than so many.
     private func prune(
         _ places: String, isDue: String, by retentions: String? = nil, order: String = "", most: Int64? = nil
     ) -> String {
         """
         WITH due AS MATERIALIZED (
             SELECT l.ctid AS place, l.suppressed_since
-            FROM tokenkeeper.ledger AS l \(retentions.map { "CROSS JOIN \($0)" } ?? "")
+            FROM tokenkeeper.ledger AS l \(retentions.map { "JOIN \($0) ON p.topic_id = l.topic_id" } ?? "")
             WHERE \(places) AND \(isDue) \(order)
             LIMIT \(min(Int64(plan.batch), most ?? .max)) FOR UPDATE OF l SKIP LOCKED
         ), gone AS (
@@ -216,6 +218,7 @@ public struct Sweep {
             DELETE FROM tokenkeeper.ledger AS l \(retentions.map { "USING \($0)" } ?? "")
             -- Not as a condition that an index knows: its entries would be gone through, each compared with all those places.
             WHERE l.ctid = ANY (ARRAY(SELECT d.place FROM due AS d)) AND CASE WHEN \(isDue) THEN true END
+              \(retentions == nil ? "" : "AND p.topic_id = l.topic_id + 0")
             RETURNING l.*, CASE WHEN l.suppressed THEN \(DueTokens.causeInSQL) ELSE 'dormant' END AS cause
         ), counts AS MATERIALIZED (
             SELECT g.topic_id, g.cause, count(*) AS tokens FROM gone AS g GROUP BY 1, 2

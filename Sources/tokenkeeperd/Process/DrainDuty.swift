@@ -47,10 +47,9 @@ struct DrainDuty {
                 intake.guardLimits = configuration.guardLimits
                 intake.truncates = configuration.queueTruncate
                 heartbeat.lockTimeout = configuration.lockTimeout
-                let start = ContinuousClock.now
                 let pass = try intake.pass(on: &connection, tell: { digest.note($0) }) {
                     connection, soFar, pagesLeft throws(DatabaseError) in
-                    backlog.tell(pagesLeft: pagesLeft, since: start)
+                    backlog.tell(soFar, pagesLeft: pagesLeft)
                     try beatIfDue(&connection, pagesLeft: pagesLeft)
                     // A pass over a backlog is long: that the database is back is said with its first batch.
                     if troubledAt == nil, soFar.trouble == nil, soFar.moved { succeeded() }

@@ -15,15 +15,22 @@ struct SecondDrainDuty {
         let pair = DrainPair()
         private let isThere = Atomic(false)
 
-        /// So many pages make a backlog: 8 MiB, some 50,000 results.
+        /// So many pages make a backlog: 8 MiB, some 40,000 to 60,000 results.
         private static let worthTwo = 1024
 
-        /// A pass that is at work for so long has a backlog too: what was committed late is not ahead of it.
-        private static let longPass: Duration = .milliseconds(250)
+        /// So many full batches in a row make one too: what was committed late does not lie ahead.
+        private static let (full, inARow) = (1000, 8)
+        private let batches = Mutex((results: 0, full: 0))
 
-        /// Says how many pages have not been read yet, and since when the drain has been at them.
-        func tell(pagesLeft: Int, since: ContinuousClock.Instant) {
-            if pagesLeft >= Self.worthTwo || since.duration(to: .now) > Self.longPass,
+        /// Says what the drain has done so far in this pass, and how many pages it has not read yet.
+        func tell(_ soFar: Intake.Pass, pagesLeft: Int) {
+            let results = soFar.taken
+            let row = batches.withLock { batches in
+                let isFull = results - batches.results >= Self.full
+                batches = (results, isFull ? batches.full + 1 : 0)
+                return batches.full
+            }
+            if pagesLeft >= Self.worthTwo || row >= Self.inARow,
                 !isThere.exchange(true, ordering: .acquiringAndReleasing)
             {
                 wakeup.ring()
@@ -31,14 +38,14 @@ struct SecondDrainDuty {
         }
 
         /// Whether there was a backlog since the last time.
-        fileprivate func take() -> Bool { isThere.exchange(false, ordering: .acquiringAndReleasing) }
+        func take() -> Bool { isThere.exchange(false, ordering: .acquiringAndReleasing) }
     }
 
     let duty: Duty
     let backlog: Backlog
     let digest: DrainDigest
 
-    /// When the drain has seen no backlog for so long, the connection is closed. It does not look while it reads a leaf.
+    /// When the drain has seen no backlog for so long, the connection is closed.
     private static let keptFor: Duration = .seconds(30)
 
     /// The pause after it could not be had or was of no use, and between two words of that.
@@ -51,20 +58,22 @@ struct SecondDrainDuty {
                 backlog.wakeup.wait(for: .seconds(60))
                 continue
             }
-            // The sweep comes first, where connections are few. It is not ready before that.
+            // The sweep comes first, where connections are few.
             guard duty.configuration.secondConnection, duty.report.isComplete else {
                 rest(for: .seconds(1))
                 continue
             }
             do {
                 if try help() { continue }
-            } catch let error as DatabaseError where toldAt.map({ $0.duration(to: .now) > Self.pause.word }) ?? true {
-                toldAt = .now
-                duty.logger.warning(
-                    "a backlog is drained by one connection alone, because a second one cannot be had",
-                    metadata: ["error": "\(error)"])
             } catch {
-                // Told already; or the schema has moved on, which the drain will find.
+                // When PostgreSQL is away, the others find that out, and say so.
+                rest(for: .seconds(1))
+                if duty.report.isComplete, toldAt.map({ $0.duration(to: .now) > Self.pause.word }) ?? true {
+                    toldAt = .now
+                    duty.logger.warning(
+                        "a backlog is drained by one connection alone, because a second one cannot be had",
+                        metadata: ["error": "\(error)"])
+                }
             }
             rest(for: Self.pause.again)
         }
@@ -74,14 +83,13 @@ struct SecondDrainDuty {
     private func rest(for pause: Duration) {
         let until = ContinuousClock.now + pause
         while !duty.stop.isAsked, .now < until {
-            backlog.wakeup.wait(for: ContinuousClock.now.duration(to: until))
+            backlog.wakeup.wait(for: max(ContinuousClock.now.duration(to: until), .milliseconds(1)))
         }
     }
 
     /// Drains until there has been no backlog for a while, or something is in the way that the drain will tell.
     ///
     /// - Returns: Whether it is of use to come again at once.
-    /// - Throws: When the connection cannot be had.
     private func help() throws -> Bool {
         defer { duty.report.left(duty.part) }
         duty.report.beat(duty.part, within: Duty.grace)
@@ -95,6 +103,7 @@ struct SecondDrainDuty {
             lockTimeout: duty.configuration.lockTimeout, guardLimits: duty.configuration.guardLimits, isSecond: true,
             pair: backlog.pair, interpret: Interpretation.verdict(on:))
         var neededAt = ContinuousClock.now
+        var lookedAt = neededAt
         var pause = duty.configuration.pollBusy
         while !duty.stop.isAsked, neededAt.duration(to: .now) < Self.keptFor {
             let configuration = duty.configuration
@@ -102,19 +111,17 @@ struct SecondDrainDuty {
             intake.lockTimeout = configuration.lockTimeout
             intake.guardLimits = configuration.guardLimits
             intake.truncates = configuration.queueTruncate
-            let pass: Intake.Pass
-            do {
-                pass = try intake.pass(on: &connection, tell: digest.note) { _, _, _ in
-                    duty.report.beat(duty.part, within: Duty.grace)
-                    return !duty.stop.isAsked
-                }
-            } catch {
-                // What was lost, the drain has lost too, or the next attempt tells.
-                return false
+            let pass = try intake.pass(on: &connection, tell: digest.note) { _, _, _ in
+                duty.report.beat(duty.part, within: Duty.grace)
+                return !duty.stop.isAsked
             }
             digest.add(pass)
             if pass.trouble != nil { return false }
-            if backlog.take() { neededAt = .now }
+            // Not oftener: as long as the word stands, the drain does not ring.
+            if lookedAt.duration(to: .now) > .seconds(1) {
+                lookedAt = .now
+                if backlog.take() || backlog.pair.isReading { neededAt = .now }
+            }
             pause = pass.moved ? configuration.pollBusy : min(pause * 2, configuration.pollIdle)
             duty.rest(backlog.wakeup, for: pause)
         }

@@ -46,6 +46,7 @@ struct Vitals {
 
     /// A duty begins to connect; what is in its way already stays told.
     mutating func connecting(_ part: Part, at now: Date) {
+        reports[part]?.connected = false
         if reports[part]?.obstacle == nil {
             obstacle("connecting to PostgreSQL", isAway: true, of: part, at: now)
         }
