@@ -27,21 +27,28 @@ import Testing
         return try Sweep(lease, plan ?? self.plan(), lockTimeout: .milliseconds(50)).perform(on: &daemon, while: goesOn)
     }
 
-    /// 300 tokens: 100 active, 100 suppressed since 89 days, 100 since 91, in two topics.
+    /// 300 tokens: 100 active, 100 suppressed since 89 days, 100 since 91, all at the same instant, in two topics.
     private func fill() throws {
         try database.psql(
             """
             SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't' || i % 2, registered_at => '2020-01-01Z') FROM generate_series(1, 300) AS i;
             UPDATE tokenkeeper.ledger SET dead_at = '2021-01-01Z', dead_reason = 'Unregistered',
-                suppressed_since = clock_timestamp() - CASE WHEN token_key <= '\\x000000c8' THEN interval '89 days' ELSE interval '91 days' END
+                suppressed_since = now() - CASE WHEN token_key <= '\\x000000c8' THEN interval '89 days' ELSE interval '91 days' END
             WHERE token_key > '\\x00000064';
             """)
     }
 
     @Test func `it prunes what has been suppressed for longer than the retention, since the ledger knew`() throws {
         try fill()
+        try database.psql(
+            """
+            UPDATE tokenkeeper.ledger SET suspect_at = '2020-06-01Z', suspect_reason = 'BadDeviceToken' WHERE dead_at IS NOT NULL;
+            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, silenced)
+            SELECT topic_id, token_key, suspect_at, suspect_reason, now(), false FROM tokenkeeper.ledger WHERE suspect_at IS NOT NULL
+            """)
         var daemon = try database.connect(user: "a_daemon")
         let report = try sweep(&daemon, plan: plan(batch: 7))
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suspect") == "100", "those of what is still there")
         #expect(report?.outcome == .finished && report?.prunedSuppressed == 100)
         #expect(
             try database.psql("SELECT state, count(*) FROM tokenkeeper.token GROUP BY 1 ORDER BY 1")
