@@ -29,8 +29,7 @@ struct DrainMeasurement {
                 },
                 contestant(Self.one, results, referee) {
                     try Drain(workload: workload).drain(
-                        $0, deadEvery: deadEvery, on: $1,
-                        settings: MeasuredDaemon.brisk + ["drain.second_connection=off"])
+                        $0, deadEvery: deadEvery, on: $1, settings: MeasuredDaemon.briskAlone)
                 },
                 contestant(Self.upsert, results, nil) {
                     try Floor(workload: workload, records: false).drain($0, deadEvery: deadEvery, on: $1)

@@ -22,7 +22,7 @@ struct HostileMeasurement: LedgerMeasurement {
                 let sample = try Drain(workload: workload, place: .both)
                     .drain(
                         0..<results, deadEvery: deadEvery, on: database,
-                        settings: MeasuredDaemon.brisk + (isAlone ? ["drain.second_connection=off"] : [])
+                        settings: isAlone ? MeasuredDaemon.briskAlone : MeasuredDaemon.brisk
                     ) { leaf in
                         try kind.map { try Disturbance($0, on: database, leaf: leaf) }
                     }

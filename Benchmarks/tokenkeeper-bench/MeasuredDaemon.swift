@@ -9,6 +9,9 @@ final class MeasuredDaemon {
     /// Polls as briskly as it can: how long an idle daemon waits is measured by freshness, not here.
     static let brisk = ["drain.poll_idle=50ms", "sweep.interval=off"]
 
+    /// The same, with one connection for a backlog as well.
+    static let briskAlone = brisk + ["drain.second_connection=off"]
+
     init(_ database: Database, settings: [String] = brisk, overTLS: Bool = false, environment: [String: String] = [:])
         throws
     {

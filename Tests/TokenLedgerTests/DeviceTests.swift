@@ -122,25 +122,31 @@ import Testing
                 """) == "0", "seed \(seed): at most one token a device")
     }
 
+    /// Calls functions at once, each on a connection of its own; the group is left when all have answered.
+    private func call(_ calls: [String], _ failures: Failures) -> DispatchGroup {
+        let database = database
+        let group = DispatchGroup()
+        for call in calls {
+            DispatchQueue.global().async(group: group) {
+                do {
+                    try database.psql("SELECT tokenkeeper.\(call)")
+                } catch {
+                    failures.add("\(call): \(error)")
+                }
+            }
+        }
+        return group
+    }
+
     @Test func `a registration that waited for its token does not keep it from others in the wrong order`() throws {
         try database.psql(
             "SELECT tokenkeeper.register('aa', 't', device_id => 'd1'), tokenkeeper.register('bb', 't', device_id => 'd3')"
         )
         var moving = try database.connect()
         try moving.execute("BEGIN; SELECT tokenkeeper.register('aa', 't', device_id => 'd2')")
-        let database = database
         let failures = Failures()
-        let done = DispatchGroup()
-        for call in ["register('aa', 't', device_id => 'd1')", "register('bb', 't', device_id => 'd2')"] {
-            DispatchQueue.global().async(group: done) {
-                do {
-                    var app = try database.connect()
-                    try app.execute("SELECT tokenkeeper.\(call)")
-                } catch {
-                    failures.add("\(call): \(error)")
-                }
-            }
-        }
+        let done = call(
+            ["register('aa', 't', device_id => 'd1')", "register('bb', 't', device_id => 'd2')"], failures)
         try eventually("both wait") {
             try database.psql(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
@@ -156,19 +162,10 @@ import Testing
         try first.execute("SELECT tokenkeeper.register(t, 't', device_id => 'm') FROM unnest('{bb,aa}'::text[]) AS t")
         try first.execute("SELECT tokenkeeper.unregister('aa', 't')")
         try first.execute("BEGIN; SELECT tokenkeeper.register('aa', 't', device_id => 'a')")
-        let database = database
         let failures = Failures()
-        let group = DispatchGroup()
         // The one has device m and then wants a; the other the reverse.
-        for call in ["register('aa', 't', device_id => 'm')", "register('bb', 't', device_id => 'a')"] {
-            DispatchQueue.global().async(group: group) {
-                do {
-                    try database.psql("SELECT tokenkeeper.\(call)")
-                } catch {
-                    failures.add("\(error)")
-                }
-            }
-        }
+        let group = call(
+            ["register('aa', 't', device_id => 'm')", "register('bb', 't', device_id => 'a')"], failures)
         var watcher = try database.connect()
         try eventually("both wait") {
             try watcher.scalar(

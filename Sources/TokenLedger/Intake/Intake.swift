@@ -135,7 +135,7 @@ public struct Intake {
         let past =
             truncates && !sizes.isInUse(leaf) && leaf != .aside ? PastLeaf(leaf: leaf, transaction: transaction) : nil
         if past == nil { hint.isMostlyAccepted = nil }
-        if isLeftToTheFirst(leaf, past, hint) { return true }
+        if isLeftToTheFirst(leaf, hint) { return true }
         while true {
             var found: Int?
             let behind = hint.behind.next(before: hint.page, except: tried, now: clock.now)
@@ -174,7 +174,7 @@ public struct Intake {
                     pair?.couldNotRead(leaf, triesAgain: hint.isMostlyAccepted == true)
                 }
             }
-            if isLeftToTheFirst(leaf, past, hint) { return true }
+            if isLeftToTheFirst(leaf, hint) { return true }
             let first = found / Leaf.pagesPerRange * Leaf.pagesPerRange
             let range = first..<first + Leaf.pagesPerRange
             tried.insert(first)
@@ -206,8 +206,8 @@ public struct Intake {
     }
 
     /// Whether this is the second drain, and the leaf one that the first wants to itself.
-    private func isLeftToTheFirst(_ leaf: Leaf, _ past: PastLeaf?, _ hint: Hint) -> Bool {
-        isSecond && past != nil && hint.isMostlyAccepted == true && pair?.mayHelp(leaf) != true
+    private func isLeftToTheFirst(_ leaf: Leaf, _ hint: Hint) -> Bool {
+        isSecond && hint.isMostlyAccepted == true && pair?.mayHelp(leaf) != true
     }
 
     private func firstRow(

@@ -1,4 +1,3 @@
-internal import APNsFeedback
 internal import Logging
 internal import TokenLedger
 
@@ -19,10 +18,7 @@ struct DrainDuty {
         var troubledAt: ContinuousClock.Instant?
         duty.run(bell: bell) { connection, succeeded in
             var configuration = duty.configuration
-            var intake = Intake(
-                lockTimeout: configuration.lockTimeout, guardLimits: configuration.guardLimits,
-                truncates: configuration.queueTruncate, pair: backlog.pair,
-                interpret: Interpretation.verdict(on:))
+            var intake = Intake(configuration, pair: backlog.pair)
             var heartbeat = try Heartbeat(
                 daemonID: daemonID, version: Daemon.version, lockTimeout: configuration.lockTimeout, on: &connection)
             var beatAt: ContinuousClock.Instant?
@@ -43,9 +39,7 @@ struct DrainDuty {
 
             while !duty.stop.isAsked {
                 configuration = duty.configuration
-                intake.lockTimeout = configuration.lockTimeout
-                intake.guardLimits = configuration.guardLimits
-                intake.truncates = configuration.queueTruncate
+                intake.follow(configuration)
                 heartbeat.lockTimeout = configuration.lockTimeout
                 let pass = try intake.pass(on: &connection, tell: { digest.note($0) }) {
                     connection, soFar, pagesLeft throws(DatabaseError) in

@@ -1,4 +1,3 @@
-internal import APNsFeedback
 internal import Dispatch
 internal import Logging
 internal import Synchronization
@@ -99,18 +98,14 @@ struct SecondDrainDuty {
         // The drain may have said its last word before.
         defer { if duty.stop.isAsked { digest.tell() } }
         try Migrator(daemon: Daemon.version).check(&connection)
-        var intake = Intake(
-            lockTimeout: duty.configuration.lockTimeout, guardLimits: duty.configuration.guardLimits, isSecond: true,
-            pair: backlog.pair, interpret: Interpretation.verdict(on:))
+        var intake = Intake(duty.configuration, isSecond: true, pair: backlog.pair)
         var neededAt = ContinuousClock.now
         var lookedAt = neededAt
         var pause = duty.configuration.pollBusy
         while !duty.stop.isAsked, neededAt.duration(to: .now) < Self.keptFor {
             let configuration = duty.configuration
             guard configuration.secondConnection else { return true }
-            intake.lockTimeout = configuration.lockTimeout
-            intake.guardLimits = configuration.guardLimits
-            intake.truncates = configuration.queueTruncate
+            intake.follow(configuration)
             let pass = try intake.pass(on: &connection, tell: digest.note) { _, _, _ in
                 duty.report.beat(duty.part, within: Duty.grace)
                 return !duty.stop.isAsked
