@@ -1,7 +1,8 @@
 import Foundation
 import PackagePlugin
 
-/// Embeds `migrations/*.sql` in the library, and notices new and edited files.
+/// Embeds `migrations/*.sql` in the library, and notices edited files. In a build that was planned before, a new file is noticed when
+/// `Package.swift` is touched.
 @main
 struct EmbedMigrations: BuildToolPlugin {
     func createBuildCommands(context: PluginContext, target: any Target) throws -> [Command] {

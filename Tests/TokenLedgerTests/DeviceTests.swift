@@ -76,7 +76,7 @@ import Testing
     }
 
     /// Many devices, and few of them, between which tokens move all the time.
-    @Test(arguments: [(64, 12), (12, 4)])
+    @Test(arguments: [(64, 12), (12, 4), (4, 3)])
     func `ten thousand registrations at once leave what the model says`(tokens: Int, devices: Int) throws {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
         var chance = SeededChance(seed: seed)
@@ -96,7 +96,7 @@ import Testing
         let workers = 8
         let database = database
         let failures = Failures()
-        DispatchQueue.concurrentPerform(iterations: workers) { worker in
+        atOnce(workers) { worker in
             do {
                 var app = try database.connect(user: "a_app")
                 for one in stride(from: worker, to: said.count, by: workers).map({ said[$0] }) {
