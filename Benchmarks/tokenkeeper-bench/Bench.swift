@@ -29,13 +29,17 @@ struct Bench: ParsableCommand {
     func run() throws {
         let chosen = try only.map(Self.measurements) ?? Set(Measurement.allCases)
         let scale = quick ? Scale.quick : .full
-        let report = Report()
         let cluster = try PrivateCluster()
+        let report = Report()
+        let machine = try Machine(cluster)
+        let paper = Paper(report: report, machine: machine, scale: scale, isQuick: quick, isWhole: only == nil)
+        // An hour of figures is not lost when the end is not reached.
+        report.onEach = { try? paper.write(to: output) }
         let workload = Workload(tokens: scale.tokens)
         Progress.say("filling a ledger of \(Scale.short(scale.tokens)) tokens")
         let template = try cluster.template(workload)
-        report.attempt("drain", !chosen.isDisjoint(with: [.drain, .peers])) {
-            try DrainMeasurement(
+        if !chosen.isDisjoint(with: [.drain, .peers]) {
+            DrainMeasurement(
                 cluster: cluster, scale: scale, report: report, template: template, workload: workload,
                 withPeers: chosen.contains(.peers)
             ).run()
@@ -48,23 +52,24 @@ struct Bench: ParsableCommand {
                 (.footprint, FootprintMeasurement.self),
             ], bench, template, workload)
         if chosen.contains(where: \.isLarge) {
-            let large = Workload(tokens: scale.manyTokens)
-            Progress.say("filling a ledger of \(Scale.short(scale.manyTokens)) tokens")
-            let largeTemplate = try cluster.template(large)
-            attempt([(.gate, GateMeasurement.self)], bench, largeTemplate, large)
-            report.attempt("ledger", chosen.contains(.ledger)) {
-                try LargeLedgerMeasurement(
-                    cluster: cluster, scale: scale, report: report, templates: (template, largeTemplate),
-                    workloads: (workload, large)
-                ).run()
+            report.attempt("the large ledger", true) {
+                let large = Workload(tokens: scale.manyTokens)
+                Progress.say("filling a ledger of \(Scale.short(scale.manyTokens)) tokens")
+                let largeTemplate = try cluster.template(large)
+                attempt([(.gate, GateMeasurement.self)], bench, largeTemplate, large)
+                report.attempt("ledger", chosen.contains(.ledger)) {
+                    try LargeLedgerMeasurement(
+                        cluster: cluster, scale: scale, report: report, templates: (template, largeTemplate),
+                        workloads: (workload, large)
+                    ).run()
+                }
+                attempt([(.sweep, SweepMeasurement.self)], bench, largeTemplate, large)
             }
-            attempt([(.sweep, SweepMeasurement.self)], bench, largeTemplate, large)
         }
         report.attempt("publication", chosen.contains(.publication)) {
             try PublicationMeasurement(scale: scale, report: report).run()
         }
-        let machine = try Machine(cluster)
-        let paper = Paper(report: report, machine: machine, scale: scale, isQuick: quick, isWhole: only == nil)
+        report.isFinished = true
         try paper.write(to: output)
         print(paper.markdown)
         if !report.failures.isEmpty { throw ExitCode.failure }

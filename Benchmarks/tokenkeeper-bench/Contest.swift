@@ -1,6 +1,6 @@
 import Foundation
 
-/// Contestants that do the same work, all of them in each round, in an order that turns.
+/// Contestants that do the same work, all of them in each round, each time in another order.
 struct Contest {
     struct Contestant {
         let name: String
@@ -11,13 +11,12 @@ struct Contest {
     private(set) var samples: [String: [Sample]] = [:]
     private let order: [String]
 
-    /// - Throws: What a contestant throws; the benchmark then ends.
+    /// - Throws: What a contestant throws.
     init(_ name: String, rounds: Int, _ contestants: [Contestant]) throws {
         self.name = name
         order = contestants.map(\.name)
         for round in 0..<rounds {
-            for turn in contestants.indices {
-                let contestant = contestants[(turn + round) % contestants.count]
+            for contestant in contestants.shuffled() {
                 let sample = try contestant.perform(round)
                 samples[contestant.name, default: []].append(sample)
                 Progress.say(

@@ -14,69 +14,77 @@ struct DrainMeasurement {
     static let two = "two tokenkeeperd"
     static let current = "tokenkeeperd, current leaf"
 
-    func run() throws {
+    func run() {
         for deadEvery in scale.deadEvery {
-            let referee = Referee(reference: Self.floor)
-            let results = scale.results(deadEvery)
-            let share = Scale.percent(deadEvery)
-            let work = "\(Scale.short(results)) results, \(share) 410s, \(Scale.short(workload.tokens)) tokens"
-            var contestants: [Contest.Contestant] = [
-                contestant(Self.floor, results, referee) {
-                    try Floor(workload: workload).drain($0, deadEvery: deadEvery, on: $1)
+            report.attempt("drain, \(Scale.percent(deadEvery)) 410s", true) { try contest(deadEvery) }
+        }
+    }
+
+    private func contest(_ deadEvery: Int) throws {
+        let referee = Referee(reference: Self.floor)
+        let results = scale.results(deadEvery)
+        let share = Scale.percent(deadEvery)
+        let work = "\(Scale.short(results)) results, \(share) 410s, \(Scale.short(workload.tokens)) tokens"
+        var contestants: [Contest.Contestant] = [
+            contestant(Self.floor, results, referee) {
+                try Floor(workload: workload).drain($0, deadEvery: deadEvery, on: $1)
+            },
+            contestant(Self.daemon, results, referee) {
+                try Drain(workload: workload).drain($0, deadEvery: deadEvery, on: $1)
+            },
+            contestant(Self.one, results, referee) {
+                try Drain(workload: workload).drain(
+                    $0, deadEvery: deadEvery, on: $1, settings: MeasuredDaemon.briskAlone)
+            },
+            contestant(Self.upsert, results, nil) {
+                try Floor(workload: workload, records: false).drain($0, deadEvery: deadEvery, on: $1)
+            },
+        ]
+        if deadEvery == scale.deadEvery[0] {
+            contestants += [
+                contestant(Self.two, results, referee) {
+                    try Drain(workload: workload, daemons: 2).drain($0, deadEvery: deadEvery, on: $1)
                 },
-                contestant(Self.daemon, results, referee) {
-                    try Drain(workload: workload).drain($0, deadEvery: deadEvery, on: $1)
-                },
-                contestant(Self.one, results, referee) {
-                    try Drain(workload: workload).drain(
-                        $0, deadEvery: deadEvery, on: $1, settings: MeasuredDaemon.briskAlone)
-                },
-                contestant(Self.upsert, results, nil) {
-                    try Floor(workload: workload, records: false).drain($0, deadEvery: deadEvery, on: $1)
+                contestant(Self.current, results, referee) {
+                    try Drain(workload: workload, place: .current).drain($0, deadEvery: deadEvery, on: $1)
                 },
             ]
-            if deadEvery == scale.deadEvery[0] {
-                contestants += [
-                    contestant(Self.two, results, referee) {
-                        try Drain(workload: workload, daemons: 2).drain($0, deadEvery: deadEvery, on: $1)
-                    },
-                    contestant(Self.current, results, referee) {
-                        try Drain(workload: workload, place: .current).drain($0, deadEvery: deadEvery, on: $1)
-                    },
-                ]
-            }
-            let peers = withPeers ? try calibrated(deadEvery) : []
-            contestants += peers.map { peer in
-                contestant(peer.name, results, referee) { try peer.drain($0, deadEvery: deadEvery, on: $1) }
-            }
-            let contest = try Contest(work, rounds: scale.rounds, contestants)
-            report.add(contest)
-            conclude(contest, deadEvery, peers, referee)
         }
+        let peers = withPeers ? try calibrated(deadEvery) : []
+        contestants += peers.map { peer in
+            contestant(peer.name, results, referee) { try peer.drain($0, deadEvery: deadEvery, on: $1) }
+        }
+        let contest = try Contest(work, rounds: scale.rounds, contestants)
+        report.add(contest)
+        conclude(contest, deadEvery, peers, referee)
     }
 
     private func conclude(_ contest: Contest, _ deadEvery: Int, _ peers: [any Peer], _ referee: Referee) {
         let share = Scale.percent(deadEvery)
-        report.compare(
-            "drain of a backlog, \(share) 410s, over the floor" + referee.verdict(Self.daemon),
-            contest.ratio(Self.daemon, over: Self.floor), atLeast: deadEvery == 5 ? nil : 0.8)
-        report.compare(
-            "the same with drain.second_connection=off" + referee.verdict(Self.one),
-            contest.ratio(Self.one, over: Self.floor))
-        report.compare(
-            "drain of a backlog, \(share) 410s, over a bare bulk upsert of the ledger alone (no history, no counts)",
-            contest.ratio(Self.daemon, over: Self.upsert), atLeast: deadEvery == 1 ? 0.8 : nil)
-        if contest.contestants.contains(Self.two) {
+        func compare(_ measure: String, _ one: String, over other: String, atLeast least: Double? = nil) {
             report.compare(
-                "two daemons over one" + referee.verdict(Self.two), contest.ratio(Self.two, over: Self.daemon))
-            report.compare(
-                "drain of the current leaf over the floor" + referee.verdict(Self.current),
-                contest.ratio(Self.current, over: Self.floor))
+                measure, contest.ratio(one, over: other), atLeast: least,
+                verdict: referee.verdict(one) ?? referee.verdict(other))
         }
+        let drain = "drain of a backlog, \(share) 410s"
+        let alone = "the same with drain.second_connection=off"
+        compare(
+            "\(drain), over the floor", Self.daemon, over: Self.floor, atLeast: deadEvery == 5 ? nil : 0.8)
+        compare(alone, Self.one, over: Self.floor)
+        compare(
+            "\(drain), over a bare bulk upsert of the ledger alone (no history, no counts)", Self.daemon,
+            over: Self.upsert, atLeast: deadEvery == 1 ? 0.8 : nil)
         for peer in peers {
-            report.compare(
-                "drain, \(share) 410s, over \(peer.name), batches of \(peer.batch)" + referee.verdict(peer.name),
-                contest.ratio(Self.daemon, over: peer.name), atLeast: peer.target)
+            compare(
+                "\(drain), over \(peer.name), batches of \(peer.batch)", Self.daemon, over: peer.name,
+                atLeast: peer.target)
+            compare(alone, Self.one, over: peer.name)
+        }
+        if contest.contestants.contains(Self.two) {
+            compare("two daemons over one", Self.two, over: Self.daemon)
+            for other in [Self.floor] + peers.map(\.name) {
+                compare("drain of the current leaf, \(share) 410s, over \(other)", Self.current, over: other)
+            }
         }
         report.bars.append(
             (

@@ -82,7 +82,7 @@ struct FootprintMeasurement: LedgerMeasurement {
     private func rest(_ database: Database) throws {
         let daemons = try MeasuredDaemon.start(on: database, settings: [])
         defer { for daemon in daemons { daemon.stop() } }
-        Thread.sleep(forTimeInterval: 3)
+        try MeasuredDaemon.rest(database.session())
         let stopwatch = try Stopwatch(cluster, daemons)
         Thread.sleep(forTimeInterval: Double(scale.restSeconds))
         let sample = try stopwatch.sample(rows: 1)
@@ -95,11 +95,13 @@ struct FootprintMeasurement: LedgerMeasurement {
     }
 
     private static func memory(of process: Int32, peak: Bool) -> (megabytes: Double, text: String) {
-        let resident = Double(ProcessorTime.kilobytes(peak ? "VmHWM" : "VmRSS", of: process)) / 1000
-        let anonymous = Double(ProcessorTime.kilobytes("RssAnon", of: process)) / 1000
+        let resident = Double(ProcessorTime.kilobytes(peak ? "VmHWM" : "VmRSS", of: process)) * 1024 / 1_000_000
+        let anonymous = Double(ProcessorTime.kilobytes("RssAnon", of: process)) * 1024 / 1_000_000
         return (
             resident,
-            String(format: "%@ %.1f MB, RssAnon %.1f MB", peak ? "greatest RSS" : "RSS", resident, anonymous)
+            String(
+                format: "%@ %.1f MB, RssAnon %.1f MB%@", peak ? "greatest RSS" : "RSS", resident, anonymous,
+                peak ? " at the end" : "")
         )
     }
 
@@ -128,7 +130,8 @@ struct FootprintMeasurement: LedgerMeasurement {
             "during \(work)",
             memory.text
                 + String(
-                    format: "; daemon %.2f and server %.2f µs of processor a result",
+                    format: "; %.0f results a second; daemon %.2f and server %.2f µs of processor a result",
+                    sample.rate,
                     sample.daemonSeconds / Double(results) * 1_000_000,
                     sample.serverSeconds / Double(results) * 1_000_000))
     }

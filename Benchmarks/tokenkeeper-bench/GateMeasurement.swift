@@ -48,11 +48,7 @@ struct GateMeasurement: LedgerMeasurement {
     /// Tokens of the first topic, others in each round.
     private func tokens(_ count: Int, _ round: Int, _ session: Session) throws -> [String] {
         let first = round * count * 4
-        return try session.texts(
-            """
-            SELECT \(workload.token("i")) FROM generate_series(\(first)::bigint, \(first + count * 4)) AS i
-            WHERE \(workload.topic("i")) = '\(topic)' LIMIT \(count)
-            """)
+        return try session.texts(workload.tokens(first..<first + count * 4, of: 1) + " LIMIT \(count)")
     }
 
     private func singles(

@@ -37,27 +37,44 @@ struct HostileMeasurement: LedgerMeasurement {
                 + Disturbance.Kind.allCases.map { contestant($0) })
         report.add(contest)
         for kind in Disturbance.Kind.allCases {
-            let verdict = referee.verdict(kind.rawValue)
             report.compare(
-                "drain while \(kind.rawValue), over undisturbed\(verdict)",
-                contest.ratio(kind.rawValue, over: Self.undisturbed), atLeast: kind == .sleepingWriter ? nil : 0.6)
-            report.compare(
-                "drain while \(kind.rawValue): its last quarter over its first, each over the same undisturbed",
-                fading(contest, kind.rawValue), atLeast: kind == .sleepingWriter ? nil : 0.9)
+                "drain while \(kind.rawValue), over undisturbed",
+                contest.ratio(kind.rawValue, over: Self.undisturbed), atLeast: kind == .sleepingWriter ? nil : 0.6,
+                verdict: referee.verdict(kind.rawValue))
         }
         // The dump takes a core. Where there are but two, two connections have more to lose by that.
         let dumped = Disturbance.Kind.dump.rawValue + Self.one
         report.compare(
-            "drain while \(dumped), over undisturbed\(Self.one)" + referee.verdict(dumped),
-            contest.ratio(dumped, over: Self.undisturbed + Self.one))
+            "drain while \(dumped), over undisturbed\(Self.one)",
+            contest.ratio(dumped, over: Self.undisturbed + Self.one), verdict: referee.verdict(dumped))
+        try fading()
     }
 
-    private func fading(_ contest: Contest, _ name: String) -> Spread {
-        let pairs = zip(contest.samples[name] ?? [], contest.samples[Self.undisturbed] ?? [])
-        return Spread(
-            pairs.map { disturbed, undisturbed in
-                let ratios = zip(disturbed.quarters, undisturbed.quarters).map { $0 / $1 }
-                return (ratios.last ?? .nan) / (ratios.first ?? .nan)
+    /// Whether it gets slower as it goes on: in the current leaf, of which all is deleted row by row and nothing truncated.
+    private func fading() throws {
+        let deadEvery = scale.deadEvery[0]
+        let kinds: [Disturbance.Kind] = [.oldSnapshot, .dump]
+        let contest = try Contest(
+            "\(Scale.short(scale.results)) results, \(Scale.percent(deadEvery)) 410s, current leaf, hostile conditions",
+            rounds: scale.rounds,
+            ([nil] + kinds).map { (kind: Disturbance.Kind?) in
+                Contest.Contestant(name: kind?.rawValue ?? Self.undisturbed) { round in
+                    let database = try cluster.copy(of: template)
+                    defer { try? database.drop() }
+                    let first = round * scale.results
+                    return try Drain(workload: workload, place: .current).drain(
+                        first..<first + scale.results, deadEvery: deadEvery, on: database
+                    ) { leaf in
+                        try kind.map { try Disturbance($0, on: database, leaf: leaf) }
+                    }
+                }
             })
+        report.add(contest)
+        for kind in kinds {
+            let pairs = zip(contest.samples[kind.rawValue] ?? [], contest.samples[Self.undisturbed] ?? [])
+            report.compare(
+                "drain of the current leaf while \(kind.rawValue): the last quarter's rate over the first's, over the same undisturbed",
+                Spread(pairs.map { $0.lastOverFirst / $1.lastOverFirst }), atLeast: 0.9)
+        }
     }
 }

@@ -7,8 +7,8 @@ struct Leaf {
         Leaf(number: Int(try session.number("SELECT (date_part('epoch', clock_timestamp())::bigint >> 7) & 7")))
     }
 
-    /// The leaf that was written to before the current one: no sender writes to it any more.
+    /// The leaf before the one before the current one: no sender writes to it any more, and the daemon knows that.
     static func past(_ session: Session) throws -> Leaf {
-        Leaf(number: (try current(session).number + 7) % 8)
+        Leaf(number: (try current(session).number + 6) % 8)
     }
 }

@@ -23,9 +23,15 @@ struct Machine {
             ("file system", Self.fileSystem(of: cluster.cluster.folder)),
             ("PostgreSQL", server),
             ("PgQ", pgq),
-            ("tokenkeeperd", daemon.trimmingCharacters(in: .whitespacesAndNewlines)),
+            ("tokenkeeperd", daemon.trimmingCharacters(in: .whitespacesAndNewlines) + Self.commit),
         ]
         settings = cluster.settings
+    }
+
+    /// What was built, where this runs in a checkout.
+    private static var commit: String {
+        guard let run = try? ProgramRun(["git", "rev-parse", "--short", "HEAD"]), run.status == 0 else { return "" }
+        return ", commit " + run.output.trimmingCharacters(in: .whitespacesAndNewlines)
     }
 
     /// The type of the file system, and the kind of the disk where that is known.

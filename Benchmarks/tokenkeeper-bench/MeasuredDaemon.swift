@@ -6,7 +6,7 @@ final class MeasuredDaemon {
     private let process: DaemonProcess
     private let reaper: Reaper
 
-    /// Polls as briskly as it can: how long an idle daemon waits is measured by freshness, not here.
+    /// Polls briskly: how long an idle daemon waits is measured by freshness, not here.
     static let brisk = ["drain.poll_idle=50ms", "sweep.interval=off"]
 
     /// The same, with one connection for a backlog as well.
@@ -39,6 +39,14 @@ final class MeasuredDaemon {
             throw TestFailure("\(error); the first says: \(daemons[0].logged)")
         }
         return daemons
+    }
+
+    /// Waits until the first sweep is over, which is due at once, and what comes of it: daemons that rest then.
+    static func rest(_ session: Session) throws {
+        try eventually("the first sweep is over", within: 600) {
+            try session.number("SELECT count(*) FROM tokenkeeper.sweep_run WHERE finished_at IS NOT NULL") > 0
+        }
+        Thread.sleep(forTimeInterval: 10)
     }
 
     /// Stops it where it stands, between two statements, so that work can be laid before it.

@@ -12,14 +12,14 @@ final class Referee {
         states[round, default: [:]][name] = try LedgerState(session)
     }
 
-    /// What to add to a contestant's figure: nothing, or that it has done something else.
-    func verdict(_ name: String) -> String {
+    /// What to say of a contestant's figure: nothing, or that it has done something else.
+    func verdict(_ name: String) -> String? {
         for (round, states) in states {
             guard let expected = states[reference], let state = states[name], state != expected else { continue }
             Progress.say(
                 "DISQUALIFIED: \(name), round \(round): \(state.description)\n  \(reference): \(expected.description)")
-            return " **DISQUALIFIED: another ledger than that of \(reference)**"
+            return "DISQUALIFIED: another ledger than that of \(reference)"
         }
-        return ""
+        return nil
     }
 }

@@ -19,7 +19,11 @@ final class Report {
     private(set) var rates: [Rate] = []
     /// Rates by share of 410s, for the plot.
     var bars: [(group: String, bars: [(name: String, rate: Double)])] = []
-    private(set) var failures: [String] = []
+    private(set) var failures: [(name: String, error: String)] = []
+    /// Whether all that was asked for has been measured, or has failed.
+    var isFinished = false
+    /// Called when one measurement has come to its end.
+    var onEach: () -> Void = {}
 
     /// A figure without a target.
     func note(_ measure: String, _ figure: String) {
@@ -27,14 +31,20 @@ final class Report {
     }
 
     /// A figure that shall be at least, or at most, so much.
+    ///
+    /// - Parameter verdict: What a referee says of it. What is disqualified has reached nothing.
     func compare(
         _ measure: String, _ spread: Spread, atLeast least: Double? = nil, atMost most: Double? = nil, digits: Int = 2,
-        unit: String = ""
+        unit: String = "", verdict: String? = nil
     ) {
         let target =
             least.map { "at least \(Self.plain($0))\(unit)" } ?? most.map { "at most \(Self.plain($0))\(unit)" }
         let isReached = least.map { spread.median >= $0 } ?? most.map { spread.median <= $0 }
-        add(Finding(measure: measure, figure: spread.text(digits) + unit, target: target, isReached: isReached))
+        if verdict != nil { failures.append((measure, "another ledger")) }
+        add(
+            Finding(
+                measure: measure + (verdict.map { " **\($0)**" } ?? ""), figure: spread.text(digits, unit: unit),
+                target: target, isReached: verdict == nil ? isReached : false))
     }
 
     /// Measures, if asked for; one that fails is told, and those after it go on: the whole takes long.
@@ -44,8 +54,9 @@ final class Report {
             try measure()
         } catch {
             Progress.say("FAILED: \(name): \(error)")
-            failures.append(name)
+            failures.append((name, "\(error)"))
         }
+        onEach()
     }
 
     func add(_ contest: Contest) {

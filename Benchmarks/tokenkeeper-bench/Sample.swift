@@ -7,5 +7,8 @@ struct Sample {
     /// Rows a second in each quarter of the rows, where it was followed.
     var quarters: [Double] = []
 
+    /// Whether it became slower as it went on.
+    var lastOverFirst: Double { (quarters.last ?? .nan) / (quarters.first ?? .nan) }
+
     var rate: Double { Double(rows) / seconds }
 }

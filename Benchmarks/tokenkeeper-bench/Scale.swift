@@ -25,7 +25,7 @@ struct Scale {
     static let full = Scale(
         rounds: 5, tokens: 1_000_000, manyTokens: 10_000_000, results: 1_000_000, manyResults: 10_000_000,
         deadResults: 1_000_000,
-        deadEvery: [50, 5, 1], batches: [1000, 5000, 20_000, 50_000], idleProbes: 50, loadedProbes: 400,
+        deadEvery: [50, 5, 1], batches: [1000, 5000, 20_000, 50_000, 100_000], idleProbes: 50, loadedProbes: 400,
         calls: 20_000, inserts: 100_000, restSeconds: 15, loadSeconds: 10)
 
     static let quick = Scale(

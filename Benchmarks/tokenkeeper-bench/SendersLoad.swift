@@ -1,10 +1,14 @@
 import Foundation
+import LedgerTestSupport
 import Synchronization
 
 /// A sender that queues results all the time, a hundred at once, 2 % of them 410s.
 final class SendersLoad: Sendable {
     private let stop = Atomic(false)
     private let queued = Atomic(0)
+    private let hasFailed = Atomic(false)
+    private let perSecond: Double?
+    private let start = ContinuousClock.now
     private let finished = DispatchSemaphore(value: 0)
     private static let batch = 100
 
@@ -21,10 +25,10 @@ final class SendersLoad: Sendable {
 
     /// - Parameter perSecond: Results; nil for as many as go.
     init(on database: Database, stock rows: Int, perSecond: Double?) throws {
+        self.perSecond = perSecond
         let session = try database.session()
         try session.run("SET synchronous_commit = off")
         let thread = Thread { [self] in
-            let start = ContinuousClock.now
             while !stop.load(ordering: .relaxed) {
                 let done = queued.load(ordering: .relaxed)
                 if let perSecond {
@@ -43,6 +47,7 @@ final class SendersLoad: Sendable {
                         """)
                 } catch {
                     Progress.say("the load ends: \(error)")
+                    hasFailed.store(true, ordering: .relaxed)
                     break
                 }
                 queued.add(Self.batch, ordering: .relaxed)
@@ -50,6 +55,15 @@ final class SendersLoad: Sendable {
             finished.signal()
         }
         thread.start()
+    }
+
+    /// - Throws: When it has not been what it should be so far.
+    func check() throws {
+        let wanted = (perSecond ?? 0) * (start.duration(to: .now) / .seconds(1))
+        let queued = queued.load(ordering: .relaxed)
+        if hasFailed.load(ordering: .relaxed) || Double(queued) < 0.95 * wanted - Double(Self.batch) {
+            throw TestFailure("the load has queued \(queued) results instead of \(Int(wanted))")
+        }
     }
 
     /// Ends it.

@@ -53,6 +53,15 @@ struct Workload: Sendable {
         "(ARRAY['\(Self.topics.joined(separator: "','"))'])[\(Self.topicID(number(position)))]"
     }
 
+    /// The hex texts of tokens from all over the ledger, as an SQL query: one in eleven of them has been dead for long.
+    func tokens(_ positions: Range<Int>, of topic: Int) -> String {
+        let number = "(i * \(Self.stride) % \(tokens / 10 * 11) + 1)"
+        return """
+            SELECT encode(\(Self.key(number)), 'hex') FROM generate_series(\(positions.lowerBound)::bigint, \(positions.upperBound - 1)) AS i
+            WHERE \(Self.topicID(number)) = \(topic)
+            """
+    }
+
     /// Results as a sender queues them: columns environment, topic, token, status, body, sent_at.
     ///
     /// - Parameter deadEvery: Each so-many-th is a 410, the others are 200s.
