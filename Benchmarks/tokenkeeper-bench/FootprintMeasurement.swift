@@ -82,7 +82,7 @@ struct FootprintMeasurement: LedgerMeasurement {
     private func rest(_ database: Database) throws {
         let daemons = try MeasuredDaemon.start(on: database, settings: [])
         defer { for daemon in daemons { daemon.stop() } }
-        try MeasuredDaemon.rest(database.session())
+        try MeasuredDaemon.rest(database.session(), seconds: scale.restSeconds)
         let stopwatch = try Stopwatch(cluster, daemons)
         Thread.sleep(forTimeInterval: Double(scale.restSeconds))
         let sample = try stopwatch.sample(rows: 1)

@@ -24,7 +24,7 @@ struct FreshnessMeasurement: LedgerMeasurement {
             return position..<position + count
         }
 
-        try MeasuredDaemon.rest(session)
+        try MeasuredDaemon.rest(session, seconds: scale.restSeconds)
         // Longer than the longest pause of the daemon, and not in step with it.
         let idle = try freshness.probe(positions(scale.idleProbes), pause: 2.2...3.5)
         report.note(

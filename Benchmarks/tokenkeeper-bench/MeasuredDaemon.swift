@@ -41,12 +41,12 @@ final class MeasuredDaemon {
         return daemons
     }
 
-    /// Waits until the first sweep is over, which is due at once, and what comes of it: daemons that rest then.
-    static func rest(_ session: Session) throws {
+    /// Waits until the first sweep is over, which is due at once, and for what comes after it: daemons that rest then.
+    static func rest(_ session: Session, seconds: Int) throws {
         try eventually("the first sweep is over", within: 600) {
             try session.number("SELECT count(*) FROM tokenkeeper.sweep_run WHERE finished_at IS NOT NULL") > 0
         }
-        Thread.sleep(forTimeInterval: 10)
+        Thread.sleep(forTimeInterval: Double(seconds))
     }
 
     /// Stops it where it stands, between two statements, so that work can be laid before it.

@@ -30,8 +30,8 @@ struct Scale {
 
     static let quick = Scale(
         rounds: 3, tokens: 50_000, manyTokens: 300_000, results: 50_000, manyResults: 300_000, deadResults: 15_000,
-        deadEvery: [50, 1], batches: [10_000], idleProbes: 4, loadedProbes: 100,
-        calls: 3000, inserts: 20_000, restSeconds: 3, loadSeconds: 2)
+        deadEvery: [50, 1], batches: [10_000], idleProbes: 4, loadedProbes: 60,
+        calls: 3000, inserts: 20_000, restSeconds: 3, loadSeconds: 1)
 
     /// How many results a drain has.
     func results(_ deadEvery: Int) -> Int { deadEvery == 1 ? deadResults : results }

@@ -10,7 +10,7 @@ public struct Intake {
     /// How long the daemon waits for a lock before it yields.
     public var lockTimeout: Duration
     public var guardLimits: GuardLimits
-    /// Whether past leaves are truncated: not where standbys are read from, which replay it with its lock.
+    /// Whether past leaves are truncated: not where standbys are read from, where a TRUNCATE is replayed with its lock.
     public var truncates: Bool
     private let isSecond: Bool
     let pair: DrainPair?
@@ -32,7 +32,7 @@ public struct Intake {
     /// - Parameters:
     ///   - lockTimeout: How long the daemon waits for a lock before it yields.
     ///   - guardLimits: How much suspects may silence, where the topic's policy says nothing else.
-    ///   - truncates: Whether past leaves are truncated: not where standbys are read from, which replay it with its lock.
+    ///   - truncates: Whether past leaves are truncated: not where standbys are read from, where a TRUNCATE is replayed with its lock.
     ///   - isSecond: It drains beside another one, and leaves to that what is to be read whole or truncated: they would be in each
     ///     other's way.
     ///   - pair: What it has in common with that other one.

@@ -12,7 +12,7 @@ struct Leaf: Hashable, Sendable {
 
     static let all = ring + [aside, backlog]
 
-    /// How many pages one batch takes: some 2,400 410s or 4,300 200s, and never more than half a megabyte.
+    /// How many pages one batch takes: some 2,400 410s or 3,300 200s, and never more than half a megabyte.
     static let pagesPerRange = 64
 
     var table: String {

@@ -63,8 +63,8 @@ public struct Heartbeat {
             (depth, oldest) = (nil, nil)
         }
         let exact = depth.map { $0 <= Int64(limit) } ?? false
-        // Some 68 results of usual size fill a page.
-        let told = exact ? depth ?? 0 : max(depth ?? 0, Int64(pagesLeft) * 68)
+        // Of results of usual size, 52 of the 200s fill a page, and 38 of the 410s.
+        let told = exact ? depth ?? 0 : max(depth ?? 0, Int64(pagesLeft) * 50)
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             _ = try connection.query(
                 """

@@ -1,4 +1,4 @@
-/// Counts the tokens by topic and state, for `status`: at most a hundredth of the time goes into it.
+/// Counts the tokens by topic and state, for `status`, the guard's share and the sweep's limit: at most a hundredth of the time goes into it.
 public struct TokenCount {
     private var again = ContinuousClock.now
     private var writesSeen: Int64 = -1
@@ -26,7 +26,7 @@ public struct TokenCount {
                 """
             ).integer(0, 0) ?? 0
         if writes == writesSeen {
-            // The guard and the sweep believe a count for an hour.
+            // The guard believes a count for an hour.
             if clock.now >= confirmAgain {
                 confirmAgain = clock.now + Self.confirmEvery
                 try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100)).begin) {

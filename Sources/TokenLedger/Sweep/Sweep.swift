@@ -164,7 +164,7 @@ public struct Sweep {
     private func pruneDormant(
         _ due: [DueTokens], on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
-        // An import of old registrations may add some meanwhile: not more than were counted, or at most a batch more in one of several topics.
+        // An import of old registrations may add some meanwhile: not more than were counted, or at most a batch more in each but the last of several topics.
         var left = Dictionary(uniqueKeysWithValues: due.map { (Int64($0.topic.number), $0.dormant) })
         if left.isEmpty { return }
         let pages =

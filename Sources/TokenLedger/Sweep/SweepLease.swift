@@ -115,7 +115,7 @@ public struct SweepLease: Sendable {
             """
             UPDATE tokenkeeper.sweep_run
             SET outcome = 'interrupted', finished_at = clock_timestamp(),
-                message = daemon_id || ' fell silent; the next sweep goes on where this one stopped'
+                message = daemon_id || ' fell silent; ' || \(goesOn)
             WHERE outcome = 'running' AND heartbeat_at < clock_timestamp() - $1 * interval '1 microsecond'
             """, [.int8(silence.microseconds)])
     }
@@ -135,11 +135,15 @@ public struct SweepLease: Sendable {
                 """
                 UPDATE tokenkeeper.sweep_run
                 SET outcome = 'interrupted', finished_at = clock_timestamp(),
-                    message = 'the connection was lost; the next sweep goes on where this one stopped'
+                    message = 'the connection was lost; ' || \(goesOn)
                 WHERE outcome = 'running' AND daemon_id = $1
                 """, [.text(holder)])
         }
     }
+
+    /// What becomes of what an interrupted sweep has left, in SQL.
+    private static let goesOn =
+        "CASE WHEN forced THEN 'ask for another one, with force' ELSE 'the next sweep goes on where this one stopped' END"
 
     /// One at a time through the decision whether to start.
     private static var begin: String {

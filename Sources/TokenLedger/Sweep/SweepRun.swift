@@ -22,7 +22,7 @@ public struct SweepPlan: Equatable, Sendable {
     public var minTokens: Int64
     /// Beyond that, this share of the topic's tokens, unless forced. Retentions and limits of the topic's policy come first.
     public var maxShare: Share
-    /// How many rows one transaction deletes at most, 1 to 10,000.
+    /// How many tokens, results or runs one transaction deletes at most, 1 to 10,000.
     public var batch: Int
 
     public init(

@@ -60,7 +60,7 @@ struct Setting: Sendable {
             "How long the daemon waits for a lock before it yields. Below the server's deadlock_timeout."),
         Setting(
             "drain.queue_truncate", .choice(["on", "off"]), "on",
-            "Whether past leaves of the queue are read whole and truncated; \"off\" where standbys are read from: it is replayed with its lock."
+            "Whether past leaves of the queue are read whole and truncated; \"off\" where standbys are read from: a TRUNCATE is replayed there with its lock."
         ),
         Setting(
             "drain.second_connection", .choice(["on", "off"]), "on",
@@ -92,14 +92,16 @@ struct Setting: Sendable {
             "So many tokens of a topic may be pruned within a day, whatever their share."),
         Setting(
             "sweep.event_retention", .duration(days(31)...days(3650), off: false), "395d",
-            "How long the history, the counts of results and the log of sweeps are kept. History goes by whole months."),
+            "How long the history, the counts of results and the logs of sweeps and operations are kept. History goes by whole months."),
         Setting(
             "sweep.rejected_retention", .duration(days(1)...days(3650), off: false), "90d",
             "How long results that could not be understood are kept."),
         Setting(
             "sweep.held_retention", .duration(days(1)...days(3650), off: false), "30d",
             "How long results held by the mass-failure guard are kept; then they are deleted, unrecorded."),
-        Setting("sweep.batch", .integer(1...10_000), "4000", "The most rows that one transaction of a sweep deletes."),
+        Setting(
+            "sweep.batch", .integer(1...10_000), "4000",
+            "The most tokens, rejected or held results, or sweep runs that one transaction of a sweep deletes."),
         Setting(
             "log.level", .choice(["trace", "debug", "info", "notice", "warning", "error", "critical"]), "info",
             "The least severity that is logged."),

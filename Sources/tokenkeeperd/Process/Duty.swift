@@ -2,7 +2,7 @@ internal import Dispatch
 internal import Logging
 internal import TokenLedger
 
-/// What drain and sweep have in common: a connection that is made again whenever it is lost.
+/// What the duties have in common: a connection that is made again whenever it is lost.
 struct Duty: Sendable {
     let part: Vitals.Part
     let settings: LiveConfiguration

@@ -5,7 +5,7 @@ enum ExitStatus: Int32, Sendable {
     case usage = 64
     /// A command that needs the database once could not reach it, or it refused.
     case unavailable = 69
-    /// A sweep asked for on the command line failed or was interrupted.
+    /// A sweep asked for on the command line failed, was interrupted, or refused to prune a topic.
     case failed = 70
     /// Another sweep is running: try again later.
     case busy = 75

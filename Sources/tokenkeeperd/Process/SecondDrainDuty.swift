@@ -17,7 +17,7 @@ struct SecondDrainDuty {
         /// So many pages make a backlog: 8 MiB, some 40,000 to 60,000 results.
         private static let worthTwo = 1024
 
-        /// So many full batches in a row make one too: what was committed late does not lie ahead.
+        /// So many batches of so many results in a row, within one pass, make one too: what was committed late does not lie ahead.
         private static let (full, inARow) = (1000, 8)
         private let batches = Mutex((results: 0, full: 0))
 
