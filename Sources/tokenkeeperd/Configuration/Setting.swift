@@ -92,7 +92,8 @@ struct Setting: Sendable {
             "So many tokens of a topic may be pruned within a day, whatever their share."),
         Setting(
             "sweep.event_retention", .duration(days(31)...days(3650), off: false), "395d",
-            "How long the history, the counts of results and the logs of sweeps and operations are kept. History goes by whole months."),
+            "How long the history, the counts of results and the logs of sweeps and operations are kept. History goes by whole months."
+        ),
         Setting(
             "sweep.rejected_retention", .duration(days(1)...days(3650), off: false), "90d",
             "How long results that could not be understood are kept."),
