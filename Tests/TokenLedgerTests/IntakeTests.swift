@@ -165,6 +165,26 @@ import TokenModel
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "3")
     }
 
+    @Test func `a range that can neither be recorded nor set aside stays, and what lies behind it is recorded`() throws
+    {
+        try database.psql(
+            """
+            ALTER TABLE tokenkeeper.ledger ADD CHECK (token_key <> '\\xbb');
+            ALTER TABLE tokenkeeper.send_result_aside ADD CHECK (token <> 'bb')
+            """)
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'bb', 410, \(Self.death));
+            INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', 'aa', 200 FROM generate_series(1, 20000);
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'cc', 410, \(Self.death))
+            """, user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        let pass = try drain(&daemon)
+        #expect(pass.trouble?.sqlState == "23514" && pass.recorded == 1)
+        #expect(try database.psql("SELECT string_agg(token, ',') FROM tokenkeeper.suppressed_token") == "cc")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result WHERE token = 'bb'") == "1")
+    }
+
     @Test func `a row committed late, before what was read already, is found`() throws {
         var early = try database.connect(user: "a_sender")
         try early.execute(

@@ -29,7 +29,7 @@ internal import Synchronization
 
     private let patience: Patience
     private let waiting: Waiting
-    private let isCancelling = Flag()
+    private let cancelling = Cancelling()
 
     /// Connects; blocks for at most the connection timeout a host.
     ///
@@ -139,7 +139,12 @@ internal import Synchronization
         var rows: OpaquePointer?
         var failure: DatabaseError?
         while true {
-            try waitForResult(cancelWhen: stop, patience: patience)
+            do {
+                try waitForResult(cancelWhen: stop, patience: patience)
+            } catch {
+                unsafe PQclear(rows)
+                throw error
+            }
             guard let result = unsafe PQgetResult(handle) else { break }
             switch unsafe PQresultStatus(result) {
             case PGRES_TUPLES_OK:
@@ -154,6 +159,8 @@ internal import Synchronization
                 unsafe PQclear(result)
             }
         }
+        // One that is still on its way would meet the next statement.
+        if stop != nil { cancelling.wait() }
         if let failure {
             unsafe PQclear(rows)
             throw failure
@@ -166,7 +173,7 @@ internal import Synchronization
     private func waitForResult(cancelWhen stop: Wakeup?, patience: Duration) throws(DatabaseError) {
         let clock = ContinuousClock()
         var heard = clock.now
-        var cancelling = false
+        var asksToCancel = false
         while true {
             let unsent = unsafe PQflush(handle)
             guard unsent >= 0 else { throw lost() }
@@ -175,17 +182,17 @@ internal import Synchronization
             guard socket >= 0 else { throw lost() }
             var watched = [
                 pollfd(fd: socket, events: Int16(unsent == 1 ? POLLIN | POLLOUT : POLLIN), revents: 0),
-                pollfd(fd: cancelling ? -1 : stop?.descriptor ?? -1, events: Int16(POLLIN), revents: 0),
+                pollfd(fd: asksToCancel ? -1 : stop?.descriptor ?? -1, events: Int16(POLLIN), revents: 0),
             ]
-            let ready = unsafe poll(&watched, 2, cancelling ? 100 : Int32(Self.tick.milliseconds))
+            let ready = unsafe poll(&watched, 2, asksToCancel ? 100 : Int32(Self.tick.milliseconds))
             waiting(Self.grace, ready == 0 ? heard.duration(to: clock.now) : .zero)
             if ready < 0 && errno != EINTR { throw lost() }
             if watched[0].revents != 0 {
                 guard unsafe PQconsumeInput(handle) == 1 else { throw lost() }
                 heard = clock.now
-            } else if watched[1].revents != 0 || cancelling {
+            } else if watched[1].revents != 0 || asksToCancel {
                 // Again and again: one that overtakes its statement on the way to the server is lost.
-                cancelling = true
+                asksToCancel = true
                 cancel()
             }
             if clock.now > heard + patience {
@@ -198,16 +205,14 @@ internal import Synchronization
     /// Asks the server to cancel. libpq's way to do that blocks, with a server that does not answer for ever: so it has
     /// a thread of its own, and there is never more than one.
     private func cancel() {
-        guard !isCancelling.value.exchange(true, ordering: .acquiring) else { return }
-        guard let request = unsafe PQgetCancel(handle) else {
-            return isCancelling.value.store(false, ordering: .releasing)
-        }
-        DispatchQueue.global().async { [isCancelling, request = UInt(bitPattern: request)] in
+        guard cancelling.begin() else { return }
+        guard let request = unsafe PQgetCancel(handle) else { return cancelling.end() }
+        DispatchQueue.global().async { [cancelling, request = UInt(bitPattern: request)] in
             let request = unsafe OpaquePointer(bitPattern: request)
             var complaint = [CChar](repeating: 0, count: 256)
             _ = unsafe PQcancel(request, &complaint, Int32(complaint.count))
             unsafe PQfreeCancel(request)
-            isCancelling.value.store(false, ordering: .releasing)
+            cancelling.end()
         }
     }
 
@@ -233,7 +238,23 @@ internal import Synchronization
     }
 }
 
-/// A flag that outlives whom it was made for.
-private final class Flag: Sendable {
-    let value = Atomic(false)
+/// Whether the server is being asked to cancel. It outlives the connection it was made for.
+private final class Cancelling: Sendable {
+    private let isUnderWay = Atomic(false)
+    private let group = DispatchGroup()
+
+    /// - Returns: False when it is being asked already.
+    func begin() -> Bool {
+        if isUnderWay.exchange(true, ordering: .acquiring) { return false }
+        group.enter()
+        return true
+    }
+
+    func end() {
+        isUnderWay.store(false, ordering: .releasing)
+        group.leave()
+    }
+
+    /// Waits until it has been asked, two seconds at most: a server that does not answer is none to wait for.
+    func wait() { _ = group.wait(timeout: .now() + 2) }
 }

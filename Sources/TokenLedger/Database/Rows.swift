@@ -31,11 +31,6 @@ package import TokenModel
         unsafe value(row, column) { unsafe String(decoding: $0, as: UTF8.self) }
     }
 
-    /// A `bytea` or `text` of a binary result; nil for null.
-    package func bytes(_ row: Int, _ column: Int) -> [UInt8]? {
-        unsafe value(row, column) { unsafe [UInt8]($0) }
-    }
-
     /// A `smallint`, `integer` or `bigint` of a binary result; nil for null.
     package func integer(_ row: Int, _ column: Int) -> Int64? {
         unsafe value(row, column) { bytes in

@@ -131,10 +131,10 @@ struct Batch: ~Copyable {
 
     /// Records what the batch says, in the transaction that is open.
     ///
-    /// - Returns: What the batch has done, once it is committed. Nil when all of it was aside already and has to wait on, because applications hold its tokens: roll back.
+    /// - Returns: What the batch has done, once it is committed, and which guards have opened or closed by it. Nil when all of it was aside already and has to wait on, because applications hold its tokens: roll back.
     func settle(
         from leaf: Leaf, _ limits: GuardLimits, on connection: inout Connection
-    ) throws(DatabaseError) -> Intake.Pass? {
+    ) throws(DatabaseError) -> (pass: Intake.Pass, turns: [GuardTurn])? {
         let outcome = try news.record(limits, on: &connection)
         var held: [HeldResult] = []
         var waiting: [Int] = []
@@ -176,11 +176,10 @@ struct Batch: ~Copyable {
         settled.accepted = accepted
         settled.rejected = unintelligible.count
         settled.held = held.count
-        settled.turns = outcome.turns
         settled.putAside = waiting.count + movedAside
         settled.recorded = rows.count - unintelligible.count - held.count - waiting.count
         for (fault, results) in sendersFaults.sorted(by: { $0.key < $1.key }) { settled.blame(fault, results) }
-        return settled
+        return (settled, outcome.turns)
     }
 
     /// Some hundreds at a time are copied elsewhere: memory stays bounded, whatever a batch holds.

@@ -55,10 +55,13 @@ public struct Intake {
     /// Where there is work in several leaves, each has its turn for so long.
     private static let slice = Duration.milliseconds(100)
 
-    /// Goes through the queue: the leaves in turn, the current one first, then those set aside.
+    /// Goes through the queue: the leaves in turn, the current one first, then those set aside; for some five seconds at most.
     ///
-    /// - Parameter betweenBatches: Called before the first and after each, with what has been done so far and the number of pages
-    ///   that have not been read yet; answers whether to go on. Stopping here loses nothing.
+    /// - Parameters:
+    ///   - tell: Called with what people should know, when it holds.
+    ///   - betweenBatches: Called before the first and after each, with what has been done so far and the number of pages that have
+    ///     not been read yet; answers whether to go on. Stopping here loses nothing.
+    /// - Throws: When the connection is lost, or the queue cannot be looked at. What one range meets ends in the pass's `trouble`.
     public mutating func pass(
         on connection: inout Connection,
         tell: (Incident) -> Void,
@@ -114,11 +117,12 @@ public struct Intake {
         leaves.map { max(0, sizes.pages(of: $0) - (hints[$0]?.page ?? 0)) }.reduce(0, +)
     }
 
-    /// So many ranges of a leaf that cannot be drained, for a cause that a person must mend, end its pass.
+    /// So many ranges of a leaf that can neither be drained nor set aside, for a cause that a person must mend, end its pass.
     private static let mostTroubles = 3
 
     /// - Parameter pagesBehind: What lies in the leaves whose turn comes later.
-    /// - Returns: False when `goesOn` has said to stop.
+    /// - Returns: False when `goesOn` has said to stop; true when there is nothing more to do here now: it is drained, given up, or
+    ///   left to the first drain.
     private mutating func drain(
         _ leaf: Leaf, _ sizes: LeafSizes, pagesBehind: Int, into pass: inout Pass, on connection: inout Connection,
         tell: (Incident) -> Void, betweenBatches goesOn: (inout Connection, Pass, Int) throws(DatabaseError) -> Bool
@@ -180,14 +184,15 @@ public struct Intake {
             tried.insert(first)
             do {
                 try settle(range, of: leaf, into: &pass, on: &connection, tell: tell)
-            } catch let error where error.remedy == .fixSetup {
-                // These stay where they are. If it is not for these alone, there is no use in going on.
-                pass.trouble = error
-                troubles += 1
-                if troubles == Self.mostTroubles { break }
+            } catch {
+                if error.remedy == .reconnect { throw error }
+                if error.remedy != .retry {
+                    // These stay where they are. If it is not for these alone, there is no use in going on.
+                    pass.trouble = error
+                    troubles += 1
+                    if troubles == Self.mostTroubles { break }
+                }
             }
-            for turn in pass.turns { tell(.guardTurned(turn)) }
-            pass.turns = []
             batches += 1
             page = max(page, range.upperBound)
             hint.page = max(hint.page, page)

@@ -11,8 +11,6 @@ extension Intake {
         var takenOut = 0
         /// Past leaves that were read whole.
         var leavesTaken = 0
-        /// Guards that have opened or closed, and have not been told yet.
-        var turns: [GuardTurn] = []
         /// Results of which APNs blames the sender, by reason; they count as recorded too.
         public private(set) var sendersFaults: [String: Int] = [:]
 
@@ -32,7 +30,6 @@ extension Intake {
             held += other.held
             takenOut += other.takenOut
             leavesTaken += other.leavesTaken
-            turns += other.turns
             trouble = other.trouble ?? trouble
             for (kind, count) in other.sendersFaults { blame(kind, count) }
         }

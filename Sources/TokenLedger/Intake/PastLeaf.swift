@@ -86,8 +86,8 @@ struct PastLeaf {
     ///
     /// - Returns: Whether it was empty; nil where somebody is in the way.
     func truncateIfEmpty(on connection: inout Connection) throws(DatabaseError) -> Bool? {
-        guard try lock(on: &connection) else { return nil }
         do {
+            guard try lock(on: &connection) else { return nil }
             let isEmpty = try connection.run("SELECT 1 FROM \(leaf.table) LIMIT 1").count == 0
             if isEmpty { try connection.run("TRUNCATE \(leaf.table)") }
             try connection.commit()

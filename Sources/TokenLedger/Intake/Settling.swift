@@ -8,21 +8,21 @@ extension Intake {
         tell: (Incident) -> Void
     ) throws(DatabaseError) {
         do {
-            try settle(.pages(pages), of: leaf, asideUnseen: false, into: &pass, on: &connection)
-            if leaf == .aside { try settleRowByRow(pages, onlyBulky: true, into: &pass, on: &connection, tell: tell) }
+            try settle(.pages(pages), of: leaf, asideUnseen: false, into: &pass, on: &connection, tell: tell)
         } catch {
             if error.remedy == .reconnect { throw error }
             if leaf == .aside {
-                try settleRowByRow(pages, onlyBulky: false, into: &pass, on: &connection, tell: tell)
-            } else {
-                if error.remedy == .fixData { tell(.batchSetAside(error)) }
-                do {
-                    try settle(.pages(pages), of: leaf, asideUnseen: true, into: &pass, on: &connection)
-                } catch let error where error.remedy == .retry {
-                    // Somebody holds rows of the queue itself. They stay where they are.
-                }
+                return try settleRowByRow(pages, onlyBulky: false, into: &pass, on: &connection, tell: tell)
+            }
+            if error.remedy == .fixData { tell(.batchSetAside(error)) }
+            do {
+                return try settle(.pages(pages), of: leaf, asideUnseen: true, into: &pass, on: &connection, tell: tell)
+            } catch let error where error.remedy == .retry {
+                // Somebody holds rows of the queue itself. They stay where they are.
+                return
             }
         }
+        if leaf == .aside { try settleRowByRow(pages, onlyBulky: true, into: &pass, on: &connection, tell: tell) }
     }
 
     /// Looks at rows that were set aside one by one: those that are bulky, and those that made their batch fail.
@@ -69,7 +69,7 @@ extension Intake {
                     row, error: "the row is \(length) bytes long, expected at most \(Self.largestRow)", on: &connection)
                 pass.rejected += 1
             } else {
-                try settle(row, of: .aside, asideUnseen: false, into: &pass, on: &connection)
+                try settle(row, of: .aside, asideUnseen: false, into: &pass, on: &connection, tell: tell)
             }
         } catch let error where error.remedy == .fixData {
             try reject(row, error: "the database refused to record it: \(error)", on: &connection)
@@ -90,7 +90,8 @@ extension Intake {
     }
 
     private func settle(
-        _ portion: Portion, of leaf: Leaf, asideUnseen: Bool, into pass: inout Pass, on connection: inout Connection
+        _ portion: Portion, of leaf: Leaf, asideUnseen: Bool, into pass: inout Pass, on connection: inout Connection,
+        tell: (Incident) -> Void
     ) throws(DatabaseError) {
         var isAtGuard = false
         defer { if isAtGuard { pair?.leaveGuard() } }
@@ -104,6 +105,7 @@ extension Intake {
                     """, on: &connection)
             else { return connection.rollback() }
             let settled: Pass
+            var turns: [GuardTurn] = []
             if asideUnseen {
                 settled = try Batch.moveAside(portion, of: leaf, on: &connection)
                 if !settled.moved { return connection.rollback() }
@@ -113,10 +115,11 @@ extension Intake {
                 guard batch.taken > 0, let done = try batch.settle(from: leaf, guardLimits, on: &connection) else {
                     return connection.rollback()
                 }
-                settled = done
+                (settled, turns) = done
             }
             try connection.commit()
             pass.add(settled)
+            for turn in turns { tell(.guardTurned(turn)) }
         } catch {
             connection.rollback()
             throw error

@@ -77,24 +77,13 @@ public struct Sweep {
     private func survey(
         _ topic: DueTokens.Topic, on connection: inout Connection, while goesOn: () -> Bool
     ) throws -> DueTokens {
-        guard goesOn() else { throw Ended.stopped }
-        do {
-            try connection.run(transaction.begin)
+        try step(on: &connection, while: goesOn) { connection in
             let due = try DueTokens(in: topic, forced: lease.forced, on: &connection)
             try due.note(run: lease.runID, on: &connection)
-            // Where there is nothing to note yet, the lease is renewed.
-            var noted: [(column: String, tokens: Int64)] = [("refused", due.isRefused ? due.total : 0)]
             if lease.dryRun, !due.isRefused {
-                noted = [("pruned_suppressed", due.total - due.dormant), ("pruned_dormant", due.dormant)]
+                return (due, [("pruned_suppressed", due.total - due.dormant), ("pruned_dormant", due.dormant)])
             }
-            for (column, tokens) in noted {
-                guard try note(column, tokens, on: &connection) else { throw Ended.leaseLost }
-            }
-            try connection.commit()
-            return due
-        } catch {
-            connection.rollback()
-            throw error
+            return (due, [("refused", due.isRefused ? due.total : 0)])
         }
     }
 
@@ -251,86 +240,100 @@ public struct Sweep {
         """
     }
 
-    /// History and counts: small things that are one statement each.
+    /// History and counts: months of it, and small things of one statement each.
     private func forgetHistory(on connection: inout Connection, while goesOn: () -> Bool) throws {
-        try inTransaction("SELECT tokenkeeper.roll_up_result_count()", [], on: &connection)
+        do {
+            try tidy("SELECT tokenkeeper.prepare_event_months()", [], on: &connection, while: goesOn)
+            while try forgetMonth(on: &connection, while: goesOn) {}
+        } catch let error as DatabaseError where error.sqlState == "55P03" {
+            // Somebody reads the history at length: the next sweep will do. Months are prepared well ahead.
+        }
+        try tidy("SELECT tokenkeeper.roll_up_result_count()", [], on: &connection, while: goesOn)
         for (table, at, retention) in [
             ("result_count", "hour", plan.eventRetention), ("operation", "at", plan.eventRetention),
             // No window of the guard reaches further back than two days; a backlog may.
             ("topic_guard_count", "bucket", .seconds(8 * 86_400)),
         ] {
-            try inTransaction(
+            try tidy(
                 "DELETE FROM tokenkeeper.\(table) WHERE \(at) < now() - $1 * interval '1 microsecond'",
-                [.int8(retention.microseconds)], on: &connection)
+                [.int8(retention.microseconds)], on: &connection, while: goesOn)
         }
-        try inTransaction(
+        try tidy(
             "DELETE FROM tokenkeeper.sweep_topic AS s WHERE NOT EXISTS (SELECT FROM tokenkeeper.sweep_run AS r WHERE r.run_id = s.run_id)",
-            [], on: &connection)
+            [], on: &connection, while: goesOn)
         // Those of a token that is suppressed may be undone as long as it is.
-        try inTransaction(
+        let suspects = """
+            DELETE FROM tokenkeeper.suspect AS d WHERE d.ctid = ANY (ARRAY(
+                SELECT s.ctid FROM tokenkeeper.suspect AS s JOIN tokenkeeper.topic AS t USING (topic_id)
+                WHERE s.queued_at < now() - coalesce(t.stale_retention, $1 * interval '1 microsecond')
+                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l
+                                  WHERE l.topic_id = s.topic_id AND l.token_key = s.token_key AND l.suppressed)
+                LIMIT 10000))
             """
-            DELETE FROM tokenkeeper.suspect AS s USING tokenkeeper.topic AS t
-            WHERE t.topic_id = s.topic_id
-              AND s.queued_at < now() - coalesce(t.stale_retention, $1 * interval '1 microsecond')
-              AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l
-                              WHERE l.topic_id = s.topic_id AND l.token_key = s.token_key AND l.suppressed)
-            """, [.int8(plan.staleRetention.microseconds)], on: &connection)
-        do {
-            try inTransaction("SELECT tokenkeeper.prepare_event_months()", [], on: &connection)
-            while try forgetMonth(on: &connection, while: goesOn) {}
-        } catch let error as DatabaseError where error.sqlState == "55P03" {
-            // Somebody reads the history at length: the next sweep will do. Months are prepared well ahead.
+        while try tidy(suspects, [.int8(plan.staleRetention.microseconds)], on: &connection, while: goesOn) > 0 {}
+    }
+
+    /// One statement in a transaction of its own, which renews the lease.
+    ///
+    /// - Returns: How many rows it has changed, or answered.
+    @discardableResult
+    private func tidy(
+        _ statement: String, _ parameters: [Parameter], on connection: inout Connection, while goesOn: () -> Bool
+    ) throws -> Int {
+        try step(on: &connection, while: goesOn) { connection in
+            (try connection.query(statement, parameters).affected, [("refused", 0)])
         }
     }
 
     /// One month a transaction: its lock keeps registrations waiting.
     private func forgetMonth(on connection: inout Connection, while goesOn: () -> Bool) throws -> Bool {
-        guard goesOn() else { throw Ended.stopped }
-        do {
-            try connection.run(transaction.begin)
+        try step(on: &connection, while: goesOn) { connection in
             let events = try connection.query(
                 "SELECT tokenkeeper.forget_event_month(now() - $1 * interval '1 microsecond')",
                 [.int8(plan.eventRetention.microseconds)]
             ).integer(0, 0)
-            guard try note("deleted_events", events ?? 0, on: &connection) else { throw Ended.leaseLost }
-            try connection.commit()
-            return events != nil
-        } catch {
-            connection.rollback()
-            throw error
+            return (events != nil, [("deleted_events", events ?? 0)])
         }
     }
 
-    private func inTransaction(
-        _ statement: String, _ parameters: [Parameter], on connection: inout Connection
-    ) throws(DatabaseError) {
-        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
-            _ = try connection.query(statement, parameters)
-        }
-    }
-
-    /// One transaction of the sweep.
+    /// One transaction of the sweep that deals with rows of one kind.
     ///
     /// - Parameters:
+    ///   - column: Where the run counts them.
     ///   - settings: What to SET LOCAL for it.
     ///   - statement: Answers how many rows it has dealt with, or several numbers of which that is the sum.
-    ///   - committed: Gets what the statement answered, when it holds.
+    ///   - look: Gets what the statement answered.
     /// - Returns: How many rows.
     @discardableResult
     private func batch(
         _ column: String, settings: String = "", _ statement: String, _ parameters: [Parameter],
-        on connection: inout Connection, while goesOn: () -> Bool, committed: (borrowing Rows) -> Void = { _ in }
+        on connection: inout Connection, while goesOn: () -> Bool, look: (borrowing Rows) -> Void = { _ in }
     ) throws -> Int64 {
+        try step(settings: settings, on: &connection, while: goesOn) { connection in
+            let counts = try connection.query(statement, parameters)
+            let rows = (0..<counts.count).reduce(0) { $0 + (counts.integer($1, 0) ?? 0) }
+            look(counts)
+            return (rows, [(column, rows)])
+        }
+    }
+
+    /// One transaction of the sweep, which renews the lease.
+    ///
+    /// - Parameter work: Answers what comes of it, and what to add to which counts of the run.
+    private func step<Value>(
+        settings: String = "", on connection: inout Connection, while goesOn: () -> Bool,
+        _ work: (inout Connection) throws -> (value: Value, counts: [(column: String, rows: Int64)])
+    ) throws -> Value {
         guard goesOn() else { throw Ended.stopped }
         do {
             try connection.run(transaction.begin + settings)
-            let counts = try connection.query(statement, parameters)
-            let rows = (0..<counts.count).reduce(0) { $0 + (counts.integer($1, 0) ?? 0) }
-            // Another daemon may have taken over: what this batch did is then undone.
-            guard try note(column, rows, on: &connection) else { throw Ended.leaseLost }
+            let done = try work(&connection)
+            for (column, rows) in done.counts {
+                // Another daemon may have taken over: what was done here is then undone.
+                guard try note(column, rows, on: &connection) else { throw Ended.leaseLost }
+            }
             try connection.commit()
-            committed(counts)
-            return rows
+            return done.value
         } catch {
             connection.rollback()
             throw error
@@ -350,11 +353,13 @@ public struct Sweep {
     private func finish(
         _ outcome: SweepReport.Outcome, _ message: String?, on connection: inout Connection
     ) throws(DatabaseError) -> SweepReport {
-        try inTransaction(
-            """
-            UPDATE tokenkeeper.sweep_run SET outcome = $2, message = $3, finished_at = clock_timestamp()
-            WHERE run_id = $1 AND outcome = 'running' AND daemon_id = $4
-            """, [.int8(lease.runID), .text(outcome.rawValue), .text(message), .text(lease.holder)], on: &connection)
+        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+            _ = try connection.query(
+                """
+                UPDATE tokenkeeper.sweep_run SET outcome = $2, message = $3, finished_at = clock_timestamp()
+                WHERE run_id = $1 AND outcome = 'running' AND daemon_id = $4
+                """, [.int8(lease.runID), .text(outcome.rawValue), .text(message), .text(lease.holder)])
+        }
         let row = try connection.query(
             """
             SELECT outcome, message, pruned_suppressed, pruned_dormant, deleted_events, deleted_rejected, deleted_held,

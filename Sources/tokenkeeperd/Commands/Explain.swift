@@ -35,7 +35,7 @@ struct Explain: ParsableCommand {
         }
         if let token = tokens.first, TokenDigits(token) == nil {
             throw ValidationError(
-                "The token is \"\(Self.plain(String(token.prefix(TokenDigits.shown))))\(token.count > TokenDigits.shown ? "…" : "")\" "
+                "The token is \"\(StoryText.plain(String(token.prefix(TokenDigits.shown))))\(token.count > TokenDigits.shown ? "…" : "")\" "
                     + "(\(token.count) characters), expected 8 to 1024 hex digits.")
         }
         for (option, value) in [("--device", device), ("--topic", topic)] {
@@ -43,9 +43,7 @@ struct Explain: ParsableCommand {
                 throw ValidationError("\(option) is \(value.utf8.count) bytes long, expected 1 to 512.")
             }
         }
-        if let environment, !["production", "sandbox"].contains(environment) {
-            throw ValidationError("--environment is \"\(Self.plain(environment))\", expected production or sandbox.")
-        }
+        if let environment { try TopicOption.check(environment: environment) }
     }
 
     func run() throws {
@@ -78,7 +76,4 @@ struct Explain: ParsableCommand {
             }
         }
     }
-
-    /// Without what would move a terminal's cursor: applications and senders wrote it.
-    static func plain(_ text: String) -> String { StoryText.plain(text) }
 }

@@ -1,5 +1,6 @@
 internal import ArgumentParser
 internal import TokenLedger
+internal import TokenModel
 
 /// Names a topic and its environment.
 struct TopicOption: ParsableArguments {
@@ -8,6 +9,16 @@ struct TopicOption: ParsableArguments {
 
     @Option(help: "production or sandbox.")
     var environment = "production"
+
+    func validate() throws { try Self.check(environment: environment) }
+
+    /// - Throws: Unless it is one that APNs has.
+    static func check(environment: String) throws {
+        if Environment(rawValue: environment) == nil {
+            throw ValidationError(
+                "--environment is \"\(StoryText.plain(environment))\", expected production or sandbox.")
+        }
+    }
 
     /// These options as one would type them.
     static func typed(topic: String, environment: String) -> String {

@@ -4,7 +4,7 @@ internal import TokenLedger
 /// The settings in force, checked. Flags win over the environment, that over systemd's credentials, those over the file,
 /// the file over the defaults.
 struct Configuration: Sendable {
-    /// Where a value came from, in words.
+    /// A setting's value, and where it came from.
     struct Resolved: Equatable, Sendable {
         var value: String?
         var rank = Rank.standard

@@ -51,10 +51,8 @@ final class Availability: Sendable {
         if !tell { return }
         let details: Logger.Metadata = ["duty": "\(part.rawValue)", "error": "\(error)"]
         switch story {
-        case .away:
-            logger.warning("waiting for PostgreSQL", metadata: details)
-        case .locked:
-            logger.warning("waiting for a lock in PostgreSQL", metadata: details)
+        case .away, .locked:
+            logger.warning("\(words)", metadata: details)
         case .refused("42501") where migrates:
             logger.error(
                 "PostgreSQL refuses: this role cannot migrate; `tokenkeeperd migrate --help` says what it needs",

@@ -1,7 +1,7 @@
 internal import Synchronization
 internal import TokenLedger
 
-/// `run --migrate`: one duty applies what is missing, once, and the other waits for it.
+/// `run --migrate`: one duty applies what is missing, once, and the others wait for it.
 final class MigrationStep: Sendable {
     private let done = Atomic(false)
     private let bell: Wakeup

@@ -70,7 +70,7 @@ struct SecondDrainDuty {
                 if duty.report.isComplete, toldAt.map({ $0.duration(to: .now) > Self.pause.word }) ?? true {
                     toldAt = .now
                     duty.logger.warning(
-                        "a backlog is drained by one connection alone, because a second one cannot be had",
+                        "a backlog is drained by one connection alone: a second one cannot be had, or failed",
                         metadata: ["error": "\(error)"])
                 }
             }

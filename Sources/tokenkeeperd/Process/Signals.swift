@@ -9,19 +9,20 @@ final class Signals {
 
     /// The first statement of the process: a signal that came before its source stands would kill it. All threads inherit this.
     static func block() {
-        var set = sigset_t()
-        unsafe sigemptyset(&set)
-        for number in handled { unsafe sigaddset(&set, number) }
-        _ = unsafe pthread_sigmask(SIG_BLOCK, &set, nil)
+        change(SIG_BLOCK)
         _ = signal(SIGPIPE, SIG_IGN)
     }
 
     /// Lets them act by default again, for commands that have nothing to finish.
     static func unblock() {
+        change(SIG_UNBLOCK)
+    }
+
+    private static func change(_ how: CInt) {
         var set = sigset_t()
         unsafe sigemptyset(&set)
         for number in handled { unsafe sigaddset(&set, number) }
-        _ = unsafe pthread_sigmask(SIG_UNBLOCK, &set, nil)
+        _ = unsafe pthread_sigmask(how, &set, nil)
     }
 
     /// Several that arrive at once may count as one: a signal means "at least once".
