@@ -117,7 +117,7 @@ public struct Intake {
         leaves.map { max(0, sizes.pages(of: $0) - (hints[$0]?.page ?? 0)) }.reduce(0, +)
     }
 
-    /// So many ranges of a leaf that can neither be drained nor set aside, for a cause that a person must mend, end its pass.
+    /// So many ranges of a leaf that cannot be drained, for a lacking right or a full disk, end its pass.
     private static let mostTroubles = 3
 
     /// - Parameter pagesBehind: What lies in the leaves whose turn comes later.
@@ -186,9 +186,9 @@ public struct Intake {
                 try settle(range, of: leaf, into: &pass, on: &connection, tell: tell)
             } catch {
                 if error.remedy == .reconnect { throw error }
-                if error.remedy != .retry {
-                    // These stay where they are. If it is not for these alone, there is no use in going on.
-                    pass.trouble = error
+                // These stay where they are. Where it is not for their own sake, there is no use in going on.
+                if error.remedy != .retry { pass.trouble = error }
+                if error.remedy == .fixSetup {
                     troubles += 1
                     if troubles == Self.mostTroubles { break }
                 }

@@ -14,13 +14,14 @@ extension Intake {
             if leaf == .aside {
                 return try settleRowByRow(pages, onlyBulky: false, into: &pass, on: &connection, tell: tell)
             }
-            if error.remedy == .fixData { tell(.batchSetAside(error)) }
             do {
-                return try settle(.pages(pages), of: leaf, asideUnseen: true, into: &pass, on: &connection, tell: tell)
+                try settle(.pages(pages), of: leaf, asideUnseen: true, into: &pass, on: &connection, tell: tell)
             } catch let error where error.remedy == .retry {
                 // Somebody holds rows of the queue itself. They stay where they are.
                 return
             }
+            if error.remedy == .fixData { tell(.batchSetAside(error)) }
+            return
         }
         if leaf == .aside { try settleRowByRow(pages, onlyBulky: true, into: &pass, on: &connection, tell: tell) }
     }
