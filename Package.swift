@@ -29,8 +29,11 @@ let package = Package(
     targets: [
         .systemLibrary(name: "CLibPQ", pkgConfig: "libpq", providers: [.apt(["libpq-dev"])]),
 
+        .systemLibrary(name: "CCurl", pkgConfig: "libcurl", providers: [.apt(["libcurl4-openssl-dev"])]),
+        .systemLibrary(name: "COpenSSL", pkgConfig: "libcrypto", providers: [.apt(["libssl-dev"])]),
+
         .target(name: "TokenModel", swiftSettings: strict),
-        .target(name: "APNsFeedback", dependencies: ["TokenModel"], swiftSettings: strict),
+        .target(name: "APNsFeedback", dependencies: ["CCurl", "COpenSSL", "TokenModel"], swiftSettings: strict),
         .target(
             name: "TokenLedger",
             dependencies: ["CLibPQ", "TokenModel"],

@@ -1,0 +1,89 @@
+/// The `apns-push-type` header: what kind of notification it is.
+///
+/// Source: Apple, "Sending notification requests to APNs".
+public enum PushType: String, Hashable, Sendable, CaseIterable {
+    case alert, background, voip, complication, fileprovider, mdm, liveactivity, location, pushtotalk, widgets, controls
+
+    /// The most bytes of a payload: 5120 for VoIP, 4096 for all others.
+    public var maximumPayload: Int { self == .voip ? 5120 : 4096 }
+}
+
+/// One notification for one device, as APNs is asked to deliver it.
+public struct PushRequest: Hashable, Sendable {
+    /// The environment, which names the server; the topic, sent as `apns-topic`; and the token, in the path.
+    public var address: TokenAddress
+    /// The body: JSON, as it goes over the wire.
+    public var payload: [UInt8]
+    public var pushType: PushType
+    /// `apns-priority`: 10 at once, 5 by the device's power, 1 when nothing wakes it. Nil leaves it to APNs (10).
+    public var priority: Int?
+    /// `apns-expiration`, in seconds since the Unix epoch: until then APNs tries again, 0 is once only. Nil leaves it to APNs.
+    public var expiration: Int64?
+    /// `apns-collapse-id`: notifications of the same one are shown as one. 1 to 64 bytes.
+    public var collapseID: String?
+    /// `apns-id`: a UUID in lower case, the same whenever the request is sent again.
+    public var id: String
+
+    public init(
+        address: TokenAddress, payload: [UInt8], pushType: PushType, priority: Int? = nil, expiration: Int64? = nil,
+        collapseID: String? = nil, id: String
+    ) {
+        self.address = address
+        self.payload = payload
+        self.pushType = pushType
+        self.priority = priority
+        self.expiration = expiration
+        self.collapseID = collapseID
+        self.id = id
+    }
+}
+
+extension PushRequest {
+    /// The most bytes of a collapse identifier.
+    public static let maximumCollapseID = 64
+
+    /// What APNs would refuse it for, and what must not get into a header: found and expected, in words; nil when all is well.
+    ///
+    /// Source of the limits: Apple, "Sending notification requests to APNs".
+    public var fault: String? {
+        if payload.isEmpty { return "the payload is empty, expected JSON" }
+        if payload.count > pushType.maximumPayload {
+            return "the payload is \(payload.count) bytes long, expected at most \(pushType.maximumPayload)"
+        }
+        // Anything else would be a header of its own, or none.
+        if !Self.isVisible(address.topic.name) { return "the topic has characters that no header can carry" }
+        if let collapseID {
+            guard 1...Self.maximumCollapseID ~= collapseID.utf8.count else {
+                return "the collapse id is \(collapseID.utf8.count) bytes long, expected 1 to \(Self.maximumCollapseID)"
+            }
+            if !Self.isVisible(collapseID) { return "the collapse id has characters that no header can carry" }
+        }
+        if let priority, ![10, 5, 1].contains(priority) { return "priority is \(priority), expected 10, 5 or 1" }
+        if pushType == .background, priority != 5 {
+            return "priority of a background push is \(priority.map(String.init) ?? "10, the default"), expected 5"
+        }
+        if let expiration, expiration < 0 { return "expiration is \(expiration), expected seconds since 1970, or 0" }
+        if !Self.isIdentifier(id) { return "apns-id is not a UUID in lower case" }
+        return nil
+    }
+
+    /// Printable ASCII, blanks within it included: what a header carries unchanged.
+    private static func isVisible(_ text: String) -> Bool {
+        text.utf8.allSatisfy { 0x20...0x7e ~= $0 } && text.utf8.first != 0x20 && text.utf8.last != 0x20
+    }
+
+    private static func isIdentifier(_ text: String) -> Bool {
+        let text = text.utf8.span
+        guard text.count == 36 else { return false }
+        for place in 0..<36 {
+            switch (place, text[place]) {
+            case (8, UInt8(ascii: "-")), (13, UInt8(ascii: "-")), (18, UInt8(ascii: "-")), (23, UInt8(ascii: "-")):
+                continue
+            case (8, _), (13, _), (18, _), (23, _): return false
+            case (_, UInt8(ascii: "0")...UInt8(ascii: "9")), (_, UInt8(ascii: "a")...UInt8(ascii: "f")): continue
+            default: return false
+            }
+        }
+        return true
+    }
+}
