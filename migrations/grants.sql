@@ -33,6 +33,12 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.state_of(tokenkeeper.ledger)
     TO tokenkeeper_sender;
 GRANT SELECT ON tokenkeeper.sendable_token, tokenkeeper.suppressed_token TO tokenkeeper_sender;
+-- Those that have the daemon send: write requests.
+GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, not_before, apns_id)
+    ON tokenkeeper.send_request TO tokenkeeper_sender;
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.enqueue(jsonb, text, text, text[], text, integer, timestamptz, text, timestamptz, text, boolean)
+    TO tokenkeeper_sender;
 
 -- Applications: register and unregister, and forget a person.
 GRANT EXECUTE ON FUNCTION
@@ -47,7 +53,7 @@ GRANT SELECT ON
     tokenkeeper.token, tokenkeeper.sendable_token, tokenkeeper.suppressed_token, tokenkeeper.token_event,
     tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.guard, tokenkeeper.reinstatement,
     tokenkeeper.topic_policy, tokenkeeper.operation, tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.status,
-    tokenkeeper.migration
+    tokenkeeper.migration, tokenkeeper.send_request, tokenkeeper.suppressed_send, tokenkeeper.failed_send, tokenkeeper.send_halt
     TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.token_key(text),
@@ -62,11 +68,16 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.discard_held(text, text),
     tokenkeeper.reinstate(text, text, timestamptz, timestamptz),
     tokenkeeper.requeue_rejected(bigint[]),
+    tokenkeeper.halt_sending(text, text, text),
+    tokenkeeper.resume_sending(text, text),
+    tokenkeeper.requeue_failed(bigint[]),
     tokenkeeper.forget(text),
     tokenkeeper.forget_device(text)
     TO tokenkeeper_operator;
-GRANT INSERT (environment, topic, gate, stale_retention, dormant_after, guard_min_tokens, guard_max_share, prune_min_tokens, prune_max_share),
-    UPDATE (gate, stale_retention, dormant_after, guard_min_tokens, guard_max_share, prune_min_tokens, prune_max_share)
+GRANT DELETE ON tokenkeeper.send_request, tokenkeeper.failed_send TO tokenkeeper_operator;
+GRANT INSERT (environment, topic, gate, stale_retention, dormant_after, guard_min_tokens, guard_max_share, prune_min_tokens, prune_max_share,
+              background_per_hour),
+    UPDATE (gate, stale_retention, dormant_after, guard_min_tokens, guard_max_share, prune_min_tokens, prune_max_share, background_per_hour)
     ON tokenkeeper.topic_policy TO tokenkeeper_operator;
 GRANT DELETE, UPDATE (environment, topic, token, status, body, sent_at) ON tokenkeeper.rejected_result TO tokenkeeper_operator;
 
@@ -91,6 +102,23 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
 GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.operation TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.status, tokenkeeper.token TO tokenkeeper_daemon;
+-- And to send: what it claims, what becomes of it, and the answers.
+GRANT SELECT, INSERT, UPDATE, DELETE ON
+    tokenkeeper.send_request, tokenkeeper.background_send, tokenkeeper.sending_daemon
+    TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppressed_send, tokenkeeper.failed_send TO tokenkeeper_daemon;
+GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- For FOR UPDATE SKIP LOCKED alone.
+GRANT UPDATE (failed_at) ON tokenkeeper.failed_send TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.send_halt TO tokenkeeper_daemon;
+GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON tokenkeeper.send_result TO tokenkeeper_daemon;
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.claim_requests(text, text, text, integer, integer),
+    tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[]),
+    tokenkeeper.halt_sending(text, text, text),
+    tokenkeeper.is_silent(jsonb),
+    tokenkeeper.push_type_of(jsonb, text),
+    tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text)
+    TO tokenkeeper_daemon;
 GRANT USAGE ON SEQUENCE tokenkeeper.event_id TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.record(text[], text[], integer[], bytea[], timestamptz[], text[], integer[], timestamptz[], text[], timestamptz[],

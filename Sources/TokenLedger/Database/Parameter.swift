@@ -9,7 +9,7 @@ package enum Parameter {
     case instant(Instant?)
     case bools([Bool])
     case int4s([Int32?])
-    case int8s([Int64])
+    case int8s([Int64?])
     case texts([String?])
     case byteas([[UInt8]])
     case instants([Instant?])

@@ -1,0 +1,89 @@
+public import TokenModel
+
+/// A request of `tokenkeeper.send_request` that this daemon has in hand.
+public struct ClaimedRequest: Hashable, Sendable {
+    /// Its `request_id`.
+    public var number: Int64
+    public var request: PushRequest
+    /// How often APNs has asked for another try, or did not answer, before.
+    public var attempts: Int
+    /// When a daemon had it in hand first, by the database server's clock.
+    public var firstSentAt: Instant
+
+    public init(number: Int64, request: PushRequest, attempts: Int = 0, firstSentAt: Instant) {
+        self.number = number
+        self.request = request
+        self.attempts = attempts
+        self.firstSentAt = firstSentAt
+    }
+}
+
+/// What has become of a request that this daemon had in hand.
+public struct RequestEnding: Hashable, Sendable {
+    public enum Fate: Hashable, Sendable {
+        /// APNs has answered, and that is all.
+        case answered
+        /// Given up, for the reason told: to `failed_send`.
+        case failed(String)
+        /// To be tried again after the pause, because of what is told.
+        case later(Duration, String)
+        /// It was not sent, and waits again; with a pause or as before.
+        case returned(Duration?)
+    }
+
+    /// What APNs answered, for `send_result`.
+    public struct Answer: Hashable, Sendable {
+        public var status: Int32
+        /// Verbatim.
+        public var body: String?
+        public var apnsID: String?
+
+        public init(status: Int32, body: String? = nil, apnsID: String? = nil) {
+            self.status = status
+            self.body = body
+            self.apnsID = apnsID
+        }
+    }
+
+    /// Its `request_id`.
+    public var number: Int64
+    public var fate: Fate
+    /// Nil where there was none.
+    public var answer: Answer?
+    /// When the request was started.
+    public var sentAt: Instant?
+
+    public init(number: Int64, fate: Fate, answer: Answer? = nil, sentAt: Instant? = nil) {
+        self.number = number
+        self.fate = fate
+        self.answer = answer
+        self.sentAt = sentAt
+    }
+}
+
+extension RequestEnding.Fate {
+    /// As finish_requests calls it.
+    var word: String {
+        switch self {
+        case .answered: "answered"
+        case .failed: "failed"
+        case .later: "later"
+        case .returned: "returned"
+        }
+    }
+
+    var pause: Duration? {
+        switch self {
+        case .answered, .failed: nil
+        case .later(let pause, _): pause
+        case .returned(let pause): pause
+        }
+    }
+
+    var error: String? {
+        switch self {
+        case .answered, .returned: nil
+        case .failed(let error), .later(_, let error): error
+        }
+    }
+}
