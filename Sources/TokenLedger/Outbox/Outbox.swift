@@ -34,7 +34,7 @@ public struct Outbox: Sendable {
         }
     }
 
-    /// The topics for which requests wait, due or not, but for those that are halted.
+    /// The topics of which requests are due, but for those that are halted.
     public func lanes(on connection: inout Connection) throws(DatabaseError) -> [Lane] {
         // From one to the next along the index: not one look a request.
         let next = """
@@ -53,7 +53,9 @@ public struct Outbox: Sendable {
                         \(next) AND (coalesce(r.topic, ''), coalesce(r.environment, 'production')) > (p.topic, p.environment) \(order)) AS n
                 )
                 SELECT l.environment, l.topic FROM lane AS l
-                WHERE NOT EXISTS (SELECT FROM tokenkeeper.send_halt AS h WHERE h.topic = l.topic AND h.environment = l.environment)
+                WHERE EXISTS (\(next) AND coalesce(r.topic, '') = l.topic AND coalesce(r.environment, 'production') = l.environment
+                              AND coalesce(r.not_before, r.queued_at) <= now())
+                  AND NOT EXISTS (SELECT FROM tokenkeeper.send_halt AS h WHERE h.topic = l.topic AND h.environment = l.environment)
                 """)
             return (0..<rows.count).map { Lane(environment: rows.text($0, 0) ?? "", topic: rows.text($0, 1) ?? "") }
         }

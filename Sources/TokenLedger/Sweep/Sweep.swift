@@ -100,11 +100,13 @@ public struct Sweep {
             : nil
     }
 
-    /// Results that wait for a person who does not come, and what was told of sweeps long ago.
+    /// Results and requests that wait for a person who does not come, and what was told of sweeps long ago.
     private func clearAwayResults(on connection: inout Connection, while goesOn: () -> Bool) throws {
         for (column, table, key, since, retention) in [
             ("deleted_rejected", "rejected_result", "rejected_id", "rejected_at", plan.rejectedRetention),
             ("deleted_held", "held_result", "held_id", "held_at", plan.heldRetention),
+            ("deleted_sends", "suppressed_send", "suppressed_id", "suppressed_at", plan.sendRetention),
+            ("deleted_sends", "failed_send", "failed_id", "failed_at", plan.sendRetention),
             ("deleted_runs", "sweep_run", "run_id", "finished_at", plan.eventRetention),
         ] {
             let isDue = "\(since) < now() - $1 * interval '1 microsecond'"
@@ -253,6 +255,7 @@ public struct Sweep {
             ("result_count", "hour", plan.eventRetention), ("operation", "at", plan.eventRetention),
             // No window of the guard reaches further back than two days; a backlog may.
             ("topic_guard_count", "bucket", .seconds(8 * 86_400)),
+            ("background_send", "latest_at", .seconds(3600)),
         ] {
             try tidy(
                 "DELETE FROM tokenkeeper.\(table) WHERE \(at) < now() - $1 * interval '1 microsecond'",
@@ -363,7 +366,7 @@ public struct Sweep {
         let row = try connection.query(
             """
             SELECT outcome, message, pruned_suppressed, pruned_dormant, deleted_events, deleted_rejected, deleted_held,
-                   deleted_runs, refused
+                   deleted_runs, refused, deleted_sends
             FROM tokenkeeper.sweep_run WHERE run_id = $1
             """, [.int8(lease.runID)])
         return SweepReport(
@@ -371,7 +374,8 @@ public struct Sweep {
             outcome: row.text(0, 0).flatMap(SweepReport.Outcome.init(rawValue:)) ?? outcome,
             prunedSuppressed: row.integer(0, 2) ?? 0, prunedDormant: row.integer(0, 3) ?? 0,
             deletedEvents: row.integer(0, 4) ?? 0, deletedRejected: row.integer(0, 5) ?? 0,
-            deletedHeld: row.integer(0, 6) ?? 0, deletedRuns: row.integer(0, 7) ?? 0, refused: row.integer(0, 8) ?? 0,
+            deletedHeld: row.integer(0, 6) ?? 0, deletedRuns: row.integer(0, 7) ?? 0,
+            deletedSends: row.integer(0, 9) ?? 0, refused: row.integer(0, 8) ?? 0,
             message: row.text(0, 1), topics: try SweepReport.Topic.all(of: lease.runID, on: &connection))
     }
 }

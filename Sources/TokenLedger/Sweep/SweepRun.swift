@@ -18,6 +18,8 @@ public struct SweepPlan: Equatable, Sendable {
     public var rejectedRetention: Duration
     /// Results that the mass-failure guard has held for longer than this.
     public var heldRetention: Duration
+    /// Requests that were suppressed or given up longer ago than this.
+    public var sendRetention: Duration
     /// So many tokens of a topic may be pruned within a day in any case.
     public var minTokens: Int64
     /// Beyond that, this share of the topic's tokens, unless forced. Retentions and limits of the topic's policy come first.
@@ -27,13 +29,14 @@ public struct SweepPlan: Equatable, Sendable {
 
     public init(
         staleRetention: Duration, dormantAfter: Duration?, eventRetention: Duration, rejectedRetention: Duration,
-        heldRetention: Duration, minTokens: Int64, maxShare: Share, batch: Int
+        heldRetention: Duration, sendRetention: Duration, minTokens: Int64, maxShare: Share, batch: Int
     ) {
         self.staleRetention = staleRetention
         self.dormantAfter = dormantAfter
         self.eventRetention = eventRetention
         self.rejectedRetention = rejectedRetention
         self.heldRetention = heldRetention
+        self.sendRetention = sendRetention
         self.minTokens = minTokens
         self.maxShare = maxShare
         self.batch = batch
@@ -59,6 +62,7 @@ public struct SweepReport: Equatable, Sendable {
     public var deletedRejected: Int64
     public var deletedHeld: Int64
     public var deletedRuns: Int64
+    public var deletedSends: Int64
     /// Tokens that were due and are too large a share of their topic.
     public var refused: Int64
     public var message: String?
@@ -84,5 +88,6 @@ public struct SweepReport: Equatable, Sendable {
     /// How many rows it deleted, or in a dry run would have.
     public var total: Int64 {
         prunedSuppressed + prunedDormant + deletedEvents + deletedRejected + deletedHeld + deletedRuns
+            + deletedSends
     }
 }

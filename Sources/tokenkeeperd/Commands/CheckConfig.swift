@@ -13,11 +13,14 @@ struct CheckConfig: ParsableCommand {
     func run() throws {
         Signals.unblock()
         let configuration = try options.load()
+        let credentials = try options.loadCredentials(of: configuration)
         if quiet { return }
-        for setting in Setting.table {
+        let ofCredentials = configuration.values.keys.filter { $0.hasPrefix("credential.") }.sorted()
+        for setting in (Setting.table.map(\.key) + ofCredentials).compactMap(Setting.named) {
             let found = configuration.values[setting.key]
             let value = found?.value.map { setting.secret ? "(set, not shown)" : $0 } ?? "(unset)"
             print("\(setting.key) = \(value)  # \(found?.origin ?? "default")")
         }
+        for credential in credentials { print("# \(credential)") }
     }
 }

@@ -57,6 +57,23 @@ struct ConfigurationOptions: ParsableArguments {
         return try Configuration(file: file, credentials: credentials, environment: environment, flags: flags)
     }
 
+    /// Reads the files of the credentials of APNs; on any problem says them all and ends the process.
+    func loadCredentials(of configuration: Configuration) throws -> [LoadedCredential] {
+        let handedOver = ProcessInfo.processInfo.environment["CREDENTIALS_DIRECTORY"].map { [$0 + "/apns_"] } ?? []
+        var credentials: [LoadedCredential] = []
+        var problems: [String] = []
+        for settings in configuration.credentials {
+            do {
+                credentials.append(try LoadedCredential(settings, folders: handedOver + ["/etc/tokenkeeperd/apns/"]))
+            } catch {
+                problems += error.problems
+            }
+        }
+        if problems.isEmpty { return credentials }
+        for problem in problems { Self.complain(problem) }
+        throw ExitCode(ExitStatus.configuration.rawValue)
+    }
+
     private var namedFile: String? { config ?? ProcessInfo.processInfo.environment["TOKENKEEPER_CONFIG"] }
 
     private func warnOfReadablePassword(in configuration: Configuration) {

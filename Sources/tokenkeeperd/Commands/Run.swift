@@ -17,7 +17,10 @@ struct Run: ParsableCommand {
 
     func run() throws {
         let configuration = try options.load()
-        let status = Daemon(options: options, configuration: configuration, migrates: migrate).run()
+        let credentials = try options.loadCredentials(of: configuration)
+        let status = Daemon(
+            options: options, configuration: configuration, credentials: credentials, migrates: migrate
+        ).run()
         // A thread that was connecting may still be inside OpenSSL, and would not survive that it is cleared away at exit(3).
         _exit(status.rawValue)
     }

@@ -1,5 +1,7 @@
+internal import APNsFeedback
 internal import Logging
 internal import TokenLedger
+internal import TokenModel
 
 /// The settings in force, checked. Flags win over the environment, that over systemd's credentials, those over the file,
 /// the file over the defaults.
@@ -50,7 +52,7 @@ struct Configuration: Sendable {
             _ key: String, _ value: String, from rank: Rank, place: String, origin: String? = nil,
             hasRightType: (Setting) -> Bool = { _ in true }
         ) {
-            guard let setting = Setting.table.first(where: { $0.key == key }) else {
+            guard let setting = Setting.named(key) else {
                 guard key.utf8.allSatisfy({ Self.keyCharacters.contains($0) }) else {
                     problems.append("\(place): expected key=value, found no key")
                     return
@@ -102,6 +104,7 @@ struct Configuration: Sendable {
                 String(flag[..<equals]), String(flag[flag.index(after: equals)...]), from: .flag, place: "command line")
         }
 
+        problems += CredentialSettings.problems(in: values)
         var address: DatabaseAddress?
         do {
             address = try Self.address(values, credentials)
@@ -172,6 +175,19 @@ struct Configuration: Sendable {
     }
     /// Nil when the timer is off.
     var sweepInterval: Duration? { durationOrOff("sweep.interval") }
+    /// What it sends with; nothing where it does not send.
+    var credentials: [CredentialSettings] { CredentialSettings.all(in: values) }
+    var clientOptions: PushClientOptions {
+        var servers: [Environment: PushServer] = [:]
+        for environment in Environment.allCases {
+            servers[environment] = ServerText.server(text("send.\(environment.rawValue)_server"))
+        }
+        return PushClientOptions(
+            servers: servers, authorityFile: values["send.authority_file"]?.value,
+            inFlight: Int(text("send.in_flight")) ?? 500, connections: Int(text("send.connections")) ?? 2)
+    }
+    var sendPolicy: SendPolicy { SendPolicy(giveUpAfter: duration("send.give_up_after")) }
+    var backgroundPerHour: Int { Int(text("send.background_per_hour")) ?? 3 }
     var logLevel: Logger.Level { Logger.Level(rawValue: text("log.level")) ?? .info }
 
     var sweepPlan: SweepPlan {
@@ -180,7 +196,7 @@ struct Configuration: Sendable {
             dormantAfter: durationOrOff("sweep.dormant_after"),
             eventRetention: duration("sweep.event_retention"),
             rejectedRetention: duration("sweep.rejected_retention"),
-            heldRetention: duration("sweep.held_retention"),
+            heldRetention: duration("sweep.held_retention"), sendRetention: duration("sweep.send_retention"),
             minTokens: Int64(text("sweep.min_prune_tokens")) ?? 1000, maxShare: share("sweep.max_prune_share"),
             batch: Int(text("sweep.batch")) ?? 4000)
     }

@@ -42,7 +42,11 @@ struct ConfigurationFile {
             guard let value = table[name] else { return [] }
             if let section = value.table {
                 // A section in which everything is commented out.
-                if section.isEmpty, Setting.table.contains(where: { $0.key.hasPrefix(key + ".") }) { return [] }
+                if section.isEmpty,
+                    Setting.table.contains(where: { $0.key.hasPrefix(key + ".") }) || key == "credential"
+                {
+                    return []
+                }
                 return section.isEmpty ? [Entry(key: key, value: "a section")] : flatten(section, under: key + ".")
             }
             if let text = value.string { return [Entry(key: key, value: text, isText: true)] }

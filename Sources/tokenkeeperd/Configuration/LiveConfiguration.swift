@@ -34,6 +34,9 @@ final class LiveConfiguration: Sendable {
                     outcome.waiting.append(setting.key)
                 }
             }
+            // Credentials come, go and change with a restart.
+            let ofCredentials = Set(values.keys).union(new.values.keys).filter { $0.hasPrefix("credential.") }
+            outcome.waiting += ofCredentials.filter { values[$0]?.value != new.values[$0]?.value }.sorted()
             configuration = Configuration(values: values, address: configuration.address)
             return outcome
         }

@@ -8,10 +8,12 @@ struct Setting: Sendable {
         /// A share such as `"0.5%"`.
         case share
         case choice([String])
+        /// A host and a port, such as `api.push.apple.com:443`.
+        case server
     }
 
     /// As in the file, with its section: `sweep.interval`.
-    let key: String
+    private(set) var key: String
     let kind: Kind
     /// As it would stand in the file without quotes; nil where unset is meant.
     let standard: String?
@@ -104,9 +106,81 @@ struct Setting: Sendable {
             "sweep.batch", .integer(1...10_000), "4000",
             "The most tokens, rejected or held results, or sweep runs that one transaction of a sweep deletes."),
         Setting(
+            "sweep.send_retention", .duration(days(1)...days(3650), off: false), "30d",
+            "How long requests are kept that the gate suppressed or that were given up."),
+        Setting(
+            "send.in_flight", .integer(1...1000), "500", reloadable: false,
+            "The most requests that a credential has under way at once."),
+        Setting(
+            "send.connections", .integer(1...100), "2", reloadable: false,
+            "The most connections of a credential to one of Apple's servers."),
+        Setting(
+            "send.give_up_after", .duration(.seconds(60)...days(30), off: false), "1d",
+            "How long a request is tried again after it was first sent, if APNs asks for that or does not answer."),
+        Setting(
+            "send.background_per_hour", .integer(0...1000), "3",
+            "So many background pushes a device may have within an hour; the newest of those beyond waits; 0 is no limit."
+        ),
+        Setting(
+            "send.production_server", .server, "api.push.apple.com:443", reloadable: false,
+            "Where production requests go: Apple's, on port 443 or 2197, or one for tests."),
+        Setting(
+            "send.sandbox_server", .server, "api.sandbox.push.apple.com:443", reloadable: false,
+            "Where sandbox requests go."),
+        Setting(
+            "send.authority_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/ca.pem",
+            "The certificates, in PEM, that a server's is checked against, for tests. Unset: those that the system trusts."
+        ),
+        Setting(
             "log.level", .choice(["trace", "debug", "info", "notice", "warning", "error", "critical"]), "info",
             "The least severity that is logged."),
     ]
+
+    /// What a credential of APNs consists of: `credential.NAME.key_file` and so on, for any name.
+    static let ofCredentials: [Setting] = [
+        Setting(
+            "key_file", .text, nil, reloadable: false, example: "AuthKey_ABC1234567.p8",
+            "The signing key for provider tokens, as Apple gives it (.p8). A name without a folder is looked for where the service keeps its keys."
+        ),
+        Setting(
+            "key_id", .text, nil, reloadable: false, example: "ABC1234567", "The identifier of that key: 10 characters."
+        ),
+        Setting(
+            "team_id", .text, nil, reloadable: false, example: "TEAM123456",
+            "The team that it belongs to: 10 characters."),
+        Setting(
+            "certificate_file", .text, nil, reloadable: false, example: "push.p12",
+            "Instead of a key, a client certificate: PEM, its key in it or in certificate_key_file; or PKCS#12 (.p12)."),
+        Setting(
+            "certificate_key_file", .text, nil, reloadable: false, example: "push.key",
+            "The certificate's key in PEM, where it has a file of its own."),
+        Setting(
+            "certificate_password_file", .text, nil, reloadable: false, example: "push.password",
+            "A file that holds the password of the certificate's key and nothing else."),
+        Setting(
+            "topics", .text, nil, reloadable: false, example: "com.example.app com.example.app.voip",
+            "The topics that it sends to, separated by blanks. One may end in *, for all that begin so; of several that fit, the longest counts."
+        ),
+        Setting(
+            "environment", .choice(["production", "sandbox", "both"]), "both", reloadable: false,
+            "The environment that it is good for."),
+    ]
+
+    /// The setting of that key, in the table or of a credential.
+    static func named(_ key: String) -> Setting? {
+        if let setting = table.first(where: { $0.key == key }) { return setting }
+        let parts = key.split(separator: ".", omittingEmptySubsequences: false)
+        guard parts.count == 3, parts[0] == "credential", isCredentialName(parts[1]),
+            var setting = ofCredentials.first(where: { $0.key == parts[2] })
+        else { return nil }
+        setting.key = key
+        return setting
+    }
+
+    private static func isCredentialName(_ name: Substring) -> Bool {
+        !name.isEmpty && name.utf8.count <= 40
+            && name.allSatisfy { $0.isASCII && ($0.isLetter || $0.isNumber || $0 == "_" || $0 == "-") }
+    }
 
     static func days(_ count: Int) -> Duration { .seconds(86_400 * count) }
 
@@ -120,6 +194,7 @@ struct Setting: Sendable {
         case .integer(let range): "a whole number from \(range.lowerBound) to \(range.upperBound)"
         case .share: "a share such as \"0.5%\", from 0% to 100%, of at most four decimal places"
         case .choice(let words): "one of " + words.joined(separator: ", ")
+        case .server: "a host and a port, such as \"api.push.apple.com:443\""
         }
     }
 
@@ -132,6 +207,7 @@ struct Setting: Sendable {
         case .integer(let range): Int(text).map(range.contains) ?? false
         case .share: ShareText.share(text) != nil
         case .choice(let words): words.contains(text)
+        case .server: ServerText.server(text) != nil
         }
     }
 }

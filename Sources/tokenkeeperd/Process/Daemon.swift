@@ -12,6 +12,8 @@ struct Daemon {
     /// Where a reload finds the configuration.
     let options: ConfigurationOptions
     let configuration: Configuration
+    /// What it sends with; none where it does not send.
+    let credentials: [LoadedCredential]
     let migrates: Bool
 
     /// How long a stop waits for the batches in hand. What is cut off then, PostgreSQL rolls back: nothing is lost.
@@ -89,11 +91,15 @@ struct Daemon {
             duty: duty(.drain), daemonID: daemonID, bell: drainBell, digest: digest, backlog: backlog)
         let secondDrain = SecondDrainDuty(duty: duty(.secondDrain), backlog: backlog, digest: digest)
         let sweep = SweepDuty(duty: duty(.sweep), daemonID: daemonID, bells: sweepBells)
+        let sendBell = Wakeup()
+        stop.alsoRing(sendBell)
+        let send = SendDuty(duty: duty(.send), daemonID: daemonID, credentials: credentials, bell: sendBell)
         logger.notice("started", metadata: ["version": "\(Self.version)", "daemon_id": "\(daemonID)"])
         if report.cannotBeHeard { logger.warning("NOTIFY_SOCKET names no socket that can be sent to") }
         DutyThread.start(Vitals.Part.drain.rawValue) { drain.run() }
         DutyThread.start(Vitals.Part.secondDrain.rawValue) { secondDrain.run() }
         DutyThread.start(Vitals.Part.sweep.rawValue) { sweep.run() }
+        if !credentials.isEmpty { DutyThread.start(Vitals.Part.send.rawValue) { send.run() } }
 
         // Shutting down, in order: no new batch, the batches in hand, the end.
         let status = ending.wait()

@@ -115,6 +115,7 @@ struct SweepDuty {
                 "pruned_suppressed": "\(report.prunedSuppressed)", "pruned_dormant": "\(report.prunedDormant)",
                 "deleted_events": "\(report.deletedEvents)", "deleted_rejected": "\(report.deletedRejected)",
                 "deleted_held": "\(report.deletedHeld)", "deleted_runs": "\(report.deletedRuns)",
+                "deleted_sends": "\(report.deletedSends)",
                 "refused": "\(report.refused)",
             ].merging(report.message.map { ["message": "\($0)"] } ?? [:]) { $1 })
     }

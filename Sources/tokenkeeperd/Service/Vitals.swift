@@ -5,6 +5,8 @@ internal import TokenLedger
 struct Vitals {
     enum Part: String, CaseIterable, Sendable {
         case drain, sweep
+        /// Only where credentials are configured.
+        case send
         /// Comes and goes with a backlog.
         case secondDrain = "second drain"
     }

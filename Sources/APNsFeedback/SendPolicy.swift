@@ -1,0 +1,142 @@
+public import TokenModel
+
+/// What becomes of a request after each outcome, and of those behind it. Pure.
+///
+/// Source of what is worth another try, and when: Apple, "Handling notification responses from APNs".
+public struct SendPolicy: Sendable, Equatable {
+    /// How long after it was first sent a request is tried again.
+    public var giveUpAfter: Duration
+
+    public init(giveUpAfter: Duration) {
+        self.giveUpAfter = giveUpAfter
+    }
+
+    /// What one outcome means.
+    public struct Step: Sendable, Equatable {
+        public var fate: Fate
+        public var blame: Blame
+
+        public init(_ fate: Fate, _ blame: Blame = .nobody) {
+            self.fate = fate
+            self.blame = blame
+        }
+    }
+
+    /// What becomes of the request.
+    public enum Fate: Sendable, Equatable {
+        /// It was answered, and that is all.
+        case answered
+        /// Given up, for the reason told.
+        case failed(String)
+        /// Tried again after the pause, because of what is told.
+        case later(Duration, String)
+        /// It waits again, as if it had not been tried; with a pause or without.
+        case returned(Duration?)
+    }
+
+    /// Whom the outcome speaks of, beside the request.
+    public enum Blame: Sendable, Equatable {
+        case nobody
+        /// The device token: others for the same one wait until the ledger has learned of it, or as long as this one.
+        case token
+        /// This one message. Many in a row are a fault of who makes them.
+        case message(String)
+        /// The topic's configuration or credentials: the same would befall all that wait.
+        case topic(String)
+        /// The server is troubled or cannot be reached. Many in a row: all that wait had better wait on.
+        case server
+        /// The credential asks for a pause of that length.
+        case credential(Duration)
+    }
+
+    /// Reasons that speak of this one message alone.
+    static let messageFaults: Set<String> = [
+        "BadCollapseId", "BadExpirationDate", "BadMessageId", "BadPriority", "InvalidPushType", "PayloadEmpty",
+        "PayloadTooLarge",
+    ]
+
+    /// - Parameters:
+    ///   - attempts: How often the request has been tried in vain before.
+    ///   - firstSentAt: When it was first tried.
+    ///   - now: By the same clock, more or less.
+    public func step(
+        after end: PushOutcome.End, of request: PushRequest, attempts: Int, firstSentAt: Instant, now: Instant
+    ) -> Step {
+        switch end {
+        case .withdrawn: return Step(.returned(nil))
+        case .unsendable(let fault): return Step(.failed(fault), .message(fault))
+        case .answered(let answer):
+            return step(
+                after: answer, Try(of: request, attempts: attempts, firstSentAt: firstSentAt, now: now))
+        case .unanswered(let failure):
+            switch failure.kind {
+            case .backingOff: return Step(.returned(failure.retryAfter ?? .seconds(1)), .server)
+            case .stopped where !failure.mayHaveArrived: return Step(.returned(nil))
+            case .stopped: return Step(.later(.zero, failure.message))
+            case .identity: return Step(.returned(nil), .topic(failure.message))
+            default:
+                return Step(
+                    again(
+                        after: Self.growing(.seconds(5), attempts, to: .seconds(300)), failure.message,
+                        Try(of: request, attempts: attempts, firstSentAt: firstSentAt, now: now)), .server)
+            }
+        }
+    }
+
+    /// One try of a request.
+    private struct Try {
+        var of: PushRequest
+        var attempts: Int
+        var firstSentAt: Instant
+        var now: Instant
+    }
+
+    private func step(after answer: PushAnswer, _ attempt: Try) -> Step {
+        let reason = AnswerBody(answer.body).reason
+        let words = "APNs answered \(answer.status) \(reason ?? Verdict.noReason)"
+        switch (answer.status, reason) {
+        case (200, _): return Step(.answered)
+        case (410, _): return Step(.answered, .token)
+        case (400, let reason?) where Interpretation.suspectReasons.contains(reason): return Step(.answered, .token)
+        case (400, "IdleTimeout"): return Step(again(after: .seconds(1), words, attempt))
+        case (429, "TooManyProviderTokenUpdates"):
+            let pause = Duration.seconds(20 * 60)
+            return Step(again(after: pause, words, attempt), .credential(pause))
+        case (429, _):
+            return Step(
+                again(after: Self.growing(.seconds(60), attempt.attempts, to: .seconds(3600)), words, attempt), .token)
+        case (500...599, _):
+            let pause = Self.growing(.seconds(15 * 60), attempt.attempts, to: .seconds(4 * 3600))
+            return Step(again(after: pause, words, attempt), .server)
+        case (413, _): return Step(.failed(words), .message(words))
+        case (400, let reason?) where Self.messageFaults.contains(reason): return Step(.failed(words), .message(words))
+        case (400, "BadTopic"), (400, "MissingTopic"), (400, "TopicDisallowed"), (400, "MissingDeviceToken"),
+            (400, "DuplicateHeaders"), (403, _), (404, _), (405, _):
+            return Step(.returned(nil), .topic(words))
+        // New reasons appear without notice.
+        default: return Step(.failed(words), .message(words))
+        }
+    }
+
+    /// Another try, unless it would come too late.
+    private func again(after pause: Duration, _ words: String, _ attempt: Try) -> Fate {
+        let at = attempt.now.advanced(byMicroseconds: Self.microseconds(pause))
+        if let expiration = attempt.of.expiration, expiration > 0, at.microseconds / 1_000_000 >= expiration {
+            return .failed("\(words); its expiration comes before another try")
+        }
+        if attempt.of.expiration == 0 { return .failed("\(words); its expiration allows one try only") }
+        if at > attempt.firstSentAt.advanced(byMicroseconds: Self.microseconds(giveUpAfter)) {
+            return .failed("\(words); given up after \(attempt.attempts + 1) tries")
+        }
+        return .later(pause, words)
+    }
+
+    /// A pause that doubles with each try in vain, up to a limit.
+    private static func growing(_ first: Duration, _ attempts: Int, to longest: Duration) -> Duration {
+        min(first * (1 << min(max(attempts, 0), 16)), longest)
+    }
+
+    private static func microseconds(_ duration: Duration) -> Int64 {
+        duration.components.seconds * 1_000_000 + duration.components.attoseconds / 1_000_000_000_000
+    }
+}

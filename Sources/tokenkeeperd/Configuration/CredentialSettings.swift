@@ -1,0 +1,70 @@
+internal import APNsFeedback
+internal import TokenModel
+
+/// One credential of APNs as it is configured: the section `[credential.NAME]`.
+struct CredentialSettings: Equatable, Sendable {
+    let name: String
+    /// Nil for a credential that is a certificate.
+    let keyFile: String?
+    let keyID: String
+    let teamID: String
+    let certificateFile: String?
+    let certificateKeyFile: String?
+    let certificatePasswordFile: String?
+    /// Topics, and beginnings of topics that end in `*`.
+    let topics: [String]
+    let environments: Set<Environment>
+
+    private init(_ name: String, _ values: [String: Configuration.Resolved]) {
+        func value(_ key: String) -> String? { values["credential.\(name).\(key)"]?.value }
+        self.name = name
+        keyFile = value("key_file")
+        keyID = value("key_id") ?? ""
+        teamID = value("team_id") ?? ""
+        certificateFile = value("certificate_file")
+        certificateKeyFile = value("certificate_key_file")
+        certificatePasswordFile = value("certificate_password_file")
+        topics = (value("topics") ?? "").split(separator: " ").map(String.init)
+        environments = Environment(rawValue: value("environment") ?? "both").map { [$0] } ?? Set(Environment.allCases)
+    }
+
+    /// All of them, by name.
+    static func all(in values: [String: Configuration.Resolved]) -> [CredentialSettings] {
+        Set(
+            values.keys.compactMap { key -> String? in
+                let parts = key.split(separator: ".")
+                return parts.count == 3 && parts[0] == "credential" ? String(parts[1]) : nil
+            }
+        ).sorted().map { CredentialSettings($0, values) }
+    }
+
+    /// What is missing or too much, a line each.
+    static func problems(in values: [String: Configuration.Resolved]) -> [String] {
+        all(in: values).flatMap { credential -> [String] in
+            let place = "credential.\(credential.name)"
+            var problems: [String] = []
+            switch (credential.keyFile, credential.certificateFile) {
+            case (nil, nil): problems.append("\(place): expected key_file or certificate_file")
+            case (_?, _?): problems.append("\(place): has key_file and certificate_file, expected one of them")
+            case (_?, nil):
+                if credential.keyID.isEmpty { problems.append("\(place): key_file is set, expected key_id too") }
+                if credential.teamID.isEmpty { problems.append("\(place): key_file is set, expected team_id too") }
+            case (nil, _?): break
+            }
+            if credential.topics.isEmpty { problems.append("\(place): expected topics, such as \"com.example.app\"") }
+            for topic in credential.topics where topic.dropLast().contains("*") {
+                problems.append("\(place): topics has \(topic), expected * at the end only")
+            }
+            return problems
+        }
+    }
+
+    /// How well it fits a topic: the length of what fits; nil when it is not for that topic.
+    func fit(_ lane: (topic: String, environment: String)) -> Int? {
+        guard environments.contains(where: { $0.rawValue == lane.environment }) else { return nil }
+        return topics.compactMap { pattern in
+            if pattern == lane.topic { return Int.max }
+            return pattern.hasSuffix("*") && lane.topic.hasPrefix(pattern.dropLast()) ? pattern.count : nil
+        }.max()
+    }
+}

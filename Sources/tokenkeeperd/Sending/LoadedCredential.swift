@@ -1,0 +1,107 @@
+internal import APNsFeedback
+internal import FoundationEssentials
+internal import TokenModel
+
+/// A credential of APNs with its files read: what a client needs, and what people are told of it.
+struct LoadedCredential: Sendable {
+    let settings: CredentialSettings
+    let identity: PushIdentity
+    /// `provider token` or `certificate`.
+    let kind: String
+    /// Nil for a provider token, which is made anew again and again.
+    let expiresAt: Instant?
+
+    /// - Parameter folders: Where a file is looked for that is named without a folder, the first that has it.
+    init(_ settings: CredentialSettings, folders: [String]) throws(ConfigurationError) {
+        self.settings = settings
+        func path(_ name: String) -> String {
+            if name.hasPrefix("/") { return name }
+            return folders.map { $0 + name }.first { FileManager.default.fileExists(atPath: $0) }
+                ?? (folders.last ?? "") + name
+        }
+        func bytes(_ name: String, of key: String) throws(ConfigurationError) -> [UInt8] {
+            guard let data = try? Data(contentsOf: URL(filePath: path(name))) else {
+                throw ConfigurationError(["credential.\(settings.name).\(key): \(path(name)) cannot be read"])
+            }
+            return [UInt8](data)
+        }
+        do {
+            if let file = settings.keyFile {
+                let token = try ProviderToken(
+                    key: SigningKey(p8: try bytes(file, of: "key_file")), keyID: settings.keyID, teamID: settings.teamID
+                )
+                identity = PushIdentity(
+                    authorization: { try token.text(at: .now) },
+                    renew: { (try? token.renew(at: .now, refused: $0)) ?? false })
+                kind = "provider token"
+                expiresAt = nil
+            } else {
+                let file = settings.certificateFile ?? ""
+                var password: String?
+                if let file = settings.certificatePasswordFile {
+                    let text = String(decoding: try bytes(file, of: "certificate_password_file"), as: UTF8.self)
+                    password = String(text.prefix { !$0.isNewline })
+                }
+                let contents = try bytes(file, of: "certificate_file")
+                let isPEM = contents.starts(with: Array("-----BEGIN".utf8)) || Self.hasBlock(contents)
+                let certificate =
+                    if isPEM {
+                        try ClientCertificate(
+                            pem: contents,
+                            key: try settings.certificateKeyFile.map { try bytes($0, of: "certificate_key_file") },
+                            password: password)
+                    } else {
+                        try ClientCertificate(pkcs12: contents, password: password)
+                    }
+                identity = PushIdentity(certificateChainPEM: certificate.chainPEM, keyPEM: certificate.keyPEM)
+                kind = "certificate"
+                expiresAt = certificate.expiresAt
+            }
+        } catch let error as CredentialError {
+            throw ConfigurationError([
+                "credential.\(settings.name): \(path(settings.keyFile ?? settings.certificateFile ?? "")): \(error.message)"
+            ])
+        } catch let error as ConfigurationError {
+            throw error
+        } catch {
+            throw ConfigurationError(["credential.\(settings.name): \(error)"])
+        }
+    }
+
+    /// `openssl pkcs12` writes words before the first block.
+    private static func hasBlock(_ contents: [UInt8]) -> Bool {
+        guard let text = String(validating: contents, as: UTF8.self) else { return false }
+        return text.contains("-----BEGIN")
+    }
+
+    /// What is told of it, to `sending_daemon`; no secret is in it.
+    private struct Told: Encodable {
+        var name: String
+        var kind: String
+        var topics: [String]
+        var environments: [String]
+        var expires_at: String?
+    }
+
+    /// A JSON array of what is told of several.
+    static func told(_ credentials: [LoadedCredential]) -> String {
+        let told = credentials.map { credential in
+            Told(
+                name: credential.settings.name, kind: credential.kind, topics: credential.settings.topics,
+                environments: credential.settings.environments.map(\.rawValue).sorted(),
+                expires_at: credential.expiresAt.map { Vitals.text($0.date) })
+        }
+        return (try? JSONEncoder().encode(told)).map { String(decoding: $0, as: UTF8.self) } ?? "[]"
+    }
+}
+
+extension LoadedCredential: CustomStringConvertible {
+    var description: String {
+        "credential \(settings.name): \(kind) for \(settings.topics.joined(separator: " "))"
+            + (expiresAt.map { ", expires \(Vitals.text($0.date))" } ?? "")
+    }
+}
+
+extension Instant {
+    var date: Date { Date(timeIntervalSince1970: Double(microseconds) / 1_000_000) }
+}

@@ -1,0 +1,74 @@
+internal import Logging
+internal import TokenLedger
+
+/// What the sending did, in at most one line a minute; and at once what a person should act upon.
+struct SendDigest {
+    private let logger: Logger
+    private var answered = 0
+    private var failed = 0
+    private var later = 0
+    private var toldAt = ContinuousClock.now
+    private var troubleToldAt: [String: ContinuousClock.Instant] = [:]
+
+    private static let every: Duration = .seconds(60)
+    private static let troubleEvery: Duration = .seconds(600)
+
+    init(logger: Logger) {
+        self.logger = logger
+    }
+
+    mutating func add(_ ending: RequestEnding) {
+        switch ending.fate {
+        case .answered: answered += 1
+        case .failed: failed += 1
+        case .later: later += 1
+        case .returned: break
+        }
+    }
+
+    mutating func tellIfDue() {
+        if toldAt.duration(to: .now) >= Self.every { tell() }
+    }
+
+    /// Says what has come together since the last time.
+    mutating func tell() {
+        defer { (answered, failed, later, toldAt) = (0, 0, 0, .now) }
+        if answered + failed + later == 0 { return }
+        logger.info("sent", metadata: ["answered": "\(answered)", "to_try_again": "\(later)", "given_up": "\(failed)"])
+        if failed > 0 {
+            logger.warning("requests were given up; see tokenkeeper.failed_send", metadata: ["requests": "\(failed)"])
+        }
+    }
+
+    func halted(_ lane: Outbox.Lane, _ reason: String) {
+        logger.error(
+            "the sending of a topic is halted; when that is mended: SELECT tokenkeeper.resume_sending(topic, environment)",
+            metadata: ["topic": "\(lane.topic)", "environment": "\(lane.environment)", "reason": "\(reason)"])
+    }
+
+    func leftInPeace(_ environment: String, for pause: Duration, after fate: RequestEnding.Fate) {
+        logger.warning(
+            "APNs is troubled or cannot be reached; requests wait",
+            metadata: [
+                "environment": "\(environment)", "for": "\(DurationText.text(pause))",
+                "last": "\(fate.error ?? "no connection")",
+            ])
+    }
+
+    func takenOver(_ requests: Int) {
+        if requests == 0 { return }
+        logger.notice(
+            "took over requests that a daemon had in hand when it ended; some of them may be sent a second time",
+            metadata: ["requests": "\(requests)"])
+    }
+
+    /// What keeps requests waiting, again every ten minutes.
+    mutating func tell(_ troubles: [String]) {
+        troubleToldAt = troubleToldAt.filter { troubles.contains($0.key) }
+        for trouble in troubles
+        where troubleToldAt[trouble].map({ $0.duration(to: .now) > Self.troubleEvery }) ?? true {
+            troubleToldAt[trouble] = .now
+            logger.warning("\(trouble)")
+        }
+    }
+}
