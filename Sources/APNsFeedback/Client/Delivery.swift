@@ -1,0 +1,98 @@
+internal import TokenModel
+
+/// One request on its way, with what has been tried for it; decides whether it is tried again.
+///
+/// It is always the same request with the same `apns-id`. Source of the rules: Apple, "Handling notification responses from
+/// APNs", and RFC 9113, 8.7.
+struct Delivery: Sendable {
+    let request: PushRequest
+    private(set) var sentAt: Instant?
+    private(set) var sends = 0
+    /// How often it may go to a connection altogether: twice, for one repetition after a loss, whether by libcurl or by us.
+    private var allowed = 2
+    private var hasRenewed = false
+    private var hasChangedConnection = false
+    /// Whether the next turn must not go to a connection that is open already.
+    private(set) var wantsNewConnection = false
+    /// The provider token of the last sending.
+    var authorization: String?
+
+    init(_ request: PushRequest) {
+        self.request = request
+    }
+
+    /// Takes note that it goes to a connection now.
+    ///
+    /// - Returns: False when it must not, because it did often enough.
+    mutating func goes(at time: @autoclosure () -> Instant) -> Bool {
+        guard sends < allowed else { return false }
+        sends += 1
+        if sentAt == nil { sentAt = time() }
+        return true
+    }
+
+    /// How one turn ended.
+    enum Turn: Equatable {
+        /// With an answer; a torn one may lack its end.
+        case answer(PushAnswer, isTorn: Bool)
+        /// With none: why, in a line, and whether it went to a connection in this turn.
+        case failure(PushFailure.Kind, message: String, wasSent: Bool)
+    }
+
+    enum Step: Equatable {
+        case ends(PushOutcome.End)
+        /// Once more, at once.
+        case again
+    }
+
+    /// - Parameter renew: Told the provider token that was refused; answers whether there is another one now.
+    mutating func step(after turn: Turn, renew: (String) -> Bool) -> Step {
+        switch turn {
+        case .answer(let answer, let isTorn):
+            if isTorn, sends < allowed { return again() }
+            guard answer.status == 403 else { return .ends(.answered(answer)) }
+            switch AnswerBody(answer.body).reason {
+            case "ExpiredProviderToken":
+                guard !hasRenewed, let authorization, renew(authorization) else { break }
+                hasRenewed = true
+                allowed = sends + 1
+                return again()
+            case "UnrelatedKeyIdInToken" where !hasChangedConnection:
+                hasChangedConnection = true
+                allowed = sends + 1
+                return again(onNewConnection: true)
+            default: break
+            }
+            return .ends(.answered(answer))
+        case .failure(let kind, let message, let wasSent):
+            // Where nothing was sent, the server is not to be had, and the next attempt would fail just as well.
+            if wasSent, sends < allowed, kind != .stopped {
+                return again(onNewConnection: kind == .timeout)
+            }
+            return .ends(failed(kind, message))
+        }
+    }
+
+    private mutating func again(onNewConnection isNew: Bool = false) -> Step {
+        wantsNewConnection = isNew
+        return .again
+    }
+
+    /// Takes any connection, after it has waited too long for a new one.
+    mutating func takesAnyConnection() {
+        wantsNewConnection = false
+    }
+
+    func failed(_ kind: PushFailure.Kind, _ message: String, retryAfter: Duration? = nil) -> PushOutcome.End {
+        .unanswered(PushFailure(kind: kind, message: message, mayHaveArrived: sends > 0, retryAfter: retryAfter))
+    }
+
+    /// How it ends when the client stops.
+    var endAtStop: PushOutcome.End {
+        sends == 0 ? .withdrawn : failed(.stopped, "the client was stopped before the answer came")
+    }
+
+    func outcome(_ end: PushOutcome.End) -> PushOutcome {
+        PushOutcome(request: request, sentAt: sentAt, sends: sends, end: end)
+    }
+}

@@ -1,0 +1,296 @@
+internal import CCurl
+internal import Glibc
+internal import TokenModel
+
+/// What a client's thread does: hands requests to libcurl, lets it work, and takes what has ended from it.
+final class PushLoop: TransferWatcher {
+    private let mailbox: PushMailbox
+    private let multi: MultiHandle
+    private let identity: PushIdentity
+    private let options: PushClientOptions
+    private let ended: @Sendable () -> Void
+
+    private var lanes: [Environment: ServerLane] = [:]
+    private var table = ConnectionTable()
+    private var transfers: [Transfer] = []
+    private var free: [Transfer] = []
+    private var outcomes: [PushOutcome] = []
+    private var text = RequestText()
+    private var now = ContinuousClock.now
+    private var stopBy: ContinuousClock.Instant?
+
+    init(
+        _ mailbox: PushMailbox, _ multi: MultiHandle, _ identity: PushIdentity, _ options: PushClientOptions,
+        ended: @escaping @Sendable () -> Void
+    ) {
+        self.mailbox = mailbox
+        self.multi = multi
+        self.identity = identity
+        self.options = options
+        self.ended = ended
+        for environment in Environment.allCases {
+            lanes[environment] = ServerLane(options.server(of: environment), most: max(1, options.inFlight))
+        }
+    }
+
+    func run() {
+        let tick = max(.milliseconds(10), min(.seconds(1), options.answerTimeout / 10))
+        var swept = now
+        while true {
+            now = .now
+            takeRequests()
+            for lane in lanes.values { admit(lane) }
+            multi.perform()
+            while let (transfer, code) = multi.nextEnded() { end(transfer, code) }
+            noteClosedConnections()
+            if now - swept >= tick {
+                swept = now
+                sweep()
+            }
+            publish()
+            if stopBy != nil, underWay == 0, lanes.values.allSatisfy(\.queue.isEmpty) { return }
+            // What ended has made room: no wait before that is used.
+            if lanes.values.contains(where: hasWork) { continue }
+            multi.wait(milliseconds: underWay == 0 ? 60_000 : tick.wholeMilliseconds)
+        }
+    }
+
+    private var underWay: Int { lanes.values.reduce(0) { $0 + $1.underWay } }
+
+    private func hasWork(_ lane: ServerLane) -> Bool {
+        !lane.queue.isEmpty && lane.underWay < limit(lane)
+    }
+
+    private func limit(_ lane: ServerLane) -> Int {
+        lane.admission.limit(answering: table.answering(lane.server))
+    }
+
+    private func lane(of delivery: Delivery) -> ServerLane {
+        lanes[delivery.request.address.environment]!
+    }
+
+    // MARK: - Beginning
+
+    private func takeRequests() {
+        let (requests, stopBy) = mailbox.takeRequests()
+        for request in requests {
+            let delivery = Delivery(request)
+            if let fault = request.fault {
+                outcomes.append(delivery.outcome(.unsendable(fault)))
+            } else {
+                lane(of: delivery).queue.append(delivery)
+            }
+        }
+        self.stopBy = stopBy
+        guard let stopBy else { return }
+        for transfer in transfers {
+            guard let delivery = transfer.delivery, transfer.connection == nil || now >= stopBy else { continue }
+            takeBack(transfer)
+            outcomes.append(delivery.outcome(delivery.endAtStop))
+        }
+        for lane in lanes.values {
+            outcomes += lane.queue.takeAll().map { $0.outcome($0.endAtStop) }
+        }
+    }
+
+    private func admit(_ lane: ServerLane) {
+        if let pause = lane.backoff.remaining(at: now), table.answering(lane.server) == 0 {
+            for delivery in lane.queue.takeAll() {
+                let end = delivery.failed(
+                    .backingOff, "\(lane.server.host) could not be reached a moment ago", retryAfter: pause)
+                outcomes.append(delivery.outcome(end))
+            }
+            return
+        }
+        let limit = limit(lane)
+        while lane.underWay < limit, let delivery = lane.queue.next() { begin(delivery, lane) }
+    }
+
+    private func begin(_ delivery: Delivery, _ lane: ServerLane) {
+        var delivery = delivery
+        do {
+            delivery.authorization = try identity.authorization?()
+        } catch {
+            outcomes.append(delivery.outcome(delivery.failed(.identity, "no provider token: \(error)")))
+            return
+        }
+        guard let transfer = free.popLast() ?? newTransfer() else {
+            outcomes.append(delivery.outcome(delivery.failed(.other, "out of memory")))
+            return
+        }
+        text.write(delivery.request, devices: lane.devices, authorization: delivery.authorization)
+        transfer.load(text, payload: delivery.request.payload, onNewConnection: delivery.wantsNewConnection)
+        transfer.delivery = delivery
+        transfer.handedAt = now
+        lane.underWay += 1
+        if let message = multi.add(transfer) {
+            takeBack(transfer)
+            outcomes.append(delivery.outcome(delivery.failed(.other, message)))
+        }
+    }
+
+    private func newTransfer() -> Transfer? {
+        guard let transfer = Transfer(self, sockets: multi.sockets, identity: identity, options: options) else {
+            return nil
+        }
+        transfers.append(transfer)
+        return transfer
+    }
+
+    // MARK: - Under way
+
+    func mayGo(_ transfer: Transfer, on name: ConnectionTable.Name) -> Bool {
+        noteClosedConnections()
+        if let old = transfer.connection {
+            // libcurl sends it again by itself, after the connection was lost.
+            table.leave(old)
+            transfer.connection = nil
+        }
+        guard let lane = transfer.delivery.map(lane) else { return false }
+        switch table.place(on: name) {
+        case .unproven:
+            transfer.obstacle = .unproven
+            return false
+        case .new:
+            guard transfer.hasAgreedOnHTTP2 else {
+                transfer.obstacle = .notHTTP2
+                return false
+            }
+            let socket = multi.sockets.socket(localPort: name.localPort) ?? -1
+            table.open(name, ConnectionTable.Connection(server: lane.server, socket: socket, heard: now))
+        case .free: break
+        }
+        guard transfer.delivery?.goes(at: .current) == true else {
+            transfer.obstacle = .often
+            return false
+        }
+        transfer.answer.clear()
+        transfer.connection = name
+        transfer.wentAt = now
+        table.join(name)
+        return true
+    }
+
+    func heard(_ transfer: Transfer) {
+        guard let name = transfer.connection, table.heard(name, at: now), let delivery = transfer.delivery else {
+            return
+        }
+        let lane = lane(of: delivery)
+        lane.admission.connectionsChanged()
+        lane.backoff.answered()
+    }
+
+    private func noteClosedConnections() {
+        for socket in multi.sockets.takeClosed() {
+            guard let connection = table.closed(socket: socket) else { continue }
+            for lane in lanes.values where lane.server == connection.server {
+                lane.admission.connectionsChanged()
+                // It takes connections, and answers nothing.
+                if !connection.hasAnswered { lane.backoff.failed(at: now) }
+            }
+        }
+    }
+
+    /// What takes too long. libcurl's own limits begin when it is handed a request, and would count its wait for a connection.
+    private func sweep() {
+        for transfer in transfers {
+            guard var delivery = transfer.delivery else { continue }
+            if let wentAt = transfer.wentAt {
+                guard now - wentAt > options.answerTimeout else { continue }
+                if let name = transfer.connection, let connection = table.connections[name], connection.heard <= wentAt
+                {
+                    // Nobody is at the other end; libcurl would go on using it.
+                    SocketLog.shutDown(connection.socket)
+                }
+                let turn = Delivery.Turn.failure(
+                    .timeout, message: "no answer within \(options.answerTimeout)", wasSent: true)
+                takeBack(transfer)
+                proceed(&delivery, after: turn)
+            } else if now - transfer.handedAt > options.connectTimeout + .seconds(5) {
+                // Perhaps libcurl has forgotten it; at least it no longer insists on a connection of its own.
+                takeBack(transfer)
+                delivery.takesAnyConnection()
+                lane(of: delivery).queue.giveBack(delivery)
+            }
+        }
+    }
+
+    // MARK: - Ending
+
+    private func end(_ transfer: Transfer, _ code: CURLcode) {
+        guard var delivery = transfer.delivery else { return multi.remove(transfer) }
+        let lane = lane(of: delivery)
+        let wasSent = transfer.connection != nil
+        let obstacle = transfer.obstacle
+        takeBack(transfer)
+        switch obstacle {
+        case .unproven:
+            lane.admission.cameBack(underWay: lane.underWay)
+            lane.queue.giveBack(delivery)
+        case .notHTTP2:
+            lane.backoff.failed(at: now)
+            proceed(
+                &delivery,
+                after: .failure(.protocolError, message: "\(lane.server.host) does not speak HTTP/2", wasSent: false))
+        case .often:
+            proceed(
+                &delivery, after: .failure(.connectionLost, message: "the connection was lost again", wasSent: true))
+        case nil:
+            let kind = PushFailure.Kind(code, wasSent: wasSent)
+            if code != CURLE_OK, [.nameResolution, .connect, .tls].contains(kind) {
+                if table.answering(lane.server) > 0, delivery.sends == 0 {
+                    // Others work: it need not have one of its own.
+                    lane.admission.cameBack(underWay: lane.underWay)
+                    lane.queue.giveBack(delivery)
+                    return
+                }
+                lane.backoff.failed(at: now)
+            }
+            proceed(&delivery, after: turn(transfer, code, kind, wasSent: wasSent))
+        }
+    }
+
+    private func turn(_ transfer: Transfer, _ code: CURLcode, _ kind: PushFailure.Kind, wasSent: Bool) -> Delivery.Turn
+    {
+        let answer = transfer.answer
+        if let head = answer.answer, wasSent {
+            guard answer.isHTTP2 else {
+                return .failure(.protocolError, message: "the answer is none of HTTP/2", wasSent: false)
+            }
+            if code == CURLE_OK { return .answer(head, isTorn: answer.isTorn) }
+            // Accepted is accepted, whatever happens to the rest.
+            if head.status == 200 || answer.length > IncomingAnswer.longest { return .answer(head, isTorn: false) }
+        } else if code == CURLE_OK {
+            return .failure(.protocolError, message: "an answer without a status", wasSent: wasSent)
+        }
+        let isUnreachable = [.nameResolution, .connect, .tls].contains(kind)
+        return .failure(kind, message: transfer.message(code), wasSent: wasSent && !isUnreachable)
+    }
+
+    private func proceed(_ delivery: inout Delivery, after turn: Delivery.Turn) {
+        switch delivery.step(after: turn, renew: { identity.renew?($0) ?? false }) {
+        case .ends(let end): outcomes.append(delivery.outcome(end))
+        case .again: lane(of: delivery).queue.giveBack(delivery)
+        }
+    }
+
+    /// Takes a transfer from libcurl, and makes it free for another request.
+    private func takeBack(_ transfer: Transfer) {
+        multi.remove(transfer)
+        if let name = transfer.connection { table.leave(name) }
+        if let delivery = transfer.delivery { lane(of: delivery).underWay -= 1 }
+        transfer.connection = nil
+        transfer.delivery = nil
+        free.append(transfer)
+    }
+
+    private func publish() {
+        var state = PushClientState(opened: table.opened)
+        state.queued = lanes.values.reduce(0) { $0 + $1.queue.count }
+        state.inFlight = underWay
+        state.connectionsOpen = multi.sockets.openCount
+        let haveEnded = !outcomes.isEmpty
+        mailbox.put(&outcomes, state)
+        if haveEnded { ended() }
+    }
+}

@@ -1,0 +1,90 @@
+internal import Synchronization
+internal import TokenModel
+
+/// What the thread of a client and all others exchange.
+final class PushMailbox: Sendable {
+    private struct Contents {
+        var inbox: [PushRequest] = []
+        var outcomes: [PushOutcome] = []
+        var stopBy: ContinuousClock.Instant?
+        var isOver = false
+        var state = PushClientState()
+    }
+
+    private let contents = Mutex(Contents())
+
+    /// - Returns: False when the client has stopped: the requests then have ended as withdrawn.
+    func put(_ requests: [PushRequest]) -> Bool {
+        contents.withLock { contents in
+            if contents.isOver {
+                contents.outcomes += requests.map { Delivery($0).outcome(.withdrawn) }
+                return false
+            }
+            contents.inbox += requests
+            return true
+        }
+    }
+
+    func takeRequests() -> (requests: [PushRequest], stopBy: ContinuousClock.Instant?) {
+        contents.withLock { contents in
+            defer { contents.inbox = [] }
+            return (contents.inbox, contents.stopBy)
+        }
+    }
+
+    func put(_ outcomes: inout [PushOutcome], _ state: PushClientState) {
+        contents.withLock { contents in
+            contents.state = state
+            if contents.outcomes.isEmpty { swap(&contents.outcomes, &outcomes) } else { contents.outcomes += outcomes }
+        }
+        outcomes.removeAll(keepingCapacity: true)
+    }
+
+    func takeOutcomes() -> [PushOutcome] {
+        contents.withLock { contents in
+            defer { contents.outcomes = [] }
+            return contents.outcomes
+        }
+    }
+
+    /// The earlier of two stops holds.
+    func stop(by end: ContinuousClock.Instant) {
+        contents.withLock { $0.stopBy = min($0.stopBy ?? end, end) }
+    }
+
+    /// Nothing is taken from here any more: what was not taken is withdrawn.
+    func close() {
+        contents.withLock { contents in
+            contents.isOver = true
+            contents.outcomes += contents.inbox.map { Delivery($0).outcome(.withdrawn) }
+            contents.inbox = []
+            contents.state = PushClientState(opened: contents.state.connectionsOpened)
+        }
+    }
+
+    var state: PushClientState {
+        contents.withLock { contents in
+            var state = contents.state
+            state.queued += contents.inbox.count
+            return state
+        }
+    }
+}
+
+/// How much a client has to do, and with how many connections it does it.
+public struct PushClientState: Sendable, Equatable {
+    /// Requests that have not begun.
+    public internal(set) var queued = 0
+    /// Requests that libcurl has, whether they are on a connection yet or not.
+    public internal(set) var inFlight = 0
+    /// Connections that were made ready for requests since the client began.
+    public internal(set) var connectionsOpened = 0
+    /// Sockets that are open now, those included that are still being connected.
+    public internal(set) var connectionsOpen = 0
+
+    init() {}
+
+    init(opened: Int) {
+        connectionsOpened = opened
+    }
+}

@@ -1,0 +1,41 @@
+/// Requests that wait for their turn, the first come first; those that came back go before all others.
+struct RequestQueue {
+    private var waiting: [Delivery] = []
+    /// How many at the front of `waiting` have left.
+    private var gone = 0
+    private var returned: [Delivery] = []
+
+    var count: Int { returned.count + waiting.count - gone }
+    var isEmpty: Bool { count == 0 }
+
+    mutating func append(_ delivery: Delivery) {
+        waiting.append(delivery)
+    }
+
+    mutating func giveBack(_ delivery: Delivery) {
+        returned.append(delivery)
+    }
+
+    mutating func next() -> Delivery? {
+        if let first = returned.popLast() { return first }
+        guard gone < waiting.count else { return nil }
+        defer {
+            gone += 1
+            // Each is moved once, on average.
+            if gone > 1024, gone * 2 > waiting.count {
+                waiting.removeSubrange(..<gone)
+                gone = 0
+            } else if gone == waiting.count {
+                waiting.removeAll(keepingCapacity: gone <= 1024)
+                gone = 0
+            }
+        }
+        return waiting[gone]
+    }
+
+    /// Empties it.
+    mutating func takeAll() -> [Delivery] {
+        defer { self = RequestQueue() }
+        return returned.reversed() + waiting[gone...]
+    }
+}

@@ -1,0 +1,32 @@
+internal import CCurl
+
+/// Where libcurl's own account of what it does goes, without what nobody must see.
+final class TraceSink: Sendable {
+    private let sink: @Sendable (String) -> Void
+
+    init(_ sink: @escaping @Sendable (String) -> Void) {
+        self.sink = sink
+    }
+
+    /// One line of libcurl's as it may be shown; nil when it may not. A path keeps 8 digits of its token.
+    static func presentable(_ line: String) -> String? {
+        let small = line.lowercased()
+        if small.contains("authorization") || small.contains("bearer") { return nil }
+        guard let devices = line.firstRange(of: "/3/device/") else { return line }
+        let token = line[devices.upperBound...]
+        let rest = token.drop(while: \.isHexDigit)
+        return line[..<devices.upperBound] + token.prefix(8).prefix(while: \.isHexDigit) + "…"
+            + (presentable(String(rest)) ?? "")
+    }
+
+    /// Takes libcurl's remarks; headers and bodies are not among them.
+    static let callback: curl_debug_callback = { _, kind, bytes, count, this in
+        guard kind == CURLINFO_TEXT, let bytes = unsafe bytes, let this = unsafe this else { return 0 }
+        let text = unsafe String(decoding: UnsafeRawBufferPointer(start: bytes, count: count), as: UTF8.self)
+        let trace = unsafe Unmanaged<TraceSink>.fromOpaque(this).takeUnretainedValue()
+        for line in text.split(whereSeparator: \.isNewline) {
+            if let line = presentable(String(line)) { trace.sink(line) }
+        }
+        return 0
+    }
+}
