@@ -1,0 +1,153 @@
+import FoundationEssentials
+public import TokenModel
+
+/// A certificate of APNs with its private key, by which a provider is known at the TLS handshake.
+///
+/// Source: Apple, "Establishing a certificate-based connection to APNs".
+public struct ClientCertificate: Sendable {
+    /// The certificate, and after it those that came with it, as PEM: `CURLOPT_SSLCERT_BLOB`.
+    public let chainPEM: [UInt8]
+    /// The private key, PKCS#8 as PEM, unencrypted: `CURLOPT_SSLKEY_BLOB`.
+    public let keyPEM: [UInt8]
+    public let validFrom: Instant
+    /// Apple's are valid for 13 months.
+    public let expiresAt: Instant
+    /// The common name of the subject, such as `Apple Push Services: com.example.app`; empty where there is none.
+    public let name: String
+    /// The topics that it may push to: those of Apple's extension 1.2.840.113635.100.6.3.6, or else the UID of the subject.
+    /// Empty where the certificate names none; that does not mean that it may push to any.
+    public let topics: [String]
+    /// By Apple's extensions 1.2.840.113635.100.6.3.1 (sandbox) and .2 (production); all where it has neither.
+    public let environments: Set<Environment>
+
+    /// Reads PEM. Never prompts.
+    ///
+    /// - Parameters:
+    ///   - pem: The certificate and those of its issuers, in any order; the key as well where `key` is nil.
+    ///   - key: The private key, where it is in a file of its own.
+    ///   - password: That of the private key; not looked at when the key is not encrypted.
+    ///   - now: The time of day.
+    /// - Throws: What is wrong: no certificate or no key, a password that is missing or wrong, a key of another certificate, or a
+    ///   date outside of its validity.
+    public init(pem: [UInt8], key: [UInt8]? = nil, password: String? = nil, at now: Instant) throws(CredentialError) {
+        self = try ErrorQueue.confined { () throws(CredentialError) in
+            let blocks = PEMBlock.all(in: pem)
+            let certificates = try Self.certificates(of: blocks, in: pem)
+            let key = try Self.key(of: key.map { PEMBlock.all(in: $0) } ?? blocks, password: password)
+            return try Self(key, certificates, at: now)
+        }
+    }
+
+    /// Reads PKCS#12.
+    ///
+    /// - Parameters:
+    ///   - pkcs12: The content of a `.p12` or `.pfx` file.
+    ///   - password: Nil where there is none.
+    ///   - now: The time of day.
+    /// - Throws: What is wrong: as with PEM, and encryption that OpenSSL 3 has put aside, RC2-40 above all, with the commands that
+    ///   convert the file.
+    public init(pkcs12: [UInt8], password: String?, at now: Instant) throws(CredentialError) {
+        self = try ErrorQueue.confined { () throws(CredentialError) in
+            let archive = try KeyArchive(pkcs12, password: password)
+            return try Self(archive.key, archive.certificates, at: now)
+        }
+    }
+
+    /// Whether it may be used at an instant: asked again from time to time, since a daemon may run for longer than a certificate.
+    ///
+    /// - Throws: When it has expired or is not valid yet, with the date.
+    public func requireValidity(at now: Instant) throws(CredentialError) {
+        if now > expiresAt {
+            throw CredentialError(
+                "the certificate '\(name)' expired at \(Self.text(expiresAt)): make a new one at Apple's developer site"
+            )
+        }
+        if now < validFrom {
+            throw CredentialError(
+                "the certificate '\(name)' is not valid before \(Self.text(validFrom)): look at the clock of this machine, "
+                    + "it is now \(Self.text(now))")
+        }
+    }
+
+    private init(_ key: PrivateKey, _ certificates: [Certificate], at now: Instant) throws(CredentialError) {
+        guard let first = certificates.first else {
+            throw CredentialError("there is a private key and no certificate: export both together")
+        }
+        guard let own = certificates.first(where: { $0.isOf(key) }) else {
+            throw CredentialError(
+                "the private key is not that of the certificate '\(Self.name(of: first))': use the key that its request "
+                    + "was made with")
+        }
+        guard let validFrom = own.validFrom, let expiresAt = own.expiresAt, let keyPEM = key.pem else {
+            throw CredentialError("the certificate '\(Self.name(of: own))' or its key is malformed: export both anew")
+        }
+        name = Self.name(of: own)
+        self.validFrom = validFrom
+        self.expiresAt = expiresAt
+        self.keyPEM = keyPEM
+        chainPEM = ([own] + certificates.filter { $0 !== own }).flatMap { $0.pem ?? [] }
+        let listed = own.content(ofExtension: PushExtension.topics).map(PushExtension.topics) ?? []
+        topics = listed.isEmpty ? own.userIDs : listed
+        var environments: Set<Environment> = []
+        if own.content(ofExtension: PushExtension.development) != nil { environments.insert(.sandbox) }
+        if own.content(ofExtension: PushExtension.production) != nil { environments.insert(.production) }
+        self.environments = environments.isEmpty ? Set(Environment.allCases) : environments
+        try requireValidity(at: now)
+    }
+
+    private static func certificates(of blocks: [PEMBlock], in pem: [UInt8]) throws(CredentialError) -> [Certificate] {
+        var certificates: [Certificate] = []
+        for block in blocks where block.isCertificate {
+            guard let certificate = block.content.flatMap({ Certificate(der: $0) }) else {
+                throw CredentialError("certificate \(certificates.count + 1) of the PEM is damaged: export it anew")
+            }
+            certificates.append(certificate)
+        }
+        if certificates.isEmpty {
+            throw CredentialError(
+                blocks.isEmpty
+                    ? "no PEM was found: use a file with -----BEGIN CERTIFICATE-----, or set a .p12 file as PKCS#12"
+                    : "the PEM has no certificate: add the one that Apple made, "
+                        + "which `openssl x509 -inform der -in aps.cer` turns into PEM")
+        }
+        return certificates
+    }
+
+    private static func key(of blocks: [PEMBlock], password: String?) throws(CredentialError) -> PrivateKey {
+        guard let block = blocks.first(where: \.isPrivateKey) else {
+            throw CredentialError("the PEM has no private key: add the key, or name its file")
+        }
+        do {
+            return try PrivateKey(pem: block, password: password)
+        } catch {
+            switch error {
+            case .isEncrypted: throw CredentialError("the private key is encrypted and no password is given: set it")
+            case .wrongPassword: throw CredentialError("the password of the private key is wrong: correct it")
+            case .unsupportedCipher:
+                throw CredentialError(
+                    "the private key is encrypted by an algorithm that OpenSSL 3 opens no longer: "
+                        + "`openssl pkey -provider legacy -provider default -in old.pem -aes256 -out new.pem` converts it"
+                )
+            case .isBroken: throw CredentialError("the private key is damaged: export it anew")
+            }
+        }
+    }
+
+    /// It ends in logs: without control characters.
+    private static func name(of certificate: Certificate) -> String {
+        var name = ""
+        for scalar in (certificate.commonNames.first ?? "").unicodeScalars {
+            name.unicodeScalars.append(scalar.properties.generalCategory == .control ? "?" : scalar)
+        }
+        return name
+    }
+
+    private static func text(_ instant: Instant) -> String {
+        Date(timeIntervalSince1970: Double(instant.microseconds) / 1_000_000).formatted(.iso8601)
+    }
+}
+
+extension ClientCertificate: CustomStringConvertible {
+    /// Without the key.
+    public var description: String { "the certificate '\(name)', valid until \(Self.text(expiresAt))" }
+}

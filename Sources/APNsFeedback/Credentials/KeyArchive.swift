@@ -1,0 +1,106 @@
+internal import COpenSSL
+
+/// What a PKCS#12 file holds: a private key and certificates.
+struct KeyArchive {
+    var key: PrivateKey
+    /// The one of the key first, where there is one, and then the others in the order of the file.
+    var certificates: [Certificate]
+
+    /// - Parameters:
+    ///   - bytes: The content of a `.p12` or `.pfx` file.
+    ///   - password: Nil where there is none. Some programs then take the empty text, some nothing at all: both are tried.
+    init(_ bytes: [UInt8], password: String?) throws(CredentialError) {
+        let archive = try PKCS12Handle(bytes)
+        if let password, password.utf8.contains(0) {
+            throw CredentialError(
+                "the password of the PKCS#12 file has a NUL character, which no program takes: correct it")
+        }
+        guard archive.isOpened(by: password) else {
+            if ErrorQueue.takeUnsupportedAlgorithm() { throw Self.oldCipher(in: bytes) }
+            throw CredentialError(
+                password == nil
+                    ? "the PKCS#12 file is protected by a password and none is given: set it"
+                    : "the password of the PKCS#12 file is wrong: correct it, or export the file anew")
+        }
+        guard let content = archive.content(password) else {
+            if ErrorQueue.takeUnsupportedAlgorithm() { throw Self.oldCipher(in: bytes) }
+            throw CredentialError("the PKCS#12 file cannot be read, it is damaged: export it anew")
+        }
+        guard let key = content.key else {
+            throw CredentialError(
+                "the PKCS#12 file has no private key: export the certificate together with its key, "
+                    + "in Keychain Access by selecting both")
+        }
+        self.key = key
+        certificates = content.certificates
+    }
+
+    /// Says which of the algorithms that OpenSSL 3 has put aside it is. They are named in the file by identifiers that begin with
+    /// 1.2.840.113549.1.12.1 (RFC 7292, appendix C), in clear, and in that order.
+    private static func oldCipher(in bytes: [UInt8]) -> CredentialError {
+        let names: [UInt8: String] = [1: "RC4-128", 2: "RC4-40", 5: "RC2-128", 6: "RC2-40"]
+        let identifier: [UInt8] = [0x06, 0x0a, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x0c, 0x01]
+        var found: Set<String> = []
+        for place in bytes.indices.dropLast(identifier.count)
+        where bytes[place] == 0x06 && bytes[place...].starts(with: identifier) {
+            if let name = names[bytes[place + identifier.count]] { found.insert(name) }
+        }
+        let cipher = found.isEmpty ? "an old algorithm" : found.sorted().joined(separator: " and ")
+        return CredentialError(
+            "the PKCS#12 file is encrypted with \(cipher), which OpenSSL 3 opens no longer: convert it with "
+                + "`openssl pkcs12 -legacy -in old.p12 -nodes -out push.pem` and use push.pem, or make a new PKCS#12 file of "
+                + "that with `openssl pkcs12 -export -in push.pem -out new.p12`")
+    }
+}
+
+/// Owns a `PKCS12`.
+@safe private struct PKCS12Handle: ~Copyable {
+    private let archive: OpaquePointer
+
+    init(_ bytes: [UInt8]) throws(CredentialError) {
+        let read: OpaquePointer? = unsafe bytes.withUnsafeBufferPointer { buffer in
+            var place = buffer.baseAddress
+            return unsafe d2i_PKCS12(nil, &place, buffer.count)
+        }
+        guard let read = unsafe read else {
+            let found =
+                if !PEMBlock.all(in: bytes).isEmpty {
+                    "it is PEM: set it as such"
+                } else if Certificate(der: bytes) != nil {
+                    "it is a certificate without its private key (a .cer): export both together as .p12"
+                } else {
+                    "it is of another kind or damaged: export the certificate and its key as .p12"
+                }
+            throw CredentialError("the file is not a PKCS#12 file, \(found)")
+        }
+        unsafe archive = read
+    }
+
+    deinit {
+        unsafe PKCS12_free(archive)
+    }
+
+    /// Whether the password makes the file's checksum right. A file without one is open to any.
+    func isOpened(by password: String?) -> Bool {
+        guard unsafe PKCS12_mac_present(archive) == 1 else { return true }
+        guard let password, !password.isEmpty else {
+            return unsafe PKCS12_verify_mac(archive, nil, 0) == 1 || PKCS12_verify_mac(archive, "", 0) == 1
+        }
+        return unsafe PKCS12_verify_mac(archive, password, -1) == 1
+    }
+
+    /// Nil when it cannot be decrypted or is malformed.
+    func content(_ password: String?) -> (key: PrivateKey?, certificates: [Certificate])? {
+        var key: OpaquePointer?
+        var own: OpaquePointer?
+        var others: OpaquePointer?
+        guard unsafe PKCS12_parse(archive, password ?? "", &key, &own, &others) == 1 else { return nil }
+        defer { unsafe tk_free_certificates(others) }
+        var certificates: [Certificate] = []
+        if let own = unsafe own { unsafe certificates.append(Certificate(owning: own)) }
+        while unsafe tk_certificate_count(others) > 0, let next = unsafe tk_take_certificate(others) {
+            unsafe certificates.append(Certificate(owning: next))
+        }
+        return (key: unsafe key.map { unsafe PrivateKey(owning: $0) }, certificates)
+    }
+}

@@ -1,0 +1,114 @@
+internal import COpenSSL
+
+/// A private key of any kind. Owns the `EVP_PKEY`; no pointer of it leaves, but to the files beside this one.
+///
+/// Sendable: nothing changes the key once it is made, and OpenSSL lets any number of threads use such an object at once
+/// (openssl-threads(7)).
+@safe final class PrivateKey: @unchecked Sendable {
+    private let key: OpaquePointer
+
+    /// Takes ownership of a key.
+    init(owning key: OpaquePointer) {
+        unsafe self.key = key
+    }
+
+    deinit {
+        unsafe EVP_PKEY_free(key)
+    }
+
+    /// Why a PEM could not be read.
+    enum Fault: Error {
+        /// It is encrypted, and there is no password.
+        case isEncrypted
+        /// It is encrypted, and not with this password.
+        case wrongPassword
+        /// It is encrypted by what OpenSSL no longer knows.
+        case unsupportedCipher
+        case isBroken
+    }
+
+    /// The key of one PEM block. Never prompts.
+    convenience init(pem block: PEMBlock, password: String?) throws(Fault) {
+        let secret = password.map { Array($0.utf8) }
+        var wasAsked = false
+        let read: OpaquePointer? = unsafe block.text.withUnsafeBytes { text in
+            unsafe (secret ?? []).withUnsafeBytes { bytes in
+                // An empty array may have no address, and an empty password is one nevertheless.
+                let address = unsafe bytes.baseAddress?.assumingMemoryBound(to: CChar.self)
+                return unsafe withUnsafeTemporaryAllocation(of: CChar.self, capacity: 1) { empty in
+                    unsafe empty.initialize(repeating: 0)
+                    var given = unsafe tk_password(
+                        bytes: secret == nil ? nil : UnsafePointer(address ?? UnsafePointer(empty.baseAddress!)),
+                        count: CInt(bytes.count), was_asked: 0)
+                    defer { unsafe wasAsked = given.was_asked != 0 }
+                    return unsafe tk_private_key(text.baseAddress, CInt(text.count), &given)
+                }
+            }
+        }
+        if let read = unsafe read {
+            unsafe self.init(owning: read)
+            return
+        }
+        let isUnsupported = ErrorQueue.takeUnsupportedAlgorithm()
+        guard wasAsked else { throw .isBroken }
+        if password == nil { throw .isEncrypted }
+        throw isUnsupported ? .unsupportedCipher : .wrongPassword
+    }
+
+    /// `EC`, `RSA`, …
+    var kind: String {
+        unsafe EVP_PKEY_get0_type_name(key).map { unsafe String(cString: $0) } ?? "unknown"
+    }
+
+    /// The curve of an EC key by OpenSSL's name, `prime256v1` for P-256; nil for other kinds, and for a curve without a name.
+    var curve: String? {
+        var length = 0
+        var name = [UInt8](repeating: 0, count: 80)
+        let isKnown = unsafe name.withUnsafeMutableBytes { buffer in
+            unsafe EVP_PKEY_get_group_name(key, buffer.baseAddress, buffer.count, &length)
+        }
+        return isKnown == 1 ? String(decoding: name.prefix(length), as: UTF8.self) : nil
+    }
+
+    /// Whether it is the key of a certificate.
+    func belongs(to certificate: OpaquePointer) -> Bool {
+        unsafe X509_check_private_key(certificate, key) == 1
+    }
+
+    /// PKCS#8, unencrypted, as PEM; nil where OpenSSL cannot write it so.
+    var pem: [UInt8]? {
+        guard let information = unsafe EVP_PKEY2PKCS8(key) else { return nil }
+        defer { unsafe PKCS8_PRIV_KEY_INFO_free(information) }
+        var bytes: UnsafeMutablePointer<UInt8>?
+        let length = unsafe i2d_PKCS8_PRIV_KEY_INFO(information, &bytes)
+        guard length > 0, let bytes = unsafe bytes else { return nil }
+        defer { unsafe CRYPTO_clear_free(bytes, Int(length), nil, 0) }
+        let content = unsafe Array(UnsafeBufferPointer(start: bytes, count: Int(length)))
+        return PEMBlock(label: "PRIVATE KEY", content: content).text
+    }
+
+    /// ECDSA over the SHA-256 of the bytes: r and s, 32 bytes each with leading zeros kept, as JWS wants them (RFC 7518, 3.4);
+    /// OpenSSL makes DER of them, with leading zeros dropped. Nil where OpenSSL fails. The key must be of P-256.
+    func signatureES256(of message: [UInt8]) -> [UInt8]? {
+        guard let context = unsafe EVP_MD_CTX_new() else { return nil }
+        defer { unsafe EVP_MD_CTX_free(context) }
+        guard unsafe EVP_DigestSignInit(context, nil, EVP_sha256(), nil, key) == 1 else { return nil }
+        var der = unsafe [UInt8](repeating: 0, count: Int(EVP_PKEY_get_size(key)))
+        var length = der.count
+        guard unsafe EVP_DigestSign(context, &der, &length, message, message.count) == 1 else { return nil }
+
+        let parsed: OpaquePointer? = unsafe der.withUnsafeBufferPointer { buffer in
+            var place = buffer.baseAddress
+            return unsafe d2i_ECDSA_SIG(nil, &place, length)
+        }
+        guard let signature = unsafe parsed else { return nil }
+        defer { unsafe ECDSA_SIG_free(signature) }
+        var both = [UInt8](repeating: 0, count: 64)
+        let isWritten = unsafe both.withUnsafeMutableBufferPointer { buffer in
+            guard let start = buffer.baseAddress else { return false }
+            return unsafe BN_bn2binpad(ECDSA_SIG_get0_r(signature), start, 32) == 32
+                && BN_bn2binpad(ECDSA_SIG_get0_s(signature), start + 32, 32) == 32
+        }
+        return isWritten ? both : nil
+    }
+}

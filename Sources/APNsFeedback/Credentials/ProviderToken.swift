@@ -1,0 +1,157 @@
+import FoundationEssentials
+import Synchronization
+public import TokenModel
+
+/// The JSON Web Token that a provider shows with each request, made when it is needed and used again while it is young.
+///
+/// Apple, "Establishing a token-based connection to APNs": a token whose `iat` is more than an hour ago is refused (403
+/// `ExpiredProviderToken`), and so is a new one within 20 minutes of the last (429 `TooManyProviderTokenUpdates`).
+///
+/// Two clocks decide. How long ago the last one was made is asked of a clock that nobody sets, so that there are never two
+/// within 20 minutes, whatever is done to the time of day. What is in `iat` is the time of day, and APNs compares it with its own:
+/// so a new token is due
+///
+/// - when the token is `reusedFor` old by the one clock or by the other: the first holds though the time of day is set back
+///   again and again, the second takes notice when it is set forward, since an `iat` of a slow clock is too old for APNs before its
+///   time;
+/// - when `iat` lies ahead of the time of day by more than `toleratedLead`: the clock was fast and has been set right.
+///
+/// Where a clock was wrong by half an hour or more APNs may refuse the token for up to 20 minutes after it is right again.
+/// A second token would be refused as well.
+public final class ProviderToken: Sendable {
+    /// 20 minutes: Apple's least time from one token to the next.
+    public static let leastAge = Duration.seconds(20 * 60)
+    /// 58 minutes: Apple's hour, less what a request may take and two clocks may differ by.
+    public static let greatestAge = Duration.seconds(58 * 60)
+    /// One minute, by which the time of day may be stepped back without a new token.
+    static let toleratedLead: Int64 = 60_000_000
+
+    private let key: SigningKey
+    private let keyID: String
+    private let teamID: String
+    private let reusedFor: Duration
+    private let uptime: @Sendable () -> Duration
+    private let current = Mutex<Made?>(nil)
+
+    /// A token that was made.
+    private struct Made {
+        var text: String
+        /// By the time of day.
+        var issuedAt: Instant
+        /// By `uptime`.
+        var madeAt: Duration
+    }
+
+    /// - Parameters:
+    ///   - keyID: The ten characters that Apple names the key by, of A to Z and 0 to 9; they are in the name of its file.
+    ///   - teamID: The ten characters of the developer team.
+    ///   - reusedFor: How long one token is used: 20 to 58 minutes.
+    ///   - uptime: A clock that is never set, counted from any instant and with the time that the machine sleeps. Only tests
+    ///     give one.
+    /// - Throws: When one of them is not as described.
+    public init(
+        key: SigningKey, keyID: String, teamID: String, reusedFor: Duration = .seconds(50 * 60),
+        uptime: @escaping @Sendable () -> Duration = ProviderToken.uptime
+    ) throws(CredentialError) {
+        try Self.check(keyID, "key id", source: "it is in the name of the AuthKey_….p8 file")
+        try Self.check(teamID, "team id", source: "Apple's developer site shows it under membership")
+        guard Self.leastAge...Self.greatestAge ~= reusedFor else {
+            throw CredentialError(
+                "a provider token would be used for \(reusedFor.components.seconds) seconds, expected 1200 to 3480 "
+                    + "(20 to 58 minutes), as Apple wants it")
+        }
+        self.key = key
+        self.keyID = keyID
+        self.teamID = teamID
+        self.reusedFor = reusedFor
+        self.uptime = uptime
+    }
+
+    /// The token to send now, without `bearer `. Any number of threads may ask.
+    ///
+    /// - Parameter now: The time of day.
+    /// - Throws: When it cannot be signed.
+    public func text(at now: Instant) throws(CredentialError) -> String {
+        try current.withLock { made throws(CredentialError) in
+            if let made, !isDue(made, at: now) { return made.text }
+            return try make(at: now, in: &made)
+        }
+    }
+
+    /// Makes a new token after a 403 `ExpiredProviderToken`.
+    ///
+    /// - Parameters:
+    ///   - now: The time of day.
+    ///   - refused: The token that was refused.
+    /// - Returns: Whether `text(at:)` has another one than `refused`: true as well when it had been replaced already. False when
+    ///   the refused one is younger than 20 minutes: then `iat` is wrong because the clock is, or the refusal is, and APNs
+    ///   would answer another token with 429 `TooManyProviderTokenUpdates`.
+    /// - Throws: When it cannot be signed.
+    public func renew(at now: Instant, refused: String) throws(CredentialError) -> Bool {
+        try current.withLock { made throws(CredentialError) in
+            if let made {
+                if made.text != refused { return true }
+                if age(of: made) < Self.leastAge { return false }
+            }
+            _ = try make(at: now, in: &made)
+            return true
+        }
+    }
+
+    /// The time since the machine was started.
+    @Sendable public static func uptime() -> Duration {
+        origin.duration(to: ContinuousClock.now)
+    }
+
+    private static let origin = ContinuousClock.now
+
+    private func age(of made: Made) -> Duration { uptime() - made.madeAt }
+
+    private func isDue(_ made: Made, at now: Instant) -> Bool {
+        let age = age(of: made)
+        if age < Self.leastAge { return false }
+        let (ageByTheDay, overflow) = now.microseconds.subtractingReportingOverflow(made.issuedAt.microseconds)
+        return overflow || age >= reusedFor || .microseconds(ageByTheDay) >= reusedFor
+            || ageByTheDay < -Self.toleratedLead
+    }
+
+    private func make(at now: Instant, in made: inout Made?) throws(CredentialError) -> String {
+        // Neither identifier has a character that JSON would want escaped. Apple takes `iat` only as a number.
+        let issuedAt = now.microseconds / 1_000_000
+        let header = Self.base64URL(Array(#"{"alg":"ES256","kid":"\#(keyID)"}"#.utf8))
+        let claims = Self.base64URL(Array(#"{"iss":"\#(teamID)","iat":\#(issuedAt)}"#.utf8))
+        let signature = try key.sign(Array("\(header).\(claims)".utf8))
+        let text = "\(header).\(claims).\(Self.base64URL(signature))"
+        made = Made(text: text, issuedAt: now, madeAt: uptime())
+        return text
+    }
+
+    /// RFC 4648, 5, without padding: RFC 7515, 2.
+    private static func base64URL(_ bytes: [UInt8]) -> String {
+        let text = Data(bytes).base64EncodedString().utf8.compactMap { character -> UInt8? in
+            switch character {
+            case UInt8(ascii: "+"): UInt8(ascii: "-")
+            case UInt8(ascii: "/"): UInt8(ascii: "_")
+            case UInt8(ascii: "="): nil
+            default: character
+            }
+        }
+        return String(decoding: text, as: UTF8.self)
+    }
+
+    private static func check(_ identifier: String, _ name: String, source: String) throws(CredentialError) {
+        let isRight = identifier.utf8.allSatisfy {
+            UInt8(ascii: "A")...UInt8(ascii: "Z") ~= $0 || UInt8(ascii: "0")...UInt8(ascii: "9") ~= $0
+        }
+        guard isRight, identifier.utf8.count == 10 else {
+            // Not the text itself: it may be a secret that was put into the wrong place.
+            throw CredentialError(
+                "the \(name) has \(identifier.count) characters\(isRight ? "" : ", some other than A to Z and 0 to 9"), "
+                    + "expected 10 of A to Z and 0 to 9: \(source)")
+        }
+    }
+}
+
+extension ProviderToken: CustomStringConvertible {
+    public var description: String { "a provider token of the key \(keyID) of the team \(teamID)" }
+}

@@ -1,0 +1,75 @@
+/// The private key that Apple gives for APNs, an `AuthKey_XXXXXXXXXX.p8`: it signs provider tokens.
+///
+/// Source: Apple, "Establishing a token-based connection to APNs".
+public final class SigningKey: Sendable {
+    private let key: PrivateKey
+
+    /// Reads the content of a `.p8` file: PKCS#8 as PEM, unencrypted, of the elliptic curve P-256. Never prompts.
+    ///
+    /// - Throws: What was found in its stead, and what to do.
+    public init(p8: [UInt8]) throws(CredentialError) {
+        let blocks = PEMBlock.all(in: p8)
+        guard let block = blocks.first(where: \.isPrivateKey) else { throw Self.absence(blocks, in: p8) }
+        key = try ErrorQueue.confined { () throws(CredentialError) in try Self.read(block) }
+    }
+
+    /// The ECDSA signature of P-256 and SHA-256 (ES256): r and s, 32 bytes each.
+    ///
+    /// - Throws: When OpenSSL fails, as for want of memory or of random numbers.
+    public func sign(_ bytes: [UInt8]) throws(CredentialError) -> [UInt8] {
+        try ErrorQueue.confined { () throws(CredentialError) in
+            guard let signature = key.signatureES256(of: bytes) else {
+                throw CredentialError(
+                    "OpenSSL could not sign with the APNs key: try again, and restart if that does not help")
+            }
+            return signature
+        }
+    }
+
+    private static let wanted = "use the AuthKey_….p8 file of an APNs key, as Apple's developer site gave it"
+
+    private static func read(_ block: PEMBlock) throws(CredentialError) -> PrivateKey {
+        let key: PrivateKey
+        do {
+            key = try PrivateKey(pem: block, password: nil)
+        } catch .isEncrypted {
+            throw CredentialError(
+                "the private key is encrypted, expected one without a password: "
+                    + "`openssl pkey -in encrypted.p8 -out plain.p8` decrypts it")
+        } catch {
+            throw CredentialError("the private key cannot be read, it is cut off or damaged: \(wanted)")
+        }
+        guard key.kind == "EC" else {
+            throw CredentialError(
+                "the private key is of the kind \(key.kind), expected EC on the curve P-256: \(wanted)")
+        }
+        guard let curve = key.curve, curve == "prime256v1" else {
+            throw CredentialError(
+                "the private key is on the curve \(key.curve ?? "without a name"), expected P-256 (prime256v1): \(wanted)"
+            )
+        }
+        return key
+    }
+
+    /// Why there is no private key in it.
+    private static func absence(_ blocks: [PEMBlock], in bytes: [UInt8]) -> CredentialError {
+        guard let block = blocks.first else {
+            let size =
+                bytes.isEmpty
+                ? "it is empty" : "there is no complete -----BEGIN … to -----END … in its \(bytes.count) bytes"
+            return CredentialError("no PEM was found, \(size): \(wanted)")
+        }
+        if blocks.contains(where: \.isCertificate) {
+            return CredentialError(
+                "a certificate was found, expected a private key: \(wanted), or set it as the client certificate")
+        }
+        if block.label.hasSuffix("PUBLIC KEY") {
+            return CredentialError("a public key was found, expected the private one: \(wanted)")
+        }
+        return CredentialError("no private key was found: \(wanted)")
+    }
+}
+
+extension SigningKey: CustomStringConvertible {
+    public var description: String { "an APNs signing key" }
+}

@@ -1,0 +1,132 @@
+import Foundation
+import Testing
+
+@testable import APNsFeedback
+
+@Suite struct `The key of APNs` {
+    private let workshop: Workshop
+
+    init() throws { workshop = try Workshop() }
+
+    private func refusal(_ bytes: [UInt8]) throws -> String {
+        try #require(throws: CredentialError.self) { try SigningKey(p8: bytes) }.message
+    }
+
+    private func refusal(of name: String) throws -> String {
+        let bytes = try workshop.read(name)
+        let message = try refusal(bytes)
+        #expect(!message.contains("\n"))
+        for line in String(decoding: bytes, as: UTF8.self).split(separator: "\n") where !line.hasPrefix("-----") {
+            #expect(!message.contains(line))
+        }
+        return message
+    }
+
+    @Test func `a thousand signatures each verify, those with leading zeros among them`() throws {
+        let key = try SigningKey(p8: workshop.makeKey())
+        try workshop.run("openssl pkey -in key.p8 -pubout -out public.pem")
+        var count = 0
+        var hasShortR = false
+        var hasShortS = false
+        while count < 1000 || !hasShortR || !hasShortS {
+            let message = Array("message \(count)".utf8)
+            let signature = try key.sign(message)
+            #expect(signature.count == 64)
+            hasShortR = hasShortR || signature[0] == 0
+            hasShortS = hasShortS || signature[32] == 0
+            try workshop.write(message, to: "\(count).message")
+            try workshop.write(der(signature), to: "\(count).signature")
+            count += 1
+        }
+        let said = try workshop.run(
+            """
+            for message in *.message; do
+                openssl dgst -sha256 -verify public.pem -signature ${message%.message}.signature $message
+            done
+            """)
+        #expect(said == String(repeating: "Verified OK\n", count: count))
+    }
+
+    /// ECDSA-Sig-Value of RFC 3279: a SEQUENCE of two INTEGERs without leading zeros, but one where the number would be negative.
+    private func der(_ signature: [UInt8]) -> [UInt8] {
+        func integer(_ bytes: ArraySlice<UInt8>) -> [UInt8] {
+            var bytes = Array(bytes.drop { $0 == 0 })
+            if bytes.first ?? 0x80 >= 0x80 { bytes.insert(0, at: 0) }
+            return [0x02, UInt8(bytes.count)] + bytes
+        }
+        let both = integer(signature[..<32]) + integer(signature[32...])
+        return [0x30, UInt8(both.count)] + both
+    }
+
+    @Test func `a key is read whatever ends its lines and whatever stands around it`() throws {
+        let text = String(decoding: try workshop.makeKey(), as: UTF8.self)
+        let dos = text.replacingOccurrences(of: "\n", with: "\r\n")
+        for variant in [
+            text, dos, "\u{feff}" + text, "Bag Attributes: Schlüssel\n\n" + text + "\n\n",
+            text.trimmingCharacters(in: .newlines),
+        ] {
+            #expect(throws: Never.self) { try SigningKey(p8: Array(variant.utf8)) }
+        }
+    }
+
+    @Test func `the older form of an EC key is read as well`() throws {
+        try workshop.run("openssl ecparam -name prime256v1 -genkey -out old.pem")
+        #expect(try workshop.read("old.pem").starts(with: "-----BEGIN EC PARAMETERS-----".utf8))
+        #expect(throws: Never.self) { try SigningKey(p8: workshop.read("old.pem")) }
+    }
+
+    @Test func `what is no PEM is refused`() throws {
+        #expect(try refusal([]).hasPrefix("no PEM was found, it is empty: use the AuthKey_….p8 file"))
+        #expect(try refusal(Array("garbage".utf8)).hasPrefix("no PEM was found, there is no complete"))
+        #expect(try refusal([0x30, 0x82, 0xff, 0xfe, 0x00]).hasPrefix("no PEM was found"))
+        // Cut off.
+        #expect(try refusal(workshop.makeKey().dropLast(10)).hasPrefix("no PEM was found"))
+    }
+
+    @Test func `a damaged key is refused`() throws {
+        let text = String(decoding: try workshop.makeKey(), as: UTF8.self)
+        let lines = text.split(separator: "\n")
+        try workshop.write((lines[0] + "\n" + lines[2] + "\n" + lines.last! + "\n").utf8, to: "damaged.p8")
+        #expect(try refusal(of: "damaged.p8").hasPrefix("the private key cannot be read, it is cut off or damaged"))
+    }
+
+    @Test(arguments: [
+        "openssl pkcs8 -topk8 -in key.p8 -passout pass:secret42",
+        "openssl ec -in key.p8 -aes128 -passout pass:secret42",
+    ])
+    func `an encrypted key is refused without a question at the terminal, with the command that decrypts it`(
+        command: String
+    ) throws {
+        _ = try workshop.makeKey()
+        try workshop.run("\(command) -out encrypted.p8")
+        #expect(
+            try refusal(of: "encrypted.p8")
+                == "the private key is encrypted, expected one without a password: "
+                + "`openssl pkey -in encrypted.p8 -out plain.p8` decrypts it")
+        try workshop.run("openssl pkey -in encrypted.p8 -passin pass:secret42 -out plain.p8")
+        #expect(throws: Never.self) { try SigningKey(p8: workshop.read("plain.p8")) }
+    }
+
+    @Test func `a key of another kind or curve is refused by its name`() throws {
+        try workshop.run("openssl genpkey -algorithm RSA -out rsa.p8")
+        #expect(
+            try refusal(of: "rsa.p8").hasPrefix("the private key is of the kind RSA, expected EC on the curve P-256"))
+        try workshop.run("openssl genpkey -algorithm ED25519 -out ed.p8")
+        #expect(try refusal(of: "ed.p8").contains("kind ED25519"))
+        try workshop.run("openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-384 -out p384.p8")
+        #expect(try refusal(of: "p384.p8").hasPrefix("the private key is on the curve secp384r1, expected P-256"))
+    }
+
+    @Test func `a certificate, a public key and a request are refused by what they are`() throws {
+        try workshop.makeCertificate()
+        #expect(try refusal(of: "push.pem").hasPrefix("a certificate was found, expected a private key"))
+        try workshop.run("openssl pkey -in push.key -pubout -out public.pem")
+        #expect(try refusal(of: "public.pem").hasPrefix("a public key was found, expected the private one"))
+        try workshop.run("openssl req -new -key push.key -subj /CN=x -out request.pem")
+        #expect(try refusal(of: "request.pem").hasPrefix("no private key was found"))
+    }
+
+    @Test func `a key says nothing of itself when it is printed`() throws {
+        #expect("\(try SigningKey(p8: workshop.makeKey()))" == "an APNs signing key")
+    }
+}

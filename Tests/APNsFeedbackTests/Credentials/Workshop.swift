@@ -1,0 +1,77 @@
+import Foundation
+import Testing
+
+/// A temporary folder in which the `openssl` command line tool makes keys and certificates; gone with the object.
+final class Workshop: Sendable {
+    let folder: URL
+
+    init() throws {
+        folder = FileManager.default.temporaryDirectory.appending(path: "tokenkeeper-credentials-\(UUID().uuidString)")
+        try FileManager.default.createDirectory(at: folder, withIntermediateDirectories: true)
+    }
+
+    deinit {
+        try? FileManager.default.removeItem(at: folder)
+    }
+
+    /// Runs a line of shell in the folder, and fails with what it said.
+    @discardableResult
+    func run(_ line: String) throws -> String {
+        let process = Process()
+        process.executableURL = URL(filePath: "/bin/sh")
+        process.arguments = ["-ec", line]
+        process.currentDirectoryURL = folder
+        process.standardInput = FileHandle.nullDevice
+        let said = Pipe()
+        process.standardOutput = said
+        process.standardError = said
+        try process.run()
+        let output = String(decoding: try said.fileHandleForReading.readToEnd() ?? Data(), as: UTF8.self)
+        process.waitUntilExit()
+        guard process.terminationStatus == 0 else { throw Failure(line: line, output: output) }
+        return output
+    }
+
+    func read(_ name: String) throws -> [UInt8] {
+        Array(try Data(contentsOf: folder.appending(path: name)))
+    }
+
+    func write(_ content: some Sequence<UInt8>, to name: String) throws {
+        try Data(content).write(to: folder.appending(path: name))
+    }
+
+    struct Failure: Error {
+        var line: String
+        var output: String
+    }
+}
+
+extension Workshop {
+    /// A key as Apple gives it.
+    func makeKey(_ name: String = "key.p8") throws -> [UInt8] {
+        try run("openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out \(name)")
+        return try read(name)
+    }
+
+    /// A certificate that signs itself, in `<name>.pem`, with its key in `<name>.key`.
+    func makeCertificate(
+        _ name: String = "push", subject: String = "/UID=com.example.app/CN=Apple Push Services: com.example.app",
+        days: String = "-days 30", extensions: String = ""
+    ) throws {
+        try write(
+            """
+            [req]
+            distinguished_name = dn
+            x509_extensions = v3
+            [dn]
+            [v3]
+            basicConstraints = CA:FALSE
+            \(extensions)
+            """.utf8, to: "\(name).conf")
+        try run(
+            """
+            openssl req -new -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout \(name).key \
+            -out \(name).pem -subj '\(subject)' \(days) -config \(name).conf
+            """)
+    }
+}
