@@ -35,7 +35,7 @@ import Testing
             hasShortR = hasShortR || signature[0] == 0
             hasShortS = hasShortS || signature[32] == 0
             try workshop.write(message, to: "\(count).message")
-            try workshop.write(der(signature), to: "\(count).signature")
+            try workshop.write(ecdsaDER(signature), to: "\(count).signature")
             count += 1
         }
         let said = try workshop.run(
@@ -45,17 +45,6 @@ import Testing
             done
             """)
         #expect(said == String(repeating: "Verified OK\n", count: count))
-    }
-
-    /// ECDSA-Sig-Value of RFC 3279: a SEQUENCE of two INTEGERs without leading zeros, but one where the number would be negative.
-    private func der(_ signature: [UInt8]) -> [UInt8] {
-        func integer(_ bytes: ArraySlice<UInt8>) -> [UInt8] {
-            var bytes = Array(bytes.drop { $0 == 0 })
-            if bytes.first ?? 0x80 >= 0x80 { bytes.insert(0, at: 0) }
-            return [0x02, UInt8(bytes.count)] + bytes
-        }
-        let both = integer(signature[..<32]) + integer(signature[32...])
-        return [0x30, UInt8(both.count)] + both
     }
 
     @Test func `a key is read whatever ends its lines and whatever stands around it`() throws {

@@ -75,3 +75,15 @@ extension Workshop {
             """)
     }
 }
+
+/// r and s as the `openssl` tool takes them, ECDSA-Sig-Value of RFC 3279: a SEQUENCE of two INTEGERs without leading zeros, but
+/// one where the number would be negative.
+func ecdsaDER(_ signature: [UInt8]) -> [UInt8] {
+    func integer(_ bytes: ArraySlice<UInt8>) -> [UInt8] {
+        var bytes = Array(bytes.drop { $0 == 0 })
+        if bytes.first ?? 0x80 >= 0x80 { bytes.insert(0, at: 0) }
+        return [0x02, UInt8(bytes.count)] + bytes
+    }
+    let both = integer(signature.prefix(32)) + integer(signature.dropFirst(32))
+    return [0x30, UInt8(both.count)] + both
+}

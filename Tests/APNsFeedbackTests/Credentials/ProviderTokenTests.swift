@@ -1,0 +1,225 @@
+import Foundation
+import Synchronization
+import Testing
+import TokenModel
+
+@testable import APNsFeedback
+
+/// The time of day and the time since the machine was started, apart.
+private final class TwoClocks: Sendable {
+    private let state = Mutex((day: Instant(microseconds: 1_795_000_000_250_000), uptime: Duration.seconds(1000)))
+
+    var day: Instant { state.withLock(\.day) }
+    var uptime: @Sendable () -> Duration { { self.state.withLock(\.uptime) } }
+
+    func pass(minutes: Int = 0, seconds: Int = 0) {
+        state.withLock { $0.uptime += .seconds(minutes * 60 + seconds) }
+        set(byMinutes: minutes, seconds: seconds)
+    }
+
+    /// Someone sets the time of day.
+    func set(byMinutes minutes: Int = 0, seconds: Int = 0) {
+        state.withLock { $0.day = $0.day.advanced(byMicroseconds: Int64(minutes * 60 + seconds) * 1_000_000) }
+    }
+}
+
+@Suite struct `A provider token` {
+    private let workshop: Workshop
+    private let key: SigningKey
+    private let clocks = TwoClocks()
+
+    init() throws {
+        workshop = try Workshop()
+        key = try SigningKey(p8: workshop.makeKey())
+    }
+
+    private func token(reusedForMinutes minutes: Int64 = 50) throws -> ProviderToken {
+        try ProviderToken(
+            key: key, keyID: "ABC123DEFG", teamID: "DEF123GHIJ", reusedFor: .seconds(minutes * 60),
+            uptime: clocks.uptime)
+    }
+
+    private func part(_ index: Int, of text: String) throws -> Data {
+        let parts = text.split(separator: ".", omittingEmptySubsequences: false)
+        try #require(parts.count == 3)
+        var base64 = parts[index].replacingOccurrences(of: "-", with: "+").replacingOccurrences(of: "_", with: "/")
+        #expect(!base64.contains("="))
+        base64 += String(repeating: "=", count: (4 - base64.count % 4) % 4)
+        return try #require(Data(base64Encoded: base64))
+    }
+
+    @Test func `it is a JWT of ES256 whose iat is a number of whole seconds`() throws {
+        let text = try token().text(at: clocks.day)
+        #expect(String(decoding: try part(0, of: text), as: UTF8.self) == #"{"alg":"ES256","kid":"ABC123DEFG"}"#)
+        #expect(String(decoding: try part(1, of: text), as: UTF8.self) == #"{"iss":"DEF123GHIJ","iat":1795000000}"#)
+        #expect(text.utf8.allSatisfy { $0 == 0x2d || $0 == 0x2e || $0 == 0x5f || isalnum(Int32($0)) != 0 })
+    }
+
+    @Test func `its signature is over its first two parts`() throws {
+        let text = try token().text(at: clocks.day)
+        let signed = text.prefix(upTo: try #require(text.lastIndex(of: ".")))
+        try workshop.write(signed.utf8, to: "signed")
+        try workshop.write(ecdsaDER(Array(part(2, of: text))), to: "signature")
+        try workshop.run("openssl pkey -in key.p8 -pubout -out public.pem")
+        #expect(
+            try workshop.run("openssl dgst -sha256 -verify public.pem -signature signature signed") == "Verified OK\n")
+    }
+
+    @Test func `it is the same for fifty minutes, and then another`() throws {
+        let token = try token()
+        let first = try token.text(at: clocks.day)
+        for _ in 0..<49 {
+            clocks.pass(minutes: 1)
+            #expect(try token.text(at: clocks.day) == first)
+        }
+        clocks.pass(seconds: 59)
+        #expect(try token.text(at: clocks.day) == first)
+        clocks.pass(seconds: 1)
+        let second = try token.text(at: clocks.day)
+        #expect(second != first)
+        #expect(String(decoding: try part(1, of: second), as: UTF8.self).contains(#""iat":1795003000}"#))
+        #expect(try token.text(at: clocks.day) == second)
+    }
+
+    @Test func `a time of day that is set back again and again does not keep it for ever`() throws {
+        let token = try token()
+        let first = try token.text(at: clocks.day)
+        for _ in 0..<49 {
+            clocks.pass(minutes: 1)
+            clocks.set(byMinutes: -1)
+            #expect(try token.text(at: clocks.day) == first)
+        }
+        clocks.pass(minutes: 1)
+        clocks.set(byMinutes: -1)
+        #expect(try token.text(at: clocks.day) != first)
+    }
+
+    @Test(arguments: [-1440, -60, 60, 1440])
+    func `a time of day that jumps asks for another, but not within twenty minutes of the last`(minutes: Int) throws {
+        let token = try token()
+        let first = try token.text(at: clocks.day)
+        clocks.pass(minutes: 1)
+        clocks.set(byMinutes: minutes)
+        #expect(try token.text(at: clocks.day) == first)
+        clocks.pass(minutes: 18, seconds: 59)
+        #expect(try token.text(at: clocks.day) == first)
+        clocks.pass(seconds: 1)
+        let second = try token.text(at: clocks.day)
+        #expect(second != first)
+        clocks.pass(minutes: 49)
+        #expect(try token.text(at: clocks.day) == second)
+    }
+
+    @Test func `a time of day that is set back by less than a minute is nothing`() throws {
+        let token = try token()
+        let first = try token.text(at: clocks.day)
+        clocks.pass(minutes: 20)
+        clocks.set(byMinutes: -20, seconds: -54)
+        #expect(try token.text(at: clocks.day) == first)
+        clocks.set(seconds: -12)
+        #expect(try token.text(at: clocks.day) != first)
+    }
+
+    @Test func `no instant is too strange for it`() throws {
+        for instants in [[Instant.distantPast, .distantFuture], [.distantFuture, .distantPast]] {
+            let token = try token()
+            for instant in instants {
+                clocks.pass(minutes: 20)
+                #expect(try !token.text(at: instant).isEmpty)
+            }
+        }
+    }
+
+    @Test func `a refused one is replaced when it is twenty minutes old, and not before`() throws {
+        let token = try token()
+        let first = try token.text(at: clocks.day)
+        clocks.pass(minutes: 19, seconds: 59)
+        #expect(try !token.renew(at: clocks.day, refused: first))
+        #expect(try token.text(at: clocks.day) == first)
+        clocks.pass(seconds: 1)
+        #expect(try token.renew(at: clocks.day, refused: first))
+        let second = try token.text(at: clocks.day)
+        #expect(second != first)
+        // The answers to the other requests that carried it come later.
+        #expect(try token.renew(at: clocks.day, refused: first))
+        #expect(try token.text(at: clocks.day) == second)
+        #expect(try !token.renew(at: clocks.day, refused: second))
+    }
+
+    @Test func `one that was refused before any was made is replaced`() throws {
+        let token = try token()
+        #expect(try token.renew(at: clocks.day, refused: "of the last process"))
+        #expect(try !token.text(at: clocks.day).isEmpty)
+    }
+
+    @Test func `eight threads that ask at once get the same`() throws {
+        for _ in 0..<50 {
+            let token = try token()
+            let texts = Mutex<Set<String>>([])
+            DispatchQueue.concurrentPerform(iterations: 8) { _ in
+                if let text = try? token.text(at: clocks.day) { _ = texts.withLock { $0.insert(text) } }
+            }
+            #expect(texts.withLock { $0.count } == 1)
+        }
+    }
+
+    @Test func `eight threads that were refused at once make one new token`() throws {
+        let token = try token()
+        let first = try token.text(at: clocks.day)
+        clocks.pass(minutes: 30)
+        let texts = Mutex<[String]>([])
+        DispatchQueue.concurrentPerform(iterations: 8) { _ in
+            guard (try? token.renew(at: clocks.day, refused: first)) == true else { return }
+            if let text = try? token.text(at: clocks.day) { texts.withLock { $0.append(text) } }
+        }
+        let all = texts.withLock(\.self)
+        #expect(all.count == 8)
+        #expect(Set(all).count == 1)
+        #expect(all.first != first)
+    }
+
+    @Test(arguments: [
+        ("", "has 0 characters"), ("ABC123DEF", "has 9 characters"), ("ABC123DEFGH", "has 11 characters"),
+        ("abc123defg", "some other than A to Z and 0 to 9"), ("ABC123DEF\"", "some other than"),
+        ("ÄBC123DEFG", "some other than"),
+    ])
+    func `a key id or team id that is not ten letters and figures is refused by its name`(text: String, what: String)
+        throws
+    {
+        let keyError = try #require(throws: CredentialError.self) {
+            try ProviderToken(key: key, keyID: text, teamID: "DEF123GHIJ")
+        }
+        #expect(keyError.message.hasPrefix("the key id has "))
+        #expect(keyError.message.contains(what))
+        let teamError = try #require(throws: CredentialError.self) {
+            try ProviderToken(key: key, keyID: "ABC123DEFG", teamID: text)
+        }
+        #expect(teamError.message.hasPrefix("the team id has "))
+    }
+
+    @Test func `it is used for twenty to fifty-eight minutes`() throws {
+        for seconds in [20 * 60, 58 * 60] as [Int64] {
+            #expect(throws: Never.self) {
+                try ProviderToken(key: key, keyID: "ABC123DEFG", teamID: "DEF123GHIJ", reusedFor: .seconds(seconds))
+            }
+        }
+        for seconds in [0, -1, 20 * 60 - 1, 58 * 60 + 1, 3600] as [Int64] {
+            let error = try #require(throws: CredentialError.self) {
+                try ProviderToken(key: key, keyID: "ABC123DEFG", teamID: "DEF123GHIJ", reusedFor: .seconds(seconds))
+            }
+            #expect(
+                error.message.hasPrefix("a provider token would be used for \(seconds) seconds, expected 1200 to 3480"))
+        }
+    }
+
+    @Test func `it does not show itself when it is printed`() throws {
+        let token = try token()
+        let text = try token.text(at: clocks.day)
+        #expect(
+            "\(Credential.providerToken(token))".contains(
+                "a provider token of the key ABC123DEFG of the team DEF123GHIJ"))
+        var dumped = ""
+        dump(token, to: &dumped)
+        #expect(!dumped.contains(text))
+    }
+}
