@@ -1,3 +1,5 @@
+internal import Glibc
+
 /// An instant in whole microseconds since 1970-01-01 00:00 UTC: PostgreSQL's resolution.
 public struct Instant: Hashable, Comparable, Sendable {
     /// Microseconds since the Unix epoch, negative before it.
@@ -5,6 +7,13 @@ public struct Instant: Hashable, Comparable, Sendable {
 
     public init(microseconds: Int64) {
         self.microseconds = microseconds
+    }
+
+    /// This machine's clock.
+    public static var now: Instant {
+        var time = timespec()
+        _ = unsafe clock_gettime(CLOCK_REALTIME, &time)
+        return Instant(microseconds: Int64(time.tv_sec) * 1_000_000 + Int64(time.tv_nsec) / 1000)
     }
 
     /// PostgreSQL's `infinity` and `-infinity`, which no result and no registration may carry.

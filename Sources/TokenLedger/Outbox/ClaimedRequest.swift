@@ -80,7 +80,8 @@ extension RequestEnding.Fate {
         }
     }
 
-    var error: String? {
+    /// What is told of it, if anything.
+    public var error: String? {
         switch self {
         case .answered, .returned: nil
         case .failed(let error), .later(_, let error): error

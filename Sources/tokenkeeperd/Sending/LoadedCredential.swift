@@ -49,9 +49,9 @@ struct LoadedCredential: Sendable {
                         try ClientCertificate(
                             pem: contents,
                             key: try settings.certificateKeyFile.map { try bytes($0, of: "certificate_key_file") },
-                            password: password)
+                            password: password, at: .now)
                     } else {
-                        try ClientCertificate(pkcs12: contents, password: password)
+                        try ClientCertificate(pkcs12: contents, password: password, at: .now)
                     }
                 identity = PushIdentity(certificateChainPEM: certificate.chainPEM, keyPEM: certificate.keyPEM)
                 kind = "certificate"
