@@ -1,12 +1,15 @@
 # tokenkeeperd: `make run` and `make test` do all set-up themselves.
 
-.PHONY: help run test test-deployment bench build release deb lint setup clean
+.PHONY: help run fake-apns test test-deployment bench build release deb lint setup clean
 
 help: ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
 run: ## Build, start a private PostgreSQL, the daemon and a sample of traffic. With DATABASE_URL=…: your database, no sample.
 	@DATABASE_URL='$(subst ','\'',$(value DATABASE_URL))' exec scripts/run
+
+fake-apns: ## Build and start an APNs of your own on 127.0.0.1:2197. ARGS='--script FILE' and more: docs/fake-apns.md.
+	@ARGS='$(subst ','\'',$(value ARGS))' exec scripts/fake-apns
 
 test: setup lint ## Build and run all tests, on a private PostgreSQL.
 	@scripts/test

@@ -25,6 +25,10 @@ let package = Package(
         .package(url: "https://github.com/apple/swift-argument-parser", from: "1.8.2"),
         .package(url: "https://github.com/apple/swift-log", from: "1.16.2"),
         .package(url: "https://github.com/LebJe/TOMLKit", from: "0.6.0"),
+        // For the fake APNs of the tests only.
+        .package(url: "https://github.com/apple/swift-nio", from: "2.101.2"),
+        .package(url: "https://github.com/apple/swift-nio-http2", from: "1.46.0"),
+        .package(url: "https://github.com/apple/swift-nio-ssl", from: "2.37.6"),
     ],
     targets: [
         .systemLibrary(name: "CLibPQ", pkgConfig: "libpq", providers: [.apt(["libpq-dev"])]),
@@ -56,6 +60,25 @@ let package = Package(
             name: "LedgerTestSupport",
             dependencies: ["TokenLedger", "TokenModel"],
             path: "Tests/LedgerTestSupport",
+            swiftSettings: lenient),
+        .target(
+            name: "FakeAPNs",
+            dependencies: [
+                "COpenSSL",
+                .product(name: "NIOCore", package: "swift-nio"),
+                .product(name: "NIOPosix", package: "swift-nio"),
+                .product(name: "NIOTLS", package: "swift-nio"),
+                .product(name: "NIOHPACK", package: "swift-nio-http2"),
+                .product(name: "NIOHTTP2", package: "swift-nio-http2"),
+                .product(name: "NIOSSL", package: "swift-nio-ssl"),
+            ],
+            path: "Tests/FakeAPNs",
+            swiftSettings: lenient),
+        // `make fake-apns`; not installed.
+        .executableTarget(
+            name: "fake-apns",
+            dependencies: ["FakeAPNs", .product(name: "ArgumentParser", package: "swift-argument-parser")],
+            path: "Tests/FakeAPNsCommand",
             swiftSettings: lenient),
         // `make bench`; not installed.
         .executableTarget(

@@ -1,0 +1,164 @@
+import Foundation
+import NIOCore
+import NIOPosix
+import NIOSSL
+import Synchronization
+
+/// A server that speaks APNs' protocol on real HTTP/2 and TLS, checks requests as APNs does, and answers as it is told.
+///
+/// ```swift
+/// let apns = try FakeAPNs.start(FakeOptions(try TestAuthority())) { request in
+///     request.ordinal % 10 == 0 ? .refused(429, "TooManyRequests") : nil
+/// }
+/// defer { apns.stop() }
+/// ```
+public final class FakeAPNs: Sendable {
+    /// Called for each request that has passed the checks, on the thread of its connection; it must not block. Nil: 410 if the
+    /// token is dead, 200 if not.
+    public typealias Answer = @Sendable (FakeRequest) -> FakeAnswer?
+
+    /// On which it listens.
+    public let port: Int
+    /// What it has seen.
+    public var records: FakeRecords { core.records }
+    /// Which tokens are dead.
+    public var deaths: Deaths { core.deaths }
+
+    /// By the server's clock, milliseconds since the Unix epoch.
+    public var startedAt: Int64 { core.startedAt }
+
+    private let core: FakeCore
+    private let group: MultiThreadedEventLoopGroup
+    private let listener: any Channel
+    private let isStopped = Atomic(false)
+
+    private init(core: FakeCore, group: MultiThreadedEventLoopGroup, listener: any Channel) {
+        self.core = core
+        self.group = group
+        self.listener = listener
+        port = listener.localAddress?.port ?? 0
+    }
+
+    deinit {
+        if !isStopped.load(ordering: .acquiring) { group.shutdownGracefully { _ in } }
+    }
+
+    /// Listens when it returns.
+    ///
+    /// - Throws: When the certificate, the key or the CA cannot be read, or the port is taken.
+    public static func start(_ options: FakeOptions, answer: @escaping Answer = { _ in nil }) throws -> FakeAPNs {
+        let core = try FakeCore(options, answer: answer)
+        let group = MultiThreadedEventLoopGroup(numberOfThreads: options.threads)
+        do {
+            return FakeAPNs(core: core, group: group, listener: try core.bind(on: group).wait())
+        } catch {
+            try? group.syncShutdownGracefully()
+            throw error
+        }
+    }
+
+    /// Listens when it returns.
+    public static func start(_ options: FakeOptions, answer: @escaping Answer = { _ in nil }) async throws -> FakeAPNs {
+        let core = try FakeCore(options, answer: answer)
+        let group = MultiThreadedEventLoopGroup(numberOfThreads: options.threads)
+        do {
+            return FakeAPNs(core: core, group: group, listener: try await core.bind(on: group).get())
+        } catch {
+            try? await group.shutdownGracefully()
+            throw error
+        }
+    }
+
+    /// Ends all connections at once. Afterwards the records can still be asked.
+    public func stop() {
+        if isStopped.exchange(true, ordering: .acquiringAndReleasing) { return }
+        try? group.syncShutdownGracefully()
+    }
+
+    /// Ends all connections at once. Afterwards the records can still be asked.
+    public func stop() async {
+        if isStopped.exchange(true, ordering: .acquiringAndReleasing) { return }
+        try? await group.shutdownGracefully()
+    }
+
+    /// Ends the connections that are open now, without a word; new ones are accepted.
+    public func dropConnections() {
+        for connection in core.connections.withLock({ Array($0.values) }) { connection.dropped() }
+    }
+}
+
+/// What all connections of a server share.
+final class FakeCore: Sendable {
+    let options: FakeOptions
+    let answer: FakeAPNs.Answer
+    let records: FakeRecords
+    let deaths = Deaths()
+    let tokens: VerifiedTokens
+    let validation: Validation
+    let startedAt: Int64
+    let requests = Atomic(0)
+    let connections = Mutex<[ObjectIdentifier: any Channel]>([:])
+    /// PEM.
+    let clientAuthority: String?
+
+    private let tls: NIOSSLContext
+
+    init(_ options: FakeOptions, answer: @escaping FakeAPNs.Answer) throws {
+        self.options = options
+        self.answer = answer
+        records = FakeRecords(options.records)
+        tokens = VerifiedTokens(keys: options.signingKeys)
+        validation = Validation(
+            topics: options.topics, knownTokens: options.knownTokens.map { Set($0.map { $0.lowercased() }) })
+        startedAt = options.now()
+        clientAuthority = try options.clientAuthority.map { try String(contentsOfFile: $0, encoding: .utf8) }
+
+        var tls = TLSConfiguration.makeServerConfiguration(
+            certificateChain: try NIOSSLCertificate.fromPEMFile(options.certificate).map { .certificate($0) },
+            privateKey: .privateKey(try NIOSSLPrivateKey(file: options.privateKey, format: .pem)))
+        tls.minimumTLSVersion = .tlsv12
+        tls.applicationProtocols = ["h2"]
+        // Which certificates are good is decided for each request, as 403 and not as an alert: see `ProtocolGate`.
+        if options.clientAuthority != nil { tls.certificateVerification = .optionalVerification }
+        self.tls = try NIOSSLContext(configuration: tls)
+    }
+
+    func bind(on group: MultiThreadedEventLoopGroup) -> EventLoopFuture<any Channel> {
+        ServerBootstrap(group: group)
+            .serverChannelOption(.backlog, value: 256)
+            .serverChannelOption(.socketOption(.so_reuseaddr), value: 1)
+            .childChannelOption(.tcpOption(.tcp_nodelay), value: 1)
+            .childChannelOption(.maxMessagesPerRead, value: 4)
+            .childChannelInitializer { channel in
+                channel.eventLoop.makeCompletedFuture { try self.accept(channel) }
+            }
+            .bind(host: options.host, port: options.port)
+    }
+
+    private func accept(_ channel: any Channel) throws {
+        let number = records.connected()
+        let identity = ObjectIdentifier(channel)
+        connections.withLock { $0[identity] = channel }
+        channel.closeFuture.whenComplete { _ in
+            self.connections.withLock { $0[identity] = nil }
+            self.records.disconnected()
+        }
+        let handler =
+            clientAuthority == nil
+            ? NIOSSLServerHandler(context: tls)
+            : NIOSSLServerHandler(context: tls) { _, promise in promise.succeed(.certificateVerified) }
+        try channel.pipeline.syncOperations.addHandlers([handler, ProtocolGate(core: self, number: number)])
+    }
+}
+
+extension Channel {
+    /// Ends it beneath TLS, without its farewell.
+    func dropped() {
+        eventLoop.execute {
+            guard let tls = try? self.pipeline.syncOperations.context(handlerType: NIOSSLServerHandler.self) else {
+                return self.close(promise: nil)
+            }
+            tls.close(promise: nil)
+        }
+    }
+}

@@ -1,0 +1,63 @@
+import COpenSSL
+import NIOSSL
+
+/// What a client's certificate says.
+enum PeerCertificate: Sendable {
+    /// There is none: it authenticates by JWT.
+    case none
+    /// Of our authority and valid now. With the topics that it is for: its UID, as in Apple's; empty when it has none.
+    case trusted(topics: Set<String>)
+    /// Of another authority, expired, or unreadable.
+    case untrusted
+
+    /// - Parameter authority: The CA, PEM.
+    init(_ certificate: NIOSSLCertificate, authority: String) {
+        guard let der = try? certificate.toDERBytes(), let issuer = Self.read(authority) else {
+            self = .untrusted
+            return
+        }
+        defer { X509_free(issuer) }
+        let parsed = der.withUnsafeBufferPointer { bytes in
+            var start = bytes.baseAddress
+            return d2i_X509(nil, &start, bytes.count)
+        }
+        guard let parsed else {
+            self = .untrusted
+            return
+        }
+        defer { X509_free(parsed) }
+        self = Self.isOf(issuer, parsed) ? .trusted(topics: Self.topics(parsed)) : .untrusted
+    }
+
+    private static func isOf(_ issuer: OpaquePointer, _ certificate: OpaquePointer) -> Bool {
+        let store = X509_STORE_new()
+        defer { X509_STORE_free(store) }
+        let context = X509_STORE_CTX_new()
+        defer { X509_STORE_CTX_free(context) }
+        defer { ERR_clear_error() }
+        return X509_STORE_add_cert(store, issuer) == 1 && X509_STORE_CTX_init(context, store, certificate, nil) == 1
+            && X509_verify_cert(context) == 1
+    }
+
+    /// UID, 0.9.2342.19200300.100.1.1.
+    private static func topics(_ certificate: OpaquePointer) -> Set<String> {
+        var text = [UInt8](repeating: 0, count: 512)
+        let length = text.withUnsafeMutableBytes { bytes in
+            X509_NAME_get_text_by_NID(
+                X509_get_subject_name(certificate), NID_userId, bytes.baseAddress?.assumingMemoryBound(to: CChar.self),
+                Int32(bytes.count))
+        }
+        return length > 0 ? [String(decoding: text[..<Int(length)], as: UTF8.self)] : []
+    }
+
+    private static func read(_ pem: String) -> OpaquePointer? {
+        let text = Array(pem.utf8)
+        let memory = BIO_new_mem_buf(text, Int32(text.count))
+        defer { BIO_free(memory) }
+        return PEM_read_bio_X509(memory, nil, nil, nil)
+    }
+
+    var topics: Set<String> {
+        if case .trusted(let topics) = self { topics } else { [] }
+    }
+}

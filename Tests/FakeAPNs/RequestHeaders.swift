@@ -1,0 +1,41 @@
+import NIOHPACK
+
+/// The headers that matter, found in one pass over all of them.
+struct RequestHeaders {
+    var method: String?
+    var path: String?
+    var authorization: String?
+    var topic: String?
+    var pushType: String?
+    var priority: String?
+    var expiration: String?
+    var collapseID: String?
+    var apnsID: String?
+    /// One of ours came twice.
+    var hasDuplicates = false
+
+    init(_ headers: HPACKHeaders) {
+        var duplicates = false
+        func set(_ field: inout String?, _ value: String) {
+            if field != nil { duplicates = true }
+            field = value
+        }
+        // By length first: most comparisons of text then never happen.
+        for (name, value, _) in headers {
+            switch name.utf8.count {
+            case 5 where name == ":path": path = value
+            case 7 where name == ":method": method = value
+            case 7 where name == "apns-id": set(&apnsID, value)
+            case 10 where name == "apns-topic": set(&topic, value)
+            case 13 where name == "authorization": set(&authorization, value)
+            case 13 where name == "apns-priority": set(&priority, value)
+            case 14 where name == "apns-push-type": set(&pushType, value)
+            case 15 where name == "apns-expiration": set(&expiration, value)
+            case 16 where name == "apns-collapse-id": set(&collapseID, value)
+            default: break
+            }
+        }
+        hasDuplicates = duplicates
+    }
+
+}

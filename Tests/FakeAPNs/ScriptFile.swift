@@ -1,0 +1,156 @@
+/// A script as it stands in its file. Unknown keys are refused: a rule that is misspelt must not silently match everything.
+struct ScriptFile: Decodable {
+    var rules: [ScriptedRule]
+    var deaths: [ScriptedDeath]
+
+    enum CodingKeys: String, CodingKey, CaseIterable { case rules, deaths }
+
+    init(from decoder: any Decoder) throws {
+        let file = try decoder.only(CodingKeys.self)
+        rules = try file.decodeIfPresent([ScriptedRule].self, forKey: .rules) ?? []
+        deaths = try file.decodeIfPresent([ScriptedDeath].self, forKey: .deaths) ?? []
+    }
+}
+
+struct ScriptedRule: Decodable {
+    var match: ScriptedMatch
+    var answer: FakeAnswer
+
+    enum CodingKeys: String, CodingKey, CaseIterable { case match, answer }
+
+    init(from decoder: any Decoder) throws {
+        let rule = try decoder.only(CodingKeys.self)
+        match = try rule.decodeIfPresent(ScriptedMatch.self, forKey: .match) ?? ScriptedMatch()
+        answer = try rule.decode(ScriptedAnswer.self, forKey: .answer).answer
+    }
+}
+
+/// All that is given must fit.
+struct ScriptedMatch: Decodable {
+    var token: String?
+    var tokenPrefix: String?
+    var topic: String?
+    var pushType: String?
+    var connection: Int?
+    var from: Int?
+    var to: Int?
+    /// Milliseconds since the start.
+    var during: Range<Int64>?
+    /// Of the requests that fit the rest, each so many-th.
+    var every: Int?
+
+    enum CodingKeys: String, CodingKey, CaseIterable {
+        case token, tokenPrefix, topic, pushType, connection, from, to, during, every
+    }
+
+    init() {}
+
+    init(from decoder: any Decoder) throws {
+        let match = try decoder.only(CodingKeys.self)
+        token = try match.decodeIfPresent(String.self, forKey: .token)?.lowercased()
+        tokenPrefix = try match.decodeIfPresent(String.self, forKey: .tokenPrefix)?.lowercased()
+        topic = try match.decodeIfPresent(String.self, forKey: .topic)
+        pushType = try match.decodeIfPresent(String.self, forKey: .pushType)
+        connection = try match.decodeIfPresent(Int.self, forKey: .connection)
+        from = try match.decodeIfPresent(Int.self, forKey: .from)
+        to = try match.decodeIfPresent(Int.self, forKey: .to)
+        every = try match.decodeIfPresent(Int.self, forKey: .every)
+        if let every, every < 1 { throw match.refused(.every, "is \(every), expected 1 or more") }
+        if let seconds = try match.decodeIfPresent([Double].self, forKey: .during) {
+            guard seconds.count == 2, seconds[0] >= 0, seconds[1] > seconds[0], seconds[1] < 1e9 else {
+                throw match.refused(.during, "expected [from, to], in seconds since the start")
+            }
+            during = Int64(seconds[0] * 1000)..<Int64(seconds[1] * 1000)
+        }
+    }
+
+    func fits(_ request: FakeRequest) -> Bool {
+        if let from, request.ordinal < from { return false }
+        if let to, request.ordinal > to { return false }
+        if let during, !during.contains(request.sinceStart) { return false }
+        if let topic, topic != request.topic { return false }
+        if let pushType, pushType != request.pushType { return false }
+        if let connection, connection != request.connection { return false }
+        if token != nil || tokenPrefix != nil {
+            guard let written = request.token?.lowercased() else { return false }
+            if let token, token != written { return false }
+            if let tokenPrefix, !written.hasPrefix(tokenPrefix) { return false }
+        }
+        return true
+    }
+}
+
+struct ScriptedDeath: Decodable {
+    enum Whose {
+        case token(String)
+        case share(Double)
+    }
+    var whose: Whose
+    var topic: String?
+    var reason: String
+    /// Milliseconds: since the epoch, or since the start.
+    var at: Int64?
+    var after: Int64?
+    var revivedAfter: Int64?
+
+    enum CodingKeys: String, CodingKey, CaseIterable { case token, share, topic, reason, at, after, revivedAfter }
+
+    init(from decoder: any Decoder) throws {
+        let death = try decoder.only(CodingKeys.self)
+        topic = try death.decodeIfPresent(String.self, forKey: .topic)
+        reason = try death.decodeIfPresent(String.self, forKey: .reason) ?? "Unregistered"
+        at = try death.decodeIfPresent(Int64.self, forKey: .at)
+        after = try death.milliseconds(.after)
+        revivedAfter = try death.milliseconds(.revivedAfter)
+        let token = try death.decodeIfPresent(String.self, forKey: .token)
+        let share = try death.decodeIfPresent(Double.self, forKey: .share)
+        switch (token, share) {
+        case (let token?, nil): whose = .token(token)
+        case (nil, let share?) where 0...1 ~= share: whose = .share(share)
+        case (nil, let share?): throw death.refused(.share, "is \(share), expected 0 to 1")
+        default: throw death.refused(nil, "expected either \"token\" or \"share\"")
+        }
+        if at != nil && after != nil { throw death.refused(nil, "expected either \"at\" or \"after\"") }
+    }
+
+    func death(startedAt: Int64) -> Deaths.Death {
+        Deaths.Death(
+            topic: topic, at: at ?? startedAt + (after ?? 0), revivedAt: revivedAfter.map { startedAt + $0 },
+            reason: reason)
+    }
+}
+
+// Decoding ----------------------------------------------------------------------------------------------------------
+
+private struct AnyKey: CodingKey {
+    let stringValue: String
+    var intValue: Int? { nil }
+
+    init(stringValue: String) { self.stringValue = stringValue }
+    init?(intValue: Int) { nil }
+}
+
+extension Decoder {
+    /// An object with these keys and no others.
+    func only<Keys: CodingKey & CaseIterable>(_ keys: Keys.Type) throws -> KeyedDecodingContainer<Keys> {
+        for key in try container(keyedBy: AnyKey.self).allKeys where Keys(stringValue: key.stringValue) == nil {
+            let known = Keys.allCases.map(\.stringValue).joined(separator: ", ")
+            let fault = "unknown key \"\(key.stringValue)\", expected some of \(known)"
+            throw DecodingError.dataCorrupted(.init(codingPath: codingPath, debugDescription: fault))
+        }
+        return try container(keyedBy: keys)
+    }
+}
+
+extension KeyedDecodingContainer {
+    func refused(_ key: Key?, _ fault: String) -> DecodingError {
+        .dataCorrupted(.init(codingPath: codingPath + (key.map { [$0] } ?? []), debugDescription: fault))
+    }
+
+    /// Seconds in the file.
+    func milliseconds(_ key: Key) throws -> Int64? {
+        guard let seconds = try decodeIfPresent(Double.self, forKey: key) else { return nil }
+        guard 0..<1e9 ~= seconds else { throw refused(key, "is \(seconds), expected seconds, 0 or more") }
+        return Int64(seconds * 1000)
+    }
+}

@@ -1,0 +1,110 @@
+import NIOCore
+
+/// What APNs checks of a single request, apart from who sends it: pure functions of headers and body.
+///
+/// Source: Apple, "Sending notification requests to APNs". The order in which APNs looks at things is not documented. Here: the
+/// path, then who sends (`Authentication`), then the token, the topic and the message, so that a stranger learns nothing of tokens.
+struct Validation {
+    /// Empty: all.
+    let topics: Set<String>
+    /// Nil: all that are well-formed.
+    let knownTokens: Set<String>?
+
+    private static let prefix = "/3/device"
+    private static let pushTypes: Set<String> = [
+        "alert", "background", "voip", "complication", "fileprovider", "mdm", "liveactivity", "location", "pushtotalk",
+        "widgets", "controls",
+    ]
+
+    /// The token in the path as it was written; what cannot be answered otherwise.
+    static func path(_ headers: RequestHeaders) -> Result<String, Refusal> {
+        guard headers.method == "POST" else { return .failure(.methodNotAllowed) }
+        guard let path = headers.path, path.hasPrefix(prefix) else { return .failure(.badPath) }
+        let rest = path.utf8.dropFirst(prefix.utf8.count)
+        guard let slash = rest.first else { return .failure(.missingDeviceToken) }
+        guard slash == UInt8(ascii: "/") else { return .failure(.badPath) }
+        let token = rest.dropFirst()
+        if token.isEmpty { return .failure(.missingDeviceToken) }
+        if token.contains(UInt8(ascii: "/")) { return .failure(.badPath) }
+        return .success(String(Substring(token)))
+    }
+
+    /// - Parameter certificateTopics: Those of the client's certificate, if it names any.
+    func message(
+        _ headers: RequestHeaders, token: String, body: ByteBuffer, length: Int, certificateTopics: Set<String>
+    )
+        -> Refusal?
+    {
+        if headers.hasDuplicates { return .duplicateHeaders }
+        if let id = headers.apnsID, !Self.isIdentifier(id) { return .badMessageID }
+        if token.utf8.count % 2 != 0 || !token.utf8.allSatisfy(Hex.isDigit) { return .badDeviceToken }
+        if let knownTokens, !knownTokens.contains(token.lowercased()) { return .badDeviceToken }
+        return topic(headers, certificateTopics) ?? fields(headers) ?? payload(headers, body, length)
+    }
+
+    private func topic(_ headers: RequestHeaders, _ certificateTopics: Set<String>) -> Refusal? {
+        guard let topic = headers.topic, !topic.isEmpty else {
+            // A certificate for one topic says which: then the header may be left out.
+            return headers.topic == nil && !certificateTopics.isEmpty ? nil : .missingTopic
+        }
+        let isName = topic.utf8.allSatisfy { byte in
+            switch byte {
+            case UInt8(ascii: "a")...UInt8(ascii: "z"), UInt8(ascii: "A")...UInt8(ascii: "Z"),
+                UInt8(ascii: "0")...UInt8(ascii: "9"), UInt8(ascii: "."), UInt8(ascii: "-"), UInt8(ascii: "_"):
+                true
+            default: false
+            }
+        }
+        if !isName { return .badTopic }
+        if !topics.isEmpty, !topics.contains(topic) { return .topicDisallowed }
+        if !certificateTopics.isEmpty, !certificateTopics.contains(where: { topic == $0 || topic.hasPrefix($0 + ".") })
+        {
+            return .topicDisallowed
+        }
+        return nil
+    }
+
+    private func fields(_ headers: RequestHeaders) -> Refusal? {
+        if let type = headers.pushType, type != "alert", !Self.pushTypes.contains(type) { return .invalidPushType }
+        switch headers.priority {
+        case nil, "10": if headers.pushType == "background" { return .badPriority }
+        case "5": break
+        case "1": if headers.pushType == "background" { return .badPriority }
+        default: return .badPriority
+        }
+        if let expiration = headers.expiration {
+            guard let seconds = Int64(expiration), seconds >= 0 else { return .badExpirationDate }
+        }
+        if let collapse = headers.collapseID, collapse.utf8.count > 64 { return .badCollapseID }
+        return nil
+    }
+
+    private func payload(_ headers: RequestHeaders, _ body: ByteBuffer, _ length: Int) -> Refusal? {
+        if length == 0 { return .payloadEmpty }
+        if length > (headers.pushType == "voip" ? 5120 : 4096) { return .payloadTooLarge }
+        return body.withUnsafeReadableBytes { bytes in
+            // Apple lists no reason for what is not JSON; providers report PayloadEmpty.
+            guard let scan = PayloadScan(bytes) else { return .payloadEmpty }
+            // Nor one for a background push that would show something. Real ones may even be accepted and never delivered; here
+            // the type that was claimed is called invalid, so that the mistake is seen.
+            if headers.pushType == "background", !scan.isContentAvailable || scan.isVisible { return .invalidPushType }
+            return nil
+        }
+    }
+
+    /// A UUID in lower case, 8-4-4-4-12.
+    static func isIdentifier(_ text: String) -> Bool {
+        guard text.utf8.count == 36 else { return false }
+        var position = 0
+        for byte in text.utf8 {
+            switch position {
+            case 8, 13, 18, 23: if byte != UInt8(ascii: "-") { return false }
+            default:
+                let isUpper = UInt8(ascii: "A")...UInt8(ascii: "F") ~= byte
+                if isUpper || !Hex.isDigit(byte) { return false }
+            }
+            position += 1
+        }
+        return true
+    }
+}

@@ -1,0 +1,28 @@
+import FakeAPNs
+import Foundation
+
+/// What `--report` writes.
+struct Report: Encodable {
+    var requests: Int
+    /// By status and reason, e.g. `410 Unregistered`.
+    var outcomes: [String: Int]
+    var connections: Int
+    var mostStreams: Int
+    var mostStreamsOfOneConnection: Int
+    var faults: [String]
+
+    init(_ records: FakeRecords) {
+        requests = records.requests
+        outcomes = Dictionary(uniqueKeysWithValues: records.outcomes.map { ($0.description, $1) })
+        connections = records.connections
+        mostStreams = records.mostStreams
+        mostStreamsOfOneConnection = records.mostStreamsOfOneConnection
+        faults = records.faults
+    }
+
+    func write(to file: String) throws {
+        let encoder = JSONEncoder()
+        encoder.outputFormatting = [.prettyPrinted, .sortedKeys, .withoutEscapingSlashes]
+        try (encoder.encode(self) + Data("\n".utf8)).write(to: URL(fileURLWithPath: file), options: .atomic)
+    }
+}
