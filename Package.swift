@@ -90,14 +90,14 @@ let package = Package(
             path: "Benchmarks/tokenkeeper-bench",
             swiftSettings: lenient),
         .testTarget(
-            name: "APNsFeedbackTests", dependencies: ["APNsFeedback", "TokenModel"], swiftSettings: lenient),
+            name: "APNsFeedbackTests", dependencies: ["APNsFeedback", "FakeAPNs", "TokenModel"], swiftSettings: lenient),
         .testTarget(
             name: "TokenLedgerTests",
             dependencies: ["APNsFeedback", "TokenLedger", "TokenModel", "LedgerTestSupport"],
             swiftSettings: lenient),
         .testTarget(
             name: "TokenkeeperdTests",
-            dependencies: ["tokenkeeperd", "TokenLedger", "LedgerTestSupport"],
+            dependencies: ["tokenkeeperd", "APNsFeedback", "TokenLedger", "TokenModel", "FakeAPNs", "LedgerTestSupport"],
             swiftSettings: lenient),
     ]
 )

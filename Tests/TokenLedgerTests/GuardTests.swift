@@ -334,7 +334,8 @@ import TokenModel
             "UPDATE tokenkeeper.held_result SET held_at = now() - interval '31 days' WHERE held_id % 2 = 0")
         let plan = SweepPlan(
             staleRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
-            rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400), sendRetention: .seconds(30 * 86400), minTokens: 0,
+            rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400),
+            sendRetention: .seconds(30 * 86400), minTokens: 0,
             maxShare: .percent(10), batch: 7)
         let lease = try #require(try SweepLease.claim(.new(.cli, dryRun: false), holder: "d", on: &daemon))
         #expect(try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }.deletedHeld == 30)

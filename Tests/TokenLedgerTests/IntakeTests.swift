@@ -359,7 +359,8 @@ import TokenModel
         let lease = try #require(try SweepLease.claim(.requested, holder: "d", on: &daemon))
         let plan = SweepPlan(
             staleRetention: .seconds(1), dormantAfter: nil, eventRetention: .seconds(86400),
-            rejectedRetention: .seconds(86400), heldRetention: .seconds(86400), sendRetention: .seconds(30 * 86400), minTokens: 0, maxShare: .percent(10),
+            rejectedRetention: .seconds(86400), heldRetention: .seconds(86400), sendRetention: .seconds(30 * 86400),
+            minTokens: 0, maxShare: .percent(10),
             batch: 10)
         #expect(
             try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }.outcome == .finished)

@@ -15,7 +15,8 @@ import Testing
     ) -> SweepPlan {
         SweepPlan(
             staleRetention: .seconds(90 * 86400), dormantAfter: dormant, eventRetention: .seconds(395 * 86400),
-            rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400), sendRetention: .seconds(30 * 86400), minTokens: minTokens,
+            rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400),
+            sendRetention: .seconds(30 * 86400), minTokens: minTokens,
             maxShare: maxShare, batch: batch)
     }
 

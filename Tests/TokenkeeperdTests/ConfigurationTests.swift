@@ -193,6 +193,9 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
             let row = "| `\(setting.key)` | \(setting.standard.map { "`\($0)`" } ?? "unset") |"
             #expect(readme.contains(row), "\(row)")
         }
+        for setting in Setting.ofCredentials {
+            #expect(readme.contains("| `credential.NAME.\(setting.key)` |"), "\(setting.key)")
+        }
     }
 
     @Test func `the default file has every setting commented out, with its meaning, range and default`() throws {
@@ -213,7 +216,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
             expected += "\n#\(name) = \(number ? value : "\"\(value)\"")\n"
         }
         let found = try file("systemd/tokenkeeperd.toml")
-        #expect(found.hasSuffix(expected), "\(expected)")
+        #expect(found.contains(expected), "\(expected)")
 
         // As it is, it changes nothing; with every comment mark gone, it is still a configuration.
         #expect(try load(found).values.values.allSatisfy { $0.origin == "default" })
@@ -222,6 +225,12 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         }.joined(separator: "\n")
         let all = try load(uncommented)
         #expect(Setting.table.allSatisfy { all.values[$0.key]?.origin.hasPrefix("t.toml:") == true })
+        #expect(all.credentials.map(\.name) == ["main", "old"])
+        for setting in Setting.ofCredentials {
+            #expect(
+                all.values.keys.contains { $0.hasPrefix("credential.") && $0.hasSuffix("." + setting.key) },
+                "\(setting.key)")
+        }
     }
 
     @Test func `the man pages name every setting with its default, every command and every exit status`() throws {
@@ -230,6 +239,9 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
             let needsRestart = setting.reloadable ? "" : "; restart"
             let head = ".BR \(setting.key) \" (default: \(setting.standard ?? "unset")\(needsRestart)"
             #expect(settings.contains(head), "\(head)")
+        }
+        for setting in Setting.ofCredentials {
+            #expect(settings.contains(".BR credential.NAME.\(setting.key) \""), "\(setting.key)")
         }
         let page = try file("man/tokenkeeperd.8")
         for command in Tokenkeeperd.configuration.subcommands {

@@ -34,6 +34,8 @@ struct SendingHealth {
         case .topic(let words): return .halt(words)
         case .credential(let pause): return leave(lane.environment, for: pause, at: now)
         case .server:
+            // Those that were under way when it began say nothing new.
+            if isLeftInPeace(lane.environment, at: now) { return .nothing }
             var server = servers[lane.environment] ?? (0, Self.rest.first, nil)
             server.troubles += 1
             servers[lane.environment] = server
@@ -54,7 +56,6 @@ struct SendingHealth {
     private mutating func leave(
         _ environment: String, for pause: Duration, at now: ContinuousClock.Instant
     ) -> Measure {
-        // Those that were under way when it began do not prolong it.
         if isLeftInPeace(environment, at: now) { return .nothing }
         servers[environment, default: (0, Self.rest.first, nil)].until = now + pause
         return .leaveInPeace(pause)

@@ -1,0 +1,123 @@
+import Testing
+import TokenModel
+
+@testable import APNsFeedback
+
+@Suite struct `What becomes of a request` {
+    static let day: Int64 = 86_400_000_000
+    let policy = SendPolicy(giveUpAfter: .seconds(86_400))
+    static let now = Instant(microseconds: 1_800_000_000_000_000)
+
+    static func request(expiration: Int64? = nil) -> PushRequest {
+        PushRequest(
+            address: TokenAddress(
+                environment: .production, topic: Topic("com.example.app")!, token: DeviceToken(hex: "ab")!),
+            payload: Array("{}".utf8), pushType: .alert, expiration: expiration,
+            id: "00000000-0000-4000-8000-000000000000")
+    }
+
+    private func step(
+        _ end: PushOutcome.End, attempts: Int = 0, firstSentAt: Instant = now, expiration: Int64? = nil
+    ) -> SendPolicy.Step {
+        policy.step(
+            after: end, of: Self.request(expiration: expiration), attempts: attempts, firstSentAt: firstSentAt,
+            now: Self.now)
+    }
+
+    private func answered(_ status: Int32, _ reason: String?) -> PushOutcome.End {
+        .answered(PushAnswer(status: status, body: reason.map { #"{"reason":"\#($0)"}"# }))
+    }
+
+    @Test func `200, 410 and a bad token are answers, and the latter two speak of the token`() {
+        #expect(step(answered(200, nil)) == .init(.answered))
+        #expect(step(answered(410, "Unregistered")) == .init(.answered, .token))
+        #expect(step(answered(410, nil)) == .init(.answered, .token))
+        #expect(step(answered(400, "BadDeviceToken")) == .init(.answered, .token))
+        #expect(step(answered(400, "DeviceTokenNotForTopic")) == .init(.answered, .token))
+    }
+
+    @Test(arguments: [
+        (400, "BadTopic"), (400, "MissingTopic"), (400, "TopicDisallowed"), (400, "MissingDeviceToken"),
+        (400, "DuplicateHeaders"),
+        (403, "BadCertificate"), (403, "BadCertificateEnvironment"), (403, "ExpiredProviderToken"), (403, "Forbidden"),
+        (403, "InvalidProviderToken"), (403, "MissingProviderToken"), (403, "BadEnvironmentKeyIdInToken"),
+        (403, "UnheardOf"),
+        (404, "BadPath"), (405, "MethodNotAllowed"),
+    ])
+    func `what would befall all requests of the topic halts it, and loses none`(status: Int32, reason: String) {
+        #expect(step(answered(status, reason)) == .init(.returned(nil), .topic("APNs answered \(status) \(reason)")))
+    }
+
+    @Test(arguments: [
+        (400, "BadCollapseId"), (400, "BadExpirationDate"), (400, "BadMessageId"), (400, "BadPriority"),
+        (400, "InvalidPushType"),
+        (400, "PayloadEmpty"), (413, "PayloadTooLarge"), (400, "SomethingNew"), (418, "Teapot"), (302, "Found"),
+    ])
+    func `what is wrong with one message gives that one up`(status: Int32, reason: String) {
+        let words = "APNs answered \(status) \(reason)"
+        #expect(step(answered(status, reason)) == .init(.failed(words), .message(words)))
+    }
+
+    @Test func `what is worth another try gets one, later and later`() {
+        #expect(step(answered(400, "IdleTimeout")) == .init(.later(.seconds(1), "APNs answered 400 IdleTimeout")))
+        let quarter = Duration.seconds(900)
+        for (attempts, pause) in [
+            (0, quarter), (1, quarter * 2), (3, quarter * 8), (4, quarter * 16), (5, quarter * 16),
+            (1000, quarter * 16),
+        ] {
+            #expect(
+                step(answered(503, "Shutdown"), attempts: attempts).fate == .later(pause, "APNs answered 503 Shutdown"))
+        }
+        #expect(step(answered(500, nil)).blame == .server)
+        #expect(
+            step(answered(429, "TooManyRequests"))
+                == .init(.later(.seconds(60), "APNs answered 429 TooManyRequests"), .token))
+        #expect(
+            step(answered(429, "TooManyRequests"), attempts: 20).fate
+                == .later(.seconds(3600), "APNs answered 429 TooManyRequests"))
+        #expect(
+            step(answered(429, "TooManyProviderTokenUpdates"))
+                == .init(
+                    .later(.seconds(1200), "APNs answered 429 TooManyProviderTokenUpdates"), .credential(.seconds(1200))
+                ))
+        let lost = PushFailure(kind: .connectionLost, message: "gone", mayHaveArrived: true)
+        #expect(step(.unanswered(lost)) == .init(.later(.seconds(5), "gone"), .server))
+        #expect(step(.unanswered(lost), attempts: 9).fate == .later(.seconds(300), "gone"))
+    }
+
+    @Test func `trying again has an end`() {
+        let dayAgo = Self.now.advanced(byMicroseconds: -Self.day)
+        let almost = Self.now.advanced(byMicroseconds: -Self.day + 900_000_000)
+        #expect(
+            step(answered(503, "Shutdown"), attempts: 0, firstSentAt: almost).fate
+                == .later(.seconds(900), "APNs answered 503 Shutdown"))
+        #expect(
+            step(answered(503, "Shutdown"), attempts: 6, firstSentAt: dayAgo).fate
+                == .failed("APNs answered 503 Shutdown; given up after 7 tries"))
+        #expect(
+            step(answered(503, "Shutdown"), expiration: 1_800_000_900).fate
+                == .failed("APNs answered 503 Shutdown; its expiration comes before another try"))
+        #expect(
+            step(answered(503, "Shutdown"), expiration: 1_800_000_901).fate
+                == .later(.seconds(900), "APNs answered 503 Shutdown"))
+        #expect(
+            step(answered(503, "Shutdown"), expiration: 0).fate
+                == .failed("APNs answered 503 Shutdown; its expiration allows one try only"))
+    }
+
+    @Test func `what was not sent is given back as it was`() {
+        #expect(step(.withdrawn) == .init(.returned(nil)))
+        #expect(
+            step(
+                .unanswered(
+                    PushFailure(kind: .backingOff, message: "m", mayHaveArrived: false, retryAfter: .seconds(7))))
+                == .init(.returned(.seconds(7)), .server))
+        #expect(
+            step(.unanswered(PushFailure(kind: .identity, message: "no key", mayHaveArrived: false)))
+                == .init(.returned(nil), .topic("no key")))
+        #expect(
+            step(.unanswered(PushFailure(kind: .stopped, message: "m", mayHaveArrived: false))) == .init(.returned(nil))
+        )
+        #expect(step(.unsendable("too long")) == .init(.failed("too long"), .message("too long")))
+    }
+}

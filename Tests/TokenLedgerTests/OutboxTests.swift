@@ -1,0 +1,487 @@
+import Foundation
+import LedgerTestSupport
+import Testing
+import TokenModel
+
+@testable import TokenLedger
+
+@Suite struct `The outbox` {
+    let database: TestDatabase
+    let outbox = Outbox(daemonID: "host/1/1", place: "here", lockTimeout: .milliseconds(500))
+    let lane = Outbox.Lane(environment: "production", topic: "com.example.app")
+
+    init() throws {
+        database = try TestCluster.shared.database()
+    }
+
+    /// A token that says its number.
+    private static func token(_ number: Int) -> String { String(format: "%064x", number) }
+
+    private func register(_ numbers: ClosedRange<Int>, tags: String = "{World}") throws {
+        try database.psql(
+            "SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), 'com.example.app', device_id => 'd' || i, tags => '\(tags)')) "
+                + "FROM generate_series(\(numbers.lowerBound), \(numbers.upperBound)) AS i", user: "a_app")
+    }
+
+    @discardableResult
+    private func enqueue(_ arguments: String = "tags => '{World}'", payload: String = #"{"aps":{"alert":"Hello"}}"#)
+        throws -> String
+    {
+        try database.psql(
+            "SELECT tokenkeeper.enqueue('\(payload)', 'com.example.app', \(arguments))", user: "a_sender")
+    }
+
+    private func claim(_ most: Int = 100, backgroundPerHour: Int = 3, by outbox: Outbox? = nil) throws
+        -> [ClaimedRequest]
+    {
+        var daemon = try database.connect(user: "a_daemon")
+        return try (outbox ?? self.outbox).claim(lane, most: most, backgroundPerHour: backgroundPerHour, on: &daemon)
+    }
+
+    private func finish(_ endings: [RequestEnding], by outbox: Outbox? = nil) throws -> Int {
+        var daemon = try database.connect(user: "a_daemon")
+        return try (outbox ?? self.outbox).finish(endings, on: &daemon)
+    }
+
+    private func count(_ table: String, _ condition: String = "true") throws -> Int {
+        Int(try database.psql("SELECT count(*) FROM tokenkeeper.\(table) WHERE \(condition)")) ?? -1
+    }
+
+    // Who is addressed -------------------------------------------------------------------------------------------------
+
+    @Test func `a tag addresses the sendable tokens that bear it, a device its own, everyone all of the topic`() throws
+    {
+        try register(1...5)
+        try register(6...7, tags: "{World,username:anna}")
+        try database.psql("SELECT tokenkeeper.register('ffff', 'com.example.other', tags => '{World,username:anna}')")
+        try database.psql(
+            "SELECT tokenkeeper.register('eeee', 'com.example.app', 'sandbox', tags => '{World,username:anna}')")
+        try database.psql("SELECT tokenkeeper.unregister('\(Self.token(7))', 'com.example.app')")
+        #expect(try enqueue("tags => '{username:anna}'") == "1")
+        #expect(
+            try enqueue("tags => '{username:anna,World,unheard-of}'") == "6", "one request a token, whatever the tags")
+        #expect(try enqueue("tags => '{unheard-of}'") == "0")
+        #expect(try enqueue("device_id => 'd3'") == "1")
+        #expect(try enqueue("device_id => 'd7'") == "0", "its token is suppressed")
+        #expect(try enqueue("everyone => true") == "6")
+        #expect(try enqueue("'sandbox', tags => '{World}'") == "1")
+        #expect(try count("send_request", "apns_id IS NOT NULL AND push_type = 'alert'") == 15)
+        try database.psql(
+            "UPDATE tokenkeeper.topic_policy SET gate = 'observe' WHERE topic = 'com.example.app'", user: "a_operator")
+        #expect(try enqueue("everyone => true") == "7", "the gate only observes")
+    }
+
+    @Test func `nobody is addressed by mistake`() throws {
+        try register(1...2)
+        for arguments in [
+            "tags => NULL", "device_id => NULL", "tags => NULL, everyone => NULL",
+            "tags => '{World}', everyone => true",
+        ] {
+            #expect(throws: TestFailure.self, "\(arguments)") { try enqueue(arguments) }
+        }
+        #expect(try count("send_request") == 0)
+    }
+
+    static let faulty = [
+        (#"{"aps":{"alert":"x"}}"#, "push_type => 'background'", "expected a payload with content-available 1"),
+        (#"{"aps":{"content-available":1}}"#, "push_type => 'alert'", "expected background"),
+        (#"{"aps":{"content-available":1}}"#, "priority => 10", "expected 5 for a background push"),
+        (#"{"aps":{"alert":"x"}}"#, "push_type => 'shout'", "push_type is 'shout'"),
+        (#"{"aps":{"alert":"x"}}"#, "priority => 7", "priority is 7"),
+        (#"{"aps":{"alert":"x"}}"#, "collapse_id => ''", "collapse_id is 0 bytes long"),
+        (#"{"aps":{"alert":"x"}}"#, "collapse_id => repeat('x', 65)", "collapse_id is 65 bytes long"),
+        (#"{"aps":{"alert":"x"}}"#, "collapse_id => E'a\\nb'", "no header can carry"),
+        (#"{"aps":{"alert":"x"}}"#, "expiration => 'infinity'", "expiration is infinite"),
+        (#"{"aps":{"alert":"x"}}"#, "environment => 'staging'", "environment is 'staging'"),
+        ("[1]", "priority => 5", "payload is a JSON array"),
+        (
+            #"{"aps":{"alert":""# + String(repeating: "x", count: 4096) + #""}}"#, "priority => 5",
+            "payload is over 4096 bytes"
+        ),
+    ]
+
+    @Test(arguments: faulty)
+    func `what APNs would refuse is refused at once by enqueue, and given up by the claim`(
+        payload: String, argument: String, complaint: String
+    ) throws {
+        try register(1...1)
+        let failure = #expect(throws: TestFailure.self) {
+            try enqueue("tags => '{World}', \(argument)", payload: payload)
+        }
+        #expect(failure?.description.contains(complaint) == true, "\(failure?.description ?? "")")
+        let (column, value) = (argument.components(separatedBy: " => ")[0], argument.components(separatedBy: " => ")[1])
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload, \(column)) VALUES ('com.example.app', 'aa', '\(payload)', \(value))",
+            user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        let lane = try #require(try outbox.lanes(on: &daemon).first)
+        #expect(try outbox.claim(lane, most: 10, backgroundPerHour: 3, on: &daemon) == [])
+        #expect(try database.psql("SELECT error FROM tokenkeeper.failed_send").contains(complaint))
+        #expect(try count("send_request") == 0)
+    }
+
+    @Test func `garbage never fails a sender's batch, and stays whole`() throws {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (environment, topic, token, payload)
+            VALUES (NULL, NULL, NULL, NULL), ('moon', 'com.example.app', 'aa', '{}'), (NULL, 'com.example.app', 'no hex', '{"a":1}'),
+                   (NULL, 'com.example.app', NULL, '{}'), (NULL, 'com.example.app', 'aa', NULL), (NULL, 'com.example.app', 'aa', '"x"')
+            """, user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        for lane in try outbox.lanes(on: &daemon) {
+            #expect(try outbox.claim(lane, most: 10, backgroundPerHour: 3, on: &daemon) == [])
+        }
+        var owner = try database.connect()
+        #expect(
+            try owner.lines("SELECT error FROM tokenkeeper.failed_send ORDER BY request_id", columns: 1) == [
+                "device token is missing, expected 1 to 512 bytes in hex",
+                "environment is 'moon', expected 'production' or 'sandbox'",
+                "device token is 6 characters, expected 1 to 512 bytes in hex",
+                "device token is missing, expected 1 to 512 bytes in hex",
+                "payload is missing, expected a JSON object",
+                "payload is a JSON string, expected an object",
+            ])
+        #expect(try count("send_request") == 0)
+    }
+
+    @Test(arguments: [
+        ("com.example.app", #"{"aps":{"alert":"x"}}"#, "alert"),
+        ("com.example.app", #"{"aps":{"content-available":1},"id":7}"#, "background"),
+        ("com.example.app", #"{"aps":{"content-available":1,"badge":0}}"#, "alert"),
+        ("com.example.app", #"{"mdm":"x"}"#, "mdm"),
+        ("com.example.app.voip", #"{"aps":{"content-available":1}}"#, "voip"),
+        ("com.example.app.complication", "{}", "complication"),
+        ("com.example.app.pushkit.fileprovider", "{}", "fileprovider"),
+        ("com.example.app.push-type.liveactivity", "{}", "liveactivity"),
+        ("com.example.app.push-type.widgets", "{}", "widgets"),
+        ("com.example.app.push-type.controls", "{}", "controls"),
+        ("com.example.app.location-query", "{}", "location"), ("com.example.app.voip-ptt", "{}", "pushtotalk"),
+    ])
+    func `a request that names no push type has that of its topic or its payload`(
+        topic: String, payload: String, type: String
+    ) throws {
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('\(topic)', 'AB', '\(payload)')",
+            user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        let claimed = try outbox.claim(
+            Outbox.Lane(environment: "production", topic: topic), most: 1, backgroundPerHour: 3, on: &daemon)
+        #expect(claimed.first?.request.pushType.rawValue == type)
+        #expect(claimed.first?.request.priority == (type == "background" ? 5 : nil))
+        #expect(claimed.first?.request.address.token == DeviceToken(hex: "ab"))
+    }
+
+    // The gate ---------------------------------------------------------------------------------------------------------
+
+    @Test func `a token that dies while requests wait suppresses them, and a new registration lets new ones out`()
+        throws
+    {
+        try register(1...3)
+        try enqueue()
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at) VALUES ('com.example.app', '\(Self.token(2))', 410, "
+                + "'{\"reason\":\"Unregistered\",\"timestamp\":' || (extract(epoch FROM clock_timestamp()) * 1000)::bigint || '}', clock_timestamp())",
+            user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        try drain(&daemon)
+        #expect(try claim().map(\.request.address.token.bytes.last) == [1, 3])
+        #expect(
+            try database.psql(
+                "SELECT state, reason, token, invalidated_at IS NOT NULL, push_type, apns_id IS NOT NULL FROM tokenkeeper.suppressed_send",
+                user: "a_reader") == "stale|Unregistered|\(Self.token(2))|t|alert|t")
+        #expect(try enqueue() == "2")
+        try register(2...2)
+        #expect(try enqueue() == "3")
+        #expect(try claim().count == 5)
+    }
+
+    @Test func `every state that suppresses is told, and an observing gate suppresses nothing`() throws {
+        try register(1...4)
+        try enqueue()
+        try database.psql("SELECT tokenkeeper.unregister('\(Self.token(1))', 'com.example.app')")
+        try database.psql("SELECT tokenkeeper.register('abcd', 'com.example.app', device_id => 'd2')")
+        #expect(try claim().count == 2)
+        #expect(
+            try database.psql(
+                "SELECT string_agg(state || ': ' || reason, ', ' ORDER BY state) FROM tokenkeeper.suppressed_send")
+                == "superseded: a newer token of the same device, unregistered_by_app: unregistered by the app")
+        try database.psql("UPDATE tokenkeeper.topic_policy SET gate = 'observe'", user: "a_operator")
+        #expect(try enqueue() == "5")
+        #expect(try claim().count == 5)
+    }
+
+    // Claims and endings -----------------------------------------------------------------------------------------------
+
+    @Test func `what one daemon has in hand, no other claims; the oldest goes first; not_before is kept`() throws {
+        try register(1...10)
+        try enqueue("tags => '{World}', not_before => clock_timestamp() + interval '1 hour'")
+        #expect(try claim() == [])
+        try enqueue()
+        let other = Outbox(daemonID: "host/2/1", place: "here", lockTimeout: .milliseconds(500))
+        let (mine, theirs) = (try claim(4), try claim(100, by: other))
+        #expect(mine.count == 4 && theirs.count == 6)
+        #expect(Set(mine.map(\.number)).isDisjoint(with: theirs.map(\.number)))
+        #expect(mine.map(\.number).max()! < theirs.map(\.number).min()!)
+        #expect(
+            try finish(theirs.map { RequestEnding(number: $0.number, fate: .answered) }) == 0,
+            "they are not in this hand")
+        #expect(try count("send_request", "claimed_by IS NOT NULL") == 10)
+    }
+
+    @Test func `endings: answered and failed leave, later and returned wait again, and answers are results`() throws {
+        try register(1...5)
+        try enqueue("tags => '{World}', priority => 5, collapse_id => 'c', expiration => '2040-01-01Z'")
+        let claimed = try claim()
+        #expect(
+            claimed.allSatisfy {
+                $0.request.priority == 5 && $0.request.collapseID == "c" && $0.request.expiration == 2_208_988_800
+            })
+        #expect(
+            claimed.allSatisfy {
+                $0.request.payload == Array(#"{"aps":{"alert":"Hello"}}"#.utf8) && $0.request.fault == nil
+            })
+        let sentAt = Instant(microseconds: 1_794_000_000_000_000)
+        let endings = [
+            RequestEnding(number: claimed[0].number, fate: .answered, answer: .init(status: 200), sentAt: sentAt),
+            RequestEnding(
+                number: claimed[1].number, fate: .answered, answer: .init(status: 410, body: "{}", apnsID: "x"),
+                sentAt: sentAt),
+            RequestEnding(
+                number: claimed[2].number, fate: .failed("too bad"), answer: .init(status: 413), sentAt: sentAt),
+            RequestEnding(
+                number: claimed[3].number, fate: .later(.seconds(600), "APNs answered 503"), answer: .init(status: 503),
+                sentAt: sentAt),
+            RequestEnding(number: claimed[4].number, fate: .returned(nil)),
+        ]
+        #expect(try finish(endings) == 5)
+        #expect(try finish(endings) == 0, "a second word changes nothing")
+        #expect(
+            try database.psql(
+                "SELECT string_agg(status::text, ' ' ORDER BY status) FROM tokenkeeper.send_result WHERE sent_at = '2026-11-06 21:20:00Z'"
+            )
+                == "200 410 413 503")
+        #expect(try database.psql("SELECT apns_id FROM tokenkeeper.send_result WHERE status = 410") == "x")
+        #expect(
+            try database.psql("SELECT apns_id FROM tokenkeeper.send_result WHERE status = 200") == claimed[0].request.id
+        )
+        #expect(
+            try database.psql("SELECT error, status, payload, attempts FROM tokenkeeper.failed_send")
+                == #"too bad|413|{"aps": {"alert": "Hello"}}|0"#)
+        let again = try claim()
+        #expect(again.map(\.number) == [claimed[4].number] && again[0].attempts == 0)
+        try database.psql("UPDATE tokenkeeper.send_request SET not_before = NULL WHERE claimed_by IS NULL")
+        let later = try claim()
+        #expect(later.map(\.number) == [claimed[3].number] && later[0].attempts == 1)
+        #expect(later[0].request.id == claimed[3].request.id && later[0].firstSentAt == claimed[3].firstSentAt)
+        #expect(try database.psql("SELECT tokenkeeper.requeue_failed()", user: "a_operator") == "1")
+        #expect(try claim().map(\.request.id) == [claimed[2].request.id])
+    }
+
+    @Test func `a daemon that has gone leaves its requests to others, and after the second time they are given up`()
+        throws
+    {
+        try register(1...1)
+        try enqueue()
+        var daemon = try database.connect(user: "a_daemon")
+        let gone = Outbox(daemonID: "host/7/1", place: "here", lockTimeout: .milliseconds(500))
+        try gone.beat(credentials: "[]", trouble: [], on: &daemon)
+        #expect(try claim(by: gone).count == 1)
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 0, "it lives")
+        let elsewhere = Outbox(daemonID: "host/9/1", place: "elsewhere", lockTimeout: .milliseconds(500))
+        #expect(try elsewhere.takeOver(on: &daemon, isAlive: { _ in false }) == 0, "from elsewhere that cannot be told")
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in false }) == 1)
+        #expect(try claim(by: elsewhere).count == 1, "it may be sent a second time")
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1, "one that has no heartbeat has gone")
+        #expect(try claim() == [], "not a third time")
+        #expect(try database.psql("SELECT error FROM tokenkeeper.failed_send").contains("it may have been delivered"))
+        #expect(
+            try database.psql(
+                "SELECT tokenkeeper.requeue_failed(ARRAY(SELECT failed_id FROM tokenkeeper.failed_send))",
+                user: "a_operator") == "1")
+        #expect(try claim(by: gone).count == 1)
+        try gone.farewell(on: &daemon)
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
+    }
+
+    @Test func `a daemon of another place is taken over when it has been silent for a minute`() throws {
+        try register(1...1)
+        try enqueue()
+        var daemon = try database.connect(user: "a_daemon")
+        let gone = Outbox(daemonID: "host/7/1", place: "elsewhere", lockTimeout: .milliseconds(500))
+        try gone.beat(credentials: "[]", trouble: [], on: &daemon)
+        #expect(try claim(by: gone).count == 1)
+        try database.psql("UPDATE tokenkeeper.sending_daemon SET beat_at = clock_timestamp() - interval '55 seconds'")
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 0)
+        try database.psql("UPDATE tokenkeeper.sending_daemon SET beat_at = clock_timestamp() - interval '61 seconds'")
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
+    }
+
+    @Test func `a halted topic waits, others do not, and it goes on when it is resumed`() throws {
+        try register(1...2)
+        try enqueue()
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.other', 'aa', '{\"aps\":{\"alert\":1}}')"
+        )
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try outbox.halt(lane, reason: "APNs answered 403 InvalidProviderToken", on: &daemon))
+        #expect(try !outbox.halt(lane, reason: "again", on: &daemon))
+        #expect(try outbox.lanes(on: &daemon).map(\.topic) == ["com.example.other"])
+        let warning = try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status", user: "a_reader")
+        #expect(
+            warning.contains(
+                "APNs answered 403 InvalidProviderToken; when that is mended: SELECT tokenkeeper.resume_sending('com.example.app', 'production')"
+            ))
+        #expect(try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator") == "t")
+        #expect(try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator") == "f")
+        #expect(try outbox.lanes(on: &daemon).count == 2)
+        #expect(
+            try database.psql("SELECT string_agg(operation, ' ' ORDER BY operation_id) FROM tokenkeeper.operation")
+                == "sending_halted sending_resumed")
+    }
+
+    // Background pushes ------------------------------------------------------------------------------------------------
+
+    @Test func `a device has three background pushes an hour, and of those beyond the newest waits`() throws {
+        try register(1...2)
+        for number in 1...6 {
+            try enqueue("device_id => 'd1'", payload: #"{"aps":{"content-available":1},"n":\#(number)}"#)
+        }
+        try enqueue("device_id => 'd2'", payload: #"{"aps":{"content-available":1}}"#)
+        let claimed = try claim()
+        #expect(
+            claimed.map { String(decoding: $0.request.payload, as: UTF8.self).filter(\.isNumber) } == [
+                "11", "12", "13", "1",
+            ])
+        #expect(try count("suppressed_send", "state = 'background'") == 2)
+        #expect(
+            try database.psql(
+                "SELECT payload -> 'n', not_before BETWEEN now() + interval '59 minutes' AND now() + interval '1 hour' FROM tokenkeeper.send_request WHERE claimed_by IS NULL"
+            )
+                == "6|t")
+        // One that comes later takes the place of the one that waits.
+        try enqueue("device_id => 'd1'", payload: #"{"aps":{"content-available":1},"n":7}"#)
+        #expect(try claim() == [])
+        #expect(
+            try database.psql("SELECT payload -> 'n' FROM tokenkeeper.send_request WHERE claimed_by IS NULL") == "7")
+        #expect(try count("suppressed_send", "state = 'background'") == 3)
+        // An hour later.
+        try database.psql(
+            "UPDATE tokenkeeper.background_send SET sent_at = ARRAY(SELECT a - interval '1 hour' FROM unnest(sent_at) AS a)"
+        )
+        try database.psql(
+            "UPDATE tokenkeeper.send_request SET not_before = not_before - interval '1 hour' WHERE claimed_by IS NULL")
+        #expect(try claim().count == 1)
+        #expect(
+            try database.psql("SELECT cardinality(sent_at) FROM tokenkeeper.background_send ORDER BY token_key LIMIT 1")
+                == "1")
+    }
+
+    @Test func `the share of background pushes can be another one, or none, for all or for a topic`() throws {
+        try register(1...1)
+        func ask(_ requests: Int) throws {
+            for _ in 0..<requests { try enqueue(payload: #"{"aps":{"content-available":1}}"#) }
+        }
+        try ask(5)
+        #expect(try claim(backgroundPerHour: 0).count == 5)
+        try database.psql("UPDATE tokenkeeper.topic_policy SET background_per_hour = 1", user: "a_operator")
+        try ask(3)
+        #expect(try claim(backgroundPerHour: 0).count == 1)
+        try database.psql("UPDATE tokenkeeper.topic_policy SET background_per_hour = 0", user: "a_operator")
+        try ask(3)
+        #expect(try claim(backgroundPerHour: 1).count == 3)
+    }
+
+    @Test func `alerts are not counted as background pushes`() throws {
+        try register(1...1)
+        for _ in 0..<5 { try enqueue() }
+        #expect(try claim(backgroundPerHour: 1).count == 5)
+        #expect(try count("background_send") == 0)
+    }
+
+    // What is left behind ----------------------------------------------------------------------------------------------
+
+    @Test func `forget erases a token from the outbox and all that came of it`() throws {
+        try register(1...2)
+        try enqueue()
+        try enqueue(payload: #"{"aps":{"content-available":1}}"#)
+        let claimed = try claim(1)
+        _ = try finish(claimed.map { RequestEnding(number: $0.number, fate: .failed("x")) })
+        try database.psql("SELECT tokenkeeper.unregister('\(Self.token(1))', 'com.example.app')")
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.app', upper('\(Self.token(1))'), '{\"aps\":{\"alert\":1}}')"
+        )
+        #expect(try claim(2).count == 1)
+        try enqueue(payload: #"{"aps":{"alert":"more"}}"#)
+        _ = try claim(backgroundPerHour: 3)
+        try database.psql("SELECT tokenkeeper.forget('\(Self.token(1))')", user: "a_app")
+        for table in ["suppressed_send", "failed_send", "send_request"] {
+            #expect(try count(table, "lower(token) = '\(Self.token(1))'") == 0, "\(table)")
+        }
+        #expect(try count("send_request") > 0, "those of the other token stay")
+        #expect(try count("background_send", "token_key = tokenkeeper.token_key('\(Self.token(1))')") == 0)
+    }
+
+    @Test func `the sweep deletes what was suppressed or given up longer ago than the retention`() throws {
+        try register(1...3)
+        try enqueue()
+        try database.psql("SELECT tokenkeeper.unregister('\(Self.token(1))', 'com.example.app')")
+        let claimed = try claim()
+        _ = try finish(claimed.map { RequestEnding(number: $0.number, fate: .failed("x")) })
+        try database.psql("UPDATE tokenkeeper.suppressed_send SET suppressed_at = now() - interval '31 days'")
+        try database.psql(
+            "UPDATE tokenkeeper.failed_send SET failed_at = now() - interval '31 days' WHERE failed_id = 1")
+        try database.psql(
+            "INSERT INTO tokenkeeper.background_send VALUES ('production', 'com.example.app', '1', '{}', now() - interval '2 hours')"
+        )
+        var daemon = try database.connect(user: "a_daemon")
+        let plan = SweepPlan(
+            staleRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
+            rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400),
+            sendRetention: .seconds(30 * 86400),
+            minTokens: 1000, maxShare: .percent(10), batch: 1)
+        try SweepLease.request(.cli, on: &daemon)
+        let lease = try #require(try SweepLease.claim(.requested, holder: "me", on: &daemon))
+        let report = try Sweep(lease, plan, lockTimeout: .milliseconds(100)).perform(on: &daemon) { true }
+        #expect(report.deletedSends == 2 && report.outcome == .finished)
+        #expect(try count("failed_send") == 1)
+        #expect(try count("background_send") == 0)
+    }
+
+    @Test func `status tells what waits, was given up, and when a certificate expires`() throws {
+        try register(1...3)
+        try enqueue()
+        func warnings() throws -> String {
+            try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status", user: "a_reader")
+        }
+        #expect(try warnings().contains("no running daemon sends"))
+        var daemon = try database.connect(user: "a_daemon")
+        func beat(expires: String) throws {
+            let at = try database.psql("SELECT now() + interval '\(expires)'")
+            try outbox.beat(
+                credentials:
+                    #"[{"name":"old","kind":"certificate","topics":["t"],"expires_at":"\#(at)"},{"name":"key","kind":"provider token","topics":["u"]}]"#,
+                trouble: ["no credential is configured for t"], on: &daemon)
+        }
+        try beat(expires: "31 days")
+        #expect(try !warnings().contains("expire") && !warnings().contains("no running daemon sends"))
+        #expect(try warnings().contains("no credential is configured for t"))
+        try beat(expires: "29 days")
+        #expect(try warnings().contains("the certificate of credential old expires at"))
+        try beat(expires: "-1 days")
+        #expect(try warnings().contains("the certificate of credential old has expired at"))
+        _ = try finish(try claim(1).map { RequestEnding(number: $0.number, fate: .failed("x")) })
+        #expect(try warnings().contains("1 requests were given up; see tokenkeeper.failed_send"))
+        #expect(
+            try database.psql(
+                "SELECT requests, failed_sends, credential_expires_at < now() FROM tokenkeeper.status", user: "a_reader"
+            ) == "2|1|t")
+    }
+
+    @Test(arguments: [
+        (#"{"a": 1, "b": [1, 2]}"#, #"{"a":1,"b":[1,2]}"#), (#"{"a": "x: y, z"}"#, #"{"a":"x: y, z"}"#),
+        (#"{"a": "\" , \\", "b": 1}"#, #"{"a":"\" , \\","b":1}"#), ("{}", "{}"), (#"{"ü": "ä ö"}"#, #"{"ü":"ä ö"}"#),
+    ])
+    func `JSON is made compact, and what is quoted stays`(text: String, compact: String) {
+        #expect(String(decoding: compactJSON(text), as: UTF8.self) == compact)
+    }
+}

@@ -1,0 +1,81 @@
+import FakeAPNs
+import Foundation
+import LedgerTestSupport
+import Testing
+
+/// A database, a fake APNs, and daemons that send from the one to the other.
+struct SendingStage {
+    static let authority = Result { try TestAuthority() }
+
+    let database: TestDatabase
+    let apns: FakeAPNs
+    let files: TestAuthority
+    let topic = "com.example.app"
+
+    init(
+        _ change: (inout FakeOptions) throws -> Void = { _ in }, answer: @escaping FakeAPNs.Answer = { _ in nil }
+    ) throws {
+        files = try Self.authority.get()
+        database = try TestCluster.shared.database()
+        var options = FakeOptions(files)
+        options.records = .latest(200_000)
+        try change(&options)
+        apns = try FakeAPNs.start(options, answer: answer)
+    }
+
+    /// What a credential with the authority's signing key needs.
+    var key: [String] {
+        [
+            "credential.main.key_file=\(files.signingKeyFile)", "credential.main.key_id=\(files.signingKey.id)",
+            "credential.main.team_id=\(files.signingKey.team)", "credential.main.topics=com.example.*",
+        ]
+    }
+
+    var servers: [String] {
+        [
+            "send.production_server=localhost:\(apns.port)", "send.sandbox_server=localhost:\(apns.port)",
+            "send.authority_file=\(files.certificate)", "drain.poll_idle=100ms",
+        ]
+    }
+
+    /// - Parameters:
+    ///   - credential: What it sends with, if not with the authority's key.
+    ///   - settings: Others, which win over these.
+    func daemon(credential: [String]? = nil, _ settings: [String] = []) throws -> DaemonProcess {
+        try DaemonProcess(database.url(), settings: servers + (credential ?? key) + settings)
+    }
+
+    static func token(_ number: Int) -> String { String(format: "%064x", number) }
+
+    func register(_ numbers: ClosedRange<Int>) throws {
+        try database.psql(
+            "SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), '\(topic)', device_id => 'd' || i, tags => '{World}')) "
+                + "FROM generate_series(\(numbers.lowerBound), \(numbers.upperBound)) AS i", user: "a_app")
+    }
+
+    @discardableResult
+    func enqueue(_ arguments: String = "tags => '{World}'", payload: String = #"{"aps":{"alert":"Hello"}}"#) throws
+        -> Int
+    {
+        Int(try database.psql("SELECT tokenkeeper.enqueue('\(payload)', '\(topic)', \(arguments))", user: "a_sender"))
+            ?? -1
+    }
+
+    func count(_ table: String, _ condition: String = "true") throws -> Int {
+        Int(try database.psql("SELECT count(*) FROM tokenkeeper.\(table) WHERE \(condition)")) ?? -1
+    }
+
+    func results(_ status: Int) throws -> Int {
+        Int(try database.psql("SELECT coalesce(sum(results), 0) FROM tokenkeeper.result_stat WHERE status = \(status)"))
+            ?? -1
+    }
+
+    /// Waits until no request waits, and every answer is recorded.
+    func settled() throws {
+        try eventually("the outbox is empty") { try count("send_request") == 0 }
+        try eventually("the queue is empty") { try count("send_result") == 0 }
+    }
+
+    /// How often each `apns-id` got an answer or might have.
+    var sends: [String: Int] { apns.records.identifiers }
+}

@@ -1,0 +1,327 @@
+import FakeAPNs
+import Foundation
+import LedgerTestSupport
+import Synchronization
+import Testing
+
+@testable import tokenkeeperd
+
+/// From `enqueue` to the ledger, through a real daemon, real HTTP/2 and a fake APNs.
+@Suite struct `Sending` {
+    @Test func `a campaign by tag: gate, APNs, 410, ledger, and the next campaign leaves the dead out`() throws {
+        let stage = try SendingStage { $0.provesFirst = true }
+        defer { stage.apns.stop() }
+        try stage.register(1...200)
+        let diedAt = stage.apns.startedAt
+        for number in 1...20 { stage.apns.deaths.die(SendingStage.token(number), .init(at: diedAt + 3_600_000)) }
+        let daemon = try stage.daemon()
+        #expect(try stage.enqueue() == 200)
+        try stage.settled()
+        #expect(try stage.results(200) == 200 && stage.apns.records.connections == 1)
+        for number in 1...20 {
+            stage.apns.deaths.die(SendingStage.token(number), .init(at: Int64(Date.now.timeIntervalSince1970 * 1000)))
+        }
+        #expect(try stage.enqueue() == 200)
+        try stage.settled()
+        #expect(try stage.results(410) == 20 && stage.results(200) == 380)
+        #expect(try stage.count("token", "state = 'stale' AND reason = 'Unregistered'") == 20)
+        #expect(try stage.enqueue() == 180)
+        try stage.settled()
+        #expect(try stage.results(410) == 20 && stage.results(200) == 560)
+        #expect(stage.sends.values.allSatisfy { $0 == 1 })
+        #expect(daemon.stop() == 0)
+        #expect(!daemon.logged.contains(SendingStage.token(1)), "no whole token is logged")
+    }
+
+    @Test func `of ten requests for one token, the first's 410 suppresses the other nine, until it registers again`()
+        throws
+    {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        try stage.register(7...7)
+        let token = SendingStage.token(7)
+        stage.apns.deaths.die(token, .init(at: Int64(Date.now.timeIntervalSince1970 * 1000)))
+        for number in 1...10 { try stage.enqueue(payload: #"{"aps":{"alert":"\#(number)"}}"#) }
+        let daemon = try stage.daemon()
+        try stage.settled()
+        #expect(stage.apns.records.requests == 1)
+        #expect(try stage.count("suppressed_send", "state = 'stale' AND token = '\(token)'") == 9)
+        stage.apns.deaths.revive(token)
+        try stage.register(7...7)
+        #expect(try stage.enqueue() == 1)
+        try stage.settled()
+        #expect(try stage.results(200) == 1)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `what APNs is sent is what was asked for`() throws {
+        let stage = try SendingStage { $0.sandbox = true }
+        defer { stage.apns.stop() }
+        try stage.database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (environment, topic, token, payload, push_type, priority, expiration, collapse_id, apns_id)
+            VALUES ('sandbox', 'com.example.app', 'ABCDEF', '{"aps":{"alert":"Hällo, \\"World\\": 1"},"n":[1,2]}', 'alert', 5,
+                    '2040-01-01Z', 'a b', '6ba7b810-9dad-11d1-80b4-00c04fd430c8'),
+                   ('sandbox', 'com.example.app', 'abcdee', '{"aps":{"content-available":1}}', NULL, NULL, 'epoch', NULL, DEFAULT)
+            """, user: "a_sender")
+        let daemon = try stage.daemon()
+        try stage.settled()
+        let requests = stage.apns.records.exchanges.map(\.request).sorted { $0.token ?? "" > $1.token ?? "" }
+        let first = try #require(requests.first)
+        #expect(
+            first.token == "abcdef" && first.topic == "com.example.app" && first.pushType == "alert"
+                && first.priority == "5")
+        #expect(
+            first.expiration == "2208988800" && first.collapseID == "a b"
+                && first.apnsID == "6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+        #expect(String(decoding: first.payload, as: UTF8.self) == #"{"n":[1,2],"aps":{"alert":"Hällo, \"World\": 1"}}"#)
+        let second = try #require(requests.last)
+        #expect(
+            second.pushType == "background" && second.priority == "5" && second.expiration == "0"
+                && second.collapseID == nil)
+        #expect(try stage.results(200) == 2)
+        #expect(daemon.stop() == 0)
+    }
+
+    // Trouble ----------------------------------------------------------------------------------------------------------
+
+    @Test func `a credential that APNs refuses halts the topic, loses nothing, and is alarmed`() throws {
+        let stage = try SendingStage { $0.signingKeys = [] }
+        defer { stage.apns.stop() }
+        try stage.register(1...5000)
+        try stage.enqueue()
+        let daemon = try stage.daemon()
+        try eventually("it is halted") { try stage.count("send_halt") == 1 }
+        try eventually("all are back") {
+            try stage.count("send_request", "claimed_by IS NULL AND attempts = 0") == 5000
+        }
+        #expect(stage.apns.records.requests <= 1000, "not the whole queue was burnt")
+        #expect(
+            try stage.database.psql("SELECT reason FROM tokenkeeper.send_halt")
+                == "APNs answered 403 InvalidProviderToken")
+        #expect(daemon.logged.contains("the sending of a topic is halted"))
+        #expect(daemon.stop() == 0)
+        #expect(try stage.count("failed_send") == 0 && stage.count("token", "state <> 'active'") == 0)
+
+        // Mended: with another server, that knows the key.
+        let mended = try FakeAPNs.start(FakeOptions(stage.files))
+        defer { mended.stop() }
+        let next = try stage.daemon(["send.production_server=localhost:\(mended.port)"])
+        try stage.database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator")
+        try stage.settled()
+        #expect(mended.records.count(200) == 5000)
+        #expect(next.stop() == 0)
+    }
+
+    @Test func `429 and 503 come back, later and later, with the same apns-id, and have an end`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { request in
+            switch request.token?.suffix(1) {
+            case "1": .refused(429, "TooManyRequests")
+            case "2": .refused(503, "ServiceUnavailable")
+            default: nil
+            }
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...3)
+        try stage.enqueue()
+        let daemon = try stage.daemon()
+        func waits(_ attempts: Int) throws {
+            try eventually("both wait for try \(attempts + 1)") {
+                try stage.count(
+                    "send_request",
+                    "claimed_by IS NULL AND attempts = \(attempts) AND not_before > now() + interval '50 seconds'") == 2
+            }
+        }
+        for attempts in 1...3 {
+            try waits(attempts)
+            try stage.database.psql("UPDATE tokenkeeper.send_request SET not_before = NULL")
+        }
+        try waits(4)
+        #expect(Set(stage.sends.values) == [1, 4])
+        #expect(
+            try stage.database.psql(
+                "SELECT max(not_before) > now() + interval '110 minutes' FROM tokenkeeper.send_request") == "t")
+        // A day later.
+        try stage.database.psql(
+            "UPDATE tokenkeeper.send_request SET not_before = NULL, first_sent_at = first_sent_at - interval '1 day'")
+        try stage.settled()
+        #expect(
+            try stage.database.psql(
+                "SELECT string_agg(error || ' ' || status, ', ' ORDER BY status) FROM tokenkeeper.failed_send")
+                == "APNs answered 429 TooManyRequests; given up after 5 tries 429, APNs answered 503 ServiceUnavailable; given up after 5 tries 503"
+        )
+        #expect(try stage.results(200) == 1 && stage.results(429) == 5 && stage.results(503) == 5)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a server in trouble is left in peace instead of being asked for every request`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { _ in
+            .refused(503, "Shutdown")
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...5000)
+        try stage.enqueue()
+        let daemon = try stage.daemon(["send.in_flight=50"])
+        try eventually("it is said") { daemon.logged.contains("APNs is troubled or cannot be reached; requests wait") }
+        try eventually("nothing is in hand") { try stage.count("send_request", "claimed_by IS NOT NULL") == 0 }
+        #expect(stage.apns.records.requests <= 1000)
+        #expect(daemon.stop() == 0)
+        #expect(try stage.count("send_request") == 5000)
+    }
+
+    @Test func `GOAWAY, refused streams and torn connections cost a second send at most, and no request`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { request in
+            switch request.ordinal {
+            case 500, 1500, 2500: .goAway(.init(last: .thisNotProcessed, closing: .afterStreams))
+            case 1000: .goAway(.init(last: .thisProcessed, closing: .atOnce))
+            case 700, 701, 702: .reset(code: 7)
+            case 2000: .close
+            default: nil
+            }
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...3000)
+        try stage.enqueue()
+        let daemon = try stage.daemon()
+        try eventually("those that were not sent again at once wait") {
+            try stage.database.psql(
+                "UPDATE tokenkeeper.send_request SET not_before = NULL WHERE claimed_by IS NULL AND not_before IS NOT NULL"
+            )
+            return try stage.count("send_request") == 0
+        }
+        try stage.settled()
+        #expect(try stage.results(200) == 3000 && stage.count("failed_send") == 0)
+        #expect(stage.sends.count == 3000 && stage.sends.values.allSatisfy { $0 <= 3 })
+        #expect(stage.apns.records.connections < 20)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a server that nobody vouches for is sent nothing`() throws {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        try stage.register(1...10)
+        try stage.enqueue()
+        let stranger = try TestAuthority()
+        let daemon = try stage.daemon(["send.authority_file=\(stranger.certificate)"])
+        try eventually("it is tried") { try stage.count("send_request", "last_error IS NOT NULL") > 0 }
+        #expect(daemon.stop() == 0)
+        #expect(stage.apns.records.requests == 0)
+        #expect(try stage.count("send_request", "claimed_by IS NULL") == 10)
+        #expect(
+            try stage.database.psql(
+                "SELECT DISTINCT last_error FROM tokenkeeper.send_request WHERE last_error IS NOT NULL"
+            ).contains("certificate"))
+    }
+
+    // Starting and stopping --------------------------------------------------------------------------------------------
+
+    @Test func `a stop in the middle ends what is under way, gives the rest back, and nothing is sent twice`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { _ in
+            FakeAnswer.accepted.delayed(by: .milliseconds(20))
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...4000)
+        try stage.enqueue()
+        for part in 1...3 {
+            let daemon = try stage.daemon(["send.in_flight=100"])
+            try eventually("a part is sent") { stage.apns.records.requests >= part * 1000 }
+            #expect(daemon.stop() == 0)
+            #expect(try stage.count("send_request", "claimed_by IS NOT NULL OR cuts > 0") == 0)
+        }
+        let daemon = try stage.daemon()
+        try stage.settled()
+        #expect(daemon.stop() == 0)
+        #expect(stage.sends.count == 4000 && stage.sends.values.allSatisfy { $0 == 1 })
+    }
+
+    @Test func `a database that goes away in the middle costs nothing`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { _ in
+            FakeAnswer.accepted.delayed(by: .milliseconds(5))
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...3000)
+        try stage.enqueue()
+        let daemon = try stage.daemon(["send.in_flight=100"])
+        for part in 1...4 {
+            try eventually("a part is sent") { stage.apns.records.requests >= part * 500 }
+            try stage.database.psql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'a_daemon' AND datname = current_database()",
+                user: "postgres")
+        }
+        try stage.settled()
+        #expect(try stage.results(200) == 3000)
+        #expect(stage.sends.count == 3000 && stage.sends.values.allSatisfy { $0 == 1 })
+        #expect(daemon.stop() == 0)
+    }
+
+    // Credentials ------------------------------------------------------------------------------------------------------
+
+    @Test func `several teams: each topic goes out with its own credential, over its own connection`() throws {
+        let files = try SendingStage.authority.get()
+        let other = try files.makeKey(id: "OTHER12345", team: "TEAM654321")
+        let stage = try SendingStage { $0.signingKeys.append(other.key) }
+        defer { stage.apns.stop() }
+        for (topic, token) in [
+            ("com.example.app", "aa"), ("com.other.app", "bb"), ("com.other.app.voip", "cc"), ("org.nobody", "dd"),
+        ] {
+            try stage.database.psql(
+                "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('\(topic)', '\(token)', '{\"aps\":{\"alert\":1}}')"
+            )
+        }
+        let daemon = try stage.daemon(
+            credential: stage.key + [
+                "credential.other.key_file=\(other.file)", "credential.other.key_id=OTHER12345",
+                "credential.other.team_id=TEAM654321",
+                "credential.other.topics=com.other.app com.other.app.voip",
+            ])
+        try eventually("three are sent") { try stage.count("send_request") == 1 }
+        try eventually("it is said of the fourth") {
+            try stage.database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
+                "no credential is configured for org.nobody (production): its requests wait")
+        }
+        let exchanges = stage.apns.records.exchanges
+        #expect(exchanges.allSatisfy { $0.outcome.status == 200 } && exchanges.count == 3)
+        let teams = Dictionary(grouping: exchanges, by: \.request.connection).values.map {
+            Set($0.map { $0.request.topic ?? "" })
+        }
+        #expect(Set(teams) == [["com.example.app"], ["com.other.app", "com.other.app.voip"]])
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a client certificate, as PEM or PKCS#12, and its expiry in the status`() throws {
+        let files = try SendingStage.authority.get()
+        let stage = try SendingStage { options in
+            options.clientAuthority = files.certificate
+            options.signingKeys = []
+        }
+        defer { stage.apns.stop() }
+        let identity = try files.clientCertificate(
+            "push-\(UUID().uuidString.prefix(8))", topic: "com.example.app", days: 20)
+        let archive = try files.pkcs12(of: identity, password: "a secret")
+        let password = NSTemporaryDirectory() + "password-\(UUID().uuidString)"
+        try "a secret\n".write(toFile: password, atomically: true, encoding: .utf8)
+        defer { try? FileManager.default.removeItem(atPath: password) }
+        try stage.register(1...10)
+        for credential in [
+            ["certificate_file=\(identity.certificate)", "certificate_key_file=\(identity.key)"],
+            ["certificate_file=\(archive)", "certificate_password_file=\(password)"],
+        ] {
+            try stage.enqueue()
+            let daemon = try stage.daemon(
+                credential: (credential + ["topics=com.example.app"]).map { "credential.old.\($0)" })
+            try stage.settled()
+            try eventually("its expiry is told") {
+                try stage.database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
+                    "the certificate of credential old expires at")
+            }
+            #expect(daemon.stop() == 0)
+            #expect(!daemon.logged.contains("a secret"))
+        }
+        #expect(stage.apns.records.count(200) == 20 && stage.apns.records.requests == 20)
+    }
+}
