@@ -350,7 +350,7 @@ import TokenModel
         let claimed = try claim()
         #expect(
             claimed.map { String(decoding: $0.request.payload, as: UTF8.self).filter(\.isNumber) } == [
-                "11", "12", "13", "1",
+                "11", "21", "31", "1",
             ])
         #expect(try count("suppressed_send", "state = 'background'") == 2)
         #expect(

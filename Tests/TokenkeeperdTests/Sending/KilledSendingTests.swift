@@ -1,0 +1,138 @@
+import FakeAPNs
+import Foundation
+import LedgerTestSupport
+import Testing
+
+/// What holds whatever happens to the daemon.
+@Suite struct `Sending, killed` {
+    /// 100,000 requests to 50,000 tokens, of which some die on the way; the daemon is killed ten times.
+    @Test
+    func `every request ends in exactly one way, none is sent more than twice, and the ledger is as the answers were`()
+        throws
+    {
+        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        print("sending seed \(seed)")
+        var chance = SeededChance(seed: seed)
+        let stage = try SendingStage { $0.provesFirst = true }
+        defer { stage.apns.stop() }
+        let tokens = 50_000
+        try stage.register(1...tokens)
+        // So many die, each at a moment of the run that nobody knows beforehand.
+        for _ in 0..<2000 {
+            let token = SendingStage.token(Int.random(in: 1...tokens, using: &chance))
+            stage.apns.deaths.die(token, .init(at: stage.apns.startedAt + Int64.random(in: 0...60_000, using: &chance)))
+        }
+        for _ in 0..<2 { #expect(try stage.enqueue() == tokens) }
+
+        var daemon = try stage.daemon()
+        for kill in 1...10 {
+            let progress = kill * 8_000 + Int.random(in: 0..<1000, using: &chance)
+            try eventually("\(progress) are sent") { stage.apns.records.requests >= progress }
+            daemon.signal(SIGKILL)
+            #expect(daemon.wait() == -SIGKILL)
+            daemon = try stage.daemon()
+        }
+        try stage.settled()
+        #expect(daemon.stop() == 0)
+
+        let database = stage.database
+        let answered = try stage.results(200) + stage.results(410)
+        let (suppressed, failed) = (try stage.count("suppressed_send"), try stage.count("failed_send"))
+        #expect(
+            answered + suppressed + failed == 2 * tokens,
+            "\(answered) answered, \(suppressed) suppressed, \(failed) given up")
+        #expect(
+            Int(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat")) == answered, "no other answers")
+        #expect(
+            try stage.count("failed_send", "error NOT LIKE 'a daemon ended twice%'") == 0,
+            "what is given up was cut off twice, and is whole")
+        let sends = stage.sends
+        print(
+            "\(answered) answered, \(suppressed) suppressed, \(failed) given up; \(sends.values.filter { $0 > 1 }.count) sent twice, \(stage.apns.records.connections) connections"
+        )
+        #expect(sends.values.allSatisfy { $0 <= 2 })
+        #expect(sends.count == answered + failed || failed > 0, "what was answered was sent")
+        #expect(stage.apns.records.connections <= 2 * 11)
+
+        // The ledger: suppressed are those that got a 410, as of the instant that it told.
+        var died: [String: Int64] = [:]
+        for exchange in stage.apns.records.exchanges where exchange.outcome.status == 410 {
+            let token = exchange.request.token ?? ""
+            died[token] = stage.apns.deaths.death(of: token, topic: stage.topic, at: exchange.request.time)?.at
+        }
+        let told = try database.psql(
+            "SELECT string_agg(token || ' ' || (extract(epoch FROM invalidated_at) * 1000)::bigint, ',') FROM tokenkeeper.token WHERE state = 'stale'"
+        )
+        let stale = Set(told.split(separator: ",").map(String.init))
+        #expect(!stale.isEmpty && stale.isSubset(of: died.map { "\($0.key) \($0.value)" }))
+        #expect(stale.count >= died.count - failed)
+        #expect(try stage.count("token", "state NOT IN ('active', 'stale')") == 0)
+        let registeredLater = try stage.count(
+            "suppressed_send",
+            "state <> 'stale' OR token_key NOT IN (SELECT token_key FROM tokenkeeper.token WHERE state = 'stale')")
+        #expect(registeredLater == 0, "nothing was suppressed but what is dead")
+    }
+
+    /// Whatever a server may say instead of an answer.
+    private static func garbage(_ chance: inout SeededChance) -> FakeAnswer {
+        let bodies: [[UInt8]] = [
+            [], Array("{".utf8), Array(#"{"reason":"#.utf8), Array(#"{"reason":7,"timestamp":"x"}"#.utf8),
+            Array(#"["reason"]"#.utf8),
+            Array(#"{"reason":"Unregistered","timestamp":1508249865488}"#.utf8),
+            Array(#"{"reason":"BadDeviceToken""#.utf8),
+            Array(#"{"reason":null}"#.utf8), [0xff, 0xfe, 0, 0x7b], Array(repeating: 0x20, count: 300_000),
+            (0..<Int.random(in: 1..<200, using: &chance)).map { _ in UInt8.random(in: 0...255, using: &chance) },
+        ]
+        let headers: [[(name: String, value: String)]] = [
+            [], [("apns-id", "")], [("apns-id", String(repeating: "x", count: 5000))], [("content-length", "7")],
+            [("apns-id", "a"), ("apns-id", "b")], [("content-type", "application/json"), ("content-encoding", "gzip")],
+        ]
+        let ends: [FakeAnswer.Raw.End] = [.normally, .normally, .normally, .reset(code: 0), .reset(code: 2)]
+        switch Int.random(in: 0..<20, using: &chance) {
+        case 0: return .reset(code: Int.random(in: 0...13, using: &chance))
+        case 1: return .close
+        case 2: return .goAway(.init(last: .thisNotProcessed, reason: nil, closing: .atOnce))
+        case 3:
+            // A 410 that is torn says nothing.
+            return .raw(
+                .init(
+                    status: "410", headers: [("content-length", "900")], body: Array(#"{"reason":"Unregis"#.utf8),
+                    end: .reset(code: 2)))
+        default:
+            return .raw(
+                .init(
+                    status: [
+                        "200", "200", "400", "404", "429", "500", "503", "599", "302", "100", "999", "0", "abc", "",
+                    ].randomElement(using: &chance)!,
+                    headers: headers.randomElement(using: &chance)!, body: bodies.randomElement(using: &chance)!,
+                    end: ends.randomElement(using: &chance)!))
+        }
+    }
+
+    @Test func `garbage instead of answers kills no token and no daemon, and every request still ends`() throws {
+        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        print("garbage seed \(seed)")
+        let stage = try SendingStage { _ in
+        } answer: { request in
+            var chance = SeededChance(seed: seed &+ UInt64(request.ordinal))
+            return request.ordinal > 3000 ? nil : Self.garbage(&chance)
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...1000)
+        try stage.enqueue()
+        let daemon = try stage.daemon(["send.in_flight=100"])
+        try eventually("all have ended") {
+            // What was halted or postponed because of it goes on.
+            try stage.database.psql(
+                "SELECT tokenkeeper.resume_sending(topic, environment) FROM tokenkeeper.send_halt; UPDATE tokenkeeper.send_request SET not_before = NULL "
+                    + "WHERE claimed_by IS NULL AND not_before IS NOT NULL")
+            return try stage.count("send_request") == 0
+        }
+        try stage.settled()
+        #expect(daemon.stop() == 0)
+        #expect(try stage.count("token", "state = 'active'") == 1000)
+        #expect(try stage.count("rejected_result") == 0)
+        let ended = try stage.results(200) + stage.count("failed_send")
+        #expect(ended == 1000)
+    }
+}
