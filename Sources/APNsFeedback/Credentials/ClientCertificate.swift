@@ -14,7 +14,7 @@ public struct ClientCertificate: Sendable {
     public let expiresAt: Instant
     /// The common name of the subject, such as `Apple Push Services: com.example.app`; empty where there is none.
     public let name: String
-    /// The topics that it may push to: those of Apple's extension 1.2.840.113635.100.6.3.6, or else the UID of the subject.
+    /// The topics that it may push to: those of Apple's extensions 1.2.840.113635.100.6.3.6 and .4, or else the UID of the subject.
     /// Empty where the certificate names none; that does not mean that it may push to any.
     public let topics: [String]
     /// By Apple's extensions 1.2.840.113635.100.6.3.1 (sandbox) and .2 (production); all where it has neither.
@@ -86,7 +86,10 @@ public struct ClientCertificate: Sendable {
         self.expiresAt = expiresAt
         self.keyPEM = keyPEM
         chainPEM = ([own] + certificates.filter { $0 !== own }).flatMap { $0.pem ?? [] }
-        let listed = own.content(ofExtension: PushExtension.topics).map(PushExtension.topics) ?? []
+        // Both may be there, and name the same.
+        let lists = [PushExtension.topics, PushExtension.voipTopics].compactMap { own.content(ofExtension: $0) }
+        var listed: [String] = []
+        for topic in lists.flatMap(PushExtension.topics) where !listed.contains(topic) { listed.append(topic) }
         topics = listed.isEmpty ? own.userIDs : listed
         var environments: Set<Environment> = []
         if own.content(ofExtension: PushExtension.development) != nil { environments.insert(.sandbox) }

@@ -98,7 +98,7 @@ public final class ProviderToken: Sendable {
         }
     }
 
-    /// The time since the machine was started.
+    /// The time since it was asked for first, with the time that the machine sleeps.
     @Sendable public static func uptime() -> Duration {
         origin.duration(to: ContinuousClock.now)
     }

@@ -1,9 +1,12 @@
 /// What is in Apple's extensions to the certificates of APNs.
 ///
-/// Source: Apple, "Communicating with APNs" (archived; it shows the list of topics), and the certificates themselves.
+/// Source: Apple, "Communicating with APNs" (archived; it shows the list of topics) and "Sending notification requests to APNs", which
+/// names both extensions of topics.
 enum PushExtension {
     /// All topics of a certificate of the kind "Apple Push Services".
     static let topics = "1.2.840.113635.100.6.3.6"
+    /// Those of a certificate of the kind "VoIP Services".
+    static let voipTopics = "1.2.840.113635.100.6.3.4"
     /// There for the sandbox, with nothing in it.
     static let development = "1.2.840.113635.100.6.3.1"
     /// There for production, with nothing in it.

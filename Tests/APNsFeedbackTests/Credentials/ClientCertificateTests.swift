@@ -4,11 +4,8 @@ import TokenModel
 
 @testable import APNsFeedback
 
-/// An hour from now: a certificate is valid from the second in which it is made.
-private let now = Instant(microseconds: (Int64(Date().timeIntervalSince1970) + 3600) * 1_000_000)
-
 /// What Apple's "Communicating with APNs" shows of such a certificate.
-private let appleExtensions = """
+let appleExtensions = """
     1.2.840.113635.100.6.3.1 = DER:0500
     1.2.840.113635.100.6.3.2 = DER:0500
     1.2.840.113635.100.6.3.6 = ASN1:SEQUENCE:topics
@@ -32,37 +29,13 @@ private let appleExtensions = """
 
     init() throws { workshop = try Workshop() }
 
-    private func refusal(_ load: () throws -> ClientCertificate) throws -> String {
-        let message = try #require(throws: CredentialError.self) { try load() }.message
-        #expect(!message.contains("\n"))
-        #expect(!message.contains("secret42"))
-        return message
-    }
-
-    private func pem(_ name: String, key: String? = nil, password: String? = nil, at now: Instant = now) throws
+    private func pem(_ name: String, key: String? = nil, password: String? = nil, at now: Instant = anHourFromNow)
+        throws
         -> ClientCertificate
     {
         try ClientCertificate(
             pem: workshop.read(name), key: key.map { try workshop.read($0) }, password: password, at: now)
     }
-
-    private func pkcs12(_ name: String, password: String? = nil) throws -> ClientCertificate {
-        try ClientCertificate(pkcs12: workshop.read(name), password: password, at: now)
-    }
-
-    /// That libcurl will find what it needs, and nothing encrypted.
-    private func expectUsable(_ certificate: ClientCertificate, certificates: Int = 1) throws {
-        try workshop.write(certificate.chainPEM, to: "out.chain")
-        try workshop.write(certificate.keyPEM, to: "out.key")
-        let ofChain = try workshop.run("openssl x509 -in out.chain -noout -pubkey")
-        let ofKey = try workshop.run("openssl pkey -in out.key -passin pass: -pubout")
-        #expect(ofChain == ofKey)
-        let chain = String(decoding: certificate.chainPEM, as: UTF8.self)
-        #expect(chain.components(separatedBy: "BEGIN CERTIFICATE").count == certificates + 1)
-        #expect(certificate.keyPEM.starts(with: "-----BEGIN PRIVATE KEY-----".utf8))
-    }
-
-    // MARK: What it says
 
     @Test func `its topics and environments are those of Apple's extensions`() throws {
         try workshop.makeCertificate(extensions: appleExtensions)
@@ -70,6 +43,19 @@ private let appleExtensions = """
         #expect(certificate.name == "Apple Push Services: com.example.app")
         #expect(certificate.topics == ["com.example.app", "com.example.app.voip", "com.example.app.complication"])
         #expect(certificate.environments == [.production, .sandbox])
+    }
+
+    @Test func `the topics of VoIP have an extension of their own`() throws {
+        let list = "DER:301e 0c14 636f6d2e6578616d706c652e6170702e766f6970 3006 0c04 766f6970".replacingOccurrences(
+            of: " ", with: "")
+        try workshop.makeCertificate(extensions: "1.2.840.113635.100.6.3.4 = \(list)")
+        #expect(try pem("push.pem", key: "push.key").topics == ["com.example.app.voip"])
+        try workshop.makeCertificate(
+            "both", extensions: "1.2.840.113635.100.6.3.4 = \(list)\n" + appleExtensions)
+        #expect(
+            try pem("both.pem", key: "both.key").topics.sorted() == [
+                "com.example.app", "com.example.app.complication", "com.example.app.voip",
+            ])
     }
 
     @Test func `without a list its only topic is the UID of the subject`() throws {
@@ -127,16 +113,14 @@ private let appleExtensions = """
         #expect(!"\(Credential.certificate(certificate)) \(String(reflecting: [certificate]))".contains(key))
     }
 
-    // MARK: PEM
-
     @Test func `certificate and key are read from one file or from two, in any order and between other text`() throws {
         try workshop.makeCertificate()
         try workshop.run(
             "cat push.pem push.key > one.pem; (echo 'Bag Attributes'; cat push.key; echo; cat push.pem) > two.pem")
-        try expectUsable(pem("one.pem"))
-        try expectUsable(pem("two.pem"))
-        try expectUsable(pem("push.pem", key: "push.key"))
-        try expectUsable(pem("push.pem", key: "push.key", password: "that is not needed"))
+        try workshop.expectUsable(pem("one.pem"))
+        try workshop.expectUsable(pem("two.pem"))
+        try workshop.expectUsable(pem("push.pem", key: "push.key"))
+        try workshop.expectUsable(pem("push.pem", key: "push.key", password: "that is not needed"))
     }
 
     @Test func `an RSA key, as Apple's certificates have, is read in both of its forms`() throws {
@@ -145,8 +129,8 @@ private let appleExtensions = """
             openssl req -new -x509 -newkey rsa:2048 -nodes -keyout rsa.key -out rsa.pem -subj /CN=x
             openssl rsa -in rsa.key -traditional -out old.key
             """)
-        try expectUsable(pem("rsa.pem", key: "rsa.key"))
-        try expectUsable(pem("rsa.pem", key: "old.key"))
+        try workshop.expectUsable(pem("rsa.pem", key: "rsa.key"))
+        try workshop.expectUsable(pem("rsa.pem", key: "old.key"))
     }
 
     @Test func `the certificate of the key comes first, and its issuers after it`() throws {
@@ -155,7 +139,7 @@ private let appleExtensions = """
         try workshop.run("cat issuer.pem push.pem > chain.pem")
         let certificate = try pem("chain.pem", key: "push.key")
         #expect(certificate.name == "Apple Push Services: com.example.app")
-        try expectUsable(certificate, certificates: 2)
+        try workshop.expectUsable(certificate, certificates: 2)
     }
 
     @Test(arguments: [
@@ -165,7 +149,7 @@ private let appleExtensions = """
     func `an encrypted key is opened by its password, and by no other`(command: String) throws {
         try workshop.makeCertificate()
         try workshop.run("\(command) -out locked.key")
-        try expectUsable(pem("push.pem", key: "locked.key", password: "secret42"))
+        try workshop.expectUsable(pem("push.pem", key: "locked.key", password: "secret42"))
         #expect(
             try refusal { try pem("push.pem", key: "locked.key") }
                 == "the private key is encrypted and no password is given: set it")
@@ -194,7 +178,7 @@ private let appleExtensions = """
             openssl pkey -provider legacy -provider default -in old.pem -aes256 -out new.pem \
             -passin pass:secret42 -passout pass:secret42
             """)
-        try expectUsable(pem("push.pem", key: "new.pem", password: "secret42"))
+        try workshop.expectUsable(pem("push.pem", key: "new.pem", password: "secret42"))
     }
 
     @Test func `the key of another certificate is refused`() throws {
@@ -234,115 +218,4 @@ private let appleExtensions = """
         #expect(throws: CredentialError.self) { try certificate.requireValidity(at: after) }
     }
 
-    // MARK: PKCS#12
-
-    @Test func `a PKCS#12 file is opened by its password, and by no other`() throws {
-        try workshop.makeCertificate(extensions: appleExtensions)
-        try workshop.makeCertificate("issuer", subject: "/CN=Issuer")
-        try workshop.run(
-            """
-            openssl pkcs12 -export -in push.pem -inkey push.key -certfile issuer.pem \
-            -out push.p12 -passout pass:secret42-Schlüssel
-            """)
-        let certificate = try pkcs12("push.p12", password: "secret42-Schlüssel")
-        #expect(certificate.topics.count == 3)
-        try expectUsable(certificate, certificates: 2)
-        #expect(
-            try refusal { try pkcs12("push.p12") }
-                == "the PKCS#12 file is protected by a password and none is given: set it")
-        for wrong in ["", "secret42"] {
-            #expect(
-                try refusal { try pkcs12("push.p12", password: wrong) }.hasPrefix(
-                    "the password of the PKCS#12 file is wrong"))
-        }
-        #expect(try refusal { try pkcs12("push.p12", password: "secret42\0") }.contains("NUL"))
-    }
-
-    @Test func `a PKCS#12 file without a password is opened without one`() throws {
-        try workshop.makeCertificate()
-        try workshop.run("openssl pkcs12 -export -in push.pem -inkey push.key -out push.p12 -passout pass:")
-        try workshop.run(
-            "openssl pkcs12 -export -in push.pem -inkey push.key -out bare.p12 -passout pass: -keypbe NONE -certpbe NONE -nomac"
-        )
-        for name in ["push.p12", "bare.p12"] {
-            try expectUsable(pkcs12(name))
-            try expectUsable(pkcs12(name, password: ""))
-        }
-    }
-
-    @Test func `an old PKCS#12 file of triple DES is opened, since OpenSSL 3 can`() throws {
-        try workshop.makeCertificate()
-        try workshop.run(
-            """
-            openssl pkcs12 -export -in push.pem -inkey push.key -out push.p12 -passout pass:secret42 \
-            -keypbe PBE-SHA1-3DES -certpbe PBE-SHA1-3DES -macalg sha1
-            """)
-        try expectUsable(pkcs12("push.p12", password: "secret42"))
-    }
-
-    @Test func `a PKCS#12 file of RC2-40 is refused by that name, and the commands that are given convert it`() throws {
-        try workshop.makeCertificate()
-        try workshop.run(
-            "openssl pkcs12 -export -legacy -in push.pem -inkey push.key -out old.p12 -passout pass:secret42")
-        let message = try refusal { try pkcs12("old.p12", password: "secret42") }
-        #expect(message.hasPrefix("the PKCS#12 file is encrypted with RC2-40, which OpenSSL 3 opens no longer"))
-        let commands = message.split(separator: "`").filter { $0.hasPrefix("openssl ") }
-        #expect(
-            commands == [
-                "openssl pkcs12 -legacy -in old.p12 -nodes -out push.pem",
-                "openssl pkcs12 -export -in push.pem -out new.p12",
-            ])
-        try workshop.run("\(commands[0]) -passin pass:secret42")
-        try expectUsable(pem("push.pem"))
-        try workshop.run("\(commands[1]) -passout pass:secret42")
-        try expectUsable(pkcs12("new.p12", password: "secret42"))
-        // A wrong password is found first: the checksum is not of RC2-40.
-        #expect(
-            try refusal { try pkcs12("old.p12", password: "wrong") }.hasPrefix(
-                "the password of the PKCS#12 file is wrong"))
-    }
-
-    @Test func `a PKCS#12 file that lacks something is refused by what it lacks`() throws {
-        try workshop.makeCertificate()
-        _ = try workshop.makeKey("other.key")
-        try workshop.run(
-            """
-            openssl pkcs12 -export -nokeys -in push.pem -out certificate.p12 -passout pass:secret42
-            openssl pkcs12 -export -nocerts -inkey push.key -out key.p12 -passout pass:secret42
-            """)
-        #expect(
-            try refusal { try pkcs12("certificate.p12", password: "secret42") }.hasPrefix(
-                "the PKCS#12 file has no private key"))
-        #expect(
-            try refusal { try pkcs12("key.p12", password: "secret42") }.hasPrefix(
-                "there is a private key and no certificate"))
-    }
-
-    @Test func `what is not a PKCS#12 file is refused by what it is`() throws {
-        try workshop.makeCertificate()
-        try workshop.run("openssl x509 -in push.pem -outform der -out push.cer; printf 'garbage' > garbage; : > empty")
-        #expect(try refusal { try pkcs12("push.pem") } == "the file is not a PKCS#12 file, it is PEM: set it as such")
-        #expect(try refusal { try pkcs12("push.cer") }.contains("it is a certificate without its private key"))
-        #expect(try refusal { try pkcs12("garbage") }.contains("it is of another kind or damaged"))
-        #expect(try refusal { try pkcs12("empty") }.contains("it is of another kind or damaged"))
-    }
-
-    @Test func `a PKCS#12 file with any byte wrong is refused, or is what it was`() throws {
-        try workshop.makeCertificate()
-        try workshop.run(
-            "openssl pkcs12 -export -in push.pem -inkey push.key -out push.p12 -passout pass:secret42 -iter 1 -nomaciter"
-        )
-        let whole = try workshop.read("push.p12")
-        let name = try ClientCertificate(pkcs12: whole, password: "secret42", at: now).name
-        for place in whole.indices {
-            var bytes = whole
-            bytes[place] ^= 0x01
-            if let read = try? ClientCertificate(pkcs12: bytes, password: "secret42", at: now) {
-                #expect(read.name == name)
-            }
-            #expect(throws: CredentialError.self) {
-                try ClientCertificate(pkcs12: Array(whole.prefix(place)), password: "secret42", at: now)
-            }
-        }
-    }
 }

@@ -42,17 +42,17 @@ private func resident() throws -> Int {
                 cat push.pem push.key > one.pem
                 openssl pkcs12 -export -in push.pem -inkey push.key -certfile push.pem -out push.p12 -passout pass:x \
                 -iter 1 -nomaciter
-                openssl pkcs12 -export -legacy -in push.pem -inkey push.key -out old.p12 -passout pass:x
+                openssl pkcs12 -export -legacy -in push.pem -inkey push.key -out old.p12 -passout pass:x \
+                -iter 1 -nomaciter
                 """)
-            let now = Instant(microseconds: (Int64(Date().timeIntervalSince1970) + 3600) * 1_000_000)
             let (pem, pkcs12, old) = (
                 try workshop.read("one.pem"), try workshop.read("push.p12"), try workshop.read("old.p12")
             )
             try grows(rounds: 2_000) {
-                _ = try ClientCertificate(pem: pem, at: now)
-                _ = try ClientCertificate(pkcs12: pkcs12, password: "x", at: now)
-                _ = try? ClientCertificate(pkcs12: old, password: "x", at: now)
-                _ = try? ClientCertificate(pkcs12: pkcs12, password: "y", at: now)
+                _ = try ClientCertificate(pem: pem, at: anHourFromNow)
+                _ = try ClientCertificate(pkcs12: pkcs12, password: "x", at: anHourFromNow)
+                _ = try? ClientCertificate(pkcs12: old, password: "x", at: anHourFromNow)
+                _ = try? ClientCertificate(pkcs12: pkcs12, password: "y", at: anHourFromNow)
                 _ = try? ClientCertificate(pem: pem, at: .distantFuture)
             }
         }
