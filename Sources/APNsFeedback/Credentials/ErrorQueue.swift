@@ -13,6 +13,9 @@ enum ErrorQueue {
         return try body()
     }
 
+    /// Whether this thread has no error: so it must be left.
+    static var isEmpty: Bool { ERR_peek_error() == 0 }
+
     /// Takes all errors. Whether one says that no provider has the algorithm: since OpenSSL 3 those that are no longer safe,
     /// RC2, RC4 and single DES among them, are in a "legacy" provider that is not loaded.
     static func takeUnsupportedAlgorithm() -> Bool {

@@ -23,6 +23,17 @@ private final class TwoClocks: Sendable {
     }
 }
 
+/// A line at which threads wait until there are eight of them, and what they found after it.
+private final class EightAtOnce: Sendable {
+    let answers = Mutex<[String]>([])
+    private let arrived = Atomic(0)
+
+    func wait() {
+        arrived.add(1, ordering: .sequentiallyConsistent)
+        while arrived.load(ordering: .sequentiallyConsistent) < 8 { sched_yield() }
+    }
+}
+
 @Suite struct `A provider token` {
     private let workshop: Workshop
     private let key: SigningKey
@@ -33,10 +44,9 @@ private final class TwoClocks: Sendable {
         key = try SigningKey(p8: workshop.makeKey())
     }
 
-    private func token(reusedForMinutes minutes: Int64 = 50) throws -> ProviderToken {
+    private func token(uptime: (@Sendable () -> Duration)? = nil) throws -> ProviderToken {
         try ProviderToken(
-            key: key, keyID: "ABC123DEFG", teamID: "DEF123GHIJ", reusedFor: .seconds(minutes * 60),
-            uptime: clocks.uptime)
+            key: key, keyID: "ABC123DEFG", teamID: "DEF123GHIJ", uptime: uptime ?? clocks.uptime)
     }
 
     private func part(_ index: Int, of text: String) throws -> Data {
@@ -154,28 +164,51 @@ private final class TwoClocks: Sendable {
 
     @Test func `eight threads that ask at once get the same`() throws {
         for _ in 0..<50 {
-            let token = try token()
-            let texts = Mutex<Set<String>>([])
-            DispatchQueue.concurrentPerform(iterations: 8) { _ in
-                if let text = try? token.text(at: clocks.day) { _ = texts.withLock { $0.insert(text) } }
-            }
-            #expect(texts.withLock { $0.count } == 1)
+            let token = try token(uptime: slow(clocks.uptime))
+            let texts = inEightThreads { try token.text(at: self.clocks.day) }
+            #expect(texts.count == 8)
+            #expect(Set(texts).count == 1)
         }
     }
 
     @Test func `eight threads that were refused at once make one new token`() throws {
-        let token = try token()
-        let first = try token.text(at: clocks.day)
-        clocks.pass(minutes: 30)
-        let texts = Mutex<[String]>([])
-        DispatchQueue.concurrentPerform(iterations: 8) { _ in
-            guard (try? token.renew(at: clocks.day, refused: first)) == true else { return }
-            if let text = try? token.text(at: clocks.day) { texts.withLock { $0.append(text) } }
+        for _ in 0..<50 {
+            let token = try token(uptime: slow(clocks.uptime))
+            let first = try token.text(at: clocks.day)
+            clocks.pass(minutes: 30)
+            let texts = inEightThreads {
+                guard try token.renew(at: self.clocks.day, refused: first) else { return "not renewed" }
+                return try token.text(at: self.clocks.day)
+            }
+            #expect(texts.count == 8)
+            #expect(Set(texts).count == 1)
+            #expect(texts.first != first)
+            #expect(texts.first != "not renewed")
         }
-        let all = texts.withLock(\.self)
-        #expect(all.count == 8)
-        #expect(Set(all).count == 1)
-        #expect(all.first != first)
+    }
+
+    /// Gives way to the other threads whenever it is asked, which a token does in the midst of its work.
+    private func slow(_ uptime: @escaping @Sendable () -> Duration) -> @Sendable () -> Duration {
+        {
+            for _ in 0..<20 { sched_yield() }
+            return uptime()
+        }
+    }
+
+    /// What each of eight threads answers; they set off together.
+    private func inEightThreads(_ work: @escaping @Sendable () throws -> String) -> [String] {
+        let start = EightAtOnce()
+        let done = DispatchGroup()
+        for _ in 0..<8 {
+            done.enter()
+            Thread.detachNewThread {
+                start.wait()
+                if let answer = try? work() { start.answers.withLock { $0.append(answer) } }
+                done.leave()
+            }
+        }
+        done.wait()
+        return start.answers.withLock(\.self)
     }
 
     @Test(arguments: [
