@@ -63,12 +63,12 @@ private struct Growth: Error {
     var kilobytes: Int
 }
 
-/// Throws, and so ends the process with a failure, when the rounds leave more than a megabyte behind: 52 bytes each where
+/// Throws, and so ends the process with a failure, when the rounds leave more than half a megabyte behind: 26 bytes each where
 /// there are 20,000. Some rounds before the measurement fill OpenSSL's caches.
 private func grows(rounds: Int, _ work: () throws -> Void) throws {
     for _ in 0..<rounds / 4 { try work() }
     let before = try resident()
     for _ in 0..<rounds { try work() }
     let growth = try resident() - before
-    if growth > 1024 { throw Growth(kilobytes: growth) }
+    if growth > 512 { throw Growth(kilobytes: growth) }
 }
