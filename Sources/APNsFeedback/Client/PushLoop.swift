@@ -16,6 +16,7 @@ final class PushLoop: TransferWatcher {
     private var free: [Transfer] = []
     private var outcomes: [PushOutcome] = []
     private var text = RequestText()
+    private var pace = TurnPace()
     private var now = ContinuousClock.now
     private var stopBy: ContinuousClock.Instant?
 
@@ -52,7 +53,14 @@ final class PushLoop: TransferWatcher {
             // What ended has made room: no wait before that is used.
             if lanes.values.contains(where: hasWork) { continue }
             multi.wait(milliseconds: underWay == 0 ? 60_000 : tick.wholeMilliseconds)
+            rest(until: now + pace.interval(underWay: underWay))
         }
+    }
+
+    /// Sleeps, unless it is over.
+    private func rest(until end: ContinuousClock.Instant) {
+        let left = ContinuousClock.now.duration(to: end)
+        if left > .microseconds(50) { usleep(UInt32(left.components.attoseconds / 1_000_000_000_000)) }
     }
 
     private var underWay: Int { lanes.values.reduce(0) { $0 + $1.underWay } }
@@ -246,6 +254,7 @@ final class PushLoop: TransferWatcher {
                 }
                 lane.backoff.failed(at: now)
             }
+            if code == CURLE_OK, let wentAt = transfer.wentAt { pace.answered(after: now - wentAt) }
             proceed(&delivery, after: turn(transfer, code, kind, wasSent: wasSent))
         }
     }
