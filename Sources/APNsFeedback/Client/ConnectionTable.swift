@@ -14,6 +14,8 @@ struct ConnectionTable {
         /// How many requests are on it.
         var load = 0
         var hasAnswered = false
+        /// Whether it is to be closed as soon as it has no requests any more, and to have no more until then.
+        var isUnfit = false
         /// When anything was last heard on it; at first, when it was opened.
         var heard: ContinuousClock.Instant
     }
@@ -27,12 +29,15 @@ struct ConnectionTable {
         case free
         /// Not yet: there is one on it, and it has not answered.
         case unproven
+        /// It is to have no more of them.
+        case unfit
         /// Not known.
         case new
     }
 
     func place(on name: Name) -> Place {
         guard let connection = connections[name] else { return .new }
+        if connection.isUnfit { return .unfit }
         return connection.hasAnswered || connection.load == 0 ? .free : .unproven
     }
 
@@ -45,8 +50,22 @@ struct ConnectionTable {
         connections[name]?.load += 1
     }
 
-    mutating func leave(_ name: Name) {
-        connections[name]?.load -= 1
+    /// - Returns: The socket to shut down, when it was the last request of a connection that is unfit.
+    mutating func leave(_ name: Name) -> Int32? {
+        guard let place = connections.index(forKey: name) else { return nil }
+        connections.values[place].load -= 1
+        return connections.values[place].isUnfit && connections.values[place].load == 0
+            ? connections.values[place].socket : nil
+    }
+
+    /// To be told before the request leaves it.
+    mutating func isUnfit(_ name: Name) {
+        connections[name]?.isUnfit = true
+    }
+
+    /// Whether a server has a connection that is to be closed, and has requests still.
+    func isDraining(_ server: PushServer) -> Bool {
+        connections.values.contains { $0.server == server && $0.isUnfit && $0.load > 0 }
     }
 
     /// Something came in.

@@ -12,8 +12,8 @@ struct Delivery: Sendable {
     private var allowed = 2
     private var hasRenewed = false
     private var hasChangedConnection = false
-    /// Whether the next turn must not go to a connection that is open already.
-    private(set) var wantsNewConnection = false
+    /// How the last turn failed, if it did and there is to be another.
+    private var lastFailure: (kind: PushFailure.Kind, message: String)?
     /// The provider token of the last sending.
     var authorization: String?
 
@@ -41,50 +41,51 @@ struct Delivery: Sendable {
 
     enum Step: Equatable {
         case ends(PushOutcome.End)
-        /// Once more, at once.
-        case again
+        /// Once more, at once; over another connection, if this one is said to be unfit.
+        case again(connectionIsUnfit: Bool)
     }
 
     /// - Parameter renew: Told the provider token that was refused; answers whether there is another one now.
     mutating func step(after turn: Turn, renew: (String) -> Bool) -> Step {
         switch turn {
         case .answer(let answer, let isTorn):
-            if isTorn, sends < allowed { return again() }
+            lastFailure = nil
+            if isTorn, sends < allowed { return .again(connectionIsUnfit: false) }
+            if isTorn, answer.body != nil { return .ends(failed(.connectionLost, "the end of the answer is missing")) }
             guard answer.status == 403 else { return .ends(.answered(answer)) }
             switch AnswerBody(answer.body).reason {
             case "ExpiredProviderToken":
                 guard !hasRenewed, let authorization, renew(authorization) else { break }
                 hasRenewed = true
                 allowed = sends + 1
-                return again()
+                return .again(connectionIsUnfit: false)
             case "UnrelatedKeyIdInToken" where !hasChangedConnection:
                 hasChangedConnection = true
                 allowed = sends + 1
-                return again(onNewConnection: true)
+                return .again(connectionIsUnfit: true)
             default: break
             }
             return .ends(.answered(answer))
         case .failure(let kind, let message, let wasSent):
             // Where nothing was sent, the server is not to be had, and the next attempt would fail just as well.
-            if wasSent, sends < allowed, kind != .stopped {
-                return again(onNewConnection: kind == .timeout)
+            if wasSent, sends < allowed {
+                lastFailure = (kind, message)
+                return .again(connectionIsUnfit: false)
             }
             return .ends(failed(kind, message))
         }
     }
 
-    private mutating func again(onNewConnection isNew: Bool = false) -> Step {
-        wantsNewConnection = isNew
-        return .again
-    }
-
-    /// Takes any connection, after it has waited too long for a new one.
-    mutating func takesAnyConnection() {
-        wantsNewConnection = false
-    }
-
     func failed(_ kind: PushFailure.Kind, _ message: String, retryAfter: Duration? = nil) -> PushOutcome.End {
         .unanswered(PushFailure(kind: kind, message: message, mayHaveArrived: sends > 0, retryAfter: retryAfter))
+    }
+
+    /// How it ends while its server is left in peace.
+    func endInPause(_ pause: Duration, host: String) -> PushOutcome.End {
+        guard let (kind, message) = lastFailure else {
+            return failed(.backingOff, "\(host) could not be reached a moment ago", retryAfter: pause)
+        }
+        return failed(kind, message, retryAfter: pause)
     }
 
     /// How it ends when the client stops.

@@ -20,4 +20,7 @@ extension PushFailure.Kind {
         default: self = .other
         }
     }
+
+    /// Whether there was no connection to send anything over.
+    var isOfConnecting: Bool { [.nameResolution, .connect, .tls].contains(self) }
 }

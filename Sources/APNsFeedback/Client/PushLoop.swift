@@ -70,7 +70,7 @@ final class PushLoop: TransferWatcher {
     }
 
     private func limit(_ lane: ServerLane) -> Int {
-        lane.admission.limit(answering: table.answering(lane.server))
+        table.isDraining(lane.server) ? 0 : lane.admission.limit(answering: table.answering(lane.server))
     }
 
     private func lane(of delivery: Delivery) -> ServerLane {
@@ -104,9 +104,7 @@ final class PushLoop: TransferWatcher {
     private func admit(_ lane: ServerLane) {
         if let pause = lane.backoff.remaining(at: now), table.answering(lane.server) == 0 {
             for delivery in lane.queue.takeAll() {
-                let end = delivery.failed(
-                    .backingOff, "\(lane.server.host) could not be reached a moment ago", retryAfter: pause)
-                outcomes.append(delivery.outcome(end))
+                outcomes.append(delivery.outcome(delivery.endInPause(pause, host: lane.server.host)))
             }
             return
         }
@@ -127,7 +125,7 @@ final class PushLoop: TransferWatcher {
             return
         }
         text.write(delivery.request, devices: lane.devices, authorization: delivery.authorization)
-        transfer.load(text, payload: delivery.request.payload, onNewConnection: delivery.wantsNewConnection)
+        transfer.load(text, payload: delivery.request.payload)
         transfer.delivery = delivery
         transfer.handedAt = now
         lane.underWay += 1
@@ -151,13 +149,13 @@ final class PushLoop: TransferWatcher {
         noteClosedConnections()
         if let old = transfer.connection {
             // libcurl sends it again by itself, after the connection was lost.
-            table.leave(old)
+            leave(old)
             transfer.connection = nil
         }
         guard let lane = transfer.delivery.map(lane) else { return false }
         switch table.place(on: name) {
-        case .unproven:
-            transfer.obstacle = .unproven
+        case .unproven, .unfit:
+            transfer.obstacle = .notYet
             return false
         case .new:
             guard transfer.hasAgreedOnHTTP2 else {
@@ -212,12 +210,10 @@ final class PushLoop: TransferWatcher {
                 }
                 let turn = Delivery.Turn.failure(
                     .timeout, message: "no answer within \(options.answerTimeout)", wasSent: true)
-                takeBack(transfer)
-                proceed(&delivery, after: turn)
+                proceed(transfer, &delivery, after: turn)
             } else if now - transfer.handedAt > options.connectTimeout + .seconds(5) {
-                // Perhaps libcurl has forgotten it; at least it no longer insists on a connection of its own.
+                // Perhaps libcurl has forgotten it.
                 takeBack(transfer)
-                delivery.takesAnyConnection()
                 lane(of: delivery).queue.giveBack(delivery)
             }
         }
@@ -228,40 +224,38 @@ final class PushLoop: TransferWatcher {
     private func end(_ transfer: Transfer, _ code: CURLcode) {
         guard var delivery = transfer.delivery else { return multi.remove(transfer) }
         let lane = lane(of: delivery)
-        let wasSent = transfer.connection != nil
-        let obstacle = transfer.obstacle
-        takeBack(transfer)
-        switch obstacle {
-        case .unproven:
+        let turn: Delivery.Turn
+        switch transfer.obstacle {
+        case .notYet:
+            takeBack(transfer)
             lane.admission.cameBack(underWay: lane.underWay)
             lane.queue.giveBack(delivery)
+            return
         case .notHTTP2:
             lane.backoff.failed(at: now)
-            proceed(
-                &delivery,
-                after: .failure(.protocolError, message: "\(lane.server.host) does not speak HTTP/2", wasSent: false))
+            turn = .failure(.protocolError, message: "\(lane.server.host) does not speak HTTP/2", wasSent: false)
         case .often:
-            proceed(
-                &delivery, after: .failure(.connectionLost, message: "the connection was lost again", wasSent: true))
+            turn = .failure(.connectionLost, message: "the connection was lost again", wasSent: true)
         case nil:
-            let kind = PushFailure.Kind(code, wasSent: wasSent)
-            if code != CURLE_OK, [.nameResolution, .connect, .tls].contains(kind) {
+            turn = self.turn(transfer, code)
+            if case .failure(let kind, _, _) = turn, kind.isOfConnecting {
                 if table.answering(lane.server) > 0, delivery.sends == 0 {
                     // Others work: it need not have one of its own.
+                    takeBack(transfer)
                     lane.admission.cameBack(underWay: lane.underWay)
                     lane.queue.giveBack(delivery)
                     return
                 }
                 lane.backoff.failed(at: now)
             }
-            if code == CURLE_OK, let wentAt = transfer.wentAt { pace.answered(after: now - wentAt) }
-            proceed(&delivery, after: turn(transfer, code, kind, wasSent: wasSent))
         }
+        if code == CURLE_OK, let wentAt = transfer.wentAt { pace.answered(after: now - wentAt) }
+        proceed(transfer, &delivery, after: turn)
     }
 
-    private func turn(_ transfer: Transfer, _ code: CURLcode, _ kind: PushFailure.Kind, wasSent: Bool) -> Delivery.Turn
-    {
+    private func turn(_ transfer: Transfer, _ code: CURLcode) -> Delivery.Turn {
         let answer = transfer.answer
+        let wasSent = transfer.connection != nil
         if let head = answer.answer, wasSent {
             guard answer.isHTTP2 else {
                 return .failure(.protocolError, message: "the answer is none of HTTP/2", wasSent: false)
@@ -272,21 +266,28 @@ final class PushLoop: TransferWatcher {
         } else if code == CURLE_OK {
             return .failure(.protocolError, message: "an answer without a status", wasSent: wasSent)
         }
-        let isUnreachable = [.nameResolution, .connect, .tls].contains(kind)
-        return .failure(kind, message: transfer.message(code), wasSent: wasSent && !isUnreachable)
+        let kind = PushFailure.Kind(code, wasSent: wasSent)
+        return .failure(kind, message: transfer.message(code), wasSent: wasSent && !kind.isOfConnecting)
     }
 
-    private func proceed(_ delivery: inout Delivery, after turn: Delivery.Turn) {
-        switch delivery.step(after: turn, renew: { identity.renew?($0) ?? false }) {
+    private func proceed(_ transfer: Transfer, _ delivery: inout Delivery, after turn: Delivery.Turn) {
+        let step = delivery.step(after: turn, renew: { identity.renew?($0) ?? false })
+        if case .again(connectionIsUnfit: true) = step, let name = transfer.connection { table.isUnfit(name) }
+        takeBack(transfer)
+        switch step {
         case .ends(let end): outcomes.append(delivery.outcome(end))
         case .again: lane(of: delivery).queue.giveBack(delivery)
         }
     }
 
+    private func leave(_ name: ConnectionTable.Name) {
+        if let socket = table.leave(name) { SocketLog.shutDown(socket) }
+    }
+
     /// Takes a transfer from libcurl, and makes it free for another request.
     private func takeBack(_ transfer: Transfer) {
         multi.remove(transfer)
-        if let name = transfer.connection { table.leave(name) }
+        if let name = transfer.connection { leave(name) }
         if let delivery = transfer.delivery { lane(of: delivery).underWay -= 1 }
         transfer.connection = nil
         transfer.delivery = nil

@@ -53,7 +53,7 @@ public struct PushFailure: Sendable, Equatable {
     public var message: String
     /// Whether APNs may have taken it for delivery nevertheless. It may be sent again, with the same `apns-id`.
     public var mayHaveArrived: Bool
-    /// With `backingOff`, when it is worth another try.
+    /// When the server is tried again, where that is known: always with `backingOff`.
     public var retryAfter: Duration?
 
     public init(kind: Kind, message: String, mayHaveArrived: Bool, retryAfter: Duration? = nil) {

@@ -28,8 +28,8 @@ protocol TransferWatcher: AnyObject {
     var wentAt: ContinuousClock.Instant?
 
     enum Obstacle {
-        /// The connection has one and has not yet answered: later.
-        case unproven
+        /// The connection has one and has not yet answered, or is to be closed.
+        case notYet
         /// The connection does not speak HTTP/2.
         case notHTTP2
         /// It went often enough.
@@ -75,7 +75,7 @@ protocol TransferWatcher: AnyObject {
     }
 
     /// Writes the request where libcurl finds it.
-    func load(_ text: RequestText, payload body: [UInt8], onNewConnection: Bool) {
+    func load(_ text: RequestText, payload body: [UInt8]) {
         if text.bytes.count > linesCapacity {
             unsafe lines.deallocate()
             linesCapacity = text.bytes.count * 2
@@ -104,7 +104,6 @@ protocol TransferWatcher: AnyObject {
         unsafe ck_set_headers(easy, headers)
         unsafe ck_set_size(easy, CURLOPT_POSTFIELDSIZE_LARGE, curl_off_t(body.count))
         unsafe ck_set_pointer(easy, CURLOPT_POSTFIELDS, payload)
-        unsafe ck_set_long(easy, CURLOPT_FRESH_CONNECT, onNewConnection ? 1 : 0)
         unsafe complaint[0] = 0
         answer.clear()
         connection = nil
