@@ -1,0 +1,74 @@
+import Testing
+import TokenModel
+
+@testable import APNsFeedback
+
+@Suite struct AdmissionTests {
+    @Test func `until a connection has answered, one request is under way`() {
+        let admission = Admission(most: 500)
+        #expect(admission.limit(answering: 0) == 1)
+        #expect(admission.limit(answering: 1) == 500)
+    }
+
+    @Test func `one that came back waits until a connection has changed`() {
+        var admission = Admission(most: 500)
+        admission.cameBack(underWay: 120)
+        admission.cameBack(underWay: 119)
+        #expect(admission.limit(answering: 1) == 119)
+        admission.connectionsChanged()
+        #expect(admission.limit(answering: 2) == 500)
+    }
+
+    @Test func `there is always room for one`() {
+        var admission = Admission(most: 500)
+        admission.cameBack(underWay: 0)
+        #expect(admission.limit(answering: 1) == 1)
+    }
+
+    @Test func `the pauses double up to a minute, and end with an answer`() {
+        var backoff = ServerBackoff()
+        var now = ContinuousClock.now
+        var pauses: [Duration] = []
+        for _ in 1...10 {
+            #expect(backoff.remaining(at: now) == nil)
+            backoff.failed(at: now, share: 1)
+            let pause = backoff.remaining(at: now)
+            pauses.append(pause ?? .zero)
+            now += pause ?? .zero
+        }
+        #expect(pauses[..<3] == [.milliseconds(250), .milliseconds(500), .seconds(1)])
+        #expect(pauses[8...] == [.seconds(60), .seconds(60)])
+        backoff.answered()
+        backoff.failed(at: now, share: 0.75)
+        #expect(backoff.remaining(at: now) == .milliseconds(250) * 0.75)
+    }
+
+    @Test func `attempts that fail together make one pause`() {
+        var backoff = ServerBackoff()
+        let now = ContinuousClock.now
+        for _ in 1...100 { backoff.failed(at: now, share: 1) }
+        #expect(backoff.remaining(at: now) == .milliseconds(250))
+    }
+
+    @Test func `a look is worth a twentieth of the time that an answer takes`() {
+        var pace = TurnPace()
+        #expect(pace.interval(underWay: 500) == .zero)
+        pace.answered(after: .milliseconds(100))
+        #expect(pace.interval(underWay: 500) == .milliseconds(5))
+        #expect(pace.interval(underWay: 1) == .zero)
+        for _ in 1...200 { pace.answered(after: .seconds(20)) }
+        #expect(pace.interval(underWay: 500) == .milliseconds(20))
+    }
+
+    @Test func `who came back goes first, and the others in their order`() {
+        var queue = RequestQueue()
+        for number in 1...5000 { queue.append(Delivery(request(number))) }
+        for number in 1...3000 { #expect(queue.next()?.request == request(number)) }
+        queue.giveBack(Delivery(request(7)))
+        #expect(queue.count == 2001)
+        #expect(queue.next()?.request == request(7))
+        #expect(queue.next()?.request == request(3001))
+        #expect(queue.takeAll().map(\.request.id) == (3002...5000).map { request($0).id })
+        #expect(queue.isEmpty)
+    }
+}

@@ -1,0 +1,128 @@
+import Testing
+import TokenModel
+
+@testable import APNsFeedback
+
+@Suite struct DeliveryTests {
+    private let lost = Delivery.Turn.failure(.connectionLost, message: "gone", wasSent: true)
+
+    private func sent(_ times: Int = 1) -> Delivery {
+        var delivery = Delivery(request())
+        for time in 1...times { #expect(delivery.goes(at: Instant(microseconds: Int64(time))) == true) }
+        delivery.authorization = "old"
+        return delivery
+    }
+
+    private func answer(_ status: Int32, _ reason: String? = nil, isTorn: Bool = false) -> Delivery.Turn {
+        .answer(PushAnswer(status: status, body: reason.map { #"{"reason":"\#($0)"}"# }), isTorn: isTorn)
+    }
+
+    @Test(arguments: [200, 400, 404, 405, 410, 413, 429, 500, 503] as [Int32])
+    func `an answer is delivered, whatever its status`(_ status: Int32) {
+        var delivery = sent()
+        let step = delivery.step(after: answer(status, "Any")) { _ in true }
+        #expect(step == .ends(.answered(PushAnswer(status: status, body: #"{"reason":"Any"}"#))))
+    }
+
+    @Test func `what got lost with its connection goes once more, and not a third time`() {
+        var delivery = sent()
+        #expect(delivery.step(after: lost) { _ in true } == .again(connectionIsUnfit: false))
+        #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
+        let failure = PushFailure(kind: .connectionLost, message: "gone", mayHaveArrived: true)
+        #expect(delivery.step(after: lost) { _ in true } == .ends(.unanswered(failure)))
+        #expect(delivery.sentAt == Instant(microseconds: 1))
+        #expect(delivery.sends == 2)
+    }
+
+    @Test func `a repetition by libcurl is the one repetition`() {
+        var delivery = sent(2)
+        #expect(delivery.goes(at: Instant(microseconds: 3)) == false)
+        guard case .ends(.unanswered(let failure)) = delivery.step(after: lost, renew: { _ in true }) else {
+            Issue.record("it goes a third time")
+            return
+        }
+        #expect(failure.mayHaveArrived)
+    }
+
+    @Test func `where no connection is to be had, nothing was sent and nothing is repeated`() {
+        var delivery = Delivery(request())
+        let turn = Delivery.Turn.failure(.nameResolution, message: "no such host", wasSent: false)
+        let failure = PushFailure(kind: .nameResolution, message: "no such host", mayHaveArrived: false)
+        #expect(delivery.step(after: turn) { _ in true } == .ends(.unanswered(failure)))
+    }
+
+    @Test func `a repetition that meets a server in its pause tells of the first failure`() {
+        var delivery = sent()
+        _ = delivery.step(after: lost) { _ in true }
+        let failure = PushFailure(
+            kind: .connectionLost, message: "gone", mayHaveArrived: true, retryAfter: .seconds(1))
+        #expect(delivery.endInPause(.seconds(1), host: "h") == .unanswered(failure))
+    }
+
+    @Test func `an expired provider token is renewed once`() {
+        var delivery = sent()
+        var refused: [String] = []
+        let expired = answer(403, "ExpiredProviderToken")
+        let renew = { (token: String) in
+            refused.append(token)
+            return true
+        }
+        #expect(delivery.step(after: expired, renew: renew) == .again(connectionIsUnfit: false))
+        #expect(refused == ["old"])
+        #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
+        #expect(delivery.goes(at: Instant(microseconds: 3)) == false)
+        guard case .ends(.answered(let answer)) = delivery.step(after: expired, renew: renew) else {
+            Issue.record("it is renewed twice")
+            return
+        }
+        #expect(answer.status == 403)
+        #expect(refused == ["old"])
+    }
+
+    @Test func `without another provider token the refusal is the answer`() {
+        var delivery = sent()
+        let step = delivery.step(after: answer(403, "ExpiredProviderToken")) { _ in false }
+        #expect(step == .ends(.answered(PushAnswer(status: 403, body: #"{"reason":"ExpiredProviderToken"}"#))))
+    }
+
+    @Test func `a key that the connection does not know gets another connection, once`() {
+        var delivery = sent()
+        let unrelated = answer(403, "UnrelatedKeyIdInToken")
+        #expect(delivery.step(after: unrelated) { _ in false } == .again(connectionIsUnfit: true))
+        #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
+        guard case .ends(.answered) = delivery.step(after: unrelated, renew: { _ in false }) else {
+            Issue.record("it changes twice")
+            return
+        }
+    }
+
+    @Test func `an answer without its end is asked for again, and never delivered`() {
+        var delivery = sent()
+        let torn = Delivery.Turn.answer(PushAnswer(status: 410, body: #"{"reason":"Unreg"#), isTorn: true)
+        #expect(delivery.step(after: torn) { _ in false } == .again(connectionIsUnfit: false))
+        #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
+        guard case .ends(.unanswered(let failure)) = delivery.step(after: torn, renew: { _ in false }) else {
+            Issue.record("a torn answer was delivered")
+            return
+        }
+        #expect(failure.kind == .connectionLost)
+    }
+
+    @Test func `a 410 without a body is believed the second time`() {
+        var delivery = sent()
+        let bare = answer(410, isTorn: true)
+        #expect(delivery.step(after: bare) { _ in false } == .again(connectionIsUnfit: false))
+        #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
+        #expect(delivery.step(after: bare) { _ in false } == .ends(.answered(PushAnswer(status: 410))))
+    }
+
+    @Test func `at the stop, what was never sent is withdrawn`() {
+        #expect(Delivery(request()).endAtStop == .withdrawn)
+        guard case .unanswered(let failure) = sent().endAtStop else {
+            Issue.record("what was sent may have arrived")
+            return
+        }
+        #expect(failure.kind == .stopped)
+        #expect(failure.mayHaveArrived)
+    }
+}
