@@ -239,8 +239,8 @@ final class PushLoop: TransferWatcher {
         case nil:
             turn = self.turn(transfer, code)
             if case .failure(let kind, _, _) = turn, kind.isOfConnecting {
-                if table.answering(lane.server) > 0, delivery.sends == 0 {
-                    // Others work: it need not have one of its own.
+                if table.answering(lane.server) > 0, lane.underWay > 1, delivery.sends == 0 {
+                    // Another one works, and others are on it: it need not have one of its own.
                     takeBack(transfer)
                     lane.admission.cameBack(underWay: lane.underWay)
                     lane.queue.giveBack(delivery)
