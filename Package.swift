@@ -92,6 +92,17 @@ let package = Package(
         .testTarget(
             name: "APNsFeedbackTests", dependencies: ["APNsFeedback", "FakeAPNs", "TokenModel"], swiftSettings: lenient),
         .testTarget(
+            name: "FakeAPNsTests",
+            dependencies: [
+                "FakeAPNs", "fake-apns",
+                .product(name: "NIOCore", package: "swift-nio"),
+                .product(name: "NIOPosix", package: "swift-nio"),
+                .product(name: "NIOHPACK", package: "swift-nio-http2"),
+                .product(name: "NIOHTTP2", package: "swift-nio-http2"),
+                .product(name: "NIOSSL", package: "swift-nio-ssl"),
+            ],
+            swiftSettings: lenient),
+        .testTarget(
             name: "TokenLedgerTests",
             dependencies: ["APNsFeedback", "TokenLedger", "TokenModel", "LedgerTestSupport"],
             swiftSettings: lenient),

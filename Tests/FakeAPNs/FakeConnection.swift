@@ -36,6 +36,7 @@ final class FakeConnection: ChannelInboundHandler {
     private var mustProve: Bool
     private var goneAway: HTTP2StreamID?
     private var closesWhenIdle = false
+    private var hasEnded = false
     private var mustFlush = false
     private var context: ChannelHandlerContext?
 
@@ -63,6 +64,7 @@ final class FakeConnection: ChannelInboundHandler {
 
     func channelRead(context: ChannelHandlerContext, data: NIOAny) {
         let frame = unwrapInboundIn(data)
+        if hasEnded { return }
         switch frame.payload {
         case .headers(let headers):
             if streams[frame.streamID] == nil {
@@ -261,8 +263,7 @@ final class FakeConnection: ChannelInboundHandler {
         }
         switch goAway.closing {
         case .atOnce:
-            context?.flush()
-            context?.close(promise: nil)
+            end()
         case .afterStreams:
             if streams[id] != nil { respond(200, nil, on: id, apnsID) }
             closesWhenIdle = true
@@ -270,9 +271,18 @@ final class FakeConnection: ChannelInboundHandler {
     }
 
     private func closeIfIdle() {
-        guard closesWhenIdle, streams.isEmpty else { return }
-        closesWhenIdle = false
-        context?.close(promise: nil)
+        if closesWhenIdle, streams.isEmpty { end() }
+    }
+
+    /// Closes our half, and the other when the client has closed its own: a socket that is closed while something unread lies in it
+    /// takes back what the client has not read either, GOAWAY and answers.
+    private func end() {
+        guard let context, !hasEnded else { return }
+        hasEnded = true
+        for id in streams.keys { forget(id) }
+        context.flush()
+        context.close(mode: .output, promise: nil)
+        context.eventLoop.assumeIsolated().scheduleTask(in: .seconds(2)) { [self] in self.context?.close(promise: nil) }
     }
 
     private func later(_ delay: Duration, _ action: @escaping () -> Void) {

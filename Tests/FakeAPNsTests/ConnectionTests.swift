@@ -1,0 +1,172 @@
+import FakeAPNs
+import Foundation
+import NIOHTTP2
+import Synchronization
+import Testing
+
+@Suite("Connections begin and end as those of APNs")
+struct ConnectionTests {
+    private func start(
+        _ options: FakeOptions = FakeOptions(Fixture.authority), answer: @escaping FakeAPNs.Answer = { _ in nil }
+    ) throws -> FakeAPNs {
+        try FakeAPNs.start(options, answer: answer)
+    }
+
+    private func options(_ change: (inout FakeOptions) -> Void) -> FakeOptions {
+        var options = FakeOptions(Fixture.authority)
+        change(&options)
+        return options
+    }
+
+    @Test("a client that trusts another CA refuses the server")
+    func wrongAuthority() throws {
+        let apns: FakeAPNs = try start()
+        defer { apns.stop() }
+        let other = try TestAuthority()
+        let answer = try Fixture.request().send(to: apns.port, trusting: other)
+        #expect(answer.exit == 60, "\(answer.complaint)")
+        #expect(apns.records.requests == 0)
+    }
+
+    @Test("TLS 1.1 is refused")
+    func oldTLS() throws {
+        let apns: FakeAPNs = try start()
+        defer { apns.stop() }
+        let answer = try apns.send(
+            Fixture.request { $0.arguments = ["--tlsv1.1", "--tls-max", "1.1", "--ciphers", "DEFAULT@SECLEVEL=0"] })
+        #expect(answer.exit == 35, "\(answer.complaint)")
+        #expect(answer.complaint.contains("protocol version"))
+    }
+
+    @Test("TLS 1.2 is enough")
+    func tls12() throws {
+        let apns: FakeAPNs = try start()
+        defer { apns.stop() }
+        #expect(try apns.send(Fixture.request { $0.arguments = ["--tls-max", "1.2"] }).status == 200)
+    }
+
+    @Test("who does not agree on h2 is sent away", arguments: ["--no-alpn", "--http1.1"])
+    func withoutHTTP2(_ option: String) throws {
+        let apns: FakeAPNs = try start()
+        defer { apns.stop() }
+        let answer = try apns.send(Fixture.request { $0.arguments = [option] })
+        #expect(answer.exit == 52, "\(answer.complaint)")
+        #expect(answer.status == nil)
+        #expect(apns.records.connections == 1)
+        #expect(apns.records.requests == 0)
+    }
+
+    @Test("until a valid JWT was seen, a connection may have one stream")
+    func provesFirst() async throws {
+        let apns: FakeAPNs = try start(options { $0.provesFirst = true })
+        defer { apns.stop() }
+        let client = try await FrameClient.connect(to: apns)
+        #expect(try await client.streamLimit(1) == 1)
+        #expect(try await client.status(client.post(authorization: "bearer nonsense")) == "403")
+        #expect(try await client.status(client.post(authorization: Fixture.bearer())) == "200")
+        #expect(try await client.streamLimit(2) == 1000)
+        #expect(try await client.status(client.post(authorization: Fixture.bearer())) == "200")
+        await client.close()
+    }
+
+    @Test("who keeps to the limit of streams is answered one by one")
+    func streamLimit() async throws {
+        let apns: FakeAPNs = try start(options { $0.maximumStreams = 1 }) { _ in .accepted.delayed(by: .milliseconds(1))
+        }
+        defer { apns.stop() }
+        let client = try await FrameClient.connect(to: apns)
+        #expect(try await client.streamLimit(1) == 1)
+        let bearer = try Fixture.bearer()
+        var streams: [Int] = []
+        for _ in 0..<5 { streams.append(try await client.post(authorization: bearer)) }
+        for stream in streams { #expect(try await client.status(stream) == "200") }
+        #expect(apns.records.mostStreamsOfOneConnection == 1)
+        await client.close()
+    }
+
+    @Test(
+        "GOAWAY that leaves a request out: its stream is above the last one, Apple's reason is in it, the rest is answered"
+    )
+    func goAwayUnprocessed() async throws {
+        let apns: FakeAPNs = try start { request in
+            switch request.token {
+            case "aaaa": .accepted.delayed(by: .milliseconds(20))
+            case "bbbb": .goAway()
+            default: nil
+            }
+        }
+        defer { apns.stop() }
+        let client = try await FrameClient.connect(to: apns)
+        let bearer = try Fixture.bearer()
+        let first = try await client.post(token: "aaaa", authorization: bearer)
+        let second = try await client.post(token: "bbbb", authorization: bearer)
+        #expect(try await client.goAway() == .init(last: first, code: 0, data: "{\"reason\":\"Shutdown\"}"))
+        #expect(try await client.status(first) == "200")
+        try await client.closed()
+        await #expect(throws: (any Error).self) { try await client.status(second) }
+        #expect(apns.records.count(0, "goAway") == 1)
+    }
+
+    @Test("GOAWAY that counts a request as processed answers it first")
+    func goAwayProcessed() async throws {
+        let apns: FakeAPNs = try start { _ in .goAway(.init(last: .thisProcessed, code: 2, reason: nil)) }
+        defer { apns.stop() }
+        let client = try await FrameClient.connect(to: apns)
+        let stream = try await client.post(authorization: Fixture.bearer())
+        #expect(try await client.goAway() == .init(last: stream, code: 2, data: ""))
+        #expect(try await client.status(stream) == "200")
+        try await client.closed()
+    }
+
+    @Test("GOAWAY at once leaves the client in doubt")
+    func goAwayAtOnce() async throws {
+        let apns: FakeAPNs = try start { _ in .goAway(.init(last: .thisProcessed, closing: .atOnce)) }
+        defer { apns.stop() }
+        let client = try await FrameClient.connect(to: apns)
+        let stream = try await client.post(authorization: Fixture.bearer())
+        #expect(try await client.goAway().last == stream)
+        try await client.closed()
+        await #expect(throws: (any Error).self) { try await client.status(stream) }
+    }
+
+    @Test("curl repeats on a new connection what a GOAWAY left out")
+    func curlAndGoAway() throws {
+        let apns: FakeAPNs = try start { $0.connection == 1 ? .goAway() : nil }
+        defer { apns.stop() }
+        let answer = try apns.send(Fixture.request { $0.arguments = ["--retry", "1", "--retry-all-errors"] })
+        #expect(answer.status == 200, "\(answer.complaint)")
+        #expect(apns.records.connections == 2)
+    }
+
+    @Test("a stream is reset, a connection closed, when the script says so")
+    func resetAndClose() async throws {
+        let apns: FakeAPNs = try start { $0.token == "aaaa" ? .reset(code: 7) : .close }
+        defer { apns.stop() }
+        let client = try await FrameClient.connect(to: apns)
+        let bearer = try Fixture.bearer()
+        #expect(try await client.reset(client.post(token: "aaaa", authorization: bearer)) == .refusedStream)
+        _ = try await client.post(authorization: bearer)
+        try await client.closed()
+        #expect(apns.records.outcomes == [FakeOutcome(0, "reset"): 1, FakeOutcome(0, "close"): 1])
+    }
+
+    @Test("connections are dropped on request, and new ones accepted")
+    func dropped() async throws {
+        let apns: FakeAPNs = try start()
+        defer { apns.stop() }
+        let client = try await FrameClient.connect(to: apns)
+        #expect(try await client.status(client.post(authorization: Fixture.bearer())) == "200")
+        apns.dropConnections()
+        try await client.closed()
+        #expect(try apns.send(Fixture.request()).status == 200)
+    }
+
+    @Test("it starts and stops in asynchronous code as well")
+    func asynchronous() async throws {
+        let apns = try await FakeAPNs.start(FakeOptions(Fixture.authority))
+        #expect(try apns.send(Fixture.request()).status == 200)
+        await apns.stop()
+        #expect(try apns.send(Fixture.request()).exit == 7)
+        #expect(apns.records.requests == 1)
+    }
+}
