@@ -98,6 +98,8 @@ final class FakeConnection: ChannelInboundHandler {
     func errorCaught(context: ChannelHandlerContext, error: any Error) {
         // Clients that end by closing the socket are no fault of theirs here.
         if case .uncleanShutdown? = error as? NIOSSLError { return }
+        // After GOAWAY and the last stream NIO calls every frame an error, also the acknowledgement of our SETTINGS.
+        if goneAway != nil { return closeIfIdle() }
         core.records.fault(error)
         // NIO has already reset a single stream that was at fault, and said GOAWAY if it was the connection.
         if !(error is NIOHTTP2Errors.StreamError) { context.close(promise: nil) }
