@@ -108,7 +108,9 @@ let package = Package(
             swiftSettings: lenient),
         .testTarget(
             name: "TokenkeeperdTests",
-            dependencies: ["tokenkeeperd", "APNsFeedback", "TokenLedger", "TokenModel", "FakeAPNs", "LedgerTestSupport"],
+            dependencies: [
+                "tokenkeeperd", "APNsFeedback", "TokenLedger", "TokenModel", "FakeAPNs", "LedgerTestSupport",
+            ],
             swiftSettings: lenient),
     ]
 )

@@ -277,6 +277,20 @@ import TokenModel
         #expect(try claim().map(\.request.id) == [claimed[2].request.id])
     }
 
+    @Test func `an answer that the database has no characters for is written down all the same`() throws {
+        try register(1...2)
+        try enqueue()
+        let claimed = try claim()
+        let bodies = ["a\u{0}b", "{\"reason\":\"\u{1F4A9}\"}"]
+        #expect(
+            try finish(
+                zip(claimed, bodies).map {
+                    RequestEnding(number: $0.number, fate: .failed("\u{0}"), answer: .init(status: 400, body: $1))
+                }) == 2)
+        #expect(try count("send_request") == 0 && count("failed_send", "error = '?'") == 2)
+        #expect(try count("send_result", "body = 'a?b'") == 1)
+    }
+
     @Test func `a daemon that has gone leaves its requests to others, and after the second time they are given up`()
         throws
     {

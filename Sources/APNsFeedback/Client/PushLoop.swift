@@ -166,7 +166,7 @@ final class PushLoop: TransferWatcher {
             table.open(name, ConnectionTable.Connection(server: lane.server, socket: socket, heard: now))
         case .free: break
         }
-        guard transfer.delivery?.goes(at: .current) == true else {
+        guard transfer.delivery?.goes(at: .now) == true else {
             transfer.obstacle = .often
             return false
         }

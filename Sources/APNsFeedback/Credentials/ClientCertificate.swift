@@ -26,10 +26,10 @@ public struct ClientCertificate: Sendable {
     ///   - pem: The certificate and those of its issuers, in any order; the key as well where `key` is nil.
     ///   - key: The private key, where it is in a file of its own.
     ///   - password: That of the private key; not looked at when the key is not encrypted.
-    ///   - now: The time of day.
+    ///   - now: The time of day; nil where one that has expired will do.
     /// - Throws: What is wrong: no certificate or no key, a password that is missing or wrong, a key of another certificate, or a
     ///   date outside of its validity.
-    public init(pem: [UInt8], key: [UInt8]? = nil, password: String? = nil, at now: Instant) throws(CredentialError) {
+    public init(pem: [UInt8], key: [UInt8]? = nil, password: String? = nil, at now: Instant?) throws(CredentialError) {
         self = try ErrorQueue.confined { () throws(CredentialError) in
             let blocks = PEMBlock.all(in: pem)
             let certificates = try Self.certificates(of: blocks, in: pem)
@@ -43,10 +43,10 @@ public struct ClientCertificate: Sendable {
     /// - Parameters:
     ///   - pkcs12: The content of a `.p12` or `.pfx` file.
     ///   - password: Nil where there is none.
-    ///   - now: The time of day.
+    ///   - now: The time of day; nil where one that has expired will do.
     /// - Throws: What is wrong: as with PEM, and encryption that OpenSSL 3 has put aside, RC2-40 above all, with the commands that
     ///   convert the file.
-    public init(pkcs12: [UInt8], password: String?, at now: Instant) throws(CredentialError) {
+    public init(pkcs12: [UInt8], password: String?, at now: Instant?) throws(CredentialError) {
         self = try ErrorQueue.confined { () throws(CredentialError) in
             let archive = try KeyArchive(pkcs12, password: password)
             return try Self(archive.key, archive.certificates, at: now)
@@ -69,7 +69,7 @@ public struct ClientCertificate: Sendable {
         }
     }
 
-    private init(_ key: PrivateKey, _ certificates: [Certificate], at now: Instant) throws(CredentialError) {
+    private init(_ key: PrivateKey, _ certificates: [Certificate], at now: Instant?) throws(CredentialError) {
         guard let first = certificates.first else {
             throw CredentialError("there is a private key and no certificate: export both together")
         }
@@ -95,7 +95,7 @@ public struct ClientCertificate: Sendable {
         if own.content(ofExtension: PushExtension.development) != nil { environments.insert(.sandbox) }
         if own.content(ofExtension: PushExtension.production) != nil { environments.insert(.production) }
         self.environments = environments.isEmpty ? Set(Environment.allCases) : environments
-        try requireValidity(at: now)
+        if let now { try requireValidity(at: now) }
     }
 
     private static func certificates(of blocks: [PEMBlock], in pem: [UInt8]) throws(CredentialError) -> [Certificate] {

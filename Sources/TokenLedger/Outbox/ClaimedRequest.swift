@@ -61,6 +61,24 @@ public struct RequestEnding: Hashable, Sendable {
     }
 }
 
+extension RequestEnding {
+    /// With question marks for all that is not printable ASCII: a text that any database takes.
+    var inASCII: RequestEnding {
+        func plain(_ text: String) -> String {
+            String(decoding: text.utf8.map { 0x20...0x7e ~= $0 ? $0 : UInt8(ascii: "?") }, as: UTF8.self)
+        }
+        var ending = self
+        ending.answer?.body = answer?.body.map(plain)
+        ending.answer?.apnsID = answer?.apnsID.map(plain)
+        switch fate {
+        case .failed(let error): ending.fate = .failed(plain(error))
+        case .later(let pause, let error): ending.fate = .later(pause, plain(error))
+        case .answered, .returned: break
+        }
+        return ending
+    }
+}
+
 extension RequestEnding.Fate {
     /// As finish_requests calls it.
     var word: String {

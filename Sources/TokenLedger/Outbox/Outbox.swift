@@ -106,6 +106,15 @@ public struct Outbox: Sendable {
     @discardableResult
     public func finish(_ endings: [RequestEnding], on connection: inout Connection) throws(DatabaseError) -> Int {
         if endings.isEmpty { return 0 }
+        do {
+            return try write(endings, on: &connection)
+        } catch  where error.remedy == .fixData {
+            // A server may answer anything, such as what this database's encoding has no character for.
+            return try write(endings.map(\.inASCII), on: &connection)
+        }
+    }
+
+    private func write(_ endings: [RequestEnding], on connection: inout Connection) throws(DatabaseError) -> Int {
         let parameters: [Parameter] = [
             .text(daemonID), .int8s(endings.map(\.number)), .texts(endings.map(\.fate.word)),
             .int4s(endings.map { $0.answer?.status }),

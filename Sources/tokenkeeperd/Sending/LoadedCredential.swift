@@ -11,6 +11,8 @@ struct LoadedCredential: Sendable {
     /// Nil for a provider token, which is made anew again and again.
     let expiresAt: Instant?
 
+    /// A certificate that has expired is taken, and told of: the drain goes on all the same.
+    ///
     /// - Parameter folders: Where a file is looked for that is named without a folder, the first that has it.
     init(_ settings: CredentialSettings, folders: [String]) throws(ConfigurationError) {
         self.settings = settings
@@ -49,9 +51,9 @@ struct LoadedCredential: Sendable {
                         try ClientCertificate(
                             pem: contents,
                             key: try settings.certificateKeyFile.map { try bytes($0, of: "certificate_key_file") },
-                            password: password, at: .now)
+                            password: password, at: nil)
                     } else {
-                        try ClientCertificate(pkcs12: contents, password: password, at: .now)
+                        try ClientCertificate(pkcs12: contents, password: password, at: nil)
                     }
                 identity = PushIdentity(certificateChainPEM: certificate.chainPEM, keyPEM: certificate.keyPEM)
                 kind = "certificate"
@@ -80,7 +82,12 @@ struct LoadedCredential: Sendable {
         var kind: String
         var topics: [String]
         var environments: [String]
-        var expires_at: String?
+        var expiresAt: String?
+
+        enum CodingKeys: String, CodingKey {
+            case name, kind, topics, environments
+            case expiresAt = "expires_at"
+        }
     }
 
     /// A JSON array of what is told of several.
@@ -89,7 +96,7 @@ struct LoadedCredential: Sendable {
             Told(
                 name: credential.settings.name, kind: credential.kind, topics: credential.settings.topics,
                 environments: credential.settings.environments.map(\.rawValue).sorted(),
-                expires_at: credential.expiresAt.map { Vitals.text($0.date) })
+                expiresAt: credential.expiresAt.map { Vitals.text($0.date) })
         }
         return (try? JSONEncoder().encode(told)).map { String(decoding: $0, as: UTF8.self) } ?? "[]"
     }

@@ -18,9 +18,10 @@ import Testing
         let tokens = 50_000
         try stage.register(1...tokens)
         // So many die, each at a moment of the run that nobody knows beforehand.
+        let now = Int64(Date.now.timeIntervalSince1970 * 1000)
         for _ in 0..<2000 {
             let token = SendingStage.token(Int.random(in: 1...tokens, using: &chance))
-            stage.apns.deaths.die(token, .init(at: stage.apns.startedAt + Int64.random(in: 0...60_000, using: &chance)))
+            stage.apns.deaths.die(token, .init(at: now + Int64.random(in: 1...60_000, using: &chance)))
         }
         for _ in 0..<2 { #expect(try stage.enqueue() == tokens) }
 
@@ -88,7 +89,7 @@ import Testing
             [("apns-id", "a"), ("apns-id", "b")], [("content-type", "application/json"), ("content-encoding", "gzip")],
         ]
         let ends: [FakeAnswer.Raw.End] = [.normally, .normally, .normally, .reset(code: 0), .reset(code: 2)]
-        switch Int.random(in: 0..<20, using: &chance) {
+        switch Int.random(in: 0..<40, using: &chance) {
         case 0: return .reset(code: Int.random(in: 0...13, using: &chance))
         case 1: return .close
         case 2: return .goAway(.init(last: .thisNotProcessed, reason: nil, closing: .atOnce))
@@ -115,12 +116,13 @@ import Testing
         let stage = try SendingStage { _ in
         } answer: { request in
             var chance = SeededChance(seed: seed &+ UInt64(request.ordinal))
-            return request.ordinal > 3000 ? nil : Self.garbage(&chance)
+            // Not so often that the server were left in peace.
+            return Int.random(in: 0..<8, using: &chance) > 0 ? nil : Self.garbage(&chance)
         }
         defer { stage.apns.stop() }
-        try stage.register(1...1000)
+        try stage.register(1...3000)
         try stage.enqueue()
-        let daemon = try stage.daemon(["send.in_flight=100"])
+        let daemon = try stage.daemon(["send.in_flight=20"])
         try eventually("all have ended") {
             // What was halted or postponed because of it goes on.
             try stage.database.psql(
@@ -130,9 +132,9 @@ import Testing
         }
         try stage.settled()
         #expect(daemon.stop() == 0)
-        #expect(try stage.count("token", "state = 'active'") == 1000)
+        #expect(try stage.count("token", "state = 'active'") == 3000)
         #expect(try stage.count("rejected_result") == 0)
         let ended = try stage.results(200) + stage.count("failed_send")
-        #expect(ended == 1000)
+        #expect(ended == 3000)
     }
 }
