@@ -11,7 +11,8 @@ struct SendingDesk {
     private var halts: [(lane: Outbox.Lane, reason: String)] = []
     var digest: SendDigest
 
-    /// After a token's 410 those behind it wait so long: the ledger will have learned of it by then.
+    /// Until when requests for a token wait after its 410: the ledger will have learned of it by then.
+    private var dead: [TokenAddress: ContinuousClock.Instant] = [:]
     private static let untilLearned: Duration = .seconds(2)
 
     /// The most requests of one claim, and of one transaction that writes endings down.
@@ -72,7 +73,9 @@ struct SendingDesk {
         }
         let pause: Duration?
         switch (step.fate, step.blame) {
-        case (.answered, .token): pause = Self.untilLearned
+        case (.answered, .token):
+            pause = Self.untilLearned
+            dead[address] = .now + Self.untilLearned
         case (.answered, _), (.failed, _):
             if let request = inHand.goOn(address) { next.append(request) }
             return
@@ -100,10 +103,20 @@ struct SendingDesk {
         }
         // What is no environment and no topic needs no credential to be given up.
         let covered = open.filter { !uncovered.contains($0) }
+        let now = ContinuousClock.now
+        dead = dead.filter { $0.value > now }
         for lane in covered {
-            let claimed = try outbox.claim(
+            var claimed = try outbox.claim(
                 lane, most: min(max(room / covered.count, 1), Self.batch), backgroundPerHour: backgroundPerHour,
                 on: &connection)
+            if !dead.isEmpty {
+                unwritten += claimed.compactMap { claimed in
+                    dead[claimed.request.address].map {
+                        RequestEnding(number: claimed.number, fate: .returned(now.duration(to: $0)))
+                    }
+                }
+                claimed.removeAll { dead[$0.request.address] != nil }
+            }
             if claimed.isEmpty { continue }
             guard let sender = sender(for: lane) else { preconditionFailure("claimed without a credential: \(lane)") }
             sender.client.submit(inHand.take(claimed))

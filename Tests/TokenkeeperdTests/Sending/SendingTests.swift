@@ -33,7 +33,11 @@ import Testing
         #expect(!daemon.logged.contains(SendingStage.token(1)), "no whole token is logged")
     }
 
-    @Test func `of ten requests for one token, the first's 410 suppresses the other nine, until it registers again`()
+    /// All claimed at once, or two at a time while the ledger does not know yet.
+    @Test(arguments: [500, 1])
+    func `of ten requests for one token, the first's 410 suppresses the other nine, until it registers again`(
+        inFlight: Int
+    )
         throws
     {
         let stage = try SendingStage()
@@ -42,7 +46,7 @@ import Testing
         let token = SendingStage.token(7)
         stage.apns.deaths.die(token, .init(at: Int64(Date.now.timeIntervalSince1970 * 1000)))
         for number in 1...10 { try stage.enqueue(payload: #"{"aps":{"alert":"\#(number)"}}"#) }
-        let daemon = try stage.daemon()
+        let daemon = try stage.daemon(["send.in_flight=\(inFlight)"])
         try stage.settled()
         #expect(stage.apns.records.requests == 1)
         #expect(try stage.count("suppressed_send", "state = 'stale' AND token = '\(token)'") == 9)
