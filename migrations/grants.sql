@@ -103,9 +103,8 @@ GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.operation TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.status, tokenkeeper.token TO tokenkeeper_daemon;
 -- And to send: what it claims, what becomes of it, and the answers.
-GRANT SELECT, INSERT, UPDATE, DELETE ON
-    tokenkeeper.send_request, tokenkeeper.background_send, tokenkeeper.sending_daemon
-    TO tokenkeeper_daemon;
+GRANT SELECT, UPDATE, DELETE ON tokenkeeper.send_request TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.background_send, tokenkeeper.sending_daemon TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppressed_send, tokenkeeper.failed_send TO tokenkeeper_daemon;
 GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- For FOR UPDATE SKIP LOCKED alone.
 GRANT UPDATE (failed_at) ON tokenkeeper.failed_send TO tokenkeeper_daemon;

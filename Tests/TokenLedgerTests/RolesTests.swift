@@ -79,6 +79,21 @@ import Testing
         "SELECT tokenkeeper.settle_device(1, 'd', '', now())",
         "SELECT tokenkeeper.close_guards(0, 0)",
         "SELECT tokenkeeper.judge(1, '{}', '{}', '{}', '{}', '{}', 0, 0)",
+        "SELECT FROM tokenkeeper.send_request", "SELECT FROM tokenkeeper.suppressed_send",
+        "SELECT FROM tokenkeeper.failed_send",
+        "SELECT FROM tokenkeeper.send_halt", "SELECT FROM tokenkeeper.background_send",
+        "SELECT FROM tokenkeeper.sending_daemon",
+        "INSERT INTO tokenkeeper.send_request (topic, token, payload, apns_id) VALUES ('t', 'aa', '{}', gen_random_uuid())",
+        "INSERT INTO tokenkeeper.send_request (topic, claimed_by) VALUES ('t', 'me')",
+        "INSERT INTO tokenkeeper.send_halt (topic, environment, reason) VALUES ('t', 'production', '')",
+        "UPDATE tokenkeeper.send_request SET claimed_by = NULL", "DELETE FROM tokenkeeper.send_request",
+        "DELETE FROM tokenkeeper.suppressed_send", "DELETE FROM tokenkeeper.failed_send",
+        "DELETE FROM tokenkeeper.send_halt",
+        "SELECT tokenkeeper.enqueue('{}', 't', everyone => true)", "SELECT tokenkeeper.halt_sending('t')",
+        "SELECT tokenkeeper.resume_sending('t')", "SELECT tokenkeeper.requeue_failed()",
+        "SELECT tokenkeeper.claim_requests('production', 't', 'me', 1, 0)",
+        "SELECT tokenkeeper.finish_requests('me', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+        "UPDATE tokenkeeper.topic_policy SET background_per_hour = 1",
     ]
 
     static let people: Set<String> = [
@@ -94,6 +109,9 @@ import Testing
         "SELECT FROM tokenkeeper.topic_policy",
         "SELECT FROM tokenkeeper.operation",
         "SELECT FROM tokenkeeper.sweep_topic",
+        "SELECT FROM tokenkeeper.send_request", "SELECT FROM tokenkeeper.suppressed_send",
+        "SELECT FROM tokenkeeper.failed_send",
+        "SELECT FROM tokenkeeper.send_halt",
     ]
 
     static let allowed: [String: Set<String>] = [
@@ -103,6 +121,8 @@ import Testing
             "SELECT tokenkeeper.is_sendable('aa', 't')", "SELECT tokenkeeper.sendable('{aa}', 't')",
             "SELECT FROM tokenkeeper.sendable_token",
             "SELECT FROM tokenkeeper.suppressed_token", "SELECT tokenkeeper.token_key('aa')",
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload, apns_id) VALUES ('t', 'aa', '{}', gen_random_uuid())",
+            "SELECT tokenkeeper.enqueue('{}', 't', everyone => true)",
         ],
         "app": [
             "SELECT tokenkeeper.register('ab', 't')", "SELECT tokenkeeper.unregister('ab', 't')",
@@ -121,6 +141,10 @@ import Testing
             "UPDATE tokenkeeper.topic_policy SET gate = 'observe'",
             "INSERT INTO tokenkeeper.topic_policy (environment, topic, gate) VALUES ('production', 'new', 'observe')",
             "UPDATE tokenkeeper.rejected_result SET topic = 't'",
+            "DELETE FROM tokenkeeper.send_request", "DELETE FROM tokenkeeper.failed_send",
+            "SELECT tokenkeeper.halt_sending('t')",
+            "SELECT tokenkeeper.resume_sending('t')", "SELECT tokenkeeper.requeue_failed()",
+            "UPDATE tokenkeeper.topic_policy SET background_per_hour = 1",
         ]),
         "daemon": [
             "SELECT FROM tokenkeeper.ledger", "SELECT FROM tokenkeeper.topic", "SELECT FROM tokenkeeper.send_result",
@@ -157,6 +181,17 @@ import Testing
             "DELETE FROM tokenkeeper.held_result",
             "SELECT tokenkeeper.close_guards(0, 0)",
             "SELECT tokenkeeper.judge(1, '{}', '{}', '{}', '{}', '{}', 0, 0)",
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)",
+            "INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at) VALUES ('production', 't', 'aa', 200, NULL, NULL, NULL)",
+            "SELECT FROM tokenkeeper.send_request", "SELECT FROM tokenkeeper.suppressed_send",
+            "SELECT FROM tokenkeeper.failed_send",
+            "SELECT FROM tokenkeeper.send_halt", "SELECT FROM tokenkeeper.background_send",
+            "SELECT FROM tokenkeeper.sending_daemon",
+            "UPDATE tokenkeeper.send_request SET claimed_by = NULL", "DELETE FROM tokenkeeper.send_request",
+            "DELETE FROM tokenkeeper.suppressed_send", "DELETE FROM tokenkeeper.failed_send",
+            "SELECT tokenkeeper.halt_sending('t')",
+            "SELECT tokenkeeper.claim_requests('production', 't', 'me', 1, 0)",
+            "SELECT tokenkeeper.finish_requests('me', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
         ],
     ]
 

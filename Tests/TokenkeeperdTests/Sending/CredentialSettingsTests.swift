@@ -1,0 +1,127 @@
+import FakeAPNs
+import Foundation
+import LedgerTestSupport
+import Testing
+
+@testable import tokenkeeperd
+
+private func load(_ flags: [String]) throws -> Configuration {
+    try Configuration(file: nil, environment: [:], flags: flags)
+}
+
+private func problems(_ flags: [String]) -> [String] {
+    do {
+        _ = try load(flags)
+        return []
+    } catch {
+        return (error as? ConfigurationError)?.problems ?? ["\(error)"]
+    }
+}
+
+@Suite struct `Credentials in the configuration` {
+    static let key = ["key_file=a.p8", "key_id=ABC1234567", "team_id=TEAM123456", "topics=t"].map {
+        "credential.main.\($0)"
+    }
+
+    @Test func `what is missing or too much is said, with the credential's name`() {
+        #expect(problems(Self.key) == [])
+        #expect(problems(["credential.main.topics=t"]) == ["credential.main: expected key_file or certificate_file"])
+        #expect(
+            problems(["credential.main.key_file=a.p8"]) == [
+                "credential.main: key_file is set, expected key_id too",
+                "credential.main: key_file is set, expected team_id too",
+                "credential.main: expected topics, such as \"com.example.app\"",
+            ])
+        #expect(
+            problems(Self.key + ["credential.main.certificate_file=b.p12"])
+                == ["credential.main: has key_file and certificate_file, expected one of them"])
+        #expect(
+            problems(Self.key + ["credential.main.topics=com.*.app"]) == [
+                "credential.main: topics has com.*.app, expected * at the end only"
+            ])
+        #expect(
+            problems(Self.key + ["credential.main.environment=moon"]) == [
+                "command line: credential.main.environment is \"moon\", expected one of production, sandbox, both"
+            ])
+        #expect(problems(["credential.main.colour=red"]) == ["command line: unknown setting credential.main.colour"])
+        #expect(problems(["credential.a b.key_file=x"]) == ["command line: expected key=value, found no key"])
+        #expect(
+            problems(["send.production_server=apple"]) == [
+                "command line: send.production_server is \"apple\", expected a host and a port, such as \"api.push.apple.com:443\""
+            ])
+    }
+
+    @Test func `of several credentials the one that fits a topic best has it`() throws {
+        let flags = ["a": "*", "b": "com.example.*", "c": "com.example.app com.other"].flatMap { name, topics in
+            ["key_file=a.p8", "key_id=ABC1234567", "team_id=TEAM123456", "topics=\(topics)"].map {
+                "credential.\(name).\($0)"
+            }
+        }
+        let credentials = try load(flags + ["credential.c.environment=production"]).credentials
+        func best(_ topic: String, _ environment: String = "production") -> String? {
+            credentials.filter { $0.fit((topic, environment)) != nil }.max {
+                $0.fit((topic, environment))! < $1.fit((topic, environment))!
+            }?.name
+        }
+        #expect(best("com.example.app") == "c" && best("com.example.app", "sandbox") == "b")
+        #expect(best("com.example.app.voip") == "b" && best("com.other") == "c" && best("com.other.voip") == "a")
+        #expect(best("com.example.app", "moon") == nil)
+    }
+
+    @Test func `changes of credentials wait for a restart`() throws {
+        let live = LiveConfiguration(try load(Self.key))
+        let outcome = live.take(
+            try load(Self.key + ["credential.main.topics=u", "send.in_flight=7", "send.give_up_after=2d"]))
+        #expect(outcome.waiting == ["send.in_flight", "credential.main.topics"])
+        #expect(outcome.taken == ["send.give_up_after: 1d -> 2d"])
+        #expect(live.take(try load([])).waiting.count == 4)
+        #expect(live.current.credentials.map(\.topics) == [["t"]])
+    }
+
+    private func checkConfig(_ flags: [String], environment: [String: String] = [:]) throws -> ProgramRun {
+        try ProgramRun(
+            [DaemonProcess.program, "check-config"] + flags.flatMap { ["--set", $0] }, environment: environment)
+    }
+
+    @Test func `check-config and run read the files, and say what is wrong with them`() throws {
+        let files = try SendingStage.authority.get()
+        let folder = NSTemporaryDirectory() + "credentials-\(UUID().uuidString)"
+        try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
+        defer { try? FileManager.default.removeItem(atPath: folder) }
+        func flags(_ change: [String: String]) -> [String] {
+            ["key_file": files.signingKeyFile, "key_id": "FAKE123456", "team_id": "TEAM123456", "topics": "t"].merging(
+                change
+            ) { $1 }
+            .map { "credential.main.\($0.key)=\($0.value)" }
+        }
+        let good = try checkConfig(flags([:]))
+        #expect(good.status == 0 && good.output.contains("# credential main: provider token for t\n"))
+
+        for (change, complaint) in [
+            (["key_file": "/nonexistent.p8"], "credential.main.key_file: /nonexistent.p8 cannot be read"),
+            (["key_file": files.server.certificate], files.server.certificate), (["key_id": "short"], "key id"),
+            (["team_id": "lower12345"], "team id"),
+        ] {
+            let run = try checkConfig(flags(change))
+            #expect(run.status == 78 && run.errors.contains(complaint), "\(run.errors)")
+            let daemon = try DaemonProcess(nil, settings: flags(change))
+            #expect(daemon.wait() == 78 && daemon.logged.contains(complaint))
+        }
+
+        // As systemd hands it over: LoadCredential=apns:/etc/tokenkeeperd/apns.
+        try FileManager.default.copyItem(atPath: files.signingKeyFile, toPath: folder + "/apns_AuthKey_X.p8")
+        let handedOver = try checkConfig(
+            flags(["key_file": "AuthKey_X.p8"]), environment: ["CREDENTIALS_DIRECTORY": folder])
+        #expect(handedOver.status == 0 && handedOver.errors == "", "\(handedOver.errors)")
+
+        // A certificate that has expired is told, and stops nothing.
+        let old = try files.clientCertificate("old-\(UUID().uuidString.prefix(8))", topic: "t", days: -1)
+        let expired = try checkConfig(
+            ["certificate_file=\(old.certificate)", "certificate_key_file=\(old.key)", "topics=t"].map {
+                "credential.old.\($0)"
+            })
+        #expect(
+            expired.status == 0 && expired.output.contains("# credential old: certificate for t, expires"),
+            "\(expired.errors)")
+    }
+}
