@@ -26,7 +26,7 @@ CREATE TABLE tokenkeeper.send_request (
     cuts           smallint NOT NULL DEFAULT 0,
     postponed      boolean NOT NULL DEFAULT false,
     last_error     text
-) WITH (fillfactor = 80);
+);
 COMMENT ON TABLE tokenkeeper.send_request IS
     'The outbox: one row a notification for one device, by INSERT, COPY or enqueue. Needed: topic, token, payload. Null means the default. '
     'What cannot be sent ends in failed_send with the error and never fails a sender''s batch.';
@@ -46,13 +46,15 @@ COMMENT ON COLUMN tokenkeeper.send_request.claimed_by IS 'Internal: the daemon t
 COMMENT ON COLUMN tokenkeeper.send_request.first_sent_at IS 'Internal: when a daemon had it in hand first: the end of trying again counts from here.';
 COMMENT ON COLUMN tokenkeeper.send_request.attempts IS 'Internal: how often APNs asked for another try, or did not answer.';
 COMMENT ON COLUMN tokenkeeper.send_request.cuts IS
-    'Internal: how often a daemon ended without a word while it had this in hand. After the second time it is given up: it may have been sent twice.';
+    'Internal: how often it was cut off: its daemon was killed, or no answer came to what was sent. After the second time it is given up: it may have been delivered.';
 COMMENT ON COLUMN tokenkeeper.send_request.postponed IS 'Internal: a background push that waits because its device had its share for this hour.';
 COMMENT ON COLUMN tokenkeeper.send_request.last_error IS 'Internal: why it is to be tried again.';
 
 -- By topic, so that topics take turns, and one that is halted is not even looked at.
+-- left: an index takes no long text, and a bad row must not fail a sender's batch. No topic that can be sent to is so long.
 CREATE INDEX send_request_due ON tokenkeeper.send_request
-    ((coalesce(topic, '')), (coalesce(environment, 'production')), (coalesce(not_before, queued_at))) WHERE claimed_by IS NULL;
+    (left(coalesce(topic, ''), 513), left(coalesce(environment, 'production'), 20), (coalesce(not_before, queued_at)))
+    WHERE claimed_by IS NULL;
 COMMENT ON INDEX tokenkeeper.send_request_due IS 'What may be claimed, by topic and time.';
 CREATE INDEX send_request_claimed ON tokenkeeper.send_request (claimed_by) WHERE claimed_by IS NOT NULL;
 CREATE INDEX send_request_postponed ON tokenkeeper.send_request (tokenkeeper.token_key(token)) WHERE postponed;
@@ -150,7 +152,8 @@ COMMENT ON COLUMN tokenkeeper.topic_policy.background_per_hour IS
     'So many background pushes a device may have within an hour, 0 for no limit; else send.background_per_hour.';
 
 -- enqueue finds tokens by tag. A registration whose tags stay the same touches it no more than any other index.
-CREATE INDEX ledger_tags ON tokenkeeper.ledger USING gin (tags) WHERE tags IS NOT NULL;
+-- For a large ledger it is made beforehand, CONCURRENTLY: docs/operations.md. No registration shall have to clear a list of pending entries.
+CREATE INDEX IF NOT EXISTS ledger_tags ON tokenkeeper.ledger USING gin (tags) WITH (fastupdate = off) WHERE tags IS NOT NULL;
 COMMENT ON INDEX tokenkeeper.ledger_tags IS 'The tokens that bear a tag.';
 
 -- What a request must be -------------------------------------------------------------------------------------------
@@ -278,6 +281,10 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    -- A slip of the pen shall not look like a halt.
+    IF coalesce(halt_sending.environment, 'production') NOT IN ('production', 'sandbox') OR coalesce(halt_sending.topic, '') = '' THEN
+        RAISE EXCEPTION 'expected a topic, and production or sandbox' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     INSERT INTO tokenkeeper.send_halt AS h (environment, topic, reason)
     VALUES (coalesce(halt_sending.environment, 'production'), halt_sending.topic, coalesce(halt_sending.reason, ''))
     ON CONFLICT DO NOTHING;
@@ -289,7 +296,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.halt_sending(text, text, text) IS
-    'Has the requests of a topic wait until resume_sending: no daemon claims another. False when it was halted already, with the earlier reason.';
+    'Has the requests of a topic wait until resume_sending: no daemon claims another. False when it was halted already, with the earlier reason. Raises 22023 for no topic, or an unknown environment.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.halt_sending(text, text, text) FROM PUBLIC;
 
 CREATE FUNCTION tokenkeeper.resume_sending(topic text, environment text DEFAULT 'production') RETURNS boolean
@@ -337,13 +344,15 @@ REVOKE EXECUTE ON FUNCTION tokenkeeper.requeue_failed(bigint[]) FROM PUBLIC;
 -- What daemons call ------------------------------------------------------------------------------------------------
 
 CREATE FUNCTION tokenkeeper.claim_requests(
-    environment text, topic text, daemon_id text, most integer, background_per_hour integer)
+    environment text, topic text, daemon_id text, most integer, background_per_hour integer, due_since timestamptz)
 RETURNS TABLE (request_id bigint, token_key bytea, payload text, push_type text, priority integer, expiration bigint, collapse_id text,
-               apns_id text, attempts integer, first_sent_at timestamptz)
+               apns_id text, attempts integer, first_sent_at timestamptz, due_at timestamptz, suppressed bigint, failed bigint)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 -- Each request is looked up by itself, whatever the tables were when this session made its plan.
 SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET jit = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $$
@@ -358,8 +367,8 @@ BEGIN
     RETURN QUERY
     WITH due AS MATERIALIZED (
         SELECT r.* FROM tokenkeeper.send_request AS r
-        WHERE coalesce(r.topic, '') = claim_requests.topic AND coalesce(r.environment, 'production') = claim_requests.environment
-          AND coalesce(r.not_before, r.queued_at) <= now() AND r.claimed_by IS NULL
+        WHERE left(coalesce(r.topic, ''), 513) = claim_requests.topic AND left(coalesce(r.environment, 'production'), 20) = claim_requests.environment
+          AND coalesce(r.not_before, r.queued_at) BETWEEN claim_requests.due_since AND now() AND r.claimed_by IS NULL
         ORDER BY coalesce(r.not_before, r.queued_at)
         LIMIT claim_requests.most
         FOR UPDATE SKIP LOCKED
@@ -368,7 +377,8 @@ BEGIN
         FROM due AS d
     ), judged AS MATERIALIZED (
         SELECT u.*, l.state, l.reason, l.invalidated_at, b.sends, b.earliest, CASE
-                   WHEN u.cuts >= 2 THEN 'a daemon ended twice while it was being sent: it may have been delivered'
+                   WHEN u.cuts >= 2 THEN 'it was cut off twice while it was being sent, and may have been delivered'
+                   WHEN u.cuts >= 1 AND u.expiration = 'epoch' THEN 'it was cut off while it was being sent, and its expiration allows one try only'
                    WHEN u.key IS NULL THEN 'device token is ' || coalesce(length(u.token) || ' characters', 'missing')
                                            || ', expected 1 to 512 bytes in hex'
                    WHEN u.expiration > 'epoch' AND u.expiration <= now() THEN 'its expiration passed before it could be sent'
@@ -394,7 +404,8 @@ BEGIN
               AND a.sent_at > now() - interval '1 hour') AS b ON true
     ), ordered AS MATERIALIZED (
         -- Of a device's background pushes those that were asked for first go out; of those beyond its share the newest waits.
-        SELECT j.*, j.fault IS NULL AND j.state IS NULL AND j.kind = 'background'
+        SELECT j.*, row_number() OVER (PARTITION BY j.key ORDER BY j.request_id) > 5 AS crowded,
+               j.fault IS NULL AND j.state IS NULL AND j.kind = 'background'
                     AND j.sends + row_number() OVER (PARTITION BY j.key, j.kind, j.fault IS NULL AND j.state IS NULL ORDER BY j.request_id) > a_background AS too_many,
                row_number() OVER (PARTITION BY j.key, j.kind, j.fault IS NULL AND j.state IS NULL ORDER BY j.request_id DESC) = 1 AS newest
         FROM judged AS j
@@ -402,6 +413,8 @@ BEGIN
         SELECT o.*, CASE WHEN o.fault IS NOT NULL THEN 'failed'
                          WHEN o.state IS NOT NULL OR (o.too_many AND NOT o.newest) THEN 'suppressed'
                          WHEN o.too_many THEN 'postponed'
+                         -- One a token is under way at a time: many shall not keep the others out.
+                         WHEN o.crowded THEN 'behind'
                          ELSE 'sent' END AS fate
         FROM ordered AS o
     ), overtaken AS (
@@ -431,6 +444,9 @@ BEGIN
         UPDATE tokenkeeper.send_request AS r
         SET postponed = true, not_before = coalesce(f.earliest, now()) + interval '1 hour'
         FROM fated AS f WHERE f.fate = 'postponed' AND r.request_id = f.request_id
+    ), behind AS (
+        UPDATE tokenkeeper.send_request AS r SET not_before = now() + interval '1 second'
+        FROM fated AS f WHERE f.fate = 'behind' AND r.request_id = f.request_id
     ), noted AS (
         INSERT INTO tokenkeeper.background_send AS b (environment, topic, token_key, sent_at, latest_at)
         SELECT claim_requests.environment, f.topic, f.key, array_agg(now()), now()
@@ -438,20 +454,27 @@ BEGIN
         GROUP BY f.topic, f.key ORDER BY f.key
         ON CONFLICT ON CONSTRAINT background_send_pkey DO UPDATE
         SET sent_at = ARRAY(SELECT a FROM unnest(b.sent_at) AS a WHERE a > now() - interval '1 hour') || excluded.sent_at, latest_at = now()
+    ), sent AS (
+        UPDATE tokenkeeper.send_request AS r
+        SET claimed_by = claim_requests.daemon_id, first_sent_at = coalesce(r.first_sent_at, now()), postponed = false,
+            apns_id = coalesce(r.apns_id, gen_random_uuid())
+        FROM fated AS f WHERE f.fate = 'sent' AND r.request_id = f.request_id
+        RETURNING r.request_id, f.key, r.payload::text AS payload, f.kind, CASE f.kind WHEN 'background' THEN 5 ELSE r.priority END AS priority,
+                  floor(extract(epoch FROM r.expiration))::bigint AS expiration, r.collapse_id, r.apns_id::text AS apns_id, r.attempts,
+                  r.first_sent_at, coalesce(f.not_before, f.queued_at) AS due_at
     )
-    UPDATE tokenkeeper.send_request AS r
-    SET claimed_by = claim_requests.daemon_id, first_sent_at = coalesce(r.first_sent_at, now()), postponed = false,
-        apns_id = coalesce(r.apns_id, gen_random_uuid())
-    FROM fated AS f WHERE f.fate = 'sent' AND r.request_id = f.request_id
-    RETURNING r.request_id, f.key, r.payload::text, f.kind,
-              CASE f.kind WHEN 'background' THEN 5 ELSE r.priority END,
-              floor(extract(epoch FROM r.expiration))::bigint, r.collapse_id, r.apns_id::text, r.attempts, r.first_sent_at;
+    SELECT s.*, NULL::bigint, NULL::bigint FROM sent AS s
+    UNION ALL
+    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, max(coalesce(f.not_before, f.queued_at)),
+           count(*) FILTER (WHERE f.fate = 'suppressed') + (SELECT count(*) FROM overtaken), count(*) FILTER (WHERE f.fate = 'failed')
+    FROM fated AS f;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer) IS
+COMMENT ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz) IS
     'Takes requests of a topic in hand that are due, asking the gate in the same statement: a token that may not be sent to makes a row in '
-    'suppressed_send, a request that cannot be sent one in failed_send, and a background push beyond its device''s share waits. Answers the others.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer) FROM PUBLIC;
+    'suppressed_send, a request that cannot be sent one in failed_send, and a background push beyond its device''s share waits. Answers the others; and '
+    'one row without a request_id, with the latest due_at and how many were suppressed and failed. due_since: what was due earlier is not looked at.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz) FROM PUBLIC;
 
 CREATE FUNCTION tokenkeeper.finish_requests(
     daemon_id text, request_ids bigint[], fates text[], statuses integer[], bodies text[], apns_ids text[], sent_ats timestamptz[],
@@ -459,6 +482,7 @@ CREATE FUNCTION tokenkeeper.finish_requests(
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $$
@@ -475,12 +499,22 @@ BEGIN
         RETURNING r.*, t.fate, t.status, t.body, t.apns_id AS answered_id, t.sent_at, t.error
     ), kept AS (
         UPDATE tokenkeeper.send_request AS r
-        SET claimed_by = NULL, attempts = r.attempts + CASE t.fate WHEN 'later' THEN 1 ELSE 0 END, last_error = coalesce(t.error, r.last_error),
+        SET claimed_by = NULL, attempts = r.attempts + CASE t.fate WHEN 'returned' THEN 0 ELSE 1 END,
+            cuts = r.cuts + CASE t.fate WHEN 'cut' THEN 1 ELSE 0 END, last_error = coalesce(t.error, r.last_error),
             first_sent_at = CASE WHEN t.fate = 'returned' AND r.attempts = 0 AND r.cuts = 0 THEN NULL ELSE r.first_sent_at END,
             not_before = CASE WHEN t.pause IS NULL THEN r.not_before ELSE clock_timestamp() + t.pause * interval '1 microsecond' END
         FROM told AS t
-        WHERE r.request_id = t.request_id AND r.claimed_by = finish_requests.daemon_id AND t.fate IN ('later', 'returned')
-        RETURNING r.*, t.status, t.body, t.apns_id AS answered_id, t.sent_at
+        WHERE r.request_id = t.request_id AND r.claimed_by = finish_requests.daemon_id AND t.fate IN ('later', 'cut', 'returned')
+        RETURNING r.*, t.fate, t.status, t.body, t.apns_id AS answered_id, t.sent_at
+    ), uncounted AS (
+        -- What did not reach its device is none of its share for this hour.
+        UPDATE tokenkeeper.background_send AS b
+        SET sent_at = b.sent_at[1:cardinality(b.sent_at) - u.requests]
+        FROM (SELECT k.topic, coalesce(k.environment, 'production') AS environment, tokenkeeper.token_key(k.token) AS key, count(*)::integer AS requests
+              FROM kept AS k
+              WHERE k.fate IN ('later', 'returned') AND coalesce(k.push_type, tokenkeeper.push_type_of(k.payload, k.topic)) = 'background'
+              GROUP BY 1, 2, 3) AS u
+        WHERE b.topic = u.topic AND b.environment = u.environment AND b.token_key = u.key
     ), answered AS (
         INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at)
         SELECT coalesce(e.environment, 'production'), e.topic, e.token, e.status, e.body, coalesce(e.answered_id, e.apns_id::text), e.sent_at
@@ -500,6 +534,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[]) IS
-    'Says how requests that this daemon has in hand ended: answered, failed (given up), later (to be tried again after the pause, in microseconds) or '
-    'returned (it was not sent). Answers of APNs go into send_result. Counts those that were still in its hand.';
+    'Says how requests that this daemon has in hand ended: answered, failed (given up), later (to be tried again after the pause, in microseconds), '
+    'cut (no answer came: later, for the last time) or returned (it was not sent). Answers of APNs go into send_result. Counts those that were still in its hand.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[]) FROM PUBLIC;

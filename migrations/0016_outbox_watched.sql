@@ -194,6 +194,22 @@ BEGIN
         SELECT s.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(erase.token_keys) AS k (token_key)
         JOIN tokenkeeper.suspect AS s ON s.topic_id = g.topic_id AND s.token_key = k.token_key AND s.silenced) AS a;
 
+    -- The outbox before the queue: an answer that is being written down at this moment leaves the one for the other. What a daemon has in hand
+    -- is being sent; its answer finds nothing to end, and is not kept.
+    DELETE FROM tokenkeeper.send_request AS r
+    WHERE tokenkeeper.token_key(r.token) = ANY (erase.token_keys)
+       OR (tokenkeeper.token_key(r.token) IS NULL AND tokenkeeper.mentions(r.token, hex, base64));
+    GET DIAGNOSTICS part = ROW_COUNT;
+    total := total + part;
+    DELETE FROM tokenkeeper.suppressed_send AS s WHERE s.token_key = ANY (erase.token_keys);
+    GET DIAGNOSTICS part = ROW_COUNT;
+    total := total + part;
+    DELETE FROM tokenkeeper.failed_send AS f WHERE tokenkeeper.mentions(f.token, hex, base64);
+    GET DIAGNOSTICS part = ROW_COUNT;
+    total := total + part;
+    DELETE FROM tokenkeeper.background_send AS b WHERE b.token_key = ANY (erase.token_keys);
+    GET DIAGNOSTICS part = ROW_COUNT;
+    total := total + part;
     DELETE FROM tokenkeeper.send_result AS r
     WHERE tokenkeeper.mentions(r.token, hex, base64) OR tokenkeeper.mentions(concat_ws(' ', r.token, r.topic, r.body), hex, base64);
     GET DIAGNOSTICS part = ROW_COUNT;
@@ -227,19 +243,6 @@ BEGIN
     UPDATE tokenkeeper.device AS d SET named_at = '-infinity', token_key = ''
     WHERE d.token_key = ANY (erase.token_keys) AND d.token_key <> '';
     DELETE FROM tokenkeeper.token_event_log AS e WHERE e.token_key = ANY (erase.token_keys);
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    -- One that a daemon has in hand is being sent at this moment; its answer finds nothing to end, and is not kept.
-    DELETE FROM tokenkeeper.send_request AS r WHERE tokenkeeper.mentions(r.token, hex, base64);
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    DELETE FROM tokenkeeper.suppressed_send AS s WHERE s.token_key = ANY (erase.token_keys);
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    DELETE FROM tokenkeeper.failed_send AS f WHERE tokenkeeper.mentions(f.token, hex, base64);
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    DELETE FROM tokenkeeper.background_send AS b WHERE b.token_key = ANY (erase.token_keys);
     GET DIAGNOSTICS part = ROW_COUNT;
     total := total + part;
     UPDATE tokenkeeper.sweep_topic AS s SET samples = NULL

@@ -53,7 +53,8 @@ GRANT SELECT ON
     tokenkeeper.token, tokenkeeper.sendable_token, tokenkeeper.suppressed_token, tokenkeeper.token_event,
     tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.guard, tokenkeeper.reinstatement,
     tokenkeeper.topic_policy, tokenkeeper.operation, tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.status,
-    tokenkeeper.migration, tokenkeeper.send_request, tokenkeeper.suppressed_send, tokenkeeper.failed_send, tokenkeeper.send_halt
+    tokenkeeper.migration, tokenkeeper.send_request, tokenkeeper.suppressed_send, tokenkeeper.failed_send, tokenkeeper.send_halt,
+    tokenkeeper.sending_daemon
     TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.token_key(text),
@@ -111,7 +112,7 @@ GRANT UPDATE (failed_at) ON tokenkeeper.failed_send TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.send_halt TO tokenkeeper_daemon;
 GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON tokenkeeper.send_result TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.claim_requests(text, text, text, integer, integer),
+    tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz),
     tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[]),
     tokenkeeper.halt_sending(text, text, text),
     tokenkeeper.is_silent(jsonb),

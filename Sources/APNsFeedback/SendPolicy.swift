@@ -30,6 +30,8 @@ public struct SendPolicy: Sendable, Equatable {
         case failed(String)
         /// Tried again after the pause, because of what is told.
         case later(Duration, String)
+        /// It may have been delivered, but no answer came: tried again after the pause, once.
+        case cut(Duration, String)
         /// It waits again, as if it had not been tried; with a pause or without.
         case returned(Duration?)
     }
@@ -64,7 +66,7 @@ public struct SendPolicy: Sendable, Equatable {
     ) -> Step {
         switch end {
         case .withdrawn: return Step(.returned(nil))
-        case .unsendable(let fault): return Step(.failed(fault), .message(fault))
+        case .unsendable(let fault): return Step(.failed(fault))
         case .answered(let answer):
             return step(
                 after: answer, Try(of: request, attempts: attempts, firstSentAt: firstSentAt, now: now))
@@ -72,13 +74,16 @@ public struct SendPolicy: Sendable, Equatable {
             switch failure.kind {
             case .backingOff: return Step(.returned(failure.retryAfter ?? .seconds(1)), .server)
             case .stopped where !failure.mayHaveArrived: return Step(.returned(nil))
-            case .stopped: return Step(.later(.zero, failure.message))
             case .identity: return Step(.returned(nil), .topic(failure.message))
             default:
-                return Step(
-                    again(
-                        after: Self.growing(.seconds(5), attempts, to: .seconds(300)), failure.message,
-                        Try(of: request, attempts: attempts, firstSentAt: firstSentAt, now: now)), .server)
+                let attempt = Try(of: request, attempts: attempts, firstSentAt: firstSentAt, now: now)
+                let pause = failure.kind == .stopped ? .zero : Self.growing(.seconds(5), attempts, to: .seconds(300))
+                let fate = again(after: pause, failure.message, attempt)
+                // It shall not be shown again and again because a server takes it and does not answer.
+                if failure.mayHaveArrived, case .later(let pause, let words) = fate {
+                    return Step(.cut(pause, words), failure.kind == .stopped ? .nobody : .server)
+                }
+                return Step(fate, failure.kind == .stopped ? .nobody : .server)
             }
         }
     }

@@ -7,11 +7,13 @@ struct BatchTransaction {
     /// How long one statement may take.
     var statementTimeout: Duration = .seconds(60)
 
-    var begin: String {
+    var begin: String { beginDurable + "\nSET LOCAL synchronous_commit = off;\n" }
+
+    /// For what must not be forgotten once it is committed: what the world is told in between cannot be rolled back.
+    var beginDurable: String {
         """
         BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
         \(settings)
-        SET LOCAL synchronous_commit = off;
         """
     }
 

@@ -80,9 +80,19 @@ import TokenModel
                 == .init(
                     .later(.seconds(1200), "APNs answered 429 TooManyProviderTokenUpdates"), .credential(.seconds(1200))
                 ))
+        let unreachable = PushFailure(kind: .connect, message: "nobody there", mayHaveArrived: false)
+        #expect(step(.unanswered(unreachable)) == .init(.later(.seconds(5), "nobody there"), .server))
+        #expect(step(.unanswered(unreachable), attempts: 9).fate == .later(.seconds(300), "nobody there"))
+    }
+
+    @Test func `what may have been delivered without an answer is cut off, and not tried for a day`() {
         let lost = PushFailure(kind: .connectionLost, message: "gone", mayHaveArrived: true)
-        #expect(step(.unanswered(lost)) == .init(.later(.seconds(5), "gone"), .server))
-        #expect(step(.unanswered(lost), attempts: 9).fate == .later(.seconds(300), "gone"))
+        #expect(step(.unanswered(lost)) == .init(.cut(.seconds(5), "gone"), .server))
+        #expect(step(.unanswered(lost), expiration: 0).fate == .failed("gone; its expiration allows one try only"))
+        let stopped = PushFailure(kind: .stopped, message: "stopped", mayHaveArrived: true)
+        #expect(step(.unanswered(stopped)) == .init(.cut(.zero, "stopped")))
+        #expect(
+            step(.unanswered(stopped), expiration: 0).fate == .failed("stopped; its expiration allows one try only"))
     }
 
     @Test func `trying again has an end`() {
@@ -118,6 +128,6 @@ import TokenModel
         #expect(
             step(.unanswered(PushFailure(kind: .stopped, message: "m", mayHaveArrived: false))) == .init(.returned(nil))
         )
-        #expect(step(.unsendable("too long")) == .init(.failed("too long"), .message("too long")))
+        #expect(step(.unsendable("too long")) == .init(.failed("too long")))
     }
 }

@@ -67,7 +67,7 @@ struct FakeAPNsCommand: ParsableCommand {
     func run() throws {
         // Before there are threads: one that did not block them would be ended by them.
         let end = EndSignal()
-        let files = try TestAuthority(keptIn: authority)
+        let files = try TestAuthority(keptIn: URL(fileURLWithPath: authority).path)
         let requestLog = try log.map { try RequestLog(appendingTo: $0) }
         var options = FakeOptions(files)
         options.port = port

@@ -35,7 +35,9 @@ import TokenModel
         -> [ClaimedRequest]
     {
         var daemon = try database.connect(user: "a_daemon")
-        return try (outbox ?? self.outbox).claim(lane, most: most, backgroundPerHour: backgroundPerHour, on: &daemon)
+        return try (outbox ?? self.outbox).claim(
+            lane, most: most, backgroundPerHour: backgroundPerHour, on: &daemon
+        ).requests
     }
 
     private func finish(_ endings: [RequestEnding], by outbox: Outbox? = nil) throws -> Int {
@@ -114,8 +116,8 @@ import TokenModel
             "INSERT INTO tokenkeeper.send_request (topic, token, payload, \(column)) VALUES ('com.example.app', 'aa', '\(payload)', \(value))",
             user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
-        let lane = try #require(try outbox.lanes(on: &daemon).first)
-        #expect(try outbox.claim(lane, most: 10, backgroundPerHour: 3, on: &daemon) == [])
+        let lane = try #require(try outbox.lanes(on: &daemon).due.first)
+        #expect(try outbox.claim(lane, most: 10, backgroundPerHour: 3, on: &daemon).requests == [])
         #expect(try database.psql("SELECT error FROM tokenkeeper.failed_send").contains(complaint))
         #expect(try count("send_request") == 0)
     }
@@ -128,8 +130,8 @@ import TokenModel
                    (NULL, 'com.example.app', NULL, '{}'), (NULL, 'com.example.app', 'aa', NULL), (NULL, 'com.example.app', 'aa', '"x"')
             """, user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
-        for lane in try outbox.lanes(on: &daemon) {
-            #expect(try outbox.claim(lane, most: 10, backgroundPerHour: 3, on: &daemon) == [])
+        for lane in try outbox.lanes(on: &daemon).due {
+            #expect(try outbox.claim(lane, most: 10, backgroundPerHour: 3, on: &daemon).requests == [])
         }
         var owner = try database.connect()
         #expect(
@@ -165,7 +167,8 @@ import TokenModel
             user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
         let claimed = try outbox.claim(
-            Outbox.Lane(environment: "production", topic: topic), most: 1, backgroundPerHour: 3, on: &daemon)
+            Outbox.Lane(environment: "production", topic: topic), most: 1, backgroundPerHour: 3, on: &daemon
+        ).requests
         #expect(claimed.first?.request.pushType.rawValue == type)
         #expect(claimed.first?.request.priority == (type == "background" ? 5 : nil))
         #expect(claimed.first?.request.address.token == DeviceToken(hex: "ab"))
@@ -307,7 +310,7 @@ import TokenModel
         #expect(try claim(by: elsewhere).count == 1, "it may be sent a second time")
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1, "one that has no heartbeat has gone")
         #expect(try claim() == [], "not a third time")
-        #expect(try database.psql("SELECT error FROM tokenkeeper.failed_send").contains("it may have been delivered"))
+        #expect(try database.psql("SELECT error FROM tokenkeeper.failed_send").contains("may have been delivered"))
         #expect(
             try database.psql(
                 "SELECT tokenkeeper.requeue_failed(ARRAY(SELECT failed_id FROM tokenkeeper.failed_send))",
@@ -339,7 +342,7 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         #expect(try outbox.halt(lane, reason: "APNs answered 403 InvalidProviderToken", on: &daemon))
         #expect(try !outbox.halt(lane, reason: "again", on: &daemon))
-        #expect(try outbox.lanes(on: &daemon).map(\.topic) == ["com.example.other"])
+        #expect(try outbox.lanes(on: &daemon).due.map(\.topic) == ["com.example.other"])
         let warning = try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status", user: "a_reader")
         #expect(
             warning.contains(
@@ -347,10 +350,82 @@ import TokenModel
             ))
         #expect(try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator") == "t")
         #expect(try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator") == "f")
-        #expect(try outbox.lanes(on: &daemon).count == 2)
+        #expect(try outbox.lanes(on: &daemon).due.count == 2)
         #expect(
             try database.psql("SELECT string_agg(operation, ' ' ORDER BY operation_id) FROM tokenkeeper.operation")
                 == "sending_halted sending_resumed")
+    }
+
+    @Test func `what was cut off is tried once more, or not at all where it allows one try only`() throws {
+        try register(1...2)
+        try enqueue("device_id => 'd1'")
+        try enqueue("device_id => 'd2', expiration => 'epoch'")
+        let claimed = try claim()
+        #expect(try finish(claimed.map { RequestEnding(number: $0.number, fate: .cut(.zero, "no answer")) }) == 2)
+        let again = try claim()
+        #expect(again.map(\.number) == [claimed[0].number] && again[0].attempts == 1)
+        #expect(try finish([RequestEnding(number: again[0].number, fate: .cut(.zero, "no answer"))]) == 1)
+        #expect(try claim() == [])
+        #expect(
+            try database.psql("SELECT error FROM tokenkeeper.failed_send ORDER BY failed_id")
+                == "it was cut off while it was being sent, and its expiration allows one try only\n"
+                + "it was cut off twice while it was being sent, and may have been delivered")
+    }
+
+    @Test func `of many requests for one token some are taken at a time, and the others keep nobody out`() throws {
+        try register(1...3)
+        for number in 1...50 { try enqueue("device_id => 'd1'", payload: #"{"aps":{"alert":"\#(number)"}}"#) }
+        try enqueue("tags => '{World}'")
+        let claimed = try claim(60)
+        #expect(claimed.count == 7, "five of the one, and the two others")
+        #expect(try claim(60) == [], "the rest has its turn in a second")
+        #expect(
+            try count("send_request", "not_before > clock_timestamp() - interval '1 minute' AND claimed_by IS NULL")
+                == 31)
+    }
+
+    @Test func `a claim tells how many it suppressed and gave up, and goes on from where it came to`() throws {
+        try register(1...4)
+        try enqueue()
+        try database.psql("SELECT tokenkeeper.unregister('\(Self.token(2))', 'com.example.app')")
+        try database.psql("UPDATE tokenkeeper.send_request SET collapse_id = '' WHERE token = '\(Self.token(3))'")
+        var daemon = try database.connect(user: "a_daemon")
+        let claim = try outbox.claim(lane, most: 3, backgroundPerHour: 3, on: &daemon)
+        #expect(claim.requests.count == 1 && claim.suppressed == 1 && claim.failed == 1)
+        let dueAt = try #require(claim.dueAt)
+        _ = try finish(claim.requests.map { RequestEnding(number: $0.number, fate: .returned(nil)) })
+        let next = try outbox.claim(lane, most: 10, since: dueAt, backgroundPerHour: 3, on: &daemon)
+        #expect(next.requests.map(\.request.address.token.bytes.last) == [4], "what came back lies before that")
+        #expect(try outbox.claim(lane, most: 10, since: dueAt, backgroundPerHour: 3, on: &daemon).dueAt == nil)
+        #expect(try self.claim().map(\.request.address.token.bytes.last) == [1])
+        #expect(try outbox.claimed(on: &daemon).count == 2)
+    }
+
+    @Test func `no length of a text fails a sender's batch`() throws {
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (environment, topic, token, payload) SELECT string_agg(md5(i::text), ''), string_agg(md5(i::text), ''), "
+                + "string_agg(md5(i::text), ''), '{}' FROM generate_series(1, 400) AS i", user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        for lane in try outbox.lanes(on: &daemon).due {
+            #expect(try outbox.claim(lane, most: 10, backgroundPerHour: 3, on: &daemon).failed == 1)
+        }
+        #expect(try count("send_request") == 0 && count("failed_send", "length(topic) = 12800") == 1)
+    }
+
+    @Test func `topics by the thousand are dealt with in parts, each in its turn`() throws {
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload, not_before) SELECT 't' || i, 'aa', '{}', CASE WHEN i = 7 THEN timestamptz 'infinity' END "
+                + "FROM generate_series(1, 450) AS i", user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        var seen: [String] = []
+        var parts = 0
+        var last: Outbox.Lane?
+        repeat {
+            let part = try outbox.lanes(after: last, most: 200, on: &daemon)
+            seen += part.due.map(\.topic)
+            (last, parts) = (part.last, parts + 1)
+        } while last != nil
+        #expect(parts == 3 && seen.count == 449 && Set(seen).count == 449 && !seen.contains("t7"))
     }
 
     // Background pushes ------------------------------------------------------------------------------------------------
@@ -403,6 +478,25 @@ import TokenModel
         try database.psql("UPDATE tokenkeeper.topic_policy SET background_per_hour = 0", user: "a_operator")
         try ask(3)
         #expect(try claim(backgroundPerHour: 1).count == 3)
+    }
+
+    @Test func `a background push that was not delivered is none of its device's share`() throws {
+        try register(1...1)
+        for _ in 1...3 { try enqueue(payload: #"{"aps":{"content-available":1}}"#) }
+        for _ in 1...5 {
+            let claimed = try claim()
+            #expect(claimed.count == 3)
+            #expect(
+                try finish(
+                    claimed.enumerated().map {
+                        RequestEnding(
+                            number: $1.number, fate: $0 == 0 ? .returned(nil) : .later(.zero, "503"),
+                            answer: $0 == 0 ? nil : .init(status: 503))
+                    }) == 3)
+        }
+        #expect(try finish(try claim().map { RequestEnding(number: $0.number, fate: .answered) }) == 3)
+        try enqueue(payload: #"{"aps":{"content-available":1}}"#)
+        #expect(try claim() == [])
     }
 
     @Test func `alerts are not counted as background pushes`() throws {

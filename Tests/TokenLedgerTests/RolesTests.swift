@@ -91,7 +91,7 @@ import Testing
         "DELETE FROM tokenkeeper.send_halt",
         "SELECT tokenkeeper.enqueue('{}', 't', everyone => true)", "SELECT tokenkeeper.halt_sending('t')",
         "SELECT tokenkeeper.resume_sending('t')", "SELECT tokenkeeper.requeue_failed()",
-        "SELECT tokenkeeper.claim_requests('production', 't', 'me', 1, 0)",
+        "SELECT tokenkeeper.claim_requests('production', 't', 'me', 1, 0, '-infinity')",
         "SELECT tokenkeeper.finish_requests('me', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
         "UPDATE tokenkeeper.topic_policy SET background_per_hour = 1",
     ]
@@ -111,7 +111,7 @@ import Testing
         "SELECT FROM tokenkeeper.sweep_topic",
         "SELECT FROM tokenkeeper.send_request", "SELECT FROM tokenkeeper.suppressed_send",
         "SELECT FROM tokenkeeper.failed_send",
-        "SELECT FROM tokenkeeper.send_halt",
+        "SELECT FROM tokenkeeper.sending_daemon", "SELECT FROM tokenkeeper.send_halt",
     ]
 
     static let allowed: [String: Set<String>] = [
@@ -182,6 +182,7 @@ import Testing
             "SELECT tokenkeeper.close_guards(0, 0)",
             "SELECT tokenkeeper.judge(1, '{}', '{}', '{}', '{}', '{}', 0, 0)",
             "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)",
+            "INSERT INTO tokenkeeper.send_result (topic) VALUES ('t') RETURNING topic",
             "INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at) VALUES ('production', 't', 'aa', 200, NULL, NULL, NULL)",
             "SELECT FROM tokenkeeper.send_request", "SELECT FROM tokenkeeper.suppressed_send",
             "SELECT FROM tokenkeeper.failed_send",
@@ -190,7 +191,7 @@ import Testing
             "UPDATE tokenkeeper.send_request SET claimed_by = NULL", "DELETE FROM tokenkeeper.send_request",
             "DELETE FROM tokenkeeper.suppressed_send", "DELETE FROM tokenkeeper.failed_send",
             "SELECT tokenkeeper.halt_sending('t')",
-            "SELECT tokenkeeper.claim_requests('production', 't', 'me', 1, 0)",
+            "SELECT tokenkeeper.claim_requests('production', 't', 'me', 1, 0, '-infinity')",
             "SELECT tokenkeeper.finish_requests('me', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
         ],
     ]

@@ -137,6 +137,8 @@ protocol TransferWatcher: AnyObject {
             unsafe key.withUnsafeBytes { _ = unsafe ck_set_blob(easy, CURLOPT_SSLKEY_BLOB, $0.baseAddress, $0.count) }
         }
         unsafe ck_set_long(easy, CURLOPT_NOSIGNAL, 1)
+        // A thread that still asks for a name is not waited for: a broken DNS would hold up everything else.
+        unsafe ck_set_long(easy, CURLOPT_QUICK_EXIT, 1)
         unsafe ck_set_long(easy, CURLOPT_PIPEWAIT, 1)
         unsafe ck_set_long(easy, CURLOPT_TCP_NODELAY, 1)
         unsafe ck_set_long(easy, CURLOPT_TCP_KEEPALIVE, 1)

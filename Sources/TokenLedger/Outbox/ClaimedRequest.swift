@@ -27,6 +27,8 @@ public struct RequestEnding: Hashable, Sendable {
         case failed(String)
         /// To be tried again after the pause, because of what is told.
         case later(Duration, String)
+        /// It may have been delivered, but no answer came: to be tried again after the pause, unless that has happened before.
+        case cut(Duration, String)
         /// It was not sent, and waits again; with a pause or as before.
         case returned(Duration?)
     }
@@ -61,18 +63,21 @@ public struct RequestEnding: Hashable, Sendable {
     }
 }
 
+/// A text that any database takes: with question marks for all that is not printable ASCII.
+func inPlainASCII(_ text: String) -> String {
+    String(decoding: text.utf8.map { 0x20...0x7e ~= $0 ? $0 : UInt8(ascii: "?") }, as: UTF8.self)
+}
+
 extension RequestEnding {
-    /// With question marks for all that is not printable ASCII: a text that any database takes.
+    /// The same in plain ASCII.
     var inASCII: RequestEnding {
-        func plain(_ text: String) -> String {
-            String(decoding: text.utf8.map { 0x20...0x7e ~= $0 ? $0 : UInt8(ascii: "?") }, as: UTF8.self)
-        }
         var ending = self
-        ending.answer?.body = answer?.body.map(plain)
-        ending.answer?.apnsID = answer?.apnsID.map(plain)
+        ending.answer?.body = answer?.body.map(inPlainASCII)
+        ending.answer?.apnsID = answer?.apnsID.map(inPlainASCII)
         switch fate {
-        case .failed(let error): ending.fate = .failed(plain(error))
-        case .later(let pause, let error): ending.fate = .later(pause, plain(error))
+        case .failed(let error): ending.fate = .failed(inPlainASCII(error))
+        case .later(let pause, let error): ending.fate = .later(pause, inPlainASCII(error))
+        case .cut(let pause, let error): ending.fate = .cut(pause, inPlainASCII(error))
         case .answered, .returned: break
         }
         return ending
@@ -86,6 +91,7 @@ extension RequestEnding.Fate {
         case .answered: "answered"
         case .failed: "failed"
         case .later: "later"
+        case .cut: "cut"
         case .returned: "returned"
         }
     }
@@ -93,7 +99,7 @@ extension RequestEnding.Fate {
     var pause: Duration? {
         switch self {
         case .answered, .failed: nil
-        case .later(let pause, _): pause
+        case .later(let pause, _), .cut(let pause, _): pause
         case .returned(let pause): pause
         }
     }
@@ -102,7 +108,7 @@ extension RequestEnding.Fate {
     public var error: String? {
         switch self {
         case .answered, .returned: nil
-        case .failed(let error), .later(_, let error): error
+        case .failed(let error), .later(_, let error), .cut(_, let error): error
         }
     }
 }

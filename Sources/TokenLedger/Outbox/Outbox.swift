@@ -1,4 +1,4 @@
-internal import TokenModel
+public import TokenModel
 
 /// The outbox as a daemon that sends sees it: what waits, what it takes in hand, and what has become of that.
 ///
@@ -20,7 +20,7 @@ public struct Outbox: Sendable {
     var transaction: BatchTransaction { BatchTransaction(lockTimeout: lockTimeout) }
 
     /// So long a daemon may be silent before another takes over what it has in hand: longer than a request may take.
-    static let silence: Duration = .seconds(60)
+    public static let silence: Duration = .seconds(60)
 
     /// A topic that has requests, as they name it: it may be none at all.
     public struct Lane: Hashable, Sendable {
@@ -34,70 +34,121 @@ public struct Outbox: Sendable {
         }
     }
 
+    /// A part of the topics of which requests wait.
+    public struct Lanes: Sendable {
+        /// Those of which something is due, and that are not halted.
+        public var due: [Lane] = []
+        /// The last that was looked at, where there may be more.
+        public var last: Lane?
+    }
+
     /// The topics of which requests are due, but for those that are halted.
-    public func lanes(on connection: inout Connection) throws(DatabaseError) -> [Lane] {
+    ///
+    /// - Parameters:
+    ///   - lane: The one to begin behind; nil for the first.
+    ///   - most: How many are looked at. Senders write what they like there.
+    public func lanes(
+        after lane: Lane? = nil, most: Int = 200, on connection: inout Connection
+    ) throws(DatabaseError) -> Lanes {
         // From one to the next along the index: not one look a request.
+        let topic = "left(coalesce(r.topic, ''), 513)"
+        let environment = "left(coalesce(r.environment, 'production'), 20)"
         let next = """
-            SELECT coalesce(r.topic, '') AS topic, coalesce(r.environment, 'production') AS environment
-            FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NULL
+            SELECT \(topic) AS topic, \(environment) AS environment FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NULL
             """
-        let order = "ORDER BY coalesce(r.topic, ''), coalesce(r.environment, 'production') LIMIT 1"
-        return try connection.transaction(transaction.begin + "SET LOCAL enable_seqscan = off;") {
-            connection throws(DatabaseError) in
+        let order = "ORDER BY \(topic), \(environment) LIMIT 1"
+        let byIndex = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off;"
+        return try connection.transaction(transaction.begin + byIndex) { connection throws(DatabaseError) in
             let rows = try connection.query(
                 """
                 WITH RECURSIVE lane AS (
-                    (\(next) \(order))
+                    (SELECT n.topic, n.environment, 1 AS number
+                     FROM (\(next) AND ($1::text IS NULL OR (\(topic), \(environment)) > ($1, $2)) \(order)) AS n)
                     UNION ALL
-                    SELECT n.topic, n.environment FROM lane AS p CROSS JOIN LATERAL (
-                        \(next) AND (coalesce(r.topic, ''), coalesce(r.environment, 'production')) > (p.topic, p.environment) \(order)) AS n
+                    SELECT n.topic, n.environment, p.number + 1 FROM lane AS p CROSS JOIN LATERAL (
+                        \(next) AND (\(topic), \(environment)) > (p.topic, p.environment) \(order)) AS n
+                    WHERE p.number < $3
                 )
-                SELECT l.environment, l.topic FROM lane AS l
-                WHERE EXISTS (\(next) AND coalesce(r.topic, '') = l.topic AND coalesce(r.environment, 'production') = l.environment
-                              AND coalesce(r.not_before, r.queued_at) <= now())
-                  AND NOT EXISTS (SELECT FROM tokenkeeper.send_halt AS h WHERE h.topic = l.topic AND h.environment = l.environment)
-                """)
-            return (0..<rows.count).map { Lane(environment: rows.text($0, 0) ?? "", topic: rows.text($0, 1) ?? "") }
+                SELECT l.environment, l.topic,
+                       EXISTS (\(next) AND \(topic) = l.topic AND \(environment) = l.environment AND coalesce(r.not_before, r.queued_at) <= now())
+                       AND NOT EXISTS (SELECT FROM tokenkeeper.send_halt AS h WHERE h.topic = l.topic AND h.environment = l.environment)
+                FROM lane AS l ORDER BY l.number
+                """, [.text(lane?.topic), .text(lane?.environment), .int4(Int32(clamping: most))])
+            var lanes = Lanes()
+            for row in 0..<rows.count {
+                let lane = Lane(environment: rows.text(row, 0) ?? "", topic: rows.text(row, 1) ?? "")
+                if rows.bool(row, 2) ?? false { lanes.due.append(lane) }
+                if row == most - 1 { lanes.last = lane }
+            }
+            return lanes
         }
     }
 
-    /// Takes requests in hand that are due, the oldest first. The gate is asked in the same statement: those it keeps back are
-    /// in `suppressed_send` then, and those that cannot be sent in `failed_send`.
+    /// What came of a claim.
+    public struct Claim: Sendable {
+        /// Those to send, in the order of their numbers.
+        public var requests: [ClaimedRequest] = []
+        /// How many the gate kept back, to `suppressed_send`.
+        public var suppressed = 0
+        /// How many cannot be sent, to `failed_send`.
+        public var failed = 0
+        /// When the last of those that were looked at was due; nil when nothing was.
+        public var dueAt: Instant?
+    }
+
+    /// Takes requests in hand that are due, the oldest first. The gate is asked in the same statement.
     ///
     /// - Parameters:
     ///   - most: How many at most are dealt with.
+    ///   - since: What was due earlier is not looked at: what has been claimed from there may still be in the way, dead.
     ///   - backgroundPerHour: How many background pushes a device may have within an hour, unless the topic's policy says otherwise; 0 for no limit.
     public func claim(
-        _ lane: Lane, most: Int, backgroundPerHour: Int, on connection: inout Connection
-    ) throws(DatabaseError) -> [ClaimedRequest] {
-        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+        _ lane: Lane, most: Int, since: Instant = .distantPast, backgroundPerHour: Int, on connection: inout Connection
+    ) throws(DatabaseError) -> Claim {
+        // Nothing is sent that a crash of the server would forget to be in somebody's hand.
+        try connection.transaction(transaction.beginDurable) { connection throws(DatabaseError) in
             let rows = try connection.query(
                 """
                 SELECT c.request_id, encode(c.token_key, 'hex'), c.payload, c.push_type, c.priority, c.expiration, c.collapse_id, c.apns_id,
-                       c.attempts, c.first_sent_at
-                FROM tokenkeeper.claim_requests($1, $2, $3, $4, $5) AS c ORDER BY c.request_id
+                       c.attempts, c.first_sent_at, c.due_at, c.suppressed, c.failed
+                FROM tokenkeeper.claim_requests($1, $2, $3, $4, $5, $6) AS c ORDER BY c.request_id
                 """,
                 [
                     .text(lane.environment), .text(lane.topic), .text(daemonID), .int4(Int32(clamping: most)),
-                    .int4(Int32(clamping: backgroundPerHour)),
+                    .int4(Int32(clamping: backgroundPerHour)), .instant(since),
                 ])
-            guard let environment = Environment(rawValue: lane.environment), let topic = Topic(lane.topic) else {
-                return []
-            }
-            return (0..<rows.count).compactMap { row in
-                guard let number = rows.integer(row, 0), let token = rows.text(row, 1).flatMap(DeviceToken.init(hex:)),
+            var claim = Claim()
+            let topic = Topic(lane.topic)
+            for row in 0..<rows.count {
+                guard let number = rows.integer(row, 0) else {
+                    claim.dueAt = rows.instant(row, 10)
+                    claim.suppressed = Int(rows.integer(row, 11) ?? 0)
+                    claim.failed = Int(rows.integer(row, 12) ?? 0)
+                    continue
+                }
+                guard let environment = Environment(rawValue: lane.environment), let topic,
+                    let token = rows.text(row, 1).flatMap(DeviceToken.init(hex:)),
                     let pushType = rows.text(row, 3).flatMap(PushType.init(rawValue:))
                 else { preconditionFailure("claim_requests answers what its own checks refuse") }
-                return ClaimedRequest(
-                    number: number,
-                    request: PushRequest(
-                        address: TokenAddress(environment: environment, topic: topic, token: token),
-                        payload: compactJSON(rows.text(row, 2) ?? ""), pushType: pushType,
-                        priority: rows.integer(row, 4).map { Int($0) }, expiration: rows.integer(row, 5),
-                        collapseID: rows.text(row, 6), id: rows.text(row, 7) ?? ""),
-                    attempts: Int(rows.integer(row, 8) ?? 0), firstSentAt: rows.instant(row, 9) ?? .distantPast)
+                claim.requests.append(
+                    ClaimedRequest(
+                        number: number,
+                        request: PushRequest(
+                            address: TokenAddress(environment: environment, topic: topic, token: token),
+                            payload: compactJSON(rows.text(row, 2) ?? ""), pushType: pushType,
+                            priority: rows.integer(row, 4).map { Int($0) }, expiration: rows.integer(row, 5),
+                            collapseID: rows.text(row, 6), id: rows.text(row, 7) ?? ""),
+                        attempts: Int(rows.integer(row, 8) ?? 0), firstSentAt: rows.instant(row, 9) ?? .distantPast))
             }
+            return claim
         }
+    }
+
+    /// The requests that this daemon has in hand, as the database sees it.
+    public func claimed(on connection: inout Connection) throws(DatabaseError) -> Set<Int64> {
+        let rows = try connection.query(
+            "SELECT r.request_id FROM tokenkeeper.send_request AS r WHERE r.claimed_by = $1", [.text(daemonID)])
+        return Set((0..<rows.count).compactMap { rows.integer($0, 0) })
     }
 
     /// Says what has become of requests, in one transaction: answers go into the queue of results, requests out of the outbox or back.
@@ -122,7 +173,7 @@ public struct Outbox: Sendable {
             .instants(endings.map(\.sentAt)), .int8s(endings.map { $0.fate.pause?.microseconds }),
             .texts(endings.map(\.fate.error)),
         ]
-        return try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+        return try connection.transaction(transaction.beginDurable) { connection throws(DatabaseError) in
             Int(
                 try connection.query(
                     "SELECT tokenkeeper.finish_requests($1, $2, $3, $4, $5, $6, $7, $8, $9)", parameters
@@ -139,7 +190,7 @@ public struct Outbox: Sendable {
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             try connection.query(
                 "SELECT tokenkeeper.halt_sending($1, $2, $3)",
-                [.text(lane.topic), .text(lane.environment), .text(reason)]
+                [.text(lane.topic), .text(lane.environment), .text(inPlainASCII(reason))]
             ).bool(0, 0) ?? false
         }
     }

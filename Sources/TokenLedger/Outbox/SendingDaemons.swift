@@ -41,18 +41,20 @@ extension Outbox {
     /// Such a request may have been sent already, hence the count of `cuts`: after the second time it is given up instead of being
     /// sent a third time.
     ///
-    /// - Parameter isAlive: Whether a daemon of this same place still runs.
+    /// - Parameters:
+    ///   - silentToo: False while one cannot tell who is silent: after the database was away all are.
+    ///   - isAlive: Whether a daemon of this same place still runs.
     /// - Returns: How many requests.
     @discardableResult
     public func takeOver(
-        on connection: inout Connection, isAlive: (_ daemonID: String) -> Bool
+        silentToo: Bool = true, on connection: inout Connection, isAlive: (_ daemonID: String) -> Bool
     ) throws(DatabaseError) -> Int {
         let holders = try connection.query(
             """
-            SELECT h.claimed_by, d.place, d.stopped_at IS NULL AND d.beat_at > clock_timestamp() - $1 * interval '1 microsecond'
+            SELECT h.claimed_by, d.place, d.stopped_at IS NULL AND (NOT $2 OR d.beat_at > clock_timestamp() - $1 * interval '1 microsecond')
             FROM (SELECT DISTINCT r.claimed_by FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NOT NULL) AS h
             LEFT JOIN tokenkeeper.sending_daemon AS d ON d.daemon_id = h.claimed_by
-            """, [.int8(Self.silence.microseconds)])
+            """, [.int8(Self.silence.microseconds), .bool(silentToo)])
         let gone = (0..<holders.count).compactMap { row -> String? in
             guard let holder = holders.text(row, 0), holder != daemonID else { return nil }
             let beats = holders.bool(row, 2) ?? false

@@ -1,4 +1,5 @@
 internal import APNsFeedback
+internal import TokenLedger
 internal import TokenModel
 
 /// One credential of APNs as it is configured: the section `[credential.NAME]`.
@@ -40,7 +41,8 @@ struct CredentialSettings: Equatable, Sendable {
 
     /// What is missing or too much, a line each.
     static func problems(in values: [String: Configuration.Resolved]) -> [String] {
-        all(in: values).flatMap { credential -> [String] in
+        let all = all(in: values)
+        return all.flatMap { credential -> [String] in
             let place = "credential.\(credential.name)"
             var problems: [String] = []
             switch (credential.keyFile, credential.certificateFile) {
@@ -55,8 +57,26 @@ struct CredentialSettings: Equatable, Sendable {
             for topic in credential.topics where topic.dropLast().contains("*") {
                 problems.append("\(place): topics has \(topic), expected * at the end only")
             }
+            for other in all
+            where other.name < credential.name && !other.environments.isDisjoint(with: credential.environments) {
+                for topic in credential.topics where other.topics.contains(topic) {
+                    problems.append("\(place): topics has \(topic), and so has credential.\(other.name): keep one")
+                }
+            }
             return problems
         }
+    }
+
+    /// Of several the one that fits a topic best; nil where none does.
+    static func best<Candidate>(
+        of candidates: [Candidate], for lane: Outbox.Lane, settings: (Candidate) -> CredentialSettings
+    ) -> Candidate? {
+        var best: (candidate: Candidate, fit: Int)?
+        for candidate in candidates {
+            guard let fit = settings(candidate).fit((lane.topic, lane.environment)) else { continue }
+            if fit > best?.fit ?? -1 { best = (candidate, fit) }
+        }
+        return best?.candidate
     }
 
     /// How well it fits a topic: the length of what fits; nil when it is not for that topic.

@@ -55,6 +55,7 @@ struct LoadedCredential: Sendable {
                     } else {
                         try ClientCertificate(pkcs12: contents, password: password, at: nil)
                     }
+                try Self.check(certificate, against: settings)
                 identity = PushIdentity(certificateChainPEM: certificate.chainPEM, keyPEM: certificate.keyPEM)
                 kind = "certificate"
                 expiresAt = certificate.expiresAt
@@ -67,6 +68,21 @@ struct LoadedCredential: Sendable {
             throw error
         } catch {
             throw ConfigurationError(["credential.\(settings.name): \(error)"])
+        }
+    }
+
+    /// A certificate is good for what is named in it: APNs would refuse the rest, and halt the topic.
+    private static func check(_ certificate: ClientCertificate, against settings: CredentialSettings) throws {
+        let named = certificate.topics
+        if let other = settings.topics.first(where: { !$0.hasSuffix("*") && !named.isEmpty && !named.contains($0) }) {
+            throw ConfigurationError([
+                "credential.\(settings.name): the certificate is for \(named.joined(separator: " ")), and not for the topic \(other)"
+            ])
+        }
+        if certificate.environments.isDisjoint(with: settings.environments) {
+            throw ConfigurationError([
+                "credential.\(settings.name): the certificate is for \(certificate.environments.map(\.rawValue).joined(separator: " ")) only"
+            ])
         }
     }
 

@@ -18,9 +18,21 @@ struct RequestsInHand {
     mutating func take(_ claimed: [ClaimedRequest]) -> [PushRequest] {
         count += claimed.count
         return claimed.compactMap { claimed in
-            let line = lines[claimed.request.address, default: []]
-            lines[claimed.request.address] = line + [claimed]
-            return line.isEmpty ? claimed.request : nil
+            lines[claimed.request.address, default: []].append(claimed)
+            return lines[claimed.request.address]?.count == 1 ? claimed.request : nil
+        }
+    }
+
+    /// The numbers of all.
+    var numbers: Set<Int64> { Set(lines.values.joined().map(\.number)) }
+
+    /// Drops what is not this daemon's any more.
+    mutating func keep(only numbers: Set<Int64>) {
+        for (address, line) in lines {
+            // The one under way stays at its place: those behind it wait for its end.
+            let kept = line.prefix(1) + line.dropFirst().filter { numbers.contains($0.number) }
+            count -= line.count - kept.count
+            lines[address] = Array(kept)
         }
     }
 

@@ -1,5 +1,6 @@
 internal import Logging
 internal import TokenLedger
+internal import TokenModel
 
 /// What the sending did, in at most one line a minute; and at once what a person should act upon.
 struct SendDigest {
@@ -7,6 +8,7 @@ struct SendDigest {
     private var answered = 0
     private var failed = 0
     private var later = 0
+    private var suppressed = 0
     private var toldAt = ContinuousClock.now
     private var troubleToldAt: [String: ContinuousClock.Instant] = [:]
 
@@ -17,13 +19,29 @@ struct SendDigest {
         self.logger = logger
     }
 
+    func begins(_ credentials: [LoadedCredential]) {
+        for credential in credentials {
+            let soon = Instant.now.advanced(byMicroseconds: 30 * 86_400_000_000)
+            let expires = credential.expiresAt.map { $0 < soon } ?? false
+            logger.log(
+                level: expires ? .warning : .notice,
+                expires ? "a certificate expires within 30 days, or has expired" : "sends to APNs",
+                metadata: ["credential": "\(credential)"])
+        }
+    }
+
     mutating func add(_ ending: RequestEnding) {
         switch ending.fate {
         case .answered: answered += 1
         case .failed: failed += 1
-        case .later: later += 1
+        case .later, .cut: later += 1
         case .returned: break
         }
+    }
+
+    mutating func add(_ claim: Outbox.Claim) {
+        suppressed += claim.suppressed
+        failed += claim.failed
     }
 
     mutating func tellIfDue() {
@@ -32,9 +50,14 @@ struct SendDigest {
 
     /// Says what has come together since the last time.
     mutating func tell() {
-        defer { (answered, failed, later, toldAt) = (0, 0, 0, .now) }
-        if answered + failed + later == 0 { return }
-        logger.info("sent", metadata: ["answered": "\(answered)", "to_try_again": "\(later)", "given_up": "\(failed)"])
+        defer { (answered, failed, later, suppressed, toldAt) = (0, 0, 0, 0, .now) }
+        if answered + failed + later + suppressed == 0 { return }
+        logger.info(
+            "sent",
+            metadata: [
+                "answered": "\(answered)", "suppressed": "\(suppressed)", "to_try_again": "\(later)",
+                "given_up": "\(failed)",
+            ])
         if failed > 0 {
             logger.warning("requests were given up; see tokenkeeper.failed_send", metadata: ["requests": "\(failed)"])
         }
@@ -46,12 +69,13 @@ struct SendDigest {
             metadata: ["topic": "\(lane.topic)", "environment": "\(lane.environment)", "reason": "\(reason)"])
     }
 
-    func leftInPeace(_ environment: String, for pause: Duration, after fate: RequestEnding.Fate) {
+    func leftInPeace(_ line: SendingHealth.Line, for pause: Duration, because words: String?) {
         logger.warning(
             "APNs is troubled or cannot be reached; requests wait",
             metadata: [
-                "environment": "\(environment)", "for": "\(DurationText.text(pause))",
-                "last": "\(fate.error ?? "no connection")",
+                "credential": "\(line.credential)", "environment": "\(line.environment)",
+                "for": "\(DurationText.text(pause))",
+                "last": "\(words ?? "")",
             ])
     }
 
@@ -63,7 +87,7 @@ struct SendDigest {
     }
 
     /// What keeps requests waiting, again every ten minutes.
-    mutating func tell(_ troubles: [String]) {
+    mutating func tell(uncovered troubles: [String]) {
         troubleToldAt = troubleToldAt.filter { troubles.contains($0.key) }
         for trouble in troubles
         where troubleToldAt[trouble].map({ $0.duration(to: .now) > Self.troubleEvery }) ?? true {

@@ -15,6 +15,9 @@ struct SendDuty {
     private static let beatEvery: Duration = .seconds(5)
     private static let takeOverEvery: Duration = .seconds(10)
 
+    /// When the database was away, others come back no sooner than this daemon: so long it takes nobody for silent.
+    private static let trustsSilenceAfter: Duration = .seconds(30)
+
     /// Between two turns: so that a turn writes down many endings, and not one.
     private static let pace: Duration = .milliseconds(5)
 
@@ -22,7 +25,8 @@ struct SendDuty {
     private static let patience: (answers: Duration, writing: Duration) = (.seconds(15), .seconds(5))
 
     func run() {
-        let options = duty.configuration.clientOptions
+        var options = duty.configuration.clientOptions
+        if duty.configuration.logLevel == .trace { options.trace = { [logger = duty.logger] in logger.trace("\($0)") } }
         let senders = credentials.map { credential in
             CredentialAtWork(
                 credential: credential,
@@ -32,45 +36,54 @@ struct SendDuty {
             // Of the name 15 bytes are shown.
             DutyThread.start("apns \(sender.credential.settings.name)".prefix(15).description) { sender.client.run() }
         }
-        var desk = SendingDesk(senders, digest: SendDigest(logger: duty.logger))
-        let most = 2 * options.inFlight * senders.count
+        // Twice what can be under way: the next are at hand when answers come.
+        var desk = SendingDesk(senders, most: 2 * options.inFlight, digest: SendDigest(logger: duty.logger))
+        desk.digest.begins(credentials)
         let place = SendersPlace.name(environment: ProcessInfo.processInfo.environment, daemonID: daemonID)
         duty.run(bell: bell) { connection, succeeded in
             var outbox = Outbox(daemonID: daemonID, place: place, lockTimeout: duty.configuration.lockTimeout)
+            let connectedAt = ContinuousClock.now
             var beatAt: ContinuousClock.Instant?
             var takenOverAt: ContinuousClock.Instant?
-            var uncovered: [Outbox.Lane] = []
             var pause = duty.configuration.pollBusy
+            try desk.reconcile(outbox, on: &connection)
             while !duty.stop.isAsked {
                 let configuration = duty.configuration
                 outbox.lockTimeout = configuration.lockTimeout
                 if beatAt.map({ $0.duration(to: .now) >= Self.beatEvery }) ?? true {
+                    // One that was suspended may have been taken over.
+                    if let last = beatAt, last.duration(to: .now) > Outbox.silence / 2 {
+                        try desk.reconcile(outbox, on: &connection)
+                    }
                     beatAt = .now
-                    let trouble = troubles(uncovered)
-                    desk.digest.tell(trouble)
+                    let trouble = desk.troubles
+                    desk.digest.tell(uncovered: desk.uncovered)
                     try outbox.beat(credentials: LoadedCredential.told(credentials), trouble: trouble, on: &connection)
                 }
                 if takenOverAt.map({ $0.duration(to: .now) >= Self.takeOverEvery }) ?? true {
                     takenOverAt = .now
-                    desk.digest.takenOver(try outbox.takeOver(on: &connection, isAlive: SendersPlace.isAlive))
+                    desk.digest.takenOver(
+                        try outbox.takeOver(
+                            silentToo: connectedAt.duration(to: .now) > Self.trustsSilenceAfter, on: &connection,
+                            isAlive: SendersPlace.isAlive))
                 }
-                var goesOn = try desk.settle(by: configuration.sendPolicy, outbox, on: &connection)
-                if try desk.claim(
-                    most: most, backgroundPerHour: configuration.backgroundPerHour, outbox, on: &connection,
-                    uncovered: &uncovered)
-                {
-                    goesOn = true
-                }
+                let settled = try desk.settle(by: configuration.sendPolicy, outbox, on: &connection)
+                let claim = try desk.claim(
+                    backgroundPerHour: configuration.backgroundPerHour, outbox, on: &connection)
                 succeeded()
                 desk.digest.tellIfDue()
                 duty.report.beat(duty.part, within: Duty.grace)
-                if goesOn {
-                    usleep(UInt32(Self.pace.microseconds))
-                    pause = configuration.pollBusy
-                } else {
-                    pause = min(pause * 2, configuration.pollIdle)
+                switch claim {
+                case .some: usleep(UInt32(Self.pace.microseconds))
+                case .none where settled: usleep(UInt32(Self.pace.microseconds))
+                // All of it was suppressed or given up, or somebody has locked it.
+                case .dueOnly: duty.rest(bell, for: configuration.pollBusy)
+                case .none:
+                    pause = min(pause * 2, configuration.pollIdle, Self.beatEvery)
                     duty.rest(bell, for: pause)
+                    continue
                 }
+                pause = configuration.pollBusy
             }
             try leave(&desk, senders, outbox, on: &connection)
         }
@@ -92,12 +105,5 @@ struct SendDuty {
         }
         desk.digest.tell()
         if desk.isEmpty { try outbox.farewell(on: &connection) }
-    }
-
-    /// What keeps requests waiting, or soon will, in words.
-    private func troubles(_ uncovered: [Outbox.Lane]) -> [String] {
-        uncovered.prefix(20).map {
-            "no credential is configured for \($0.topic) (\($0.environment)): its requests wait"
-        }
     }
 }

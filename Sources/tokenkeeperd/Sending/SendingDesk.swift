@@ -2,60 +2,108 @@ internal import APNsFeedback
 internal import TokenLedger
 internal import TokenModel
 
+/// A credential with its client, which has a thread of its own.
+struct CredentialAtWork: Sendable {
+    let credential: LoadedCredential
+    let client: PushClient
+}
+
 /// What the sending has in hand, across lost connections to the database: claimed requests, and endings that are not written down yet.
 struct SendingDesk {
     private let senders: [CredentialAtWork]
-    private(set) var inHand = RequestsInHand()
+    /// The most requests in hand of a credential and environment.
+    private let most: Int
+    private var hands: [SendingHealth.Line: RequestsInHand] = [:]
     private var health = SendingHealth()
+    private var topics = DueTopics()
     private var unwritten: [RequestEnding] = []
     private var halts: [(lane: Outbox.Lane, reason: String)] = []
+    private var lastTrouble: [SendingHealth.Line: String] = [:]
     var digest: SendDigest
 
-    /// Until when requests for a token wait after its 410: the ledger will have learned of it by then.
-    private var dead: [TokenAddress: ContinuousClock.Instant] = [:]
+    /// Until when requests for a token wait because of a 410 or the like.
+    private var resting: [TokenAddress: ContinuousClock.Instant] = [:]
+    private var restingLookedAt = ContinuousClock.now
+
+    /// After a 410 that is so long: the ledger will have learned of it by then.
     private static let untilLearned: Duration = .seconds(2)
 
     /// The most requests of one claim, and of one transaction that writes endings down.
     static let batch = 1000
 
-    init(_ senders: [CredentialAtWork], digest: SendDigest) {
+    /// - Parameter most: How many requests a credential may have in hand for an environment.
+    init(_ senders: [CredentialAtWork], most: Int, digest: SendDigest) {
         self.senders = senders
+        self.most = most
         self.digest = digest
     }
 
-    var isEmpty: Bool { inHand.isEmpty && unwritten.isEmpty && halts.isEmpty }
+    var isEmpty: Bool { hands.values.allSatisfy(\.isEmpty) && unwritten.isEmpty && halts.isEmpty }
 
-    /// Takes in what the clients have come to, and writes it down.
+    /// Topics that no credential is for, in words.
+    var uncovered: [String] {
+        topics.uncovered.prefix(20).map {
+            "no credential is configured for \($0.topic) (\($0.environment)): its requests wait"
+        }
+    }
+
+    /// What keeps requests waiting, in words.
+    var troubles: [String] {
+        uncovered
+            + health.leftInPeace(at: .now).map {
+                "APNs is troubled or cannot be reached (\($0.credential), \($0.environment)), and requests wait: \(lastTrouble[$0] ?? "")"
+            }
+    }
+
+    /// Holds what is in hand against what the database says is: a COMMIT whose answer was lost may have claimed or finished
+    /// something, and another daemon may have taken over.
+    mutating func reconcile(_ outbox: Outbox, on connection: inout Connection) throws(DatabaseError) {
+        let claimed = try outbox.claimed(on: &connection)
+        let known = hands.values.reduce(into: Set(unwritten.map(\.number))) { $0.formUnion($1.numbers) }
+        unwritten += claimed.subtracting(known).map { RequestEnding(number: $0, fate: .returned(nil)) }
+        for line in hands.keys { hands[line]?.keep(only: claimed) }
+    }
+
+    /// Takes in what the clients have come to, and writes it down. What is in the way of that passes, and it is tried again.
     ///
-    /// - Returns: Whether there was anything.
+    /// - Returns: Whether anything was written down.
     mutating func settle(
         by policy: SendPolicy, _ outbox: Outbox, on connection: inout Connection
     ) throws(DatabaseError) -> Bool {
         for sender in senders {
             var next: [PushRequest] = []
-            for outcome in sender.client.collect() { take(outcome, by: policy, into: &next) }
+            for outcome in sender.client.collect() { take(outcome, of: sender, by: policy, into: &next) }
             if !next.isEmpty { sender.client.submit(next) }
         }
-        let hasWork = !unwritten.isEmpty || !halts.isEmpty
-        while let halt = halts.first {
-            if try outbox.halt(halt.lane, reason: halt.reason, on: &connection) {
-                digest.halted(halt.lane, halt.reason)
+        if unwritten.isEmpty && halts.isEmpty { return false }
+        do throws(DatabaseError) {
+            while let halt = halts.first {
+                if try outbox.halt(halt.lane, reason: halt.reason, on: &connection) {
+                    digest.halted(halt.lane, halt.reason)
+                }
+                halts.removeFirst()
             }
-            halts.removeFirst()
+            while !unwritten.isEmpty {
+                let endings = Array(unwritten.prefix(Self.batch))
+                try outbox.finish(endings, on: &connection)
+                for ending in endings { digest.add(ending) }
+                unwritten.removeFirst(endings.count)
+            }
+        } catch {
+            // Somebody has locked one of them: an open transaction that forgets or deletes.
+            if error.remedy != .retry { throw error }
+            return false
         }
-        while !unwritten.isEmpty {
-            let endings = Array(unwritten.prefix(Self.batch))
-            try outbox.finish(endings, on: &connection)
-            for ending in endings { digest.add(ending) }
-            unwritten.removeFirst(endings.count)
-        }
-        return hasWork
+        return true
     }
 
-    private mutating func take(_ outcome: PushOutcome, by policy: SendPolicy, into next: inout [PushRequest]) {
+    private mutating func take(
+        _ outcome: PushOutcome, of sender: CredentialAtWork, by policy: SendPolicy, into next: inout [PushRequest]
+    ) {
         let address = outcome.request.address
-        guard let claimed = inHand.underWay(address) else { return }
         let lane = Outbox.Lane(environment: address.environment.rawValue, topic: address.topic.name)
+        let line = SendingHealth.Line(credential: sender.credential.settings.name, environment: lane.environment)
+        guard let claimed = hands[line]?.underWay(address) else { return }
         let step = policy.step(
             after: outcome.end, of: claimed.request, attempts: claimed.attempts, firstSentAt: claimed.firstSentAt,
             now: .now)
@@ -65,79 +113,86 @@ struct SendingDesk {
         }
         let fate = RequestEnding.Fate(step.fate)
         unwritten.append(RequestEnding(number: claimed.number, fate: fate, answer: answer, sentAt: outcome.sentAt))
-        switch health.note(step, of: lane, at: .now) {
+        if let words = fate.error { lastTrouble[line] = words }
+        switch health.note(step, of: lane, by: line.credential, at: .now) {
         case .nothing: break
         case .halt(let reason):
+            topics.forget(lane)
             if !halts.contains(where: { $0.lane == lane }) { halts.append((lane, reason)) }
-        case .leaveInPeace(let pause): digest.leftInPeace(lane.environment, for: pause, after: fate)
+        case .leaveInPeace(let pause): digest.leftInPeace(line, for: pause, because: lastTrouble[line])
         }
         let pause: Duration?
         switch (step.fate, step.blame) {
-        case (.answered, .token):
-            pause = Self.untilLearned
-            dead[address] = .now + Self.untilLearned
+        case (.answered, .token): pause = Self.untilLearned
         case (.answered, _), (.failed, _):
-            if let request = inHand.goOn(address) { next.append(request) }
+            if let request = hands[line]?.goOn(address) { next.append(request) }
             return
-        case (.later(let until, _), _): pause = until
+        case (.later(let until, _), _), (.cut(let until, _), _): pause = until
         case (.returned(let until), _): pause = until
         }
-        unwritten += inHand.giveBack(address).map { RequestEnding(number: $0.number, fate: .returned(pause)) }
+        if step.fate == .answered, let pause { resting[address] = .now + pause }
+        unwritten +=
+            hands[line]?.giveBack(address).map { RequestEnding(number: $0.number, fate: .returned(pause)) } ?? []
+    }
+
+    /// What came of a claim.
+    enum Claim {
+        case some
+        /// Something is due, and none of it is to be sent now.
+        case dueOnly
+        case none
     }
 
     /// Claims what is due, the topics in turn, and has it sent.
-    ///
-    /// - Parameter uncovered: Gets the topics that no credential is for.
-    /// - Returns: Whether anything was due that can be sent now.
     mutating func claim(
-        most: Int, backgroundPerHour: Int, _ outbox: Outbox, on connection: inout Connection,
-        uncovered: inout [Outbox.Lane]
-    ) throws(DatabaseError) -> Bool {
-        let room = most - inHand.count
-        // Not for a few: a claim costs about the same as for many.
-        if room < most / 4 { return false }
-        let lanes = try outbox.lanes(on: &connection)
-        let open = lanes.filter { !health.isLeftInPeace($0.environment, at: .now) }
-        uncovered = lanes.filter {
-            sender(for: $0) == nil && Environment(rawValue: $0.environment) != nil && !$0.topic.isEmpty
-        }
-        // What is no environment and no topic needs no credential to be given up.
-        let covered = open.filter { !uncovered.contains($0) }
+        backgroundPerHour: Int, _ outbox: Outbox, on connection: inout Connection
+    ) throws(DatabaseError) -> Claim {
+        // What is answered is to be written down first.
+        if unwritten.count > 4 * Self.batch { return .none }
         let now = ContinuousClock.now
-        dead = dead.filter { $0.value > now }
-        for lane in covered {
-            var claimed = try outbox.claim(
-                lane, most: min(max(room / covered.count, 1), Self.batch), backgroundPerHour: backgroundPerHour,
+        if restingLookedAt.duration(to: now) > .seconds(1) {
+            restingLookedAt = now
+            resting = resting.filter { $0.value > now }
+        }
+        let due = try topics.look(outbox, on: &connection) { [senders] in Self.sender(for: $0, among: senders) != nil }
+        let open = due.compactMap { lane -> (lane: Outbox.Lane, sender: CredentialAtWork?, line: SendingHealth.Line)? in
+            let sender = Self.sender(for: lane, among: senders)
+            let line = SendingHealth.Line(
+                credential: sender?.credential.settings.name ?? "", environment: lane.environment)
+            // Not for a few: a claim costs about the same as for many.
+            let hasRoom = most - (hands[line]?.count ?? 0) >= max(most / 4, 1)
+            return hasRoom && !health.isLeftInPeace(line, at: now) ? (lane, sender, line) : nil
+        }
+        let turns = Dictionary(grouping: open, by: \.line).mapValues(\.count)
+        var result = open.isEmpty ? Claim.none : .dueOnly
+        for (lane, sender, line) in open {
+            let room = max((most - (hands[line]?.count ?? 0)) / (turns[line] ?? 1), 1)
+            let claim = try outbox.claim(
+                lane, most: min(room, Self.batch), since: topics.since(lane), backgroundPerHour: backgroundPerHour,
                 on: &connection)
-            if !dead.isEmpty {
-                unwritten += claimed.compactMap { claimed in
-                    dead[claimed.request.address].map {
-                        RequestEnding(number: claimed.number, fate: .returned(now.duration(to: $0)))
+            topics.claimed(lane, until: claim.dueAt)
+            digest.add(claim)
+            if claim.dueAt != nil { result = .some }
+            var requests = claim.requests
+            if !resting.isEmpty {
+                unwritten += requests.compactMap { request in
+                    resting[request.request.address].map {
+                        RequestEnding(number: request.number, fate: .returned(now.duration(to: $0)))
                     }
                 }
-                claimed.removeAll { dead[$0.request.address] != nil }
+                requests.removeAll { resting[$0.request.address] != nil }
             }
-            if claimed.isEmpty { continue }
-            guard let sender = sender(for: lane) else { preconditionFailure("claimed without a credential: \(lane)") }
-            sender.client.submit(inHand.take(claimed))
+            if requests.isEmpty { continue }
+            guard let sender else { preconditionFailure("claimed without a credential: \(lane)") }
+            sender.client.submit(hands[line, default: RequestsInHand()].take(requests))
         }
-        return !covered.isEmpty
+        return result
     }
 
-    private func sender(for lane: Outbox.Lane) -> CredentialAtWork? {
-        var best: (sender: CredentialAtWork, fit: Int)?
-        for sender in senders {
-            guard let fit = sender.credential.settings.fit((lane.topic, lane.environment)) else { continue }
-            if fit > best?.fit ?? -1 { best = (sender, fit) }
-        }
-        return best?.sender
+    /// Nil where no credential is for it.
+    private static func sender(for lane: Outbox.Lane, among senders: [CredentialAtWork]) -> CredentialAtWork? {
+        CredentialSettings.best(of: senders, for: lane) { $0.credential.settings }
     }
-}
-
-/// A credential with its client, which has a thread of its own.
-struct CredentialAtWork: Sendable {
-    let credential: LoadedCredential
-    let client: PushClient
 }
 
 extension RequestEnding.Fate {
@@ -147,6 +202,7 @@ extension RequestEnding.Fate {
             case .answered: .answered
             case .failed(let error): .failed(error)
             case .later(let pause, let words): .later(pause, words)
+            case .cut(let pause, let words): .cut(pause, words)
             case .returned(let pause): .returned(pause)
             }
     }

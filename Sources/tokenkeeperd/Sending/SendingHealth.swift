@@ -10,8 +10,16 @@ struct SendingHealth {
     /// How long a server is left in peace then: this, doubled each time up to the longest.
     static let rest: (first: Duration, longest: Duration) = (.seconds(15), .seconds(15 * 60))
 
+    /// A credential's way to a server.
+    struct Line: Hashable {
+        var credential: String
+        var environment: String
+    }
+
     private var faults: [Outbox.Lane: Int] = [:]
-    private var servers: [String: (troubles: Int, rest: Duration, until: ContinuousClock.Instant?)] = [:]
+    private var servers: [Line: (troubles: Int, rest: Duration, until: ContinuousClock.Instant?)] = [:]
+    /// The credentials that asked for a pause.
+    private var credentials: [String: ContinuousClock.Instant] = [:]
 
     /// What is to be done about the topic or the server.
     enum Measure: Equatable {
@@ -23,8 +31,9 @@ struct SendingHealth {
     }
 
     mutating func note(
-        _ step: SendPolicy.Step, of lane: Outbox.Lane, at now: ContinuousClock.Instant
+        _ step: SendPolicy.Step, of lane: Outbox.Lane, by credential: String, at now: ContinuousClock.Instant
     ) -> Measure {
+        let line = Line(credential: credential, environment: lane.environment)
         switch step.blame {
         case .message(let words):
             faults[lane, default: 0] += 1
@@ -32,36 +41,40 @@ struct SendingHealth {
             faults[lane] = nil
             return .halt("\(Self.messagesInARow) messages in a row were refused, the last: \(words)")
         case .topic(let words): return .halt(words)
-        case .credential(let pause): return leave(lane.environment, for: pause, at: now)
+        case .credential(let pause):
+            if isLeftInPeace(line, at: now) { return .nothing }
+            credentials[credential] = now + pause
+            return .leaveInPeace(pause)
         case .server:
             // Those that were under way when it began say nothing new.
-            if isLeftInPeace(lane.environment, at: now) { return .nothing }
-            var server = servers[lane.environment] ?? (0, Self.rest.first, nil)
+            if isLeftInPeace(line, at: now) { return .nothing }
+            var server = servers[line] ?? (0, Self.rest.first, nil)
             server.troubles += 1
-            servers[lane.environment] = server
-            if server.troubles < Self.troublesInARow { return .nothing }
-            servers[lane.environment]?.troubles = 0
-            servers[lane.environment]?.rest = min(server.rest * 2, Self.rest.longest)
-            return leave(lane.environment, for: server.rest, at: now)
+            let pause = server.rest
+            if server.troubles >= Self.troublesInARow {
+                server = (0, min(pause * 2, Self.rest.longest), now + pause)
+            }
+            servers[line] = server
+            return server.until.map { now < $0 } ?? false ? .leaveInPeace(pause) : .nothing
         case .nobody, .token:
             guard step.fate == .answered else { return .nothing }
             faults[lane] = nil
-            servers[lane.environment]?.troubles = 0
+            servers[line]?.troubles = 0
             // An answer that was under way when it began says nothing of the rest.
-            if !isLeftInPeace(lane.environment, at: now) { servers[lane.environment] = nil }
+            if !isLeftInPeace(line, at: now) { servers[line] = nil }
             return .nothing
         }
     }
 
-    private mutating func leave(
-        _ environment: String, for pause: Duration, at now: ContinuousClock.Instant
-    ) -> Measure {
-        if isLeftInPeace(environment, at: now) { return .nothing }
-        servers[environment, default: (0, Self.rest.first, nil)].until = now + pause
-        return .leaveInPeace(pause)
+    /// Those that are.
+    func leftInPeace(at now: ContinuousClock.Instant) -> [Line] {
+        servers.keys.filter { isLeftInPeace($0, at: now) }.sorted {
+            ($0.credential, $0.environment) < ($1.credential, $1.environment)
+        }
     }
 
-    func isLeftInPeace(_ environment: String, at now: ContinuousClock.Instant) -> Bool {
-        servers[environment]?.until.map { now < $0 } ?? false
+    func isLeftInPeace(_ line: Line, at now: ContinuousClock.Instant) -> Bool {
+        let until = [servers[line]?.until, credentials[line.credential]].compactMap { $0 }.max()
+        return until.map { now < $0 } ?? false
     }
 }

@@ -70,10 +70,13 @@ struct Vitals {
         reports[part]?.obstacle = words.map { ($0, since, isAway) }
     }
 
-    /// What is in the way of the drain, or else of the sweep alone: mostly it is one and the same.
+    /// What is in the way of the drain, or else of another duty alone: mostly it is one and the same.
     private var obstacle: (words: String, since: Date)? {
-        if let both = reports[.drain]?.obstacle { return (both.words, both.since) }
-        return reports[.sweep]?.obstacle.map { ("\($0.words), says the sweep", $0.since) }
+        if let all = reports[.drain]?.obstacle { return (all.words, all.since) }
+        for (part, name) in [(Part.sweep, "sweep"), (.send, "sending")] {
+            if let obstacle = reports[part]?.obstacle { return ("\(obstacle.words), says the \(name)", obstacle.since) }
+        }
+        return nil
     }
 
     /// Whether the process may call itself ready: the database has answered all of it, and the schema fits.

@@ -249,7 +249,7 @@ private final class EightAtOnce: Sendable {
         let token = try token()
         let text = try token.text(at: clocks.day)
         #expect(
-            "\(Credential.providerToken(token))".contains(
+            "\(token)".contains(
                 "a provider token of the key ABC123DEFG of the team DEF123GHIJ"))
         var dumped = ""
         dump(token, to: &dumped)

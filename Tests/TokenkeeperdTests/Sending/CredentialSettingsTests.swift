@@ -2,6 +2,7 @@ import FakeAPNs
 import Foundation
 import LedgerTestSupport
 import Testing
+import TokenLedger
 
 @testable import tokenkeeperd
 
@@ -33,6 +34,9 @@ private func problems(_ flags: [String]) -> [String] {
                 "credential.main: expected topics, such as \"com.example.app\"",
             ])
         #expect(
+            problems(Self.key + Self.key.map { $0.replacingOccurrences(of: "main", with: "next") })
+                == ["credential.next: topics has t, and so has credential.main: keep one"])
+        #expect(
             problems(Self.key + ["credential.main.certificate_file=b.p12"])
                 == ["credential.main: has key_file and certificate_file, expected one of them"])
         #expect(
@@ -59,9 +63,7 @@ private func problems(_ flags: [String]) -> [String] {
         }
         let credentials = try load(flags + ["credential.c.environment=production"]).credentials
         func best(_ topic: String, _ environment: String = "production") -> String? {
-            credentials.filter { $0.fit((topic, environment)) != nil }.max {
-                $0.fit((topic, environment))! < $1.fit((topic, environment))!
-            }?.name
+            CredentialSettings.best(of: credentials, for: .init(environment: environment, topic: topic)) { $0 }?.name
         }
         #expect(best("com.example.app") == "c" && best("com.example.app", "sandbox") == "b")
         #expect(best("com.example.app.voip") == "b" && best("com.other") == "c" && best("com.other.voip") == "a")
@@ -113,6 +115,16 @@ private func problems(_ flags: [String]) -> [String] {
         let handedOver = try checkConfig(
             flags(["key_file": "AuthKey_X.p8"]), environment: ["CREDENTIALS_DIRECTORY": folder])
         #expect(handedOver.status == 0 && handedOver.errors == "", "\(handedOver.errors)")
+
+        let wrong = try checkConfig(
+            [
+                "certificate_file=\(files.clientCertificate("wrong", topic: "u").certificate)",
+                "certificate_key_file=\(files.folder)/wrong.key", "topics=t",
+            ]
+            .map { "credential.old.\($0)" })
+        #expect(
+            wrong.status == 78 && wrong.errors.contains("the certificate is for u, and not for the topic t"),
+            "\(wrong.errors)")
 
         // A certificate that has expired is told, and stops nothing.
         let old = try files.clientCertificate("old-\(UUID().uuidString.prefix(8))", topic: "t", days: -1)

@@ -33,6 +33,11 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
         #expect(hand.giveBack(claimed(1).request.address).map(\.number) == [2, 3])
         #expect(hand.count == 1 && !hand.isEmpty)
         #expect(hand.giveBack(claimed(1).request.address) == [])
+        _ = hand.take([claimed(5, token: "cc"), claimed(6, token: "cc"), claimed(7, token: "cc")])
+        hand.keep(only: [4, 7])
+        #expect(hand.numbers == [4, 5, 7] && hand.count == 3, "the one under way is known until its end")
+        #expect(hand.goOn(claimed(5, token: "cc").request.address)?.id == "7")
+        #expect(hand.goOn(claimed(5, token: "cc").request.address) == nil)
         #expect(hand.giveBack(claimed(4, token: "bb").request.address) == [] && hand.isEmpty && hand.count == 0)
     }
 }
@@ -45,12 +50,14 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
         var health = SendingHealth()
         let now = ContinuousClock.now
         let fault = SendPolicy.Step(.failed("w"), .message("w"))
-        for _ in 1...19 { #expect(health.note(fault, of: lane, at: now) == .nothing) }
-        #expect(health.note(fault, of: other, at: now) == .nothing)
-        #expect(health.note(SendPolicy.Step(.answered), of: lane, at: now) == .nothing)
-        for _ in 1...19 { #expect(health.note(fault, of: lane, at: now) == .nothing) }
-        #expect(health.note(fault, of: lane, at: now) == .halt("20 messages in a row were refused, the last: w"))
-        #expect(health.note(fault, of: lane, at: now) == .nothing, "it begins anew after resume_sending")
+        for _ in 1...19 { #expect(health.note(fault, of: lane, by: "main", at: now) == .nothing) }
+        #expect(health.note(fault, of: other, by: "main", at: now) == .nothing)
+        #expect(health.note(SendPolicy.Step(.answered), of: lane, by: "main", at: now) == .nothing)
+        for _ in 1...19 { #expect(health.note(fault, of: lane, by: "main", at: now) == .nothing) }
+        #expect(
+            health.note(fault, of: lane, by: "main", at: now) == .halt("20 messages in a row were refused, the last: w")
+        )
+        #expect(health.note(fault, of: lane, by: "main", at: now) == .nothing, "it begins anew after resume_sending")
     }
 
     @Test func `a server in trouble is left in peace, longer each time, until it answers again`() {
@@ -58,27 +65,39 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
         var now = ContinuousClock.now
         let trouble = SendPolicy.Step(.later(.seconds(900), "503"), .server)
         for pause in [15, 30, 60, 120, 240, 480, 900, 900] {
-            for _ in 1...19 { #expect(health.note(trouble, of: lane, at: now) == .nothing) }
-            #expect(!health.isLeftInPeace("production", at: now))
-            #expect(health.note(trouble, of: other, at: now) == .leaveInPeace(.seconds(pause)))
-            for _ in 1...50 { #expect(health.note(trouble, of: lane, at: now) == .nothing, "those were under way") }
-            #expect(health.isLeftInPeace("production", at: now) && !health.isLeftInPeace("sandbox", at: now))
+            for _ in 1...19 { #expect(health.note(trouble, of: lane, by: "main", at: now) == .nothing) }
+            #expect(!health.isLeftInPeace(.init(credential: "main", environment: "production"), at: now))
+            #expect(health.note(trouble, of: other, by: "main", at: now) == .leaveInPeace(.seconds(pause)))
+            for _ in 1...50 {
+                #expect(health.note(trouble, of: lane, by: "main", at: now) == .nothing, "those were under way")
+            }
+            #expect(
+                health.isLeftInPeace(.init(credential: "main", environment: "production"), at: now)
+                    && !health.isLeftInPeace(.init(credential: "main", environment: "sandbox"), at: now))
             now += .seconds(pause)
-            #expect(!health.isLeftInPeace("production", at: now))
+            #expect(!health.isLeftInPeace(.init(credential: "main", environment: "production"), at: now))
         }
-        #expect(health.note(SendPolicy.Step(.answered), of: lane, at: now) == .nothing)
-        for _ in 1...19 { _ = health.note(trouble, of: lane, at: now) }
-        #expect(health.note(trouble, of: lane, at: now) == .leaveInPeace(.seconds(15)))
+        #expect(health.note(SendPolicy.Step(.answered), of: lane, by: "main", at: now) == .nothing)
+        for _ in 1...19 { _ = health.note(trouble, of: lane, by: "main", at: now) }
+        #expect(health.note(trouble, of: lane, by: "main", at: now) == .leaveInPeace(.seconds(15)))
     }
 
     @Test func `a credential that asks for a pause has it, and a topic that is at fault is halted at once`() {
         var health = SendingHealth()
         let now = ContinuousClock.now
         #expect(
-            health.note(SendPolicy.Step(.later(.seconds(1200), "w"), .credential(.seconds(1200))), of: lane, at: now)
+            health.note(
+                SendPolicy.Step(.later(.seconds(1200), "w"), .credential(.seconds(1200))), of: lane, by: "main", at: now
+            )
                 == .leaveInPeace(.seconds(1200)))
-        #expect(health.isLeftInPeace("production", at: now + .seconds(1199)))
-        #expect(health.note(SendPolicy.Step(.returned(nil), .topic("403")), of: other, at: now) == .halt("403"))
-        #expect(health.note(SendPolicy.Step(.answered, .token), of: other, at: now) == .nothing)
+        #expect(health.isLeftInPeace(.init(credential: "main", environment: "production"), at: now + .seconds(1199)))
+        #expect(
+            health.isLeftInPeace(.init(credential: "main", environment: "sandbox"), at: now), "in both environments")
+        #expect(
+            !health.isLeftInPeace(.init(credential: "other", environment: "production"), at: now),
+            "another credential goes on")
+        #expect(
+            health.note(SendPolicy.Step(.returned(nil), .topic("403")), of: other, by: "main", at: now) == .halt("403"))
+        #expect(health.note(SendPolicy.Step(.answered, .token), of: other, by: "main", at: now) == .nothing)
     }
 }

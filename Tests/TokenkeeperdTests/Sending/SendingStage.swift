@@ -5,7 +5,16 @@ import Testing
 
 /// A database, a fake APNs, and daemons that send from the one to the other.
 struct SendingStage {
-    static let authority = Result { try TestAuthority() }
+    static let authority: Result<TestAuthority, any Error> = Result {
+        let authority = try TestAuthority()
+        // A static value is never released, and its folder would stay.
+        atexit {
+            if let files = try? SendingStage.authority.get() {
+                try? FileManager.default.removeItem(atPath: files.folder)
+            }
+        }
+        return authority
+    }
 
     let database: TestDatabase
     let apns: FakeAPNs

@@ -170,7 +170,7 @@ import Testing
         let daemon = try stage.daemon(["send.in_flight=50"])
         try eventually("it is said") { daemon.logged.contains("APNs is troubled or cannot be reached; requests wait") }
         try eventually("nothing is in hand") { try stage.count("send_request", "claimed_by IS NOT NULL") == 0 }
-        #expect(stage.apns.records.requests <= 1000)
+        #expect(stage.apns.records.requests <= 100, "what was in hand when it was noticed")
         #expect(daemon.stop() == 0)
         #expect(try stage.count("send_request") == 5000)
     }

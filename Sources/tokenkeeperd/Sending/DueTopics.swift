@@ -1,0 +1,56 @@
+internal import TokenLedger
+internal import TokenModel
+
+/// The topics that have something due, and how far in each has been claimed: neither is asked of the database in every turn, because
+/// what has been claimed lies dead at the front of the index until PostgreSQL clears it away.
+struct DueTopics {
+    private var due: [Outbox.Lane] = []
+    private(set) var uncovered: [Outbox.Lane] = []
+    private var lookedAt: ContinuousClock.Instant?
+    /// Where the next look begins: there may be thousands, of which a part is dealt with in each turn.
+    private var cursor: Outbox.Lane?
+    private var claimedUntil: [Outbox.Lane: (dueAt: Instant, since: ContinuousClock.Instant)] = [:]
+
+    /// So often the topics are looked for while there are some.
+    private static let lookEvery: Duration = .milliseconds(500)
+
+    /// So often a topic is claimed from its front: what was committed late, or came back, lies there.
+    private static let fromFrontEvery: Duration = .seconds(5)
+
+    /// The topics that have something due and a credential; and those that are no topics, whose requests are to be given up.
+    mutating func look(
+        _ outbox: Outbox, on connection: inout Connection, covers: (Outbox.Lane) -> Bool
+    ) throws(DatabaseError) -> [Outbox.Lane] {
+        if !due.isEmpty, let lookedAt, lookedAt.duration(to: .now) < Self.lookEvery { return due }
+        let part = try outbox.lanes(after: cursor, on: &connection)
+        cursor = part.last
+        let lanes = part.due
+        lookedAt = .now
+        func canBeSent(_ lane: Outbox.Lane) -> Bool {
+            Environment(rawValue: lane.environment) != nil && !lane.topic.isEmpty
+        }
+        uncovered = lanes.filter { canBeSent($0) && !covers($0) }
+        due = lanes.filter { !canBeSent($0) || covers($0) }
+        return due
+    }
+
+    /// From where on to claim.
+    mutating func since(_ lane: Outbox.Lane) -> Instant {
+        guard let known = claimedUntil[lane] else { return .distantPast }
+        if known.since.duration(to: .now) < Self.fromFrontEvery { return known.dueAt }
+        claimedUntil[lane] = nil
+        return .distantPast
+    }
+
+    /// - Parameter dueAt: When the last one that was looked at was due; nil when nothing was.
+    mutating func claimed(_ lane: Outbox.Lane, until dueAt: Instant?) {
+        guard let dueAt else { return forget(lane) }
+        claimedUntil[lane] = (dueAt, claimedUntil[lane]?.since ?? .now)
+    }
+
+    /// Nothing is to be claimed of it before it has been looked for again.
+    mutating func forget(_ lane: Outbox.Lane) {
+        due.removeAll { $0 == lane }
+        claimedUntil[lane] = nil
+    }
+}

@@ -1,0 +1,310 @@
+import Dispatch
+import FakeAPNs
+import Foundation
+import Synchronization
+import Testing
+import TokenModel
+
+@testable import APNsFeedback
+
+/// The client over real HTTP/2 and TLS, to a fake APNs.
+@Suite struct `The client over HTTP/2` {
+    private static let authority: Result<TestAuthority, any Error> = Result {
+        let files = try TestAuthority()
+        // A static value is never released, and its folder would stay.
+        atexit { if let kept = try? Self.authority.get() { try? FileManager.default.removeItem(atPath: kept.folder) } }
+        return files
+    }
+
+    let files: TestAuthority
+
+    init() throws {
+        files = try Self.authority.get()
+    }
+
+    private func server(
+        _ change: (inout FakeOptions) -> Void = { _ in }, answer: @escaping FakeAPNs.Answer = { _ in nil }
+    ) throws -> FakeAPNs {
+        var options = FakeOptions(files)
+        change(&options)
+        return try FakeAPNs.start(options, answer: answer)
+    }
+
+    private func identity(key: (key: FakeSigningKey, file: String)? = nil) throws -> PushIdentity {
+        let token = try files.providerToken(key: key)
+        return PushIdentity(authorization: { token })
+    }
+
+    /// Requests with tokens and identifiers of their own.
+    private func requests(_ numbers: ClosedRange<Int>) -> [PushRequest] {
+        numbers.map { request($0, token: String(format: "%064x", $0)) }
+    }
+
+    /// Sends them all, and stops the client.
+    ///
+    /// - Parameter meanwhile: Called with each batch of outcomes.
+    private func send(
+        _ requests: [PushRequest], to port: Int, identity: PushIdentity? = nil,
+        _ change: (inout PushClientOptions) -> Void = { _ in },
+        meanwhile: (PushClient, [PushOutcome]) -> Void = { _, _ in }
+    ) throws -> [PushOutcome] {
+        var options = PushClientOptions(servers: [.production: PushServer(host: "localhost", port: port)])
+        options.authorityFile = files.certificate
+        change(&options)
+        let (news, over) = (DispatchSemaphore(value: 0), DispatchSemaphore(value: 0))
+        let client = PushClient(try identity ?? self.identity(), options) { news.signal() }
+        DispatchQueue.global().async {
+            client.run()
+            over.signal()
+        }
+        client.submit(requests)
+        var outcomes: [PushOutcome] = []
+        while outcomes.count < requests.count {
+            news.wait()
+            let some = client.collect()
+            outcomes += some
+            meanwhile(client, some)
+        }
+        client.stop(patience: .zero)
+        over.wait()
+        #expect(outcomes.count == requests.count, "each has exactly one")
+        return outcomes
+    }
+
+    private func status(_ outcome: PushOutcome) -> Int32? {
+        if case .answered(let answer) = outcome.end { answer.status } else { nil }
+    }
+
+    private func failure(_ outcome: PushOutcome) -> PushFailure? {
+        if case .unanswered(let failure) = outcome.end { failure } else { nil }
+    }
+
+    @Test func `2,000 answers of 410 on one connection: no stall, no second send`() throws {
+        let apns = try server(answer: { .dead(at: 1_508_249_865_488 + Int64($0.ordinal)) })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...2000), to: apns.port) { $0.connections = 1 }
+        #expect(outcomes.allSatisfy { status($0) == 410 && $0.sends == 1 })
+        #expect(
+            outcomes.allSatisfy { outcome in
+                guard case .answered(let answer) = outcome.end else { return false }
+                return answer.apnsID == outcome.request.id
+                    && answer.body?.hasPrefix(#"{"reason":"Unregistered","timestamp":15082"#) == true
+            })
+        #expect(apns.records.requests == 2000 && apns.records.connections == 1)
+    }
+
+    @Test func `while a connection is not proven it gets one request, and no other is opened for the rest`() throws {
+        let apns = try server({ $0.provesFirst = true })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...3000), to: apns.port) { $0.connections = 2 }
+        #expect(outcomes.allSatisfy { status($0) == 200 && $0.sends == 1 })
+        #expect(apns.records.connections <= 2 && apns.records.faults == [])
+        #expect(apns.records.mostStreams <= 500)
+    }
+
+    @Test func `both environments, each with its server, and a server that allows few streams`() throws {
+        let (production, sandbox) = (try server({ $0.maximumStreams = 3 }), try server({ $0.sandbox = true }))
+        defer {
+            production.stop()
+            sandbox.stop()
+        }
+        let mixed = (1...400).map {
+            request($0, environment: $0 % 2 == 0 ? .production : .sandbox, token: String(format: "%064x", $0))
+        }
+        let outcomes = try send(mixed, to: production.port) {
+            $0.servers[.sandbox] = PushServer(host: "localhost", port: sandbox.port)
+        }
+        #expect(outcomes.allSatisfy { status($0) == 200 })
+        #expect(production.records.count(200) == 200 && sandbox.records.count(200) == 200)
+        #expect(production.records.mostStreamsOfOneConnection <= 3 && production.records.connections <= 2)
+        for outcome in outcomes {
+            guard case .answered(let answer) = outcome.end else { continue }
+            #expect((answer.uniqueID != nil) == (outcome.request.address.environment == .sandbox))
+        }
+    }
+
+    // What is sent again -----------------------------------------------------------------------------------------------
+
+    @Test func `an expired provider token is made anew, once, and the request goes out again with the same apns-id`()
+        throws
+    {
+        let apns = try server()
+        defer { apns.stop() }
+        let old = try files.providerToken(issuedAt: Int64(Date.now.timeIntervalSince1970) - 7200)
+        let new = try files.providerToken()
+        let current = Mutex(old)
+        let renewals = Mutex(0)
+        let identity = PushIdentity(
+            authorization: { current.withLock { $0 } },
+            renew: { refused in
+                renewals.withLock { $0 += 1 }
+                return current.withLock {
+                    $0 = new
+                    return refused == old
+                }
+            })
+        let outcomes = try send(requests(1...200), to: apns.port, identity: identity)
+        #expect(outcomes.allSatisfy { status($0) == 200 && $0.sends <= 2 })
+        #expect(apns.records.count(403, "ExpiredProviderToken") >= 1 && renewals.withLock { $0 } >= 1)
+
+        // A second refusal is an answer.
+        let stubborn = PushIdentity(authorization: { old }, renew: { _ in true })
+        let refused = try send(requests(1...1), to: apns.port, identity: stubborn)
+        #expect(status(refused[0]) == 403 && refused[0].sends == 2)
+    }
+
+    @Test func `a token of another key than the connection's goes out again over a new connection`() throws {
+        let apns = try server(answer: { $0.connection == 1 ? .refused(403, "UnrelatedKeyIdInToken") : nil })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...300), to: apns.port)
+        #expect(outcomes.allSatisfy { status($0) == 200 })
+        #expect(apns.records.connections <= 4)
+        let always = try server(answer: { _ in .refused(403, "UnrelatedKeyIdInToken") })
+        defer { always.stop() }
+        let refused = try send(requests(1...1), to: always.port)
+        #expect(status(refused[0]) == 403 && refused[0].sends == 2)
+    }
+
+    @Test func `GOAWAY in the middle: what was above its last stream goes out again, once`() throws {
+        let apns = try server(answer: {
+            $0.ordinal == 1000 ? .goAway(.init(last: .thisNotProcessed, closing: .afterStreams)) : nil
+        })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...2000), to: apns.port)
+        #expect(outcomes.allSatisfy { status($0) == 200 && $0.sends <= 2 })
+        #expect(apns.records.identifiers.values.allSatisfy { $0 <= 2 })
+        #expect(apns.records.connections <= 4)
+    }
+
+    @Test func `a request that the server refuses twice is told as unanswered`() throws {
+        let apns = try server(answer: { _ in .reset(code: 7) })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...3), to: apns.port)
+        #expect(outcomes.allSatisfy { failure($0) != nil && $0.sends <= 2 })
+        #expect(apns.records.requests <= 6)
+    }
+
+    @Test func `a server that does not answer is not waited for for ever, and its request goes out once more`() throws {
+        let apns = try server(answer: { $0.token?.hasSuffix("5") == true ? .never : nil })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...22), to: apns.port) { $0.answerTimeout = .milliseconds(300) }
+        let silent = outcomes.filter { $0.request.address.token.bytes.last! & 15 == 5 }
+        #expect(silent.count == 2)
+        #expect(
+            silent.allSatisfy { failure($0)?.kind == .timeout && failure($0)?.mayHaveArrived == true && $0.sends == 2 })
+        #expect(outcomes.count { status($0) == 200 } == 20)
+    }
+
+    @Test func `a connection that is dropped loses no request`() throws {
+        let apns = try server()
+        defer { apns.stop() }
+        let drops = Mutex(0)
+        let outcomes = try send(requests(1...3000), to: apns.port) { _ in
+        } meanwhile: { _, outcomes in
+            if outcomes.count > 0,
+                drops.withLock({ drops in
+                    drops += 1
+                    return drops == 3
+                })
+            {
+                apns.dropConnections()
+            }
+        }
+        #expect(outcomes.allSatisfy { $0.sends <= 2 })
+        #expect(outcomes.count { status($0) == 200 } >= 2500)
+        #expect(outcomes.allSatisfy { status($0) == 200 || failure($0)?.mayHaveArrived == true })
+    }
+
+    // Who is trusted ---------------------------------------------------------------------------------------------------
+
+    @Test func `a server that nobody vouches for, or of another name, is sent nothing`() throws {
+        let apns = try server()
+        defer { apns.stop() }
+        let stranger = try TestAuthority()
+        let outcomes = try send(requests(1...5), to: apns.port) { $0.authorityFile = stranger.certificate }
+        #expect(outcomes.contains { failure($0)?.kind == .tls })
+        #expect(outcomes.allSatisfy { failure($0)?.mayHaveArrived == false && $0.sends == 0 })
+        let misnamed = try send(requests(1...1), to: apns.port) {
+            $0.servers[.production] = PushServer(host: "127.0.0.2", port: apns.port)
+        }
+        #expect(failure(misnamed[0])?.kind == .tls || failure(misnamed[0])?.kind == .connect)
+        #expect(apns.records.requests == 0)
+    }
+
+    @Test func `a server that speaks HTTP/1.1 only is sent nothing`() throws {
+        let server = Process()
+        server.executableURL = URL(fileURLWithPath: "/usr/bin/env")
+        server.arguments = [
+            "openssl", "s_server", "-accept", "0", "-cert", files.server.certificate, "-key", files.server.key, "-alpn",
+            "http/1.1",
+        ]
+        let (input, output) = (Pipe(), Pipe())
+        server.standardInput = input
+        server.standardOutput = output
+        server.standardError = FileHandle.nullDevice
+        try server.run()
+        defer {
+            server.terminate()
+            server.waitUntilExit()
+        }
+        var said = ""
+        while !said.contains("ACCEPT"),
+            let more = String(data: output.fileHandleForReading.availableData, encoding: .utf8), !more.isEmpty
+        {
+            said += more
+        }
+        let port = try #require(
+            Int(
+                said.split(whereSeparator: \.isNewline).first { $0.hasPrefix("ACCEPT") }?.split(separator: ":").last
+                    ?? ""))
+        let outcomes = try send(requests(1...1), to: port)
+        #expect(failure(outcomes[0])?.kind == .protocolError, "\(outcomes)")
+        #expect(outcomes[0].sends == 0 && failure(outcomes[0])?.mayHaveArrived == false)
+    }
+
+    @Test func `a client certificate proves who sends`() throws {
+        let apns = try server({
+            $0.clientAuthority = files.certificate
+            $0.signingKeys = []
+        })
+        defer { apns.stop() }
+        let pair = try files.clientCertificate("client-\(UUID().uuidString.prefix(8))", topic: "com.example.app")
+        let certificate = try ClientCertificate(
+            pem: [UInt8](Data(contentsOf: URL(fileURLWithPath: pair.certificate))),
+            key: [UInt8](Data(contentsOf: URL(fileURLWithPath: pair.key))), at: .now)
+        let identity = PushIdentity(certificateChainPEM: certificate.chainPEM, keyPEM: certificate.keyPEM)
+        let outcomes = try send(requests(1...50), to: apns.port, identity: identity)
+        #expect(outcomes.allSatisfy { status($0) == 200 })
+    }
+
+    // What is said -----------------------------------------------------------------------------------------------------
+
+    @Test func `every header is as it was asked for, and none is there that was not`() throws {
+        let apns = try server()
+        defer { apns.stop() }
+        var full = request(1, token: "ABCDEF", collapseID: "thread 12")
+        full.priority = 5
+        full.expiration = 1_800_000_000
+        full.payload = Array(#"{"aps":{"alert":"ü"}}"#.utf8)
+        let outcomes = try send([full, request(2, token: "aa")], to: apns.port)
+        #expect(outcomes.allSatisfy { status($0) == 200 })
+        let seen = apns.records.exchanges.map(\.request).sorted { $0.apnsID < $1.apnsID }
+        #expect(seen[0].token == "abcdef" && seen[0].topic == "com.example.app" && seen[0].pushType == "alert")
+        #expect(seen[0].priority == "5" && seen[0].expiration == "1800000000" && seen[0].collapseID == "thread 12")
+        #expect(seen[0].apnsID == full.id && seen[0].payload == full.payload)
+        #expect(seen[1].priority == nil && seen[1].expiration == nil && seen[1].collapseID == nil)
+    }
+
+    @Test func `at the stop what waits is given back, and what is under way is waited for`() throws {
+        let apns = try server(answer: { _ in FakeAnswer.accepted.delayed(by: .milliseconds(50)) })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...500), to: apns.port) {
+            $0.inFlight = 10
+        } meanwhile: { client, outcomes in
+            if !outcomes.isEmpty { client.stop(patience: .seconds(30)) }
+        }
+        let (sent, withdrawn) = (outcomes.count { status($0) == 200 }, outcomes.count { $0.end == .withdrawn })
+        #expect(sent > 0 && withdrawn > 0 && sent + withdrawn == 500)
+        #expect(apns.records.requests == sent, "what was given back was never sent")
+    }
+}
