@@ -110,7 +110,7 @@ struct Setting: Sendable {
             "How long requests are kept that the gate suppressed or that were given up."),
         Setting(
             "send.in_flight", .integer(1...1000), "500", reloadable: false,
-            "The most requests that a credential has under way at once."),
+            "The most requests that a credential has under way to a server."),
         Setting(
             "send.connections", .integer(1...100), "2", reloadable: false,
             "The most connections of a credential to one of Apple's servers."),
