@@ -84,7 +84,7 @@ let package = Package(
         .executableTarget(
             name: "tokenkeeper-bench",
             dependencies: [
-                "CLibPQ", "TokenLedger", "TokenModel", "LedgerTestSupport",
+                "APNsFeedback", "CLibPQ", "TokenLedger", "TokenModel", "LedgerTestSupport",
                 .product(name: "ArgumentParser", package: "swift-argument-parser"),
             ],
             path: "Benchmarks/tokenkeeper-bench",

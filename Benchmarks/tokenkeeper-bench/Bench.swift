@@ -2,16 +2,23 @@ import ArgumentParser
 import Foundation
 import LedgerTestSupport
 
-/// `make bench`: measures the daemon beside bare SQL and other queues, on a PostgreSQL of its own.
+/// `make bench`: measures the daemon beside bare SQL and other queues, on a PostgreSQL of its own, and beside other senders.
 @main
 struct Bench: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "tokenkeeper-bench",
-        abstract: "Measures tokenkeeperd, which stands beside this program, on a private PostgreSQL.")
+        abstract: "Measures tokenkeeperd, which stands beside this program, on a private PostgreSQL.",
+        subcommands: [MeasureCommand.self, PushCommand.self], defaultSubcommand: MeasureCommand.self)
+}
+
+/// What is done unless something else is asked for.
+struct MeasureCommand: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        commandName: "measure", abstract: "Measures, and writes the report.")
 
     /// The measurements, by the names that `--only` takes.
     enum Measurement: String, CaseIterable {
-        case drain, peers, ledger, hostile, freshness, sweep, gate, register, producers, footprint, publication
+        case drain, peers, ledger, hostile, freshness, sweep, gate, register, producers, footprint, publication, sending
 
         /// Whether it needs the large ledger.
         var isLarge: Bool { [.ledger, .sweep, .gate].contains(self) }
@@ -30,9 +37,12 @@ struct Bench: ParsableCommand {
         let chosen = try only.map(Self.measurements) ?? Set(Measurement.allCases)
         let scale = quick ? Scale.quick : .full
         let cluster = try PrivateCluster()
-        let report = Report()
+        let (report, sendingReport) = (Report(), Report())
         let machine = try Machine(cluster)
-        let paper = Paper(report: report, machine: machine, scale: scale, isQuick: quick, isWhole: only == nil)
+        let paper = Paper(
+            .ledger, report: report, machine: machine, scale: scale, isQuick: quick, isWhole: only == nil)
+        // A page of its own, so that it can be measured anew without the hour that the rest takes.
+        let sendingPaper = Paper(.sending, report: sendingReport, machine: machine, scale: scale, isQuick: quick)
         // An hour of figures is not lost when the end is not reached.
         report.onEach = { try? paper.write(to: output) }
         let workload = Workload(tokens: scale.tokens)
@@ -69,10 +79,21 @@ struct Bench: ParsableCommand {
         report.attempt("publication", chosen.contains(.publication)) {
             try PublicationMeasurement(scale: scale, report: report).run()
         }
-        report.isFinished = true
-        try paper.write(to: output)
-        print(paper.markdown)
-        if !report.failures.isEmpty { throw ExitCode.failure }
+        sendingReport.attempt("sending", chosen.contains(.sending)) {
+            try SendingMeasurement(scale: scale, report: sendingReport).run()
+            try OutboxMeasurement(
+                cluster: cluster, scale: scale, report: sendingReport, template: template, workload: workload
+            ).run()
+        }
+        let written =
+            (chosen != [.sending] ? [(report, paper)] : [])
+            + (chosen.contains(.sending) ? [(sendingReport, sendingPaper)] : [])
+        for (report, paper) in written {
+            report.isFinished = true
+            try paper.write(to: output)
+            print(paper.markdown)
+        }
+        if written.contains(where: { !$0.0.failures.isEmpty }) { throw ExitCode.failure }
     }
 
     /// Those of the measurements that were chosen, on one ledger.

@@ -28,6 +28,12 @@ struct Machine {
         settings = cluster.settings
     }
 
+    /// The averages of how many processes wanted a core, now.
+    static var load: String {
+        let text = (try? String(contentsOfFile: "/proc/loadavg", encoding: .utf8)) ?? ""
+        return text.split(separator: " ").prefix(3).joined(separator: ", ")
+    }
+
     /// What was built, where this runs in a checkout.
     private static var commit: String {
         guard let run = try? ProgramRun(["git", "rev-parse", "--short", "HEAD"]), run.status == 0 else { return "" }

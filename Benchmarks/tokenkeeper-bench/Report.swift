@@ -30,6 +30,12 @@ final class Report {
         add(Finding(measure: measure, figure: figure))
     }
 
+    /// What is right or wrong, whatever time it took.
+    func check(_ measure: String, _ figure: String, target: String, isReached: Bool) {
+        if !isReached { failures.append((measure, "\(figure), expected \(target)")) }
+        add(Finding(measure: measure, figure: figure, target: target, isReached: isReached))
+    }
+
     /// A figure that shall be at least, or at most, so much.
     ///
     /// - Parameter verdict: What a referee says of it. What is disqualified has reached nothing.
@@ -40,7 +46,7 @@ final class Report {
         let target =
             least.map { "at least \(Self.plain($0))\(unit)" } ?? most.map { "at most \(Self.plain($0))\(unit)" }
         let isReached = least.map { spread.median >= $0 } ?? most.map { spread.median <= $0 }
-        if verdict != nil { failures.append((measure, "another ledger")) }
+        if let verdict { failures.append((measure, verdict)) }
         add(
             Finding(
                 measure: measure + (verdict.map { " **\($0)**" } ?? ""), figure: spread.text(digits, unit: unit),

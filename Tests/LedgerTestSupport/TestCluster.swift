@@ -153,7 +153,8 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         return TestDatabase(cluster: self, name: name)
     }
 
-    static func freePort() throws -> Int {
+    /// A port of 127.0.0.1 that nobody listens on.
+    public static func freePort() throws -> Int {
         let listener = socket(AF_INET, Int32(SOCK_STREAM.rawValue), 0)
         defer { close(listener) }
         var address = sockaddr_in(family: AF_INET, port: 0, loopback: ())

@@ -1,0 +1,81 @@
+import APNsFeedback
+import ArgumentParser
+import Foundation
+import LedgerTestSupport
+import Synchronization
+import TokenModel
+
+/// `tokenkeeper-bench push`: the daemon's client in a process of its own, so that processor time and memory are its own.
+///
+/// Requests are made as it goes, and submitted and collected at the daemon's pace: a second lot waits behind what is under way.
+struct PushCommand: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        commandName: "push", abstract: "Sends requests with the daemon's client, and prints what came of it as JSON.",
+        shouldDisplay: false)
+
+    @Option var port: Int
+    @Option var authorityFile: String
+    @Option var keyFile: String
+    @Option var requests: Int
+    @Option var inFlight = 500
+    @Option var connections = 2
+
+    @Flag(help: "Print what libcurl does to standard error.")
+    var trace = false
+
+    /// As the daemon's, between two turns.
+    private static let pace: useconds_t = 5000
+
+    func run() throws {
+        let token = try SendingWork.providerToken(keyFile: keyFile)
+        let sink: @Sendable (String) -> Void = { line in Progress.say(line) }
+        let bell = DispatchSemaphore(value: 0)
+        let client = PushClient(
+            PushIdentity(authorization: { try token.text(at: .now) }),
+            PushClientOptions(
+                servers: [.production: PushServer(host: "localhost", port: port)], authorityFile: authorityFile,
+                inFlight: inFlight, connections: connections, trace: trace ? sink : nil),
+            ended: { bell.signal() })
+        let thread = Thread { client.run() }
+        thread.start()
+        let tokens = try (0..<SendingWork.tokens).map { number in
+            guard let token = DeviceToken(hex: SendingWork.token(number)), let topic = Topic(SendingWork.topic) else {
+                throw TestFailure("no token")
+            }
+            return TokenAddress(environment: .production, topic: topic, token: token)
+        }
+        let payload = Array(SendingWork.payload.utf8)
+        func request(_ number: Int) -> PushRequest {
+            PushRequest(
+                address: tokens[number % tokens.count], payload: payload, pushType: .alert,
+                id: UUID().uuidString.lowercased())
+        }
+
+        var (submitted, ended, sends) = (0, 0, 0)
+        var account = SendingClient.Account(seconds: 0, answers: [:], memory: [])
+        let start = ContinuousClock.now
+        while ended < requests {
+            let room = min(requests - submitted, 2 * inFlight - (submitted - ended))
+            if room > 0 {
+                client.submit((submitted..<submitted + room).map(request))
+                submitted += room
+            }
+            bell.wait()
+            usleep(Self.pace)
+            for outcome in client.collect() {
+                guard case .answered(let answer) = outcome.end else { throw TestFailure("\(outcome.end)") }
+                sends += outcome.sends
+                account.answers[Int(answer.status), default: 0] += 1
+                ended += 1
+                if ended == requests / 4 || ended == requests {
+                    account.memory?.append(ProcessorTime.kilobytes("VmRSS", of: getpid()) * 1024)
+                }
+            }
+        }
+        account.seconds = start.duration(to: .now) / .seconds(1)
+        account.sends = sends
+        account.connections = client.state.connectionsOpened
+        client.stop(patience: Duration.seconds(5))
+        print(String(decoding: try JSONEncoder().encode(account), as: UTF8.self))
+    }
+}

@@ -1,0 +1,95 @@
+import Foundation
+import LedgerTestSupport
+
+/// A client that sends so many requests, as a process of its own, and what it says of itself.
+struct SendingClient {
+    let name: String
+    /// What it is started with.
+    let command: (_ server: SendingServer, _ requests: Int) throws -> [String]
+    /// Reads what it has printed.
+    let account: (_ printed: String) throws -> Account
+
+    /// What a client says that it has done.
+    struct Account: Codable {
+        /// From the first request to the last answer, the making of connections included.
+        var seconds: Double
+        /// How many answers there were, by status.
+        var answers: [Int: Int]
+        var connections: Int?
+        /// How often a request went to a connection, where it tells that.
+        var sends: Int?
+        /// Resident memory in bytes when a quarter was answered, and when all were.
+        var memory: [Int]?
+    }
+
+    /// A client may not take longer.
+    private static let patience = 600
+
+    /// - Returns: The sample, in which the server's time is that of the process sent to, and the daemon's is the client's.
+    func send(_ requests: Int, to server: SendingServer) throws -> (sample: Sample, account: Account) {
+        let command = ["timeout", "\(Self.patience)"] + (try self.command(server, requests))
+        let server = server.pid
+        let (before, serverBefore) = (Self.childrenSeconds, ProcessorTime.seconds(of: server))
+        let run = try ProgramRun(command)
+        let (after, serverAfter) = (Self.childrenSeconds, ProcessorTime.seconds(of: server))
+        guard run.status == 0 else {
+            throw TestFailure("\(name): exit \(run.status): \(run.errors.suffix(2000)) \(run.output.suffix(500))")
+        }
+        let account = try account(run.output)
+        let sample = Sample(
+            rows: requests, seconds: account.seconds, serverSeconds: serverAfter - serverBefore,
+            daemonSeconds: after - before)
+        return (sample, account)
+    }
+
+    /// What the processes have used that we started and that have ended: while a client runs no other one ends.
+    private static var childrenSeconds: Double {
+        var usage = rusage()
+        getrusage(__rusage_who_t(RUSAGE_CHILDREN.rawValue), &usage)
+        func seconds(_ time: timeval) -> Double { Double(time.tv_sec) + Double(time.tv_usec) / 1_000_000 }
+        return seconds(usage.ru_utime) + seconds(usage.ru_stime)
+    }
+
+    // MARK: - The three
+
+    static let inFlight = 500
+    static let connections = 2
+
+    /// The daemon's own client, by this program's mode `push`.
+    static func ours(_ work: SendingWork, name: String = "tokenkeeperd's client", connections: Int = connections)
+        -> SendingClient
+    {
+        SendingClient(name: name) { server, requests in
+            [
+                "/proc/\(getpid())/exe", "push", "--port", "\(server.port)", "--authority-file", work.authorityFile,
+                "--key-file", work.keyFile, "--requests", "\(requests)", "--in-flight", "\(inFlight)",
+                "--connections", "\(connections)",
+            ]
+        } account: { printed in
+            try JSONDecoder().decode(Account.self, from: Data(printed.utf8))
+        }
+    }
+
+    /// nghttp2's own load generator. It verifies no certificate, and keeps no answer.
+    static func h2load(_ work: SendingWork) -> SendingClient {
+        SendingClient(name: "h2load") { server, requests in
+            [
+                "h2load", "-n", "\(requests)", "-c", "\(connections)", "-m", "\(inFlight / connections)",
+                "-i", try work.addresses(port: server.port), "-d", work.payloadFile,
+                "-H", "apns-topic: \(SendingWork.topic)", "-H", "apns-push-type: alert",
+                "-H", "authorization: bearer \(try work.providerToken())",
+            ]
+        } account: { printed in
+            // finished in 3.21s, …  |  status codes: 100000 2xx, 0 3xx, 0 4xx, 0 5xx
+            guard let seconds = printed.firstMatch(of: #/finished in ([0-9.]+)(m?)s/#),
+                let value = Double(seconds.1),
+                let codes = printed.firstMatch(
+                    of: #/status codes: ([0-9]+) 2xx, ([0-9]+) 3xx, ([0-9]+) 4xx, ([0-9]+) 5xx/#)
+            else { throw TestFailure("h2load says: \(printed.suffix(1000))") }
+            let counts = [codes.1, codes.2, codes.3, codes.4].map { Int($0) ?? 0 }
+            return Account(
+                seconds: seconds.2.isEmpty ? value : value / 1000,
+                answers: Dictionary(uniqueKeysWithValues: zip([200, 300, 400, 500], counts)).filter { $1 > 0 })
+        }
+    }
+}

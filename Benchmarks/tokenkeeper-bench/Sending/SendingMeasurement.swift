@@ -1,0 +1,139 @@
+import Foundation
+import LedgerTestSupport
+
+/// The daemon's client beside others that send the same to the same server.
+struct SendingMeasurement {
+    let scale: Scale
+    let report: Report
+
+    /// What is called flat: it may be so many times what it was when a quarter was sent.
+    private static let flat = 1.1
+    private static let gone = 2000
+
+    func run() throws {
+        report.note("load of the machine when this began (1, 5, 15 minutes)", Machine.load)
+        let work = try SendingWork()
+        // Makes keys and certificates, which all others use.
+        try SendingServer(.validating, work).stop()
+        try validating(work)
+        try plain(work)
+        try gone(work)
+    }
+
+    private func validating(_ work: SendingWork) throws {
+        let (ours, h2load) = (SendingClient.ours(work), SendingClient.h2load(work))
+        var rivals: [(client: SendingClient, requests: Int)] = [(ours, scale.sends), (h2load, scale.sends)]
+        var without: String?
+        do {
+            let python = try AIOAPNs(work)
+            report.note("aioapns is", python.versions)
+            rivals.append((python.client(work), scale.sends / 10))
+        } catch {
+            Progress.say("no aioapns: \(error)")
+            without = "not measured: it could not be installed from PyPI"
+        }
+        let referee = SendingReferee()
+        var growth: [Double] = []
+        var memory: [Double] = []
+        var connections: [Double] = []
+        let contest = try Contest(
+            "\(Scale.short(scale.sends)) requests, \(SendingServer.Kind.validating.rawValue)", rounds: scale.rounds,
+            rivals.map { client, requests in
+                Contest.Contestant(name: client.name) { round in
+                    let server = try SendingServer(.validating, work)
+                    let (sample, account) = try client.send(requests, to: server)
+                    let counted = try server.stop()
+                    referee.note(client.name, requests: requests, account, counted)
+                    if let memories = account.memory, let first = memories.first, let last = memories.last {
+                        growth.append(Double(last) / Double(first))
+                        memory.append(Double(last) / 1_000_000)
+                        connections.append(Double(counted?.connections ?? 0))
+                    }
+                    return sample
+                }
+            })
+        report.add(contest)
+        let verdict = referee.verdict(ours.name)
+        let measure = "requests a second, \(SendingServer.Kind.validating.rawValue), over"
+        report.compare(
+            "\(measure) h2load", contest.ratio(ours.name, over: h2load.name), atLeast: 0.6,
+            verdict: verdict ?? referee.verdict(h2load.name))
+        if let without {
+            report.note("\(measure) aioapns", without)
+        } else {
+            report.compare(
+                "\(measure) aioapns", contest.ratio(ours.name, over: AIOAPNs.name), atLeast: 5,
+                verdict: verdict ?? referee.verdict(AIOAPNs.name))
+        }
+        report.compare(
+            "processor time of the client a request", contest.cpu(ours.name, \.daemonSeconds), atMost: 120, digits: 1,
+            unit: " µs", verdict: verdict)
+        report.compare(
+            "its memory (RSS) at the end over that after a quarter", Spread(growth), atMost: Self.flat, digits: 3,
+            verdict: verdict)
+        report.compare("its memory (RSS) at the end", Spread(memory), digits: 1, unit: " MB")
+        report.compare("its connections", Spread(connections), atMost: Double(SendingClient.connections), digits: 0)
+    }
+
+    private func plain(_ work: SendingWork) throws {
+        let (ours, h2load) = (SendingClient.ours(work), SendingClient.h2load(work))
+        let referee = SendingReferee()
+        var repeats: [Double] = []
+        let contest = try Contest(
+            "\(Scale.short(scale.sends)) requests, \(SendingServer.Kind.plain.rawValue)", rounds: scale.rounds,
+            [ours, h2load].map { client in
+                Contest.Contestant(name: client.name) { _ in
+                    let server = try SendingServer(.plain, work)
+                    let (sample, account) = try client.send(scale.sends, to: server)
+                    try server.stop()
+                    referee.note(client.name, requests: scale.sends, account, nil)
+                    if let sends = account.sends { repeats.append(Double(sends - scale.sends)) }
+                    return sample
+                }
+            })
+        report.add(contest)
+        report.compare(
+            "requests a second, \(SendingServer.Kind.plain.rawValue), over h2load",
+            contest.ratio(ours.name, over: h2load.name),
+            verdict: referee.verdict(ours.name) ?? referee.verdict(h2load.name))
+        report.compare(
+            "requests that it sent a second time, of \(scale.sends), since nghttpd closed the connection",
+            Spread(repeats), digits: 0)
+    }
+
+    /// Answers that close nothing and repeat nothing: each request arrives once, and all on one connection.
+    private func gone(_ work: SendingWork) throws {
+        let answer =
+            #"{"rules": [{"match": {}, "answer": {"status": 410, "reason": "Unregistered", "timestamp": 1508249865488}}]}"#
+        let server = try SendingServer(.validating, work, script: answer)
+        let client = SendingClient.ours(work, connections: 1)
+        let account = try client.send(Self.gone, to: server).account
+        let counted = try server.stop()
+        let (requests, connections) = (counted?.requests ?? 0, counted?.connections ?? 0)
+        report.check(
+            "\(Self.gone) answers of 410",
+            "\(requests) requests, \(account.answers[410] ?? 0) answers, \(connections) connections",
+            target: "\(Self.gone) requests, \(Self.gone) answers, 1 connection",
+            isReached: requests == Self.gone && counted?.outcomes == ["410 Unregistered": Self.gone]
+                && account.answers == [410: Self.gone] && connections == 1)
+    }
+}
+
+/// Who has sent something else than was asked for, by its own account and by the server's.
+private final class SendingReferee {
+    private var faults: [String: String] = [:]
+
+    func note(_ name: String, requests: Int, _ account: SendingClient.Account, _ counted: SendingServer.Report?) {
+        var wrong: [String] = []
+        if account.answers != [200: requests] { wrong.append("it has \(account.answers) answers") }
+        if counted != nil, let sends = account.sends, sends != requests { wrong.append("it sent \(sends)") }
+        if let counted, counted.outcomes != ["200": requests] || !counted.faults.isEmpty {
+            wrong.append("the server saw \(counted.outcomes) and \(counted.faults.prefix(3))")
+        }
+        if wrong.isEmpty { return }
+        faults[name] = "DISQUALIFIED: \(name): of \(requests) requests \(wrong.joined(separator: ", "))"
+        Progress.say(faults[name] ?? "")
+    }
+
+    func verdict(_ name: String) -> String? { faults[name] }
+}
