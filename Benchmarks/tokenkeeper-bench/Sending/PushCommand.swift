@@ -45,10 +45,13 @@ struct PushCommand: ParsableCommand {
             return TokenAddress(environment: .production, topic: topic, token: token)
         }
         let payload = Array(SendingWork.payload.utf8)
+        // Foundation opens a file for each UUID: one and a number are as unlike as the daemon's, which come from the database.
+        let prefix = UUID().uuidString.lowercased().prefix(24)
         func request(_ number: Int) -> PushRequest {
-            PushRequest(
-                address: tokens[number % tokens.count], payload: payload, pushType: .alert,
-                id: UUID().uuidString.lowercased())
+            let digits = String(number, radix: 16)
+            let id = prefix + String(repeating: "0", count: 12 - digits.count) + digits
+            return PushRequest(
+                address: tokens[number % tokens.count], payload: payload, pushType: .alert, id: String(id))
         }
 
         var (submitted, ended, sends) = (0, 0, 0)
