@@ -41,10 +41,13 @@ internal import CCurl
         unsafe curl_multi_remove_handle(handle, transfer.easy)
     }
 
-    /// Reads and writes whatever is possible without waiting.
+    /// Reads and writes whatever is possible without waiting. What is written goes out when it is over, in full packets:
+    /// libcurl writes each frame by itself, three a request.
     func perform() {
         var running: Int32 = 0
+        sockets.holdBack(true)
         unsafe curl_multi_perform(handle, &running)
+        sockets.holdBack(false)
     }
 
     /// The next transfer that has ended, and how; it is still to be removed.

@@ -25,6 +25,17 @@ internal import Glibc
         open.last { Self.localPort(of: $0) == localPort }
     }
 
+    /// Whether what is written to open sockets waits until a packet is full (`TCP_CORK`, tcp(7)), or goes at once.
+    ///
+    /// One that is opened meanwhile is not held back; letting it go changes nothing.
+    func holdBack(_ isHeld: Bool) {
+        var value: Int32 = isHeld ? 1 : 0
+        for socket in open {
+            _ = unsafe setsockopt(
+                socket, Int32(IPPROTO_TCP), TCP_CORK, &value, socklen_t(MemoryLayout<Int32>.size))
+        }
+    }
+
     /// Ends a connection for both sides: libcurl finds it dead, and so do all requests on it.
     static func shutDown(_ socket: Int32) {
         shutdown(socket, Int32(SHUT_RDWR))
