@@ -244,7 +244,8 @@ import TokenModel
         server.standardError = FileHandle.nullDevice
         try server.run()
         defer {
-            server.terminate()
+            // Other tests block SIGTERM, and what is started meanwhile inherits that.
+            kill(server.processIdentifier, SIGKILL)
             server.waitUntilExit()
         }
         var said = ""
