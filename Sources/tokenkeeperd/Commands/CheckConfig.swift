@@ -13,8 +13,9 @@ struct CheckConfig: ParsableCommand {
     func run() throws {
         Signals.unblock()
         let configuration = try options.load()
-        let credentials = try options.loadCredentials(of: configuration)
+        // For a reload, which cannot read what systemd hands over at the start only: credentials take a restart anyway.
         if quiet { return }
+        let credentials = try options.loadCredentials(of: configuration)
         let ofCredentials = configuration.values.keys.filter { $0.hasPrefix("credential.") }.sorted()
         for setting in (Setting.table.map(\.key) + ofCredentials).compactMap(Setting.named) {
             let found = configuration.values[setting.key]

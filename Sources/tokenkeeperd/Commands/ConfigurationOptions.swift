@@ -59,10 +59,7 @@ struct ConfigurationOptions: ParsableArguments {
 
     /// Reads the files of the credentials of APNs; on any problem says them all and ends the process.
     func loadCredentials(of configuration: Configuration) throws -> [LoadedCredential] {
-        let folder = ProcessInfo.processInfo.environment["CREDENTIALS_DIRECTORY"]
-        // systemd names the folder to ExecReload too, where it is not there; and credentials take a restart anyway.
-        if let folder, !FileManager.default.fileExists(atPath: folder) { return [] }
-        let handedOver = folder.map { [$0 + "/apns_"] } ?? []
+        let handedOver = ProcessInfo.processInfo.environment["CREDENTIALS_DIRECTORY"].map { [$0 + "/apns_"] } ?? []
         var credentials: [LoadedCredential] = []
         var problems: [String] = []
         for settings in configuration.credentials {
