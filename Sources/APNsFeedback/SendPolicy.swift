@@ -13,27 +13,13 @@ public struct SendPolicy: Sendable, Equatable {
 
     /// What one outcome means.
     public struct Step: Sendable, Equatable {
-        public var fate: Fate
+        public var fate: RequestFate
         public var blame: Blame
 
-        public init(_ fate: Fate, _ blame: Blame = .nobody) {
+        public init(_ fate: RequestFate, _ blame: Blame = .nobody) {
             self.fate = fate
             self.blame = blame
         }
-    }
-
-    /// What becomes of the request.
-    public enum Fate: Sendable, Equatable {
-        /// It was answered, and that is all.
-        case answered
-        /// Given up, for the reason told.
-        case failed(String)
-        /// Tried again after the pause, because of what is told.
-        case later(Duration, String)
-        /// It may have been delivered, but no answer came: tried again after the pause, once.
-        case cut(Duration, String)
-        /// It waits again, as if it had not been tried; with a pause or without.
-        case returned(Duration?)
     }
 
     /// Whom the outcome speaks of, beside the request.
@@ -124,13 +110,13 @@ public struct SendPolicy: Sendable, Equatable {
     }
 
     /// Another try, unless it would come too late.
-    private func again(after pause: Duration, _ words: String, _ attempt: Try) -> Fate {
-        let at = attempt.now.advanced(byMicroseconds: Self.microseconds(pause))
+    private func again(after pause: Duration, _ words: String, _ attempt: Try) -> RequestFate {
+        let at = attempt.now.advanced(byMicroseconds: pause.microseconds)
         if let expiration = attempt.of.expiration, expiration > 0, at.microseconds / 1_000_000 >= expiration {
             return .failed("\(words); its expiration comes before another try")
         }
         if attempt.of.expiration == 0 { return .failed("\(words); its expiration allows one try only") }
-        if at > attempt.firstSentAt.advanced(byMicroseconds: Self.microseconds(giveUpAfter)) {
+        if at > attempt.firstSentAt.advanced(byMicroseconds: giveUpAfter.microseconds) {
             return .failed("\(words); given up after \(attempt.attempts + 1) tries")
         }
         return .later(pause, words)
@@ -139,9 +125,5 @@ public struct SendPolicy: Sendable, Equatable {
     /// A pause that doubles with each try in vain, up to a limit.
     private static func growing(_ first: Duration, _ attempts: Int, to longest: Duration) -> Duration {
         min(first * (1 << min(max(attempts, 0), 16)), longest)
-    }
-
-    private static func microseconds(_ duration: Duration) -> Int64 {
-        duration.components.seconds * 1_000_000 + duration.components.attoseconds / 1_000_000_000_000
     }
 }

@@ -35,11 +35,6 @@ extension Duration {
     package var milliseconds: Int64 {
         components.seconds * 1000 + components.attoseconds / 1_000_000_000_000_000
     }
-
-    /// Whole microseconds, rounded down.
-    package var microseconds: Int64 {
-        components.seconds * 1_000_000 + components.attoseconds / 1_000_000_000_000
-    }
 }
 
 extension Connection {

@@ -122,6 +122,35 @@ import TokenModel
         #expect(try count("send_request") == 0)
     }
 
+    @Test func `what is claimed the client sends: one of the two never lets pass what the other refuses`() throws {
+        try database.psql(
+            #"""
+            INSERT INTO tokenkeeper.send_request (topic, token, payload, push_type, priority, expiration, collapse_id)
+            SELECT t, md5(concat_ws('|', t, p, k, n, e, c)), p::jsonb, k, n, e::timestamptz, c
+            FROM unnest(ARRAY['com.example.app', 'com.example.app.voip', 'com example', 'com.exämple', '', repeat('x', 512), repeat('x', 513)]) AS t,
+                 unnest(ARRAY['{"aps":{"alert":"x"}}', '{"aps":{"content-available":1}}', '{}', format('{"a":"%s"}', repeat('y', 4088)),
+                              format('{"a":"%s"}', repeat('y', 4089)), format('{"a":"%s"}', repeat('y', 5113))]) AS p,
+                 unnest(ARRAY[NULL, 'alert', 'background', 'voip', 'shout']) AS k,
+                 unnest(ARRAY[NULL, 10, 5, 1, 0, 7, -5]) AS n,
+                 unnest(ARRAY[NULL, 'epoch', 'infinity', '1969-12-31Z', '2040-01-01Z']) AS e,
+                 unnest(ARRAY[NULL, '', 'c', 'c d', ' c', 'c ', 'ä', E'c\n', repeat('c', 64), repeat('c', 65)]) AS c
+            WHERE hashtext(concat_ws('|', t, p, k, n, e, c)) % 7 = 0
+            """#, user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        var claimed: [ClaimedRequest] = []
+        var lanes = try outbox.lanes(on: &daemon).due
+        while let lane = lanes.popLast() {
+            while true {
+                let claim = try outbox.claim(lane, most: 1000, backgroundPerHour: 0, on: &daemon)
+                if claim.dueAt == nil { break }
+                claimed += claim.requests
+            }
+        }
+        #expect(claimed.count > 100 && claimed.allSatisfy { $0.request.fault == nil })
+        #expect(Set(claimed.map(\.request.pushType)) == [.alert, .background, .voip])
+        #expect(try count("send_request", "claimed_by IS NULL") == 0 && count("failed_send") > 5000)
+    }
+
     @Test func `garbage never fails a sender's batch, and stays whole`() throws {
         try database.psql(
             """
@@ -278,6 +307,38 @@ import TokenModel
         #expect(later[0].request.id == claimed[3].request.id && later[0].firstSentAt == claimed[3].firstSentAt)
         #expect(try database.psql("SELECT tokenkeeper.requeue_failed()", user: "a_operator") == "1")
         #expect(try claim().map(\.request.id) == [claimed[2].request.id])
+    }
+
+    @Test func `each ending costs the same, however much is in hand`() throws {
+        var daemon = try database.connect()
+        let read = "SELECT pg_stat_get_xact_tuples_returned('tokenkeeper.send_request_claimed'::regclass)"
+        try register(1...300)
+        try enqueue()
+        try daemon.execute("ANALYZE tokenkeeper.send_request")
+        let claimed = try claim(300)
+        let before = Int(try daemon.scalar(read) ?? "") ?? -1
+        try daemon.execute("BEGIN")
+        let fates = "(ARRAY['answered', 'failed', 'later', 'cut', 'returned'])[1 + n % 5]"
+        try daemon.execute(
+            """
+            SELECT tokenkeeper.finish_requests('host/1/1', array_agg(r.request_id), array_agg(\(fates)), array_agg(NULL::integer),
+                array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::timestamptz), array_agg(0::bigint), array_agg(NULL::text))
+            FROM (SELECT request_id, row_number() OVER ()::integer AS n FROM tokenkeeper.send_request ORDER BY request_id + 0) AS r
+            """)
+        let after = Int(try daemon.scalar(read) ?? "") ?? .max
+        try daemon.execute("COMMIT")
+        #expect(claimed.count == 300 && after - before == 0, "\(after - before) index entries for 300 endings")
+        #expect(try count("send_request") == 180)
+    }
+
+    @Test func `what a request must be is asked within the claim, not by a statement for each`() throws {
+        #expect(
+            try !database.psql(
+                """
+                EXPLAIN VERBOSE SELECT tokenkeeper.send_fault(environment, topic, payload, push_type, priority, expiration, collapse_id)
+                FROM tokenkeeper.send_request
+                """
+            ).contains("send_fault("))
     }
 
     @Test func `an answer that the database has no characters for is written down all the same`() throws {

@@ -20,19 +20,6 @@ public struct ClaimedRequest: Hashable, Sendable {
 
 /// What has become of a request that this daemon had in hand.
 public struct RequestEnding: Hashable, Sendable {
-    public enum Fate: Hashable, Sendable {
-        /// APNs has answered, and that is all.
-        case answered
-        /// Given up, for the reason told: to `failed_send`.
-        case failed(String)
-        /// To be tried again after the pause, because of what is told.
-        case later(Duration, String)
-        /// It may have been delivered, but no answer came: to be tried again after the pause, unless that has happened before.
-        case cut(Duration, String)
-        /// It was not sent, and waits again; with a pause or as before.
-        case returned(Duration?)
-    }
-
     /// What APNs answered, for `send_result`.
     public struct Answer: Hashable, Sendable {
         public var status: Int32
@@ -49,13 +36,13 @@ public struct RequestEnding: Hashable, Sendable {
 
     /// Its `request_id`.
     public var number: Int64
-    public var fate: Fate
+    public var fate: RequestFate
     /// Nil where there was none.
     public var answer: Answer?
     /// When the request was started.
     public var sentAt: Instant?
 
-    public init(number: Int64, fate: Fate, answer: Answer? = nil, sentAt: Instant? = nil) {
+    public init(number: Int64, fate: RequestFate, answer: Answer? = nil, sentAt: Instant? = nil) {
         self.number = number
         self.fate = fate
         self.answer = answer
@@ -84,7 +71,7 @@ extension RequestEnding {
     }
 }
 
-extension RequestEnding.Fate {
+extension RequestFate {
     /// As finish_requests calls it.
     var word: String {
         switch self {
@@ -101,14 +88,6 @@ extension RequestEnding.Fate {
         case .answered, .failed: nil
         case .later(let pause, _), .cut(let pause, _): pause
         case .returned(let pause): pause
-        }
-    }
-
-    /// What is told of it, if anything.
-    public var error: String? {
-        switch self {
-        case .answered, .returned: nil
-        case .failed(let error), .later(_, let error), .cut(_, let error): error
         }
     }
 }

@@ -73,14 +73,14 @@ struct CredentialSettings: Equatable, Sendable {
     ) -> Candidate? {
         var best: (candidate: Candidate, fit: Int)?
         for candidate in candidates {
-            guard let fit = settings(candidate).fit((lane.topic, lane.environment)) else { continue }
+            guard let fit = settings(candidate).fit(lane) else { continue }
             if fit > best?.fit ?? -1 { best = (candidate, fit) }
         }
         return best?.candidate
     }
 
     /// How well it fits a topic: the length of what fits; nil when it is not for that topic.
-    func fit(_ lane: (topic: String, environment: String)) -> Int? {
+    func fit(_ lane: Outbox.Lane) -> Int? {
         guard environments.contains(where: { $0.rawValue == lane.environment }) else { return nil }
         return topics.compactMap { pattern in
             if pattern == lane.topic { return Int.max }

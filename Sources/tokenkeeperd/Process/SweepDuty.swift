@@ -60,9 +60,7 @@ struct SweepDuty {
                 }
                 let look = try SweepLease.look(on: &connection)
                 if let last = look.last {
-                    duty.report.lastSweep(
-                        at: Date(timeIntervalSince1970: Double(last.endedAt.microseconds) / 1_000_000),
-                        outcome: last.outcome)
+                    duty.report.lastSweep(at: last.endedAt.date, outcome: last.outcome)
                 }
                 if look.isRequested,
                     let lease = try SweepLease.claim(.requested, holder: daemonID, on: &connection)

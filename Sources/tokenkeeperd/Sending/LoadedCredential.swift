@@ -45,9 +45,8 @@ struct LoadedCredential: Sendable {
                     password = String(text.prefix { !$0.isNewline })
                 }
                 let contents = try bytes(file, of: "certificate_file")
-                let isPEM = contents.starts(with: Array("-----BEGIN".utf8)) || Self.hasBlock(contents)
                 let certificate =
-                    if isPEM {
+                    if Self.isPEM(contents) {
                         try ClientCertificate(
                             pem: contents,
                             key: try settings.certificateKeyFile.map { try bytes($0, of: "certificate_key_file") },
@@ -87,7 +86,7 @@ struct LoadedCredential: Sendable {
     }
 
     /// `openssl pkcs12` writes words before the first block.
-    private static func hasBlock(_ contents: [UInt8]) -> Bool {
+    private static func isPEM(_ contents: [UInt8]) -> Bool {
         guard let text = String(validating: contents, as: UTF8.self) else { return false }
         return text.contains("-----BEGIN")
     }
@@ -123,8 +122,4 @@ extension LoadedCredential: CustomStringConvertible {
         "credential \(settings.name): \(kind) for \(settings.topics.joined(separator: " "))"
             + (expiresAt.map { ", expires \(Vitals.text($0.date))" } ?? "")
     }
-}
-
-extension Instant {
-    var date: Date { Date(timeIntervalSince1970: Double(microseconds) / 1_000_000) }
 }

@@ -39,6 +39,7 @@ struct SendDuty {
         // Twice what can be under way: the next are at hand when answers come.
         var desk = SendingDesk(senders, most: 2 * options.inFlight, digest: SendDigest(logger: duty.logger))
         desk.digest.begins(credentials)
+        let told = LoadedCredential.told(credentials)
         let place = SendersPlace.name(environment: ProcessInfo.processInfo.environment, daemonID: daemonID)
         duty.run(bell: bell) { connection, succeeded in
             var outbox = Outbox(daemonID: daemonID, place: place, lockTimeout: duty.configuration.lockTimeout)
@@ -58,7 +59,7 @@ struct SendDuty {
                     beatAt = .now
                     let trouble = desk.troubles
                     desk.digest.tell(uncovered: desk.uncovered)
-                    try outbox.beat(credentials: LoadedCredential.told(credentials), trouble: trouble, on: &connection)
+                    try outbox.beat(credentials: told, trouble: trouble, on: &connection)
                 }
                 if takenOverAt.map({ $0.duration(to: .now) >= Self.takeOverEvery }) ?? true {
                     takenOverAt = .now

@@ -111,9 +111,8 @@ struct SendingDesk {
         if case .answered(let known) = outcome.end {
             answer = RequestEnding.Answer(status: known.status, body: known.body, apnsID: known.apnsID)
         }
-        let fate = RequestEnding.Fate(step.fate)
-        unwritten.append(RequestEnding(number: claimed.number, fate: fate, answer: answer, sentAt: outcome.sentAt))
-        if let words = fate.error { lastTrouble[line] = words }
+        unwritten.append(RequestEnding(number: claimed.number, fate: step.fate, answer: answer, sentAt: outcome.sentAt))
+        if let words = step.fate.error { lastTrouble[line] = words }
         switch health.note(step, of: lane, by: line.credential, at: .now) {
         case .nothing: break
         case .halt(let reason):
@@ -192,18 +191,5 @@ struct SendingDesk {
     /// Nil where no credential is for it.
     private static func sender(for lane: Outbox.Lane, among senders: [CredentialAtWork]) -> CredentialAtWork? {
         CredentialSettings.best(of: senders, for: lane) { $0.credential.settings }
-    }
-}
-
-extension RequestEnding.Fate {
-    init(_ fate: SendPolicy.Fate) {
-        self =
-            switch fate {
-            case .answered: .answered
-            case .failed(let error): .failed(error)
-            case .later(let pause, let words): .later(pause, words)
-            case .cut(let pause, let words): .cut(pause, words)
-            case .returned(let pause): .returned(pause)
-            }
     }
 }

@@ -1,5 +1,6 @@
 internal import APNsFeedback
 internal import TokenLedger
+internal import TokenModel
 
 /// What outcomes in a row say of a topic, a server and a credential: when to stop, and when to leave one in peace. Pure.
 struct SendingHealth {
@@ -18,8 +19,8 @@ struct SendingHealth {
 
     private var faults: [Outbox.Lane: Int] = [:]
     private var servers: [Line: (troubles: Int, rest: Duration, until: ContinuousClock.Instant?)] = [:]
-    /// The credentials that asked for a pause.
-    private var credentials: [String: ContinuousClock.Instant] = [:]
+    /// Where APNs asked for a pause of the credential, which holds for all that it sends.
+    private var pauses: [Line: ContinuousClock.Instant] = [:]
 
     /// What is to be done about the topic or the server.
     enum Measure: Equatable {
@@ -43,7 +44,7 @@ struct SendingHealth {
         case .topic(let words): return .halt(words)
         case .credential(let pause):
             if isLeftInPeace(line, at: now) { return .nothing }
-            credentials[credential] = now + pause
+            pauses[line] = now + pause
             return .leaveInPeace(pause)
         case .server:
             // Those that were under way when it began say nothing new.
@@ -68,13 +69,13 @@ struct SendingHealth {
 
     /// Those that are.
     func leftInPeace(at now: ContinuousClock.Instant) -> [Line] {
-        servers.keys.filter { isLeftInPeace($0, at: now) }.sorted {
+        Set(servers.keys).union(pauses.keys).filter { isLeftInPeace($0, at: now) }.sorted {
             ($0.credential, $0.environment) < ($1.credential, $1.environment)
         }
     }
 
     func isLeftInPeace(_ line: Line, at now: ContinuousClock.Instant) -> Bool {
-        let until = [servers[line]?.until, credentials[line.credential]].compactMap { $0 }.max()
-        return until.map { now < $0 } ?? false
+        if let until = servers[line]?.until, now < until { return true }
+        return pauses.contains { $0.key.credential == line.credential && now < $0.value }
     }
 }

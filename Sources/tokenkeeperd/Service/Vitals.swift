@@ -1,5 +1,6 @@
 internal import FoundationEssentials
 internal import TokenLedger
+internal import TokenModel
 
 /// How the daemon is, as systemd and people are told: a pure value, made of what the duties have reported.
 struct Vitals {
@@ -160,4 +161,8 @@ struct Vitals {
         let format = Date.ISO8601FormatStyle(dateTimeSeparator: .space, timeZone: .gmt)
         return date.formatted(format.year().month().day().time(includingFractionalSeconds: false)) + " UTC"
     }
+}
+
+extension Instant {
+    var date: Date { Date(timeIntervalSince1970: Double(microseconds) / 1_000_000) }
 }

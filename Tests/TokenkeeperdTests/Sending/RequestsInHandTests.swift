@@ -96,6 +96,8 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
         #expect(
             !health.isLeftInPeace(.init(credential: "other", environment: "production"), at: now),
             "another credential goes on")
+        #expect(health.leftInPeace(at: now) == [.init(credential: "main", environment: "production")], "it is told")
+        #expect(health.leftInPeace(at: now + .seconds(1200)) == [])
         #expect(
             health.note(SendPolicy.Step(.returned(nil), .topic("403")), of: other, by: "main", at: now) == .halt("403"))
         #expect(health.note(SendPolicy.Step(.answered, .token), of: other, by: "main", at: now) == .nothing)
