@@ -63,6 +63,9 @@ public struct FakeOptions: Sendable {
 
     /// SETTINGS_MAX_CONCURRENT_STREAMS.
     public var maximumStreams = 1000
+    /// So many RST_STREAM frames a connection may send within 30 seconds, or it ends with GOAWAY (ENHANCE_YOUR_CALM). Netty's and
+    /// NIO's limit; what APNs has is not known. 1 to 1,000,000.
+    public var maximumResets = 200
     /// One stream a connection until a valid JWT was seen on it, then `maximumStreams`: what APNs does.
     public var provesFirst = false
 

@@ -56,13 +56,13 @@ final class ProtocolGate: ChannelInboundHandler, RemovableChannelHandler {
         // Requests are checked by `Validation`; answers may be wrong on purpose.
         connection.headerBlockValidation = .disabled
         connection.contentLengthValidation = .disabled
-        // Clients under test may reset and ping as they like.
+        // Clients under test may ping as they like.
         connection.maximumSequentialEmptyDataFrames = 1000
         connection.maximumConnectionGlitches = .max
         connection.maximumRecentlyResetStreams = 1000
         connection.controlFrameRateLimit.maximumCount = 1_000_000
         var stream = NIOHTTP2Handler.StreamConfiguration()
-        stream.streamResetFrameRateLimit.maximumCount = 1_000_000
+        stream.streamResetFrameRateLimit.maximumCount = core.options.maximumResets
         stream.streamErrorRateLimit.maximumCount = 1_000_000
         return NIOHTTP2Handler(mode: .server, connectionConfiguration: connection, streamConfiguration: stream)
     }

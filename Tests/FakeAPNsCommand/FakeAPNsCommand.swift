@@ -33,6 +33,10 @@ struct FakeAPNsCommand: ParsableCommand {
     @Option(help: "How many streams a connection may have at once.")
     var maximumStreams = 1000
 
+    @Option(
+        help: "How many RST_STREAM frames a connection may send within 30 seconds before it gets GOAWAY.")
+    var maximumResets = 200
+
     @Flag(help: "Ask for no JWT.")
     var open = false
 
@@ -62,6 +66,9 @@ struct FakeAPNsCommand: ParsableCommand {
         guard maximumStreams >= 1 else {
             throw ValidationError("--maximum-streams is \(maximumStreams), expected 1 or more")
         }
+        guard 1...1_000_000 ~= maximumResets else {
+            throw ValidationError("--maximum-resets is \(maximumResets), expected 1 to 1000000")
+        }
     }
 
     func run() throws {
@@ -76,6 +83,7 @@ struct FakeAPNsCommand: ParsableCommand {
         options.sandbox = sandbox
         options.provesFirst = provesFirst
         options.maximumStreams = maximumStreams
+        options.maximumResets = maximumResets
         options.requiresProviderToken = !open
         options.clientAuthority = clientCertificates ? files.certificate : nil
         options.tokenUpdates = limitTokenUpdates ? .every20MinutesPerServer : .unlimited

@@ -93,6 +93,26 @@ import TokenModel
         #expect(apns.records.requests == 2000 && apns.records.connections == 1)
     }
 
+    @Test func `streams that have ended are not reset: a server that counts resets has nothing to count`() throws {
+        let apns = try server(
+            { $0.maximumResets = 1 }, answer: { $0.ordinal % 2 == 0 ? .refused(400, "BadTopic") : nil })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...2000), to: apns.port) { $0.connections = 1 }
+        #expect(outcomes.allSatisfy { [200, 400].contains(status($0)) && $0.sends == 1 })
+        #expect(apns.records.requests == 2000 && apns.records.connections == 1 && apns.records.faults == [])
+    }
+
+    @Test func `requests that take too long are reset`() throws {
+        // Of those that go together after the first, two get no answer.
+        let apns = try server(
+            { $0.maximumResets = 1 },
+            answer: { 2...3 ~= $0.ordinal ? .never : .accepted.delayed(by: .milliseconds(10)) })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...4), to: apns.port) { $0.answerTimeout = .seconds(2) }
+        #expect(outcomes.filter { status($0) == 200 }.count >= 2)
+        #expect(apns.records.faults.count == 1, "the second of them, which this server does not put up with")
+    }
+
     @Test func `while a connection is not proven it gets one request, and no other is opened for the rest`() throws {
         let apns = try server({ $0.provesFirst = true })
         defer { apns.stop() }
