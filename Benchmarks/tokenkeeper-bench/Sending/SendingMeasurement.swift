@@ -97,7 +97,7 @@ struct SendingMeasurement {
             contest.ratio(ours.name, over: h2load.name),
             verdict: referee.verdict(ours.name) ?? referee.verdict(h2load.name))
         report.compare(
-            "requests that it sent a second time, of \(scale.sends), since nghttpd closed the connection",
+            "requests that it sent a second time, of \(scale.sends), nghttpd",
             Spread(repeats), digits: 0)
     }
 
