@@ -13,21 +13,26 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
     /// The one cluster for a run of tests.
     public static let shared: TestCluster = {
         do {
-            let cluster = try TestCluster()
-            var admin = try cluster.connect(database: "postgres")
-            try admin.run("CREATE ROLE owner LOGIN CREATEROLE")
-            try admin.run("CREATE DATABASE template OWNER owner")
-            var owner = try cluster.connect(database: "template", user: "owner")
-            try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner) { _ in }
-            try Grants.apply(&owner)
-            for role in ["sender", "app", "reader", "operator", "daemon"] {
-                try owner.run("CREATE ROLE a_\(role) LOGIN IN ROLE tokenkeeper_\(role)")
-            }
-            return cluster
+            return try prepared()
         } catch {
             fatalError("no cluster for the tests: \(error)")
         }
     }()
+
+    /// A cluster whose databases can be had ready for use.
+    public static func prepared() throws -> TestCluster {
+        let cluster = try TestCluster()
+        var admin = try cluster.connect(database: "postgres")
+        try admin.run("CREATE ROLE owner LOGIN CREATEROLE")
+        try admin.run("CREATE DATABASE template OWNER owner")
+        var owner = try cluster.connect(database: "template", user: "owner")
+        try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner) { _ in }
+        try Grants.apply(&owner)
+        for role in ["sender", "app", "reader", "operator", "daemon"] {
+            try owner.run("CREATE ROLE a_\(role) LOGIN IN ROLE tokenkeeper_\(role)")
+        }
+        return cluster
+    }
 
     /// PostgreSQL refuses to run as root: then it runs as the user that Debian's package made.
     static let asUser: [String] =
@@ -143,7 +148,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         try Connection(to: DatabaseAddress(url(database: database, user: user)), writes: writes)
     }
 
-    /// A database of one's own: migrated, with roles and their logins a_sender, a_app, a_reader, a_operator, a_daemon.
+    /// A database of one's own, in a cluster that is prepared: migrated, with roles and their logins a_sender, a_app, a_reader, a_operator, a_daemon.
     public func database(migrated: Bool = true) throws -> TestDatabase {
         let name = "t_\(UUID().uuidString.prefix(8).lowercased())"
         try lock.withLock {

@@ -22,10 +22,11 @@ struct SendingStage {
     let topic = "com.example.app"
 
     init(
-        _ change: (inout FakeOptions) throws -> Void = { _ in }, answer: @escaping FakeAPNs.Answer = { _ in nil }
+        on cluster: TestCluster = .shared, _ change: (inout FakeOptions) throws -> Void = { _ in },
+        answer: @escaping FakeAPNs.Answer = { _ in nil }
     ) throws {
         files = try Self.authority.get()
-        database = try TestCluster.shared.database()
+        database = try cluster.database()
         var options = FakeOptions(files)
         options.records = .latest(200_000)
         try change(&options)

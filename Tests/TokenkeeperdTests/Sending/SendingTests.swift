@@ -263,6 +263,45 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
+    @Test func `PostgreSQL that crashes in the middle loses nothing, and nothing is sent twice`() throws {
+        let cluster = try TestCluster.prepared()
+        let stage = try SendingStage(on: cluster) { _ in
+        } answer: { _ in
+            FakeAnswer.accepted.delayed(by: .milliseconds(5))
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...3000)
+        try stage.enqueue()
+        let daemon = try stage.daemon(["send.in_flight=100"])
+        for part in 1...4 {
+            try eventually("a part is sent") { stage.apns.records.requests >= part * 500 }
+            cluster.stop()
+            try cluster.start()
+        }
+        try stage.settled()
+        #expect(try stage.results(200) == 3000)
+        #expect(stage.sends.count == 3000 && stage.sends.values.allSatisfy { $0 == 1 })
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `two daemons share a campaign: each request goes out once, also when one of them leaves`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { _ in
+            FakeAnswer.accepted.delayed(by: .milliseconds(10))
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...4000)
+        try stage.enqueue()
+        let daemons = try [stage.daemon(["send.in_flight=100"]), stage.daemon(["send.in_flight=100"])]
+        try eventually("both send") { stage.apns.records.connections >= 2 && stage.apns.records.requests >= 1500 }
+        #expect(daemons[0].stop() == 0)
+        try stage.settled()
+        #expect(daemons[1].stop() == 0)
+        #expect(try stage.results(200) == 4000)
+        #expect(stage.sends.count == 4000 && stage.sends.values.allSatisfy { $0 == 1 })
+        #expect(Set(stage.apns.records.exchanges.map(\.request.connection)).count == 2)
+    }
+
     // Credentials ------------------------------------------------------------------------------------------------------
 
     @Test func `several teams: each topic goes out with its own credential, over its own connection`() throws {
