@@ -37,12 +37,6 @@ public struct SendPolicy: Sendable, Equatable {
         case credential(Duration)
     }
 
-    /// Reasons that speak of this one message alone.
-    static let messageFaults: Set<String> = [
-        "BadCollapseId", "BadExpirationDate", "BadMessageId", "BadPriority", "InvalidPushType", "PayloadEmpty",
-        "PayloadTooLarge",
-    ]
-
     /// - Parameters:
     ///   - attempts: How often the request has been tried in vain before.
     ///   - firstSentAt: When it was first tried.
@@ -99,12 +93,10 @@ public struct SendPolicy: Sendable, Equatable {
         case (500...599, _):
             let pause = Self.growing(.seconds(15 * 60), attempt.attempts, to: .seconds(4 * 3600))
             return Step(again(after: pause, words, attempt), .server)
-        case (413, _): return Step(.failed(words), .message(words))
-        case (400, let reason?) where Self.messageFaults.contains(reason): return Step(.failed(words), .message(words))
         case (400, "BadTopic"), (400, "MissingTopic"), (400, "TopicDisallowed"), (400, "MissingDeviceToken"),
             (400, "DuplicateHeaders"), (403, _), (404, _), (405, _):
             return Step(.returned(nil), .topic(words))
-        // New reasons appear without notice.
+        // PayloadTooLarge, BadPriority and the like; and new reasons, which appear without notice.
         default: return Step(.failed(words), .message(words))
         }
     }

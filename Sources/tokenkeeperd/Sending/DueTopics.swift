@@ -35,17 +35,17 @@ struct DueTopics {
     }
 
     /// From where on to claim.
-    mutating func since(_ lane: Outbox.Lane) -> Instant {
+    mutating func since(_ lane: Outbox.Lane, at now: ContinuousClock.Instant) -> Instant {
         guard let known = claimedUntil[lane] else { return .distantPast }
-        if known.since.duration(to: .now) < Self.fromFrontEvery { return known.dueAt }
+        if known.since.duration(to: now) < Self.fromFrontEvery { return known.dueAt }
         claimedUntil[lane] = nil
         return .distantPast
     }
 
     /// - Parameter dueAt: When the last one that was looked at was due; nil when nothing was.
-    mutating func claimed(_ lane: Outbox.Lane, until dueAt: Instant?) {
+    mutating func claimed(_ lane: Outbox.Lane, until dueAt: Instant?, at now: ContinuousClock.Instant) {
         guard let dueAt else { return forget(lane) }
-        claimedUntil[lane] = (dueAt, claimedUntil[lane]?.since ?? .now)
+        claimedUntil[lane] = (dueAt, claimedUntil[lane]?.since ?? now)
     }
 
     /// Nothing is to be claimed of it before it has been looked for again.

@@ -167,9 +167,10 @@ struct SendingDesk {
         for (lane, sender, line) in open {
             let room = max((most - (hands[line]?.count ?? 0)) / (turns[line] ?? 1), 1)
             let claim = try outbox.claim(
-                lane, most: min(room, Self.batch), since: topics.since(lane), backgroundPerHour: backgroundPerHour,
+                lane, most: min(room, Self.batch), since: topics.since(lane, at: now),
+                backgroundPerHour: backgroundPerHour,
                 on: &connection)
-            topics.claimed(lane, until: claim.dueAt)
+            topics.claimed(lane, until: claim.dueAt, at: now)
             digest.add(claim)
             if claim.dueAt != nil { result = .some }
             var requests = claim.requests

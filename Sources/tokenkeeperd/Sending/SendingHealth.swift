@@ -60,7 +60,6 @@ struct SendingHealth {
         case .nobody, .token:
             guard step.fate == .answered else { return .nothing }
             faults[lane] = nil
-            servers[line]?.troubles = 0
             // An answer that was under way when it began says nothing of the rest.
             if !isLeftInPeace(line, at: now) { servers[line] = nil }
             return .nothing

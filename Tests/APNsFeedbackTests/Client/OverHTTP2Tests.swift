@@ -235,6 +235,84 @@ import TokenModel
         #expect(outcomes.allSatisfy { status($0) == 200 || failure($0)?.mayHaveArrived == true })
     }
 
+    @Test func `a connection on which nobody answers is left, and what was on it goes out over another`() throws {
+        let apns = try server(answer: { $0.connection == 1 ? .never : nil })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...5), to: apns.port) { $0.answerTimeout = .seconds(1) }
+        #expect(outcomes.contains { status($0) == 200 && $0.sends == 2 })
+        #expect(outcomes.allSatisfy { status($0) == 200 || failure($0)?.kind == .backingOff }, "\(outcomes)")
+    }
+
+    @Test func `a connection that answers others is kept, though one of its requests is not answered`() throws {
+        let apns = try server(answer: {
+            $0.token?.hasSuffix("005") == true ? .never : FakeAnswer.accepted.delayed(by: .milliseconds(40))
+        })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...250), to: apns.port) {
+            $0.answerTimeout = .seconds(2)
+            $0.inFlight = 3
+            $0.connections = 1
+        }
+        #expect(outcomes.count { status($0) == 200 && $0.sends == 1 } == 249)
+        #expect(apns.records.connections == 1)
+    }
+
+    @Test func `a server that takes connections and answers nothing is left in peace, like one that takes none`() throws
+    {
+        let apns = try server(answer: { _ in .close })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...50), to: apns.port)
+        #expect(outcomes.count { failure($0)?.kind == .backingOff } >= 40)
+        #expect(apns.records.connections <= 5 && apns.records.requests <= 5)
+    }
+
+    @Test func `accepted is accepted, whatever happens to the rest; and what has no end is not read to it`() throws {
+        let apns = try server(answer: { request in
+            request.ordinal == 1
+                ? .raw(
+                    .init(
+                        status: "200", headers: [("content-length", "900")], body: Array("{".utf8), end: .reset(code: 2)
+                    ))
+                : .raw(.init(status: "400", body: Array(repeating: 0x20, count: 3 << 20)))
+        })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...2), to: apns.port) { $0.inFlight = 1 }
+        #expect(outcomes.map(status) == [200, 400] && outcomes.allSatisfy { $0.sends == 1 }, "\(outcomes)")
+    }
+
+    @Test func `at the stop nothing is waited for that has no connection yet`() throws {
+        // It takes connections, and says nothing.
+        let listener = socket(AF_INET, Int32(SOCK_STREAM.rawValue), 0)
+        defer { close(listener) }
+        var address = sockaddr_in()
+        address.sin_family = sa_family_t(AF_INET)
+        address.sin_addr.s_addr = UInt32(0x7f00_0001).bigEndian
+        var length = socklen_t(MemoryLayout<sockaddr_in>.size)
+        withUnsafeMutablePointer(to: &address) {
+            $0.withMemoryRebound(to: sockaddr.self, capacity: 1) {
+                _ = bind(listener, $0, length)
+                listen(listener, 8)
+                getsockname(listener, $0, &length)
+            }
+        }
+        var options = PushClientOptions(servers: [
+            .production: PushServer(host: "127.0.0.1", port: Int(UInt16(bigEndian: address.sin_port)))
+        ])
+        // It would end otherwise after that.
+        options.connectTimeout = .seconds(30)
+        let (news, over) = (DispatchSemaphore(value: 0), DispatchSemaphore(value: 0))
+        let client = PushClient(try identity(), options) { news.signal() }
+        DispatchQueue.global().async {
+            client.run()
+            over.signal()
+        }
+        client.submit(requests(1...3))
+        while client.state.inFlight == 0 { usleep(10_000) }
+        client.stop(patience: .seconds(3600))
+        over.wait()
+        #expect(client.collect().map(\.end) == [.withdrawn, .withdrawn, .withdrawn])
+    }
+
     // Who is trusted ---------------------------------------------------------------------------------------------------
 
     @Test func `a server that nobody vouches for, or of another name, is sent nothing`() throws {
@@ -278,9 +356,10 @@ import TokenModel
             Int(
                 said.split(whereSeparator: \.isNewline).first { $0.hasPrefix("ACCEPT") }?.split(separator: ":").last
                     ?? ""))
-        let outcomes = try send(requests(1...1), to: port)
-        #expect(failure(outcomes[0])?.kind == .protocolError, "\(outcomes)")
-        #expect(outcomes[0].sends == 0 && failure(outcomes[0])?.mayHaveArrived == false)
+        let outcomes = try send(requests(1...20), to: port)
+        #expect(outcomes.count { failure($0)?.kind == .protocolError } == 1, "\(outcomes)")
+        #expect(outcomes.count { failure($0)?.kind == .backingOff } == 19, "it is left in peace")
+        #expect(outcomes.allSatisfy { $0.sends == 0 && failure($0)?.mayHaveArrived == false })
     }
 
     @Test func `a client certificate proves who sends`() throws {

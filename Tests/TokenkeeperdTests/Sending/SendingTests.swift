@@ -159,6 +159,47 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
+    @Test func `those behind a request that waits for its token wait as long as it, and are not sent`() throws {
+        let stage = try SendingStage { _ in
+        } answer: {
+            $0.token == SendingStage.token(7) ? .refused(429, "TooManyRequests") : nil
+        }
+        defer { stage.apns.stop() }
+        try stage.register(7...8)
+        for number in 1...3 {
+            try stage.enqueue("device_id => 'd7'", payload: #"{"aps":{"alert":"\#(number)"}}"#)
+        }
+        let daemon = try stage.daemon()
+        try eventually("one was tried") { try stage.count("send_request", "claimed_by IS NULL AND attempts = 1") == 1 }
+        try stage.enqueue("device_id => 'd8'")
+        try eventually("what was asked for later is sent") { try stage.results(200) == 1 }
+        #expect(stage.apns.records.requests == 2)
+        #expect(
+            try stage.count(
+                "send_request", "claimed_by IS NULL AND not_before > now() + interval '30 seconds'") == 3)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a large campaign of one topic does not keep another topic from being sent`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { _ in
+            FakeAnswer.accepted.delayed(by: .milliseconds(5))
+        }
+        defer { stage.apns.stop() }
+        try stage.database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload)
+            SELECT CASE WHEN i <= 4000 THEN 'com.example.app' ELSE 'com.example.other' END, lpad(to_hex(i), 8, '0'), '{"aps":{"alert":1}}'
+            FROM generate_series(1, 4010) AS i
+            """)
+        let daemon = try stage.daemon(["send.in_flight=10"])
+        try eventually("the other topic is through") {
+            try stage.count("send_request", "topic = 'com.example.other'") == 0
+        }
+        #expect(stage.apns.records.requests < 2000)
+        #expect(daemon.stop() == 0)
+    }
+
     @Test func `a server in trouble is left in peace instead of being asked for every request`() throws {
         let stage = try SendingStage { _ in
         } answer: { _ in
@@ -171,6 +212,11 @@ import Testing
         try eventually("it is said") { daemon.logged.contains("APNs is troubled or cannot be reached; requests wait") }
         try eventually("nothing is in hand") { try stage.count("send_request", "claimed_by IS NOT NULL") == 0 }
         #expect(stage.apns.records.requests <= 100, "what was in hand when it was noticed")
+        try eventually("it is in the status") {
+            try stage.database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
+                "APNs is troubled or cannot be reached (main, production), and requests wait: APNs answered 503 Shutdown"
+            )
+        }
         #expect(daemon.stop() == 0)
         #expect(try stage.count("send_request") == 5000)
     }
@@ -235,6 +281,7 @@ import Testing
             try eventually("a part is sent") { stage.apns.records.requests >= part * 1000 }
             #expect(daemon.stop() == 0)
             #expect(try stage.count("send_request", "claimed_by IS NOT NULL OR cuts > 0") == 0)
+            #expect(try stage.count("sending_daemon", "stopped_at IS NULL") == 0, "it said farewell")
         }
         let daemon = try stage.daemon()
         try stage.settled()
@@ -302,6 +349,40 @@ import Testing
         #expect(Set(stage.apns.records.exchanges.map(\.request.connection)).count == 2)
     }
 
+    @Test func `after a lost connection what is in hand is as the database says`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { _ in
+            FakeAnswer.accepted.delayed(by: .seconds(3))
+        }
+        defer { stage.apns.stop() }
+        let daemon = try stage.daemon()
+        try eventually("it sends") { try stage.count("sending_daemon") == 1 }
+        // A claim of which the answer was lost with its connection, and two of one token, of which another daemon has taken the second.
+        let columns = "(topic, token, payload, claimed_by)"
+        let alert = #"'{"aps":{"alert":1}}'"#
+        try stage.database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request \(columns)
+            VALUES ('\(stage.topic)', 'aa', \(alert), (SELECT daemon_id FROM tokenkeeper.sending_daemon)),
+                   ('\(stage.topic)', 'bb', \(alert), NULL), ('\(stage.topic)', 'bb', \(alert), NULL);
+            INSERT INTO tokenkeeper.sending_daemon VALUES ('other/1/1', 'elsewhere', now() + interval '1 hour', NULL, '[]', '{}')
+            """)
+        try eventually("both are in hand") { try stage.count("send_request", "claimed_by <> 'other/1/1'") == 3 }
+        try eventually("one is under way") { stage.apns.records.connections == 1 }
+        try stage.database.psql(
+            """
+            UPDATE tokenkeeper.send_request SET claimed_by = 'other/1/1' WHERE request_id = (SELECT max(request_id) FROM tokenkeeper.send_request);
+            SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'a_daemon' AND datname = current_database()
+            """, user: "postgres")
+        try eventually("what was in nobody's mind is sent") { try stage.results(200) == 2 }
+        try stage.register(1...1)
+        try stage.enqueue()
+        try eventually("what was asked for later is sent") { try stage.results(200) == 3 }
+        #expect(stage.apns.records.requests == 3, "the one that is another's is not")
+        #expect(try stage.count("send_request", "claimed_by = 'other/1/1'") == 1 && stage.count("send_request") == 1)
+        #expect(daemon.stop() == 0)
+    }
+
     // Credentials ------------------------------------------------------------------------------------------------------
 
     @Test func `several teams: each topic goes out with its own credential, over its own connection`() throws {
@@ -327,6 +408,7 @@ import Testing
             try stage.database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
                 "no credential is configured for org.nobody (production): its requests wait")
         }
+        #expect(daemon.logged.contains("no credential is configured for org.nobody (production)"))
         let exchanges = stage.apns.records.exchanges
         #expect(exchanges.allSatisfy { $0.outcome.status == 200 } && exchanges.count == 3)
         let teams = Dictionary(grouping: exchanges, by: \.request.connection).values.map {

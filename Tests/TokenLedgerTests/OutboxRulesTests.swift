@@ -1,0 +1,427 @@
+import LedgerTestSupport
+import Testing
+import TokenModel
+
+@testable import TokenLedger
+
+/// What the outbox promises beside the way of a request: who is counted, what is kept, what is left alone.
+@Suite struct `The outbox, rule by rule` {
+    let database: TestDatabase
+    let outbox = Outbox(daemonID: "host/1/1", place: "here", lockTimeout: .milliseconds(500))
+    let app = Outbox.Lane(environment: "production", topic: "com.example.app")
+    let sandbox = Outbox.Lane(environment: "sandbox", topic: "com.example.app")
+    let other = Outbox.Lane(environment: "production", topic: "com.example.other")
+
+    static let alert = #"{"aps":{"alert":"Hello"}}"#
+    static let silent = #"{"aps":{"content-available":1}}"#
+
+    init() throws {
+        database = try TestCluster.shared.database()
+    }
+
+    /// - Returns: Its number.
+    @discardableResult
+    private func ask(
+        _ payload: String = alert, of lane: Outbox.Lane? = nil, token: String = "aa",
+        _ more: (column: String, value: String)? = nil
+    ) throws -> Int64 {
+        let lane = lane ?? app
+        let (columns, values) = (more.map { ", \($0.column)" } ?? "", more.map { ", \($0.value)" } ?? "")
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (environment, topic, token, payload\(columns)) "
+                + "VALUES ('\(lane.environment)', '\(lane.topic)', '\(token)', '\(payload)'\(values))")
+        return Int64(try database.psql("SELECT max(request_id) FROM tokenkeeper.send_request")) ?? -1
+    }
+
+    private func claim(_ lane: Outbox.Lane? = nil, backgroundPerHour: Int = 1) throws -> Outbox.Claim {
+        var daemon = try database.connect(user: "a_daemon")
+        return try outbox.claim(lane ?? app, most: 100, backgroundPerHour: backgroundPerHour, on: &daemon)
+    }
+
+    private func finish(_ numbers: [Int64], _ fate: RequestFate) throws {
+        var daemon = try database.connect(user: "a_daemon")
+        _ = try outbox.finish(numbers.map { RequestEnding(number: $0, fate: fate) }, on: &daemon)
+    }
+
+    private func waiting(_ condition: String = "true") throws -> String {
+        try database.psql(
+            "SELECT coalesce(string_agg(request_id::text, ' ' ORDER BY request_id), '') FROM tokenkeeper.send_request WHERE claimed_by IS NULL AND \(condition)"
+        )
+    }
+
+    private func count(_ table: String, _ condition: String = "true") throws -> Int {
+        Int(try database.psql("SELECT count(*) FROM tokenkeeper.\(table) WHERE \(condition)")) ?? -1
+    }
+
+    // Background pushes ------------------------------------------------------------------------------------------------
+
+    @Test func `each environment and topic has a share of its own, and keeps no other's requests from waiting`() throws
+    {
+        var sent: [Int64] = []
+        for lane in [app, sandbox, other] {
+            try ask(Self.silent, of: lane)
+            try ask(Self.silent, of: lane)
+            let claimed = try claim(lane).requests.map(\.number)
+            #expect(claimed.count == 1, "\(lane)")
+            sent += claimed
+        }
+        #expect(try count("send_request", "postponed AND claimed_by IS NULL") == 3 && count("suppressed_send") == 0)
+        // One that was not sent is none of the share of its own environment.
+        try finish([sent[1]], .returned(nil))
+        #expect(
+            try database.psql(
+                "SELECT string_agg(cardinality(sent_at)::text, ' ' ORDER BY topic, environment) FROM tokenkeeper.background_send"
+            )
+                == "1 0 1")
+    }
+
+    @Test func `alerts for the same device neither count, nor are suppressed, nor stand for the newest`() throws {
+        let later = try ask(Self.alert, ("not_before", "now() + interval '1 hour'"))
+        for _ in 1...2 { try ask() }
+        try ask(Self.silent)
+        try ask()
+        #expect(try claim().requests.count == 4, "three alerts, and the share")
+        let newest = try ask(Self.silent)
+        try ask()
+        let second = try claim()
+        #expect(second.requests.count == 1 && second.suppressed == 0, "the alert")
+        #expect(try waiting() == "\(later) \(newest)" && count("suppressed_send") == 0)
+    }
+
+    @Test
+    func `the one that waits does so until an hour after the first of the share, and is told when it is overtaken`()
+        throws
+    {
+        try ask(Self.silent)
+        #expect(try claim().requests.count == 1)
+        try database.psql("UPDATE tokenkeeper.background_send SET sent_at = ARRAY[now() - interval '40 minutes']")
+        try ask(Self.silent)
+        #expect(try claim().requests.isEmpty)
+        #expect(try waiting("not_before BETWEEN now() + interval '19 minutes' AND now() + interval '20 minutes'") != "")
+        let newest = try ask(Self.silent)
+        #expect(try claim().suppressed == 1)
+        #expect(try waiting("postponed") == "\(newest)")
+        try database.psql(
+            "DELETE FROM tokenkeeper.background_send; UPDATE tokenkeeper.send_request SET not_before = NULL")
+        #expect(try claim().requests.map(\.number).contains(newest))
+        #expect(try count("send_request", "postponed") == 0, "it waits no more")
+    }
+
+    @Test func `one that was overtaken is told once, and an older one overtakes none`() throws {
+        let older = try ask(Self.silent, ("not_before", "now() + interval '1 hour'"))
+        try ask(Self.silent)
+        let first = try ask(Self.silent)
+        #expect(try claim().requests.count == 1)
+        #expect(try waiting("postponed") == "\(first)")
+        let second = try ask(Self.silent)
+        try database.psql("UPDATE tokenkeeper.send_request SET not_before = NULL WHERE request_id = \(first)")
+        #expect(try claim().suppressed == 1)
+        #expect(try count("suppressed_send", "request_id = \(first)") == 1)
+        try database.psql("UPDATE tokenkeeper.send_request SET not_before = NULL WHERE request_id = \(older)")
+        _ = try claim()
+        #expect(try waiting("request_id = \(second)") == "\(second)")
+    }
+
+    @Test
+    func `of a share of several, what was not delivered is taken off, and no more; what was cut off may have been`()
+        throws
+    {
+        for _ in 1...3 { try ask(Self.silent) }
+        let claimed = try claim(backgroundPerHour: 3).requests.map(\.number)
+        try finish([claimed[0]], .returned(nil))
+        #expect(try database.psql("SELECT cardinality(sent_at) FROM tokenkeeper.background_send") == "2")
+        try finish([claimed[1]], .cut(.zero, "gone"))
+        #expect(try database.psql("SELECT cardinality(sent_at) FROM tokenkeeper.background_send") == "2")
+    }
+
+    // Claims and endings -----------------------------------------------------------------------------------------------
+
+    @Test func `what expired while it waited is given up`() throws {
+        try ask(Self.alert, ("expiration", "now() - interval '1 second'"))
+        try ask(Self.alert, ("expiration", "now() + interval '1 minute'"))
+        try ask(Self.alert, ("expiration", "'epoch'"))
+        let claim = try claim()
+        #expect(claim.requests.count == 2 && claim.failed == 1)
+        #expect(
+            try database.psql("SELECT error FROM tokenkeeper.failed_send")
+                == "its expiration passed before it could be sent")
+    }
+
+    @Test func `the gate is asked in the request's own environment and topic`() throws {
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('aa', 'com.example.app'), tokenkeeper.register('aa', 'com.example.app', 'sandbox'),
+                   tokenkeeper.register('aa', 'com.example.other'), tokenkeeper.unregister('aa', 'com.example.app')
+            """)
+        for lane in [app, sandbox, other] {
+            try ask(of: lane)
+            #expect(try claim(lane).suppressed == (lane == app ? 1 : 0), "\(lane)")
+        }
+    }
+
+    @Test func `a request that was asked for without an apns-id has one when it is claimed, and keeps it`() throws {
+        try ask(Self.alert, ("apns_id", "NULL"))
+        let claimed = try #require(try claim().requests.first)
+        #expect(claimed.request.id.utf8.count == 36)
+        try finish([claimed.number], .returned(nil))
+        #expect(try claim().requests.first?.request.id == claimed.request.id)
+    }
+
+    @Test
+    func `what was returned untried counts from its next try, what was tried from its first; and errors are kept`()
+        throws
+    {
+        let (untried, tried, cut) = (try ask(), try ask(token: "bb"), try ask(token: "cc"))
+        let first = try claim().requests
+        try finish([untried], .returned(nil))
+        #expect(try waiting("first_sent_at IS NULL") == "\(untried)")
+        try finish([tried], .later(.zero, "503"))
+        try finish([cut], .cut(.zero, "gone"))
+        let second = try claim().requests
+        #expect(second.count == 3)
+        try finish([untried, tried, cut], .returned(.seconds(-1)))
+        try database.psql("UPDATE tokenkeeper.send_request SET attempts = 0 WHERE request_id = \(cut)")
+        #expect(try waiting("last_error IS NOT NULL AND first_sent_at IS NOT NULL") == "\(tried) \(cut)")
+        let third = try claim().requests
+        for number in [tried, cut] {
+            #expect(
+                third.first { $0.number == number }?.firstSentAt == first.first { $0.number == number }?.firstSentAt)
+        }
+        try finish([cut], .returned(nil))
+        #expect(try waiting("first_sent_at IS NOT NULL") == "\(cut)")
+    }
+
+    @Test func `what is returned without a pause waits as it was asked to, and what another has in hand stays there`()
+        throws
+    {
+        let number = try ask(Self.alert, ("not_before", "'2020-01-01Z'"))
+        #expect(try claim().requests.count == 1)
+        var daemon = try database.connect(user: "a_daemon")
+        let stranger = Outbox(daemonID: "host/2/1", place: "here", lockTimeout: .milliseconds(500))
+        #expect(try stranger.finish([RequestEnding(number: number, fate: .returned(nil))], on: &daemon) == 0)
+        #expect(try waiting() == "")
+        try finish([number], .returned(nil))
+        #expect(try waiting("not_before = '2020-01-01Z'") == "\(number)")
+    }
+
+    @Test func `answers bear the environment of their requests`() throws {
+        let number = try ask(of: sandbox)
+        #expect(try claim(sandbox).requests.count == 1)
+        var daemon = try database.connect(user: "a_daemon")
+        _ = try outbox.finish(
+            [
+                RequestEnding(
+                    number: number, fate: .later(.zero, "é\u{0}"), answer: .init(status: 503, apnsID: "é\u{0}"))
+            ],
+            on: &daemon)
+        #expect(try database.psql("SELECT environment, apns_id FROM tokenkeeper.send_result") == "sandbox|???")
+        #expect(try waiting("last_error = '???'") == "\(number)")
+    }
+
+    @Test func `what somebody has locked is left for later, and keeps the others from nothing`() throws {
+        let (locked, free) = (try ask(), try ask(token: "bb"))
+        var other = try database.connect()
+        try other.execute("BEGIN; SELECT FROM tokenkeeper.send_request WHERE request_id = \(locked) FOR UPDATE")
+        #expect(try claim().requests.map(\.number) == [free])
+        try other.execute("COMMIT")
+        #expect(try claim().requests.map(\.number) == [locked])
+        try other.execute("BEGIN; SELECT FROM tokenkeeper.send_request WHERE request_id = \(locked) FOR UPDATE")
+        let heir = Outbox(daemonID: "host/2/1", place: "here", lockTimeout: .milliseconds(500))
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try heir.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
+        try other.execute("COMMIT")
+        #expect(try heir.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
+    }
+
+    @Test func `what was not answered makes no result`() throws {
+        for token in ["aa", "bb", "cc", "dd"] { try ask(token: token) }
+        let claimed = try claim().requests.map(\.number)
+        try finish([claimed[0]], .failed("x"))
+        try finish([claimed[1]], .later(.zero, "x"))
+        try finish([claimed[2]], .cut(.zero, "x"))
+        try finish([claimed[3]], .returned(nil))
+        #expect(try count("send_result") == 0 && count("send_request") == 3)
+    }
+
+    @Test func `what suppressed a request is told with its reason and its instant, whichever it was`() throws {
+        try database.psql(
+            """
+            SELECT tokenkeeper.register(t, 'com.example.app', registered_at => now() - interval '30 days') FROM unnest(ARRAY['aa', 'bb']) AS t;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
+            VALUES ('com.example.app', 'aa', 400, '{"reason":"BadDeviceToken"}', now() - interval '1 minute')
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        try drain(&daemon)
+        try database.psql("SELECT tokenkeeper.unregister('bb', 'com.example.app')")
+        for token in ["aa", "bb"] { try ask(token: token) }
+        #expect(try claim().suppressed == 2)
+        #expect(
+            try database.psql(
+                "SELECT string_agg(concat_ws(' ', state, reason, invalidated_at > now() - interval '1 hour'), ', ' ORDER BY token) FROM tokenkeeper.suppressed_send"
+            )
+                == "suspect BadDeviceToken t, unregistered_by_app unregistered by the app t")
+    }
+
+    @Test func `what is claimed and what has ended is on disk before anything comes of it`() throws {
+        try database.psql(
+            """
+            CREATE TABLE public.durability (of text, setting text);
+            GRANT INSERT ON public.durability TO PUBLIC;
+            CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN INSERT INTO public.durability VALUES (tg_op, current_setting('synchronous_commit')); RETURN NULL; END $$;
+            CREATE TRIGGER note AFTER UPDATE OR DELETE ON tokenkeeper.send_request FOR EACH ROW EXECUTE FUNCTION public.note()
+            """, user: "postgres")
+        try ask()
+        try finish(try claim().requests.map(\.number), .answered)
+        #expect(
+            try database.psql(
+                "SELECT string_agg(of || ' ' || setting, ', ' ORDER BY of) FROM durability", user: "postgres")
+                == "DELETE on, UPDATE on")
+    }
+
+    @Test(arguments: [
+        (alert, "priority", "1", true), (#"{"aps":{"content-available":1,"sound":"x"}}"#, "push_type", "'alert'", true),
+        (#"{"aps":{"content-available":1,"badge":0}}"#, "push_type", "'background'", false),
+        (#"{"aps":{"content-available":1,"sound":"x"}}"#, "push_type", "'background'", false),
+        // 4091 bytes, and 4098 as PostgreSQL writes it.
+        (#"{"a":1,"b":2,"c":3,"d":"\#(String(repeating: "x", count: 4067))"}"#, "priority", "10", true),
+        (#"{"a":"\#(String(repeating: "x", count: 5000))"}"#, "push_type", "'voip'", true),
+        (#"{"a":"\#(String(repeating: "x", count: 5113))"}"#, "push_type", "'voip'", false),
+    ])
+    func `what APNs takes is not refused`(payload: String, column: String, value: String, isSent: Bool) throws {
+        try ask(payload, of: sandbox, (column, value))
+        #expect(try claim(sandbox).requests.count == (isSent ? 1 : 0))
+        #expect(try count("failed_send") == (isSent ? 0 : 1))
+    }
+
+    // What operators call ----------------------------------------------------------------------------------------------
+
+    @Test func `a halt holds for its own environment, and a slip of the pen is refused`() throws {
+        for lane in [app, sandbox] { try ask(of: lane) }
+        for wrong in ["''", "NULL", "'com.example.app', 'prod'", "'', 'sandbox'"] {
+            #expect(throws: TestFailure.self, "\(wrong)") {
+                try database.psql("SELECT tokenkeeper.halt_sending(\(wrong))", user: "a_operator")
+            }
+        }
+        #expect(
+            try database.psql(
+                "SELECT tokenkeeper.halt_sending('com.example.app', 'sandbox', 'why')", user: "a_operator")
+                == "t")
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try outbox.lanes(on: &daemon).due == [app])
+        #expect(try outbox.halt(app, reason: "é\n", on: &daemon))
+        #expect(
+            try database.psql("SELECT string_agg(reason, ' ' ORDER BY environment) FROM tokenkeeper.send_halt")
+                == "??? why")
+        #expect(
+            try database.psql("SELECT tokenkeeper.resume_sending('com.example.app', NULL)", user: "a_operator") == "t")
+        #expect(try outbox.lanes(on: &daemon).due == [app])
+        #expect(
+            try database.psql(
+                "SELECT string_agg(operation || ' ' || environment, ', ' ORDER BY operation_id) FROM tokenkeeper.operation"
+            )
+                == "sending_halted sandbox, sending_halted production, sending_resumed production")
+    }
+
+    @Test func `requests are requeued by their numbers, whole, and that is recorded`() throws {
+        for token in ["aa", "bb"] {
+            try database.psql(
+                """
+                INSERT INTO tokenkeeper.send_request (environment, topic, token, payload, priority, expiration, collapse_id)
+                VALUES ('sandbox', 'com.example.app', '\(token)', '\(Self.alert)', 5, '2040-01-01Z', 'c')
+                """)
+        }
+        let claimed = try claim(sandbox).requests.map(\.number)
+        try finish(claimed, .failed("x"))
+        let columns =
+            "queued_at, environment, topic, token, payload, push_type, priority, expiration, collapse_id, apns_id"
+        let before = try database.psql("SELECT \(columns) FROM tokenkeeper.failed_send WHERE token = 'bb'")
+        #expect(
+            try database.psql(
+                "SELECT tokenkeeper.requeue_failed(ARRAY(SELECT failed_id FROM tokenkeeper.failed_send WHERE token = 'bb'))",
+                user: "a_operator") == "1")
+        #expect(try count("failed_send", "token = 'aa'") == 1)
+        #expect(
+            try database.psql(
+                "SELECT \(columns) FROM tokenkeeper.send_request") == before)
+        #expect(try database.psql("SELECT operation, rows FROM tokenkeeper.operation") == "failed_requeued|1")
+    }
+
+    @Test func `a token that was never registered is not addressed`() throws {
+        try database.psql(
+            "SELECT tokenkeeper.register('aa', 'com.example.app'), tokenkeeper.register('bb', 'com.example.app')")
+        try database.psql("UPDATE tokenkeeper.ledger SET registered_at = DEFAULT WHERE token_key = '\\xbb'")
+        #expect(
+            try database.psql(
+                "SELECT tokenkeeper.enqueue('\(Self.alert)', 'com.example.app', everyone => true)", user: "a_sender")
+                == "1")
+    }
+
+    // Daemons ----------------------------------------------------------------------------------------------------------
+
+    @Test
+    func
+        `a daemon that beats again has come back, with its new trouble; and one that had nothing is forgotten after a day`()
+        throws
+    {
+        var daemon = try database.connect(user: "a_daemon")
+        try outbox.beat(credentials: "[]", trouble: ["old"], on: &daemon)
+        try outbox.farewell(on: &daemon)
+        try outbox.beat(credentials: "[]", trouble: ["new"], on: &daemon)
+        #expect(
+            try database.psql("SELECT stopped_at IS NULL, trouble FROM tokenkeeper.sending_daemon") == "t|{new}")
+        let gone = Outbox(daemonID: "host/2/1", place: "here", lockTimeout: .milliseconds(500))
+        try gone.beat(credentials: "[]", trouble: [], on: &daemon)
+        try ask()
+        #expect(try gone.claim(app, most: 1, backgroundPerHour: 0, on: &daemon).requests.count == 1)
+        try database.psql(
+            "UPDATE tokenkeeper.sending_daemon SET beat_at = beat_at - interval '2 days' WHERE daemon_id = 'host/2/1'")
+        try outbox.beat(credentials: "[]", trouble: [], on: &daemon)
+        #expect(try count("sending_daemon") == 2, "it has something in hand")
+        #expect(try outbox.takeOver(silentToo: false, on: &daemon, isAlive: { _ in true }) == 0, "all were silent")
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
+        try outbox.beat(credentials: "[]", trouble: [], on: &daemon)
+        #expect(try count("sending_daemon") == 1)
+    }
+
+    @Test func `no daemon takes over from itself`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try ask()
+        #expect(try claim().requests.count == 1)
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in false }) == 0)
+    }
+
+    // What is left behind ----------------------------------------------------------------------------------------------
+
+    @Test func `status: only daemons that beat send, and nothing is said when nothing waits`() throws {
+        func warnings() throws -> String {
+            try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status", user: "a_reader")
+        }
+        #expect(try !warnings().contains("no running daemon sends"), "nothing waits")
+        try ask()
+        var daemon = try database.connect(user: "a_daemon")
+        try outbox.beat(credentials: "[]", trouble: ["trouble"], on: &daemon)
+        #expect(try !warnings().contains("no running daemon sends"))
+        try outbox.farewell(on: &daemon)
+        #expect(try warnings().contains("no running daemon sends") && !warnings().contains("trouble"))
+        try outbox.beat(credentials: "[]", trouble: ["trouble"], on: &daemon)
+        let second = Outbox(daemonID: "host/2/1", place: "here", lockTimeout: .milliseconds(500))
+        try second.beat(credentials: "[]", trouble: ["trouble"], on: &daemon)
+        #expect(try warnings().split(separator: "\n").count { $0 == "trouble" } == 1, "said once, whoever has it")
+        try database.psql("UPDATE tokenkeeper.sending_daemon SET beat_at = clock_timestamp() - interval '61 seconds'")
+        #expect(try warnings().contains("no running daemon sends") && !warnings().contains("trouble"))
+    }
+
+    @Test func `forget erases what mentions a token without being one`() throws {
+        try database.psql("SELECT tokenkeeper.register('\(String(repeating: "ab", count: 32))', 'com.example.app')")
+        let token = String(repeating: "ab", count: 32)
+        for text in [" \(token)", "<\(token.uppercased())>", "cd"] { try ask(token: text) }
+        #expect(try claim().failed == 2)
+        try ask(Self.silent, token: token)
+        #expect(try claim().requests.count == 1 && count("background_send") == 1)
+        for text in ["x\(token)"] { try ask(token: text) }
+        try database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app")
+        #expect(try count("send_request", "token LIKE '%ab%'") == 0 && count("send_request") == 1)
+        #expect(try count("failed_send") == 0 && count("background_send") == 0)
+    }
+}

@@ -1,0 +1,144 @@
+import APNsFeedback
+import Foundation
+import LedgerTestSupport
+import Logging
+import Testing
+import TokenModel
+
+@testable import TokenLedger
+@testable import tokenkeeperd
+
+/// The parts of the sending, each by itself.
+@Suite struct `Sending, rule by rule` {
+    let lane = Outbox.Lane(environment: "production", topic: "t")
+    let main = SendingHealth.Line(credential: "main", environment: "production")
+    let trouble = SendPolicy.Step(.later(.seconds(900), "503"), .server)
+
+    // The health of the sending ----------------------------------------------------------------------------------------
+
+    @Test func `an answer that was under way when a server's rest began does not end it`() {
+        var health = SendingHealth()
+        let now = ContinuousClock.now
+        for _ in 1...20 { _ = health.note(trouble, of: lane, by: "main", at: now) }
+        #expect(health.note(SendPolicy.Step(.answered), of: lane, by: "main", at: now) == .nothing)
+        #expect(health.isLeftInPeace(main, at: now + .seconds(14)))
+    }
+
+    @Test func `what asks for a credential's pause while it is under way does not lengthen it`() {
+        var health = SendingHealth()
+        let now = ContinuousClock.now
+        let pause = SendPolicy.Step(.later(.seconds(1200), "w"), .credential(.seconds(1200)))
+        _ = health.note(pause, of: lane, by: "main", at: now)
+        #expect(health.note(pause, of: lane, by: "main", at: now + .seconds(60)) == .nothing)
+        #expect(!health.isLeftInPeace(main, at: now + .seconds(1200)))
+    }
+
+    @Test(arguments: [
+        SendPolicy.Step(.returned(nil)), SendPolicy.Step(.cut(.zero, "stopped")),
+        SendPolicy.Step(.later(.seconds(60), "APNs answered 429 TooManyRequests"), .token),
+    ])
+    func `what is no answer does not begin the counting anew`(step: SendPolicy.Step) {
+        var health = SendingHealth()
+        let now = ContinuousClock.now
+        for _ in 1...19 { _ = health.note(trouble, of: lane, by: "main", at: now) }
+        _ = health.note(step, of: lane, by: "main", at: now)
+        #expect(health.note(trouble, of: lane, by: "main", at: now) == .leaveInPeace(.seconds(15)))
+        let fault = SendPolicy.Step(.failed("w"), .message("w"))
+        for _ in 1...19 { _ = health.note(fault, of: lane, by: "main", at: now) }
+        _ = health.note(step, of: lane, by: "main", at: now)
+        #expect(health.note(fault, of: lane, by: "main", at: now) != .nothing)
+    }
+
+    // The place --------------------------------------------------------------------------------------------------------
+
+    @Test func `a place is a boot and a space of process numbers, from the unit where /proc shows none`() throws {
+        let name = SendersPlace.name(environment: ["BOOT_ID": "7f"], daemonID: "host/1/1")
+        let space = try FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/ns/pid")
+        #expect(name.hasSuffix("/" + space) && name.split(separator: "/").first?.allSatisfy(\.isHexDigit) == true)
+        #expect(name != "/" + space && name != "host/1/1")
+        #expect(
+            SendersPlace.name(environment: [:], daemonID: "host/2/2") == name
+                || !FileManager.default.fileExists(atPath: "/proc/sys/kernel/random/boot_id"))
+    }
+
+    @Test func `whether a daemon of this place has ended`() throws {
+        let child = Process()
+        child.executableURL = URL(fileURLWithPath: "/bin/sleep")
+        child.arguments = ["60"]
+        try child.run()
+        let number = child.processIdentifier
+        #expect(SendersPlace.isAlive("host/\(number)/1") && SendersPlace.isAlive("a/host/with/slashes/\(number)/1"))
+        kill(number, SIGKILL)
+        child.waitUntilExit()
+        #expect(!SendersPlace.isAlive("host/\(number)/1"))
+        #expect(!SendersPlace.isAlive("host/\(getpid())/1"), "that one was here before us")
+        #expect(SendersPlace.isAlive("host") && SendersPlace.isAlive("host/x/1"), "nobody knows")
+    }
+
+    // The topics that are due ------------------------------------------------------------------------------------------
+
+    @Test func `topics are looked for in parts, one after the other, and those that nobody covers are told`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (environment, topic, token, payload) SELECT CASE WHEN i = 1 THEN 'moon' ELSE 'production' END, 't' || i, 'aa', '{}' FROM generate_series(1, 250) AS i"
+        )
+        var daemon = try database.connect(user: "a_daemon")
+        let outbox = Outbox(daemonID: "host/1/1", place: "here", lockTimeout: .milliseconds(500))
+        var topics = DueTopics()
+        var seen: Set<Outbox.Lane> = []
+        var given: Set<Outbox.Lane> = []
+        for _ in 1...2 {
+            let due = try topics.look(outbox, on: &daemon) {
+                $0.topic != "t2" && $0.environment != "moon"
+            }
+            given.formUnion(due)
+            seen.formUnion(due)
+            seen.formUnion(topics.uncovered)
+            for lane in due { topics.forget(lane) }
+        }
+        #expect(seen.count == 250)
+        #expect(given.contains(.init(environment: "moon", topic: "t1")), "it is no topic, and is to be given up")
+        #expect(given.count == 249)
+    }
+
+    @Test func `a topic is claimed from where the last claim came to, from its front every few seconds`() {
+        var topics = DueTopics()
+        let (first, second) = (Instant(microseconds: 1), Instant(microseconds: 2))
+        let now = ContinuousClock.now
+        #expect(topics.since(lane, at: now) == .distantPast)
+        topics.claimed(lane, until: first, at: now)
+        #expect(topics.since(lane, at: now + .seconds(3)) == first)
+        topics.claimed(lane, until: second, at: now + .seconds(3))
+        #expect(topics.since(lane, at: now + .milliseconds(4999)) == second)
+        #expect(topics.since(lane, at: now + .seconds(5)) == .distantPast, "five seconds after the first")
+        topics.claimed(lane, until: first, at: now)
+        topics.claimed(lane, until: nil, at: now)
+        #expect(topics.since(lane, at: now) == .distantPast, "nothing was due")
+    }
+
+    // What is in hand --------------------------------------------------------------------------------------------------
+
+    @Test func `what was claimed by a COMMIT whose answer was lost goes back`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) SELECT 't', 'aa', '{}' FROM generate_series(1, 3)"
+        )
+        var daemon = try database.connect(user: "a_daemon")
+        let outbox = Outbox(daemonID: "host/1/1", place: "here", lockTimeout: .milliseconds(500))
+        #expect(try outbox.claim(lane, most: 2, backgroundPerHour: 0, on: &daemon).requests.count == 2)
+        var desk = SendingDesk([], most: 10, digest: SendDigest(logger: Logger(label: "test")))
+        try desk.reconcile(outbox, on: &daemon)
+        #expect(!desk.isEmpty)
+        // Somebody holds one of them for a while.
+        var other = try database.connect()
+        try other.execute("BEGIN; SELECT FROM tokenkeeper.send_request FOR UPDATE")
+        let policy = SendPolicy(giveUpAfter: .seconds(86_400))
+        #expect(try !desk.settle(by: policy, outbox, on: &daemon) && !desk.isEmpty)
+        try other.execute("COMMIT")
+        #expect(try desk.settle(by: policy, outbox, on: &daemon) && desk.isEmpty)
+        #expect(
+            try database.psql(
+                "SELECT count(*) FROM tokenkeeper.send_request WHERE claimed_by IS NULL AND attempts = 0 AND cuts = 0")
+                == "3")
+    }
+}
