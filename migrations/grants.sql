@@ -116,6 +116,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[]),
     tokenkeeper.halt_sending(text, text, text),
     tokenkeeper.is_silent(jsonb),
+    tokenkeeper.payload_length(jsonb),
     tokenkeeper.push_type_of(jsonb, text),
     tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text)
     TO tokenkeeper_daemon;

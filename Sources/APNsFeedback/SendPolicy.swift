@@ -56,14 +56,15 @@ public struct SendPolicy: Sendable, Equatable {
             case .stopped where !failure.mayHaveArrived: return Step(.returned(nil))
             case .identity: return Step(.returned(nil), .topic(failure.message))
             default:
+                let blame = failure.kind == .stopped ? Blame.nobody : .server
                 let attempt = Try(of: request, attempts: attempts, firstSentAt: firstSentAt, now: now)
                 let pause = failure.kind == .stopped ? .zero : Self.growing(.seconds(5), attempts, to: .seconds(300))
                 let fate = again(after: pause, failure.message, attempt)
                 // It shall not be shown again and again because a server takes it and does not answer.
                 if failure.mayHaveArrived, case .later(let pause, let words) = fate {
-                    return Step(.cut(pause, words), failure.kind == .stopped ? .nobody : .server)
+                    return Step(.cut(pause, words), blame)
                 }
-                return Step(fate, failure.kind == .stopped ? .nobody : .server)
+                return Step(fate, blame)
             }
         }
     }

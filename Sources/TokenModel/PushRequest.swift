@@ -23,10 +23,12 @@ public struct PushRequest: Hashable, Sendable {
     public var collapseID: String?
     /// `apns-id`: a UUID in lower case, the same whenever the request is sent again.
     public var id: String
+    /// Whether it may be sent a second time at once when no answer comes: not what has been tried before.
+    public var mayBeRepeated: Bool
 
     public init(
         address: TokenAddress, payload: [UInt8], pushType: PushType, priority: Int? = nil, expiration: Int64? = nil,
-        collapseID: String? = nil, id: String
+        collapseID: String? = nil, id: String, mayBeRepeated: Bool = true
     ) {
         self.address = address
         self.payload = payload
@@ -35,6 +37,7 @@ public struct PushRequest: Hashable, Sendable {
         self.expiration = expiration
         self.collapseID = collapseID
         self.id = id
+        self.mayBeRepeated = mayBeRepeated
     }
 }
 

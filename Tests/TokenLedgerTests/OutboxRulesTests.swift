@@ -294,6 +294,49 @@ import TokenModel
         #expect(try count("failed_send") == (isSent ? 0 : 1))
     }
 
+    @Test func `a payload that no text can hold is given up, and keeps no other waiting`() throws {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload)
+            SELECT 'com.example.app', 'aa', ('{"a":[' || string_agg('1e131071', ',') || ']}')::jsonb FROM generate_series(1, 9000)
+            """, user: "a_sender")
+        let good = try ask()
+        let claim = try claim()
+        #expect(claim.requests.map(\.number) == [good] && claim.failed == 1)
+        #expect(try database.psql("SELECT error FROM tokenkeeper.failed_send") == "payload is over 4096 bytes long")
+    }
+
+    @Test func `those that are postponed are found device by device, however many they are`() throws {
+        var daemon = try database.connect()
+        let read = "SELECT pg_stat_get_xact_tuples_returned('tokenkeeper.send_request_postponed'::regclass)"
+        // What was known of the table when the plan was made is of another time.
+        try database.psql("ANALYZE tokenkeeper.send_request", user: "postgres")
+        let ask = """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload)
+            SELECT 'com.example.app', lpad(to_hex(i), 8, '0'), '\(Self.silent)' FROM generate_series(1, 300) AS i
+            """
+        try daemon.execute("ALTER TABLE tokenkeeper.send_request SET (autovacuum_enabled = off)")
+        for _ in 1...2 { try database.psql(ask) }
+        #expect(try outbox.claim(app, most: 1000, backgroundPerHour: 1, on: &daemon).requests.count == 300)
+        #expect(try count("send_request", "postponed") == 300)
+        try database.psql(ask)
+        try daemon.execute("BEGIN")
+        let before = Int(try daemon.scalar(read) ?? "") ?? -1
+        try daemon.execute(
+            "SELECT count(*) FROM tokenkeeper.claim_requests('production', 'com.example.app', 'host/1/1', 1000, 1, '-infinity')"
+        )
+        let after = Int(try daemon.scalar(read) ?? "") ?? .max
+        try daemon.execute("COMMIT")
+        #expect(try count("send_request", "postponed") == 300 && count("suppressed_send") == 300)
+        #expect(after - before <= 1000, "\(after - before) index entries for 300 devices")
+    }
+
+    @Test func `nothing is claimed of a halted topic, whoever thinks that it goes on`() throws {
+        try ask()
+        try database.psql("SELECT tokenkeeper.halt_sending('com.example.app')", user: "a_operator")
+        #expect(try claim().dueAt == nil && waiting() != "")
+    }
+
     // What operators call ----------------------------------------------------------------------------------------------
 
     @Test func `a halt holds for its own environment, and a slip of the pen is refused`() throws {

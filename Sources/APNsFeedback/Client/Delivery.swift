@@ -8,8 +8,9 @@ struct Delivery: Sendable {
     let request: PushRequest
     private(set) var sentAt: Instant?
     private(set) var sends = 0
-    /// How often it may go to a connection altogether: twice, for one repetition after a loss, whether by libcurl or by us.
-    private var allowed = 2
+    /// How often it may go to a connection altogether: twice, for one repetition after a loss, whether by libcurl or by us; once if it has
+    /// been tried before.
+    private var allowed: Int
     private var hasRenewed = false
     private var hasChangedConnection = false
     /// How the last turn failed, if it did and there is to be another.
@@ -19,6 +20,12 @@ struct Delivery: Sendable {
 
     init(_ request: PushRequest) {
         self.request = request
+        allowed = request.mayBeRepeated ? 2 : 1
+    }
+
+    /// It is not to go to a connection again.
+    mutating func repeatNoMore() {
+        allowed = sends
     }
 
     /// Takes note that it goes to a connection now.

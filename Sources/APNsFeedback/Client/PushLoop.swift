@@ -38,8 +38,11 @@ final class PushLoop: TransferWatcher {
         let tick = max(.milliseconds(10), min(.seconds(1), options.answerTimeout / 10))
         var swept = now
         while true {
+            let turnBegan = now
             now = .now
+            let stoodStill = underWay > 0 && now - turnBegan > options.standstill
             takeRequests()
+            if stoodStill { abandon() }
             for lane in lanes.values { admit(lane) }
             multi.perform()
             while let (transfer, code) = multi.nextEnded() { end(transfer, code) }
@@ -99,6 +102,20 @@ final class PushLoop: TransferWatcher {
         for lane in lanes.values {
             outcomes += lane.queue.takeAll().map { $0.outcome($0.endAtStop) }
         }
+    }
+
+    /// After a standstill another daemon may have been given all that this client has: nothing is begun, and nothing repeated.
+    private func abandon() {
+        for transfer in transfers {
+            guard let delivery = transfer.delivery else { continue }
+            if delivery.sends > 0 {
+                transfer.delivery?.repeatNoMore()
+            } else {
+                takeBack(transfer)
+                outcomes.append(delivery.outcome(delivery.endAtStop))
+            }
+        }
+        for lane in lanes.values { outcomes += lane.queue.takeAll().map { $0.outcome($0.endAtStop) } }
     }
 
     private func admit(_ lane: ServerLane) {

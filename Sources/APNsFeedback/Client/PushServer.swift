@@ -41,13 +41,16 @@ public struct PushClientOptions: Sendable {
     /// How long a connection without requests is still taken for a good one. Apple wants connections kept for hours, and a
     /// PING after an hour without traffic; libcurl 7.88 sends no PING on connections of a multi handle, hence an hour.
     public var idleTimeout: Duration
+    /// When the client stood still for longer than this, it begins and repeats nothing of what it has: another daemon may have it now.
+    public var standstill: Duration
     /// What libcurl does, line by line, for debugging. Neither a provider token nor a whole device token is in it.
     public var trace: (@Sendable (String) -> Void)?
 
     public init(
         servers: [Environment: PushServer] = [:], authorityFile: String? = nil, inFlight: Int = 500,
         connections: Int = 2, connectTimeout: Duration = .seconds(10), answerTimeout: Duration = .seconds(30),
-        idleTimeout: Duration = .seconds(3600), trace: (@Sendable (String) -> Void)? = nil
+        idleTimeout: Duration = .seconds(3600), standstill: Duration = .seconds(30),
+        trace: (@Sendable (String) -> Void)? = nil
     ) {
         self.servers = servers
         self.authorityFile = authorityFile
@@ -56,6 +59,7 @@ public struct PushClientOptions: Sendable {
         self.connectTimeout = connectTimeout
         self.answerTimeout = answerTimeout
         self.idleTimeout = idleTimeout
+        self.standstill = standstill
         self.trace = trace
     }
 

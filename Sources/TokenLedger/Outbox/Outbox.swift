@@ -137,7 +137,8 @@ public struct Outbox: Sendable {
                             address: TokenAddress(environment: environment, topic: topic, token: token),
                             payload: compactJSON(rows.text(row, 2) ?? ""), pushType: pushType,
                             priority: rows.integer(row, 4).map { Int($0) }, expiration: rows.integer(row, 5),
-                            collapseID: rows.text(row, 6), id: rows.text(row, 7) ?? ""),
+                            collapseID: rows.text(row, 6), id: rows.text(row, 7) ?? "",
+                            mayBeRepeated: rows.integer(row, 8) == 0),
                         attempts: Int(rows.integer(row, 8) ?? 0), firstSentAt: rows.instant(row, 9) ?? .distantPast))
             }
             return claim

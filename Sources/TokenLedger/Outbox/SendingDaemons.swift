@@ -64,7 +64,7 @@ extension Outbox {
         return try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             try connection.query(
                 """
-                UPDATE tokenkeeper.send_request SET claimed_by = NULL, cuts = cuts + 1
+                UPDATE tokenkeeper.send_request SET claimed_by = NULL, attempts = attempts + 1, cuts = cuts + 1
                 WHERE request_id = ANY (ARRAY(SELECT r.request_id FROM tokenkeeper.send_request AS r WHERE r.claimed_by = ANY ($1)
                                               FOR UPDATE SKIP LOCKED))
                 """, [.texts(gone)]

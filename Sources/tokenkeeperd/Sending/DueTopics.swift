@@ -4,10 +4,14 @@ internal import TokenModel
 /// The topics that have something due, and how far in each has been claimed: neither is asked of the database in every turn, because
 /// what has been claimed lies dead at the front of the index until PostgreSQL clears it away.
 struct DueTopics {
+    /// Those that have something due, and a credential; or are no topics, so that their requests are to be given up.
     private var due: [Outbox.Lane] = []
+    /// Those that no credential is for.
     private(set) var uncovered: [Outbox.Lane] = []
+    /// The same, of the round that is not through yet.
+    private var uncoveredSoFar: [Outbox.Lane] = []
     private var lookedAt: ContinuousClock.Instant?
-    /// Where the next look begins: there may be thousands, of which a part is dealt with in each turn.
+    /// Where the next look begins: there may be thousands, of which it takes a part.
     private var cursor: Outbox.Lane?
     private var claimedUntil: [Outbox.Lane: (dueAt: Instant, since: ContinuousClock.Instant)] = [:]
 
@@ -17,20 +21,28 @@ struct DueTopics {
     /// So often a topic is claimed from its front: what was committed late, or came back, lies there.
     private static let fromFrontEvery: Duration = .seconds(5)
 
-    /// The topics that have something due and a credential; and those that are no topics, whose requests are to be given up.
+    /// The topics to claim of, as far as they are known. Those that nobody covers, however many, keep none of the others back.
     mutating func look(
         _ outbox: Outbox, on connection: inout Connection, covers: (Outbox.Lane) -> Bool
     ) throws(DatabaseError) -> [Outbox.Lane] {
         if !due.isEmpty, let lookedAt, lookedAt.duration(to: .now) < Self.lookEvery { return due }
-        let part = try outbox.lanes(after: cursor, on: &connection)
-        cursor = part.last
-        let lanes = part.due
         lookedAt = .now
-        func canBeSent(_ lane: Outbox.Lane) -> Bool {
-            Environment(rawValue: lane.environment) != nil && !lane.topic.isEmpty
-        }
-        uncovered = lanes.filter { canBeSent($0) && !covers($0) }
-        due = lanes.filter { !canBeSent($0) || covers($0) }
+        repeat {
+            let part = try outbox.lanes(after: cursor, on: &connection)
+            cursor = part.last
+            for lane in part.due {
+                let canBeSent = Environment(rawValue: lane.environment) != nil && !lane.topic.isEmpty
+                if canBeSent && !covers(lane) {
+                    uncoveredSoFar.append(lane)
+                } else if !due.contains(lane) {
+                    due.append(lane)
+                }
+            }
+            if cursor == nil {
+                uncovered = uncoveredSoFar
+                uncoveredSoFar = []
+            }
+        } while due.isEmpty && cursor != nil
         return due
     }
 

@@ -87,7 +87,7 @@ struct SendDigest {
     }
 
     /// What keeps requests waiting, again every ten minutes.
-    mutating func tell(uncovered troubles: [String]) {
+    mutating func tell(waiting troubles: [String]) {
         troubleToldAt = troubleToldAt.filter { troubles.contains($0.key) }
         for trouble in troubles
         where troubleToldAt[trouble].map({ $0.duration(to: .now) > Self.troubleEvery }) ?? true {

@@ -58,7 +58,7 @@ struct SendDuty {
                     }
                     beatAt = .now
                     let trouble = desk.troubles
-                    desk.digest.tell(uncovered: desk.uncovered)
+                    desk.digest.tell(waiting: desk.stuckTopics)
                     try outbox.beat(credentials: told, trouble: trouble, on: &connection)
                 }
                 if takenOverAt.map({ $0.duration(to: .now) >= Self.takeOverEvery }) ?? true {

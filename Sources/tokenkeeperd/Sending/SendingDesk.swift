@@ -25,6 +25,12 @@ struct SendingDesk {
     private var resting: [TokenAddress: ContinuousClock.Instant] = [:]
     private var restingLookedAt = ContinuousClock.now
 
+    /// The topics of which claims fail for their own sake, until when they are left alone.
+    private var stuck: [Outbox.Lane: (error: DatabaseError, until: ContinuousClock.Instant)] = [:]
+
+    /// They are tried again after so long.
+    private static let stuckFor: Duration = .seconds(30)
+
     /// After a 410 that is so long: the ledger will have learned of it by then.
     private static let untilLearned: Duration = .seconds(2)
 
@@ -40,16 +46,19 @@ struct SendingDesk {
 
     var isEmpty: Bool { hands.values.allSatisfy(\.isEmpty) && unwritten.isEmpty && halts.isEmpty }
 
-    /// Topics that no credential is for, in words.
-    var uncovered: [String] {
+    /// Topics of which nothing can be sent, in words: no credential is for them, or the database cannot claim of them.
+    var stuckTopics: [String] {
         topics.uncovered.prefix(20).map {
             "no credential is configured for \($0.topic) (\($0.environment)): its requests wait"
         }
+            + stuck.sorted { $0.key.topic < $1.key.topic }.prefix(20).map {
+                "requests of \($0.key.topic) (\($0.key.environment)) cannot be claimed, and wait: \($0.value.error)"
+            }
     }
 
     /// What keeps requests waiting, in words.
     var troubles: [String] {
-        uncovered
+        stuckTopics
             + health.leftInPeace(at: .now).map {
                 "APNs is troubled or cannot be reached (\($0.credential), \($0.environment)), and requests wait: \(lastTrouble[$0] ?? "")"
             }
@@ -160,16 +169,25 @@ struct SendingDesk {
                 credential: sender?.credential.settings.name ?? "", environment: lane.environment)
             // Not for a few: a claim costs about the same as for many.
             let hasRoom = most - (hands[line]?.count ?? 0) >= max(most / 4, 1)
-            return hasRoom && !health.isLeftInPeace(line, at: now) ? (lane, sender, line) : nil
+            let isStuck = stuck[lane].map { now < $0.until } ?? false
+            return hasRoom && !isStuck && !health.isLeftInPeace(line, at: now) ? (lane, sender, line) : nil
         }
         let turns = Dictionary(grouping: open, by: \.line).mapValues(\.count)
         var result = open.isEmpty ? Claim.none : .dueOnly
         for (lane, sender, line) in open {
             let room = max((most - (hands[line]?.count ?? 0)) / (turns[line] ?? 1), 1)
-            let claim = try outbox.claim(
-                lane, most: min(room, Self.batch), since: topics.since(lane, at: now),
-                backgroundPerHour: backgroundPerHour,
-                on: &connection)
+            let claim: Outbox.Claim
+            do throws(DatabaseError) {
+                claim = try outbox.claim(
+                    lane, most: min(room, Self.batch), since: topics.since(lane, at: now),
+                    backgroundPerHour: backgroundPerHour, on: &connection)
+                stuck[lane] = nil
+            } catch {
+                // Something among its own requests: the other topics go on.
+                guard [.fixData, .retry].contains(error.remedy) else { throw error }
+                stuck[lane] = (error, now + Self.stuckFor)
+                continue
+            }
             topics.claimed(lane, until: claim.dueAt, at: now)
             digest.add(claim)
             if claim.dueAt != nil { result = .some }

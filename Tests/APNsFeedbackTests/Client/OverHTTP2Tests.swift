@@ -113,6 +113,51 @@ import TokenModel
         #expect(apns.records.faults.count == 1, "the second of them, which this server does not put up with")
     }
 
+    @Test func `what has been tried before is sent once`() throws {
+        let apns = try server(answer: { _ in .reset(code: 2) })
+        defer { apns.stop() }
+        var again = requests(1...2)
+        again[1].mayBeRepeated = false
+        let outcomes = try send(again, to: apns.port)
+        #expect(outcomes.allSatisfy { failure($0)?.mayHaveArrived == true })
+        #expect(Set(outcomes.map { [$0.request.id: $0.sends] }) == [[again[0].id: 2], [again[1].id: 1]])
+    }
+
+    @Test func `after a standstill nothing is begun or repeated: another daemon may have it by now`() throws {
+        // All but the first and the thirtieth get no answer.
+        let apns = try server(answer: { [1, 30].contains($0.ordinal) ? .accepted : .never })
+        defer { apns.stop() }
+        var options = PushClientOptions(servers: [.production: PushServer(host: "localhost", port: apns.port)])
+        options.authorityFile = files.certificate
+        options.inFlight = 30
+        options.answerTimeout = .seconds(3)
+        options.standstill = .seconds(2)
+        let (news, over) = (DispatchSemaphore(value: 0), DispatchSemaphore(value: 0))
+        let hasStood = Atomic(false)
+        let client = PushClient(try identity(), options) {
+            // On the client's own thread.
+            if apns.records.requests >= 30, !hasStood.exchange(true, ordering: .relaxed) { sleep(3) }
+            news.signal()
+        }
+        DispatchQueue.global().async {
+            client.run()
+            over.signal()
+        }
+        client.submit(requests(1...50))
+        var outcomes: [PushOutcome] = []
+        while outcomes.count < 50 {
+            news.wait()
+            outcomes += client.collect()
+        }
+        client.stop(patience: .zero)
+        over.wait()
+        #expect(outcomes.count { status($0) == 200 } == 2)
+        let lost = outcomes.count { failure($0)?.mayHaveArrived == true && $0.sends == 1 }
+        let withdrawn = outcomes.count { $0.end == .withdrawn && $0.sends == 0 }
+        #expect(lost + withdrawn == 48 && withdrawn >= 19)
+        #expect(apns.records.requests <= 31)
+    }
+
     @Test func `while a connection is not proven it gets one request, and no other is opened for the rest`() throws {
         let apns = try server({ $0.provesFirst = true })
         defer { apns.stop() }

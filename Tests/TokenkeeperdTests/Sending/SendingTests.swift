@@ -180,6 +180,28 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
+    @Test func `a topic of which the database cannot claim is told of, and the others are sent`() throws {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        try stage.database.psql(
+            """
+            CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN IF NEW.topic = 'com.example.bad' THEN RAISE 'no' USING errcode = '22000'; END IF; RETURN NEW; END $$;
+            CREATE TRIGGER refuse BEFORE UPDATE ON tokenkeeper.send_request FOR EACH ROW EXECUTE FUNCTION public.refuse();
+            INSERT INTO tokenkeeper.send_request (topic, token, payload)
+            SELECT t, 'aa', '{"aps":{"alert":1}}' FROM unnest(ARRAY['com.example.a', 'com.example.bad', 'com.example.z']) AS t
+            """, user: "postgres")
+        let daemon = try stage.daemon()
+        try eventually("the others are sent") { try stage.results(200) == 2 }
+        try eventually("it is told") {
+            try stage.database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
+                "requests of com.example.bad (production) cannot be claimed, and wait: no (SQLSTATE 22000)")
+        }
+        #expect(daemon.logged.contains("requests of com.example.bad"))
+        #expect(daemon.stop() == 0)
+        #expect(try stage.count("send_request") == 1)
+    }
+
     @Test func `a large campaign of one topic does not keep another topic from being sent`() throws {
         let stage = try SendingStage { _ in
         } answer: { _ in
@@ -246,6 +268,25 @@ import Testing
         #expect(try stage.results(200) == 3000 && stage.count("failed_send") == 0)
         #expect(stage.sends.count == 3000 && stage.sends.values.allSatisfy { $0 <= 3 })
         #expect(stage.apns.records.connections < 20)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `what is never answered is sent three times, and given up`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { _ in
+            .reset(code: 2)
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...3)
+        try stage.enqueue()
+        let daemon = try stage.daemon()
+        try eventually("all are given up") {
+            try stage.database.psql(
+                "UPDATE tokenkeeper.send_request SET not_before = NULL WHERE claimed_by IS NULL AND not_before IS NOT NULL"
+            )
+            return try stage.count("failed_send", "error LIKE 'it was cut off twice%'") == 3
+        }
+        #expect(stage.sends.count == 3 && stage.sends.values.allSatisfy { $0 == 3 })
         #expect(daemon.stop() == 0)
     }
 
