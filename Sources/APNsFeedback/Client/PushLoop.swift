@@ -94,26 +94,21 @@ final class PushLoop: TransferWatcher {
         }
         self.stopBy = stopBy
         guard let stopBy else { return }
-        for transfer in transfers {
-            guard let delivery = transfer.delivery, transfer.connection == nil || now >= stopBy else { continue }
-            takeBack(transfer)
-            outcomes.append(delivery.outcome(delivery.endAtStop))
-        }
-        for lane in lanes.values {
-            outcomes += lane.queue.takeAll().map { $0.outcome($0.endAtStop) }
-        }
+        endAtOnce { $0.connection == nil || now >= stopBy }
     }
 
     /// After a standstill another daemon may have been given all that this client has: nothing is begun, and nothing repeated.
     private func abandon() {
+        endAtOnce { $0.delivery?.sends == 0 }
+        for transfer in transfers { transfer.delivery?.repeatNoMore() }
+    }
+
+    /// Ends all that waits for its turn, and of what has been handed to libcurl that for which it holds.
+    private func endAtOnce(_ holds: (Transfer) -> Bool) {
         for transfer in transfers {
-            guard let delivery = transfer.delivery else { continue }
-            if delivery.sends > 0 {
-                transfer.delivery?.repeatNoMore()
-            } else {
-                takeBack(transfer)
-                outcomes.append(delivery.outcome(delivery.endAtStop))
-            }
+            guard let delivery = transfer.delivery, holds(transfer) else { continue }
+            takeBack(transfer)
+            outcomes.append(delivery.outcome(delivery.endAtStop))
         }
         for lane in lanes.values { outcomes += lane.queue.takeAll().map { $0.outcome($0.endAtStop) } }
     }

@@ -39,7 +39,7 @@ extension Outbox {
     /// known here that they have ended.
     ///
     /// Such a request may have been sent already, hence the count of `cuts`: after the second time it is given up instead of being
-    /// sent a third time.
+    /// sent again.
     ///
     /// - Parameters:
     ///   - silentToo: False while one cannot tell who is silent: after the database was away all are.
