@@ -1,6 +1,6 @@
 # tokenkeeperd: `make run` and `make test` do all set-up themselves.
 
-.PHONY: help run fake-apns test test-deployment bench build release deb lint setup clean
+.PHONY: help run fake-apns test fuzz test-deployment bench build release deb lint setup clean
 
 help: ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -14,6 +14,9 @@ fake-apns: ## Build and start an APNs of your own on 127.0.0.1:2197. ARGS='--scr
 test: setup lint ## Build and run all tests, on a private PostgreSQL.
 	@scripts/test
 
+fuzz: setup ## Call every public SQL function 100,000 times with random input. CALLS=1000: that often.
+	@CALLS='$(subst ','\'',$(value CALLS))' exec scripts/fuzz
+
 test-deployment: ## Install the package on a machine of its own, with systemd and PostgreSQL, and try everything there.
 	@scripts/test-deployment
 
@@ -23,11 +26,10 @@ bench: ## Measure beside bare SQL and other queues, into docs/benchmarks/. QUICK
 build: setup ## Build for debugging.
 	@swift build
 
-release: setup ## Build the binary for installing: optimised, with Swift's libraries inside.
-	@swift build --configuration release --static-swift-stdlib --product tokenkeeperd
-	@echo "built $$(swift build --configuration release --show-bin-path)/tokenkeeperd"
+release: setup ## Build the binary for installing: optimized, hardened, with Swift's libraries inside.
+	@program=$$(scripts/release tokenkeeperd) && echo "built $$program"
 
-deb: ## Build the Debian package, into dist/.
+deb: ## Build the Debian package and its bill of materials (SPDX), into dist/.
 	@scripts/deb
 
 lint: ## Check the format of the Swift sources.

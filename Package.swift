@@ -15,25 +15,25 @@ let strict: [SwiftSetting] = [
 // Tests talk to processes, sockets and signals: marking each call as unsafe would say nothing there.
 let lenient: [SwiftSetting] = [.swiftLanguageMode(.v6), .treatAllWarnings(as: .error)]
 
-// Each dependency is weighed in docs/decisions/dependencies.md.
+// Each dependency is weighed in docs/decisions/dependencies.md. Versions are exact: an update is a commit, seen by the tests.
 let package = Package(
     name: "tokenkeeperd",
     products: [
         .executable(name: "tokenkeeperd", targets: ["tokenkeeperd"])
     ],
     dependencies: [
-        .package(url: "https://github.com/apple/swift-argument-parser", from: "1.8.2"),
-        .package(url: "https://github.com/apple/swift-log", from: "1.16.2"),
-        .package(url: "https://github.com/LebJe/TOMLKit", from: "0.6.0"),
+        .package(url: "https://github.com/apple/swift-argument-parser", exact: "1.8.2"),
+        .package(url: "https://github.com/apple/swift-log", exact: "1.16.2"),
         // For the fake APNs of the tests only.
-        .package(url: "https://github.com/apple/swift-nio", from: "2.101.2"),
-        .package(url: "https://github.com/apple/swift-nio-http2", from: "1.46.0"),
-        .package(url: "https://github.com/apple/swift-nio-ssl", from: "2.37.6"),
+        .package(url: "https://github.com/apple/swift-nio", exact: "2.101.2"),
+        .package(url: "https://github.com/apple/swift-nio-http2", exact: "1.46.0"),
+        .package(url: "https://github.com/apple/swift-nio-ssl", exact: "2.37.6"),
     ],
     targets: [
         .systemLibrary(name: "CLibPQ", pkgConfig: "libpq", providers: [.apt(["libpq-dev"])]),
 
         .systemLibrary(name: "CCurl", pkgConfig: "libcurl", providers: [.apt(["libcurl4-openssl-dev"])]),
+        .systemLibrary(name: "CLinux"),
         .systemLibrary(name: "COpenSSL", pkgConfig: "libcrypto", providers: [.apt(["libssl-dev"])]),
 
         .target(name: "TokenModel", swiftSettings: strict),
@@ -46,10 +46,9 @@ let package = Package(
         .executableTarget(
             name: "tokenkeeperd",
             dependencies: [
-                "APNsFeedback", "TokenLedger", "TokenModel",
+                "APNsFeedback", "CLinux", "TokenLedger", "TokenModel",
                 .product(name: "ArgumentParser", package: "swift-argument-parser"),
                 .product(name: "Logging", package: "swift-log"),
-                .product(name: "TOMLKit", package: "TOMLKit"),
             ],
             swiftSettings: strict),
 

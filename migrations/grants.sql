@@ -37,7 +37,7 @@ GRANT SELECT ON tokenkeeper.sendable_token, tokenkeeper.suppressed_token TO toke
 GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, not_before, apns_id)
     ON tokenkeeper.send_request TO tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.enqueue(jsonb, text, text, text[], text, integer, timestamptz, text, timestamptz, text, boolean)
+    tokenkeeper.enqueue(json, text, text, text[], text, integer, timestamptz, text, timestamptz, text, boolean)
     TO tokenkeeper_sender;
 
 -- Applications: register and unregister, and forget a person.
@@ -56,6 +56,7 @@ GRANT SELECT ON
     tokenkeeper.migration, tokenkeeper.send_request, tokenkeeper.suppressed_send, tokenkeeper.failed_send, tokenkeeper.send_halt,
     tokenkeeper.sending_daemon
     TO tokenkeeper_reader, tokenkeeper_operator;
+GRANT SELECT ON tokenkeeper.daemon TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
@@ -68,6 +69,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.release_held(text, text),
     tokenkeeper.discard_held(text, text),
     tokenkeeper.reinstate(text, text, timestamptz, timestamptz),
+    tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz),
+    tokenkeeper.undo_suspects(integer),
     tokenkeeper.requeue_rejected(bigint[]),
     tokenkeeper.halt_sending(text, text, text),
     tokenkeeper.resume_sending(text, text),
@@ -98,9 +101,13 @@ GRANT UPDATE (rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_daemon;
 GRANT UPDATE (held_at) ON tokenkeeper.held_result TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.daemon, tokenkeeper.token_count,
-    tokenkeeper.suspect, tokenkeeper.topic_guard, tokenkeeper.topic_guard_count, tokenkeeper.device
+    tokenkeeper.token_count_progress, tokenkeeper.token_count_part,
+    tokenkeeper.suspect, tokenkeeper.topic_guard, tokenkeeper.topic_guard_count, tokenkeeper.device, tokenkeeper.status_cache
     TO tokenkeeper_daemon;
-GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard, tokenkeeper.reinstatement TO tokenkeeper_daemon;
+GRANT SELECT, UPDATE ON tokenkeeper.sweep_progress TO tokenkeeper_daemon;
+GRANT SELECT, DELETE, UPDATE (named_at) ON tokenkeeper.crowded_device TO tokenkeeper_daemon; -- For FOR UPDATE SKIP LOCKED alone.
+GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_prune TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.operation TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.status, tokenkeeper.token TO tokenkeeper_daemon;
 -- And to send: what it claims, what becomes of it, and the answers.
@@ -116,26 +123,39 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[]),
     tokenkeeper.halt_sending(text, text, text),
     tokenkeeper.is_silent(jsonb),
+    tokenkeeper.parsed_payload(json),
+    tokenkeeper.payload_fault(json),
     tokenkeeper.payload_length(jsonb),
     tokenkeeper.push_type_of(jsonb, text),
-    tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text)
+    tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text, timestamptz, text)
     TO tokenkeeper_daemon;
 GRANT USAGE ON SEQUENCE tokenkeeper.event_id TO tokenkeeper_daemon;
+-- The tables lock_* are granted to nobody: whoever could lock them could stop the drain. These functions lock them for the daemon.
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.lock_batch(integer, integer),
+    tokenkeeper.lock_partition(integer),
+    tokenkeeper.partition_sizes(),
+    tokenkeeper.lock_sweep_claim()
+    TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.record(text[], text[], integer[], bytea[], timestamptz[], text[], integer[], timestamptz[], text[], timestamptz[],
                        boolean[], bigint, numeric),
-    tokenkeeper.judge(integer, bytea[], timestamptz[], timestamptz[], boolean[], timestamptz[], bigint, numeric),
-    tokenkeeper.worst_day(integer, timestamptz, timestamptz, bytea[], timestamptz[]),
-    tokenkeeper.guard_changes(integer, bytea[], timestamptz[]),
+    tokenkeeper.judge(integer[], bytea[], timestamptz[], timestamptz[], boolean[], timestamptz[], bigint, numeric),
+    tokenkeeper.worst_day(integer[], bytea[], timestamptz[]),
+    tokenkeeper.guard_changes(integer[], bytea[], timestamptz[]),
     tokenkeeper.guard_bucket(timestamptz),
-    tokenkeeper.note_guard(integer, bytea[], timestamptz[]),
+    tokenkeeper.note_guard(integer[], bytea[], timestamptz[]),
+    tokenkeeper.undo_suspects(integer),
+    tokenkeeper.count_tokens(integer, integer),
     tokenkeeper.close_guards(bigint, numeric),
     tokenkeeper.guard_limit(integer, bigint, bigint, numeric),
     tokenkeeper.ensure_topic(text, text),
     tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),
-    tokenkeeper.roll_up_result_count(),
+    tokenkeeper.roll_up_result_count(integer, integer),
+    tokenkeeper.reap_topics(integer, timestamptz, integer),
+    tokenkeeper.reset_transaction_ids(oid, bigint, bigint),
     tokenkeeper.prepare_event_months(),
     tokenkeeper.forget_event_month(timestamptz)
     TO tokenkeeper_daemon;

@@ -18,7 +18,8 @@ struct MeasureCommand: ParsableCommand {
 
     /// The measurements, by the names that `--only` takes.
     enum Measurement: String, CaseIterable {
-        case drain, peers, ledger, hostile, freshness, sweep, gate, register, producers, footprint, publication, sending
+        case drain, peers, ledger, hostile, freshness, sweep, gate, register, producers, footprint, publication, scale,
+            sending
 
         /// Whether it needs the large ledger.
         var isLarge: Bool { [.ledger, .sweep, .gate].contains(self) }
@@ -79,6 +80,7 @@ struct MeasureCommand: ParsableCommand {
         report.attempt("publication", chosen.contains(.publication)) {
             try PublicationMeasurement(scale: scale, report: report).run()
         }
+        if chosen.contains(.scale) { ScaleMeasurement(cluster: cluster, scale: scale, report: report).run() }
         sendingReport.attempt("sending", chosen.contains(.sending)) {
             try SendingMeasurement(scale: scale, report: sendingReport).run()
             try OutboxMeasurement(

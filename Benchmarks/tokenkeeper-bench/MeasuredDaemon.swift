@@ -51,7 +51,7 @@ final class MeasuredDaemon {
 
     /// Stops it where it stands, between two statements, so that work can be laid before it.
     ///
-    /// An advisory lock would not do: a daemon that finds a range locked looks elsewhere, and comes back to it later.
+    /// A lock on a range would not do: a daemon that finds a range locked looks elsewhere, and comes back to it later.
     static func pause(_ daemons: [MeasuredDaemon], on session: Session) throws {
         for daemon in daemons {
             try eventually("a daemon between two statements", within: 20) {

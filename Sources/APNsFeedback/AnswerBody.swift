@@ -5,32 +5,73 @@ import FoundationEssentials
 /// Apple, "Handling notification responses from APNs": `reason` with every error, `timestamp` only with 410, in
 /// milliseconds since the Unix epoch. Neither is relied upon: a body that cannot be read is one that says nothing.
 struct AnswerBody: Equatable {
+    /// What kind of text the body is.
+    enum Form: Equatable {
+        /// No text, or only white space.
+        case missing
+        /// A JSON object, as APNs sends it.
+        case object
+        /// One of Apple's reasons without any JSON: some clients pass on the reason alone.
+        case word
+        /// Anything else, such as a proxy's error page. APNs does not send it.
+        case foreign
+    }
+
+    var form: Form
     /// Nil when missing, empty or no string. At most 100 characters, control characters replaced.
     var reason: String?
-    /// Milliseconds since the Unix epoch, as found, however absurd; nil when missing or no number.
+    /// Milliseconds since the Unix epoch, as found, however absurd; nil when missing or no integer.
     var timestamp: Int64?
 
     /// Reads a body of any content and length.
     ///
-    /// Where a key stands twice, the first one counts. A timestamp may be written as an integer, as a float (the fraction
-    /// is dropped) or as either in a string.
+    /// Where a key stands twice, the first one counts. A timestamp must be an integer: a number in a string, or one with a
+    /// fraction, is none. (`1794000000123.0` and `1.794000000123e12` are integers in JSON.)
     init(_ text: String?) {
-        guard let text, !text.isEmpty else { return }
-        self = Self.usual(text) ?? Self.decoded(text)
+        self = text.map { Self.usual($0) ?? Self.decoded($0) } ?? AnswerBody(.missing)
     }
 
-    /// Whatever JSON it is.
+    /// Whatever text it is.
     static func decoded(_ text: String) -> AnswerBody {
-        guard let answer = try? JSONDecoder().decode(Lenient.self, from: Data(text.utf8)) else {
-            return AnswerBody(reason: nil, timestamp: nil)
+        guard let first = text.utf8.first(where: { !isBlank($0) }) else { return AnswerBody(.missing) }
+        if first == UInt8(ascii: "{"), let answer = try? JSONDecoder().decode(Lenient.self, from: Data(text.utf8)) {
+            return AnswerBody(.object, reason: answer.reason.flatMap(presentable), timestamp: answer.timestamp)
         }
-        return AnswerBody(reason: answer.reason.flatMap(presentable), timestamp: answer.timestamp)
+        return bareReason(text).map { AnswerBody(.word, reason: $0) } ?? AnswerBody(.foreign)
     }
 
-    private init(reason: String?, timestamp: Int64?) {
+    private init(_ form: Form, reason: String? = nil, timestamp: Int64? = nil) {
+        self.form = form
         self.reason = reason
         self.timestamp = timestamp
     }
+
+    /// The reason in a body that is nothing but one of Apple's reasons, in quotation marks or not.
+    private static func bareReason(_ text: String) -> String? {
+        guard text.utf8.count <= 200 else { return nil }
+        var word = Substring(text).utf8.drop(while: isBlank)
+        while let last = word.last, isBlank(last) { word.removeLast() }
+        if let mark = word.first, mark == UInt8(ascii: "\"") || mark == UInt8(ascii: "'"), word.count > 1,
+            word.last == mark
+        {
+            word = word.dropFirst().dropLast()
+        }
+        let reason = String(word) ?? ""
+        return knownReasons.contains(reason) ? reason : nil
+    }
+
+    /// Source: Apple, "Handling notification responses from APNs".
+    static let knownReasons: Set<String> = [
+        "BadCollapseId", "BadDeviceToken", "BadExpirationDate", "BadMessageId", "BadPriority", "BadTopic",
+        "DeviceTokenNotForTopic", "DuplicateHeaders", "IdleTimeout", "InvalidPushType", "MissingDeviceToken",
+        "MissingTopic", "PayloadEmpty", "TopicDisallowed", "BadCertificate", "BadCertificateEnvironment",
+        "ExpiredProviderToken", "Forbidden", "InvalidProviderToken", "MissingProviderToken",
+        "UnrelatedKeyIdInToken", "BadEnvironmentKeyIdInToken", "BadEnvironmentKeyInToken", "BadPath",
+        "MethodNotAllowed", "ExpiredToken", "Unregistered", "PayloadTooLarge", "TooManyProviderTokenUpdates",
+        "TooManyRequests", "InternalServerError", "ServiceUnavailable", "Shutdown",
+    ]
+
+    private static func isBlank(_ byte: UInt8) -> Bool { byte == 0x20 || 0x09...0x0d ~= byte }
 
     /// What APNs itself writes, to the byte: `{"reason":"Word"}`, with `,"timestamp":digits` after it or not. A decoder takes
     /// fifty times as long, which is a third of what a 410 costs. Nil for anything else.
@@ -59,7 +100,7 @@ struct AnswerBody: Equatable {
             place += 1
         }
         guard starts(body, with: "}", at: place), place + 1 == body.count else { return nil }
-        return AnswerBody(reason: word, timestamp: timestamp)
+        return AnswerBody(.object, reason: word, timestamp: timestamp)
     }
 
     private static func starts(_ body: Span<UInt8>, with literal: String, at place: Int) -> Bool {
@@ -99,19 +140,17 @@ struct AnswerBody: Equatable {
             timestamp =
                 if let whole = try? answer.decode(Int64.self, forKey: .timestamp) {
                     whole
-                } else if let fraction = try? answer.decode(Double.self, forKey: .timestamp) {
-                    Self.whole(fraction)
-                } else if let text = try? answer.decode(String.self, forKey: .timestamp) {
-                    Int64(text) ?? Double(text).flatMap(Self.whole)
+                } else if let number = try? answer.decode(Double.self, forKey: .timestamp) {
+                    Self.whole(number)
                 } else {
                     nil
                 }
         }
 
-        /// Held at the ends of the range: 1e300 is absurd, and must be found so rather than missing.
+        /// Held at the ends of the range: 1e300 is absurd, and must be found so rather than missing. Nil for a fraction.
         private static func whole(_ value: Double) -> Int64? {
-            if value.isNaN { return nil }
-            return Int64(exactly: value.rounded(.towardZero)) ?? (value > 0 ? .max : .min)
+            guard value == value.rounded(.towardZero) else { return nil }
+            return Int64(exactly: value) ?? (value > 0 ? .max : .min)
         }
     }
 }

@@ -16,7 +16,9 @@ public enum Interpretation {
 
     /// The verdict on one queued result.
     ///
-    /// - An unknown reason never kills a token, but a 410 always does: the status is Apple's word.
+    /// - A 410 makes a token stale only if APNs could have sent it: a JSON object with a reason, known or not, and an integer
+    ///   `timestamp`. Every other 410 makes it suspect as of the send, behind the mass-failure guard: a proxy that answers
+    ///   410 must not cost a fleet.
     /// - An instant in the future counts as `queuedAt`, so that the verdict depends on nothing but the row.
     public static func verdict(on result: SendResult) -> Verdict {
         guard let status = result.status else {
@@ -39,13 +41,11 @@ public enum Interpretation {
         let body = AnswerBody(result.body)
         switch (status, body.reason) {
         case (410, let reason):
-            let at =
-                if let timestamp = body.timestamp {
-                    try instant(ofTimestamp: timestamp, queuedAt: result.queuedAt)
-                } else {
-                    try sinceAPNs(sentAt)
-                }
-            return .dead(address, at: at, reason: reason ?? Verdict.noReason)
+            if let timestamp = body.timestamp {
+                let at = try instant(ofTimestamp: timestamp, queuedAt: result.queuedAt)
+                if let reason { return .dead(address, at: at, reason: reason) }
+            }
+            return .suspect(address, at: try sinceAPNs(sentAt), reason: doubt(about: body))
         case (400, let reason?) where suspectReasons.contains(reason):
             return .suspect(address, at: try sinceAPNs(sentAt), reason: reason)
         case (400, "IdleTimeout"):
@@ -57,6 +57,25 @@ public enum Interpretation {
         case (_, let reason):
             return .sendersFault(reason: reason)
         }
+    }
+
+    /// The reason that a 410 counts under which does not make its token stale.
+    private static func doubt(about body: AnswerBody) -> String {
+        switch body.form {
+        case .missing: Verdict.DoubtfulGone.noBody.rawValue
+        case .foreign: Verdict.DoubtfulGone.foreignBody.rawValue
+        case .word: body.reason ?? Verdict.noReason
+        case .object:
+            (body.reason == nil ? Verdict.DoubtfulGone.noReason : .noTimestamp).rawValue
+        }
+    }
+
+    /// The reason of a 410 that made a token stale, if Apple has not documented it for 410: Apple adds reasons without notice.
+    public static func undocumentedReason(of verdict: Verdict) -> String? {
+        guard case .dead(_, _, let reason) = verdict, reason != "Unregistered", reason != "ExpiredToken" else {
+            return nil
+        }
+        return reason
     }
 
     private struct Unintelligible: Error {

@@ -31,6 +31,8 @@ public struct SendPolicy: Sendable, Equatable {
         case message(String)
         /// The topic's configuration or credentials: the same would befall all that wait.
         case topic(String)
+        /// APNs does not send such a response: something between the daemon and APNs did. A few in a row pause the topic.
+        case foreign(String)
         /// The server is troubled or cannot be reached. Many in a row: all that wait had better wait on.
         case server
         /// The credential asks for a pause of that length.
@@ -78,11 +80,12 @@ public struct SendPolicy: Sendable, Equatable {
     }
 
     private func step(after answer: PushAnswer, _ attempt: Try) -> Step {
-        let reason = AnswerBody(answer.body).reason
+        let body = AnswerBody(answer.body)
+        let reason = body.reason
         let words = "APNs answered \(answer.status) \(reason ?? Verdict.noReason)"
         switch (answer.status, reason) {
         case (200, _): return Step(.answered)
-        case (410, _): return Step(.answered, .token)
+        case (410, _?) where body.timestamp != nil: return Step(.answered, .token)
         case (400, let reason?) where Interpretation.suspectReasons.contains(reason): return Step(.answered, .token)
         case (400, "IdleTimeout"): return Step(again(after: .seconds(1), words, attempt))
         case (429, "TooManyProviderTokenUpdates"):
@@ -98,8 +101,27 @@ public struct SendPolicy: Sendable, Equatable {
             (400, "DuplicateHeaders"), (403, _), (404, _), (405, _):
             return Step(.returned(nil), .topic(words))
         // PayloadTooLarge, BadPriority and the like; and new reasons, which appear without notice.
-        default: return Step(.failed(words), .message(words))
+        case (400, _), (413, _): return Step(.failed(words), .message(words))
+        default: return foreign(answer.status, attempt)
         }
+    }
+
+    /// So often a request is tried that gets responses which are not from APNs.
+    static let foreignTries = 20
+
+    /// A status that APNs does not use, or a 410 without what APNs sends with it. It says nothing of the message, so the
+    /// request waits for another try, within the same limits as any other. An expiration of 0 allows one try only; this one
+    /// does not count, because most likely APNs has not received it.
+    private func foreign(_ status: Int32, _ attempt: Try) -> Step {
+        let words =
+            "the server answered \(status), " + (status == 410 ? "but not as APNs does" : "which APNs does not use")
+        if attempt.attempts + 1 >= Self.foreignTries {
+            return Step(.failed("\(words); failed after \(attempt.attempts + 1) tries"), .foreign(words))
+        }
+        var attempt = attempt
+        if attempt.of.expiration == 0 { attempt.of.expiration = nil }
+        let pause = Self.growing(.seconds(5), attempt.attempts, to: .seconds(300))
+        return Step(again(after: pause, words, attempt), .foreign(words))
     }
 
     /// Another try, unless it would come too late.

@@ -30,6 +30,12 @@ static inline CURLcode ck_set_blob(CURL *easy, CURLoption option, const void *by
     return curl_easy_setopt(easy, option, &blob);
 }
 
+/* libcurl reads the bytes where they are, until the handle is freed: https://curl.se/libcurl/c/CURLOPT_SSLKEY_BLOB.html */
+static inline CURLcode ck_set_lasting_blob(CURL *easy, CURLoption option, const void *bytes, size_t count) {
+    struct curl_blob blob = { (void *)bytes, count, CURL_BLOB_NOCOPY };
+    return curl_easy_setopt(easy, option, &blob);
+}
+
 static inline CURLcode ck_set_receiver(CURL *easy, CURLoption option, curl_write_callback receiver) {
     return curl_easy_setopt(easy, option, receiver);
 }

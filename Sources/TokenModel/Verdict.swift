@@ -2,9 +2,10 @@
 public enum Verdict: Hashable, Sendable {
     /// 200: taken for delivery. Says nothing about the token's future.
     case accepted
-    /// 410: Apple's own word that the token has been dead since `at`. A later registration revives it.
+    /// 410 as APNs sends it, with a reason and a timestamp: the token has been dead since `at`. A later registration revives it.
     case dead(TokenAddress, at: Instant, reason: String)
     /// 400 BadDeviceToken and the like: the token is bad for this topic and environment, or the sender is misconfigured.
+    /// Also a 410 that APNs does not send: a proxy answered, or the sender omits the body.
     case suspect(TokenAddress, at: Instant, reason: String)
     /// The sender's configuration or this one message is at fault; the token is left alone.
     case sendersFault(reason: String?)
@@ -15,8 +16,29 @@ public enum Verdict: Hashable, Sendable {
 }
 
 extension Verdict {
-    /// What stands for the reason of a 410 that came without one.
+    /// What stands for a reason that was not given.
     public static let noReason = "(none given)"
+
+    /// Why a 410 makes its token suspect instead of stale: what APNs sends with every 410, and this one lacks.
+    ///
+    /// These texts are counted and stored as reasons: they must stay as they are.
+    public enum DoubtfulGone: String, Sendable, CaseIterable {
+        case noBody = "410 without a body"
+        case foreignBody = "410 with a body that is not from APNs"
+        case noReason = "410 without a reason"
+        case noTimestamp = "410 without a timestamp"
+    }
+
+    /// A reason as it is counted and logged: Apple's are words of letters. Anything else (a proxy's error page with an
+    /// identifier in it) counts as one kind, so that neither counts nor logs grow with it, and no token gets into them.
+    public static func countable(_ reason: String) -> String {
+        let isWord =
+            reason.utf8.count <= 64
+            && reason.utf8.allSatisfy {
+                UInt8(ascii: "A")...UInt8(ascii: "Z") ~= $0 || UInt8(ascii: "a")...UInt8(ascii: "z") ~= $0
+            }
+        return isWord || reason == noReason || DoubtfulGone(rawValue: reason) != nil ? reason : "(other)"
+    }
 
     /// APNs' reason as it is counted, or nil where none was given.
     public var reason: String? {

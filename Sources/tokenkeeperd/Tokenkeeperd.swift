@@ -1,4 +1,5 @@
 internal import ArgumentParser
+internal import Glibc
 internal import TokenLedger
 
 /// The command line.
@@ -16,6 +17,16 @@ struct Tokenkeeperd: ParsableCommand {
 
     static func main() {
         Signals.block()
-        main(nil)
+        let arguments = Array(CommandLine.arguments.dropFirst())
+        do {
+            var command = try parseAsRoot(arguments)
+            try command.run()
+        } catch {
+            if let problem = StrayAddress.problem(insteadOf: fullMessage(for: error), arguments: arguments) {
+                ConfigurationOptions.complain(problem)
+                Glibc.exit(ExitStatus.usage.rawValue)
+            }
+            exit(withError: error)
+        }
     }
 }

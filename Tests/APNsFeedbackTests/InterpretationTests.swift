@@ -36,7 +36,7 @@ private func error(_ verdict: Verdict) -> String? {
     }
 
     @Test(arguments: ["Unregistered", "ExpiredToken", "SomethingNew"])
-    func `a 410 is death at the body's timestamp, whatever the reason`(reason: String) {
+    func `a 410 with reason and timestamp makes its token stale as of then, whatever the reason`(reason: String) {
         let body = #"{"reason":"\#(reason)","timestamp":1794000000123}"#
         #expect(verdict(410, body) == .dead(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: reason))
     }
@@ -80,73 +80,130 @@ private func error(_ verdict: Verdict) -> String? {
         #expect(error(verdict(nil)) == "status is missing, expected the HTTP status that APNs answered")
     }
 
-    @Test(arguments: [
-        nil, "", " ", "null", "[]", "{}", "{", #"{"reason":"Unregist"#, #"{"reason":"Unregistered","timest"#, "<html>",
-        "\u{0}",
-        #"{"reason":"Unregistered","timestamp":"#, "1794000000123", #""Unregistered""#, #"{"timestamp":null}"#,
-        #"{"timestamp":true}"#,
-        #"{"timestamp":{}}"#, #"{"timestamp":"soon"}"#, #"{"timestamp":""}"#, #"{"timestamp":[1794000000123]}"#,
-    ])
-    func `a 410 whose body says no instant is death as of the send`(body: String?) {
-        guard case .dead(address, at: sentAt, _) = verdict(410, body) else {
-            Issue.record("\(verdict(410, body))")
-            return
+    static let withoutBody: [String?] = [nil, "", " ", "\n\t "]
+    static let foreign: [String] = [
+        "null", "[]", "{", #"{"reason":"Unregist"#, #"{"reason":"Unregistered","timestamp"#, "<html>", "\u{0}",
+        #"{"reason":"Unregistered","timestamp":"#, "1794000000123", #""Replaced""#, "Replaced", "Unregistered 410",
+        #"["Unregistered",1794000000123]"#, #"[{"reason":"Unregistered","timestamp":1794000000123}]"#,
+        #"{"reason":"Unregistered","timestamp":1794000000123}x"#, "\"Unregistered", "410 Gone",
+    ]
+    static let withoutReason: [String] = [
+        "{}", #"{"timestamp":null}"#, #"{"timestamp":1794000000123}"#, #"{"reason":null,"timestamp":1794000000123}"#,
+        #"{"reason":"","timestamp":1794000000123}"#, #"{"reason":7,"timestamp":1794000000123}"#,
+        #"{"reason":{"a":[1]},"timestamp":1794000000123,"more":[[]]}"#,
+        #"{"Reason":"Unregistered","timestamp":1794000000123}"#,
+    ]
+    static let withoutTimestamp: [String] = [
+        #"{"reason":"Unregistered"}"#, #"{"reason":"Unregistered","timestamp":null}"#,
+        #"{"reason":"Unregistered","timestamp":"1794000000123"}"#,
+        #"{"reason":"Unregistered","timestamp":1794000000123.5}"#,
+        #"{"reason":"Unregistered","timestamp":true}"#, #"{"reason":"Unregistered","timestamp":{}}"#,
+        #"{"reason":"Unregistered","timestamp":"soon"}"#, #"{"reason":"Unregistered","timestamp":[1794000000123]}"#,
+        #"{"reason":"Unregistered","timestamp":"99999999999999"}"#, #"{"reason":"Unregistered","timestamp":1.5}"#,
+        #"{"reason":"Unregistered","Timestamp":1794000000123}"#,
+    ]
+
+    @Test func `a 410 that APNs does not send makes its token suspect as of the send, and says what is missing`() {
+        for (bodies, reason) in [
+            (Self.withoutBody, "410 without a body"), (Self.foreign, "410 with a body that is not from APNs"),
+            (Self.withoutReason, "410 without a reason"), (Self.withoutTimestamp, "410 without a timestamp"),
+        ] {
+            for body in bodies {
+                #expect(verdict(410, body) == .suspect(address, at: sentAt, reason: reason), "\(body ?? "nil")")
+                #expect(Verdict.countable(reason) == reason)
+            }
         }
+        #expect(Verdict.DoubtfulGone.allCases.count == 4)
     }
 
     @Test(arguments: [
-        #"{"timestamp":"1794000000123"}"#, #"{"timestamp":1794000000123.0}"#, #"{"timestamp":1.794000000123e12}"#,
-        #"{"timestamp":"1794000000123.9"}"#, #"{"timestamp":1794000000123,"timestamp":1}"#,
-        #" { "timestamp" : 1794000000123 } "#,
-        #"{"reason":7,"timestamp":1794000000123}"#, #"{"reason":{"a":[1]},"timestamp":1794000000123,"more":[[]]}"#,
+        #"{"reason":"Gone","timestamp":1794000000123.0}"#, #"{"reason":"Gone","timestamp":1.794000000123e12}"#,
+        #"{"reason":"Gone","timestamp":1794000000123,"timestamp":1}"#,
+        #" { "timestamp" : 1794000000123 , "reason" : "Gone" } "#,
+        #"{"more":[[]],"reason":"Gone","timestamp":1794000000123}"#,
     ])
-    func `a timestamp is read from what can be read`(body: String) {
-        #expect(
-            verdict(410, body)
-                == .dead(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: Verdict.noReason))
+    func `any JSON object with a reason and an integer timestamp is read`(body: String) {
+        #expect(verdict(410, body) == .dead(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: "Gone"))
     }
 
     @Test func `a body of a megabyte is read or not, like any other`() {
         let pad = String(repeating: "x", count: 1_000_000)
-        let timestamp = Instant(microseconds: 1_794_000_000_123_000)
-        for body in [pad, String(repeating: "[", count: 1_000_000), #"{"pad":""# + pad] {
-            #expect(verdict(410, body) == .dead(address, at: sentAt, reason: Verdict.noReason))
+        for body in [
+            pad, String(repeating: "[", count: 1_000_000), #"{"pad":""# + pad,
+            String(repeating: "{\"a\":", count: 100_000),
+        ] {
+            #expect(
+                verdict(410, body)
+                    == .suspect(address, at: sentAt, reason: "410 with a body that is not from APNs"))
         }
         #expect(
-            verdict(410, #"{"pad":""# + pad + #"","timestamp":1794000000123}"#)
-                == .dead(address, at: timestamp, reason: Verdict.noReason))
+            verdict(410, #"{"pad":""# + pad + #"","reason":"Gone","timestamp":1794000000123}"#)
+                == .dead(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: "Gone"))
     }
 
     @Test(arguments: [
-        "0", "-1", "-1794000000123", "1199145599999", "1794000000", "1.5", "\"1794000000\"", "-9223372036854775808",
-        "-1e300",
+        "0", "-1", "-1794000000123", "1199145599999", "1794000000", "-9223372036854775808", "-1e300",
     ])
     func `a timestamp before there was an APNs is not understood`(timestamp: String) {
-        #expect(error(verdict(410, #"{"timestamp":\#(timestamp)}"#))?.contains("before 2008") == true)
+        for body in [#"{"reason":"Unregistered","timestamp":\#(timestamp)}"#, #"{"timestamp":\#(timestamp)}"#] {
+            #expect(error(verdict(410, body))?.contains("before 2008") == true)
+        }
     }
 
     @Test func `2008 is the first year that is understood`() {
         #expect(
-            verdict(410, #"{"timestamp":1199145600000}"#) == .dead(address, at: .beforeAPNs, reason: Verdict.noReason))
+            verdict(410, #"{"reason":"Gone","timestamp":1199145600000}"#)
+                == .dead(address, at: .beforeAPNs, reason: "Gone"))
     }
 
     @Test func `a timestamp up to a day ahead counts as now, and beyond is not understood`() {
         let now = queuedAt.microseconds / 1000
         for ahead in [0, 1, 86_400_000] {
             #expect(
-                verdict(410, #"{"timestamp":\#(now + Int64(ahead))}"#)
-                    == .dead(address, at: queuedAt, reason: Verdict.noReason))
+                verdict(410, #"{"reason":"Gone","timestamp":\#(now + Int64(ahead))}"#)
+                    == .dead(address, at: queuedAt, reason: "Gone"))
         }
-        for absurd in ["\(now + 86_400_001)", "9223372036854775807", "1e300", "\"99999999999999\""] {
+        for absurd in ["\(now + 86_400_001)", "9223372036854775807", "1e300", "99999999999999"] {
             #expect(
-                error(verdict(410, #"{"timestamp":\#(absurd)}"#))?.contains("more than a day ahead") == true,
-                "\(absurd)")
+                error(verdict(410, #"{"reason":"Gone","timestamp":\#(absurd)}"#))?.contains("more than a day ahead")
+                    == true, "\(absurd)")
         }
+    }
+
+    @Test(arguments: [
+        "BadDeviceToken", "\"BadDeviceToken\"", "'BadDeviceToken'", " BadDeviceToken\r\n", "\t\"BadDeviceToken\" ",
+    ])
+    func `a bare reason keeps its verdict`(body: String) {
+        #expect(verdict(400, body) == .suspect(address, at: sentAt, reason: "BadDeviceToken"))
+        let gone = body.replacing("BadDeviceToken", with: "Unregistered")
+        #expect(verdict(410, gone) == .suspect(address, at: sentAt, reason: "Unregistered"), "it has no timestamp")
+        #expect(
+            verdict(429, body.replacing("BadDeviceToken", with: "TooManyProviderTokenUpdates"))
+                == .sendersFault(reason: "TooManyProviderTokenUpdates"))
+        #expect(
+            verdict(400, body.replacing("BadDeviceToken", with: "IdleTimeout")) == .transient(reason: "IdleTimeout"))
+    }
+
+    @Test(arguments: [
+        "BadDeviceTokens", "bad device token", "\"\"", "\"", "400 BadDeviceToken", "[\"BadDeviceToken\"]",
+    ])
+    func `what is more or less than a bare reason is none`(body: String) {
+        #expect(verdict(400, body) == .sendersFault(reason: nil))
+    }
+
+    @Test func `a reason that Apple has not documented for a 410 is told apart`() {
+        func undocumented(_ reason: String) -> String? {
+            Interpretation.undocumentedReason(of: verdict(410, #"{"reason":"\#(reason)","timestamp":1794000000123}"#))
+        }
+        #expect(undocumented("Unregistered") == nil && undocumented("ExpiredToken") == nil)
+        #expect(undocumented("Replaced") == "Replaced")
+        #expect(Interpretation.undocumentedReason(of: verdict(410)) == nil)
+        #expect(Interpretation.undocumentedReason(of: verdict(400, #"{"reason":"BadDeviceToken"}"#)) == nil)
     }
 
     @Test func `a missing sent_at means five minutes before the insert`() {
         let assumed = queuedAt.advanced(byMicroseconds: -300_000_000)
-        #expect(verdict(410) { $0.sentAt = nil } == .dead(address, at: assumed, reason: Verdict.noReason))
+        #expect(verdict(410) { $0.sentAt = nil } == .suspect(address, at: assumed, reason: "410 without a body"))
         #expect(
             verdict(400, #"{"reason":"BadDeviceToken"}"#) { $0.sentAt = nil }
                 == .suspect(address, at: assumed, reason: "BadDeviceToken"))
@@ -155,10 +212,11 @@ private func error(_ verdict: Verdict) -> String? {
     @Test func `a sent_at in the future counts as the insert, an infinite one is not understood`() {
         #expect(
             verdict(410) { $0.sentAt = Instant(microseconds: .max - 1) }
-                == .dead(address, at: queuedAt, reason: Verdict.noReason))
+                == .suspect(address, at: queuedAt, reason: "410 without a body"))
         for infinite in [Instant.distantFuture, .distantPast] {
             #expect(
-                error(verdict(410, #"{"timestamp":1794000000123}"#) { $0.sentAt = infinite })?.contains("infinite")
+                error(verdict(410, #"{"reason":"Gone","timestamp":1794000000123}"#) { $0.sentAt = infinite })?.contains(
+                    "infinite")
                     == true)
         }
     }
@@ -166,7 +224,7 @@ private func error(_ verdict: Verdict) -> String? {
     @Test func `a sent_at before APNs is refused only where it decides`() {
         let epoch = Instant(microseconds: 0)
         #expect(error(verdict(410) { $0.sentAt = epoch })?.contains("before 2008") == true)
-        #expect(error(verdict(410, #"{"timestamp":1794000000123}"#) { $0.sentAt = epoch }) == nil)
+        #expect(error(verdict(410, #"{"reason":"Gone","timestamp":1794000000123}"#) { $0.sentAt = epoch }) == nil)
         #expect(verdict(503) { $0.sentAt = epoch } == .transient(reason: nil))
     }
 
@@ -202,8 +260,9 @@ private func error(_ verdict: Verdict) -> String? {
     }
 
     @Test func `a reason is made fit to be stored`() {
-        #expect(verdict(410, #"{"reason":"a\u0000b"}"#).reason == "a?b")
-        #expect(verdict(410, #"{"reason":"\#(String(repeating: "x", count: 5000))"}"#).reason?.count == 100)
+        #expect(verdict(410, #"{"reason":"a\u0000b","timestamp":1794000000123}"#).reason == "a?b")
+        let long = String(repeating: "x", count: 5000)
+        #expect(verdict(410, #"{"reason":"\#(long)","timestamp":1794000000123}"#).reason?.count == 100)
     }
 
     @Test func `any bytes whatever have a verdict, and only a 410 or a suspect reason touches a token`() {
@@ -218,7 +277,7 @@ private func error(_ verdict: Verdict) -> String? {
         for _ in 0..<20_000 {
             let body = (0..<Int.random(in: 0...14, using: &chance)).map { _ in pieces.randomElement(using: &chance)! }
                 .joined()
-            let status = Int32.random(in: -10...700, using: &chance)
+            let status = Bool.random(using: &chance) ? 410 : Int32.random(in: -10...700, using: &chance)
             let random = SendResult(
                 environment: [nil, "production", "sandbox", "x"].randomElement(using: &chance)!,
                 topic: [nil, "", "t"].randomElement(using: &chance)!,
@@ -229,10 +288,11 @@ private func error(_ verdict: Verdict) -> String? {
             switch Interpretation.verdict(on: random) {
             case .dead(_, let at, let reason):
                 #expect(
-                    status == 410 && at <= queuedAt && at >= .beforeAPNs && !reason.isEmpty
+                    status == 410 && body.contains("reason") && body.contains("1794000000123") && at <= queuedAt
+                        && at >= .beforeAPNs && !reason.isEmpty
                         && !reason.unicodeScalars.contains("\u{0}"))
             case .suspect(_, let at, _):
-                #expect(status == 400 && body.contains("BadDeviceToken") && at <= queuedAt)
+                #expect((status == 410 || (status == 400 && body.contains("BadDeviceToken"))) && at <= queuedAt)
             case .accepted: #expect(status == 200)
             case .sendersFault, .transient, .unintelligible: #expect(status != 200)
             }

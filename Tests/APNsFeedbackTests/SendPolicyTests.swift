@@ -30,8 +30,8 @@ import TokenModel
 
     @Test func `200, 410 and a bad token are answers, and the latter two speak of the token`() {
         #expect(step(answered(200, nil)) == .init(.answered))
-        #expect(step(answered(410, "Unregistered")) == .init(.answered, .token))
-        #expect(step(answered(410, nil)) == .init(.answered, .token))
+        let gone = PushAnswer(status: 410, body: #"{"reason":"Unregistered","timestamp":1794000000123}"#)
+        #expect(step(.answered(gone)) == .init(.answered, .token))
         #expect(step(answered(400, "BadDeviceToken")) == .init(.answered, .token))
         #expect(step(answered(400, "DeviceTokenNotForTopic")) == .init(.answered, .token))
     }
@@ -51,11 +51,56 @@ import TokenModel
     @Test(arguments: [
         (400, "BadCollapseId"), (400, "BadExpirationDate"), (400, "BadMessageId"), (400, "BadPriority"),
         (400, "InvalidPushType"),
-        (400, "PayloadEmpty"), (413, "PayloadTooLarge"), (400, "SomethingNew"), (418, "Teapot"), (302, "Found"),
+        (400, "PayloadEmpty"), (413, "PayloadTooLarge"), (400, "SomethingNew"), (413, "SomethingNew"),
     ])
     func `what is wrong with one message gives that one up`(status: Int32, reason: String) {
         let words = "APNs answered \(status) \(reason)"
         #expect(step(answered(status, reason)) == .init(.failed(words), .message(words)))
+    }
+
+    @Test(arguments: [100, 202, 204, 301, 308, 401, 402, 406, 407, 418, 421, 426, 451, 600, 999] as [Int32])
+    func `a status that APNs does not use says nothing of the message: it waits for another try`(status: Int32) {
+        let words = "the server answered \(status), which APNs does not use"
+        #expect(step(answered(status, "BadPriority")) == .init(.later(.seconds(5), words), .foreign(words)))
+        #expect(step(answered(status, nil), attempts: 3).fate == .later(.seconds(40), words))
+        #expect(step(answered(status, nil), attempts: 18).fate == .later(.seconds(300), words))
+        #expect(step(answered(status, nil), attempts: 19).fate == .failed("\(words); failed after 20 tries"))
+        #expect(
+            step(answered(status, nil), expiration: 0).fate == .later(.seconds(5), words), "one try that APNs has had")
+    }
+
+    @Test(arguments: [308, 410] as [Int32])
+    func `a response that is not from APNs lengthens neither the expiration nor the time to give up`(status: Int32) {
+        let end = answered(status, nil)
+        let words =
+            "the server answered \(status), " + (status == 410 ? "but not as APNs does" : "which APNs does not use")
+        let almost = Self.now.advanced(byMicroseconds: -Self.day + 5_000_000)
+        let tooLate = almost.advanced(byMicroseconds: -1)
+        #expect(step(end, expiration: 1_800_000_006).fate == .later(.seconds(5), words))
+        #expect(
+            step(end, expiration: 1_800_000_005)
+                == .init(.failed("\(words); its expiration comes before another try"), .foreign(words)))
+        #expect(
+            step(end, attempts: 1, expiration: 1_800_000_009).fate
+                == .failed("\(words); its expiration comes before another try"))
+        #expect(step(end, firstSentAt: almost).fate == .later(.seconds(5), words))
+        #expect(step(end, firstSentAt: tooLate) == .init(.failed("\(words); given up after 1 tries"), .foreign(words)))
+        #expect(
+            step(end, attempts: 1, firstSentAt: tooLate, expiration: 0).fate
+                == .failed("\(words); given up after 2 tries"))
+    }
+
+    @Test(arguments: [
+        nil, "", "<html>", #"{"reason":"Unregistered"}"#, #"{"timestamp":1794000000123}"#, "Unregistered",
+    ])
+    func `a 410 that APNs does not send ends no request`(body: String?) {
+        let words = "the server answered 410, but not as APNs does"
+        #expect(
+            step(.answered(PushAnswer(status: 410, body: body))) == .init(.later(.seconds(5), words), .foreign(words)))
+    }
+
+    @Test func `a bare reason is that reason`() {
+        #expect(step(.answered(PushAnswer(status: 400, body: "BadDeviceToken"))) == .init(.answered, .token))
     }
 
     @Test func `what is worth another try gets one, later and later`() {

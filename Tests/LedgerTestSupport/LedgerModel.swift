@@ -79,9 +79,27 @@ public struct LedgerModel {
         return latest.mapValues(\.token)
     }
 
-    /// `environment|topic|token|state|registered_at|invalidated_at|reason|device|own tags`, one a token that is known.
+    /// The latest tags that a registration of the token had.
+    private func ownTags(_ key: Key) -> (at: Int, tags: String)? {
+        registrations[key]?.compactMap { said in said.tags.map { (said.at, $0) } }.max { $0 < $1 }
+    }
+
+    /// The latest tags of each device's tokens: what its current token has when it never had any of its own.
+    private func deviceTags() -> [[String]: String] {
+        var latest: [[String]: (at: Int, tags: String)] = [:]
+        for key in registrations.keys {
+            guard let device = device(of: key), let own = ownTags(key) else { continue }
+            let of = [key.environment, key.topic, device]
+            if let known = latest[of], known >= own { continue }
+            latest[of] = own
+        }
+        return latest.mapValues(\.tags)
+    }
+
+    /// `environment|topic|token|state|registered_at|invalidated_at|reason|device|tags`, one per token that is known.
     public func told() -> Set<String> {
         let named = named()
+        let deviceTags = deviceTags()
         var lines: Set<String> = []
         for key in Set(registrations.keys).union(dead.keys).union(suspects.keys).union(unregistrations.keys) {
             let counting = (suspects[key] ?? []).filter { word in
@@ -107,7 +125,12 @@ public struct LedgerModel {
             // The first of the greatest, in this order.
             let cause = causes.max { $0.at < $1.at }.flatMap { top in causes.first { $0.at == top.at } }
             let suppressed = cause.map { $0.at >= registered ?? .min } ?? false
-            let tags = registrations[key]?.compactMap { said in said.tags.map { (said.at, $0) } }.max { $0 < $1 }?.1
+            var tags = ownTags(key)?.tags
+            if tags == nil, let device, !key.topic.hasSuffix(".push-type.liveactivity"),
+                named[[key.environment, key.topic, device]] == key.token
+            {
+                tags = deviceTags[[key.environment, key.topic, device]]
+            }
             let columns = [
                 key.environment, key.topic, key.token, suppressed ? cause?.state ?? "" : "active",
                 registered.map(String.init) ?? "", cause.map { String($0.at) } ?? "", cause?.reason ?? "", device ?? "",
@@ -122,9 +145,7 @@ public struct LedgerModel {
     public static let ledger = """
         SELECT t.environment, t.topic, t.token, t.state, extract(epoch FROM t.registered_at)::bigint,
                extract(epoch FROM t.invalidated_at)::bigint, t.reason, t.device_id,
-               CASE WHEN l.tags_at IS NOT NULL THEN array_to_string(t.tags, ',') END
+               array_to_string(t.tags, ',')
         FROM tokenkeeper.token AS t
-        JOIN tokenkeeper.topic AS k USING (environment, topic)
-        JOIN tokenkeeper.ledger AS l ON l.topic_id = k.topic_id AND l.token_key = t.token_key
         """
 }

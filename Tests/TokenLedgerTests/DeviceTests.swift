@@ -122,6 +122,30 @@ import Testing
                 """) == "0", "seed \(seed): at most one token a device")
     }
 
+    @Test func `registrations that wait for a move of their tokens to one device do not wait for each other`() throws {
+        try database.psql(
+            "SELECT tokenkeeper.register(t, 't', device_id => d, registered_at => now() - interval '1 hour') FROM unnest('{aa,bb}'::text[], '{x,y}'::text[]) AS u (t, d)"
+        )
+        var move = try database.connect()
+        try move.execute(
+            "BEGIN; SELECT tokenkeeper.register(t, 't', device_id => 'z') FROM unnest('{aa,bb}'::text[]) AS t")
+        let failures = Failures()
+        let waiting = call(["register('aa', 't')", "register('bb', 't', device_id => 'y')"], failures)
+        // Only a superuser sees what another role waits for.
+        var watcher = try database.connect(user: "postgres")
+        try eventually("both wait") {
+            try watcher.scalar(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+                == "2"
+        }
+        try move.execute("COMMIT")
+        waiting.wait()
+        #expect(failures.all == [])
+        #expect(
+            try database.psql("SELECT token, state, device_id FROM tokenkeeper.token ORDER BY 1")
+                == "aa|active|z\nbb|active|y")
+    }
+
     /// Calls functions at once, each on a connection of its own; the group is left when all have answered.
     private func call(_ calls: [String], _ failures: Failures) -> DispatchGroup {
         let database = database
@@ -306,7 +330,96 @@ import Testing
             try database.psql(
                 "SELECT count(*) FROM tokenkeeper.status, unnest(warnings) AS w WHERE w LIKE '%is it a constant?'")
                 == "1")
-        #expect(try database.psql("SELECT rows FROM tokenkeeper.operation") == "50")
+        #expect(try database.psql("SELECT rows, device_id FROM tokenkeeper.operation") == "50|00000000")
+    }
+
+    @Test func `random orders of the same registrations leave the same tags`() throws {
+        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        var chance = SeededChance(seed: seed)
+        var owner = try database.connect()
+        var model = LedgerModel()
+        for number in 0..<400 {
+            let said = (0..<6).map { _ in
+                Said(
+                    token: "a\(Int.random(in: 1...4, using: &chance))",
+                    device: Int.random(in: 0..<4, using: &chance) == 0
+                        ? nil : "d\(Int.random(in: 1...2, using: &chance))",
+                    at: 1_700_000_000 + Int.random(in: 0..<20, using: &chance),
+                    tags: Bool.random(using: &chance) ? "g\(Int.random(in: 0..<5, using: &chance))" : nil)
+            }
+            for order in 0..<2 {
+                let topic = "t\(number)-\(order)"
+                try owner.execute(said.shuffled(using: &chance).map { $0.sql(topic) }.joined(separator: ";"))
+                for one in said {
+                    model.register(.init("production", topic, one.token), one.at, device: one.device, tags: one.tags)
+                }
+            }
+        }
+        let told = Set(try owner.lines(LedgerModel.ledger, columns: 9))
+        let wanted = model.told()
+        #expect(
+            told == wanted,
+            "seed \(seed): told \(told.subtracting(wanted).sorted().prefix(3)), the model says \(wanted.subtracting(told).sorted().prefix(3))"
+        )
+    }
+
+    @Test func `a device's token keeps what it inherited when the token that it came from is pruned or forgotten`()
+        throws
+    {
+        var owner = try database.connect()
+        let tags = "SELECT array_to_string(tags, ',') FROM tokenkeeper.sendable_token WHERE topic = 't'"
+        try owner.execute(
+            "SELECT tokenkeeper.register(token => 'aa', topic => 't', device_id => 'd', tags => '{World}')")
+        try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'd')")
+        try owner.execute("DELETE FROM tokenkeeper.ledger WHERE token_key = '\\xaa'")
+        // The one that inherited is superseded in turn.
+        try owner.execute("SELECT tokenkeeper.register('cc', 't', device_id => 'd')")
+        #expect(try owner.lines(tags, columns: 1) == ["World"])
+        try owner.execute("SELECT tokenkeeper.register('cc', 't', tags => '{Sport}')")
+        try owner.execute("SELECT tokenkeeper.register('dd', 't', device_id => 'd')")
+        try owner.execute("SELECT tokenkeeper.forget('cc')")
+        try owner.execute("SELECT tokenkeeper.register('ee', 't', device_id => 'd')")
+        #expect(try owner.lines(tags, columns: 1) == ["Sport"])
+        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.device WHERE tags_of = '\\xcc'") == "0")
+    }
+
+    @Test func `a device takes no more than a thousand tokens, and the rest have none`() throws {
+        var app = try database.connect()
+        try app.execute(
+            "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', device_id => '0000')) FROM generate_series(1, 1005) AS i"
+        )
+        #expect(
+            try app.lines(
+                "SELECT device_id, count(*), count(*) FILTER (WHERE sendable) FROM tokenkeeper.token GROUP BY 1 ORDER BY 1",
+                columns: 3) == ["0000|1000|1", "|5|5"])
+        #expect(
+            try app.lines("SELECT rows, device_id FROM tokenkeeper.operation ORDER BY operation_id", columns: 2)
+                == ["50|0000", "1000|0000"])
+        #expect(
+            try app.lines("SELECT device_id, tokens FROM tokenkeeper.crowded_device", columns: 2) == ["0000|1000"])
+        // Once the others are gone it takes tokens again.
+        try app.execute(
+            """
+            DELETE FROM tokenkeeper.ledger WHERE device_id = '0000' AND suppressed;
+            SELECT tokenkeeper.register('aaaaaaaa', 't', device_id => '0000')
+            """)
+        #expect(
+            try app.scalar("SELECT device_id FROM tokenkeeper.token WHERE token = 'aaaaaaaa'") == "0000")
+        try app.execute("SELECT tokenkeeper.forget_device('0000')")
+        #expect(try app.scalar("SELECT count(device_id) FROM tokenkeeper.operation") == "0")
+    }
+
+    @Test func `a device's many tokens are not locked for the registration of one`() throws {
+        var app = try database.connect()
+        try app.execute(
+            "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', device_id => 'd')) FROM generate_series(1, 200) AS i"
+        )
+        // Somebody holds a superseded token: that of the registration and the current one are others.
+        var other = try database.connect()
+        try other.execute("BEGIN; SELECT FROM tokenkeeper.ledger WHERE token_key = '\\x00000010' FOR UPDATE")
+        #expect(
+            try app.scalar("SET lock_timeout = '2s'; SELECT tokenkeeper.register('00000005', 't', device_id => 'd')")
+                == "t")
     }
 
     @Test func `a session that began with an empty ledger finds a device's tokens without reading its topic`() throws {

@@ -14,6 +14,11 @@ func drain(_ connection: inout Connection, intake: Intake? = nil) throws -> Inta
     }
 }
 
+/// Undoes what `reinstate` has left to do, as the daemons do.
+func undo(_ connection: inout Connection) throws {
+    while try Reinstatement.undo(within: .seconds(5), on: &connection, while: { true }) {}
+}
+
 extension Intake {
     /// One pass that nothing interrupts.
     mutating func onePass(on connection: inout Connection) throws -> Pass {

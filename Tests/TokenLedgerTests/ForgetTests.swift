@@ -98,7 +98,7 @@ import Testing
         var batch = try database.connect()
         try batch.execute(
             """
-            BEGIN; SELECT pg_advisory_xact_lock_shared(29803, 3); DELETE FROM tokenkeeper.send_result;
+            BEGIN; LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE; DELETE FROM tokenkeeper.send_result;
             INSERT INTO tokenkeeper.send_result_aside (topic, token, status, leaf) VALUES ('t', 'aaaaaaaa', 410, 8);
             INSERT INTO tokenkeeper.ledger (topic_id, token_key, dead_at) SELECT topic_id, '\\xaaaaaaaa01', now() FROM tokenkeeper.topic;
             """)
@@ -113,10 +113,11 @@ import Testing
             }
             done.signal()
         }
-        var watcher = try database.connect()
+        // Only a superuser sees what another role waits for.
+        var watcher = try database.connect(user: "postgres")
         try eventually("it waits") {
             try watcher.scalar(
-                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND classid = 29803 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'tokenkeeper.lock_erasure'::regclass AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
             ) == "1"
         }
         // A daemon finds results, and leaves them alone.
@@ -168,9 +169,9 @@ import Testing
             """)
         let database = database
         let failures = Failures()
-        DispatchQueue.concurrentPerform(iterations: 8) { worker in
+        DispatchQueue.concurrentPerform(iterations: 9) { worker in
             do {
-                if worker == 7 {
+                if worker == 8 {
                     var daemon = try database.connect(user: "a_daemon")
                     var intake = Intake(
                         lockTimeout: .milliseconds(50), guardLimits: GuardLimits(minTokens: 3, maxShare: .percent(0)),
@@ -187,6 +188,90 @@ import Testing
         #expect(failures.all == [])
     }
 
+    @Test func `of a crowded device nothing is left when its last token is forgotten`() throws {
+        try database.psql(
+            "SELECT tokenkeeper.register(lpad(to_hex(i), 4, '0'), 't', device_id => 'constant') FROM generate_series(1, 55) AS i"
+        )
+        let left =
+            "SELECT count(*), (SELECT count(*) FROM tokenkeeper.operation WHERE device_id IS NOT NULL) FROM tokenkeeper.crowded_device"
+        #expect(try database.psql(left) == "1|1")
+        try database.psql("SELECT tokenkeeper.forget(lpad(to_hex(i), 4, '0')) FROM generate_series(1, 54) AS i")
+        #expect(try database.psql(left) == "1|1")
+        try database.psql("SELECT tokenkeeper.forget('0037')")
+        #expect(try database.psql(left) == "0|0")
+    }
+
+    @Test func `a token that has moved to another device meanwhile is not forgotten with the first`() throws {
+        try database.psql(
+            "SELECT tokenkeeper.register(t, 't', device_id => 'old') FROM unnest('{aaaaaaaa,bbbbbbbb}'::text[]) AS t")
+        var moving = try database.connect()
+        try moving.execute("BEGIN; SELECT tokenkeeper.register('aaaaaaaa', 't', device_id => 'new')")
+        let database = database
+        let failures = Failures()
+        let done = DispatchSemaphore(value: 0)
+        DispatchQueue.global().async {
+            do {
+                try database.psql("SELECT tokenkeeper.forget_device('old')", user: "a_app")
+            } catch {
+                failures.add("\(error)")
+            }
+            done.signal()
+        }
+        // Only a superuser sees what another role waits for.
+        var watcher = try database.connect(user: "postgres")
+        try eventually("it waits") {
+            try watcher.scalar(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+                == "1"
+        }
+        try moving.execute("COMMIT")
+        done.wait()
+        #expect(failures.all == [])
+        #expect(try database.psql("SELECT token, device_id FROM tokenkeeper.token") == "aaaaaaaa|new")
+    }
+
+    @Test func `forgetting a device that waits for a token holds no device meanwhile`() throws {
+        try database.psql(
+            "SELECT tokenkeeper.register(t, 't', device_id => 'old') FROM unnest('{aaaaaaaa,bbbbbbbb}'::text[]) AS t")
+        var holding = try database.connect()
+        try holding.execute("BEGIN; SELECT FROM tokenkeeper.ledger WHERE token_key = '\\xaaaaaaaa' FOR UPDATE")
+        let database = database
+        let failures = Failures()
+        let done = DispatchSemaphore(value: 0)
+        DispatchQueue.global().async {
+            do {
+                try database.psql("SELECT tokenkeeper.forget_device('old')", user: "a_app")
+            } catch {
+                failures.add("\(error)")
+            }
+            done.signal()
+        }
+        // Only a superuser sees what another role waits for.
+        var watcher = try database.connect(user: "postgres")
+        try eventually("it waits") {
+            try watcher.scalar(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+                == "1"
+        }
+        // Before, this was a deadlock.
+        try holding.execute("SELECT FROM tokenkeeper.device WHERE device_id = 'old' FOR UPDATE; COMMIT")
+        done.wait()
+        #expect(failures.all == [])
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token") == "0")
+    }
+
+    @Test func `a token is found anywhere in a large body`() throws {
+        let token = String(repeating: "ab12cd34", count: 8)
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.rejected_result (error, topic, token, body, queued_at)
+            SELECT 'e', 't', 'x', repeat('0123456789 ', 10000) || CASE WHEN i = 7 THEN upper('\(token)') ELSE '' END, now()
+            FROM generate_series(1, 20) AS i
+            """)
+        #expect(try database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app") == "1")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.rejected_result") == "19")
+    }
+
     private static func work(of worker: Int, _ round: Int) -> String {
         func token(_ factor: Int) -> String { "lpad(to_hex(\(round * factor % 20 + 1)), 8, '0')" }
         return switch worker {
@@ -196,6 +281,7 @@ import Testing
         case 3: "SELECT tokenkeeper.forget_device('d\(round % 5)')"
         case 4: "SELECT tokenkeeper.reinstate('t', 'production', now() - \(round + 1) * interval '1 minute', now())"
         case 5: "SELECT tokenkeeper.discard_held('t', 'production')"
+        case 6: "SELECT tokenkeeper.undo_suspects(10)"
         default:
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body)

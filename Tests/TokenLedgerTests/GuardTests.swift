@@ -118,13 +118,15 @@ import TokenModel
         #expect(try database.psql(isOpen) == "f")
     }
 
-    @Test func `410s are never held, and one in the same batch as the suspect decides`() throws {
+    @Test func `410s as APNs sends them are never held, and one in the same batch as the suspect decides`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
-            SELECT 't', lpad(to_hex(i), 8, '0'), 410, '{"reason":"Unregistered"}', now() FROM generate_series(1, 400) AS i
+            SELECT 't', lpad(to_hex(i), 8, '0'), 410,
+                   '{"reason":"Unregistered","timestamp":' || (extract(epoch FROM now()) * 1000)::bigint || '}', now()
+            FROM generate_series(1, 400) AS i
             """)
         try fail(1, 400)
         #expect(try drain(&daemon, intake: intake()).recorded == 800)
@@ -244,16 +246,20 @@ import TokenModel
         try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2015-01-01Z')")
         try database.psql("SELECT tokenkeeper.register('bb', 't', registered_at => '2015-01-01Z')")
         var daemon = try database.connect(user: "a_daemon")
-        // One before, one among the others.
-        for token in ["aa", "bb"] {
-            try database.psql(
-                """
-                INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
-                VALUES ('t', '\(token)', 400, '{"reason":"BadDeviceToken"}', '2016-01-01Z')
-                """)
-            if token == "aa" { try drain(&daemon, intake: intake()) }
-        }
-        try fail(1, 60)
+        // One before, one among the others: in one statement, so that they come in one batch.
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
+            VALUES ('t', 'aa', 400, '{"reason":"BadDeviceToken"}', '2016-01-01Z')
+            """)
+        try drain(&daemon, intake: intake())
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
+            SELECT 't', CASE i WHEN 0 THEN 'bb' ELSE lpad(to_hex(i), 8, '0') END, 400, '{"reason":"BadDeviceToken"}',
+                   CASE i WHEN 0 THEN '2016-01-01Z' ELSE now() END
+            FROM generate_series(0, 60) AS i
+            """)
         try drain(&daemon, intake: intake())
         #expect(
             try database.psql("SELECT undo_since > now() - interval '1 hour', undo IS NOT NULL FROM tokenkeeper.guard")
@@ -293,13 +299,133 @@ import TokenModel
         try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard FOR UPDATE")
         try fail(2, 2)
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', '00000003', 410), ('u', '00000004', 410)"
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '00000003', 410, \(goneBody)), ('u', '00000004', 410, \(goneBody))"
         )
         var intake = intake()
         let pass = try intake.onePass(on: &daemon)
         #expect(pass.recorded == 2 && pass.putAside == 1)
         try someone.execute("COMMIT")
         #expect(try drain(&daemon, intake: self.intake()).recorded == 1)
+    }
+
+    @Test func `tokens that are new do not wait because the judging took long`() throws {
+        try register(1, 10)
+        var daemon = try database.connect(user: "a_daemon")
+        try fail(1, 1)
+        try database.psql("SELECT tokenkeeper.register('aa', 'u')")
+        try drain(&daemon, intake: intake())
+        var someone = try database.connect()
+        try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard FOR UPDATE")
+        try fail(2, 2)
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('u', '00000004', 410, \(goneBody)), ('u', '00000005', 410, \(goneBody))"
+        )
+        // Longer than half of deadlock_timeout.
+        var intake = Intake(
+            lockTimeout: .milliseconds(700), guardLimits: limits, interpret: Interpretation.verdict(on:))
+        let pass = try intake.onePass(on: &daemon)
+        #expect(pass.recorded == 2, "the two 410s of tokens that nobody has registered")
+        try someone.execute("COMMIT")
+    }
+
+    @Test func `what is set aside and has to wait as a whole is looked at row by row`() throws {
+        try register(1, 10)
+        var daemon = try database.connect(user: "a_daemon")
+        try fail(1, 1)
+        try drain(&daemon, intake: intake())
+        var someone = try database.connect()
+        try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard FOR UPDATE")
+        // A topic that is new, and in the same batch a suspect that keeps it waiting for longer than half of deadlock_timeout.
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result_aside (topic, token, status, body, leaf) VALUES
+                ('t', '00000002', 400, '{"reason":"BadDeviceToken"}', 8), ('new', '00000004', 410, \(goneBody), 8)
+            """)
+        var intake = Intake(
+            lockTimeout: .milliseconds(700), guardLimits: limits, interpret: Interpretation.verdict(on:))
+        #expect(try intake.onePass(on: &daemon).recorded == 1)
+        #expect(try database.psql("SELECT state FROM tokenkeeper.token WHERE topic = 'new'") == "stale")
+        try someone.execute("COMMIT")
+    }
+
+    @Test func `suspects and 410s of hundreds of topics are all recorded`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.topic (environment, topic) SELECT 'production', 't' || n FROM generate_series(1, 800) AS n;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+            SELECT 't' || n, lpad(to_hex(n * 3 + i), 8, '0'), 400, '{"reason":"BadDeviceToken"}'
+            FROM generate_series(1, 800) AS n, generate_series(0, 2) AS i;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+            SELECT 't' || n, lpad(to_hex(n * 3), 10, '0'), 410, \(goneBody) FROM generate_series(1, 800, 8) AS n;
+            """)
+        #expect(try drain(&daemon, intake: intake()).recorded == 2500)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
+        #expect(
+            try database.psql("SELECT count(*), max(tokens), min(tokens) FROM tokenkeeper.topic_guard") == "800|3|3")
+    }
+
+    @Test func `a guard that opens for one topic of a batch holds nothing of another`() throws {
+        try register(1, 1000)
+        try register(1, 1000, topic: "u")
+        var daemon = try database.connect(user: "a_daemon")
+        try fail(1, 60)
+        try fail(1, 40, topic: "u")
+        let pass = try drain(&daemon, intake: intake())
+        #expect(pass.held == 60 && pass.recorded == 40)
+        #expect(try database.psql("SELECT topic, open FROM tokenkeeper.guard ORDER BY topic") == "t|t\nu|f")
+    }
+
+    /// A count of topic t, begun so long ago.
+    private func counted(_ state: String, _ tokens: Int, ago: String) throws {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.token_count (topic_id, state, tokens, counted_at)
+            SELECT topic_id, '\(state)', \(tokens), clock_timestamp() - interval '\(ago)' FROM tokenkeeper.topic WHERE topic = 't'
+            """)
+    }
+
+    @Test func `a count is trusted for a day, and not longer`() throws {
+        let limits = GuardLimits(minTokens: 5, maxShare: .percent(10))
+        try register(1, 100)
+        var daemon = try database.connect(user: "a_daemon")
+        try counted("active", 1000, ago: "23 hours")
+        try fail(1, 50)
+        #expect(try drain(&daemon, intake: intake(limits)).recorded == 50, "10 % of 1000, as counted")
+        try database.psql("UPDATE tokenkeeper.token_count SET counted_at = counted_at - interval '2 hours'")
+        try fail(51, 52)
+        #expect(try drain(&daemon, intake: intake(limits)).held == 2, "10 % of 50, as there are")
+    }
+
+    @Test func `a topic that has been counted and has no active token is not counted again`() throws {
+        try register(1, 100)
+        var daemon = try database.connect(user: "a_daemon")
+        try counted("suspect", 3_000_000, ago: "1 minute")
+        try fail(1, 10)
+        #expect(
+            try drain(&daemon, intake: intake(GuardLimits(minTokens: 5, maxShare: .percent(50)))).held == 10,
+            "half of none, as counted")
+    }
+
+    @Test func `what the guard itself has looked at is kept for ten minutes`() throws {
+        let limits = GuardLimits(minTokens: 5, maxShare: .percent(1))
+        try register(1, 2000)
+        var daemon = try database.connect(user: "a_daemon")
+        let isKept = "SELECT active, active_as_of IS NOT NULL FROM tokenkeeper.topic_guard"
+        try fail(1, 4)
+        try drain(&daemon, intake: intake(limits))
+        #expect(try database.psql(isKept) == "2000|f", "so few are looked at each time")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at)
+            SELECT topic_id, sha256(i::text::bytea), now() FROM tokenkeeper.topic, generate_series(1, 40000) AS i
+            """)
+        try fail(5, 6)
+        try drain(&daemon, intake: intake(limits))
+        #expect(try database.psql(isKept) == "29996|t", "and of many only 30,000")
+        try database.psql("UPDATE tokenkeeper.topic_guard SET active = 0")
+        try fail(7, 8)
+        #expect(try drain(&daemon, intake: intake(limits)).held == 2, "not looked at again")
     }
 
     @Test func `two drains of one process take turns at the guard, and set nothing aside`() throws {

@@ -52,11 +52,11 @@ import TokenModel
         let wanted = """
             production|t|200||3
             production|t|403|InvalidProviderToken|2
-            production|t|410|(none given)|1
+            production|t|410|410 with a body that is not from APNs|1
             production|t|502|(other)|1
             sandbox|t|200||3
             sandbox|t|403|InvalidProviderToken|2
-            sandbox|t|410|(none given)|1
+            sandbox|t|410|410 with a body that is not from APNs|1
             sandbox|t|502|(other)|1
             ||700|(rejected)|2
             """
@@ -74,7 +74,7 @@ import TokenModel
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES
-                ('t', 'aa', 410, '{"timestamp":1794000000123,"pad":"' || repeat('x', 1000000) || '"}'),
+                ('t', 'aa', 410, '{"reason":"Unregistered","timestamp":1794000000123,"pad":"' || repeat('x', 1000000) || '"}'),
                 ('t', 'not hex', 410, repeat('y', 3000000)),
                 (repeat('t', 5000), 'bb', 410, NULL),
                 ('t', repeat('z', 100000), 200, NULL),
@@ -358,7 +358,7 @@ import TokenModel
         try SweepLease.request(.signal, on: &daemon)
         let lease = try #require(try SweepLease.claim(.requested, holder: "d", on: &daemon))
         let plan = SweepPlan(
-            staleRetention: .seconds(1), dormantAfter: nil, eventRetention: .seconds(86400),
+            staleRetention: .seconds(1), dormantAfter: nil, eventRetention: .seconds(40 * 86400),
             rejectedRetention: .seconds(86400), heldRetention: .seconds(86400), sendRetention: .seconds(30 * 86400),
             minTokens: 0, maxShare: .percent(10),
             batch: 10)

@@ -81,6 +81,26 @@ private let v1 = Version(major: 0, minor: 1, patch: 0)
         #expect(error?.sqlState == "55P03")
     }
 
+    @Test func `where nothing is missing, a role that may not migrate is not refused`() throws {
+        let database = try TestCluster.shared.database()
+        var reader = try database.connect(user: "a_reader")
+        try Migrator(daemon: v1).migrate(&reader) { _ in Issue.record("there was nothing to apply") }
+    }
+
+    @Test func `a second migrator waits for the first by a lock on the table of migrations`() throws {
+        let database = try TestCluster.shared.database()
+        var first = try database.connect()
+        try first.execute("BEGIN; \(DrainLock.migration)")
+        // Who only looks at them is not kept waiting.
+        var reader = try database.connect(user: "a_reader")
+        try Migrator(daemon: v1).check(&reader)
+        var second = try database.connect()
+        let error = #expect(throws: DatabaseError.self) {
+            try second.run("BEGIN; SET LOCAL lock_timeout = '50ms'; \(DrainLock.migration)")
+        }
+        #expect(error?.sqlState == "55P03")
+    }
+
     @Test func `a database without the schema asks for migrate`() throws {
         let database = try TestCluster.shared.database(migrated: false)
         var owner = try database.connect()

@@ -298,12 +298,19 @@ import TokenModel
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_request (topic, token, payload)
-            SELECT 'com.example.app', 'aa', ('{"a":[' || string_agg('1e131071', ',') || ']}')::jsonb FROM generate_series(1, 9000)
+            SELECT 'com.example.app', 'aa', ('{"a":[' || string_agg('1e131071', ',') || ']}')::json FROM generate_series(1, 9000)
             """, user: "a_sender")
         let good = try ask()
         let claim = try claim()
         #expect(claim.requests.map(\.number) == [good] && claim.failed == 1)
-        #expect(try database.psql("SELECT error FROM tokenkeeper.failed_send") == "payload is over 4096 bytes long")
+        #expect(
+            try database.psql("SELECT error FROM tokenkeeper.failed_send")
+                == "payload is 81007 bytes long as written, expected at most 65536")
+        try ask(#"{"a":[1e131071,1e131071]}"#)
+        #expect(try self.claim().failed == 1)
+        #expect(
+            try database.psql("SELECT error FROM tokenkeeper.failed_send ORDER BY failed_id DESC LIMIT 1")
+                == "payload is over 4096 bytes long")
     }
 
     @Test func `those that are postponed are found device by device, however many they are`() throws {

@@ -335,8 +335,9 @@ import TokenModel
         #expect(
             try !database.psql(
                 """
-                EXPLAIN VERBOSE SELECT tokenkeeper.send_fault(environment, topic, payload, push_type, priority, expiration, collapse_id)
-                FROM tokenkeeper.send_request
+                EXPLAIN VERBOSE SELECT tokenkeeper.send_fault(coalesce(environment, 'production'), topic, body, push_type, priority, expiration,
+                                                              collapse_id, not_before, body_text)
+                FROM (SELECT *, payload::jsonb AS body, payload::text AS body_text FROM tokenkeeper.send_request OFFSET 0) AS r
                 """
             ).contains("send_fault("))
     }

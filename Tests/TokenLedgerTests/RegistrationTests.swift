@@ -48,6 +48,56 @@ import Testing
         #expect(try watcher.scalar("SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'ledger'") == "20")
     }
 
+    /// How many transaction ids were handed out meanwhile. Other databases of the cluster use some, too: so the least of many.
+    private func transactionIDs(_ sql: (Int) -> String) throws -> Int? {
+        var owner = try database.connect()
+        let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+        return try (0..<50).map { number in
+            let before = Int(try owner.scalar(next) ?? "") ?? 0
+            try owner.execute(sql(number))
+            return (Int(try owner.scalar(next) ?? "") ?? 0) - before
+        }.min()
+    }
+
+    @Test func `a registration that meets no other uses one transaction id`() throws {
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('bb', 't', registered_at => now() - interval '1 day', device_id => 'd');
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => now() - interval '1 day', device_id => 'e' || i))
+            FROM generate_series(0, 49) AS i
+            """)
+        func token(_ number: Int, _ prefix: String) -> String { prefix + String(1000 + number) }
+        #expect(try transactionIDs { "SELECT tokenkeeper.register('\(token($0, "aa"))', 't')" } == 1, "a new token")
+        #expect(
+            try transactionIDs {
+                "SELECT tokenkeeper.register('\(token($0, "cc"))', 't', device_id => 'new\($0)', tags => '{World}')"
+            } == 1, "a new device")
+        #expect(
+            try transactionIDs {
+                "SELECT tokenkeeper.register(lpad(to_hex(\($0)), 8, '0'), 't', device_id => 'e\($0)', tags => '{World}')"
+            } == 1, "an active token")
+    }
+
+    @Test func `tags that cannot be held are refused in words`() throws {
+        var app = try database.connect(user: "a_app")
+        let many = "(SELECT array_agg(i::text) FROM generate_series(1, 1001) AS i)"
+        for (tags, words) in [
+            ("'{World,NULL}'", "a tag is null"), ("'{\"\"}'", "a tag is 0 bytes long"),
+            ("ARRAY[repeat('x', 513)]", "a tag is 513 bytes long"),
+            ("ARRAY[repeat('x', 9600)]", "a tag is 9600 bytes long"),
+            (many, "tags has 1001 elements"), ("'{{a},{b}}'", "an array of 2 dimensions"),
+        ] {
+            let error = #expect(throws: DatabaseError.self, "\(tags)") {
+                try app.execute("SELECT tokenkeeper.register('aa', 't', tags => \(tags))")
+            }
+            #expect(
+                error?.sqlState == "22023" && "\(String(describing: error))".contains(words),
+                "\(String(describing: error))")
+        }
+        #expect(try app.scalar("SELECT tokenkeeper.register('aa', 't', tags => ARRAY[repeat('x', 512)])") == "t")
+        #expect(try app.scalar("SELECT tokenkeeper.register('aa', 't', tags => '{}')") == "t")
+    }
+
     @Test func `a session that began with an empty ledger never reads all of it`() throws {
         var owner = try database.connect()
         let tokens = "(SELECT lpad(to_hex(i), 64, '0') AS token FROM generate_series(1, 3000) AS i) AS d"

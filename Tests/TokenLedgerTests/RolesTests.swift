@@ -78,7 +78,9 @@ import Testing
         "SELECT tokenkeeper.recount_guard(1)",
         "SELECT tokenkeeper.settle_device(1, 'd', '', now())",
         "SELECT tokenkeeper.close_guards(0, 0)",
-        "SELECT tokenkeeper.judge(1, '{}', '{}', '{}', '{}', '{}', 0, 0)",
+        "SELECT tokenkeeper.judge('{}', '{}', '{}', '{}', '{}', '{}', 0, 0)",
+        "SELECT tokenkeeper.would_reinstate('t', 'production', now(), now())",
+        "SELECT tokenkeeper.undo_suspects()", "SELECT tokenkeeper.count_tokens(1, 1)",
         "SELECT FROM tokenkeeper.send_request", "SELECT FROM tokenkeeper.suppressed_send",
         "SELECT FROM tokenkeeper.failed_send",
         "SELECT FROM tokenkeeper.send_halt", "SELECT FROM tokenkeeper.background_send",
@@ -94,6 +96,12 @@ import Testing
         "SELECT tokenkeeper.claim_requests('production', 't', 'me', 1, 0, '-infinity')",
         "SELECT tokenkeeper.finish_requests('me', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
         "UPDATE tokenkeeper.topic_policy SET background_per_hour = 1",
+        "LOCK TABLE tokenkeeper.lock_erasure IN ACCESS SHARE MODE",
+        "LOCK TABLE tokenkeeper.lock_range_0 IN SHARE UPDATE EXCLUSIVE MODE",
+        "SELECT tokenkeeper.lock_batch(0, 0)", "SELECT tokenkeeper.lock_partition(0)",
+        "SELECT tokenkeeper.partition_sizes()",
+        "SELECT tokenkeeper.lock_sweep_claim()",
+        "SELECT tokenkeeper.halt_drains()",
     ]
 
     static let people: Set<String> = [
@@ -112,6 +120,7 @@ import Testing
         "SELECT FROM tokenkeeper.send_request", "SELECT FROM tokenkeeper.suppressed_send",
         "SELECT FROM tokenkeeper.failed_send",
         "SELECT FROM tokenkeeper.sending_daemon", "SELECT FROM tokenkeeper.send_halt",
+        "SELECT FROM tokenkeeper.daemon",
     ]
 
     static let allowed: [String: Set<String>] = [
@@ -133,6 +142,7 @@ import Testing
         "operator": people.union([
             "SELECT tokenkeeper.request_sweep()", "DELETE FROM tokenkeeper.rejected_result",
             "SELECT tokenkeeper.reinstate('t', 'production', now(), now())",
+            "SELECT tokenkeeper.would_reinstate('t', 'production', now(), now())", "SELECT tokenkeeper.undo_suspects()",
             "SELECT tokenkeeper.release_held('t', 'production')",
             "SELECT tokenkeeper.discard_held('t', 'production')",
             "SELECT tokenkeeper.requeue_rejected()",
@@ -180,7 +190,9 @@ import Testing
             "DELETE FROM tokenkeeper.operation",
             "DELETE FROM tokenkeeper.held_result",
             "SELECT tokenkeeper.close_guards(0, 0)",
-            "SELECT tokenkeeper.judge(1, '{}', '{}', '{}', '{}', '{}', 0, 0)",
+            "SELECT tokenkeeper.judge('{}', '{}', '{}', '{}', '{}', '{}', 0, 0)",
+            "SELECT tokenkeeper.undo_suspects()", "SELECT tokenkeeper.count_tokens(1, 1)",
+            "SELECT FROM tokenkeeper.reinstatement",
             "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)",
             "INSERT INTO tokenkeeper.send_result (topic) VALUES ('t') RETURNING topic",
             "INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at) VALUES ('production', 't', 'aa', 200, NULL, NULL, NULL)",
@@ -193,6 +205,9 @@ import Testing
             "SELECT tokenkeeper.halt_sending('t')",
             "SELECT tokenkeeper.claim_requests('production', 't', 'me', 1, 0, '-infinity')",
             "SELECT tokenkeeper.finish_requests('me', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+            "SELECT tokenkeeper.lock_batch(0, 0)", "SELECT tokenkeeper.lock_partition(0)",
+            "SELECT tokenkeeper.partition_sizes()",
+            "SELECT tokenkeeper.lock_sweep_claim()",
         ],
     ]
 

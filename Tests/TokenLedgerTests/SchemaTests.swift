@@ -114,11 +114,45 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
         #expect(try owner.scalar(months) == "5", "four months and the rest")
         try owner.execute("SELECT tokenkeeper.prepare_event_months()")
         #expect(try owner.scalar(months) == "5")
-        let forget = "SELECT tokenkeeper.forget_event_month(clock_timestamp() + interval '%@')"
-        #expect(try owner.scalar(String(format: forget, "0 days")) == nil)
-        #expect(try owner.scalar(String(format: forget, "35 days")) == "2")
-        #expect(try owner.scalar(String(format: forget, "35 days")) == nil)
-        #expect(try owner.scalar(months) == "4")
-        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token_event") == "0")
+        // A month that is long past.
+        try owner.execute(
+            """
+            CREATE TABLE tokenkeeper.token_event_log_2024_01 (LIKE tokenkeeper.token_event_log INCLUDING ALL);
+            ALTER TABLE tokenkeeper.token_event_log ATTACH PARTITION tokenkeeper.token_event_log_2024_01
+                FOR VALUES FROM ('2024-01-01Z') TO ('2024-02-01Z');
+            INSERT INTO tokenkeeper.token_event_log (at, topic_id, token_key, event)
+            SELECT '2024-01-05Z', topic_id, '\\xaa', 'registered' FROM tokenkeeper.topic
+            """)
+        let forget = "SELECT tokenkeeper.forget_event_month(clock_timestamp() - interval '%@')"
+        #expect(try owner.scalar(String(format: forget, "3650 days")) == nil)
+        #expect(try owner.scalar(String(format: forget, "32 days")) == "1")
+        #expect(try owner.scalar(String(format: forget, "32 days")) == nil)
+        #expect(try owner.scalar(months) == "5")
+        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token_event") == "2")
+    }
+
+    @Test func `no month of history younger than the least retention is dropped`() throws {
+        let database = try TestCluster.shared.database()
+        for before in ["now() - interval '30 days'", "now() + interval '90 days'", "'infinity'", "NULL"] {
+            var daemon = try database.connect(user: "a_daemon")
+            let error = #expect(throws: DatabaseError.self) {
+                try daemon.execute("SELECT tokenkeeper.forget_event_month(\(before))")
+            }
+            #expect(error?.sqlState == "22023", "\(before)")
+        }
+    }
+
+    @Test func `every index on a text column of ours is in the order of bytes, which no library's upgrade changes`()
+        throws
+    {
+        var owner = try TestCluster.shared.database().connect()
+        let others = try owner.lines(
+            """
+            SELECT x.indexrelid::regclass FROM pg_index AS x JOIN pg_class AS c ON c.oid = x.indrelid
+            CROSS JOIN unnest(x.indcollation::oid[]) AS u (used)
+            WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND u.used <> 0
+              AND u.used <> (SELECT k.oid FROM pg_collation AS k WHERE k.collname = 'C' AND k.collnamespace = 'pg_catalog'::regnamespace)
+            """, columns: 1)
+        #expect(others == [])
     }
 }

@@ -83,6 +83,8 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         var count = TokenCount()
         try count.refresh(on: &daemon, stop: Wakeup())
+        var cache = StatusCache()
+        try cache.refresh(on: &daemon)
     }
 
     @Test func `it warns of a topic that has results and no registrations`() throws {
@@ -91,7 +93,7 @@ import Testing
             """
             SELECT tokenkeeper.register('aa', t, registered_at => now() - interval '25 hours') FROM unnest('{t,u,new,quiet}'::text[]) AS t;
             INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT t, 'aa', 200 FROM unnest('{t,u,new,never}'::text[]) AS t;
-            INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('never', 'bb', 410);
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('never', 'bb', 410, \(goneBody));
             """)
         var daemon = try database.connect(user: "a_daemon")
         try drain(&daemon)
@@ -157,5 +159,147 @@ import Testing
                 "suspects would silence 60 tokens within a day, of 100 active ones; see `tokenkeeperd held list`")
                 ?? false)
         #expect(try database.psql("SELECT held FROM tokenkeeper.status") == "60")
+    }
+
+    @Test func `it does not count a large table itself`() throws {
+        let database = try TestCluster.shared.database()
+        let look = "SELECT rejected FROM tokenkeeper.status"
+        try database.psql(
+            """
+            ALTER TABLE tokenkeeper.rejected_result SET (autovacuum_enabled = off);
+            INSERT INTO tokenkeeper.rejected_result (error, token, queued_at, rejected_at)
+            SELECT 'no token', repeat('x', 400), now(), now() - interval '2 hours' * (i % 2) FROM generate_series(1, 15000) AS i
+            """)
+        try eventually("without a daemon, PostgreSQL's own estimate") { try database.psql(look) == "10000" }
+        var daemon = try database.connect(user: "a_daemon")
+        try refreshCache(&daemon)
+        #expect(
+            try warnings(database) == [
+                "10000 or more results could not be understood, 5000 of them within the last hour; see `tokenkeeperd rejected list`"
+            ])
+        try database.psql("UPDATE tokenkeeper.status_cache SET rows = 7 WHERE source = 'rejected_result'")
+        #expect(try database.psql(look) == "7", "what the daemon has counted")
+        try database.psql("UPDATE tokenkeeper.status_cache SET as_of = as_of - interval '11 minutes'")
+        #expect(try database.psql(look) == "10000", "a daemon that is gone counts no more")
+        // What is dead counts for the size, until it is vacuumed.
+        try database.psql("DELETE FROM tokenkeeper.rejected_result")
+        try refreshCache(&daemon)
+        #expect(try database.psql(look) == "0")
+    }
+
+    @Test func `what takes too long to count is estimated`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            "INSERT INTO tokenkeeper.failed_send (error, request_id, queued_at, attempts) SELECT 'e', i, now(), 1 FROM generate_series(1, 7) AS i"
+        )
+        var daemon = try database.connect(user: "a_daemon")
+        var owner = try database.connect()
+        // Somebody is in the way of the count: a lock stands for whatever takes long.
+        try owner.execute("BEGIN; LOCK TABLE tokenkeeper.failed_send IN ACCESS EXCLUSIVE MODE")
+        try refreshCache(&daemon)
+        try owner.execute("COMMIT")
+        let told = "SELECT rows BETWEEN 0 AND 7 FROM tokenkeeper.status_cache WHERE source = 'failed_send'"
+        #expect(try database.psql(told) == "t")
+    }
+
+    @Test
+    func
+        `it warns of 410s that are not from APNs, of rejected results that were not kept, and of a publication of the queue`()
+        throws
+    {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, reason, results) VALUES
+                (date_trunc('hour', now()), 'production', 't', 410, '410 without a body', 7),
+                (date_trunc('hour', now()), 'production', 't', 410, '410 with a body that is not from APNs', 5),
+                (date_trunc('hour', now()), 'production', 't', 410, 'Unregistered', 5),
+                (date_trunc('hour', now()) - interval '2 days', 'production', 'u', 410, '410 without a body', 7),
+                (date_trunc('hour', now()), 'production', '', 410, '(rejected, not kept)', 8),
+                (date_trunc('hour', now()) - interval '3 hours', 'production', '', 410, '(rejected, not kept)', 9);
+            """)
+        try database.psql("CREATE PUBLICATION everything FOR ALL TABLES", user: "postgres")
+        var daemon = try database.connect(user: "a_daemon")
+        try refreshCache(&daemon)
+        #expect(
+            try warnings(database) == [
+                "12 410s of t (production) within 24 hours are not from APNs, 7 of them without a body, so their tokens are suspect and not stale: does a proxy answer, or does the sender omit the body?",
+                "publication everything includes the queue, and its subscribers cannot keep up with that: see \"Logical replication\" in docs/operations.md",
+                "8 rejected results of the last two hours were counted but not kept: more than drain.rejected_per_hour",
+            ])
+        try database.psql("DROP PUBLICATION everything", user: "postgres")
+        try database.psql("TRUNCATE tokenkeeper.result_count")
+        try refreshCache(&daemon)
+        #expect(try warnings(database) == [])
+    }
+
+    @Test func `it warns of a restored database until the next sweep`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql("UPDATE tokenkeeper.sweep_progress SET transaction_id = '99999999999'")
+        var daemon = try database.connect(user: "a_daemon")
+        try refreshCache(&daemon)
+        #expect(
+            try warnings(database) == [
+                "the database was restored: transaction ids of the history lie in the future until the next sweep"
+            ])
+    }
+
+    @Test func `it names a crowded device, as long as it is crowded and named`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            "SELECT tokenkeeper.register(lpad(to_hex(i), 4, '0'), 't', device_id => 'it''s me') FROM generate_series(1, 60) AS i"
+        )
+        let told = "device_id 'it''s me' of t (production) has 60 tokens: is it a constant?"
+        #expect(try warnings(database) == [told])
+        try database.psql("UPDATE tokenkeeper.crowded_device SET named_at = now() - interval '26 hours'")
+        #expect(try warnings(database) == [], "the application says it no more")
+        try database.psql("UPDATE tokenkeeper.crowded_device SET named_at = now()")
+        #expect(try warnings(database) == [told])
+        try database.psql("DELETE FROM tokenkeeper.ledger WHERE get_byte(token_key, 1) > 40")
+        #expect(try warnings(database) == [], "the tokens are gone")
+    }
+
+    @Test func `it tells which lock a daemon waits for`() throws {
+        let database = try TestCluster.shared.database()
+        var daemon = try database.connect(user: "a_daemon")
+        let heartbeat = try Heartbeat(
+            daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
+        for (lock, told) in [
+            ("tokenkeeper.ledger, held by 7", ["daemon d waits for a lock: tokenkeeper.ledger, held by 7"]), (nil, []),
+        ] {
+            try heartbeat.beat(sweepInterval: nil, pagesLeft: 0, trouble: nil, waitingFor: lock, on: &daemon)
+            #expect(try warnings(database) == told)
+        }
+    }
+
+    @Test func `who holds back the cleanup of dead rows is named after a quarter of an hour`() throws {
+        let start = ContinuousClock.now
+        let one = CleanupHolder.Sighting(what: "session 7 of app", transactionID: "700")
+        let moved = CleanupHolder.Sighting(what: "session 7 of app", transactionID: "800")
+        var holder = CleanupHolder()
+        #expect(holder.note(one, at: start) == nil)
+        #expect(holder.note(one, at: start + .seconds(899)) == nil)
+        let told = holder.note(one, at: start + .seconds(901))
+        #expect(told?.hasPrefix("session 7 of app has held back the cleanup of dead rows") ?? false)
+        #expect(holder.note(moved, at: start + .seconds(902)) == nil, "its next transaction is another one")
+        #expect(holder.note(nil, at: start + .seconds(903)) == nil)
+        #expect(holder.note(moved, at: start + .seconds(2000)) == nil, "it began anew")
+
+        let database = try TestCluster.shared.database()
+        var old = try database.connect(user: "a_app")
+        try old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        let pid = try old.scalar("SELECT pg_backend_pid()") ?? ""
+        var daemon = try database.connect(user: "a_daemon")
+        for _ in 0..<3 { try database.psql("SELECT pg_current_xact_id()") }
+        #expect(try CleanupHolder.Sighting(on: &daemon)?.what == "session \(pid) of a_app")
+        try old.execute("ROLLBACK")
+        #expect(try CleanupHolder.Sighting(on: &daemon)?.what != "session \(pid) of a_app")
+    }
+
+    /// As if the pause between two looks were over.
+    private func refreshCache(_ daemon: inout Connection) throws {
+        try daemon.execute("UPDATE tokenkeeper.status_cache SET as_of = as_of - interval '10 seconds'")
+        var cache = StatusCache()
+        try cache.refresh(on: &daemon)
     }
 }

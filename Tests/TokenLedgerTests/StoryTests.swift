@@ -37,6 +37,12 @@ import Testing
             """)
     }
 
+    /// As the daemons do it.
+    private func undo() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try TokenLedgerTests.undo(&daemon)
+    }
+
     /// As the sweep does it.
     private func prune(_ token: String) throws {
         try database.psql(
@@ -138,6 +144,7 @@ import Testing
         try database.psql(
             "SELECT tokenkeeper.reinstate('t', 'production', '2025-01-02T20:00:00.123456Z', '2025-01-02T20:00:00.123456Z')"
         )
+        try undo()
         let story = try story("aabbccdd")
         #expect(story.state == "active")
         #expect(story.events.map(\.event) == ["registered", "invalidated", "reinstatement", "reinstated"])
@@ -157,6 +164,7 @@ import Testing
             StoryWords.verdict(try story("aabbccdd")).hasSuffix(
                 "as of 2025-01-02 00:00:00 UTC, and it was never registered"))
         try database.psql("SELECT tokenkeeper.reinstate('t', 'production', '2025-01-01Z', '2025-01-03Z')")
+        try undo()
         let story = try story("aabbccdd")
         #expect(story.state == nil && story.isSendable)
         #expect(

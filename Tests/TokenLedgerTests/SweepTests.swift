@@ -103,7 +103,7 @@ import Testing
         var batches = 0
         let stopped = try sweep(&daemon, plan: plan(batch: 10)) {
             batches += 1
-            return batches <= 3
+            return batches <= 5
         }
         #expect(stopped?.outcome == .interrupted && (1...30).contains(stopped?.prunedSuppressed ?? 0))
         #expect(
@@ -126,9 +126,12 @@ import Testing
         #expect(report?.outcome == .failed)
         #expect(
             try database.psql("SELECT outcome, message FROM tokenkeeper.sweep_run")
-                == "failed|not today (SQLSTATE P0001)")
+                == "failed|t1 (production): not today (SQLSTATE P0001); t0 (production): not today (SQLSTATE P0001)"
+        )
         #expect(
-            try database.psql("SELECT warnings::text LIKE '%the last sweep failed: not today%' FROM tokenkeeper.status")
+            try database.psql(
+                "SELECT warnings::text LIKE '%the last sweep failed: t1 (production): not today%' FROM tokenkeeper.status"
+            )
                 == "t")
     }
 

@@ -25,9 +25,13 @@ import Testing
             """)
     }
 
+    /// Undoes a window to the end, and answers how many tokens came back.
     private func reinstate(_ since: String, _ until: String) throws -> String {
         try database.psql(
             "SELECT tokenkeeper.reinstate('t', 'production', '\(since)', '\(until)')", user: "a_operator")
+        var daemon = try database.connect(user: "a_daemon")
+        try undo(&daemon)
+        return try database.psql("SELECT tokens FROM tokenkeeper.reinstatement ORDER BY exclusion_id DESC LIMIT 1")
     }
 
     @Test func `undone, the ledger is row by row what it was, and stays so when the same comes again`() throws {
@@ -78,7 +82,7 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         try suspect("01", at: "2025-01-05Z", reason: "DeviceTokenNotForTopic")
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at) VALUES ('t', '03', 410, '2025-01-05Z')"
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '03', 410, '{\"reason\":\"Unregistered\",\"timestamp\":1736035200000}')"
         )
         for token in ["01", "02", "03"] { try suspect(token, at: "2025-02-01Z") }
         try drain(&daemon)
@@ -91,7 +95,7 @@ import Testing
             try database.psql(tell) == """
                 01|suspect|2025-01-05 00:00:00|DeviceTokenNotForTopic
                 02|unregistered_by_app|2025-01-05 00:00:00|unregistered by the app
-                03|stale|2025-01-05 00:00:00|(none given)
+                03|stale|2025-01-05 00:00:00|Unregistered
                 """)
         // And both windows, in whatever order.
         #expect(try reinstate("2025-01-01Z", "2025-01-06Z") == "1")
@@ -122,6 +126,7 @@ import Testing
         #expect(try intake.onePass(on: &daemon).putAside == 1, "it waits for the operator")
         try operatorSession.execute("COMMIT")
         try drain(&daemon)
+        try undo(&daemon)
         #expect(try database.psql("SELECT state FROM tokenkeeper.token") == "active")
     }
 
@@ -177,7 +182,7 @@ import Testing
         try drain(&daemon)
         try database.psql("UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '85 days'")
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at) VALUES ('t', '01', 410, '2025-01-20Z')"
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '01', 410, '{\"reason\":\"Unregistered\",\"timestamp\":1737331200000}')"
         )
         try drain(&daemon)
         #expect(try reinstate("2025-02-01Z", "2025-02-01Z") == "0")
@@ -185,5 +190,162 @@ import Testing
             try database.psql(
                 "SELECT t.state, l.suppressed_since > now() - interval '5 minutes' FROM tokenkeeper.token AS t JOIN tokenkeeper.ledger AS l USING (token_key)"
             ) == "stale|t")
+    }
+
+    /// Tokens number 1 to `count`, registered and suspect since.
+    private func suspects(_ count: Int, _ daemon: inout Connection) throws {
+        try database.psql(
+            """
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-01-01Z')) FROM generate_series(1, \(count)) AS i;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
+            SELECT 't', lpad(to_hex(i), 8, '0'), 400, '{"reason":"BadDeviceToken"}', timestamptz '2025-02-01Z' + i / 10 * interval '1 s'
+            FROM generate_series(1, \(count)) AS i;
+            """)
+        try drain(&daemon)
+    }
+
+    private static let left = "SELECT remaining, tokens, finished_at IS NOT NULL FROM tokenkeeper.reinstatement"
+    private static let states =
+        "SELECT string_agg(state || ' ' || tokens, ', ' ORDER BY state) FROM (SELECT state, count(*) AS tokens FROM tokenkeeper.token GROUP BY 1) AS s"
+
+    @Test func `reinstate records the window and returns at once; steps undo it, and the view shows what is left`()
+        throws
+    {
+        var daemon = try database.connect(user: "a_daemon")
+        try suspects(1000, &daemon)
+        #expect(
+            try database.psql(
+                "SELECT tokenkeeper.would_reinstate('t', 'production', '2025-02-01Z', '2025-02-02Z')",
+                user: "a_operator")
+                == "1000")
+        #expect(
+            try database.psql(
+                "SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-02Z')", user: "a_operator")
+                == "1000")
+        #expect(try database.psql(Self.left) == "1000|0|f")
+        #expect(try database.psql(Self.states) == "suspect 1000", "not undone yet: the gate still says no")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.operation") == "0")
+        // The operator's own role takes a step, the daemon's the next.
+        #expect(try database.psql("SELECT tokenkeeper.undo_suspects(100)", user: "a_operator") == "100")
+        #expect(try database.psql("SELECT tokenkeeper.undo_suspects(200)", user: "a_daemon") == "200")
+        #expect(try database.psql(Self.left) == "700|300|f")
+        #expect(try database.psql(Self.states) == "active 300, suspect 700")
+        // What is left is undone wherever it stands, in a new session too.
+        try undo(&daemon)
+        #expect(try database.psql(Self.left) == "0|1000|t")
+        #expect(try database.psql(Self.states) == "active 1000")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suspect") == "0")
+        #expect(
+            try database.psql("SELECT operation, rows, done_by FROM tokenkeeper.operation")
+                == "reinstated|1000|a_operator")
+        #expect(try database.psql("SELECT tokenkeeper.undo_suspects()", user: "a_daemon") == "")
+    }
+
+    @Test func `a token that an application holds is left for later, and the others do not wait`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try suspects(50, &daemon)
+        try database.psql("SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-02Z')")
+        var app = try database.connect()
+        try app.execute("BEGIN; SELECT tokenkeeper.register('00000007', 't')")
+        #expect(try !Reinstatement.undo(within: .seconds(5), on: &daemon) { true }, "nothing to do at once")
+        #expect(try database.psql(Self.left) == "1|49|f")
+        try app.execute("COMMIT")
+        try undo(&daemon)
+        #expect(try database.psql(Self.left) == "0|49|t", "the one has come back by itself")
+        #expect(try database.psql(Self.states) == "active 50")
+    }
+
+    @Test func `an undo of one topic that has to wait does not keep another topic's waiting`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        for topic in ["a", "b"] {
+            try database.psql("SELECT tokenkeeper.register('01', '\(topic)', registered_at => '2025-01-01Z')")
+            try suspect("01", at: "2025-02-01Z", topic: topic)
+        }
+        try drain(&daemon)
+        var app = try database.connect()
+        try app.execute("BEGIN; SELECT tokenkeeper.register('01', 'a')")
+        for topic in ["a", "b"] {
+            try database.psql("SELECT tokenkeeper.reinstate('\(topic)', 'production', '2025-02-01Z', '2025-02-02Z')")
+        }
+        _ = try Reinstatement.undo(within: .seconds(5), on: &daemon) { true }
+        #expect(
+            try database.psql("SELECT topic FROM tokenkeeper.reinstatement WHERE finished_at IS NOT NULL") == "b")
+        try app.execute("COMMIT")
+        try undo(&daemon)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token WHERE sendable") == "2")
+    }
+
+    @Test func `a suspect in two windows never counts again, whichever is undone first`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql("SELECT tokenkeeper.register('01', 't', registered_at => '2025-01-01Z')")
+        try suspect("01", at: "2025-02-01Z")
+        try suspect("01", at: "2025-02-03Z")
+        try drain(&daemon)
+        try database.psql(
+            """
+            SELECT tokenkeeper.reinstate('t', 'production', '2025-02-03Z', '2025-02-03Z');
+            SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-01Z');
+            """)
+        #expect(try database.psql("SELECT tokenkeeper.undo_suspects(1)") == "2", "both of the token at once")
+        #expect(try database.psql("SELECT state FROM tokenkeeper.token") == "active")
+        try undo(&daemon)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.exclusion WHERE finished_at IS NULL") == "0")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token_event WHERE event = 'reinstated'") == "1")
+    }
+
+    @Test func `the guard's counts lose what is undone, step by step`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try suspects(100, &daemon)
+        // Held ones of the same tokens count for them from then on.
+        try database.psql("UPDATE tokenkeeper.topic_policy SET guard_min_tokens = 0, guard_max_share = 0")
+        try database.psql(
+            """
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-03-01Z')) FROM generate_series(1, 20) AS i;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
+            SELECT 't', lpad(to_hex(i), 8, '0'), 400, '{"reason":"BadDeviceToken"}', '2025-03-02Z' FROM generate_series(1, 20) AS i;
+            """)
+        try drain(
+            &daemon,
+            intake: Intake(
+                lockTimeout: .milliseconds(50), guardLimits: GuardLimits(minTokens: 0, maxShare: .percent(0)),
+                interpret: Interpretation.verdict(on:)))
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.held_result") == "20")
+        try database.psql("SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-02Z')")
+        let counts = "SELECT coalesce(sum(tokens), 0) FROM tokenkeeper.topic_guard_count"
+        #expect(try database.psql(counts) == "100")
+        #expect(try database.psql("SELECT tokenkeeper.undo_suspects(50)") == "50")
+        #expect(try database.psql(counts) == "70", "30 of the 50 are gone; 20 are still held")
+        try undo(&daemon)
+        #expect(try database.psql(counts) == "20")
+        try database.psql("SELECT tokenkeeper.recount_guard(topic_id) FROM tokenkeeper.topic_guard")
+        #expect(try database.psql(counts) == "20", "as if counted anew")
+    }
+
+    @Test func `arguments of any collation are taken`() throws {
+        try database.psql(
+            """
+            CREATE COLLATION public.nd (provider = icu, locale = 'und', deterministic = false);
+            CREATE TABLE public.mine (
+                c_topic text COLLATE "C" DEFAULT 't', icu_topic text COLLATE "und-x-icu" DEFAULT 't', nd_topic text COLLATE public.nd DEFAULT 't',
+                c_place text COLLATE "C" DEFAULT 'production', icu_place text COLLATE "und-x-icu" DEFAULT 'production',
+                nd_place text COLLATE public.nd DEFAULT 'production');
+            INSERT INTO public.mine DEFAULT VALUES;
+            """, user: "postgres")
+        var daemon = try database.connect(user: "a_daemon")
+        for topic in ["c_topic", "icu_topic", "nd_topic"] {
+            for place in ["c_place", "icu_place", "nd_place"] {
+                try suspect("01", at: "2025-02-01Z")
+                try drain(&daemon)
+                for call in [
+                    "tokenkeeper.would_reinstate(m.\(topic), m.\(place), '2025-02-01Z', '2025-02-02Z')",
+                    "tokenkeeper.reinstate(m.\(topic), m.\(place), '2025-02-01Z', '2025-02-02Z')",
+                    "tokenkeeper.discard_held(m.\(topic), m.\(place))",
+                ] {
+                    #expect(throws: Never.self) {
+                        try database.psql("SELECT \(call) FROM public.mine AS m", user: "postgres")
+                    }
+                }
+            }
+        }
     }
 }

@@ -9,7 +9,7 @@ import TokenLedger
 private func load(
     _ text: String? = nil, environment: [String: String] = [:], flags: [String] = []
 ) throws -> Configuration {
-    try Configuration(file: text.map { ($0, "t.toml") }, environment: environment, flags: flags)
+    try Configuration(file: text.map { (Array($0.utf8), "t.toml") }, environment: environment, flags: flags)
 }
 
 private func problems(_ text: String? = nil, environment: [String: String] = [:], flags: [String] = []) -> [String] {
@@ -51,16 +51,20 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(
             problems("[swep]\ninterval = \"2h\"\n").first?.hasPrefix("t.toml:2: unknown setting swep.interval") == true)
         #expect(problems("[nothing]\n") == ["t.toml:1: unknown setting nothing"])
+        #expect(problems("[sweep]\r\n\r\nfoo = 1\r\n") == ["t.toml:3: unknown setting sweep.foo"])
+        #expect(problems("[credential.main]\n") == ["t.toml:1: unknown setting credential.main"], "nothing is in it")
         #expect(
-            problems("\n[[drain]]\npoll_idle = \"1s\"\n").first?.hasPrefix("t.toml:2: unknown setting drain") == true)
-        #expect(problems("\u{FEFF}[sweep]\r\n\r\nfoo = 1\r\n") == ["t.toml:3: unknown setting sweep.foo"])
+            problems("\n\"sweep.batch\" = 7\n\"postgresql://u:hunter2@h\" = 1\n") == [
+                "t.toml:2: expected the key of a setting, found one with other characters",
+                "t.toml:3: expected the key of a setting, found one with other characters",
+            ])
         #expect(problems("[drain]\n# poll_idle = \"1s\"\n[sweep]\n") == [], "all of it is commented out")
     }
 
     @Test func `a wrong type or value is refused with its line, what was found and what was expected`() {
         #expect(
             problems("[sweep]\nbatch = \"many\"\ninterval = 3600\n[drain]\npoll_idle = \"1 s\"\n") == [
-                "t.toml:2: sweep.batch is many, expected a whole number from 1 to 10000",
+                "t.toml:2: sweep.batch is \"many\", expected a whole number from 1 to 10000",
                 "t.toml:3: sweep.interval is 3600, expected a duration such as \"90s\" or \"30d\", from 1m to 30d, or \"off\"",
                 "t.toml:5: drain.poll_idle is \"1 s\", expected a duration such as \"90s\" or \"30d\", from 50ms to 1m",
             ])
@@ -91,6 +95,31 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(problems("a = 1\nb = 2\n", environment: ["TOKENKEEPER_C": "3"], flags: ["d", "e=5"]).count == 5)
     }
 
+    @Test func `of many problems the first twenty are told, and no key or value at length`() {
+        func isShort(_ problems: [String]) -> Bool { problems.allSatisfy { $0.utf8.count < 300 } }
+        let long = String(repeating: "a", count: 90)
+        let sections = (1...400).map { "[\(long)\($0).\(long).\(long).\(long)]\n\(long) = 1\n" }.joined()
+        let unknown = problems(sections)
+        #expect(unknown.count == 21 && unknown.last == "and 380 more" && isShort(unknown), "\(unknown)")
+        #expect(unknown.first == "t.toml:2: unknown setting \(long.prefix(60))...")
+        let two = problems("[\"\(String(repeating: long, count: 400))\"]\n" + (1...2000).map { "k\($0)=1\n" }.joined())
+        #expect(two.count == 1 && isShort(two), "\(two)")
+
+        let value = String(repeating: "\u{1F1E9}", count: 4000)
+        let texts = "[" + String(repeating: "\"\(long)\", ", count: 5000) + "]"
+        let wrong = problems(
+            "log.level = \"\(value)\"\nsweep.batch = \(texts)\nsend.production_server = \"\(value)\"",
+            environment: ["TOKENKEEPER_\(long)": "1"], flags: ["\(long)=1", "sweep.interval=\(long)"])
+        #expect(wrong.count == 6 && wrong.allSatisfy { $0.unicodeScalars.count < 600 }, "\(wrong)")
+        #expect(wrong.last?.hasPrefix("command line: sweep.interval is \"\(long.prefix(60))\"..., expected") == true)
+
+        let topics = "topics = [" + (1...20_000).map { "\"com.example.app\($0)\", " }.joined() + "]\n"
+        let credential = "certificate_file = \"a\"\n" + topics
+        let shared = problems("[credential.a]\n\(credential)[credential.b]\n\(credential)")
+        #expect(shared.count == 21 && shared.last == "and 19980 more" && isShort(shared), "\(shared)")
+        #expect(shared.first == "credential.b: topics has com.example.app1, and so has credential.a: keep one")
+    }
+
     @Test func `a variable that names no setting is refused, other programs' are not looked at`() {
         #expect(
             problems(environment: ["TOKENKEEPER_SWEEP_INTERVALL": "1h"]) == [
@@ -110,6 +139,22 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         for flag in ["postgresql://u:hunter2@h/db", "postgresql://u:hunter2@h/db?a=b"] {
             let found = problems(flags: [flag])
             #expect(!found.isEmpty && !found.joined().contains("hunter2"), "\(found)")
+        }
+        for wrong in [
+            "postgresql://u:hunter2@h/db", "host=h password=hunter2", "host=h PassWord \t= 'hunter2'",
+            "sslpassword =hunter2",
+        ] {
+            for key in [
+                "log.level", "sweep.batch", "database_password_file", "credential.a.topics", "credential.a.key_file",
+            ] {
+                for found in [
+                    problems("\(key) = \"\(wrong)\""), problems("\(key) = [\"\(wrong)\"]"),
+                    problems(flags: ["\(key)=\(wrong)"]),
+                ] {
+                    #expect(found.joined().contains("\(key) looks like a database address"), "\(found)")
+                    #expect(!found.joined().contains("hunter2"), "\(found)")
+                }
+            }
         }
         let typed = problems("database_url = [\"hunter2\"]\n")
         #expect(!typed.isEmpty && !typed.joined().contains("hunter2"), "\(typed)")
@@ -138,7 +183,8 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         credentials.databaseURL = "host=b"
         credentials.databasePasswordFile = "/run/credentials/database_password"
         func load(_ environment: [String: String]) throws -> Configuration {
-            try Configuration(file: (file, "t.toml"), credentials: credentials, environment: environment, flags: [])
+            try Configuration(
+                file: (Array(file.utf8), "t.toml"), credentials: credentials, environment: environment, flags: [])
         }
         #expect(
             try load([:]).values["database_url"] == .init(value: "host=b", rank: .credential, origin: "credential"))
@@ -162,7 +208,8 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
             .address == DatabaseAddress("host=d"))
         #expect(
             try tokenkeeperd.Configuration(
-                file: ("database_password_file = \"/p\"", "t.toml"), environment: [:], flags: ["database_url=host=d"]
+                file: (Array("database_password_file = \"/p\"".utf8), "t.toml"), environment: [:],
+                flags: ["database_url=host=d"]
             ).address == DatabaseAddress("host=d"))
 
         credentials.databaseURL = "host=b password=e"

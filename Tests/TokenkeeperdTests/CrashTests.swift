@@ -35,14 +35,14 @@ import Testing
         }
 
         var chance = SeededChance(seed: seed)
-        var daemons = try (0..<3).map { _ in try DaemonProcess(url) }
+        var daemons = try (0..<3).map { _ in try DaemonProcess(url, settings: Self.settings) }
         for _ in 0..<60 {
             // An instant at random, which is the point of it.
             usleep(UInt32.random(in: 0..<250_000, using: &chance))
             let victim = Int.random(in: 0..<daemons.count, using: &chance)
             daemons[victim].signal(SIGKILL)
             #expect(daemons[victim].wait() == -SIGKILL)
-            daemons[victim] = try DaemonProcess(url)
+            daemons[victim] = try DaemonProcess(url, settings: Self.settings)
         }
         books.stop.store(true, ordering: .releasing)
         producers.wait()
@@ -71,6 +71,9 @@ import Testing
                 == "\(committed[999] ?? 0)")
     }
 
+    /// All of the garbage is kept, so that it can be counted.
+    private static let settings = ["drain.rejected_per_hour=1000000"]
+
     /// Each 410 and each garbage row has a token of its own, so that a lost one and a doubled one both show.
     private static func produce(_ producer: UInt64, seed: UInt64, into database: TestDatabase, _ books: Books) throws {
         var chance = SeededChance(seed: seed &+ producer &+ 1)
@@ -91,10 +94,12 @@ import Testing
                 let status = [200, 200, 200, 410, 410, 999].randomElement(using: &chance)!
                 results[status, default: 0] += 1
                 next += 1
-                rows.append("('t', lpad('\(String(producer << 40 | UInt64(next), radix: 16))', 16, '0'), \(status))")
+                rows.append(
+                    "('t', lpad('\(String(producer << 40 | UInt64(next), radix: 16))', 16, '0'), \(status), \(goneBody))"
+                )
             }
             let insert =
-                "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES \(rows.joined(separator: ","))"
+                "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES \(rows.joined(separator: ","))"
             switch Int.random(in: 0..<20, using: &chance) {
             case 0 where held.count < 5:
                 // Held open for a while: it commits after others that came later.

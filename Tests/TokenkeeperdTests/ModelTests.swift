@@ -66,6 +66,9 @@ private struct Step {
         }
         let isEmpty = "SELECT count(*) FROM (SELECT FROM tokenkeeper.send_result LIMIT 1) AS r"
         try eventually("the queue is empty") { try owner.scalar(isEmpty) == "0" }
+        // What was undone meanwhile, the daemons have undone in steps of their own.
+        let undoing = "SELECT count(*) FROM tokenkeeper.reinstatement WHERE finished_at IS NULL"
+        try eventually("all windows are undone") { try owner.scalar(undoing) == "0" }
         let held = Int(try owner.scalar("SELECT count(*) FROM tokenkeeper.held_result") ?? "") ?? 0
         #expect(held > 100, "seed \(seed): the guard held \(held)")
         // What the guard counts as it goes is what is there.
@@ -134,9 +137,16 @@ private struct Step {
             return Step(sql: result(410, #"{"reason":"\#(reason)","timestamp":\#(at)000}"#, sentAt: "now()")) {
                 $0.dies(key, at, reason)
             }
-        case 65..<68:
-            return Step(sql: result(410, nil, sentAt: moment)) { $0.dies(key, at, "(none given)") }
-        case 68..<84:
+        case 65..<70:
+            // What APNs does not send: suspect, with a reason that says why.
+            let (body, reason) = Self.doubtful(at).randomElement(using: &chance)!
+            return Step(sql: result(410, body, sentAt: moment)) { $0.suspect(key, at, reason) }
+        case 95:
+            // Apple adds reasons without notice.
+            return Step(sql: result(410, #"{"timestamp":\#(at)000,"reason":"Replaced"}"#, sentAt: "now()")) {
+                $0.dies(key, at, "Replaced")
+            }
+        case 70..<84:
             let reason = ["BadDeviceToken", "DeviceTokenNotForTopic"].randomElement(using: &chance)!
             return Step(sql: result(400, #"{"reason":"\#(reason)"}"#, sentAt: moment)) { $0.suspect(key, at, reason) }
         case 84..<86:
@@ -151,14 +161,35 @@ private struct Step {
             return Step(sql: "SELECT tokenkeeper.forget('\(spelling)')") { $0.forget(hex) }
         case 86..<91:
             return Step(sql: result(200, nil, sentAt: moment)) { _ in }
-        case 91..<96:
+        case 91..<95:
             let (status, reason) = [
                 (400, "BadTopic"), (429, "TooManyRequests"), (503, "Shutdown"), (413, "PayloadTooLarge"),
             ].randomElement(using: &chance)!
             return Step(sql: result(status, #"{"reason":"\#(reason)"}"#, sentAt: moment)) { _ in }
         default:
-            // In seconds: not understood.
-            return Step(sql: result(410, #"{"reason":"Unregistered","timestamp":\#(at)}"#, sentAt: moment)) { _ in }
+            // In seconds, or far ahead: not understood.
+            let timestamp = [at, 4_000_000_000_000].randomElement(using: &chance)!
+            return Step(sql: result(410, #"{"reason":"Unregistered","timestamp":\#(timestamp)}"#, sentAt: moment)) {
+                _ in
+            }
         }
+    }
+
+    /// The bodies of 410s that APNs does not send, and what each counts as. Some have a timestamp, which must not count.
+    private static func doubtful(_ at: Int) -> [(body: String?, reason: String)] {
+        let earlier = at - 600
+        return [
+            (nil, "410 without a body"), (" ", "410 without a body"),
+            ("<html>410 Gone</html>", "410 with a body that is not from APNs"),
+            (#"{"reason":"Unregis"#, "410 with a body that is not from APNs"),
+            ("[\(earlier)000]", "410 with a body that is not from APNs"),
+            (#"{"timestamp":\#(earlier)000}"#, "410 without a reason"), ("{}", "410 without a reason"),
+            (#"{"reason":["Unregistered"],"timestamp":\#(earlier)000}"#, "410 without a reason"),
+            (#"{"reason":"Unregistered"}"#, "410 without a timestamp"),
+            (#"{"reason":"Unregistered","timestamp":null}"#, "410 without a timestamp"),
+            (#"{"reason":"Unregistered","timestamp":"\#(earlier)000"}"#, "410 without a timestamp"),
+            (#"{"reason":"Unregistered","timestamp":\#(earlier)000.5}"#, "410 without a timestamp"),
+            ("Unregistered", "Unregistered"), (#" "ExpiredToken" "#, "ExpiredToken"),
+        ]
     }
 }

@@ -7,7 +7,7 @@ import Testing
         for number in [SIGTERM, SIGINT] {
             let database = try TestCluster.shared.database()
             try database.psql(
-                "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', to_hex(4096 + i % 60000), CASE WHEN i % 5 = 0 THEN 410 ELSE 200 END FROM generate_series(1, 200000) AS i"
+                "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', to_hex(4096 + i % 60000), CASE WHEN i % 5 = 0 THEN 410 ELSE 200 END, \(goneBody) FROM generate_series(1, 200000) AS i"
             )
             let daemon = try DaemonProcess(database.url())
             try eventually("it is at work") {
@@ -25,7 +25,7 @@ import Testing
     /// Results for more than eight full batches.
     private func backlog(_ database: TestDatabase) throws {
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', lpad(to_hex(i), 8, '0'), CASE i % 10 WHEN 0 THEN 410 ELSE 200 END FROM generate_series(1, 80000) AS i"
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', lpad(to_hex(i), 8, '0'), CASE i % 10 WHEN 0 THEN 410 ELSE 200 END, \(goneBody) FROM generate_series(1, 80000) AS i"
         )
     }
 
@@ -141,7 +141,7 @@ import Testing
                     user: "postgres")) == "2"
             }
             try database.psql(
-                "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', lpad(to_hex(\(queued) + i), 8, '0'), 410 FROM generate_series(1, 50000) AS i",
+                "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', lpad(to_hex(\(queued) + i), 8, '0'), 410, \(goneBody) FROM generate_series(1, 50000) AS i",
                 user: "postgres")
             queued += 50000
             cluster.stop(mode: mode)
@@ -170,7 +170,7 @@ import Testing
         var app = try database.connect()
         try app.execute("BEGIN; SELECT tokenkeeper.register('000003e8', 't')")
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', lpad(to_hex(i), 8, '0'), 410 FROM generate_series(1, 2000) AS i"
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', lpad(to_hex(i), 8, '0'), 410, \(goneBody) FROM generate_series(1, 2000) AS i"
         )
         try eventually("all but the one are recorded") {
             try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "1999"
@@ -180,7 +180,7 @@ import Testing
         try app.execute("SET LOCAL statement_timeout = '900ms'")
         for round in 1...20 {
             try database.psql(
-                "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', lpad(to_hex(i), 8, '0'), 410 FROM generate_series(1, 2000) AS i"
+                "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', lpad(to_hex(i), 8, '0'), 410, \(goneBody) FROM generate_series(1, 2000) AS i"
             )
             for i in stride(from: 2000 - round * 50, to: 2000 - round * 50 - 50, by: -1) {
                 try app.execute("SELECT tokenkeeper.register(lpad(to_hex(\(i)), 8, '0'), 't')")
@@ -223,8 +223,8 @@ import Testing
         try database.psql("REVOKE INSERT ON tokenkeeper.rejected_result FROM tokenkeeper_daemon")
         try database.psql(
             """
-            INSERT INTO tokenkeeper.send_result (topic, token, status)
-            SELECT 't', lpad(to_hex(i), 8, '0'), CASE WHEN i = 3 THEN 999 WHEN i % 2 = 0 THEN 410 ELSE 200 END FROM generate_series(1, 5000) AS i
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+            SELECT 't', lpad(to_hex(i), 8, '0'), CASE WHEN i = 3 THEN 999 WHEN i % 2 = 0 THEN 410 ELSE 200 END, \(goneBody) FROM generate_series(1, 5000) AS i
             """)
         let daemon = try DaemonProcess(database.url())
         try eventually("the rest is recorded") {
@@ -256,7 +256,7 @@ import Testing
             CREATE TRIGGER f BEFORE INSERT OR UPDATE ON tokenkeeper.daemon EXECUTE FUNCTION public.full();
             CREATE TRIGGER f BEFORE UPDATE ON tokenkeeper.sweep_run EXECUTE FUNCTION public.full();
             SELECT tokenkeeper.request_sweep();
-            INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', to_hex(4096 + i), 410 FROM generate_series(1, 500) AS i
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', to_hex(4096 + i), 410, \(goneBody) FROM generate_series(1, 500) AS i
             """)
         let daemon = try DaemonProcess(database.url())
         try eventually("it has tried many times") {

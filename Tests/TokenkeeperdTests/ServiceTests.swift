@@ -60,7 +60,8 @@ import Testing
     @Test func `a long migration extends the start, and one of the duties alone makes it`() throws {
         let database = try TestCluster.shared.database(migrated: false)
         var other = try database.connect()
-        try other.execute("BEGIN; SELECT pg_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.migration))")
+        try Migrator(Array(Migration.embedded.prefix(1)), daemon: Daemon.version).migrate(&other) { _ in }
+        try other.execute("BEGIN; \(DrainLock.migration)")
         let systemd = try NotifyListener()
         let daemon = try DaemonProcess(
             database.url(user: "owner"), arguments: ["--migrate"],
@@ -70,7 +71,7 @@ import Testing
         }
         #expect(
             try database.psql(
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()")
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'relation' AND datname = current_database()")
                 == "1")
         #expect(systemd.count("READY=1") == 0)
         try other.execute("COMMIT")
@@ -312,6 +313,10 @@ import Testing
         #expect(vitals.status == "PostgreSQL refuses: no (since 2026-11-18 11:06:40 UTC)", "the depth is not known")
         vitals.obstacle("waiting for PostgreSQL: no", isAway: true, of: .drain, at: .now)
         #expect(vitals.status == "waiting for PostgreSQL: no (since 2026-11-18 11:06:40 UTC)", "the depth is not known")
+        vitals.obstacle("waiting for a lock", knowsQueue: true, of: .drain, at: .now)
+        #expect(
+            vitals.status == "waiting for a lock (since 2026-11-18 11:06:40 UTC); 7 results are queued",
+            "a lock does not keep it from looking")
         vitals.obstacle(nil, of: .drain, at: .now)
         #expect(
             vitals.status

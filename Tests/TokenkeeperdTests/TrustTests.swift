@@ -66,7 +66,8 @@ import Testing
                                   FROM generate_series(1, 1000) AS i) AS u;
             INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at, body)
             SELECT 'com.example.app', lpad(to_hex(i), 64, '0'), CASE WHEN i > 1998 THEN 400 ELSE 410 END, now() - interval '10 days',
-                   CASE WHEN i > 1998 THEN '{"reason":"BadDeviceToken"}' END
+                   CASE WHEN i > 1998 THEN '{"reason":"BadDeviceToken"}'
+                   ELSE '{"reason":"Unregistered","timestamp":' || (extract(epoch FROM now() - interval '10 days') * 1000)::bigint || '}' END
             FROM generate_series(1001, 2000) AS i;
             """)
         let daemon = try DaemonProcess(database.url(user: "a_daemon"))
@@ -172,13 +173,92 @@ import Testing
         #expect(try differences() == "0")
     }
 
+    /// Bodies that come from proxies, load balancers and senders, and not from APNs; and the reason that each counts under.
+    private static let doubtful = [
+        ("<html><body><h1>410 Gone</h1></body></html>", "410 with a body that is not from APNs"),
+        (#"{"reason":"Unregistered","timest"#, "410 with a body that is not from APNs"),
+        (#"["Unregistered",1794000000123]"#, "410 with a body that is not from APNs"), ("", "410 without a body"),
+        (#"{"timestamp":1794000000123}"#, "410 without a reason"),
+        (#"{"reason":"Unregistered"}"#, "410 without a timestamp"),
+        (#"{"reason":"Unregistered","timestamp":"1794000000123"}"#, "410 without a timestamp"),
+        ("Unregistered", "Unregistered"),
+    ]
+
+    @Test func `410s that are not from APNs suppress no fleet: they are held, told and undone; APNs' own are recorded`()
+        throws
+    {
+        try database.psql(
+            """
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), 'com.example.app', registered_at => now() - interval '40 days',
+                                              device_id => 'd' || i))
+            FROM generate_series(1, 20000) AS i;
+            CREATE TABLE earlier AS TABLE tokenkeeper.ledger;
+            CREATE TABLE body (number serial, text text)
+            """)
+        for (body, _) in Self.doubtful { try database.psql("INSERT INTO body (text) VALUES ('\(body)')") }
+        let daemon = try DaemonProcess(database.url(user: "a_daemon"))
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at, body)
+            SELECT 'com.example.app', lpad(to_hex(i), 64, '0'), 410, now() - interval '1 hour', b.text
+            FROM generate_series(1, 20000) AS i JOIN body AS b ON b.number = 1 + i % \(Self.doubtful.count) ORDER BY hashint4(i)
+            """)
+        try waitUntilDrained()
+        #expect(try count(silenced) <= 100, "0.5 % of 20,000")
+        let (suspects, held) = (try count("tokenkeeper.suspect"), try count("tokenkeeper.held_result"))
+        #expect(suspects + held == 20_000 && held >= 19_900)
+        #expect(try count("tokenkeeper.token WHERE state = 'stale'") == 0)
+        let opened = "the mass-failure guard is open: suspects are held"
+        try eventually("it is logged", within: 10) { daemon.logged.contains(opened) }
+        try eventually("status warns", within: 10) {
+            try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
+                "the mass-failure guard of com.example.app (production) is open")
+        }
+        let wanted = Dictionary(grouping: Self.doubtful, by: \.1).mapValues { $0.count * 20_000 / Self.doubtful.count }
+        #expect(
+            try database.psql(
+                "SELECT reason || ': ' || sum(results) FROM tokenkeeper.result_stat WHERE status = 410 GROUP BY reason ORDER BY reason COLLATE \"C\""
+            )
+                == wanted.map { "\($0.key): \($0.value)" }.sorted().joined(separator: "\n"), "each kind by itself")
+
+        // Undone, token by token as it was before.
+        let undo = try database.psql("SELECT undo FROM tokenkeeper.guard").split(separator: " ").dropFirst().map(
+            String.init)
+        let undone = try ProgramRun(
+            [DaemonProcess.program] + undo,
+            environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_operator")])
+        #expect(undone.status == 0, "\(undone)")
+        #expect(try command("held", "discard", "--topic", "com.example.app").status == 0)
+        try eventually("all is as before") { try differences() == "0" }
+
+        // What APNs itself says is recorded, however much it is; a reason that Apple has added is told once.
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at, body)
+            SELECT 'com.example.app', lpad(to_hex(i), 64, '0'), 410, now(),
+                   format('{"reason":"%s","timestamp":%s}', CASE WHEN i % 3 = 0 THEN 'Replaced' ELSE 'Unregistered' END,
+                          (extract(epoch FROM now()) * 1000)::bigint)
+            FROM generate_series(1, 6000) AS i
+            """)
+        try waitUntilDrained()
+        #expect(try count("tokenkeeper.token WHERE state = 'stale'") == 6000)
+        #expect(try count("tokenkeeper.token WHERE state = 'stale' AND reason = 'Replaced'") == 2000)
+        #expect(try count("tokenkeeper.held_result") == 0)
+        #expect(daemon.stop() == 0)
+        #expect(
+            daemon.logged.components(separatedBy: "a 410 has a reason that this version does not know").count == 2
+                && daemon.logged.contains("reason=Replaced"), "once: \(String(daemon.logged.suffix(2000)))")
+    }
+
     @Test func `a mass uninstall is not held; its pruning is refused, says why, and is forced`() throws {
         try database.psql(
             """
             SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => now() - interval '100 days'))
             FROM generate_series(1, 10000) AS i;
-            INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at)
-            SELECT 't', lpad(to_hex(i), 8, '0'), 410, now() FROM generate_series(1, 4000) AS i;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at, body)
+            SELECT 't', lpad(to_hex(i), 8, '0'), 410, now(),
+                   '{"reason":"Unregistered","timestamp":' || (extract(epoch FROM now()) * 1000)::bigint || '}'
+            FROM generate_series(1, 4000) AS i;
             """)
         let daemon = try DaemonProcess(database.url(user: "a_daemon"), settings: ["sweep.interval=off"])
         try waitUntilDrained()

@@ -58,7 +58,7 @@ final class SendingWork {
     }
 
     static func providerToken(keyFile: String) throws -> ProviderToken {
-        let key = try SigningKey(p8: Array(Data(contentsOf: URL(fileURLWithPath: keyFile))))
+        let key = try SigningKey(p8: SecretBytes(contentsOf: keyFile) ?? SecretBytes([]))
         return try ProviderToken(key: key, keyID: keyID, teamID: teamID)
     }
 

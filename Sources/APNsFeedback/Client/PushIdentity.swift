@@ -1,3 +1,5 @@
+public import TokenModel
+
 /// How requests prove who sends them: a provider token in each, or a client certificate on the connection.
 ///
 /// A connection belongs to one team (Apple, "Establishing a token-based connection to APNs"), so a client has one identity.
@@ -9,12 +11,12 @@ public struct PushIdentity: Sendable {
     public var renew: (@Sendable (_ refused: String) -> Bool)?
     /// A client certificate and those that vouch for it, and its key; both in PEM, both or neither.
     public var certificateChainPEM: [UInt8]?
-    public var keyPEM: [UInt8]?
+    public var keyPEM: SecretBytes?
 
     public init(
         authorization: (@Sendable () throws -> String)? = nil,
         renew: (@Sendable (_ refused: String) -> Bool)? = nil,
-        certificateChainPEM: [UInt8]? = nil, keyPEM: [UInt8]? = nil
+        certificateChainPEM: [UInt8]? = nil, keyPEM: SecretBytes? = nil
     ) {
         self.authorization = authorization
         self.renew = renew

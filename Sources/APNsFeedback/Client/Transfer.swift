@@ -1,5 +1,6 @@
 internal import CCurl
 internal import Glibc
+internal import TokenModel
 
 /// What a client's loop is asked and told while libcurl is at work; on its thread, from within libcurl.
 protocol TransferWatcher: AnyObject {
@@ -11,7 +12,8 @@ protocol TransferWatcher: AnyObject {
 
 /// A handle of libcurl for one request at a time, with the memory that libcurl reads it from and the answer that it writes.
 ///
-/// Belongs to one thread. libcurl keeps pointers to the lines, the payload and this object: they are freed after the handle.
+/// Belongs to one thread. libcurl keeps pointers to the lines, the payload, the key and this object: they are freed after the
+/// handle.
 @safe final class Transfer {
     let easy: UnsafeMutableRawPointer
     unowned let watcher: any TransferWatcher
@@ -43,6 +45,8 @@ protocol TransferWatcher: AnyObject {
     private var payloadCapacity = 512
     private let complaint = UnsafeMutablePointer<CChar>.allocate(capacity: Int(CURL_ERROR_SIZE))
     private let trace: TraceSink?
+    /// libcurl reads the key from here for each connection: a copy of its own would not be wiped.
+    private let keyPEM: SecretBytes?
 
     /// - Returns: Nil when libcurl has no memory.
     init?(_ watcher: any TransferWatcher, sockets: SocketLog, identity: PushIdentity, options: PushClientOptions) {
@@ -52,6 +56,7 @@ protocol TransferWatcher: AnyObject {
         unsafe lines = .allocate(capacity: linesCapacity)
         unsafe payload = .allocate(capacity: payloadCapacity)
         trace = options.trace.map(TraceSink.init)
+        keyPEM = identity.keyPEM
         unsafe complaint.initialize(repeating: 0, count: Int(CURL_ERROR_SIZE))
         setConnection(sockets, identity, options)
         setExchange()
@@ -128,13 +133,15 @@ protocol TransferWatcher: AnyObject {
             // The system's directory would be trusted as well.
             unsafe ck_set_text(easy, CURLOPT_CAPATH, nil)
         }
-        if let chain = identity.certificateChainPEM, let key = identity.keyPEM {
+        if let chain = identity.certificateChainPEM, let key = keyPEM {
             unsafe ck_set_text(easy, CURLOPT_SSLCERTTYPE, "PEM")
             unsafe ck_set_text(easy, CURLOPT_SSLKEYTYPE, "PEM")
             unsafe chain.withUnsafeBytes {
                 _ = unsafe ck_set_blob(easy, CURLOPT_SSLCERT_BLOB, $0.baseAddress, $0.count)
             }
-            unsafe key.withUnsafeBytes { _ = unsafe ck_set_blob(easy, CURLOPT_SSLKEY_BLOB, $0.baseAddress, $0.count) }
+            unsafe key.withBytes {
+                _ = unsafe ck_set_lasting_blob(easy, CURLOPT_SSLKEY_BLOB, $0.baseAddress, $0.count)
+            }
         }
         unsafe ck_set_long(easy, CURLOPT_NOSIGNAL, 1)
         // A thread that still asks for a name is not waited for: a broken DNS would hold up everything else.

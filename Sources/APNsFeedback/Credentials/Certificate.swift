@@ -34,7 +34,7 @@ internal import TokenModel
         guard length > 0, let bytes = unsafe bytes else { return nil }
         defer { unsafe CRYPTO_free(bytes, nil, 0) }
         let content = unsafe Array(UnsafeBufferPointer(start: bytes, count: Int(length)))
-        return PEMBlock(label: "CERTIFICATE", content: content).text
+        return PEMBlock.text(label: "CERTIFICATE", content: SecretBytes(content)).unprotected
     }
 
     func isOf(_ key: PrivateKey) -> Bool {

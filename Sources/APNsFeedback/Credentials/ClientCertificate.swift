@@ -8,7 +8,7 @@ public struct ClientCertificate: Sendable {
     /// The certificate, and after it those that came with it, as PEM: `CURLOPT_SSLCERT_BLOB`.
     public let chainPEM: [UInt8]
     /// The private key, PKCS#8 as PEM, unencrypted: `CURLOPT_SSLKEY_BLOB`.
-    public let keyPEM: [UInt8]
+    public let keyPEM: SecretBytes
     public let validFrom: Instant
     /// Apple's are valid for 13 months.
     public let expiresAt: Instant
@@ -29,7 +29,9 @@ public struct ClientCertificate: Sendable {
     ///   - now: The time of day; nil where one that has expired will do.
     /// - Throws: What is wrong: no certificate or no key, a password that is missing or wrong, a key of another certificate, or a
     ///   date outside of its validity.
-    public init(pem: [UInt8], key: [UInt8]? = nil, password: String? = nil, at now: Instant?) throws(CredentialError) {
+    public init(
+        pem: SecretBytes, key: SecretBytes? = nil, password: SecretBytes? = nil, at now: Instant?
+    ) throws(CredentialError) {
         self = try ErrorQueue.confined { () throws(CredentialError) in
             let blocks = PEMBlock.all(in: pem)
             let certificates = try Self.certificates(of: blocks, in: pem)
@@ -46,7 +48,7 @@ public struct ClientCertificate: Sendable {
     ///   - now: The time of day; nil where one that has expired will do.
     /// - Throws: What is wrong: as with PEM, and encryption that OpenSSL 3 has put aside, RC2-40 above all, with the commands that
     ///   convert the file.
-    public init(pkcs12: [UInt8], password: String?, at now: Instant?) throws(CredentialError) {
+    public init(pkcs12: SecretBytes, password: SecretBytes?, at now: Instant?) throws(CredentialError) {
         self = try ErrorQueue.confined { () throws(CredentialError) in
             let archive = try KeyArchive(pkcs12, password: password)
             return try Self(archive.key, archive.certificates, at: now)
@@ -98,7 +100,9 @@ public struct ClientCertificate: Sendable {
         if let now { try requireValidity(at: now) }
     }
 
-    private static func certificates(of blocks: [PEMBlock], in pem: [UInt8]) throws(CredentialError) -> [Certificate] {
+    private static func certificates(of blocks: [PEMBlock], in pem: SecretBytes) throws(CredentialError)
+        -> [Certificate]
+    {
         var certificates: [Certificate] = []
         for block in blocks where block.isCertificate {
             guard let certificate = block.content.flatMap({ Certificate(der: $0) }) else {
@@ -116,7 +120,7 @@ public struct ClientCertificate: Sendable {
         return certificates
     }
 
-    private static func key(of blocks: [PEMBlock], password: String?) throws(CredentialError) -> PrivateKey {
+    private static func key(of blocks: [PEMBlock], password: SecretBytes?) throws(CredentialError) -> PrivateKey {
         guard let block = blocks.first(where: \.isPrivateKey) else {
             throw CredentialError("the PEM has no private key: add the key, or name its file")
         }

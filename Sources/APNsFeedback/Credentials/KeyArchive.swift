@@ -1,4 +1,5 @@
 internal import COpenSSL
+internal import TokenModel
 
 /// What a PKCS#12 file holds: a private key and certificates.
 struct KeyArchive {
@@ -9,9 +10,9 @@ struct KeyArchive {
     /// - Parameters:
     ///   - bytes: The content of a `.p12` or `.pfx` file.
     ///   - password: Nil where there is none. Some programs then take the empty text, some nothing at all: both are tried.
-    init(_ bytes: [UInt8], password: String?) throws(CredentialError) {
+    init(_ bytes: SecretBytes, password: SecretBytes?) throws(CredentialError) {
         let archive = try PKCS12Handle(bytes)
-        if let password, password.utf8.contains(0) {
+        if let password, password.contains(0) {
             throw CredentialError(
                 "the password of the PKCS#12 file has a NUL character, which no program takes: correct it")
         }
@@ -37,7 +38,9 @@ struct KeyArchive {
 
     /// Says which of the algorithms that OpenSSL 3 has put aside it is. They are named in the file by identifiers that begin with
     /// 1.2.840.113549.1.12.1 (RFC 7292, appendix C), in clear, and in that order.
-    private static func oldCipher(in bytes: [UInt8]) -> CredentialError {
+    private static func oldCipher(in file: SecretBytes) -> CredentialError {
+        // Encrypted, all that is secret in it.
+        let bytes = file.unprotected
         let names: [UInt8: String] = [1: "RC4-128", 2: "RC4-40", 5: "RC2-128", 6: "RC2-40"]
         let identifier: [UInt8] = [0x06, 0x0a, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x0c, 0x01]
         var found: Set<String> = []
@@ -57,16 +60,16 @@ struct KeyArchive {
 @safe private struct PKCS12Handle: ~Copyable {
     private let archive: OpaquePointer
 
-    init(_ bytes: [UInt8]) throws(CredentialError) {
-        let read: OpaquePointer? = unsafe bytes.withUnsafeBufferPointer { buffer in
-            var place = buffer.baseAddress
+    init(_ bytes: SecretBytes) throws(CredentialError) {
+        let read: OpaquePointer? = unsafe bytes.withBytes { buffer in
+            var place = unsafe buffer.baseAddress?.assumingMemoryBound(to: UInt8.self)
             return unsafe d2i_PKCS12(nil, &place, buffer.count)
         }
         guard let read = unsafe read else {
             let found =
                 if !PEMBlock.all(in: bytes).isEmpty {
                     "it is PEM: set it as such"
-                } else if Certificate(der: bytes) != nil {
+                } else if Certificate(der: bytes.unprotected) != nil {
                     "it is a certificate without its private key (a .cer): export both together as .p12"
                 } else {
                     "it is of another kind or damaged: export the certificate and its key as .p12"
@@ -81,20 +84,23 @@ struct KeyArchive {
     }
 
     /// Whether the password makes the file's checksum right. A file without one is open to any.
-    func isOpened(by password: String?) -> Bool {
+    func isOpened(by password: SecretBytes?) -> Bool {
         guard unsafe PKCS12_mac_present(archive) == 1 else { return true }
-        guard let password, !password.isEmpty else {
+        guard let password, password.count > 0 else {
             return unsafe PKCS12_verify_mac(archive, nil, 0) == 1 || PKCS12_verify_mac(archive, "", 0) == 1
         }
-        return unsafe PKCS12_verify_mac(archive, password, -1) == 1
+        return unsafe password.withCString { unsafe PKCS12_verify_mac(archive, $0, -1) == 1 }
     }
 
     /// Nil when it cannot be decrypted or is malformed.
-    func content(_ password: String?) -> (key: PrivateKey?, certificates: [Certificate])? {
+    func content(_ password: SecretBytes?) -> (key: PrivateKey?, certificates: [Certificate])? {
         var key: OpaquePointer?
         var own: OpaquePointer?
         var others: OpaquePointer?
-        guard unsafe PKCS12_parse(archive, password ?? "", &key, &own, &others) == 1 else { return nil }
+        let isRead = unsafe (password ?? SecretBytes([])).withCString {
+            unsafe PKCS12_parse(archive, $0, &key, &own, &others) == 1
+        }
+        guard isRead else { return nil }
         defer { unsafe tk_free_certificates(others) }
         var certificates: [Certificate] = []
         if let own = unsafe own { unsafe certificates.append(Certificate(owning: own)) }

@@ -1,72 +1,109 @@
+internal import COpenSSL
 import FoundationEssentials
+internal import TokenModel
 
 /// One `-----BEGIN …-----` to `-----END …-----` of a text.
 ///
 /// What stands between blocks is passed over: `openssl pkcs12` writes "Bag Attributes" there. Source of the form: RFC 7468,
 /// and RFC 1421 for the headers of encrypted keys.
-struct PEMBlock: Equatable {
+struct PEMBlock {
     /// Such as `PRIVATE KEY`.
     var label: String
     /// With both of its lines, and lines ended by a line feed, whatever ended them before.
-    var text: [UInt8]
-    /// What the base64 says; nil where it is none, and where there are headers.
-    var content: [UInt8]?
+    var text: SecretBytes
 
     /// The blocks of a text in their order; one that is not ended, or by another label, is left out.
-    static func all(in bytes: [UInt8]) -> [PEMBlock] {
-        var blocks: [PEMBlock] = []
-        var label: String?
-        var lines: [Substring] = []
-        // Neither a key nor a certificate has other than ASCII in it; names between the blocks may.
-        for line in String(decoding: bytes, as: UTF8.self).split(whereSeparator: \.isNewline) {
-            let line = trimmed(line)
-            if let begun = name(in: line, after: "-----BEGIN ") {
-                label = begun
-                lines = []
-            } else if let ended = name(in: line, after: "-----END ") {
-                if let label, label == ended { blocks.append(PEMBlock(label: label, lines: lines)) }
-                label = nil
-            } else {
-                lines.append(line)
+    static func all(in text: SecretBytes) -> [PEMBlock] {
+        unsafe text.withBytes { bytes in
+            var blocks: [PEMBlock] = []
+            var label: String?
+            var lines: [Slice<UnsafeRawBufferPointer>] = unsafe []
+            let all = unsafe bytes.split { $0 == 0x0A || $0 == 0x0D }
+            for number in unsafe all.indices {
+                let line = unsafe trimmed(all[number])
+                if let begun = unsafe name(in: line, after: "-----BEGIN ") {
+                    label = begun
+                    unsafe lines = []
+                } else if let ended = unsafe name(in: line, after: "-----END ") {
+                    if let label, label == ended { unsafe blocks.append(PEMBlock(label: label, lines: lines)) }
+                    label = nil
+                } else {
+                    unsafe lines.append(line)
+                }
             }
+            return blocks
         }
-        return blocks
     }
 
-    /// A block with this content.
-    init(label: String, content: [UInt8]) {
-        let base64 = Array(Data(content).base64EncodedString().utf8)
+    private init(label: String, lines: [Slice<UnsafeRawBufferPointer>]) {
         self.label = label
-        self.content = content
-        text = Array("-----BEGIN \(label)-----\n".utf8)
-        for start in stride(from: 0, to: base64.count, by: 64) {
-            text += base64[start..<min(start + 64, base64.count)]
-            text.append(UInt8(ascii: "\n"))
-        }
-        text += Array("-----END \(label)-----\n".utf8)
-    }
-
-    private init(label: String, lines: [Substring]) {
-        self.label = label
-        content = Data(base64Encoded: lines.joined()).map(Array.init)
         // Headers are ended by an empty line, which splitting has dropped.
-        let headers = lines.prefix { $0.contains(":") }
-        var all = ["-----BEGIN \(label)-----"[...]] + headers
-        if !headers.isEmpty { all.append("") }
-        all += lines.dropFirst(headers.count) + ["-----END \(label)-----"]
-        text = Array((all.joined(separator: "\n") + "\n").utf8)
+        let headers = unsafe lines.prefix { unsafe $0.contains(UInt8(ascii: ":")) }.count
+        let (first, last) = (Array("-----BEGIN \(label)-----\n".utf8), Array("-----END \(label)-----\n".utf8))
+        let count = unsafe lines.reduce(first.count + last.count + (headers > 0 ? 1 : 0)) { unsafe $0 + $1.count + 1 }
+        text = unsafe SecretBytes(count: count) { memory in
+            var end = 0
+            func append(_ bytes: some Collection<UInt8>) {
+                unsafe UnsafeMutableRawBufferPointer(rebasing: memory[end...]).copyBytes(from: bytes)
+                end += bytes.count
+            }
+            append(first)
+            for number in unsafe lines.indices {
+                if headers > 0 && number == headers { append([0x0A]) }
+                unsafe append(lines[number])
+                append([0x0A])
+            }
+            if unsafe headers > 0 && headers == lines.count { append([0x0A]) }
+            append(last)
+        }
+    }
+
+    /// A text with this content.
+    static func text(label: String, content: SecretBytes) -> SecretBytes {
+        let (first, last) = (Array("-----BEGIN \(label)-----\n".utf8), Array("-----END \(label)-----\n".utf8))
+        // 48 bytes are a line of 64 characters.
+        let lines = (content.count + 47) / 48
+        let count = first.count + (content.count + 2) / 3 * 4 + lines + last.count
+        return unsafe SecretBytes(count: count) { memory in
+            unsafe memory.copyBytes(from: first)
+            var end = first.count
+            unsafe content.withBytes { bytes in
+                for start in stride(from: 0, to: bytes.count, by: 48) {
+                    let line = unsafe UnsafeRawBufferPointer(rebasing: bytes[start..<min(start + 48, bytes.count)])
+                    // A NUL follows what it writes; the line feed takes its place.
+                    let written = unsafe EVP_EncodeBlock(
+                        (memory.baseAddress! + end).assumingMemoryBound(to: UInt8.self),
+                        line.baseAddress!.assumingMemoryBound(to: UInt8.self), CInt(line.count))
+                    end += Int(written)
+                    unsafe memory[end] = 0x0A
+                    end += 1
+                }
+            }
+            unsafe UnsafeMutableRawBufferPointer(rebasing: memory[end...]).copyBytes(from: last)
+        }
+    }
+
+    /// What the base64 of a certificate says; nil where it is none, and where there are headers. Nothing wipes it.
+    var content: [UInt8]? {
+        let lines = String(decoding: text.unprotected, as: UTF8.self).split(separator: "\n")
+        return Data(base64Encoded: lines.dropFirst().dropLast().joined()).map(Array.init)
     }
 
     /// Without blanks around it, and without the mark that some editors put at the beginning of a file.
-    private static func trimmed(_ line: Substring) -> Substring {
-        var line = line.drop { $0.isWhitespace || $0 == "\u{feff}" }
-        while line.last?.isWhitespace == true { line.removeLast() }
-        return line
+    private static func trimmed(_ line: Slice<UnsafeRawBufferPointer>) -> Slice<UnsafeRawBufferPointer> {
+        func isBlank(_ byte: UInt8) -> Bool { byte == 0x20 || (0x09...0x0D).contains(byte) }
+        var line = unsafe line
+        if unsafe line.starts(with: [0xEF, 0xBB, 0xBF]) { unsafe line = line.dropFirst(3) }
+        unsafe line = line.drop(while: isBlank)
+        while let last = unsafe line.last, isBlank(last) { unsafe line = line.dropLast() }
+        return unsafe line
     }
 
-    private static func name(in line: Substring, after beginning: String) -> String? {
-        guard line.hasPrefix(beginning), line.hasSuffix("-----"), line.count > beginning.count + 5 else { return nil }
-        return String(line.dropFirst(beginning.count).dropLast(5))
+    private static func name(in line: Slice<UnsafeRawBufferPointer>, after beginning: String) -> String? {
+        guard unsafe line.starts(with: beginning.utf8), unsafe line.count > beginning.utf8.count + 5,
+            unsafe line.suffix(5).elementsEqual("-----".utf8)
+        else { return nil }
+        return unsafe String(decoding: line.dropFirst(beginning.utf8.count).dropLast(5), as: UTF8.self)
     }
 }
 

@@ -1,4 +1,5 @@
 internal import COpenSSL
+internal import TokenModel
 
 /// A private key of any kind. Owns the `EVP_PKEY`; no pointer of it leaves, but to the files beside this one.
 ///
@@ -28,21 +29,15 @@ internal import COpenSSL
     }
 
     /// The key of one PEM block. Never prompts.
-    convenience init(pem block: PEMBlock, password: String?) throws(Fault) {
-        let secret = password.map { Array($0.utf8) }
+    convenience init(pem block: PEMBlock, password: SecretBytes?) throws(Fault) {
         var wasAsked = false
-        let read: OpaquePointer? = unsafe block.text.withUnsafeBytes { text in
-            unsafe (secret ?? []).withUnsafeBytes { bytes in
-                // An empty array may have no address, and an empty password is one nevertheless.
-                let address = unsafe bytes.baseAddress?.assumingMemoryBound(to: CChar.self)
-                return unsafe withUnsafeTemporaryAllocation(of: CChar.self, capacity: 1) { empty in
-                    unsafe empty.initialize(repeating: 0)
-                    var given = unsafe tk_password(
-                        bytes: secret == nil ? nil : UnsafePointer(address ?? UnsafePointer(empty.baseAddress!)),
-                        count: CInt(bytes.count), was_asked: 0)
-                    defer { unsafe wasAsked = given.was_asked != 0 }
-                    return unsafe tk_private_key(text.baseAddress, CInt(text.count), &given)
-                }
+        let none = SecretBytes([])
+        let read: OpaquePointer? = unsafe block.text.withBytes { text in
+            unsafe (password ?? none).withCString { bytes in
+                var given = unsafe tk_password(
+                    bytes: password == nil ? nil : bytes, count: CInt(password?.count ?? 0), was_asked: 0)
+                defer { unsafe wasAsked = given.was_asked != 0 }
+                return unsafe tk_private_key(text.baseAddress, CInt(text.count), &given)
             }
         }
         if let read = unsafe read {
@@ -76,15 +71,18 @@ internal import COpenSSL
     }
 
     /// PKCS#8, unencrypted, as PEM; nil where OpenSSL cannot write it so.
-    var pem: [UInt8]? {
+    var pem: SecretBytes? {
         guard let information = unsafe EVP_PKEY2PKCS8(key) else { return nil }
         defer { unsafe PKCS8_PRIV_KEY_INFO_free(information) }
-        var bytes: UnsafeMutablePointer<UInt8>?
-        let length = unsafe i2d_PKCS8_PRIV_KEY_INFO(information, &bytes)
-        guard length > 0, let bytes = unsafe bytes else { return nil }
-        defer { unsafe CRYPTO_clear_free(bytes, Int(length), nil, 0) }
-        let content = unsafe Array(UnsafeBufferPointer(start: bytes, count: Int(length)))
-        return PEMBlock(label: "PRIVATE KEY", content: content).text
+        let length = unsafe i2d_PKCS8_PRIV_KEY_INFO(information, nil)
+        guard length > 0 else { return nil }
+        var written: CInt = 0
+        let content = unsafe SecretBytes(count: Int(length)) { memory in
+            var place = unsafe memory.baseAddress?.assumingMemoryBound(to: UInt8.self)
+            unsafe written = i2d_PKCS8_PRIV_KEY_INFO(information, &place)
+        }
+        guard written == length else { return nil }
+        return PEMBlock.text(label: "PRIVATE KEY", content: content)
     }
 
     /// ECDSA over the SHA-256 of the bytes: r and s, 32 bytes each with leading zeros kept, as JWS wants them (RFC 7518, 3.4);

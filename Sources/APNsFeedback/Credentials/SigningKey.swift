@@ -1,3 +1,5 @@
+public import TokenModel
+
 /// The private key that Apple gives for APNs, an `AuthKey_XXXXXXXXXX.p8`: it signs provider tokens.
 ///
 /// Source: Apple, "Establishing a token-based connection to APNs".
@@ -7,7 +9,7 @@ public final class SigningKey: Sendable {
     /// Reads the content of a `.p8` file: PKCS#8 as PEM, unencrypted, of the elliptic curve P-256. Never prompts.
     ///
     /// - Throws: What was found in its stead, and what to do.
-    public init(p8: [UInt8]) throws(CredentialError) {
+    public init(p8: SecretBytes) throws(CredentialError) {
         let blocks = PEMBlock.all(in: p8)
         guard let block = blocks.first(where: \.isPrivateKey) else { throw Self.absence(blocks, in: p8) }
         key = try ErrorQueue.confined { () throws(CredentialError) in try Self.read(block) }
@@ -52,10 +54,10 @@ public final class SigningKey: Sendable {
     }
 
     /// Why there is no private key in it.
-    private static func absence(_ blocks: [PEMBlock], in bytes: [UInt8]) -> CredentialError {
+    private static func absence(_ blocks: [PEMBlock], in bytes: SecretBytes) -> CredentialError {
         guard let block = blocks.first else {
             let size =
-                bytes.isEmpty
+                bytes.count == 0
                 ? "it is empty" : "there is no complete -----BEGIN … to -----END … in its \(bytes.count) bytes"
             return CredentialError("no PEM was found, \(size): \(wanted)")
         }

@@ -2,6 +2,7 @@ internal import CLibPQ
 internal import Dispatch
 internal import Glibc
 internal import Synchronization
+internal import TokenModel
 
 /// One connection to the database, owned by one thread. Holds no session state, so that it works behind a transaction pooler.
 @safe public struct Connection: ~Copyable {
@@ -47,16 +48,16 @@ internal import Synchronization
     ) throws(DatabaseError) {
         let attempt = try address.attempt(writes: writes)
         waiting(attempt.patience, .zero)
-        unsafe handle = try Self.open(attempt.parameters)
+        unsafe handle = try Self.open(attempt.parameters, password: attempt.password)
         self.patience = patience
         self.waiting = waiting
         waiting(Self.grace, .zero)
     }
 
     private static func open(
-        _ parameters: [(keyword: String, value: String)]
+        _ parameters: [(keyword: String, value: String)], password: SecretBytes?
     ) throws(DatabaseError) -> OpaquePointer {
-        let handle = unsafe DatabaseAddress.withCStrings(parameters) { keywords, values in
+        let handle = unsafe DatabaseAddress.withCStrings(parameters, password: password) { keywords, values in
             unsafe PQconnectdbParams(keywords, values, 1)
         }
         guard let handle = unsafe handle else { throw DatabaseError(sqlState: nil, message: "out of memory") }

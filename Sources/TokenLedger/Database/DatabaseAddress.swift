@@ -1,6 +1,7 @@
 internal import CLibPQ
 internal import FoundationEssentials
 internal import Glibc
+internal import TokenModel
 
 /// Where the database is, in libpq's terms: a `postgresql://` URL, a `key=value` string, or nothing, and then libpq's own
 /// variables and files (`PGHOST`, `PGSERVICE`, `~/.pgpass`, …) decide.
@@ -61,6 +62,8 @@ public struct DatabaseAddress: Sendable, Equatable {
     struct Attempt {
         /// libpq's keywords and values in order; what comes later wins.
         var parameters: [(keyword: String, value: String)]
+        /// From the password file.
+        var password: SecretBytes?
         /// The longest that it may take.
         var patience: Duration
     }
@@ -73,14 +76,15 @@ public struct DatabaseAddress: Sendable, Equatable {
         known.merge(own) { $1 }
         var parameters = [("fallback_application_name", "tokenkeeperd")] + own
         if let text { parameters.append(("dbname", text)) }
-        if let passwordFile { parameters.append(("password", try Self.readPassword(passwordFile))) }
+        var password: SecretBytes?
+        if let passwordFile { password = try Self.readPassword(passwordFile) }
         parameters.append(("client_encoding", "UTF8"))
         // libpq takes "any" where nothing is said. In a service file the two cannot be told apart.
         let isSaid = unsafe explicit["target_session_attrs"] != nil || getenv("PGTARGETSESSIONATTRS") != nil
         if writes, !isSaid, known["target_session_attrs"] ?? "any" == "any" {
             parameters.append(("target_session_attrs", "primary"))
         }
-        return Attempt(parameters: parameters, patience: Self.patience(known))
+        return Attempt(parameters: parameters, password: password, patience: Self.patience(known))
     }
 
     /// libpq's timeout holds for each address of each host, and names take their time. What is too much here only delays
@@ -111,9 +115,11 @@ public struct DatabaseAddress: Sendable, Equatable {
         }
     }
 
-    /// Two arrays as libpq takes them, both ended by a null.
+    /// Two arrays as libpq takes them, both ended by a null. What was copied for that is wiped afterwards.
+    ///
+    /// - Parameter password: It wins over one in the parameters.
     static func withCStrings<Answer>(
-        _ parameters: [(keyword: String, value: String)],
+        _ parameters: [(keyword: String, value: String)], password: SecretBytes? = nil,
         _ use: ([UnsafePointer<CChar>?], [UnsafePointer<CChar>?]) -> Answer
     ) -> Answer {
         let keywords = unsafe parameters.map { unsafe UnsafePointer(strdup($0.keyword)) }
@@ -121,10 +127,17 @@ public struct DatabaseAddress: Sendable, Equatable {
         defer {
             for index in parameters.indices {
                 unsafe free(UnsafeMutableRawPointer(mutating: keywords[index]))
+                // A connection string may have a password in it.
+                if let value = unsafe values[index] {
+                    unsafe explicit_bzero(UnsafeMutablePointer(mutating: value), strlen(value))
+                }
                 unsafe free(UnsafeMutableRawPointer(mutating: values[index]))
             }
         }
-        return unsafe use(keywords + [nil], values + [nil])
+        guard let password else { return unsafe use(keywords + [nil], values + [nil]) }
+        return unsafe password.withCString { secret in
+            unsafe "password".withCString { unsafe use(keywords + [$0, nil], values + [secret, nil]) }
+        }
     }
 
     /// Copies the options that have a value, and frees them.
@@ -141,14 +154,13 @@ public struct DatabaseAddress: Sendable, Equatable {
         return known
     }
 
-    private static func readPassword(_ path: String) throws(DatabaseError) -> String {
-        guard let bytes = try? Data(contentsOf: URL(filePath: path)),
-            let text = String(validating: bytes, as: UTF8.self)
-        else { throw DatabaseError(sqlState: nil, message: "the password file \(path) cannot be read") }
-        let password = text.prefix { !$0.isNewline }
-        if password.isEmpty || password.contains("\0") {
+    private static func readPassword(_ path: String) throws(DatabaseError) -> SecretBytes {
+        guard let password = SecretBytes(contentsOf: path)?.firstLine else {
+            throw DatabaseError(sqlState: nil, message: "the password file \(path) cannot be read")
+        }
+        if password.count == 0 || password.contains(0) {
             throw DatabaseError(sqlState: nil, message: "the password file \(path) holds no password")
         }
-        return String(password)
+        return password
     }
 }

@@ -133,7 +133,7 @@ struct Batch: ~Copyable {
     ///
     /// - Returns: What the batch has done, once it is committed, and which guards have opened or closed by it. Nil when all of it was aside already and has to wait on, because applications hold its tokens: roll back.
     func settle(
-        from leaf: Leaf, _ limits: GuardLimits, on connection: inout Connection
+        from leaf: Leaf, _ limits: GuardLimits, _ allowance: RejectedAllowance, on connection: inout Connection
     ) throws(DatabaseError) -> (pass: Intake.Pass, turns: [GuardTurn])? {
         let outcome = try news.record(limits, on: &connection)
         var held: [HeldResult] = []
@@ -152,10 +152,24 @@ struct Batch: ~Copyable {
             }
         }
         if leaf == .aside, waiting.count == taken { return nil }
+        var counts = counts
+        if !unintelligible.isEmpty { try allowance.refresh(on: &connection) }
+        var notKept = 0
         for part in Self.parts(of: unintelligible.count) {
+            var kept: [(result: SendResult, error: String)] = []
+            for (row, error) in unintelligible[part] {
+                let result = result(row)
+                if allowance.takes(result) {
+                    kept.append((result, error))
+                } else {
+                    counts.isNotKept(row)
+                    notKept += 1
+                }
+            }
+            if kept.isEmpty { continue }
             try Self.insert(
-                unintelligible[part].map { result($0.row) }, into: "tokenkeeper.rejected_result", ["error"],
-                [.texts(unintelligible[part].map(\.error))], on: &connection)
+                kept.map(\.result), into: "tokenkeeper.rejected_result", ["error"], [.texts(kept.map(\.error))],
+                on: &connection)
         }
         for part in Self.parts(of: held.count) {
             try Self.insert(
@@ -175,8 +189,10 @@ struct Batch: ~Copyable {
         var settled = Intake.Pass()
         settled.accepted = accepted
         settled.rejected = unintelligible.count
+        settled.notKept = notKept
         settled.held = held.count
         settled.putAside = waiting.count + movedAside
+        settled.lockWaits = waiting.isEmpty ? 0 : 1
         settled.recorded = rows.count - unintelligible.count - held.count - waiting.count
         for (fault, results) in sendersFaults.sorted(by: { $0.key < $1.key }) { settled.blame(fault, results) }
         return (settled, outcome.turns)
@@ -205,19 +221,28 @@ struct Batch: ~Copyable {
             """, values)
     }
 
-    /// Moves one row to `rejected_result` on the server, whatever is in it, in the transaction that is open.
+    /// Moves one row to `rejected_result` on the server, whatever is in it, in the transaction that is open; or counts it only.
+    ///
+    /// - Parameter isKept: False to count it only; a row that an operator has requeued is kept even so.
+    /// - Returns: How many rows have left the queue, and how many of them were counted only.
     static func reject(
-        _ portion: Portion, of leaf: Leaf, error: String, on connection: inout Connection
-    ) throws(DatabaseError) {
-        _ = try connection.query(
+        _ portion: Portion, of leaf: Leaf, error: String, isKept: Bool, on connection: inout Connection
+    ) throws(DatabaseError) -> (gone: Int, notKept: Int) {
+        let rows = try connection.query(
             """
             WITH gone AS (
                 DELETE FROM \(leaf.table) WHERE \(portion.predicate) RETURNING \(columns)
             ), counted AS (
                 INSERT INTO tokenkeeper.result_count (hour, status, reason, results)
-                SELECT \(ResultCounts.hourInSQL), status, '(rejected)', count(*) FROM gone GROUP BY status
+                SELECT \(ResultCounts.hourInSQL), CASE WHEN status BETWEEN 100 AND 999 THEN status END,
+                       CASE WHEN $2 OR attempts IS NOT NULL THEN '(rejected)' ELSE '\(ResultCounts.notKept)' END, count(*)
+                FROM gone GROUP BY 2, 3
+            ), kept AS (
+                INSERT INTO tokenkeeper.rejected_result (\(columns), error)
+                SELECT \(columns), $1 FROM gone WHERE $2 OR attempts IS NOT NULL
             )
-            INSERT INTO tokenkeeper.rejected_result (\(columns), error) SELECT \(columns), $1 FROM gone
-            """, [.text(error)])
+            SELECT count(*), count(*) FILTER (WHERE NOT $2 AND attempts IS NULL) FROM gone
+            """, [.text(error), .bool(isKept)])
+        return (Int(rows.integer(0, 0) ?? 0), Int(rows.integer(0, 1) ?? 0))
     }
 }

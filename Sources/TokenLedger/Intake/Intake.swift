@@ -12,11 +12,21 @@ public struct Intake {
     public var guardLimits: GuardLimits
     /// Whether past leaves are truncated: not where standbys are read from, where a TRUNCATE is replayed with its lock.
     public var truncates: Bool
+    let rejectedAllowance: RejectedAllowance
     private let isSecond: Bool
     let pair: DrainPair?
     private var hints: [Leaf: Hint] = [:]
+    /// First pages of the ranges that a lock of another session has refused in this pass. Each attempt costs two lock timeouts, more than a
+    /// leaf's turn: without this, a leaf would spend each of its turns on the same range. The next pass tries them again.
+    private var blocked: [Leaf: Set<Int>] = [:]
     private var asideAgain = ContinuousClock.now
     private let clock = ContinuousClock()
+
+    /// How many rejected results may be kept within an hour.
+    public var rejectedPerHour: Int64 {
+        get { rejectedAllowance.perHour }
+        nonmutating set { rejectedAllowance.perHour = newValue }
+    }
 
     var transaction: BatchTransaction { BatchTransaction(lockTimeout: lockTimeout) }
 
@@ -33,17 +43,19 @@ public struct Intake {
     ///   - lockTimeout: How long the daemon waits for a lock before it yields.
     ///   - guardLimits: How much suspects may silence, where the topic's policy says nothing else.
     ///   - truncates: Whether past leaves are truncated: not where standbys are read from, where a TRUNCATE is replayed with its lock.
+    ///   - rejectedPerHour: How many rejected results may be kept within an hour; a result counts as one for each 8 KiB of its text.
     ///   - isSecond: It drains beside another one, and leaves to that what is to be read whole or truncated: they would be in each
     ///     other's way.
     ///   - pair: What it has in common with that other one.
     ///   - interpret: The verdict on a result; pure and total.
     public init(
-        lockTimeout: Duration, guardLimits: GuardLimits, truncates: Bool = true, isSecond: Bool = false,
-        pair: DrainPair? = nil, interpret: @escaping @Sendable (SendResult) -> Verdict
+        lockTimeout: Duration, guardLimits: GuardLimits, truncates: Bool = true, rejectedPerHour: Int64 = 10_000,
+        isSecond: Bool = false, pair: DrainPair? = nil, interpret: @escaping @Sendable (SendResult) -> Verdict
     ) {
         self.lockTimeout = lockTimeout
         self.guardLimits = guardLimits
         self.truncates = truncates
+        rejectedAllowance = RejectedAllowance(perHour: rejectedPerHour)
         self.isSecond = isSecond
         self.pair = pair
         self.interpret = interpret
@@ -68,7 +80,9 @@ public struct Intake {
         betweenBatches goesOn: (inout Connection, _ soFar: Pass, _ pagesLeft: Int) throws(DatabaseError) -> Bool
     ) throws(DatabaseError) -> Pass {
         var pass = Pass()
+        blocked = [:]
         let sizes = try LeafSizes(on: &connection, transaction)
+        pass.lockWaits += sizes.locked
         // One that has been truncated since begins anew.
         hints = hints.filter { leaf, hint in hint.page < sizes.pages(of: leaf) }
         var others = sizes.othersToVisit
@@ -107,7 +121,7 @@ public struct Intake {
                 try goesOn(&connection, soFar, pagesLeft) && ContinuousClock.now < enough
             }
             // What an application holds for long is tried again now and then, not in every pass.
-            if pass == before { asideAgain = clock.now + .milliseconds(500) }
+            if pass.taken == before.taken { asideAgain = clock.now + .milliseconds(500) }
         }
         return pass
     }
@@ -135,7 +149,9 @@ public struct Intake {
         var last = max(0, pages - 1)
         var batches = 0
         var troubles = 0
-        var tried = Set<Int>()
+        var tried = blocked[leaf] ?? []
+        // They still wait: whoever watches the locks must hear of it throughout the pass, and not only once.
+        if !tried.isEmpty { pass.lockWaits += 1 }
         let past =
             truncates && !sizes.isInUse(leaf) && leaf != .aside ? PastLeaf(leaf: leaf, transaction: transaction) : nil
         if past == nil { hint.isMostlyAccepted = nil }
@@ -153,6 +169,12 @@ public struct Intake {
             }
             guard let found else { break }
             last = max(last, found)
+            let first = found / Leaf.pagesPerRange * Leaf.pagesPerRange
+            let range = first..<first + Leaf.pagesPerRange
+            if blocked[leaf]?.contains(first) == true {
+                page = max(page, range.upperBound)
+                continue
+            }
             if batches == 0, let past, past.isWorthReading(pages) {
                 if hint.isMostlyAccepted == nil {
                     hint.isMostlyAccepted = try past.isMostlyAccepted(from: found, on: &connection)
@@ -179,15 +201,25 @@ public struct Intake {
                 }
             }
             if isLeftToTheFirst(leaf, hint) { return true }
-            let first = found / Leaf.pagesPerRange * Leaf.pagesPerRange
-            let range = first..<first + Leaf.pagesPerRange
             tried.insert(first)
             do {
-                try settle(range, of: leaf, into: &pass, on: &connection, tell: tell)
+                switch try settle(range, of: leaf, into: &pass, on: &connection, tell: tell) {
+                case .erasure, .partition:
+                    // The other ranges would meet it too. How far the leaf is drained stays as it was.
+                    pass.lockWaits += 1
+                    return true
+                case .range, nil: break
+                }
             } catch {
                 if error.remedy == .reconnect { throw error }
                 // These stay where they are. Where it is not for their own sake, there is no use in going on.
-                if error.remedy != .retry { pass.trouble = error }
+                if error.remedy == .retry {
+                    blocked[leaf, default: []].insert(first)
+                    // The hint moves past them: so that later passes look here too, however far that is behind.
+                    hint.behind.note(found, before: found + 1)
+                } else {
+                    pass.trouble = error
+                }
                 if error.remedy == .fixSetup {
                     troubles += 1
                     if troubles == Self.mostTroubles { break }

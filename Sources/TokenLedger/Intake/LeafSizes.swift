@@ -6,6 +6,8 @@ struct LeafSizes {
     let current: Leaf
     /// The one of ten seconds ago.
     let before: Leaf
+    /// How many are locked by somebody, even against looking at their size. They count as empty.
+    var locked = 0
 
     /// A leaf of fewer pages is left to its next lap: a TRUNCATE costs a flush, reading these costs nothing.
     static let worthTruncating = 16
@@ -31,43 +33,20 @@ struct LeafSizes {
 
 extension LeafSizes {
     init(on connection: inout Connection, _ transaction: BatchTransaction) throws(DatabaseError) {
-        func select(_ leaves: [Leaf]) -> String {
-            // One that another daemon reads whole is not looked at: even its size is behind its lock.
-            let sizes = leaves.map { leaf in
-                """
-                CASE WHEN pg_try_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.leaf(leaf)))
-                THEN pg_relation_size('\(leaf.table)') ELSE 0 END
-                """
-            }
-            return """
-                \(transaction.settings)
-                SELECT \(Leaf.currentInSQL), \(Leaf.inSQL(secondsAgo: Self.grace)), current_setting('block_size'),
-                       \(sizes.joined(separator: ", "))
-                """
+        let rows = try connection.run(
+            """
+            \(transaction.settings)
+            SELECT \(Leaf.currentInSQL), \(Leaf.inSQL(secondsAgo: Self.grace)), current_setting('block_size'),
+                   s.bytes
+            FROM unnest(tokenkeeper.partition_sizes()) WITH ORDINALITY AS s (bytes, number) ORDER BY s.number
+            """)
+        func read(_ row: Int, _ column: Int) -> Int? {
+            rows.text(row, column).flatMap { Int($0) }
         }
-        func read(_ rows: borrowing Rows, _ column: Int) -> Int {
-            rows.text(0, column).flatMap { Int($0) } ?? 0
-        }
-        do {
-            let rows = try connection.run(select(Leaf.all))
-            let blockSize = max(read(rows, 2), 1)
-            self.init(
-                pages: Leaf.all.indices.map { read(rows, $0 + 3) / blockSize },
-                current: Leaf(number: read(rows, 0)), before: Leaf(number: read(rows, 1)))
-        } catch let error where error.remedy == .retry {
-            // Somebody has locked a leaf, even against looking at its size: do without that one.
-            var pages: [Int] = []
-            var (current, before) = (0, 0)
-            for leaf in Leaf.all {
-                do {
-                    let rows = try connection.run(select([leaf]))
-                    (current, before) = (read(rows, 0), read(rows, 1))
-                    pages.append(read(rows, 3) / max(read(rows, 2), 1))
-                } catch let error where error.remedy == .retry {
-                    pages.append(0)
-                }
-            }
-            self.init(pages: pages, current: Leaf(number: current), before: Leaf(number: before))
-        }
+        let blockSize = max(read(0, 2) ?? 0, 1)
+        let bytes = Leaf.all.indices.map { read($0, 3) }
+        self.init(
+            pages: bytes.map { ($0 ?? 0) / blockSize }, current: Leaf(number: read(0, 0) ?? 0),
+            before: Leaf(number: read(0, 1) ?? 0), locked: bytes.count { $0 == nil })
     }
 }

@@ -4,6 +4,8 @@ extension Intake {
         public var accepted = 0
         public var recorded = 0
         public var rejected = 0
+        /// Of the rejected results, those that were counted only: the last hour had more than may be kept.
+        public var notKept = 0
         public var putAside = 0
         /// Suspects that the mass-failure guard holds; an operator decides.
         public var held = 0
@@ -11,6 +13,8 @@ extension Intake {
         var takenOut = 0
         /// Past leaves that were read whole.
         var leavesTaken = 0
+        /// How many times a lock of another session kept results in the queue. Not those of daemons that share the work.
+        public internal(set) var lockWaits = 0
         /// Results of which APNs blames the sender, by reason; they count as recorded too.
         public private(set) var sendersFaults: [String: Int] = [:]
 
@@ -26,10 +30,12 @@ extension Intake {
             accepted += other.accepted
             recorded += other.recorded
             rejected += other.rejected
+            notKept += other.notKept
             putAside += other.putAside
             held += other.held
             takenOut += other.takenOut
             leavesTaken += other.leavesTaken
+            lockWaits += other.lockWaits
             trouble = other.trouble ?? trouble
             for (kind, count) in other.sendersFaults { blame(kind, count) }
         }
@@ -42,6 +48,9 @@ extension Intake {
 
         /// Results that have left their leaf.
         public var taken: Int { accepted + recorded + rejected + putAside + held + takenOut }
+
+        /// Results that the daemon is done with: all but those that wait in another place now.
+        public var settled: Int { accepted + recorded + rejected + held }
 
         /// Whether any row has left its leaf: if so, look again soon.
         public var moved: Bool { taken + leavesTaken > 0 }

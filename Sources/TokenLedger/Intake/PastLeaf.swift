@@ -38,12 +38,13 @@ struct PastLeaf {
     /// - Returns: False when a writer or a dump is at it, or another daemon, or `forget`; then no transaction is open.
     private func lock(on connection: inout Connection) throws(DatabaseError) -> Bool {
         do {
-            if try transaction.beginTaking(
-                "pg_try_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.leaf(leaf)))", on: &connection)
-            {
-                try connection.run("LOCK TABLE \(leaf.table) IN ACCESS EXCLUSIVE MODE NOWAIT")
-                return true
-            }
+            let isOurs = try connection.run(
+                """
+                \(transaction.beginUnsorted)
+                SELECT \(DrainLock.partition(leaf))
+                """
+            ).text(0, 0)
+            if isOurs == "t" { return true }
             connection.rollback()
             return false
         } catch {

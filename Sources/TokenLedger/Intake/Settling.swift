@@ -3,32 +3,52 @@ internal import TokenModel
 /// One batch after the other, each a transaction, and what is done when one fails.
 extension Intake {
     /// One batch; if it fails for a cause of its own, its rows are set aside, and there looked at one by one.
+    ///
+    /// - Returns: Which lock of another session kept it from beginning, if one did.
+    /// - Throws: Among others an error to `retry` when another session holds rows of the range itself.
     func settle(
         _ pages: Range<Int>, of leaf: Leaf, into pass: inout Pass, on connection: inout Connection,
         tell: (Incident) -> Void
-    ) throws(DatabaseError) {
+    ) throws(DatabaseError) -> DrainLock.Refusal? {
+        let before = pass
         do {
-            try settle(.pages(pages), of: leaf, asideUnseen: false, into: &pass, on: &connection, tell: tell)
+            let refusal = try settle(
+                .pages(pages), of: leaf, asideUnseen: false, into: &pass, on: &connection, tell: tell)
+            if let refusal { return refusal }
         } catch {
             if error.remedy == .reconnect { throw error }
+            if error.remedy == .retry { pass.lockWaits += 1 }
             if leaf == .aside {
-                return try settleRowByRow(pages, onlyBulky: false, into: &pass, on: &connection, tell: tell)
+                try settleRowByRow(
+                    pages, onlyBulky: false, mostBlocked: 10, into: &pass, on: &connection, tell: tell)
+                return nil
             }
+            let refusal: DrainLock.Refusal?
             do {
-                try settle(.pages(pages), of: leaf, asideUnseen: true, into: &pass, on: &connection, tell: tell)
+                refusal = try settle(
+                    .pages(pages), of: leaf, asideUnseen: true, into: &pass, on: &connection, tell: tell)
             } catch let error where error.remedy == .retry {
                 // Somebody holds rows of the queue itself. They stay where they are.
-                return
+                pass.lockWaits += 1
+                throw error
             }
-            if error.remedy == .fixData { tell(.batchSetAside(error)) }
-            return
+            if refusal == nil, error.remedy == .fixData { tell(.batchSetAside(error)) }
+            return refusal
         }
-        if leaf == .aside { try settleRowByRow(pages, onlyBulky: true, into: &pass, on: &connection, tell: tell) }
+        if leaf == .aside {
+            // A batch of which everything waits is looked at row by row, too: it may only be too much at once.
+            let waits = pass.taken == before.taken
+            try settleRowByRow(
+                pages, onlyBulky: !waits, mostBlocked: waits ? 3 : 10, into: &pass, on: &connection, tell: tell)
+        }
+        return nil
     }
 
-    /// Looks at rows that were set aside one by one: those that are bulky, and those that made their batch fail.
+    /// Looks at rows that were set aside one by one: those that are bulky, and those of a batch that failed or had to wait as a whole.
+    ///
+    /// - Parameter mostBlocked: It ends after so many that could not be had.
     private func settleRowByRow(
-        _ pages: Range<Int>, onlyBulky: Bool, into pass: inout Pass, on connection: inout Connection,
+        _ pages: Range<Int>, onlyBulky: Bool, mostBlocked: Int, into pass: inout Pass, on connection: inout Connection,
         tell: (Incident) -> Void
     ) throws(DatabaseError) {
         let left = try connection.run(
@@ -40,6 +60,7 @@ extension Intake {
             -- So that none is always behind those that block.
             ORDER BY random() LIMIT 1000
             """)
+        let began = ContinuousClock.now
         var blocked = 0
         var trouble: DatabaseError?
         for row in 0..<left.count {
@@ -49,14 +70,15 @@ extension Intake {
             do {
                 let before = pass
                 try settleRow(.row(page: page, line: line), length, into: &pass, on: &connection, tell: tell)
-                if pass == before { blocked += 1 }
+                if pass.taken == before.taken { blocked += 1 }
             } catch {
                 if error.remedy == .reconnect { throw error }
+                if error.remedy == .retry { pass.lockWaits += 1 }
                 if error.remedy == .fixSetup { trouble = error }
                 blocked += 1
             }
             // Each of them may cost a lock timeout: the others in the queue must not wait for them.
-            if blocked == 10 { break }
+            if blocked == mostBlocked || blocked > 0 && .now > began + .seconds(1) { break }
         }
         if let trouble { throw trouble }
     }
@@ -66,81 +88,89 @@ extension Intake {
     ) throws(DatabaseError) {
         do {
             if length > Self.largestRow {
-                try reject(
-                    row, error: "the row is \(length) bytes long, expected at most \(Self.largestRow)", on: &connection)
-                pass.rejected += 1
+                _ = try reject(
+                    row, length, error: "the row is \(length) bytes long, expected at most \(Self.largestRow)",
+                    into: &pass, on: &connection)
             } else {
-                try settle(row, of: .aside, asideUnseen: false, into: &pass, on: &connection, tell: tell)
+                _ = try settle(row, of: .aside, asideUnseen: false, into: &pass, on: &connection, tell: tell)
             }
         } catch let error where error.remedy == .fixData {
-            try reject(row, error: "the database refused to record it: \(error)", on: &connection)
-            pass.rejected += 1
-            tell(.rowRejected(error))
+            if try reject(
+                row, length, error: "the database refused to record it: \(error)", into: &pass, on: &connection)
+            {
+                tell(.rowRejected(error))
+            }
         }
     }
 
     /// A row of more than 16 MiB of text is not fetched to look what it means: memory stays bounded.
     private static let largestRow = 1 << 24
 
-    private func reject(_ portion: Portion, error: String, on connection: inout Connection) throws(DatabaseError) {
-        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
-            try connection.run(
-                "SELECT pg_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.forgetting))")
-            try Batch.reject(portion, of: .aside, error: error, on: &connection)
+    /// - Returns: False when a lock of another session kept it from that, or the row was gone already.
+    private func reject(
+        _ portion: Portion, _ length: Int, error: String, into pass: inout Pass, on connection: inout Connection
+    ) throws(DatabaseError) -> Bool {
+        do {
+            if try transaction.beginTaking(.aside, firstPage: portion.firstPage, on: &connection) != nil {
+                connection.rollback()
+                return false
+            }
+            try rejectedAllowance.refresh(on: &connection)
+            let (gone, notKept) = try Batch.reject(
+                portion, of: .aside, error: error, isKept: rejectedAllowance.takes(bytes: length), on: &connection)
+            try connection.commit()
+            if gone == 0 { rejectedAllowance.forgetCount() }
+            pass.rejected += gone
+            pass.notKept += notKept
+            return gone > 0
+        } catch {
+            connection.rollback()
+            rejectedAllowance.forgetCount()
+            throw error
         }
     }
 
+    /// - Returns: Which lock of another session kept it from beginning, if one did.
     private func settle(
         _ portion: Portion, of leaf: Leaf, asideUnseen: Bool, into pass: inout Pass, on connection: inout Connection,
         tell: (Incident) -> Void
-    ) throws(DatabaseError) {
+    ) throws(DatabaseError) -> DrainLock.Refusal? {
         var isAtGuard = false
         defer { if isAtGuard { pair?.leaveGuard() } }
         do {
-            let range = Advisory.range(leaf: leaf, firstPage: portion.firstPage)
-            guard
-                try transaction.beginTaking(
-                    """
-                    pg_try_advisory_xact_lock(\(Advisory.lockClass), \(range))
-                    AND pg_try_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.leaf(leaf)))
-                    """, on: &connection)
-            else { return connection.rollback() }
+            if let refusal = try transaction.beginTaking(leaf, firstPage: portion.firstPage, on: &connection) {
+                connection.rollback()
+                return refusal
+            }
             let settled: Pass
             var turns: [GuardTurn] = []
             if asideUnseen {
                 settled = try Batch.moveAside(portion, of: leaf, on: &connection)
-                if !settled.moved { return connection.rollback() }
+                if !settled.moved {
+                    connection.rollback()
+                    return nil
+                }
             } else {
                 let batch = try Batch.take(portion, of: leaf, interpret: interpret, on: &connection)
                 if batch.hasSuspects { isAtGuard = pair?.enterGuard() ?? false }
-                guard batch.taken > 0, let done = try batch.settle(from: leaf, guardLimits, on: &connection) else {
-                    return connection.rollback()
+                guard batch.taken > 0,
+                    let done = try batch.settle(from: leaf, guardLimits, rejectedAllowance, on: &connection)
+                else {
+                    // What is aside already waits on: somebody holds all of its tokens.
+                    if batch.taken > 0 { pass.lockWaits += 1 }
+                    connection.rollback()
+                    return nil
                 }
                 (settled, turns) = done
             }
             try connection.commit()
             pass.add(settled)
             for turn in turns { tell(.guardTurned(turn)) }
+            return nil
         } catch {
             connection.rollback()
+            rejectedAllowance.forgetCount()
             throw error
         }
-    }
-}
-
-extension BatchTransaction {
-    /// Begins one that takes results off the queue.
-    ///
-    /// - Parameter locks: An SQL condition that takes the locks of those results.
-    /// - Returns: False when another daemon has one of the locks, or `forget` is at work: roll back.
-    func beginTaking(_ locks: String, on connection: inout Connection) throws(DatabaseError) -> Bool {
-        try connection.run(
-            """
-            \(begin)
-            -- The planner knows nothing of a queue: it would sort what is to be counted.
-            SET LOCAL enable_sort = off;
-            SELECT \(locks) AND pg_try_advisory_xact_lock_shared(\(Advisory.lockClass), \(Advisory.forgetting))
-            """
-        ).text(0, 0) == "t"
     }
 }

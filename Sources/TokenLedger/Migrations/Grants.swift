@@ -8,7 +8,7 @@ public enum Grants {
         try connection.transaction("BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL search_path = pg_catalog, pg_temp")
         {
             connection throws(DatabaseError) in
-            try connection.run("SELECT pg_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.migration))")
+            try connection.run(DrainLock.migration)
             try connection.run(sql)
         }
     }

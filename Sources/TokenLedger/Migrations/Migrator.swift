@@ -18,7 +18,25 @@ public struct Migrator {
         while let applied = try applyNext(&connection) { tell(applied) }
     }
 
+    /// Two migrators may both begin to make the schema, when there is no table yet to lock: one of them meets a name that the other has
+    /// just taken, and begins again.
     private func applyNext(_ connection: inout Connection) throws -> Migration? {
+        // Where nothing is missing no lock is needed, nor the right to take it.
+        if try pending(&connection).isEmpty { return nil }
+        let isFirst = try !schemaExists(&connection)
+        do {
+            return try applyNextLocked(&connection)
+        } catch let error as DatabaseError where isFirst && Self.nameTaken.contains(error.sqlState ?? "") {
+            // If it still is not there, something else has the name.
+            guard try schemaExists(&connection) else { throw error }
+            return try applyNextLocked(&connection)
+        }
+    }
+
+    /// unique_violation (in the catalog), duplicate_object, duplicate_schema, duplicate_table, duplicate_function.
+    private static let nameTaken: Set<String> = ["23505", "42710", "42P06", "42P07", "42723"]
+
+    private func applyNextLocked(_ connection: inout Connection) throws -> Migration? {
         do {
             try connection.run(
                 """
@@ -26,9 +44,10 @@ public struct Migrator {
                 SET LOCAL statement_timeout = 0;
                 SET LOCAL lock_timeout = '60s';
                 SET LOCAL search_path = pg_catalog, pg_temp;
-                SELECT pg_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.migration));
-                SET LOCAL lock_timeout = '5s';
                 """)
+            if try schemaExists(&connection) {
+                try connection.run("\(DrainLock.migration); SET LOCAL lock_timeout = '5s'")
+            }
             guard let next = try pending(&connection).first else {
                 connection.rollback()
                 return nil
@@ -60,12 +79,16 @@ public struct Migrator {
         if missing > 0 { throw SchemaError.notMigrated(missing: missing) }
     }
 
+    /// By name and not by to_regclass, which needs rights to the schema: a role without them is told of that.
+    private func schemaExists(_ connection: inout Connection) throws(DatabaseError) -> Bool {
+        try connection.query(
+            "SELECT FROM pg_catalog.pg_tables WHERE schemaname = 'tokenkeeper' AND tablename = 'migration'"
+        ).count > 0
+    }
+
     private func pending(_ connection: inout Connection) throws -> [Migration] {
         var applied: [SchemaState.Applied] = []
-        // By name and not by to_regclass, which needs rights to the schema: a role without them is told of that.
-        let exists = try connection.query(
-            "SELECT FROM pg_catalog.pg_tables WHERE schemaname = 'tokenkeeper' AND tablename = 'migration'")
-        if exists.count > 0 {
+        if try schemaExists(&connection) {
             let rows = try connection.query("SELECT version, checksum, oldest_daemon FROM tokenkeeper.migration")
             for row in 0..<rows.count {
                 applied.append(

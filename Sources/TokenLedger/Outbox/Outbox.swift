@@ -191,7 +191,7 @@ public struct Outbox: Sendable {
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             try connection.query(
                 "SELECT tokenkeeper.halt_sending($1, $2, $3)",
-                [.text(lane.topic), .text(lane.environment), .text(inPlainASCII(reason))]
+                [.text(lane.topic), .text(lane.environment), .text(String(inPlainASCII(reason).prefix(1000)))]
             ).bool(0, 0) ?? false
         }
     }

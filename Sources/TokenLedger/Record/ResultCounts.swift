@@ -19,7 +19,7 @@ struct ResultCounts {
         let kind =
             if case .unintelligible = verdict {
                 // What could not be understood must not become a row for each of its spellings.
-                Kind(status: result.status, reason: verdict.reason)
+                Kind(status: Self.countable(result.status), reason: verdict.reason)
             } else {
                 Kind(
                     environment: result.environment ?? Environment.production.rawValue, topic: result.topic,
@@ -27,24 +27,33 @@ struct ResultCounts {
             }
         // Most are of the kind of the one before them.
         if let last = kindOf.last, kinds[Int(last)] == kind { return kindOf.append(last) }
+        kindOf.append(number(of: kind))
+    }
+
+    private mutating func number(of kind: Kind) -> Int32 {
         let number = numbers[kind] ?? kinds.count
         if number == kinds.count {
             kinds.append(kind)
             numbers[kind] = number
         }
-        kindOf.append(Int32(number))
+        return Int32(number)
     }
 
-    /// Apple's reasons are words of letters. Anything else (a proxy's error page with an id in it) counts as one kind:
-    /// neither counts nor logs grow with it, and no token gets into them this way.
-    static func countable(_ reason: String) -> String {
-        let isWord =
-            reason.utf8.count <= 64
-            && reason.utf8.allSatisfy {
-                UInt8(ascii: "A")...UInt8(ascii: "Z") ~= $0 || UInt8(ascii: "a")...UInt8(ascii: "z") ~= $0
-            }
-        return isWord || reason == Verdict.noReason ? reason : "(other)"
+    /// The reason of rejected results that are counted only.
+    static let notKept = "(rejected, not kept)"
+
+    /// Notes of a rejected result, by the order in which it was noted, that it is not kept.
+    mutating func isNotKept(_ position: Int) {
+        var kind = kinds[Int(kindOf[position])]
+        kind.reason = Self.notKept
+        kindOf[position] = number(of: kind)
     }
+
+    /// A status that HTTP could have, or nil: a sender must not make a row for each of four billion.
+    static func countable(_ status: Int32?) -> Int32? { status.flatMap { (100...999).contains($0) ? $0 : nil } }
+
+    /// A reason as it is counted.
+    static func countable(_ reason: String) -> String { Verdict.countable(reason) }
 
     /// Appends the counts in the transaction that is open.
     ///

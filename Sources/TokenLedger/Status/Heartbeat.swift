@@ -41,11 +41,13 @@ public struct Heartbeat {
     ///   - sweepInterval: Nil when the timer is off.
     ///   - pagesLeft: What the drain has not read yet, to estimate by when there is too much to count.
     ///   - trouble: What a person must mend, for the warnings of `status`.
-    /// - Returns: What was reported of the queue.
+    ///   - waitingFor: Which locks of other sessions keep results in the queue, in words.
+    /// - Returns: What was seen of the queue, and whether it was reported: not when a lock of another session is in the way.
     @discardableResult
     public func beat(
-        sweepInterval: Duration?, pagesLeft: Int, trouble: DatabaseError?, on connection: inout Connection
-    ) throws(DatabaseError) -> Queue {
+        sweepInterval: Duration?, pagesLeft: Int, trouble: DatabaseError?, waitingFor: String? = nil,
+        on connection: inout Connection
+    ) throws(DatabaseError) -> (queue: Queue, isReported: Bool) {
         let limit = Self.countedExactly
         let depth: Int64?
         let oldest: Instant?
@@ -65,23 +67,38 @@ public struct Heartbeat {
         let exact = depth.map { $0 <= Int64(limit) } ?? false
         // Of results of usual size, 52 of the 200s fill a page, and 38 of the 410s.
         let told = exact ? depth ?? 0 : max(depth ?? 0, Int64(pagesLeft) * 50)
+        let queue = Queue(depth: told, exact: exact)
+        do {
+            try write(queue, oldest, sweepInterval, trouble, waitingFor, on: &connection)
+        } catch let error where error.remedy == .retry {
+            // Somebody has locked the table of the daemons. The drain needs nothing of it, and goes on.
+            return (queue, false)
+        }
+        return (queue, true)
+    }
+
+    private func write(
+        _ queue: Queue, _ oldest: Instant?, _ sweepInterval: Duration?, _ trouble: DatabaseError?,
+        _ waitingFor: String?, on connection: inout Connection
+    ) throws(DatabaseError) {
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             _ = try connection.query(
                 """
                 INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, beat_at, queue_depth, queue_depth_exact,
-                                                     oldest_queued_at, sweep_interval, trouble)
-                VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond', $8)
+                                                     oldest_queued_at, sweep_interval, trouble, waiting_for)
+                VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond', $8, $9)
                 ON CONFLICT (daemon_id) DO UPDATE SET beat_at = excluded.beat_at, queue_depth = excluded.queue_depth,
                     queue_depth_exact = excluded.queue_depth_exact, oldest_queued_at = excluded.oldest_queued_at,
-                    sweep_interval = excluded.sweep_interval, trouble = excluded.trouble
+                    sweep_interval = excluded.sweep_interval, trouble = excluded.trouble,
+                    waiting_for = excluded.waiting_for
                 """,
                 [
-                    .text(daemonID), .text(version.description), .instant(startedAt), .int8(told), .bool(exact),
-                    .instant(oldest), .int8(sweepInterval?.microseconds), .text(trouble?.description),
+                    .text(daemonID), .text(version.description), .instant(startedAt), .int8(queue.depth),
+                    .bool(queue.exact), .instant(oldest), .int8(sweepInterval?.microseconds),
+                    .text(trouble?.description), .text(waitingFor),
                 ])
             try connection.run("DELETE FROM tokenkeeper.daemon WHERE beat_at < clock_timestamp() - interval '1 day'")
         }
-        return Queue(depth: told, exact: exact)
     }
 
     /// Says that this daemon leaves, in order.

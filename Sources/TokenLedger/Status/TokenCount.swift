@@ -1,85 +1,160 @@
+internal import TokenModel
+
 /// Counts the tokens by topic and state, for `status`, the guard's share and the sweep's limit: at most a hundredth of the time goes into it.
+///
+/// Topics are counted one by one, in slices. Another daemon, or the next start, goes on where a count stopped. Half of the slices go
+/// to the topic whose count is the oldest, so that none waits forever; the other half to those that cost little for their age, so that a
+/// small topic does not wait for a large one.
 public struct TokenCount {
     private var again = ContinuousClock.now
+    /// When the time that has been spent is again no more than a hundredth.
+    private var rested = ContinuousClock.now
     private var writesSeen: Int64 = -1
+    /// When this daemon last noticed that something had been written, by the server's clock.
+    private var writtenAt = Instant.distantPast
     private var confirmAgain = ContinuousClock.now
+    /// Tokens a slice.
+    private var slice = 20_000
+    private var adapts = true
     private let clock = ContinuousClock()
 
-    /// The shortest pause between two counts.
+    /// The shortest pause between two turns.
     static let pause: Duration = .seconds(10)
-    /// How often it is said of a count that it still holds.
+    /// How long a turn lasts; how long while some topic has never been counted; and how long one that looks only at new topics.
+    private static let turn: (usual: Duration, first: Duration, new: Duration) = (
+        .milliseconds(100), .seconds(5), .milliseconds(20)
+    )
+    /// How long a slice should take.
+    private static let wanted = Duration.milliseconds(25)...Duration.milliseconds(100)
+    private static let tokens = 1000...200_000
+    /// How often it is said of a count that it still holds. The guard trusts it for a day.
     private static let confirmEvery: Duration = .seconds(600)
 
     public init() {}
 
-    /// Counts if it is time, something was written since, and no other daemon is counting.
+    /// - Parameters:
+    ///   - slice: Tokens in each slice, however long it takes.
+    ///   - writtenAt: When something was written last; nil for long ago.
+    init(slice: Int, writtenAt: Instant? = nil) {
+        self.slice = slice
+        adapts = false
+        self.writtenAt = writtenAt ?? .distantPast
+    }
+
+    /// Counts for a turn if it is time and something was written since.
     ///
-    /// - Parameter stop: Ends a count that is under way; it is then made up for later.
+    /// - Parameter stop: Ends the slice that is under way; it is then counted again.
     public mutating func refresh(on connection: inout Connection, stop: Wakeup) throws(DatabaseError) {
         guard clock.now >= again else { return }
-        again = clock.now + Self.pause
-        let writes =
-            try connection.query(
-                """
-                SELECT pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid) + pg_stat_get_tuples_deleted(c.oid)
-                FROM pg_catalog.pg_class AS c WHERE c.oid = 'tokenkeeper.ledger'::regclass
-                """
-            ).integer(0, 0) ?? 0
-        if writes == writesSeen {
-            // The guard believes a count for an hour.
-            if clock.now >= confirmAgain {
-                confirmAgain = clock.now + Self.confirmEvery
-                try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100)).begin) {
-                    connection throws(DatabaseError) in
-                    try connection.run("UPDATE tokenkeeper.token_count SET counted_at = clock_timestamp()")
+        let began = clock.now
+        again = began + Self.pause
+        let look = try connection.query(
+            """
+            SELECT pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid) + pg_stat_get_tuples_deleted(c.oid),
+                   clock_timestamp()
+            FROM pg_catalog.pg_class AS c WHERE c.oid = 'tokenkeeper.ledger'::regclass
+            """)
+        let writes = look.integer(0, 0) ?? 0
+        if writes != writesSeen {
+            writesSeen = writes
+            writtenAt = look.instant(0, 1) ?? writtenAt
+        }
+        let due = try due(on: &connection)
+        if due.isEmpty { return try confirm(on: &connection) }
+        let isRested = clock.now >= rested
+        let end =
+            began + (!isRested ? Self.turn.new : due.contains(where: \.isFirst) ? Self.turn.first : Self.turn.usual)
+        // Also after a slice that was cut off: the next one would be, too.
+        defer { if isRested { rested = clock.now + began.duration(to: clock.now) * 100 } }
+        var turns = due.filter { isRested || $0.isNew }
+        while !turns.isEmpty {
+            var counts = false
+            for topic in turns {
+                if clock.now >= end { return }
+                do {
+                    if try count(topic.number, on: &connection, stop: stop) { counts = true }
+                } catch {
+                    if error.remedy != .retry { throw error }
+                    slice = max(slice / 2, Self.tokens.lowerBound)
+                    return
                 }
             }
-            return
+            // What is not finished goes on; the order is another one now.
+            turns = isRested && counts ? try self.due(on: &connection) : []
         }
-        confirmAgain = clock.now + Self.confirmEvery
+    }
+
+    /// Counts a slice of a topic, in a transaction of its own.
+    ///
+    /// - Returns: False when the topic is gone, or another daemon counts it at this moment.
+    @discardableResult
+    mutating func count(
+        _ topic: Int32, on connection: inout Connection, stop: Wakeup
+    ) throws(DatabaseError) -> Bool {
         let began = clock.now
-        // Also after one that was cut off: it would be, again.
-        defer { again = max(again, clock.now + began.duration(to: clock.now) * 100) }
+        let most = slice
+        let counted = try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100)).begin) {
+            connection throws(DatabaseError) in
+            try connection.query(
+                "SELECT tokenkeeper.count_tokens($1, $2)", [.int4(topic), .int4(Int32(most))], cancelWhen: stop
+            ).integer(0, 0)
+        }
+        let took = began.duration(to: clock.now)
+        if !adapts { return counted != nil }
+        if took > Self.wanted.upperBound { slice = max(slice / 2, Self.tokens.lowerBound) }
+        if took < Self.wanted.lowerBound, counted == Int64(slice) { slice = min(slice * 2, Self.tokens.upperBound) }
+        return counted != nil
+    }
+
+    /// A topic that is to be counted.
+    struct Due {
+        var number: Int32
+        /// Whether it has never been counted to its end.
+        var isFirst: Bool
+        /// Whether not a slice of it has been counted.
+        var isNew: Bool
+    }
+
+    /// The topics to be counted, in the order of their turns.
+    func due(on connection: inout Connection) throws(DatabaseError) -> [Due] {
+        let rows = try connection.query(
+            """
+            SELECT d.topic_id, d.counted_at IS NULL, d.counted_at IS NULL AND d.begun_at IS NULL FROM (
+                SELECT t.topic_id, p.counted_at, p.begun_at,
+                       row_number() OVER (ORDER BY p.counted_at NULLS FIRST, p.begun_at NULLS LAST, t.topic_id) AS by_age,
+                       -- A topic that has not been begun may be small: the first slice shows it.
+                       row_number() OVER (ORDER BY coalesce(
+                           extract(epoch FROM clock_timestamp() - coalesce(p.counted_at, p.begun_at))
+                           / greatest(coalesce(p.counted, p.tokens), 1000), 'infinity') DESC, t.topic_id) AS by_cost
+                FROM tokenkeeper.topic AS t LEFT JOIN tokenkeeper.token_count_progress AS p ON p.topic_id = t.topic_id
+                WHERE coalesce(p.counted_at < $1, true)) AS d
+            ORDER BY least(2 * d.by_age, 2 * d.by_cost + 1), d.by_age LIMIT 1000
+            """, [.instant(writtenAt)])
+        return (0..<rows.count).map { row in
+            Due(
+                number: Int32(truncatingIfNeeded: rows.integer(row, 0) ?? 0), isFirst: rows.bool(row, 1) ?? false,
+                isNew: rows.bool(row, 2) ?? false)
+        }
+    }
+
+    /// Says of all counts that they still hold, because nothing has been written since; and clears away those of topics that are gone.
+    private mutating func confirm(on connection: inout Connection) throws(DatabaseError) {
+        guard clock.now >= confirmAgain else { return }
+        confirmAgain = clock.now + Self.confirmEvery
         do {
-            let free = try connection.run(
-                """
-                \(BatchTransaction(lockTimeout: .milliseconds(100), statementTimeout: .seconds(600)).begin)
-                SELECT pg_try_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.tokenCount))
-                """
-            ).text(0, 0)
-            if free == "t" {
-                _ = try connection.query(
-                    """
-                    WITH counted AS MATERIALIZED (
-                        SELECT l.topic_id, tokenkeeper.state_of(l) AS state, count(*) AS tokens,
-                               nullif(max(l.registered_at), '-infinity') AS last_registered_at
-                        FROM tokenkeeper.ledger AS l GROUP BY 1, 2
-                    ), mixed_up AS MATERIALIZED (
-                        SELECT l.topic_id, count(*) AS tokens
-                        FROM tokenkeeper.ledger AS l
-                        JOIN tokenkeeper.topic AS t ON t.topic_id = l.topic_id
-                        JOIN tokenkeeper.topic AS o ON o.topic = t.topic AND o.environment <> t.environment
-                        JOIN tokenkeeper.ledger AS e ON e.topic_id = o.topic_id AND e.token_key = l.token_key
-                        WHERE l.suppressed AND l.registered_at > '-infinity' AND tokenkeeper.state_of(l) = 'suspect'
-                          AND NOT e.suppressed AND e.registered_at > '-infinity'
-                        GROUP BY 1
-                    ), cleared AS (
-                        DELETE FROM tokenkeeper.token_count AS c
-                        WHERE NOT EXISTS (SELECT FROM counted AS n WHERE n.topic_id = c.topic_id AND n.state = c.state)
-                    )
-                    INSERT INTO tokenkeeper.token_count AS c (topic_id, state, tokens, last_registered_at, elsewhere, counted_at)
-                    SELECT n.topic_id, n.state, n.tokens, n.last_registered_at,
-                           CASE n.state WHEN 'suspect' THEN coalesce(m.tokens, 0) ELSE 0 END, clock_timestamp()
-                    FROM counted AS n LEFT JOIN mixed_up AS m USING (topic_id)
-                    ON CONFLICT (topic_id, state) DO UPDATE SET tokens = excluded.tokens, counted_at = excluded.counted_at,
-                        last_registered_at = excluded.last_registered_at, elsewhere = excluded.elsewhere
-                    """, cancelWhen: stop)
+            try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100)).begin) {
+                connection throws(DatabaseError) in
+                for table in ["token_count", "token_count_part", "token_count_progress"] {
+                    try connection.run(
+                        """
+                        DELETE FROM tokenkeeper.\(table) AS c
+                        WHERE NOT EXISTS (SELECT FROM tokenkeeper.topic AS t WHERE t.topic_id = c.topic_id)
+                        """)
+                }
+                try connection.run("UPDATE tokenkeeper.token_count SET counted_at = clock_timestamp()")
             }
-            try connection.commit()
-            writesSeen = writes
-        } catch {
-            connection.rollback()
-            if error.remedy != .retry { throw error }
+        } catch let error where error.remedy == .retry {
+            // Another daemon does the same at this moment.
         }
     }
 }

@@ -1,3 +1,5 @@
+internal import TokenModel
+
 /// What people are told of a token. Pure: from values to plain words.
 public enum StoryWords {
     /// What happened, without its instant: `invalidated: APNs said Unregistered as of …`.
@@ -5,7 +7,7 @@ public enum StoryWords {
         switch event.source {
         case .history: history(event)
         case .held:
-            "held by the mass-failure guard: APNs said \(event.reason ?? "that it is bad"); it would count as of "
+            "held by the mass-failure guard: \(answer(event.reason ?? "that it is bad")); it would count as of "
                 + "\(time(event.since)); see `tokenkeeperd held list`"
         case .rejected:
             "a result could not be understood and did not count: \(event.message ?? "no error is kept"); "
@@ -116,7 +118,7 @@ public enum StoryWords {
         let (later, earlier) = StoryMoment.pair(registered, dead)
         let isApp = story.reason == "unregistered by the app"
         return "may be sent to: last registered at \(later), which is later than what is known against it, that "
-            + (isApp ? "the app unregistered it" : "APNs said \(story.reason ?? "410")") + " as of \(earlier)"
+            + (isApp ? "the app unregistered it" : answer(story.reason ?? "410")) + " as of \(earlier)"
     }
 
     /// What would make it sendable again; nil for one that the ledger knows and that may be sent to.
@@ -155,13 +157,18 @@ public enum StoryWords {
         return " as of \(dead), which is not earlier than the last registration, \(last)"
     }
 
+    /// A 410 that lacks what APNs sends with every 410 is the sender's word, or a proxy's.
+    private static func answer(_ reason: String) -> String {
+        Verdict.DoubtfulGone(rawValue: reason) == nil ? "APNs said \(reason)" : "the sender reported a \(reason)"
+    }
+
     private static func claim(_ cause: String?, _ reason: String?, _ at: StoryMoment?) -> String {
         let who =
             switch cause {
             case "unregistered": "the app unregistered it"
             case "superseded": "its device had a newer token"
-            case "suspect": "APNs said \(reason ?? "that it is bad")"
-            default: "APNs said \(reason ?? "410")"
+            case "suspect": answer(reason ?? "that it is bad")
+            default: answer(reason ?? "410")
             }
         return who + (at.map { " as of \($0.toTheSecond)" } ?? "")
     }

@@ -149,7 +149,7 @@ public struct SweepLease: Sendable {
     private static var begin: String {
         """
         \(BatchTransaction(lockTimeout: .seconds(5)).begin)
-        SELECT pg_advisory_xact_lock(\(Advisory.lockClass), \(Advisory.sweepClaim));
+        \(DrainLock.sweepClaim);
         """
     }
 }

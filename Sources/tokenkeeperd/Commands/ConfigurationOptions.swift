@@ -3,6 +3,7 @@ internal import FoundationEssentials
 internal import Glibc
 internal import Logging
 internal import TokenLedger
+internal import TokenModel
 
 /// The options that every command has.
 struct ConfigurationOptions: ParsableArguments {
@@ -24,6 +25,7 @@ struct ConfigurationOptions: ParsableArguments {
             let configuration = try read()
             wipePassword()
             warnOfReadablePassword(in: configuration)
+            warnOfReadableSecrets([configuration.address.passwordFile].compactMap { $0 })
             return configuration
         } catch {
             for problem in error.problems { Self.complain(problem) }
@@ -35,15 +37,16 @@ struct ConfigurationOptions: ParsableArguments {
     func read() throws(ConfigurationError) -> Configuration {
         let environment = ProcessInfo.processInfo.environment
         let path = namedFile ?? Self.usualFile
-        var file: (text: String, name: String)?
+        var file: (contents: [UInt8], name: String)?
         if namedFile != nil || FileManager.default.fileExists(atPath: path) {
-            guard let bytes = try? Data(contentsOf: URL(filePath: path)) else {
-                throw ConfigurationError(["\(path): cannot be read"])
+            guard !StrayAddress.isLikely(path) else {
+                throw ConfigurationError(["--config: expected a file; \(StrayAddress.advice)"])
             }
-            guard let text = String(validating: bytes, as: UTF8.self) else {
-                throw ConfigurationError(["\(path): is not UTF-8"])
+            guard let bytes = SecretBytes(contentsOf: path, limit: TOMLScanner.maximumSize) else {
+                throw ConfigurationError(["\(path): cannot be read, or has more than 1 MiB"])
             }
-            file = (text, path)
+            // Not wiped, and neither is a password in database_url: docs/operations.md says so.
+            file = (bytes.unprotected, path)
         }
         let flags = settings + (databaseURL.map { ["database_url=\($0)"] } ?? [])
         let credentials =
@@ -69,6 +72,7 @@ struct ConfigurationOptions: ParsableArguments {
                 problems += error.problems
             }
         }
+        warnOfReadableSecrets(credentials.flatMap(\.secretFiles))
         if problems.isEmpty { return credentials }
         for problem in problems { Self.complain(problem) }
         throw ExitCode(ExitStatus.configuration.rawValue)
@@ -83,8 +87,16 @@ struct ConfigurationOptions: ParsableArguments {
             unsafe stat(path, &about) == 0, about.st_mode & S_IROTH != 0
         else { return }
         Self.complain(
-            "warning: \(path) has a password in it, and everybody on this machine can read it: better have the password in a file of its own"
+            "warning: \(path) has a password in it, and everybody on this machine can read it: put the password into a file of its own, or run `chmod 600 \(ShellWord.quoted(path))`"
         )
+    }
+
+    /// Of what systemd hands over, nobody else sees anything.
+    private func warnOfReadableSecrets(_ paths: [String]) {
+        let handedOver = ProcessInfo.processInfo.environment["CREDENTIALS_DIRECTORY"].map { $0 + "/" }
+        for path in paths where !(handedOver.map(path.hasPrefix) ?? false) {
+            if let warning = SecretFile(path)?.warning() { Self.complain("warning: \(warning)") }
+        }
     }
 
     /// Takes a password out of the process list, where everybody on the machine could read it. A moment too late, hence

@@ -6,7 +6,7 @@ struct Held: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "See, release or discard the results that the mass-failure guard holds.",
         discussion: """
-            Suspects (BadDeviceToken, DeviceTokenNotForTopic) are held when, within a day, they would silence too many of a \
+            Suspects (BadDeviceToken, DeviceTokenNotForTopic, and 410s that are not from APNs) are held when, within a day, they would silence too many of a \
             topic's tokens (guard.min_tokens, guard.max_share): the sign of a misconfigured sender. Of a mistake: mend the sender, \
             `tokenkeeperd reinstate` what was recorded before the guard opened, and `held discard`. If they are true: `held release`.
             """,

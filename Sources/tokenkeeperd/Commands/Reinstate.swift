@@ -6,8 +6,10 @@ struct Reinstate: ParsableCommand {
         abstract: "Undo suspects: those sent within a window do not count, now and whenever they arrive.",
         discussion: """
             For what a misconfigured sender has done. What else is known of a token counts again: an older 410, suspect or \
-            unregistration. 410s are not undone: a later registration revives those. An instant without a zone is in UTC. \
-            There is no undo of the undo; --dry-run counts first.
+            unregistration. 410s from APNs are not undone: a later registration revives their tokens. An instant without a zone is in UTC. \
+            There is no undo of the undo; --dry-run counts first. \
+            The suspects are undone in short transactions, and an interrupted command is completed by the daemons; the view \
+            tokenkeeper.reinstatement shows what is left.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -26,14 +28,24 @@ struct Reinstate: ParsableCommand {
     func run() throws {
         Signals.unblock()
         try options.load().withLedger(as: "tokenkeeper_operator") { connection in
-            let done = try Reinstatement(
+            let undo = try Reinstatement(
                 topic: which.topic, environment: which.environment, since: since, until: until, dryRun: dryRun,
                 on: &connection)
-            print("suspects of \(which.topic) (\(which.environment)) from \(done.window.since) to \(done.window.until)")
-            print("\(done.tokens) tokens \(dryRun ? "would be" : "are") sendable again")
-            if done.held > 0 {
+            print("suspects of \(which.topic) (\(which.environment)) from \(undo.window.since) to \(undo.window.until)")
+            if dryRun {
+                print("\(undo.suspects) tokens would be sendable again")
+            } else {
+                // The window is recorded: from here on the daemons do it, too.
+                let tokens = try undo.finish(on: &connection) { left, tokens in
+                    ConfigurationOptions.complain(
+                        "\(tokens) tokens are sendable again so far; \(left == 10_000 ? "10000 or more" : "\(left)") of \(undo.suspects) suspects are left"
+                    )
+                }
+                print("\(tokens) tokens are sendable again")
+            }
+            if undo.held > 0 {
                 let of = TopicOption.typed(topic: which.topic, environment: which.environment)
-                print("\(done.held) results are still held: `tokenkeeperd held discard \(of)`")
+                print("\(undo.held) results are still held: `tokenkeeperd held discard \(of)`")
             }
         }
     }

@@ -1,4 +1,5 @@
 internal import ArgumentParser
+internal import CLinux
 internal import Glibc
 
 struct Run: ParsableCommand {
@@ -16,6 +17,8 @@ struct Run: ParsableCommand {
     var migrate = false
 
     func run() throws {
+        // Before there is a secret in memory: no core dump of it, and no other process of this user looks into it.
+        _ = tk_forbid_dumps()
         let configuration = try options.load()
         let credentials = try options.loadCredentials(of: configuration)
         let status = Daemon(

@@ -35,85 +35,117 @@ struct Configuration: Sendable {
     private static let keyCharacters = Set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.".utf8)
 
     /// - Parameters:
-    ///   - file: The configuration file's text and name, where there is one.
+    ///   - file: The configuration file's contents and name, where there is one.
     ///   - credentials: The database's URL and the path of its password, as handed over by systemd.
     ///   - environment: All variables of the process.
     ///   - flags: `key=value` as given with `--set`, and what other flags stand for.
-    /// - Throws: Every problem there is, not only the first.
+    /// - Throws: Every problem there is, not only the first; of more than 20 the number.
     init(
-        file: (text: String, name: String)?, credentials: Credentials = Credentials(), environment: [String: String],
+        file: (contents: [UInt8], name: String)?, credentials: Credentials = Credentials(),
+        environment: [String: String],
         flags: [String]
     ) throws(ConfigurationError) {
         var values: [String: Resolved] = [:]
-        var problems: [String] = []
+        var problems = ConfigurationProblems()
         for setting in Setting.table { values[setting.key] = Resolved(value: setting.standard, origin: "default") }
 
         func set(
-            _ key: String, _ value: String, from rank: Rank, place: String, origin: String? = nil,
-            hasRightType: (Setting) -> Bool = { _ in true }
+            _ key: String, _ value: TOMLDocument.Value?, from rank: Rank, place: String, origin: String? = nil
         ) {
             guard let setting = Setting.named(key) else {
                 guard key.utf8.allSatisfy({ Self.keyCharacters.contains($0) }) else {
-                    problems.append("\(place): expected key=value, found no key")
+                    let expected =
+                        rank == .file
+                        ? "the key of a setting, found one with other characters" : "key=value, found no key"
+                    problems.add("\(place): expected \(expected)")
                     return
                 }
                 let near = Setting.table.map(\.key).filter { $0.hasSuffix("." + key) || key.hasSuffix("." + $0) }.first
-                problems.append("\(place): unknown setting \(key)" + (near.map { "; is \($0) meant?" } ?? ""))
+                problems.add(
+                    "\(place): unknown setting \(ConfigurationProblems.cut(key))"
+                        + (near.map { "; is \($0) meant?" } ?? ""))
                 return
             }
-            guard hasRightType(setting), setting.accepts(value) else {
-                let found = setting.secret ? "not usable" : hasRightType(setting) ? "\"\(value)\"" : value
-                problems.append("\(place): \(key) is \(found), expected \(setting.expected)")
+            if !setting.secret, Self.looksLikeAddress(value) {
+                problems.add(
+                    "\(place): \(key) looks like a database address or another URL (not repeated here), "
+                        + "expected \(setting.expected)")
                 return
             }
-            values[key] = Resolved(value: value, rank: rank, origin: origin ?? "\(rank)")
+            // Flags and variables have texts only.
+            let text: String? =
+                if rank != .file, case .text(let text) = value { text } else { value.flatMap { setting.text(of: $0) } }
+            guard let text, setting.accepts(text) else {
+                let found = setting.secret ? "not usable" : Self.inWords(value)
+                problems.add("\(place): \(key) is \(found), expected \(setting.expected)")
+                return
+            }
+            values[key] = Resolved(value: text, rank: rank, origin: origin ?? "\(rank)")
         }
 
         if let file {
             do {
-                for entry in try ConfigurationFile(text: file.text, name: file.name).entries {
-                    let place = file.name + (entry.line.map { ":\($0)" } ?? "")
-                    set(entry.key, entry.value, from: .file, place: place, origin: place) { setting in
-                        if case .integer = setting.kind { entry.isText == false } else { entry.isText == true }
-                    }
+                for entry in try ConfigurationFile(file.contents, name: file.name).entries {
+                    let place = "\(file.name):\(entry.line)"
+                    set(entry.key, entry.value, from: .file, place: place, origin: place)
                 }
             } catch {
-                problems += error.problems
+                problems.add(error)
             }
         }
         for (key, value) in [
             ("database_url", credentials.databaseURL), ("database_password_file", credentials.databasePasswordFile),
         ] {
-            if let value { set(key, value, from: .credential, place: "credential of \(key)") }
+            if let value { set(key, .text(value), from: .credential, place: "credential of \(key)") }
         }
         for (name, value) in environment.sorted(by: { $0.key < $1.key })
         where name.hasPrefix("TOKENKEEPER_") && !Self.isNoSetting(name) {
             if let setting = Setting.table.first(where: { $0.variable == name }) {
-                set(setting.key, value, from: .environment, place: "environment variable \(name)")
+                set(setting.key, .text(value), from: .environment, place: "environment variable \(name)")
             } else {
-                problems.append("environment variable \(name): no setting of that name")
+                problems.add("environment variable \(ConfigurationProblems.cut(name)): no setting of that name")
             }
         }
         for flag in flags {
             guard let equals = flag.firstIndex(of: "=") else {
                 // Not repeated: it may be a connection string with a password.
-                problems.append("--set: expected key=value")
+                problems.add("--set: expected key=value")
                 continue
             }
             set(
-                String(flag[..<equals]), String(flag[flag.index(after: equals)...]), from: .flag, place: "command line")
+                String(flag[..<equals]), .text(String(flag[flag.index(after: equals)...])), from: .flag,
+                place: "command line")
         }
 
-        problems += CredentialSettings.problems(in: values)
+        CredentialSettings.addProblems(in: values, to: &problems)
         var address: DatabaseAddress?
         do {
             address = try Self.address(values, credentials)
         } catch {
-            problems += error.problems
+            problems.add(error)
         }
-        guard problems.isEmpty, let address else { throw ConfigurationError(problems) }
+        guard problems.isEmpty, let address else { throw ConfigurationError(problems.lines) }
         self.values = values
         self.address = address
+    }
+
+    /// Whether a value may hold a database password. No setting but `database_url` has such a value, so it is not repeated.
+    private static func looksLikeAddress(_ value: TOMLDocument.Value?) -> Bool {
+        switch value {
+        case .text(let text): StrayAddress.isLikely(text)
+        case .texts(let texts): StrayAddress.isLikely(texts.joined(separator: " "))
+        case .integer, .boolean, nil: false
+        }
+    }
+
+    private static func inWords(_ value: TOMLDocument.Value?) -> String {
+        switch value {
+        case .text(let text): ConfigurationProblems.quoted(text)
+        case .integer(let number): "\(number)"
+        case .boolean(let boolean): "\(boolean)"
+        case .texts(let texts): ConfigurationProblems.quoted(texts)
+        case nil: "a section"
+        }
     }
 
     /// The URL with its password. One in a file is for the database that was named with it or before it, and not for another one
@@ -170,6 +202,7 @@ struct Configuration: Sendable {
     var queueTruncate: Bool { text("drain.queue_truncate") == "on" }
     var secondConnection: Bool { text("drain.second_connection") == "on" }
     var lockTimeout: Duration { duration("drain.lock_timeout") }
+    var rejectedPerHour: Int64 { Int64(text("drain.rejected_per_hour")) ?? 10_000 }
     var guardLimits: GuardLimits {
         GuardLimits(minTokens: Int64(text("guard.min_tokens")) ?? 50, maxShare: share("guard.max_share"))
     }

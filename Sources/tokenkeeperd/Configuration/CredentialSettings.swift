@@ -39,31 +39,39 @@ struct CredentialSettings: Equatable, Sendable {
         ).sorted().map { CredentialSettings($0, values) }
     }
 
-    /// What is missing or too much, a line each.
-    static func problems(in values: [String: Configuration.Resolved]) -> [String] {
-        let all = all(in: values)
-        return all.flatMap { credential -> [String] in
+    /// Adds what is missing or too much.
+    static func addProblems(
+        in values: [String: Configuration.Resolved], to problems: inout ConfigurationProblems
+    ) {
+        // The first credential that has a topic. To compare each topic with all others would take the square of their number.
+        var holders: [Environment: [String: String]] = [:]
+        for credential in all(in: values) {
             let place = "credential.\(credential.name)"
-            var problems: [String] = []
             switch (credential.keyFile, credential.certificateFile) {
-            case (nil, nil): problems.append("\(place): expected key_file or certificate_file")
-            case (_?, _?): problems.append("\(place): has key_file and certificate_file, expected one of them")
+            case (nil, nil): problems.add("\(place): expected key_file or certificate_file")
+            case (_?, _?): problems.add("\(place): has key_file and certificate_file, expected one of them")
             case (_?, nil):
-                if credential.keyID.isEmpty { problems.append("\(place): key_file is set, expected key_id too") }
-                if credential.teamID.isEmpty { problems.append("\(place): key_file is set, expected team_id too") }
+                if credential.keyID.isEmpty { problems.add("\(place): key_file is set, expected key_id too") }
+                if credential.teamID.isEmpty { problems.add("\(place): key_file is set, expected team_id too") }
             case (nil, _?): break
             }
-            if credential.topics.isEmpty { problems.append("\(place): expected topics, such as \"com.example.app\"") }
+            if credential.topics.isEmpty { problems.add("\(place): expected topics, such as \"com.example.app\"") }
             for topic in credential.topics where topic.dropLast().contains("*") {
-                problems.append("\(place): topics has \(topic), expected * at the end only")
+                problems.add("\(place): topics has \(ConfigurationProblems.cut(topic)), expected * at the end only")
             }
-            for other in all
-            where other.name < credential.name && !other.environments.isDisjoint(with: credential.environments) {
-                for topic in credential.topics where other.topics.contains(topic) {
-                    problems.append("\(place): topics has \(topic), and so has credential.\(other.name): keep one")
+            for topic in credential.topics {
+                let others = Set(credential.environments.compactMap { holders[$0]?[topic] }).subtracting([
+                    credential.name
+                ])
+                for other in others.sorted() {
+                    problems.add(
+                        "\(place): topics has \(ConfigurationProblems.cut(topic)), and so has credential.\(other): keep one"
+                    )
+                }
+                for environment in credential.environments where holders[environment]?[topic] == nil {
+                    holders[environment, default: [:]][topic] = credential.name
                 }
             }
-            return problems
         }
     }
 

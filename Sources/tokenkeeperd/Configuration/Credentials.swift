@@ -1,4 +1,5 @@
 internal import FoundationEssentials
+internal import TokenModel
 
 /// The database's URL and password, where they are kept in files of their own.
 struct Credentials: Equatable {
@@ -40,10 +41,9 @@ struct Credentials: Equatable {
 
     private init(url: String, password: String) throws(ConfigurationError) {
         if FileManager.default.fileExists(atPath: url) {
-            guard let bytes = try? Data(contentsOf: URL(filePath: url)),
-                let text = String(validating: bytes, as: UTF8.self)
+            guard let bytes = SecretBytes(contentsOf: url)?.firstLine,
+                let line = unsafe bytes.withBytes({ unsafe String(validating: $0, as: UTF8.self) })
             else { throw ConfigurationError(["\(url): cannot be read"]) }
-            let line = String(text.prefix { !$0.isNewline })
             if line.isEmpty { throw ConfigurationError(["\(url): is empty"]) }
             databaseURL = line
         }

@@ -8,6 +8,10 @@ struct Setting: Sendable {
         /// A share such as `"0.5%"`.
         case share
         case choice([String])
+        /// On or off; the file may have a boolean instead.
+        case toggle
+        /// Words with blanks between them; the file may have an array of texts instead.
+        case words
         /// A host and a port, such as `api.push.apple.com:443`.
         case server
     }
@@ -61,16 +65,20 @@ struct Setting: Sendable {
             "drain.lock_timeout", .duration(.milliseconds(10)...(.milliseconds(900)), off: false), "100ms",
             "How long the daemon waits for a lock before it yields. Below the server's deadlock_timeout."),
         Setting(
-            "drain.queue_truncate", .choice(["on", "off"]), "on",
+            "drain.queue_truncate", .toggle, "on",
             "Whether past leaves of the queue are read whole and truncated; \"off\" where standbys are read from: a TRUNCATE is replayed there with its lock."
         ),
         Setting(
-            "drain.second_connection", .choice(["on", "off"]), "on",
+            "drain.second_connection", .toggle, "on",
             "Whether a backlog is drained by two connections at once; the second one is made for it, and closed afterwards."
         ),
         Setting(
+            "drain.rejected_per_hour", .integer(1...1_000_000), "10000",
+            "The most results that could not be understood that are kept within an hour, 8 KiB of text each; the rest is counted only."
+        ),
+        Setting(
             "guard.min_tokens", .integer(0...1_000_000_000), "50",
-            "So many tokens of a topic may be silenced by suspects (BadDeviceToken) within a day, whatever their share."
+            "So many tokens of a topic may be silenced by suspects (BadDeviceToken, and 410s that are not from APNs) within a day, whatever their share."
         ),
         Setting(
             "guard.max_share", .share, "0.5%",
@@ -158,8 +166,8 @@ struct Setting: Sendable {
             "certificate_password_file", .text, nil, reloadable: false, example: "push.password",
             "A file that holds the password of the certificate's key and nothing else."),
         Setting(
-            "topics", .text, nil, reloadable: false, example: "com.example.app com.example.app.voip",
-            "The topics that it sends to, separated by blanks. One may end in *, for all that begin so; of several that fit, the longest counts."
+            "topics", .words, nil, reloadable: false, example: "com.example.app com.example.app.voip",
+            "The topics that it sends to: an array of texts, or one text with blanks between them. One may end in *, for all that begin so; of several that fit, the longest counts."
         ),
         Setting(
             "environment", .choice(["production", "sandbox", "both"]), "both", reloadable: false,
@@ -194,7 +202,22 @@ struct Setting: Sendable {
         case .integer(let range): "a whole number from \(range.lowerBound) to \(range.upperBound)"
         case .share: "a share such as \"0.5%\", from 0% to 100%, of at most four decimal places"
         case .choice(let words): "one of " + words.joined(separator: ", ")
+        case .toggle: "\"on\" or \"off\"; in the file also true or false"
+        case .words: "words with blanks between them; in the file also an array of words"
         case .server: "a host and a port, such as \"api.push.apple.com:443\""
+        }
+    }
+
+    /// What a value of the file means, as text; nil where its type is not the setting's.
+    func text(of value: TOMLDocument.Value) -> String? {
+        switch (kind, value) {
+        case (.integer, .integer(let number)): String(number)
+        case (.integer, _): nil
+        case (.toggle, .boolean(let isOn)): isOn ? "on" : "off"
+        case (.words, .texts(let words)):
+            words.contains { $0.isEmpty || $0.contains(" ") } ? nil : words.joined(separator: " ")
+        case (_, .text(let text)): text
+        default: nil
         }
     }
 
@@ -207,6 +230,8 @@ struct Setting: Sendable {
         case .integer(let range): Int(text).map(range.contains) ?? false
         case .share: ShareText.share(text) != nil
         case .choice(let words): words.contains(text)
+        case .toggle: text == "on" || text == "off"
+        case .words: text.contains { $0 != " " }
         case .server: ServerText.server(text) != nil
         }
     }

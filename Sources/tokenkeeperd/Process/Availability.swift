@@ -7,8 +7,12 @@ internal import TokenLedger
 final class Availability: Sendable {
     /// What is told as one: a loss with all that follows upon it, a lock, or a refusal by its SQLSTATE.
     private enum Story: Hashable {
-        case away, locked
+        case away
+        /// By whose lock on what: another one is another story.
+        case locked(String)
         case refused(String?)
+
+        var isLock: Bool { if case .locked = self { true } else { false } }
     }
 
     private struct State {
@@ -31,25 +35,22 @@ final class Availability: Sendable {
         self.logger = logger
     }
 
-    /// - Parameter migrates: Whether it came of applying migrations.
-    func lost(_ error: DatabaseError, _ part: Vitals.Part, migrates: Bool = false) {
+    /// - Parameters:
+    ///   - migrates: Whether it came of applying migrations.
+    ///   - holders: Who holds locks, where it is a lock.
+    func lost(
+        _ error: DatabaseError, _ part: Vitals.Part, migrates: Bool = false, holders: [LockHolder] = []
+    ) {
         let (story, words): (Story, String) =
             switch error.remedy {
             case .reconnect: (.away, "waiting for PostgreSQL")
-            case .retry: (.locked, "waiting for a lock in PostgreSQL")
+            case .retry: (Self.locked(by: holders), Self.waiting)
             case .fixData, .fixSetup: (.refused(error.sqlState), "PostgreSQL refuses")
             }
-        report.inTheWay("\(words): \(error)", isAway: story == .away, of: part)
-        let tell = state.withLock { state in
-            state.held[part] = story
-            let pause = state.open.contains(story) ? Self.pause.whileOpen : Self.pause.again
-            if let last = state.toldAt[story], last.duration(to: .now) < pause { return false }
-            state.toldAt[story] = .now
-            state.open.insert(story)
-            return true
-        }
-        if !tell { return }
-        let details: Logger.Metadata = ["duty": "\(part.rawValue)", "error": "\(error)"]
+        let who = holders.isEmpty ? "" : "; \(holders.words)"
+        report.inTheWay("\(words): \(error)\(who)", isAway: story == .away, of: part)
+        if !isNews(story, of: part) { return }
+        let details = Self.details(holders).merging(["duty": "\(part.rawValue)", "error": "\(error)"]) { $1 }
         switch story {
         case .away, .locked:
             logger.warning("\(words)", metadata: details)
@@ -66,6 +67,47 @@ final class Availability: Sendable {
         }
     }
 
+    /// Locks of other sessions keep a duty from a part of its work. The rest goes on.
+    func waits(for holders: [LockHolder], _ part: Vitals.Part) {
+        report.inTheWay("\(Self.waiting): \(holders.words)", knowsQueue: true, of: part)
+        if !isNews(Self.locked(by: holders), of: part) { return }
+        logger.warning(
+            "\(Self.waiting)", metadata: Self.details(holders).merging(["duty": "\(part.rawValue)"]) { $1 })
+    }
+
+    /// Notes what is in the way of a duty, and whether that is to be told now.
+    private func isNews(_ story: Story, of part: Vitals.Part) -> Bool {
+        state.withLock { state in
+            state.held[part] = story
+            let pause = state.open.contains(story) ? Self.pause.whileOpen : Self.pause.again
+            if let last = state.toldAt[story], last.duration(to: .now) < pause { return false }
+            // Holders come and go: what was told long ago is forgotten.
+            state.toldAt = state.toldAt.filter { $0.value.duration(to: .now) < Self.pause.whileOpen }
+            state.toldAt[story] = .now
+            state.open.insert(story)
+            return true
+        }
+    }
+
+    private static func locked(by holders: [LockHolder]) -> Story {
+        .locked(holders.first.map { "\($0.table) \($0.pid ?? 0)" } ?? "")
+    }
+
+    private static let waiting = "waiting for a lock in PostgreSQL"
+
+    /// The first of those that hold locks, column by column, and in words the others.
+    private static func details(_ holders: [LockHolder]) -> Logger.Metadata {
+        guard let first = holders.first else { return [:] }
+        var details: Logger.Metadata = [
+            "table": "tokenkeeper.\(first.table)", "lock": "\(first.mode)", "held": "\(first.words)",
+        ]
+        details["pid"] = first.pid.map { "\($0)" }
+        details["role"] = first.role.map { "\($0)" }
+        details["application_name"] = first.application.map { "\($0)" }
+        if holders.count > 1 { details["also"] = "\(Array(holders.dropFirst()).words)" }
+        return details
+    }
+
     /// PostgreSQL has answered a duty again. Whether it refuses still, its work will show.
     func connected(_ part: Vitals.Part) {
         report.connected(part)
@@ -75,12 +117,13 @@ final class Availability: Sendable {
     /// A duty has got something done.
     func reached(_ part: Vitals.Part) {
         report.inTheWay(nil, of: part)
-        let isOver = state.withLock { state in
+        let over = state.withLock { state -> Set<Story> in
             state.held[part] = nil
-            guard state.held.isEmpty, !state.open.isEmpty else { return false }
-            state.open = []
-            return true
+            guard state.held.isEmpty else { return [] }
+            defer { state.open = [] }
+            return state.open
         }
-        if isOver { logger.notice("PostgreSQL is back") }
+        if over.contains(where: \.isLock) { logger.notice("no longer waiting for a lock in PostgreSQL") }
+        if over.contains(where: { !$0.isLock }) { logger.notice("PostgreSQL is back") }
     }
 }

@@ -4,12 +4,19 @@ internal import TokenLedger
 extension Intake {
     /// One that drains as it is configured.
     ///
-    /// - Parameter pair: What it has in common with the other drain of this process.
-    init(_ configuration: Configuration, isSecond: Bool = false, pair: DrainPair) {
+    /// - Parameters:
+    ///   - pair: What it has in common with the other drain of this process.
+    ///   - digest: Told of a 410's reason that Apple has not documented.
+    init(_ configuration: Configuration, isSecond: Bool = false, pair: DrainPair, digest: DrainDigest) {
         self.init(
             lockTimeout: configuration.lockTimeout, guardLimits: configuration.guardLimits,
-            truncates: configuration.queueTruncate, isSecond: isSecond, pair: pair,
-            interpret: Interpretation.verdict(on:))
+            truncates: configuration.queueTruncate, rejectedPerHour: configuration.rejectedPerHour, isSecond: isSecond,
+            pair: pair,
+            interpret: { result in
+                let verdict = Interpretation.verdict(on: result)
+                if let reason = Interpretation.undocumentedReason(of: verdict) { digest.note(undocumented: reason) }
+                return verdict
+            })
     }
 
     /// Takes up what a reload may have changed.
@@ -17,5 +24,6 @@ extension Intake {
         lockTimeout = configuration.lockTimeout
         guardLimits = configuration.guardLimits
         truncates = configuration.queueTruncate
+        rejectedPerHour = configuration.rejectedPerHour
     }
 }

@@ -1,6 +1,7 @@
 internal import Logging
 internal import Synchronization
 internal import TokenLedger
+internal import TokenModel
 
 /// What the drain did, on one connection or two, in at most one line of each kind a minute: the log is quiet at rest, and no flood
 /// under load.
@@ -15,7 +16,11 @@ final class DrainDigest: Sendable {
     private let state = Mutex(State())
     private let logger: Logger
 
+    /// The reasons that were told once. Not more: senders write what they like there.
+    private let undocumented = Mutex<Set<String>>([])
+
     private static let every: Duration = .seconds(60)
+    private static let mostReasons = 100
 
     init(logger: Logger) {
         self.logger = logger
@@ -60,6 +65,11 @@ final class DrainDigest: Sendable {
                 "results could not be understood; see tokenkeeper.rejected_result",
                 metadata: ["results": "\(sum.rejected)"])
         }
+        if sum.notKept > 0 {
+            logger.warning(
+                "rejected results were counted but not kept: more than drain.rejected_per_hour",
+                metadata: ["results": "\(sum.notKept)"])
+        }
         if !sum.sendersFaults.isEmpty {
             let reasons = sum.sendersFaults.sorted { $0.key < $1.key }.map { "\($0.key) \($0.value)" }
             logger.warning("APNs blames the sender", metadata: ["reasons": "\(reasons.joined(separator: ", "))"])
@@ -80,6 +90,18 @@ final class DrainDigest: Sendable {
         logger.warning(
             "the mass-failure guard is open: suspects are held, see `tokenkeeperd held list` for what to do",
             metadata: about)
+    }
+
+    /// Warns once of each reason that Apple has not documented for a 410.
+    func note(undocumented reason: String) {
+        let reason = Verdict.countable(reason)
+        let isNew = undocumented.withLock { known in
+            known.count < Self.mostReasons && known.insert(reason).inserted
+        }
+        if !isNew { return }
+        logger.warning(
+            "a 410 has a reason that this version does not know; its token is stale like any other",
+            metadata: ["reason": "\(reason)"])
     }
 
     func note(_ incident: Intake.Incident) {

@@ -54,23 +54,30 @@ struct Duty: Sendable {
                 continue
             }
             var worked = false
+            var holders: [LockHolder] = []
             report.connecting(part, within: Self.grace)
             do {
                 var connection = try connect()
                 atWork.enter()
                 defer { atWork.leave() }
                 if stop.isAsked { return }
-                let migrator = Migrator(daemon: Daemon.version)
-                if let migration, !migration.isDone {
-                    try migrate(migrator, on: &connection)
-                    migration.finish()
-                }
-                try migrator.check(&connection)
-                availability.connected(part)
-                try work(&connection) {
-                    worked = true
-                    availability.reached(part)
-                    backoff.reset()
+                do {
+                    let migrator = Migrator(daemon: Daemon.version)
+                    if let migration, !migration.isDone {
+                        try migrate(migrator, on: &connection)
+                        migration.finish()
+                    }
+                    try migrator.check(&connection)
+                    availability.connected(part)
+                    try work(&connection) {
+                        worked = true
+                        availability.reached(part)
+                        backoff.reset()
+                    }
+                } catch let error as DatabaseError where error.remedy == .retry {
+                    // Only as long as a lock is held can it be found who holds it.
+                    holders = ((try? LockHolder.all(on: &connection)) ?? []).filter(\.isOfWholeTable)
+                    throw error
                 }
             } catch let error as SchemaError {
                 return giveUp(error)
@@ -81,7 +88,8 @@ struct Duty: Sendable {
                 {
                     forgivenAt = .now
                 } else {
-                    availability.lost(error, part, migrates: migration.map { !$0.isDone } ?? false)
+                    availability.lost(
+                        error, part, migrates: migration.map { !$0.isDone } ?? false, holders: holders)
                 }
                 rest(bell, for: backoff.pause())
             } catch {

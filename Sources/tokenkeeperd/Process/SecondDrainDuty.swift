@@ -98,7 +98,7 @@ struct SecondDrainDuty {
         // The drain may have said its last word before.
         defer { if duty.stop.isAsked { digest.tell() } }
         try Migrator(daemon: Daemon.version).check(&connection)
-        var intake = Intake(duty.configuration, isSecond: true, pair: backlog.pair)
+        var intake = Intake(duty.configuration, isSecond: true, pair: backlog.pair, digest: digest)
         var neededAt = ContinuousClock.now
         var lookedAt = neededAt
         var pause = duty.configuration.pollBusy

@@ -25,10 +25,12 @@ final class Signals {
         _ = unsafe pthread_sigmask(how, &set, nil)
     }
 
-    /// Several that arrive at once may count as one: a signal means "at least once".
+    /// Several that arrive at once may count as one: a signal means "at least once". However many come while it is acted upon,
+    /// that is done once more. What takes long, such as a reload, does not hold up another signal.
     func on(_ number: Int32, _ act: @escaping @Sendable () -> Void) {
+        let work = CoalescedWork(on: DispatchQueue(label: "signal \(number)"), act)
         let source = DispatchSource.makeSignalSource(signal: number, queue: queue)
-        source.setEventHandler(handler: DispatchWorkItem { act() })
+        source.setEventHandler(handler: DispatchWorkItem { work.request() })
         source.activate()
         sources.append(source)
     }

@@ -4,7 +4,8 @@ internal import Synchronization
 internal import TokenLedger
 internal import TokenModel
 
-/// Sweeps: on the timer, on SIGUSR1, and when SQL asks for it. In between it counts the tokens for `status`.
+/// Sweeps: on the timer, on SIGUSR1, and when SQL asks for it. In between it counts the tokens for `status`, and undoes what `reinstate` has left
+/// to do.
 struct SweepDuty {
     /// What the signal handlers and the timer leave for this duty.
     final class Bells: Sendable {
@@ -35,10 +36,13 @@ struct SweepDuty {
 
     /// Requests by SQL are looked for this often. Polled, so that it works behind any pooler.
     private static let lookEvery: Duration = .seconds(2)
+    /// While suspects are being undone, the pause between two turns of a second each.
+    private static let undoEvery: Duration = .milliseconds(50)
 
     func run() {
         let timer = SweepTimer { [bells] in bells.maybeDue() }
         var count = TokenCount()
+        var statusCache = StatusCache()
         var refusedTopics: Set<String> = []
         duty.run(bell: bells.wakeup) { connection, succeeded in
             try SweepLease.release(holder: daemonID, on: &connection)
@@ -58,6 +62,7 @@ struct SweepDuty {
                         "the mass-failure guard is closed: suspects are recorded again",
                         metadata: ["environment": "\(closed.environment)", "topic": "\(closed.topic)"])
                 }
+                let undoes = try Reinstatement.undo(within: .seconds(1), on: &connection) { !duty.stop.isAsked }
                 let look = try SweepLease.look(on: &connection)
                 if let last = look.last {
                     duty.report.lastSweep(at: last.endedAt.date, outcome: last.outcome)
@@ -78,8 +83,9 @@ struct SweepDuty {
                 }
                 // A count can take minutes: any bell ends it.
                 try count.refresh(on: &connection, stop: bells.wakeup)
+                try statusCache.refresh(on: &connection)
                 succeeded()
-                duty.rest(bells.wakeup, for: Self.lookEvery)
+                duty.rest(bells.wakeup, for: undoes ? Self.undoEvery : Self.lookEvery)
             }
         }
     }
@@ -104,6 +110,12 @@ struct SweepDuty {
                 ])
         }
         if !report.dryRun { told = refused }
+        var more: Logger.Metadata = [:]
+        more["message"] = report.message.map { "\($0)" }
+        if report.outcome == .failed, report.message?.contains("SQLSTATE 55P03") == true {
+            let holders = ((try? LockHolder.all(on: &connection)) ?? []).filter(\.isOfWholeTable)
+            if !holders.isEmpty { more["held"] = "\(holders.words)" }
+        }
         // An hourly sweep that found nothing is no news.
         if report.outcome == .finished, report.trigger == .timer, report.total == 0 { level = .debug }
         duty.logger.log(
@@ -115,6 +127,6 @@ struct SweepDuty {
                 "deleted_held": "\(report.deletedHeld)", "deleted_runs": "\(report.deletedRuns)",
                 "deleted_sends": "\(report.deletedSends)",
                 "refused": "\(report.refused)",
-            ].merging(report.message.map { ["message": "\($0)"] } ?? [:]) { $1 })
+            ].merging(more) { $1 })
     }
 }

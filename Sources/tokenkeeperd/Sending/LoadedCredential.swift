@@ -10,6 +10,8 @@ struct LoadedCredential: Sendable {
     let kind: String
     /// Nil for a provider token, which is made anew again and again.
     let expiresAt: Instant?
+    /// The files of it that hold a key or a password.
+    let secretFiles: [String]
 
     /// A certificate that has expired is taken, and told of: the drain goes on all the same.
     ///
@@ -21,12 +23,17 @@ struct LoadedCredential: Sendable {
             return folders.map { $0 + name }.first { FileManager.default.fileExists(atPath: $0) }
                 ?? (folders.last ?? "") + name
         }
-        func bytes(_ name: String, of key: String) throws(ConfigurationError) -> [UInt8] {
-            guard let data = try? Data(contentsOf: URL(filePath: path(name))) else {
+        func bytes(_ name: String, of key: String) throws(ConfigurationError) -> SecretBytes {
+            guard let bytes = SecretBytes(contentsOf: path(name)) else {
                 throw ConfigurationError(["credential.\(settings.name).\(key): \(path(name)) cannot be read"])
             }
-            return [UInt8](data)
+            return bytes
         }
+        // A certificate with its key in a file of its own is public.
+        let certificate = settings.certificateKeyFile == nil ? settings.certificateFile : nil
+        secretFiles = [
+            settings.keyFile, certificate, settings.certificateKeyFile, settings.certificatePasswordFile,
+        ].compactMap { $0.map(path) }
         do {
             if let file = settings.keyFile {
                 let token = try ProviderToken(
@@ -39,10 +46,9 @@ struct LoadedCredential: Sendable {
                 expiresAt = nil
             } else {
                 let file = settings.certificateFile ?? ""
-                var password: String?
+                var password: SecretBytes?
                 if let file = settings.certificatePasswordFile {
-                    let text = String(decoding: try bytes(file, of: "certificate_password_file"), as: UTF8.self)
-                    password = String(text.prefix { !$0.isNewline })
+                    password = try bytes(file, of: "certificate_password_file").firstLine
                 }
                 let contents = try bytes(file, of: "certificate_file")
                 let certificate =
@@ -86,9 +92,13 @@ struct LoadedCredential: Sendable {
     }
 
     /// `openssl pkcs12` writes words before the first block.
-    private static func isPEM(_ contents: [UInt8]) -> Bool {
-        guard let text = String(validating: contents, as: UTF8.self) else { return false }
-        return text.contains("-----BEGIN")
+    private static func isPEM(_ contents: SecretBytes) -> Bool {
+        let mark = Array("-----BEGIN".utf8)
+        return unsafe contents.withBytes { bytes in
+            // DER has NULs.
+            unsafe !bytes.contains(0)
+                && bytes.indices.contains { unsafe bytes[$0...].starts(with: mark) }
+        }
     }
 
     /// What is told of it, to `sending_daemon`; no secret is in it.

@@ -117,8 +117,12 @@ struct SendingDesk {
             after: outcome.end, of: claimed.request, attempts: claimed.attempts, firstSentAt: claimed.firstSentAt,
             now: .now)
         var answer: RequestEnding.Answer?
-        if case .answered(let known) = outcome.end {
+        switch (outcome.end, step.blame) {
+        // It is not from APNs, so it says nothing of the token: as a result it would make the token suspect.
+        case (.answered, .foreign): break
+        case (.answered(let known), _):
             answer = RequestEnding.Answer(status: known.status, body: known.body, apnsID: known.apnsID)
+        default: break
         }
         unwritten.append(RequestEnding(number: claimed.number, fate: step.fate, answer: answer, sentAt: outcome.sentAt))
         if let words = step.fate.error { lastTrouble[line] = words }

@@ -6,6 +6,8 @@ internal import TokenModel
 struct SendingHealth {
     /// So many messages of a topic that APNs calls faulty, one after the other, are a fault of who makes them.
     static let messagesInARow = 20
+    /// So many responses of a topic that are not from APNs, one after the other, pause it.
+    static let foreignInARow = 5
     /// So many troubled answers of a server, one after the other, are trouble for all.
     static let troublesInARow = 20
     /// How long a server is left in peace then: this, doubled each time up to the longest.
@@ -18,6 +20,7 @@ struct SendingHealth {
     }
 
     private var faults: [Outbox.Lane: Int] = [:]
+    private var foreign: [Outbox.Lane: Int] = [:]
     private var servers: [Line: (troubles: Int, rest: Duration, until: ContinuousClock.Instant?)] = [:]
     /// Where APNs asked for a pause of the credential, which holds for all that it sends.
     private var pauses: [Line: ContinuousClock.Instant] = [:]
@@ -42,6 +45,13 @@ struct SendingHealth {
             faults[lane] = nil
             return .halt("\(Self.messagesInARow) messages in a row were refused, the last: \(words)")
         case .topic(let words): return .halt(words)
+        case .foreign(let words):
+            foreign[lane, default: 0] += 1
+            if foreign[lane, default: 0] < Self.foreignInARow { return .nothing }
+            foreign[lane] = nil
+            return .halt(
+                "\(Self.foreignInARow) responses in a row are not from APNs, the last: \(words); "
+                    + "check send.\(lane.environment)_server and any proxy between the daemon and APNs")
         case .credential(let pause):
             if isLeftInPeace(line, at: now) { return .nothing }
             pauses[line] = now + pause
@@ -60,6 +70,7 @@ struct SendingHealth {
         case .nobody, .token:
             guard step.fate == .answered else { return .nothing }
             faults[lane] = nil
+            foreign[lane] = nil
             // An answer that was under way when it began says nothing of the rest.
             if !isLeftInPeace(line, at: now) { servers[line] = nil }
             return .nothing

@@ -110,8 +110,8 @@ final class ServiceReport: Sendable {
     }
     func connected(_ part: Vitals.Part) { update { $0.connected(part) } }
     func left(_ part: Vitals.Part) { update { $0.left(part) } }
-    func inTheWay(_ words: String?, isAway: Bool = false, of part: Vitals.Part) {
-        update { $0.obstacle(words, isAway: isAway, of: part, at: .now) }
+    func inTheWay(_ words: String?, isAway: Bool = false, knowsQueue: Bool = false, of part: Vitals.Part) {
+        update { $0.obstacle(words, isAway: isAway, knowsQueue: knowsQueue, of: part, at: .now) }
     }
     func migrates(_ isMigrating: Bool) { update { $0.isMigrating = isMigrating } }
     func sees(_ queue: Heartbeat.Queue) { update { $0.queue = queue } }

@@ -26,8 +26,8 @@ struct Vitals {
         var unansweredFor: Duration = .zero
         /// The database has answered it, and the schema fits.
         var connected = false
-        /// What is in its way, since when, and whether it is that PostgreSQL is away.
-        var obstacle: (words: String, since: Date, isAway: Bool)?
+        /// What is in its way, since when, whether it is that PostgreSQL is away, and whether it looks at the queue all the same.
+        var obstacle: (words: String, since: Date, isAway: Bool, knowsQueue: Bool)?
     }
 
     private var reports: [Part: Report] = [:]
@@ -64,11 +64,15 @@ struct Vitals {
     /// A duty has returned: nothing is expected of it any more.
     mutating func left(_ part: Part) { reports[part] = nil }
 
-    /// - Parameter words: Nil when nothing is in its way any more.
-    /// - Parameter isAway: Whether it is that PostgreSQL is away, and nothing is known of the queue.
-    mutating func obstacle(_ words: String?, isAway: Bool = false, of part: Part, at now: Date) {
+    /// - Parameters:
+    ///   - words: Nil when nothing is in its way any more.
+    ///   - isAway: Whether it is that PostgreSQL is away, and nothing is known of the queue.
+    ///   - knowsQueue: Whether the duty goes on looking at the queue.
+    mutating func obstacle(
+        _ words: String?, isAway: Bool = false, knowsQueue: Bool = false, of part: Part, at now: Date
+    ) {
         let since = reports[part]?.obstacle?.since ?? now
-        reports[part]?.obstacle = words.map { ($0, since, isAway) }
+        reports[part]?.obstacle = words.map { ($0, since, isAway, knowsQueue) }
     }
 
     /// What is in the way of the drain, or else of another duty alone: mostly it is one and the same.
@@ -138,7 +142,7 @@ struct Vitals {
         var parts: [String] = []
         if let obstacle { parts.append("\(obstacle.words) (since \(Self.text(obstacle.since)))") }
         // What is not looked at is not known.
-        if let queue, reports[.drain]?.obstacle == nil, unanswered(.drain) == nil {
+        if let queue, reports[.drain]?.obstacle?.knowsQueue ?? true, unanswered(.drain) == nil {
             parts.append(
                 queue.depth == 0
                     ? "the queue is empty" : "\(queue.exact ? "" : "about ")\(queue.depth) results are queued")

@@ -19,12 +19,12 @@ extension Workshop {
     /// That libcurl will find what it needs, and nothing encrypted.
     func expectUsable(_ certificate: ClientCertificate, certificates: Int = 1) throws {
         try write(certificate.chainPEM, to: "out.chain")
-        try write(certificate.keyPEM, to: "out.key")
+        try write(certificate.keyPEM.unprotected, to: "out.key")
         let ofChain = try run("openssl x509 -in out.chain -noout -pubkey")
         let ofKey = try run("openssl pkey -in out.key -passin pass: -pubout")
         #expect(ofChain == ofKey)
         let chain = String(decoding: certificate.chainPEM, as: UTF8.self)
         #expect(chain.components(separatedBy: "BEGIN CERTIFICATE").count == certificates + 1)
-        #expect(certificate.keyPEM.starts(with: "-----BEGIN PRIVATE KEY-----".utf8))
+        #expect(certificate.keyPEM.unprotected.starts(with: "-----BEGIN PRIVATE KEY-----".utf8))
     }
 }

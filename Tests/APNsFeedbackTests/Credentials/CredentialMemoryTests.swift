@@ -72,3 +72,106 @@ private func grows(rounds: Int, _ work: () throws -> Void) throws {
     let growth = try resident() - before
     if growth > 512 { throw Growth(kilobytes: growth) }
 }
+
+/// How often a text is found in the memory of this process that can be written, without the place where it stands itself.
+private func occurrences(of needle: UnsafeRawBufferPointer) throws -> Int {
+    var found = 0
+    for line in try String(contentsOfFile: "/proc/self/maps", encoding: .utf8).split(separator: "\n") {
+        let fields = line.split(separator: " ", omittingEmptySubsequences: true)
+        guard fields.count >= 2, fields[1].hasPrefix("rw"), fields.count < 6 || fields[5].hasPrefix("[") else {
+            continue
+        }
+        let bounds = fields[0].split(separator: "-").compactMap { UInt(radix16: $0) }
+        guard bounds.count == 2, let end = UnsafeRawPointer(bitPattern: bounds[1]),
+            var place = UnsafeRawPointer(bitPattern: bounds[0])
+        else { continue }
+        while place.distance(to: end) >= needle.count,
+            let hit = memchr(place, CInt(needle[0]), place.distance(to: end) - needle.count + 1)
+        {
+            if UnsafeRawPointer(hit) != needle.baseAddress, memcmp(hit, needle.baseAddress!, needle.count) == 0 {
+                found += 1
+            }
+            place = UnsafeRawPointer(hit) + 1
+        }
+    }
+    return found
+}
+
+private struct MemoryFailure: Error {
+    let what: String
+
+    init(_ what: String) { self.what = what }
+}
+
+extension UInt {
+    fileprivate init?(radix16 text: Substring) { self.init(text, radix: 16) }
+}
+
+/// A line of a PEM file, put together where nothing else has it.
+private func needle(line: Int, of file: String, in workshop: Workshop) throws -> UnsafeRawBufferPointer {
+    // Written differently until it stands where it is looked for.
+    let turned = try workshop.run("sed -n \(line)p \(file) | tr A-Za-z N-ZA-Mn-za-m").utf8.filter { $0 != 0x0A }
+    let needle = UnsafeMutableRawBufferPointer.allocate(byteCount: turned.count, alignment: 1)
+    for (place, byte) in turned.enumerated() {
+        let isLetter = (65...90).contains(byte & 0xDF)
+        needle[place] = isLetter ? (byte & 0x20) | ((byte & 0xDF) - 65 + 13) % 26 + 65 : byte
+    }
+    return UnsafeRawBufferPointer(needle)
+}
+
+private final class DeafWatcher: TransferWatcher {
+    func mayGo(_ transfer: Transfer, on name: ConnectionTable.Name) -> Bool { false }
+    func heard(_ transfer: Transfer) {}
+}
+
+@Suite struct `What was secret in a file` {
+    /// In a process of its own: nothing else there has read the key.
+    @Test func `is nowhere in memory once the key is made of it`() async {
+        await #expect(processExitsWith: .success) {
+            let workshop = try Workshop()
+            try workshop.run("openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.p8")
+            let needle = try needle(line: 2, of: "key.p8", in: workshop)
+            let path = workshop.folder.appending(path: "key.p8").path
+            var file = SecretBytes(contentsOf: path)
+            let whileRead = try occurrences(of: needle)
+            let key = try SigningKey(p8: #require(file))
+            file = nil
+            _ = try key.sign([1])
+            let afterwards = try occurrences(of: needle)
+            guard whileRead > 0, afterwards == 0 else {
+                throw MemoryFailure("found \(whileRead) times, and afterwards \(afterwards)")
+            }
+        }
+    }
+
+    /// libcurl reads the key from where the certificate has it, so there is one copy, and it is wiped.
+    @Test func `is in memory once while transfers use the certificate, and then nowhere`() async {
+        await #expect(processExitsWith: .success) {
+            let workshop = try Workshop()
+            try workshop.makeCertificate()
+            try workshop.run("openssl pkcs8 -topk8 -nocrypt -in push.key -out out.key")
+            let needle = try needle(line: 2, of: "out.key", in: workshop)
+            func file(_ name: String) throws -> SecretBytes {
+                try #require(SecretBytes(contentsOf: workshop.folder.appending(path: name).path))
+            }
+            var certificate: ClientCertificate? = try ClientCertificate(
+                pem: file("push.pem"), key: file("push.key"), at: nil)
+            let watcher = DeafWatcher()
+            let sockets = SocketLog()
+            func transfer() throws -> Transfer {
+                let identity = PushIdentity(
+                    certificateChainPEM: certificate?.chainPEM, keyPEM: certificate?.keyPEM)
+                return try #require(
+                    Transfer(watcher, sockets: sockets, identity: identity, options: PushClientOptions()))
+            }
+            var transfers = try (1...3).map { _ in try transfer() }
+            certificate = nil
+            let whileHeld = try occurrences(of: needle)
+            transfers = []
+            let afterwards = try occurrences(of: needle)
+            guard transfers.isEmpty, certificate == nil, whileHeld == 1, afterwards == 0 else {
+                throw MemoryFailure("found \(whileHeld) times, and afterwards \(afterwards)")
+            }
+        }
+    }
+}

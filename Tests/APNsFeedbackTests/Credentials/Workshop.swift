@@ -1,5 +1,7 @@
+import APNsFeedback
 import Foundation
 import Testing
+import TokenModel
 
 /// A temporary folder in which the `openssl` command line tool makes keys and certificates; gone with the object.
 final class Workshop: Sendable {
@@ -86,4 +88,24 @@ func ecdsaDER(_ signature: [UInt8]) -> [UInt8] {
     }
     let both = integer(signature.prefix(32)) + integer(signature.dropFirst(32))
     return [0x30, UInt8(both.count)] + both
+}
+
+// What the tests make is no secret.
+
+extension SigningKey {
+    convenience init(p8: [UInt8]) throws(CredentialError) {
+        try self.init(p8: SecretBytes(p8))
+    }
+}
+
+extension ClientCertificate {
+    init(pem: [UInt8], key: [UInt8]? = nil, password: String? = nil, at now: Instant?) throws(CredentialError) {
+        try self.init(
+            pem: SecretBytes(pem), key: key.map { SecretBytes($0) }, password: password.map { SecretBytes($0.utf8) },
+            at: now)
+    }
+
+    init(pkcs12: [UInt8], password: String?, at now: Instant?) throws(CredentialError) {
+        try self.init(pkcs12: SecretBytes(pkcs12), password: password.map { SecretBytes($0.utf8) }, at: now)
+    }
 }

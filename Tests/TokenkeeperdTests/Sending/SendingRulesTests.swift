@@ -49,6 +49,23 @@ import TokenModel
         #expect(health.note(fault, of: lane, by: "main", at: now) != .nothing)
     }
 
+    @Test func `five responses in a row that are not from APNs pause their topic, and an answer of APNs starts over`() {
+        var health = SendingHealth()
+        let now = ContinuousClock.now
+        let foreign = SendPolicy.Step(.later(.seconds(5), "308"), .foreign("308"))
+        for _ in 1...4 { #expect(health.note(foreign, of: lane, by: "main", at: now) == .nothing) }
+        _ = health.note(SendPolicy.Step(.answered), of: lane, by: "main", at: now)
+        for _ in 1...4 { #expect(health.note(foreign, of: lane, by: "main", at: now) == .nothing) }
+        let other = Outbox.Lane(environment: "production", topic: "u")
+        #expect(health.note(foreign, of: other, by: "main", at: now) == .nothing, "each topic by itself")
+        #expect(
+            health.note(foreign, of: lane, by: "main", at: now)
+                == .halt(
+                    "5 responses in a row are not from APNs, the last: 308; "
+                        + "check send.production_server and any proxy between the daemon and APNs"))
+        #expect(health.note(foreign, of: lane, by: "main", at: now) == .nothing, "it counts anew")
+    }
+
     // The place --------------------------------------------------------------------------------------------------------
 
     @Test func `a place is a boot and a space of process numbers, from the unit where /proc shows none`() throws {

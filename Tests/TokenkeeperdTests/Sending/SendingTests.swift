@@ -117,6 +117,48 @@ import Testing
         #expect(next.stop() == 0)
     }
 
+    /// Redirects, proxies and load balancers: nothing of what APNs answers.
+    @Test(arguments: [
+        ("308", ""), ("401", "<html>Sign in</html>"), ("600", ""), ("999", #"{"reason":"BadPriority"}"#),
+        ("410", "<html>Gone</html>"),
+    ])
+    func
+        `responses that are not from APNs lose no request and no token: the topic is paused, and all are sent after it`(
+            status: String, body: String
+        ) throws
+    {
+        let isMended = Atomic(false)
+        let stage = try SendingStage { _ in
+        } answer: { _ in
+            isMended.load(ordering: .acquiring) ? nil : .raw(.init(status: status, body: Array(body.utf8)))
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...40)
+        try stage.enqueue()
+        let daemon = try stage.daemon()
+        try eventually("the topic is paused") { try stage.count("send_halt") == 1 }
+        try eventually("all are back") { try stage.count("send_request", "claimed_by IS NULL") == 40 }
+        #expect(try stage.count("failed_send") == 0 && stage.count("suppressed_send") == 0)
+        let reason = try stage.database.psql("SELECT reason FROM tokenkeeper.send_halt")
+        #expect(
+            reason.hasPrefix("5 responses in a row are not from APNs, the last: the server answered \(status)")
+                && reason.contains("check send.production_server"), "\(reason)")
+        #expect(try stage.count("send_result") == 0 && stage.count("result_count") == 0, "they say nothing of a token")
+        #expect(try stage.count("suppressed_token") == 0 && stage.count("held_result") == 0)
+
+        isMended.store(true, ordering: .releasing)
+        try stage.database.psql(
+            """
+            SELECT tokenkeeper.resume_sending('com.example.app');
+            UPDATE tokenkeeper.send_request SET not_before = NULL
+            """)
+        try stage.settled()
+        #expect(try stage.count("failed_send") == 0)
+        #expect(try stage.count("suppressed_send") == 0)
+        #expect(stage.apns.records.count(200) == 40)
+        #expect(daemon.stop() == 0)
+    }
+
     @Test func `429 and 503 come back, later and later, with the same apns-id, and have an end`() throws {
         let stage = try SendingStage { _ in
         } answer: { request in
@@ -464,9 +506,9 @@ import Testing
         defer { stage.apns.stop() }
         let identity = try files.clientCertificate(
             "push-\(UUID().uuidString.prefix(8))", topic: "com.example.app", days: 20)
-        let archive = try files.pkcs12(of: identity, password: "a secret")
+        let archive = try files.pkcs12(of: identity, password: "open sesame")
         let password = NSTemporaryDirectory() + "password-\(UUID().uuidString)"
-        try "a secret\n".write(toFile: password, atomically: true, encoding: .utf8)
+        try "open sesame\n".write(toFile: password, atomically: true, encoding: .utf8)
         defer { try? FileManager.default.removeItem(atPath: password) }
         try stage.register(1...10)
         for credential in [
@@ -482,7 +524,7 @@ import Testing
                     "the certificate of credential old expires at")
             }
             #expect(daemon.stop() == 0)
-            #expect(!daemon.logged.contains("a secret"))
+            #expect(!daemon.logged.contains("open sesame"))
         }
         #expect(stage.apns.records.count(200) == 20 && stage.apns.records.requests == 20)
     }

@@ -1,0 +1,36 @@
+extension ScaleMeasurement {
+    /// Suspects of a topic whose tokens are all suppressed and were never registered: there is no active token to find, however long one looks.
+    func neverRegistered(_ database: Database) throws {
+        let session = try database.session()
+        let tokens = size(3_000_000)
+        try session.run(
+            """
+            INSERT INTO tokenkeeper.topic (environment, topic) VALUES ('production', 'never');
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, suspect_at, suspect_reason, suppressed_since)
+            SELECT 1, sha256(i::text::bytea), now() - interval '5 days', 'BadDeviceToken', now() FROM generate_series(1, \(tokens)) AS i
+            """)
+        try session.run("VACUUM (ANALYZE) tokenkeeper.ledger")
+        for isCounted in [true, false] {
+            if isCounted {
+                try session.run(
+                    "INSERT INTO tokenkeeper.token_count (topic_id, state, tokens, counted_at) VALUES (1, 'suspect', \(tokens), now())"
+                )
+            } else {
+                try session.run("TRUNCATE tokenkeeper.token_count; UPDATE tokenkeeper.topic_guard SET active = NULL")
+            }
+            let daemons = try MeasuredDaemon.start(on: database)
+            defer { for daemon in daemons { daemon.stop() } }
+            // As a sender queues them: 40 a batch.
+            for batch in 0..<25 {
+                try session.run(
+                    """
+                    INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+                    SELECT 'never', encode(sha256(('\(isCounted)' || \(batch * 40) + i)::bytea), 'hex'), 400, '\(Self.badToken)' FROM generate_series(1, 40) AS i
+                    """)
+            }
+            tell(
+                "1,000 suspects of a topic of \(Scale.short(tokens)) never-registered tokens, \(isCounted ? "counted" : "not counted yet"), until none is queued",
+                try untilQueueIsEmpty(session), target: 5)
+        }
+    }
+}

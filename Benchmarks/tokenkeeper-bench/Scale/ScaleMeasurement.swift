@@ -1,0 +1,55 @@
+import Foundation
+import LedgerTestSupport
+
+/// What only large installations meet: sizes at which something once became slow or stood still. One case a file in this folder, each
+/// a function of this type that gets a database of its own, and a line in `cases`.
+struct ScaleMeasurement {
+    let cluster: PrivateCluster
+    let scale: Scale
+    let report: Report
+
+    private var cases: [(name: String, measure: (Database) throws -> Void)] {
+        [
+            ("never-registered tokens", neverRegistered), ("many topics", manyTopics), ("an old count", oldCount),
+            ("a count", count), ("reinstate", reinstate),
+            ("a crowded device", crowdedDevice), ("status", status), ("erasure", erasure),
+            ("counts of results", resultCounts),
+        ]
+    }
+
+    func run() {
+        for (name, measure) in cases {
+            report.attempt("scale: \(name)", true) {
+                let database = try cluster.copy(of: "bare")
+                defer { try? database.drop() }
+                Progress.say("scale: \(name)")
+                try measure(database)
+            }
+        }
+    }
+
+    /// A size of the full run, or a small part of it.
+    func size(_ full: Int) -> Int { full / scale.fleetDivisor }
+
+    /// Waits until nothing is queued.
+    ///
+    /// - Returns: How long that took, in seconds; nil when something is still queued after `most`.
+    func untilQueueIsEmpty(_ session: Session, most: Duration = .seconds(120)) throws -> Double? {
+        let start = ContinuousClock.now
+        while try session.number("SELECT count(*) FROM tokenkeeper.send_result") > 0 {
+            if start.duration(to: .now) > most { return nil }
+            usleep(5000)
+        }
+        return start.duration(to: .now) / .seconds(1)
+    }
+
+    /// Tells how long a queue took to become empty.
+    func tell(_ measure: String, _ seconds: Double?, target: Double) {
+        report.check(
+            measure, seconds.map { String(format: "%.2f s", $0) } ?? "still there after two minutes",
+            target: "at most \(target) s", isReached: seconds.map { $0 <= target } ?? false)
+    }
+
+    /// The bodies of suspects.
+    static let badToken = #"{"reason":"BadDeviceToken"}"#
+}

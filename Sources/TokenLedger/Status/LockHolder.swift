@@ -1,0 +1,151 @@
+/// A session whose lock on a table of the schema can keep the daemon from its work.
+public struct LockHolder: Hashable, Sendable {
+    /// How it is in the way.
+    public enum Kind: String, Sendable {
+        /// It has locked the whole table against changes.
+        case table
+        /// It waits for such a lock, and everybody queues up behind it.
+        case queued
+        /// It has changed or locked rows in a transaction that is still open: perhaps those that are wanted.
+        case rows
+        /// It is a daemon that reads a partition of the queue whole: that ends by itself.
+        case reading
+    }
+
+    /// Whether it keeps everybody from changing the table.
+    public var isOfWholeTable: Bool { kind == .table || kind == .queued }
+
+    public let kind: Kind
+    /// Nil for a prepared transaction.
+    public let pid: Int32?
+    /// The virtual transaction: the same for as long as the transaction lasts.
+    let transaction: String
+    /// Without the schema's name.
+    public let table: String
+    /// As in SQL, such as `SHARE`.
+    public let mode: String
+    /// Nil for a process of the server.
+    public let role: String?
+    /// As the session calls itself; nil when it does not.
+    public let application: String?
+    /// When its transaction began. Nil unless the daemon is the same role, or a member of it or of `pg_read_all_stats`.
+    public let since: String?
+    /// The sessions that a queued one waits for, in words.
+    public let behind: String?
+
+    /// Who holds it, in words.
+    public var who: String {
+        guard let pid else { return "a prepared transaction (see pg_prepared_xacts)" }
+        return Self.who(pid: "\(pid)", role: role, application: application)
+            + (since.map { ", in a transaction since \($0)" } ?? "")
+    }
+
+    private static func who(pid: String, role: String?, application: String?) -> String {
+        "pid \(pid)" + (role.map { ", role \($0)" } ?? "") + (application.map { ", application \($0)" } ?? "")
+    }
+
+    /// What is in the way, in words: the table and who holds it.
+    public var words: String {
+        switch kind {
+        case .table: "tokenkeeper.\(table) is locked (\(mode)) by \(who)"
+        case .rows: "rows of tokenkeeper.\(table) may be locked by \(who)"
+        case .reading: "tokenkeeper.\(table) is read whole by another daemon, \(who)"
+        case .queued: "\(who) waits for tokenkeeper.\(table) (\(mode))" + (behind.map { " behind \($0)" } ?? "")
+        }
+    }
+
+    /// The same lock at another look, whatever else is said of it now.
+    public struct Identity: Hashable, Sendable {
+        let pid: Int32?
+        let transaction: String
+        let kind: Kind
+    }
+
+    public var identity: Identity { Identity(pid: pid, transaction: transaction, kind: kind) }
+
+    /// `ShareRowExclusiveLock` is SHARE ROW EXCLUSIVE in SQL.
+    static func sqlName(ofMode mode: String) -> String {
+        var name = ""
+        for letter in mode.hasSuffix("Lock") ? mode.dropLast(4) : mode[...] {
+            if letter.isUppercase, !name.isEmpty { name += " " }
+            name += letter.uppercased()
+        }
+        return name
+    }
+}
+
+extension LockHolder {
+    /// The tables whose rows the drain shares with applications and operators.
+    private static let sharedRows = ["ledger", "device", "topic", "topic_guard", "topic_guard_count", "suspect"]
+    /// The queue and its partitions.
+    private static let queue = ["send_result"] + Leaf.all.map { "\($0.table.dropFirst("tokenkeeper.".count))" }
+
+    /// All sessions but this one whose locks on tables of the schema conflict with changing rows, one lock of each: those that hold a table first.
+    ///
+    /// Any role may ask. It takes no lock on a table of ours, and some milliseconds at most.
+    public static func all(on connection: inout Connection) throws(DatabaseError) -> [LockHolder] {
+        let who =
+            "concat_ws(', ', 'pid ' || b.pid, 'role ' || b.usename, 'application ' || nullif(b.application_name, ''))"
+        let rows = try connection.query(
+            """
+            WITH lock AS MATERIALIZED (
+                SELECT l.pid, l.virtualtransaction, l.mode, l.granted, l.locktype, r.table_name
+                FROM pg_catalog.pg_locks AS l
+                LEFT JOIN (
+                    SELECT c.oid, coalesce(t.relname, c.relname)::text AS table_name
+                    FROM pg_catalog.pg_class AS c
+                    LEFT JOIN pg_catalog.pg_index AS i ON i.indexrelid = c.oid
+                    LEFT JOIN pg_catalog.pg_class AS t ON t.oid = i.indrelid
+                    WHERE c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper')
+                ) AS r ON l.locktype = 'relation' AND r.oid = l.relation
+                      AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+                WHERE l.pid IS DISTINCT FROM pg_backend_pid() AND (r.oid IS NOT NULL OR l.locktype = 'transactionid')
+            ), session AS (
+                SELECT l.pid, l.virtualtransaction,
+                       count(*) FILTER (WHERE l.locktype = 'transactionid' AND l.granted) > 0 AS has_changed,
+                       -- Nobody but lock_partition takes both.
+                       count(*) FILTER (WHERE l.table_name = 'lock_erasure' AND l.mode = 'RowShareLock' AND l.granted) > 0
+                       AND count(*) FILTER (WHERE l.table_name = ANY ($2) AND l.granted
+                                              AND l.mode IN ('ExclusiveLock', 'AccessExclusiveLock')) > 0 AS is_reading,
+                       -- An INSERT locks the queue and the partition of the time. What changes rows through the queue locks all partitions.
+                       count(*) FILTER (WHERE l.table_name = 'send_result' AND l.mode = 'RowExclusiveLock') > 0
+                       AND count(*) FILTER (WHERE l.table_name = 'send_result_aside') = 0
+                       AND count(*) FILTER (WHERE l.table_name = ANY ($2) AND l.mode = 'RowShareLock') = 0 AS only_queues
+                FROM lock AS l GROUP BY l.pid, l.virtualtransaction
+            )
+            SELECT f.kind, f.pid, f.virtualtransaction, f.table_name, f.mode, a.usename::text, nullif(a.application_name, ''),
+                   to_char(a.xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'),
+                   CASE f.kind WHEN 'queued' THEN (
+                       SELECT string_agg(\(who), ' and ' ORDER BY b.pid) FROM pg_catalog.pg_stat_activity AS b
+                       WHERE b.pid = ANY (pg_blocking_pids(f.pid)) AND b.pid <> pg_backend_pid()) END
+            FROM (
+                SELECT DISTINCT ON (k.pid, k.virtualtransaction) k.*
+                FROM (
+                    SELECT l.pid, l.virtualtransaction, l.mode, l.table_name,
+                           CASE WHEN s.is_reading THEN 'reading'
+                                WHEN l.mode IN ('RowShareLock', 'RowExclusiveLock') THEN 'rows'
+                                WHEN l.granted THEN 'table' ELSE 'queued' END AS kind
+                    FROM lock AS l
+                    JOIN session AS s ON s.virtualtransaction = l.virtualtransaction AND s.pid IS NOT DISTINCT FROM l.pid
+                    WHERE l.table_name IS NOT NULL
+                      AND (l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+                           OR l.granted AND l.mode IN ('RowShareLock', 'RowExclusiveLock') AND s.has_changed
+                              AND (l.table_name = ANY ($1) OR l.table_name = ANY ($2) AND NOT s.only_queues))
+                ) AS k
+                ORDER BY k.pid, k.virtualtransaction, array_position($3, k.kind),
+                         k.mode IN ('RowShareLock', 'RowExclusiveLock'), coalesce(array_position($1, k.table_name), 99), k.table_name
+            ) AS f
+            LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = f.pid
+            ORDER BY array_position($3, f.kind), f.pid
+            LIMIT 100
+            """, [.texts(Self.sharedRows), .texts(Self.queue), .texts(["table", "queued", "rows", "reading"])])
+        return (0..<rows.count).map { row in
+            LockHolder(
+                kind: rows.text(row, 0).flatMap(Kind.init(rawValue:)) ?? .table,
+                pid: rows.integer(row, 1).map(Int32.init(truncatingIfNeeded:)), transaction: rows.text(row, 2) ?? "",
+                table: rows.text(row, 3) ?? "", mode: sqlName(ofMode: rows.text(row, 4) ?? ""),
+                role: rows.text(row, 5), application: rows.text(row, 6), since: rows.text(row, 7),
+                behind: rows.text(row, 8))
+        }
+    }
+}

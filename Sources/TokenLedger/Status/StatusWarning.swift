@@ -1,0 +1,69 @@
+/// A warning of `status` that takes longer to find than `status` may take.
+struct StatusWarning {
+    /// Unique among the sources of `tokenkeeper.status_cache`. Warnings are shown in the order of their names.
+    let name: String
+    /// Answers a text a row, the most important first. It may take a second, and 20 rows are kept.
+    let statement: String
+
+    static let all = [doubtful, notKept, published, restored, unregistered]
+
+    /// now(), which an index takes, and not clock_timestamp().
+    private static let unregistered = StatusWarning(
+        name: "topics without registrations",
+        statement: """
+            SELECT format('%s (%s) had results within 24 hours, but no registration: does the app call tokenkeeper.register?',
+                          c.topic, c.environment)
+            FROM tokenkeeper.result_count AS c
+            LEFT JOIN tokenkeeper.topic AS t ON t.topic = c.topic AND t.environment = c.environment
+            WHERE c.hour > now() - interval '48 hours' AND c.environment IN ('production', 'sandbox') AND c.topic NOT IN ('', '(other)')
+              AND NOT EXISTS (SELECT FROM tokenkeeper.token_count AS k WHERE k.topic_id = t.topic_id
+                              AND k.last_registered_at > k.counted_at - interval '24 hours')
+            GROUP BY c.topic, c.environment
+            -- Since yesterday, and still.
+            HAVING max(c.hour) > now() - interval '24 hours'
+               AND least(min(t.first_seen), min(c.hour)) < now() - interval '24 hours'
+            ORDER BY c.topic, c.environment
+            """)
+
+    /// By an index of its own, result_count_doubtful_410.
+    private static let doubtful = StatusWarning(
+        name: "410s that are not from APNs",
+        statement: """
+            SELECT format('%s 410s of %s (%s) within 24 hours are not from APNs, %s of them without a body, so their tokens are suspect and not stale: '
+                          'does a proxy answer, or does the sender omit the body?',
+                          sum(c.results), c.topic, c.environment,
+                          coalesce(sum(c.results) FILTER (WHERE c.reason = '410 without a body'), 0))
+            FROM tokenkeeper.result_count AS c
+            WHERE c.hour > now() - interval '24 hours' AND c.status = 410 AND c.reason LIKE '410 with%'
+            GROUP BY c.topic, c.environment
+            ORDER BY sum(c.results) DESC, c.topic, c.environment
+            """)
+
+    /// By an index of its own, result_count_not_kept.
+    private static let notKept = StatusWarning(
+        name: "rejected results that were not kept",
+        statement: """
+            SELECT format('%s rejected results of the last two hours were counted but not kept: more than drain.rejected_per_hour', sum(c.results))
+            FROM tokenkeeper.result_count AS c
+            WHERE c.hour > now() - interval '2 hours' AND c.reason = '(rejected, not kept)'
+            HAVING count(*) > 0
+            """)
+
+    private static let published = StatusWarning(
+        name: "publications",
+        statement: """
+            SELECT format('publication %s includes the queue, and its subscribers cannot keep up with that: '
+                          'see "Logical replication" in docs/operations.md', p.pubname)
+            FROM pg_catalog.pg_publication_tables AS p
+            WHERE p.schemaname = 'tokenkeeper' AND p.tablename ~ '^send_re(sult|quest)'
+            GROUP BY p.pubname
+            ORDER BY p.pubname
+            """)
+
+    private static let restored = StatusWarning(
+        name: "a restored database",
+        statement: """
+            SELECT 'the database was restored: transaction ids of the history lie in the future until the next sweep'
+            FROM tokenkeeper.sweep_progress AS s WHERE s.transaction_id >= pg_snapshot_xmax(pg_current_snapshot())
+            """)
+}

@@ -1,0 +1,87 @@
+internal import Glibc
+
+/// The content of a file that holds a secret. The memory is wiped when the last owner lets go of it.
+///
+/// A Swift `String` or `Array` leaves copies behind that nobody can wipe. So none is made of a password file or a private key on
+/// its way to libpq, OpenSSL or libcurl. These libraries may keep copies of their own. `database_url` is no such file: it and the
+/// configuration file become a `String`, which is not wiped, so a password does not belong there.
+///
+/// Sendable: the bytes never change after `init`.
+@safe public final class SecretBytes: @unchecked Sendable {
+    /// One more than `count`: a NUL, for C.
+    private let memory: UnsafeMutableRawBufferPointer
+
+    /// - Parameter fill: Writes all bytes; they are zero before.
+    public init(count: Int, fill: (UnsafeMutableRawBufferPointer) -> Void) {
+        unsafe memory = UnsafeMutableRawBufferPointer.allocate(byteCount: count + 1, alignment: 1)
+        _ = unsafe memory.initializeMemory(as: UInt8.self, repeating: 0)
+        unsafe fill(UnsafeMutableRawBufferPointer(rebasing: memory[..<count]))
+    }
+
+    public convenience init(_ bytes: some Collection<UInt8>) {
+        unsafe self.init(count: bytes.count) { memory in unsafe memory.copyBytes(from: bytes) }
+    }
+
+    /// Reads a file.
+    ///
+    /// - Parameter limit: The most bytes that it may have.
+    /// - Returns: Nil when the file cannot be read or is longer.
+    public convenience init?(contentsOf path: String, limit: Int = 1 << 20) {
+        let file = unsafe open(path, O_RDONLY | O_CLOEXEC)
+        guard file >= 0 else { return nil }
+        defer { close(file) }
+        let buffer = UnsafeMutableRawBufferPointer.allocate(byteCount: limit + 1, alignment: 1)
+        var count = 0
+        defer {
+            unsafe explicit_bzero(buffer.baseAddress!, count)
+            unsafe buffer.deallocate()
+        }
+        while count <= limit {
+            let more = unsafe read(file, buffer.baseAddress! + count, buffer.count - count)
+            if more < 0 && errno == EINTR { continue }
+            if more < 0 { return nil }
+            if more == 0 { break }
+            count += more
+        }
+        guard count <= limit else { return nil }
+        unsafe self.init(count: count) { memory in
+            unsafe memory.copyMemory(from: UnsafeRawBufferPointer(rebasing: buffer[..<count]))
+        }
+    }
+
+    deinit {
+        unsafe explicit_bzero(memory.baseAddress!, memory.count)
+        unsafe memory.deallocate()
+    }
+
+    public var count: Int { unsafe memory.count - 1 }
+
+    /// A NUL follows the bytes.
+    public func withBytes<Answer: ~Copyable, Failure: Error>(
+        _ use: (UnsafeRawBufferPointer) throws(Failure) -> Answer
+    ) throws(Failure) -> Answer {
+        try unsafe use(UnsafeRawBufferPointer(rebasing: memory[..<count]))
+    }
+
+    /// As C takes a text; it ends at the first NUL.
+    public func withCString<Answer: ~Copyable, Failure: Error>(
+        _ use: (UnsafePointer<CChar>) throws(Failure) -> Answer
+    ) throws(Failure) -> Answer {
+        try unsafe use(UnsafePointer(memory.baseAddress!.assumingMemoryBound(to: CChar.self)))
+    }
+
+    public func contains(_ byte: UInt8) -> Bool { unsafe withBytes { unsafe $0.contains(byte) } }
+
+    /// What stands before the first end of a line.
+    public var firstLine: SecretBytes {
+        unsafe withBytes { bytes in unsafe SecretBytes(bytes.prefix { $0 != 0x0A && $0 != 0x0D }) }
+    }
+
+    /// A copy that is not wiped: for what is no secret, and for the configuration file, whose values become texts anyway.
+    public var unprotected: [UInt8] { unsafe withBytes { unsafe Array($0) } }
+}
+
+extension SecretBytes: CustomStringConvertible {
+    /// Without any of them.
+    public var description: String { "\(count) bytes, not shown" }
+}

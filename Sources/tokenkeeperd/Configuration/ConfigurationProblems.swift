@@ -1,0 +1,44 @@
+/// Collects what is wrong with the configuration: the first problems in words, the others as a number.
+///
+/// Whoever writes the file decides how many problems it has, so the words must not grow with them.
+struct ConfigurationProblems {
+    /// The most problems that are told in words.
+    static let maximum = 20
+
+    private var told: [String] = []
+    private var untold = 0
+
+    mutating func add(_ problem: @autoclosure () -> String) {
+        if told.count < Self.maximum { told.append(problem()) } else { untold += 1 }
+    }
+
+    mutating func add(_ error: ConfigurationError) {
+        for problem in error.problems { add(problem) }
+    }
+
+    var isEmpty: Bool { told.isEmpty }
+
+    /// One line each; the last one may be `and 7 more`.
+    var lines: [String] { untold == 0 ? told : told + ["and \(untold) more"] }
+
+    /// The longest quotation of a key, in Unicode scalars, and of a value.
+    private static let maximumQuotation = 60
+
+    /// The beginning of a key or another word from the configuration.
+    static func cut(_ text: String) -> String {
+        let beginning = text.unicodeScalars.prefix(maximumQuotation)
+        return beginning.endIndex == text.endIndex ? text : String(beginning) + "..."
+    }
+
+    /// The beginning of a text, in quotes.
+    static func quoted(_ text: String) -> String {
+        let beginning = text.unicodeScalars.prefix(maximumQuotation)
+        return String(beginning).debugDescription + (beginning.endIndex == text.endIndex ? "" : "...")
+    }
+
+    /// The beginnings of the first few texts of an array.
+    static func quoted(_ texts: [String]) -> String {
+        let few = texts.prefix(5).map { quoted($0) } + (texts.count > 5 ? ["..."] : [])
+        return "[" + few.joined(separator: ", ") + "]"
+    }
+}

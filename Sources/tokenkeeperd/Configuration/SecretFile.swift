@@ -1,0 +1,48 @@
+internal import Glibc
+internal import TokenLedger
+
+/// A file that holds a password or a private key, and who may read it.
+struct SecretFile: Equatable {
+    let path: String
+    let mode: mode_t
+    let owner: uid_t
+    let group: gid_t
+
+    /// Nil where there is no such file.
+    init?(_ path: String) {
+        var about = stat()
+        guard unsafe stat(path, &about) == 0 else { return nil }
+        self.init(path, mode: about.st_mode, owner: about.st_uid, group: about.st_gid)
+    }
+
+    init(_ path: String, mode: mode_t, owner: uid_t, group: gid_t) {
+        self.path = path
+        self.mode = mode & 0o7777
+        self.owner = owner
+        self.group = group
+    }
+
+    /// Whether libpq would refuse it as a private key: root's own file may be readable by its group (0640), that of anybody else
+    /// by its owner alone (0600).
+    ///
+    /// https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-CLIENTCERT
+    var isTooOpen: Bool { mode & (owner == 0 ? 0o037 : 0o077) != 0 }
+
+    /// - Parameter processGroup: That of this process, which may read the file only because everybody may.
+    /// - Returns: Nil when the file is not too open.
+    func warning(processGroup: gid_t = getegid(), processUser: uid_t = geteuid()) -> String? {
+        guard isTooOpen else { return nil }
+        let word = ShellWord.quoted(path)
+        let cure =
+            if owner != 0 || (group == 0 && processUser == 0) {
+                "chmod 600 \(word)"
+            } else if group != 0 {
+                "chmod 640 \(word)"
+            } else {
+                "chgrp \(processGroup) \(word) && chmod 640 \(word)"
+            }
+        let digits = String(mode, radix: 8)
+        let octal = String(repeating: "0", count: max(0, 4 - digits.count)) + digits
+        return "\(path) holds a secret, and others on this machine can read it (mode \(octal)): run `\(cure)`"
+    }
+}

@@ -1,0 +1,337 @@
+import APNsFeedback
+import Dispatch
+import LedgerTestSupport
+import Testing
+
+@testable import TokenLedger
+
+@Suite struct `Locks of our own` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+    }
+
+    private func intake() -> Intake {
+        Intake(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
+    }
+
+    private var lockTables: [String] {
+        get throws {
+            try database.psql(
+                "SELECT relname FROM pg_class WHERE relnamespace = 'tokenkeeper'::regnamespace AND relname ~ '^lock_' AND relkind = 'r'"
+            ).split(separator: "\n").map(String.init)
+        }
+    }
+
+    @Test(arguments: ["sender", "app", "reader", "operator", "daemon"])
+    func `no role can lock them by itself`(role: String) throws {
+        let tables = try lockTables
+        #expect(tables.count == DrainLock.rangeSlots + 2)
+        var connection = try database.connect(user: "a_\(role)")
+        for table in tables {
+            let error = #expect(throws: DatabaseError.self) {
+                try connection.run("BEGIN; LOCK TABLE tokenkeeper.\(table) IN ACCESS SHARE MODE")
+            }
+            connection.rollback()
+            #expect(error?.sqlState == "42501", "\(table)")
+        }
+        // Readers may look at the migrations, and no more: a migration excludes only those that change the table.
+        let error = #expect(throws: DatabaseError.self) {
+            try connection.run("BEGIN; LOCK TABLE tokenkeeper.migration IN ROW SHARE MODE")
+        }
+        connection.rollback()
+        #expect(error?.sqlState == "42501")
+    }
+
+    @Test func `a batch's locks take no transaction id, and none that a dump would wait for`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        for leaf in Leaf.all {
+            try daemon.execute("BEGIN")
+            #expect(try daemon.scalar("SELECT \(DrainLock.batch(leaf, firstPage: 0))") == nil)
+            try daemon.execute(DrainLock.sweepClaim)
+            #expect(try daemon.scalar("SELECT pg_current_xact_id_if_assigned()") == nil)
+            #expect(
+                try daemon.scalar(
+                    "SELECT string_agg(relation::regclass || ' ' || mode, ',' ORDER BY relation::regclass::text) FROM pg_locks WHERE pid = pg_backend_pid() AND relation::regclass::text LIKE 'tokenkeeper.%'"
+                )
+                    == [
+                        "tokenkeeper.lock_erasure RowShareLock",
+                        "tokenkeeper.lock_range_\(DrainLock.slot(leaf, firstPage: 0)) ShareUpdateExclusiveLock",
+                        "tokenkeeper.lock_sweep_claim ExclusiveLock",
+                        "\(leaf.table) RowExclusiveLock",
+                    ].joined(separator: ","))
+            daemon.rollback()
+        }
+    }
+
+    @Test func `while one claims a sweep another waits`() throws {
+        var one = try database.connect(user: "a_daemon")
+        try one.execute("BEGIN; \(DrainLock.sweepClaim)")
+        var other = try database.connect(user: "a_daemon")
+        let error = #expect(throws: DatabaseError.self) {
+            try other.run("BEGIN; SET LOCAL lock_timeout = '50ms'; \(DrainLock.sweepClaim)")
+        }
+        other.rollback()
+        #expect(error?.sqlState == "55P03")
+        try one.execute("COMMIT")
+        try other.run("BEGIN; SET LOCAL lock_timeout = '50ms'; \(DrainLock.sweepClaim); COMMIT")
+    }
+
+    @Test func `neighbouring ranges of a partition never share a slot`() {
+        for leaf in Leaf.all {
+            for first in 0..<100 {
+                let slots = (first..<first + DrainLock.rangeSlots).map {
+                    DrainLock.slot(leaf, firstPage: $0 * Leaf.pagesPerRange)
+                }
+                #expect(Set(slots).count == DrainLock.rangeSlots)
+                #expect(slots.allSatisfy { (0..<DrainLock.rangeSlots).contains($0) })
+            }
+        }
+    }
+
+    @Test func `a range that another daemon has is passed over, and the others are drained`() throws {
+        // Into one partition, of which the first range's slot is taken.
+        let leaf = Leaf(number: (Int(try database.psql("SELECT \(Leaf.currentInSQL)"))! + 4) % 8)
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) SELECT 't', 'aa', 403, \(leaf.number) FROM generate_series(1, 20000)"
+        )
+        var other = try database.connect(user: "a_daemon")
+        try other.execute("BEGIN; SELECT \(DrainLock.batch(leaf, firstPage: 0))")
+        var daemon = try database.connect(user: "a_daemon")
+        var intake = intake()
+        let pass = try intake.onePass(on: &daemon)
+        let firstPages = "SELECT count(*) FROM \(leaf.table) WHERE \(Portion.pages(0..<Leaf.pagesPerRange).predicate)"
+        let left = try database.psql("SELECT count(*) FROM tokenkeeper.send_result")
+        #expect(try database.psql(firstPages) == left && left != "0")
+        #expect(pass.recorded == 20000 - Int(left)! && pass.lockWaits == 0)
+        try other.execute("COMMIT")
+        #expect(try drain(&daemon, intake: intake).recorded == Int(left)!)
+    }
+
+    @Test(arguments: [(0, 403), (4, 403), (4, 200)])
+    func `a row of the queue that somebody has locked keeps back its range and no other`(
+        leavesAhead: Int, status: Int
+    ) throws {
+        let leaf = Leaf(number: (Int(try database.psql("SELECT \(Leaf.currentInSQL)"))! + leavesAhead) % 8)
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) SELECT 't', 'aa', \(status), \(leaf.number) FROM generate_series(1, 20000)"
+        )
+        var other = try database.connect()
+        try other.execute("BEGIN; SELECT FROM \(leaf.table) LIMIT 1 FOR UPDATE")
+        var daemon = try database.connect(user: "a_daemon")
+        // As it is by default: two of these are more than a leaf's turn.
+        var intake = Intake(lockTimeout: .milliseconds(100), guardLimits: .off, interpret: Interpretation.verdict(on:))
+        let pass = try intake.onePass(on: &daemon)
+        let firstPages = "SELECT count(*) FROM \(leaf.table) WHERE \(Portion.pages(0..<Leaf.pagesPerRange).predicate)"
+        let left = try database.psql("SELECT count(*) FROM tokenkeeper.send_result")
+        #expect(try database.psql(firstPages) == left && left != "0")
+        #expect(pass.settled == 20000 - Int(left)! && pass.settled > 0 && pass.lockWaits >= 2)
+        // The next pass meets it again, and when it is free takes it.
+        #expect(try intake.onePass(on: &daemon).lockWaits >= 2)
+        try other.execute("COMMIT")
+        #expect(try drain(&daemon, intake: intake).settled == Int(left)!)
+    }
+
+    @Test func `while forget is at work a pass ends at once, and goes on afterwards from where it was`() throws {
+        let leaf = Leaf(number: (Int(try database.psql("SELECT \(Leaf.currentInSQL)"))! + 4) % 8)
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) SELECT 't', 'aa', 403, \(leaf.number) FROM generate_series(1, 400000)"
+        )
+        var app = try database.connect(user: "a_app")
+        try app.execute("BEGIN; SELECT tokenkeeper.forget('aaaaaaaa')")
+        var daemon = try database.connect(user: "a_daemon")
+        var intake = intake()
+        var batches = 0
+        let pass = try intake.pass(
+            on: &daemon, tell: { _ in },
+            betweenBatches: { _, _, _ in
+                batches += 1
+                return true
+            })
+        #expect(pass.lockWaits == 1 && !pass.moved)
+        // One call is before the first batch. There are more than a hundred ranges.
+        #expect(batches == 1)
+        try app.execute("COMMIT")
+        #expect(try drain(&daemon, intake: intake).recorded == 400_000)
+    }
+
+    @Test func `a partition that somebody has locked is not gone through range by range, and is reported`() throws {
+        let leaf = Leaf(number: (Int(try database.psql("SELECT \(Leaf.currentInSQL)"))! + 4) % 8)
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) SELECT 't', 'aa', 403, n FROM unnest(ARRAY[\(leaf.number), 9]) AS n CROSS JOIN generate_series(1, 20000)"
+        )
+        var other = try database.connect()
+        try other.execute("BEGIN; LOCK TABLE \(leaf.table) IN SHARE MODE")
+        var daemon = try database.connect(user: "a_daemon")
+        var intake = intake()
+        let pass = try intake.onePass(on: &daemon)
+        #expect(pass.recorded == 20000 && pass.lockWaits == 1)
+        try other.execute("COMMIT; BEGIN; LOCK TABLE \(leaf.table) IN ACCESS EXCLUSIVE MODE")
+        let blind = try intake.onePass(on: &daemon)
+        #expect(blind.recorded == 0 && blind.lockWaits == 1)
+        try other.execute("COMMIT")
+        #expect(try drain(&daemon, intake: intake).recorded == 20000)
+    }
+
+    @Test func `what operators put back waits for forget`() throws {
+        try database.psql("SELECT tokenkeeper.register('aa', 't')")
+        var app = try database.connect(user: "a_app")
+        try app.execute("BEGIN; SELECT tokenkeeper.forget('bb')")
+        var person = try database.connect(user: "a_operator")
+        for call in ["release_held('t')", "requeue_rejected()", "requeue_failed()"] {
+            let error = #expect(throws: DatabaseError.self) {
+                try person.run("SET lock_timeout = '50ms'; SELECT tokenkeeper.\(call)")
+            }
+            #expect(error?.sqlState == "55P03", "\(call)")
+        }
+        try app.execute("COMMIT")
+        for call in ["release_held('t')", "requeue_rejected()", "requeue_failed()"] {
+            #expect(try person.scalar("SELECT tokenkeeper.\(call)") == "0")
+        }
+    }
+
+    @Test func `the collation of an argument changes nothing`() throws {
+        try database.psql(
+            """
+            CREATE COLLATION public.fuzzy (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+            SELECT tokenkeeper.register('aa', 't');
+            INSERT INTO tokenkeeper.held_result (topic_id, token_key, suspect_at, reason, environment, topic, token, queued_at, attempts)
+            SELECT topic_id, token_key, now(), 'BadDeviceToken', 'production', 't', 'aa', now(), 0 FROM tokenkeeper.ledger;
+            """, user: "postgres")
+        for collation in ["\"C\"", "\"und-x-icu\"", "public.fuzzy"] {
+            #expect(
+                try database.psql(
+                    "BEGIN; SELECT tokenkeeper.release_held('t' COLLATE \(collation), 'production' COLLATE \(collation)); ROLLBACK"
+                ) == "1", "\(collation)")
+            // A topic of another spelling is another one.
+            #expect(throws: TestFailure.self, "\(collation)") {
+                try database.psql("SELECT tokenkeeper.release_held('T' COLLATE \(collation))")
+            }
+        }
+    }
+}
+
+@Suite struct `Who holds a lock` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+        try database.psql("SELECT tokenkeeper.register('aa', 't')")
+    }
+
+    private func session(_ name: String) throws -> Connection {
+        var session = try database.connect()
+        try session.execute("SET application_name = '\(name)'")
+        return session
+    }
+
+    @Test func `is told by table, mode, process, role and application; the reader of a dump is not named`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try LockHolder.all(on: &daemon) == [])
+        var dump = try database.connect()
+        try dump.execute("BEGIN; LOCK TABLE tokenkeeper.ledger IN ACCESS SHARE MODE")
+        var app = try session("backfill")
+        try app.execute("BEGIN; SELECT tokenkeeper.register('ab', 't')")
+        var builder = try session("psql")
+        let (appPID, builderPID) = (
+            try app.scalar("SELECT pg_backend_pid()")!, try builder.scalar("SELECT pg_backend_pid()")!
+        )
+        try builder.execute("BEGIN; LOCK TABLE tokenkeeper.result_count IN SHARE ROW EXCLUSIVE MODE")
+        #expect(
+            try LockHolder.all(on: &daemon).map(\.words) == [
+                "tokenkeeper.result_count is locked (SHARE ROW EXCLUSIVE) by pid \(builderPID), role owner, application psql",
+                "rows of tokenkeeper.ledger may be locked by pid \(appPID), role owner, application backfill",
+            ])
+        // Whoever may see when the transaction began says it.
+        var owner = try database.connect()
+        #expect(
+            try LockHolder.all(on: &owner).allSatisfy {
+                $0.words.contains(", in a transaction since 20") && $0.words.hasSuffix(" UTC")
+            })
+    }
+
+    @Test func `one that waits for the whole table is named, with those it waits for`() throws {
+        var reader = try session("report")
+        let readerPID = try reader.scalar("SELECT pg_backend_pid()")!
+        try reader.execute("BEGIN; LOCK TABLE tokenkeeper.ledger IN ACCESS SHARE MODE")
+        let database = database
+        let failures = Failures()
+        let done = DispatchSemaphore(value: 0)
+        DispatchQueue.global().async {
+            do {
+                var altering = try database.connect()
+                try altering.execute(
+                    "SET application_name = 'migration'; BEGIN; LOCK TABLE tokenkeeper.ledger IN ACCESS EXCLUSIVE MODE; COMMIT"
+                )
+            } catch {
+                failures.add("\(error)")
+            }
+            done.signal()
+        }
+        var daemon = try database.connect(user: "a_daemon")
+        try eventually("it waits") { try !LockHolder.all(on: &daemon).isEmpty }
+        let found = try LockHolder.all(on: &daemon)
+        let waiter = try #require(found.first)
+        #expect(found.count == 1 && waiter.kind == .queued)
+        #expect(
+            waiter.words
+                == "pid \(waiter.pid ?? 0), role owner, application migration waits for tokenkeeper.ledger (ACCESS EXCLUSIVE) behind pid \(readerPID), role owner, application report"
+        )
+        try reader.execute("COMMIT")
+        done.wait()
+        #expect(failures.all == [])
+    }
+
+    @Test func `rows of the queue are told; a sender that has yet to commit is not`() throws {
+        var sender = try database.connect(user: "a_sender")
+        try sender.execute("BEGIN; INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)")
+        try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)")
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try LockHolder.all(on: &daemon) == [])
+        let leaf = try database.psql("SELECT tableoid::regclass FROM tokenkeeper.send_result")
+        for (statement, table) in [
+            ("SELECT FROM tokenkeeper.send_result LIMIT 1 FOR UPDATE", "tokenkeeper.send_result"),
+            ("DELETE FROM tokenkeeper.send_result", "tokenkeeper.send_result"),
+            ("DELETE FROM \(leaf)", leaf),
+        ] {
+            var person = try session("psql")
+            let pid = try person.scalar("SELECT pg_backend_pid()")!
+            try person.execute("BEGIN; \(statement)")
+            #expect(
+                try LockHolder.all(on: &daemon).map(\.words) == [
+                    "rows of \(table) may be locked by pid \(pid), role owner, application psql"
+                ])
+            person.rollback()
+        }
+    }
+
+    @Test func `a daemon that reads a partition whole is told apart`() throws {
+        var fellow = try database.connect(user: "a_daemon")
+        try fellow.execute("SET application_name = 'tokenkeeperd'")
+        let pid = try fellow.scalar("SELECT pg_backend_pid()")!
+        try fellow.execute(
+            "BEGIN; SELECT \(DrainLock.partition(Leaf(number: 3))); INSERT INTO tokenkeeper.send_result_backlog (topic, token, status, leaf) VALUES ('t', 'aa', 200, 9)"
+        )
+        var daemon = try database.connect(user: "a_daemon")
+        let holders = try LockHolder.all(on: &daemon)
+        #expect(holders.map(\.kind) == [.reading])
+        #expect(
+            holders.first?.words.hasPrefix(
+                "tokenkeeper.send_result_3 is read whole by another daemon, pid \(pid), role a_daemon, application tokenkeeperd"
+            ) == true)
+        // A person who has locked it is told as ever.
+        fellow.rollback()
+        var person = try database.connect()
+        try person.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_3 IN ACCESS EXCLUSIVE MODE")
+        #expect(try LockHolder.all(on: &daemon).map(\.kind) == [.table])
+    }
+
+    @Test(arguments: [
+        ("ShareLock", "SHARE"), ("AccessExclusiveLock", "ACCESS EXCLUSIVE"),
+        ("ShareUpdateExclusiveLock", "SHARE UPDATE EXCLUSIVE"),
+    ])
+    func `a mode is named as in SQL`(mode: String, name: String) {
+        #expect(LockHolder.sqlName(ofMode: mode) == name)
+    }
+}

@@ -1,0 +1,319 @@
+import LedgerTestSupport
+import Testing
+
+@testable import TokenLedger
+
+/// What the functions of the outbox make of any input: whatever its collation, its escapes, its length.
+@Suite struct `The outbox and its input` {
+    let database: TestDatabase
+    let outbox = Outbox(daemonID: "host/1/1", place: "here", lockTimeout: .milliseconds(500))
+    let lane = Outbox.Lane(environment: "production", topic: "com.example.app")
+
+    init() throws {
+        database = try TestCluster.shared.database()
+    }
+
+    private func count(_ table: String, _ condition: String = "true") throws -> Int {
+        Int(try database.psql("SELECT count(*) FROM tokenkeeper.\(table) WHERE \(condition)")) ?? -1
+    }
+
+    private func claim() throws -> Outbox.Claim {
+        var daemon = try database.connect(user: "a_daemon")
+        return try outbox.claim(lane, most: 100, backgroundPerHour: 3, on: &daemon)
+    }
+
+    /// - Returns: The SQLSTATE and the message of what it raises.
+    private func refusal(_ statement: String, user: String = "a_sender") throws -> (state: String?, message: String) {
+        var sender = try database.connect(user: user)
+        do {
+            try sender.execute(statement)
+            return (nil, "nothing is raised")
+        } catch let error as DatabaseError {
+            return (error.sqlState, error.message)
+        }
+    }
+
+    // Collations -------------------------------------------------------------------------------------------------------
+
+    /// A nondeterministic collation takes Production for production, and refuses patterns.
+    @Test(arguments: ["\"C\"", "public.icu", "public.ignoring_case"])
+    func `the collation of an argument changes nothing`(collation: String) throws {
+        try database.psql(
+            """
+            CREATE COLLATION public.icu (PROVIDER = icu, LOCALE = 'de');
+            CREATE COLLATION public.ignoring_case (PROVIDER = icu, LOCALE = 'und-u-ks-level2', DETERMINISTIC = false)
+            """, user: "postgres")
+        var owner = try database.connect()
+        try owner.execute(
+            """
+            SELECT tokenkeeper.register('aa', 'com.example.app', tags => '{World}', device_id => 'd');
+            CREATE TEMPORARY TABLE a (topic text COLLATE \(collation), other text COLLATE "C", environment text COLLATE \(collation),
+                wrong text COLLATE \(collation), tags text[] COLLATE \(collation), word text COLLATE \(collation), device text COLLATE \(collation));
+            INSERT INTO a VALUES ('com.example.app', 'com.example.app', 'production', 'Production', '{World}', 'host/1/1', 'd')
+            """)
+        func answer(_ call: String) throws -> String? { try owner.scalar("SELECT \(call) FROM a") }
+        let payload = #"'{"aps":{"alert":"x"}}'"#
+        #expect(try answer("tokenkeeper.push_type_of(\(payload)::jsonb, topic || '.voip')") == "voip")
+        #expect(try answer("tokenkeeper.push_type_of(\(payload)::jsonb, upper(topic) || '.VOIP')") == "alert")
+        #expect(try answer("tokenkeeper.is_silent(\(payload)::jsonb)") == "f")
+        #expect(try answer("tokenkeeper.payload_length(\(payload)::jsonb)") == "21")
+        let fault = "tokenkeeper.send_fault(%e, %t, \(payload)::jsonb, %k, NULL, NULL, word, NULL, NULL)"
+        func faultOf(_ environment: String, _ topic: String, _ kind: String) throws -> String? {
+            try answer(
+                fault.replacing("%e", with: environment).replacing("%t", with: topic).replacing("%k", with: kind))
+        }
+        #expect(try faultOf("environment", "other", "'alert'") == nil)
+        #expect(try faultOf("environment", "topic", "left(device, 0) || 'alert'") == nil)
+        #expect(
+            try faultOf("wrong", "topic", "'alert'")
+                == "environment is 'Production', expected 'production' or 'sandbox'")
+        #expect(
+            try faultOf("environment", "topic", "left(device, 0) || 'Alert'")?.hasPrefix("push_type is 'Alert'")
+                == true)
+        #expect(try faultOf("environment", "topic || 'ä'", "'alert'")?.hasPrefix("topic has blanks") == true)
+
+        #expect(try answer("tokenkeeper.enqueue(\(payload), topic, environment, tags => tags)") == "1")
+        #expect(
+            try answer("tokenkeeper.enqueue(\(payload), other, environment, device_id => device, collapse_id => word)")
+                == "1")
+        #expect(try answer("tokenkeeper.enqueue(\(payload), upper(topic), environment, everyone => true)") == "0")
+        #expect(
+            try answer(
+                "tokenkeeper.enqueue(\(payload), topic, push_type => left(device, 0) || 'alert', tags => tags)")
+                == "1")
+        #expect(throws: DatabaseError.self) {
+            try owner.execute("SELECT tokenkeeper.enqueue(\(payload), topic, wrong, tags => tags) FROM a")
+        }
+        #expect(try answer("tokenkeeper.halt_sending(topic, environment, word)") == "t")
+        #expect(try answer("tokenkeeper.halt_sending(other, environment, word)") == "f")
+        let claim =
+            "(SELECT count(c.request_id) FROM tokenkeeper.claim_requests(environment, %t, word, 100, 3, '-infinity') AS c)"
+        #expect(try answer(claim.replacing("%t", with: "topic")) == "0", "it is paused")
+        #expect(try answer("tokenkeeper.resume_sending(upper(topic), environment)") == "f")
+        #expect(try answer("tokenkeeper.resume_sending(topic, environment)") == "t")
+        #expect(try answer(claim.replacing("%t", with: "upper(topic)")) == "0")
+        #expect(try answer(claim.replacing("%t", with: "topic")) == "3")
+        let finish = """
+            tokenkeeper.finish_requests(%d, ARRAY(SELECT r.request_id FROM tokenkeeper.send_request AS r ORDER BY 1),
+                ARRAY[left(device, 0) || 'answered', left(device, 0) || 'later', left(device, 0) || 'failed'],
+                ARRAY[200, 503, 413], ARRAY[word, word, word], ARRAY[word, word, word], ARRAY[now(), now(), now()],
+                ARRAY[0, 0, 0]::bigint[], ARRAY[word, word, word])
+            """
+        #expect(try answer(finish.replacing("%d", with: "upper(word)")) == "0", "another daemon")
+        #expect(try answer(finish.replacing("%d", with: "word")) == "3")
+        #expect(
+            try count("send_result") == 3 && count("failed_send") == 1 && count("send_request", "attempts = 1") == 1)
+    }
+
+    // Payloads ---------------------------------------------------------------------------------------------------------
+
+    private static let escape = "payload has an escape that is no character"
+
+    @Test(arguments: [
+        (#"{"alert":"\\u0000"}"#, escape), (#"{"\\u0000":1}"#, escape), (#"{"alert":"\\ud83d"}"#, escape),
+        (#"{"alert":"\\ude00"}"#, escape), (#"{"alert":"\\ude00\\ud83d"}"#, escape),
+        (#"{"alert":"\\ud83d\\u0041"}"#, escape),
+        (#"{"badge":1e131072}"#, "payload has a number that is too large"),
+        (#"{"badge":1e-99999}"#, "payload has a number that is too large or too precise"),
+        (#"{"a":"# + String(repeating: " ", count: 66_000) + "1}", "payload is 66007 bytes long as written"),
+        (String(repeating: "[", count: 2000) + String(repeating: "]", count: 2000), "payload is a JSON array"),
+        ("null", "payload is a JSON null"),
+    ])
+    func `a payload that is JSON and cannot be sent fails by itself, in words`(spelling: String, complaint: String)
+        throws
+    {
+        let payload = "replace('\(spelling)', '\\\\', '\\')::json"
+        try database.psql("SELECT tokenkeeper.register('aa', 'com.example.app')")
+        let refused = try refusal("SELECT tokenkeeper.enqueue(\(payload), 'com.example.app', everyone => true)")
+        #expect(refused.state == "22023" && refused.message.contains(complaint), "\(refused)")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload)
+            VALUES ('com.example.app', 'ab', '{"aps":{"alert":"x"}}'), ('com.example.app', 'aa', \(payload)), ('com.example.app', 'ac', '{"a":1}')
+            """, user: "a_sender")
+        let claim = try claim()
+        #expect(claim.requests.count == 2 && claim.failed == 1)
+        #expect(try database.psql("SELECT error FROM tokenkeeper.failed_send").contains(complaint))
+        #expect(
+            try database.psql("SELECT payload::text = \(payload)::text FROM tokenkeeper.failed_send") == "t",
+            "kept as it came")
+        // Put back, it fails again, and holds up nothing.
+        try database.psql("SELECT tokenkeeper.requeue_failed()", user: "a_operator")
+        #expect(try self.claim().failed == 1)
+    }
+
+    @Test func `a payload is sent in its shortest spelling, whatever the sender's`() throws {
+        try database.psql(
+            #"""
+            INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES
+                ('com.example.app', 'aa', E'{ "b" :\t[ 1 , 2 ] ,\n"a": "x, y: z" , "a" : "\\ud83d\\ude00 \\u00e4, b: c" }'),
+                ('com.example.app', 'ab', format('{"a" : "%s"}', repeat('\u00e4', 2000))::json)
+            """#, user: "a_sender")
+        let claimed = try claim().requests
+        #expect(
+            claimed.map { String(decoding: $0.request.payload, as: UTF8.self) } == [
+                "{\"a\":\"\u{1F600} ä, b: c\",\"b\":[1,2]}", "{\"a\":\"\(String(repeating: "ä", count: 2000))\"}",
+            ], "a large one, too")
+    }
+
+    // Lengths and instants ---------------------------------------------------------------------------------------------
+
+    @Test(arguments: [
+        ("tags => ARRAY['World', repeat('x', 513)]", "a tag is 513 bytes long, expected at most 512"),
+        ("tags => ARRAY[repeat('ä', 4800)]", "a tag is 9600 bytes long"),
+        ("device_id => repeat('x', 513)", "device_id is 513 bytes long"),
+        (
+            "everyone => true, expiration => '2030-01-01Z', not_before => '2030-01-02Z'",
+            "expiration is not later than not_before"
+        ),
+        (
+            "everyone => true, expiration => '2030-01-01Z', not_before => '2030-01-01Z'",
+            "expiration is not later than not_before"
+        ),
+        ("everyone => true, environment => repeat('x', 5000)", "environment is"),
+        ("everyone => true, topic => repeat('x', 513)", "512 bytes"),
+    ])
+    func `enqueue refuses what is too long, and what would expire before it may be sent`(
+        arguments: String, complaint: String
+    ) throws {
+        let topic = arguments.contains("topic =>") ? "" : ", topic => 'com.example.app'"
+        let refused = try refusal("SELECT tokenkeeper.enqueue(payload => '{}'\(topic), \(arguments))")
+        #expect(refused.state == "22023" && refused.message.contains(complaint), "\(refused)")
+    }
+
+    @Test func `a tag of 512 bytes, and an expiration after not_before, are taken`() throws {
+        try database.psql("SELECT tokenkeeper.register('aa', 'com.example.app', tags => ARRAY[repeat('x', 512)])")
+        #expect(
+            try database.psql(
+                "SELECT tokenkeeper.enqueue('{}', 'com.example.app', tags => ARRAY[repeat('x', 512)], not_before => '2030-01-01Z', expiration => '2030-01-02Z')",
+                user: "a_sender") == "1")
+        #expect(
+            try database.psql(
+                "SELECT tokenkeeper.enqueue('{}', 'com.example.app', everyone => true, not_before => '2030-01-01Z', expiration => 'epoch')",
+                user: "a_sender") == "1", "0 is once only, and no instant")
+    }
+
+    @Test
+    func `a row that would expire before it may be sent fails with these words, one that a daemon put off does not`()
+        throws
+    {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload, expiration, not_before)
+            VALUES ('com.example.app', 'aa', '{}', now() - interval '2 hours', now() - interval '1 hour'),
+                   ('com.example.app', 'ab', '{}', now() + interval '1 hour', now() - interval '2 hours'),
+                   ('com.example.app', 'ac', '{}', now() - interval '1 hour', now() - interval '2 hours')
+            """, user: "a_sender")
+        let first = try claim()
+        #expect(first.requests.count == 1 && first.failed == 2)
+        let errors = "SELECT string_agg(token || ': ' || error, ', ' ORDER BY token) FROM tokenkeeper.failed_send"
+        let expired = "its expiration passed before it could be sent"
+        let wrong = "expiration is not later than not_before: the request would expire before it may be sent"
+        #expect(try database.psql(errors) == "aa: \(wrong), ac: \(expired)")
+        // Another try is later than its expiration.
+        var daemon = try database.connect(user: "a_daemon")
+        _ = try outbox.finish(
+            first.requests.map { RequestEnding(number: $0.number, fate: .returned(.zero)) }, on: &daemon)
+        try database.psql(
+            "UPDATE tokenkeeper.send_request SET expiration = now() - interval '2 hours', not_before = now() - interval '1 hour'"
+        )
+        #expect(try claim().failed == 1)
+        #expect(try database.psql(errors) == "aa: \(wrong), ab: \(expired), ac: \(expired)")
+    }
+
+    @Test func `a pause is refused what no index takes`() throws {
+        for wrong in ["repeat('x', 513)", "repeat('x', 5000)", "'t', 'production', repeat('x', 1001)"] {
+            let refused = try refusal("SELECT tokenkeeper.halt_sending(\(wrong))", user: "a_operator")
+            #expect(refused.state == "22023" && refused.message.contains("bytes long"), "\(refused)")
+        }
+        #expect(try database.psql("SELECT tokenkeeper.resume_sending(repeat('x', 100000))", user: "a_operator") == "f")
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try outbox.halt(lane, reason: String(repeating: "long ", count: 1000), on: &daemon))
+    }
+
+    // Anything ---------------------------------------------------------------------------------------------------------
+
+    /// Input that PostgreSQL itself refuses, and our own 22023.
+    private static let documented: Set<String> = ["22023", "22021", "22P02", "22P05", "22003", "22007", "22008"]
+
+    @Test func `any input is answered, or refused with a documented error`() throws {
+        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        print("outbox seed \(seed)")
+        var chance = SeededChance(seed: seed)
+        try database.psql("SELECT tokenkeeper.register('aa', 'com.example.app', tags => '{World}', device_id => 'd')")
+        let functions: [(user: String, name: String, parameters: [String])] = [
+            (
+                "a_sender", "enqueue",
+                [
+                    "payload", "topic", "environment", "tags", "push_type", "priority", "expiration", "collapse_id",
+                    "not_before", "device_id", "everyone",
+                ]
+            ),
+            ("a_operator", "halt_sending", ["topic", "environment", "reason"]),
+            ("a_operator", "resume_sending", ["topic", "environment"]),
+        ]
+        var answered: [String: Int] = [:]
+        var refused: Set<String> = []
+        for function in functions {
+            var connection = try database.connect(user: function.user)
+            for _ in 0..<4000 {
+                let arguments = function.parameters.compactMap { name -> String? in
+                    if name != "payload", name != "topic", Bool.random(using: &chance) { return nil }
+                    return "\(name) => \(Self.literal(name, &chance))"
+                }
+                let call = "SELECT tokenkeeper.\(function.name)(\(arguments.joined(separator: ", ")))"
+                do {
+                    try connection.execute(call)
+                    answered[function.name, default: 0] += 1
+                } catch let error as DatabaseError {
+                    refused.insert(error.sqlState ?? "")
+                    #expect(Self.documented.contains(error.sqlState ?? ""), "seed \(seed): \(call): \(error)")
+                }
+            }
+        }
+        #expect(answered.count == 3 && answered.values.allSatisfy { $0 > 10 }, "\(answered)")
+        #expect(refused.isSuperset(of: ["22023", "22021", "22P02", "22007"]), "\(refused)")
+        // What was taken can be claimed.
+        try database.psql("DELETE FROM tokenkeeper.send_halt")
+        let taken = try count("send_request", "coalesce(not_before, '-infinity') < now()")
+        let claim = try claim()
+        #expect(claim.requests.count + claim.failed + claim.suppressed == min(taken, 100) || taken > 5)
+    }
+
+    private static func literal(_ name: String, _ chance: inout SeededChance) -> String {
+        let usual: [String: [String]] = [
+            "payload": [
+                #"{"aps":{"alert":"x"}}"#, #"{"a":"\u0000"}"#, #"{"a":1e999999}"#, "[", "1e400000", #"{"mdm":1}"#,
+            ],
+            "topic": ["com.example.app", "com.example.app.voip", "t"], "environment": ["production", "sandbox"],
+            "tags": ["{World}", "{NULL}", "{{a},{b}}", "{"], "push_type": ["alert", "background"],
+            "priority": ["10", "-1", "99999999999", "1e3"], "collapse_id": ["c", " c"],
+            "expiration": ["epoch", "infinity", "2040-01-01Z", "294277-01-01Z", "yesterday-ish"],
+            "not_before": ["-infinity", "now", "2041-01-01Z", "4714-01-01Z BC"], "device_id": ["d"],
+            "everyone": ["true", "maybe"], "reason": ["why"],
+        ]
+        switch Int.random(in: 0..<10, using: &chance) {
+        case 0: return "NULL"
+        case 1:
+            let bytes = (0..<Int.random(in: 0...20, using: &chance)).map { _ in
+                UInt8.random(in: 0...255, using: &chance)
+            }
+            return "E'" + bytes.map { "\\x" + ($0 < 16 ? "0" : "") + String($0, radix: 16) }.joined() + "'"
+        case 2: return "repeat('x', \([511, 512, 513, 3000, 70_000].randomElement(using: &chance)!))::\(type(of: name))"
+        // Not below zero: PostgreSQL reads a minus sign in a timestamp as a zone, and refuses that with 22009.
+        case 3: return "'\(Int64.random(in: 0 ... .max, using: &chance))'"
+        default: return "'\((usual[name] ?? ["x"]).randomElement(using: &chance)!)'"
+        }
+    }
+
+    private static func type(of parameter: String) -> String {
+        switch parameter {
+        case "payload": "json"
+        case "tags": "text[]"
+        case "priority": "integer"
+        case "expiration", "not_before": "timestamptz"
+        case "everyone": "boolean"
+        default: "text"
+        }
+    }
+}

@@ -1,0 +1,179 @@
+import Foundation
+import LedgerTestSupport
+import Testing
+
+@testable import TokenLedger
+
+/// Random input for every function that a role may call, as that role. `FUZZ_CALLS` says how often each is called; `make fuzz` says 100,000.
+@Suite struct `Public functions` {
+    @Test(arguments: ["sender", "app", "reader", "operator"])
+    func `each answers any input, or raises an error that its comment names`(role: String) throws {
+        let calls = ProcessInfo.processInfo.environment["FUZZ_CALLS"].flatMap(Int.init) ?? 400
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            "CREATE COLLATION public.loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",
+            user: "postgres")
+        try database.psql(
+            """
+            SELECT tokenkeeper.register(t, p, e, device_id => 'device-1', tags => '{World}')
+            FROM unnest('{aa,bb}'::text[]) AS t, unnest('{com.example.app,com.example.app.voip}'::text[]) AS p,
+                 unnest('{production,sandbox}'::text[]) AS e
+            """)
+        let seed = Double.random(in: -1...1)
+        print("fuzz seed \(seed) (\(role))")
+        var caller = try database.connect(user: "a_\(role)")
+        try caller.execute("SELECT setseed(\(seed))")
+        try caller.execute(Self.values)
+        try caller.execute(Self.fuzz)
+        let functions = try caller.lines(
+            """
+            SELECT p.oid, p.oid::regprocedure, obj_description(p.oid) FROM pg_proc AS p
+            WHERE p.pronamespace = 'tokenkeeper'::regnamespace AND has_function_privilege(p.oid, 'EXECUTE') ORDER BY 2
+            """, columns: 3
+        ).map { $0.split(separator: "|", maxSplits: 2).map(String.init) }
+        #expect(functions.count >= 3, "\(functions)")
+        for function in functions {
+            var answered = 0
+            for chunk in stride(from: 0, to: calls, by: 500) {
+                // In transactions of their own: each call that fails costs a subtransaction.
+                let met = try caller.lines(
+                    "SELECT state, calls, example FROM pg_temp.fuzz(\(function[0]), \(min(500, calls - chunk)))",
+                    columns: 3)
+                for line in met {
+                    let parts = line.split(separator: "|", maxSplits: 2, omittingEmptySubsequences: false).map(
+                        String.init)
+                    if parts[0] == "00000" {
+                        answered += Int(parts[1]) ?? 0
+                    } else if parts[0] != "input" {
+                        #expect(
+                            function[2].contains(parts[0]),
+                            "\(function[1]) raises \(parts[0]), and its comment does not say so: \(parts[2])")
+                    }
+                }
+            }
+            #expect(answered > calls / 50, "\(function[1]) has answered \(answered) of \(calls) calls")
+        }
+    }
+
+    /// What people, programs and attackers pass: `pg_temp.some_value(parameter, type)`, as text. Raises 22021 at times.
+    private static let values = """
+        CREATE FUNCTION pg_temp.one_of(VARIADIC choices text[]) RETURNS text LANGUAGE sql
+        AS 'SELECT choices[1 + floor(random() * cardinality(choices))]';
+
+        CREATE FUNCTION pg_temp.some_text() RETURNS text LANGUAGE plpgsql AS $f$
+        DECLARE
+            bytes bytea := decode(md5(random()::text) || md5(random()::text), 'hex');
+            backslash text := chr(92);
+        BEGIN
+            RETURN CASE floor(random() * 24)
+                WHEN 0 THEN ''
+                WHEN 1 THEN encode(bytes, 'hex')
+                WHEN 2 THEN upper(encode(bytes, 'hex'))
+                WHEN 3 THEN left(encode(bytes, 'hex'), (random() * 64)::integer)
+                WHEN 4 THEN convert_from(bytes, 'UTF8')
+                -- A character that is cut off.
+                WHEN 5 THEN convert_from(substring(convert_to(chr(233) || chr(8364) || chr(128512), 'UTF8') FROM 1 FOR (random() * 9)::integer), 'UTF8')
+                WHEN 6 THEN convert_from(bytes, 'LATIN1')
+                WHEN 7 THEN repeat(left(encode(bytes, 'hex'), 4), (random() * 5000)::integer)
+                WHEN 8 THEN repeat(chr(233), (random() * 600)::integer)
+                WHEN 9 THEN chr((1 + random() * 55000)::integer) || chr((65536 + random() * 1000000)::integer)
+                WHEN 10 THEN pg_temp.one_of('production', 'sandbox', 'PRODUCTION', ' production', 'both')
+                WHEN 11 THEN pg_temp.one_of('com.example.app', '.voip', '.', '-', '*', 'com.example.app.push-type.liveactivity')
+                WHEN 12 THEN pg_temp.one_of('{"aps":{"alert":"x"}}', '{"aps":{"content-available":1}}', '{"alert":"' || backslash || 'u0000"}',
+                    '{"a":"' || backslash || 'ud800"}', '{"a":1e131071}', '{"a":1e999999}', '[]', '"x"', '{', '{"aps":{}} x', 'null', '{"a":1,"a":2}')
+                WHEN 13 THEN repeat('[', (random() * 5000)::integer) || repeat(']', (random() * 5000)::integer)
+                WHEN 14 THEN (random() * 2e10 - 1e10)::bigint::text
+                WHEN 15 THEN pg_temp.one_of('NaN', 'Infinity', '1e400', '-1e-400', '-0', '99999999999999999999999', '9223372036854775807',
+                    '-9223372036854775808', '2147483647', '-2147483648', '0x1F')
+                WHEN 16 THEN pg_temp.one_of('infinity', '-infinity', '4713-01-01 BC', '294276-12-31 23:59:59.999999+00', '294277-01-01',
+                    '1970-01-01', 'now', '2024-02-30', '2000-01-01 24:00:00')
+                WHEN 17 THEN (clock_timestamp() + (random() - 0.5) * interval '100 years')::text
+                WHEN 18 THEN pg_temp.one_of('true', 'f', 'yes', 'maybe')
+                WHEN 19 THEN '%_' || backslash || '''; DROP TABLE x; --$$'
+                WHEN 20 THEN chr(1) || chr(9) || chr(10) || chr(127) || chr(8232) || chr(65279)
+                WHEN 21 THEN pg_temp.one_of('1 day', '-1 day', '178000000 years', '1e10 years')
+                ELSE (floor(random() * 20) - 2)::text
+            END;
+        END
+        $f$;
+
+        CREATE FUNCTION pg_temp.some_value(parameter text, of_type text) RETURNS text LANGUAGE plpgsql AS $f$
+        DECLARE
+            chance double precision := random();
+        BEGIN
+            IF chance < 0.03 THEN
+                RETURN NULL;
+            ELSIF of_type LIKE '%[]' THEN
+                RETURN CASE
+                    WHEN chance < 0.05 THEN '{{aa,bb},{cc,dd}}'
+                    WHEN chance < 0.07 THEN '[0:1]={aa,bb}'
+                    WHEN chance < 0.09 THEN pg_temp.some_text()
+                    ELSE (SELECT array_agg(pg_temp.some_value(left(parameter, -1), left(of_type, -2)))::text
+                          FROM generate_series(1, (random() * 5)::integer)) END;
+            ELSIF chance < 0.7 THEN
+                -- One that fits, so that what is behind the first check is reached.
+                CASE
+                    WHEN parameter = 'token' THEN RETURN pg_temp.one_of('aa', 'bb', 'AA', 'cc');
+                    WHEN parameter = 'topic' THEN RETURN pg_temp.one_of('com.example.app', 'com.example.app.voip', 'com.example.new');
+                    WHEN parameter = 'environment' THEN RETURN pg_temp.one_of('production', 'sandbox');
+                    WHEN parameter = 'device_id' THEN RETURN pg_temp.one_of('device-1', 'device-2');
+                    WHEN parameter = 'priority' THEN RETURN pg_temp.one_of('10', '5', '1');
+                    WHEN parameter = 'push_type' THEN RETURN 'alert';
+                    WHEN parameter = 'since' THEN RETURN (clock_timestamp() - random() * interval '2 days')::text;
+                    WHEN parameter = 'until' THEN RETURN (clock_timestamp() + random() * interval '2 days')::text;
+                    WHEN of_type = 'timestamp with time zone' THEN RETURN (clock_timestamp() + (random() - 0.5) * interval '2 years')::text;
+                    WHEN of_type IN ('integer', 'bigint', 'smallint') THEN RETURN (floor(random() * 30) - 5)::text;
+                    WHEN of_type = 'boolean' THEN RETURN pg_temp.one_of('t', 'f');
+                    WHEN of_type IN ('json', 'jsonb') THEN RETURN '{"aps":{"alert":"' || (random() * 100)::integer || '"}}';
+                    WHEN of_type = 'tokenkeeper.ledger' THEN RETURN NULL;
+                    ELSE NULL;
+                END CASE;
+            END IF;
+            RETURN pg_temp.some_text();
+        END
+        $f$;
+        """
+
+    /// Calls a function with random arguments, some of the last ones left out, under one of four collations. Counts by SQLSTATE; `input`
+    /// is what PostgreSQL refuses before the function is called.
+    private static let fuzz = """
+        CREATE FUNCTION pg_temp.fuzz(of_function oid, many integer, OUT state text, OUT calls bigint, OUT example text) RETURNS SETOF record
+        LANGUAGE plpgsql AS $f$
+        DECLARE
+            names text[] := (SELECT proargnames FROM pg_proc AS p WHERE p.oid = of_function);
+            types text[] := (SELECT array_agg(format_type(t, NULL) ORDER BY n) FROM pg_proc AS p, unnest(p.proargtypes) WITH ORDINALITY AS a (t, n)
+                             WHERE p.oid = of_function);
+            mandatory integer := (SELECT pronargs - pronargdefaults FROM pg_proc AS p WHERE p.oid = of_function);
+            seen jsonb := '{}';
+            examples jsonb := '{}';
+            given integer;
+            chosen text;
+            arguments text[];
+            casts text;
+            stage text;
+        BEGIN
+            FOR n IN 1..many LOOP
+                given := mandatory + floor(random() * (cardinality(types) - mandatory + 1));
+                chosen := pg_temp.one_of('', ' COLLATE "C"', ' COLLATE "und-x-icu"', ' COLLATE public.loose');
+                stage := 'input';
+                BEGIN
+                    arguments := ARRAY(SELECT pg_temp.some_value(names[i], types[i]) FROM generate_series(1, given) AS i);
+                    casts := (SELECT string_agg(format('$1[%s]::%s%s', i, types[i], CASE WHEN types[i] IN ('text', 'text[]') THEN chosen END), ', ' ORDER BY i)
+                              FROM generate_series(1, given) AS i);
+                    EXECUTE format('SELECT FROM (SELECT %s OFFSET 0) AS input', coalesce(casts, '1')) USING arguments;
+                    EXECUTE format('SELECT %s', coalesce(replace(casts, ', $', ' IS NULL, $') || ' IS NULL', '1')) USING arguments;
+                    stage := '00000';
+                    EXECUTE format('SELECT count(*) FROM (SELECT %s(%s)) AS answer', of_function::regproc, casts) USING arguments;
+                EXCEPTION WHEN OTHERS THEN
+                    IF stage <> 'input' THEN
+                        stage := SQLSTATE;
+                        examples := jsonb_build_object(stage, left(SQLERRM || ' ' || coalesce(arguments::text, ''), 300)) || examples;
+                    END IF;
+                END;
+                seen := seen || jsonb_build_object(stage, coalesce((seen ->> stage)::bigint, 0) + 1);
+            END LOOP;
+            RETURN QUERY SELECT s.key, s.value::bigint, replace(examples ->> s.key, '|', '/') FROM jsonb_each_text(seen) AS s;
+        END
+        $f$;
+        """
+}

@@ -1,0 +1,275 @@
+import LedgerTestSupport
+import Testing
+
+@testable import TokenLedger
+@testable import tokenkeeperd
+
+@Suite struct `Locks of other sessions` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+        try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01Z')")
+    }
+
+    private func queue() throws {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+            SELECT 't', t, 410, '{"reason":"Unregistered","timestamp":1794000000123}' FROM unnest('{aa,bb}'::text[]) AS t
+            """, user: "a_sender")
+    }
+
+    @Test func `a role without any right stops nothing by taking every advisory lock`() throws {
+        try database.psql("CREATE ROLE \(database.name)_s LOGIN", user: "postgres")
+        var stranger = try database.connect(user: "\(database.name)_s")
+        // The numbers that were taken until migration 0021: four of their own, one a partition, one a range of it.
+        try stranger.execute(
+            """
+            SELECT count(pg_advisory_lock(29803, n)) FROM (
+                SELECT generate_series(0, 3) UNION ALL SELECT 1 << 27 | generate_series(0, 9)
+                UNION ALL SELECT 1 << 28 | l << 24 | generate_series(0, 3) FROM generate_series(0, 9) AS l) AS taken (n)
+            """)
+        let daemon = try DaemonProcess(database.url(user: "owner"), arguments: ["--migrate"])
+        try queue()
+        try eventually("the queue is drained") {
+            try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token")
+                == "aa,bb"
+        }
+        let run = try database.psql("SELECT tokenkeeper.request_sweep()", user: "a_operator")
+        try eventually("it sweeps") {
+            try database.psql("SELECT outcome FROM tokenkeeper.sweep_run WHERE run_id = \(run)") == "finished"
+        }
+        try eventually("it counts") { try database.psql("SELECT sum(tokens) FROM tokenkeeper.token_count") == "2" }
+        #expect(try database.psql("SELECT tokenkeeper.forget('aa') > 0", user: "a_app") == "t")
+        #expect(daemon.stop() == 0)
+        #expect(!daemon.logged.contains("waiting for a lock"))
+    }
+
+    @Test(arguments: [
+        // CREATE INDEX takes the same one.
+        ("LOCK TABLE tokenkeeper.ledger IN SHARE MODE", "tokenkeeper.ledger is locked (SHARE)", "tokenkeeper.ledger"),
+        (
+            "LOCK TABLE tokenkeeper.token_event_log IN ACCESS EXCLUSIVE MODE",
+            "tokenkeeper.token_event_log is locked (ACCESS EXCLUSIVE)", "tokenkeeper.token_event_log"
+        ),
+        (
+            "LOCK TABLE tokenkeeper.result_count IN EXCLUSIVE MODE", "tokenkeeper.result_count is locked (EXCLUSIVE)",
+            "tokenkeeper.result_count"
+        ),
+        (
+            "LOCK TABLE tokenkeeper.send_result_aside IN EXCLUSIVE MODE; LOCK TABLE tokenkeeper.ledger IN EXCLUSIVE MODE",
+            "tokenkeeper.ledger is locked (EXCLUSIVE)", "tokenkeeper.ledger"
+        ),
+        (
+            "SELECT tokenkeeper.forget('ffffffff')", "tokenkeeper.lock_erasure is locked (EXCLUSIVE)",
+            "tokenkeeper.lock_erasure"
+        ),
+        (
+            "UPDATE tokenkeeper.ledger SET tags = tags", "rows of tokenkeeper.ledger may be locked",
+            "tokenkeeper.ledger"
+        ),
+    ])
+    func `one that keeps results waiting is in the log and in the status, with who holds it, until it is gone`(
+        lock: String, words: String, table: String
+    ) throws {
+        let systemd = try NotifyListener()
+        let daemon = try DaemonProcess(database.url(), environment: ["NOTIFY_SOCKET": systemd.address])
+        try eventually("it is ready") { systemd.count("READY=1") == 1 }
+        var holder = try database.connect()
+        let pid = try #require(try holder.scalar("SELECT pg_backend_pid()"))
+        try holder.execute("SET application_name = 'index builder'; BEGIN; \(lock)")
+        try queue()
+        let who = "\(words) by pid \(pid), role owner, application index builder"
+        try eventually("the log says so") {
+            daemon.logged.contains("level=warning msg=\"waiting for a lock in PostgreSQL\"")
+        }
+        let line = try #require(
+            daemon.logged.split(separator: "\n").first { $0.contains("waiting for a lock in PostgreSQL") })
+        for part in [
+            "table=\(table)", "pid=\(pid)", "role=owner", "application_name=\"index builder\"", "held=\"\(who)\"",
+            "duty=drain",
+        ] {
+            #expect(line.contains(part), "\(part): \(line)")
+        }
+        try eventually("the status says so") {
+            systemd.status.hasPrefix("waiting for a lock in PostgreSQL: \(who) (since 20")
+                && systemd.status.contains("results are queued")
+        }
+        try eventually("the heartbeat says so") {
+            try database.psql("SELECT waiting_for FROM tokenkeeper.daemon") == who
+        }
+        try holder.execute("COMMIT")
+        try eventually("the queue is drained") {
+            try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token")
+                == "aa,bb"
+        }
+        try eventually("the log says that it is over") {
+            daemon.logged.contains("level=notice msg=\"no longer waiting for a lock in PostgreSQL\"")
+        }
+        try eventually("the status says nothing of it") { systemd.status.hasPrefix("the queue is empty") }
+        try eventually("nor does the heartbeat") {
+            try database.psql("SELECT waiting_for IS NULL FROM tokenkeeper.daemon") == "t"
+        }
+        #expect(daemon.stop() == 0)
+        #expect(daemon.logged.components(separatedBy: "\"waiting for a lock in PostgreSQL\"").count == 2, "told once")
+    }
+
+    @Test func `one row of a past leaf of the queue is reported, whatever else is drained`() throws {
+        let past = Int(try database.psql("SELECT (\(Leaf.currentInSQL) + 4) % 8"))!
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) SELECT 't', 'cc', 403, \(past) FROM generate_series(1, 20000)"
+        )
+        var holder = try database.connect()
+        let pid = try #require(try holder.scalar("SELECT pg_backend_pid()"))
+        try holder.execute("BEGIN; SELECT FROM tokenkeeper.send_result_\(past) LIMIT 1 FOR UPDATE")
+        let daemon = try DaemonProcess(database.url())
+        try eventually("the log says so") {
+            try queue()
+            return daemon.logged.contains(
+                "rows of tokenkeeper.send_result_\(past) may be locked by pid \(pid), role owner")
+        }
+        #expect(try database.psql("SELECT count(*) < 20000 FROM tokenkeeper.send_result_\(past)") == "t")
+        try holder.execute("COMMIT")
+        try eventually("the queue is drained") {
+            try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0"
+        }
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `one that makes a sweep fail is told with who holds it`() throws {
+        let daemon = try DaemonProcess(database.url())
+        try eventually("the first sweep is over") {
+            try database.psql("SELECT outcome FROM tokenkeeper.sweep_run") == "finished"
+        }
+        var holder = try database.connect()
+        let pid = try #require(try holder.scalar("SELECT pg_backend_pid()"))
+        try holder.execute("BEGIN; LOCK TABLE tokenkeeper.rejected_result IN EXCLUSIVE MODE")
+        try database.psql("SELECT tokenkeeper.request_sweep()", user: "a_operator")
+        try eventually("the log says so") { daemon.logged.contains("msg=\"sweep failed\"") }
+        #expect(
+            daemon.logged.contains("held=\"tokenkeeper.rejected_result is locked (EXCLUSIVE) by pid \(pid), role owner")
+        )
+        try holder.execute("COMMIT")
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `one that keeps the daemon from its heartbeat keeps no result waiting`() throws {
+        var holder = try database.connect()
+        try holder.execute("BEGIN; LOCK TABLE tokenkeeper.daemon IN SHARE MODE")
+        let daemon = try DaemonProcess(database.url())
+        try queue()
+        try eventually("the queue is drained") {
+            try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token")
+                == "aa,bb"
+        }
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.daemon") == "0")
+        try holder.execute("COMMIT")
+        try eventually("it reports") { try database.psql("SELECT count(*) FROM tokenkeeper.daemon") == "1" }
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `one that keeps the daemon from its heartbeat is told with who holds it`() throws {
+        let systemd = try NotifyListener()
+        let daemon = try DaemonProcess(database.url(), environment: ["NOTIFY_SOCKET": systemd.address])
+        try eventually("it is ready") { systemd.count("READY=1") == 1 }
+        var holder = try database.connect()
+        let pid = try #require(try holder.scalar("SELECT pg_backend_pid()"))
+        try holder.execute("BEGIN; LOCK TABLE tokenkeeper.daemon IN SHARE MODE")
+        try eventually("the log and the status say so") {
+            daemon.logged.contains("table=tokenkeeper.daemon") && daemon.logged.contains("pid=\(pid)")
+                && systemd.status.contains("tokenkeeper.daemon is locked (SHARE) by pid \(pid), role owner")
+        }
+        try holder.execute("COMMIT")
+        try eventually("it is over") {
+            daemon.logged.contains("no longer waiting for a lock in PostgreSQL")
+                && systemd.status.hasPrefix("the queue is empty")
+        }
+        #expect(daemon.stop() == 0)
+    }
+}
+
+@Suite struct `When a lock is worth a report` {
+    private let start = ContinuousClock.now
+
+    private func holder(_ pid: Int32, _ kind: LockHolder.Kind = .table, transaction: String = "3/1") -> LockHolder {
+        LockHolder(
+            kind: kind, pid: pid, transaction: transaction, table: "ledger", mode: "SHARE", role: "r", application: nil,
+            since: nil, behind: nil)
+    }
+
+    /// The watch when locks are met all the time, and looked up when it wants: every quarter of a second.
+    private func watch(
+        for seconds: Double, settled: Int = 0, _ holders: (Double) -> [LockHolder]
+    ) -> (watch: LockWatch, reportedAfter: Double?) {
+        var watch = LockWatch()
+        var reportedAfter: Double?
+        for step in 0...Int(seconds * 4) {
+            let now = start + .milliseconds(250 * step)
+            watch.note(waits: 1, settled: settled, now: now)
+            if watch.wantsLook(now: now) { watch.saw(holders(Double(step) / 4), now: now) }
+            if watch.reported != nil { reportedAfter = reportedAfter ?? Double(step) / 4 }
+        }
+        return (watch, reportedAfter)
+    }
+
+    @Test func `the same transaction for some seconds is, well within ten`() {
+        let (watch, after) = watch(for: 12) { _ in [holder(1)] }
+        #expect(after == 4 && watch.reported == [holder(1)])
+    }
+
+    @Test func `others all the time are not, as long as work gets done`() {
+        #expect(watch(for: 60, settled: 1) { [holder(1, transaction: "3/\($0)")] }.reportedAfter == nil)
+    }
+
+    @Test func `a standstill is, though nobody is found`() {
+        let (watch, after) = watch(for: 12) { [holder(1, transaction: "3/\($0)")] }
+        #expect(after == 6 && watch.reported == [])
+        #expect(watch.reported?.words == "no session holds one for long")
+    }
+
+    @Test func `a standstill is, also when work was done after the first lock was met`() {
+        var watch = LockWatch()
+        var reportedAfter: Int?
+        for second in 0...20 {
+            let now = start + .seconds(second)
+            watch.note(waits: 1, settled: second <= 5 ? 1 : 0, now: now)
+            if watch.wantsLook(now: now) { watch.saw([holder(1, transaction: "3/\(second)")], now: now) }
+            if watch.reported != nil { reportedAfter = reportedAfter ?? second }
+        }
+        #expect(reportedAfter == 11 && watch.reported == [])
+    }
+
+    @Test func `a transaction that lasts is, whatever else is done`() {
+        let (watch, after) = watch(for: 12, settled: 1) { _ in [holder(1, .rows)] }
+        #expect(after == 4 && watch.reported == [holder(1, .rows)])
+    }
+
+    @Test func `a daemon that reads a partition whole is not, and is no standstill; others are named beside it`() {
+        #expect(watch(for: 60) { _ in [holder(1, .reading)] }.reportedAfter == nil)
+        #expect(watch(for: 12) { _ in [holder(1, .reading), holder(2, .rows)] }.watch.reported == [holder(2, .rows)])
+    }
+
+    @Test func `who holds the table is named, and not those that have rows of it`() {
+        let (table, rows) = (holder(1), holder(2, .rows))
+        #expect(watch(for: 12) { _ in [table, rows] }.watch.reported == [table])
+        #expect(watch(for: 12) { _ in [rows] }.watch.reported == [rows])
+    }
+
+    @Test func `it is over when no lock has been met for a while, and not before`() {
+        var (watch, _) = watch(for: 12) { _ in [holder(1)] }
+        watch.note(waits: 0, settled: 100, now: start + .seconds(14))
+        #expect(watch.reported != nil && watch.isMeeting)
+        watch.note(waits: 0, settled: 0, now: start + .seconds(16))
+        #expect(watch.reported == nil && !watch.isMeeting)
+    }
+
+    @Test func `nobody is looked up where no lock is met`() {
+        var watch = LockWatch()
+        for second in 0..<60 {
+            watch.note(waits: second == 0 ? 1 : 0, settled: 1, now: start + .seconds(second))
+            #expect(watch.isMeeting == (second <= 3))
+        }
+        #expect(!watch.wantsLook(now: start + .seconds(60)) && watch.reported == nil)
+    }
+}
