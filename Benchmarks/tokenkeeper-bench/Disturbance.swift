@@ -14,7 +14,7 @@ final class Disturbance {
     private let stop = Flag()
     private let dumping = DispatchGroup()
 
-    init(_ kind: Kind, on database: Database, leaf: Leaf) throws {
+    init(_ kind: Kind, on database: Database, partition: Partition) throws {
         session = try database.session()
         switch kind {
         case .oldSnapshot:
@@ -47,7 +47,7 @@ final class Disturbance {
             }
         case .sleepingWriter:
             try session.run(
-                "BEGIN; INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) VALUES ('late', 'aa', 200, \(leaf.number))"
+                "BEGIN; INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) VALUES ('late', 'aa', 200, \(partition.number))"
             )
         }
     }

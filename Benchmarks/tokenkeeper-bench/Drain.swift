@@ -9,30 +9,30 @@ struct Drain {
 
     /// Where the backlog lies.
     enum Place {
-        /// In the leaf behind the current one, to which no sender writes any more.
+        /// In the partition behind the current one, to which no sender writes any more.
         case past
-        /// In the leaf that senders write to at the moment.
+        /// In the partition that senders write to at the moment.
         case current
         /// A half in each.
         case both
     }
 
-    /// How often the count is looked at. The queue itself is not: a reader of a leaf is in the daemon's way.
+    /// How often the count is looked at. The queue itself is not: a reader of a partition is in the daemon's way.
     private static let look: useconds_t = 5000
 
     /// - Parameter during: Called when all is laid, before the daemons are let go; what it answers is kept until the end.
     func drain(
         _ positions: Range<Int>, deadEvery: Int, on database: Database, settings: [String] = MeasuredDaemon.brisk,
-        during disturb: (_ leaf: Leaf) throws -> AnyObject? = { _ in nil }
+        during disturb: (_ partition: Partition) throws -> AnyObject? = { _ in nil }
     ) throws -> Sample {
         let session = try database.session()
         let daemons = try MeasuredDaemon.start(daemons, on: database, settings: settings)
         defer { for daemon in daemons { daemon.stop() } }
         try MeasuredDaemon.pause(daemons, on: session)
-        let leaf = try lay(positions, deadEvery: deadEvery, on: session)
+        let partition = try lay(positions, deadEvery: deadEvery, on: session)
         try session.run("CHECKPOINT")
         let before = try Self.counted(session)
-        let disturbance = try disturb(leaf)
+        let disturbance = try disturb(partition)
         let stopwatch = try Stopwatch(database.cluster, daemons)
         MeasuredDaemon.resume(daemons)
         let followed = try Self.follow(session, from: before, rows: positions.count) {
@@ -44,15 +44,15 @@ struct Drain {
         return sample
     }
 
-    /// - Returns: The past leaf.
-    private func lay(_ positions: Range<Int>, deadEvery: Int, on session: Session) throws -> Leaf {
+    /// - Returns: The sealed partition.
+    private func lay(_ positions: Range<Int>, deadEvery: Int, on session: Session) throws -> Partition {
         if place != .past {
-            // The current leaf shall be that until the end: some 50,000 results are laid and drained in a second.
+            // The current partition shall be that until the end: some 50,000 results are laid and drained in a second.
             let left = try session.number("SELECT 128 - date_part('epoch', clock_timestamp())::bigint % 128")
             if left < min(5 + Double(positions.count) / 50_000, 100) { Thread.sleep(forTimeInterval: left + 0.5) }
         }
-        let (past, current) = try (Leaf.past(session), Leaf.current(session))
-        let parts: [(Leaf, Range<Int>)] =
+        let (past, current) = try (Partition.past(session), Partition.current(session))
+        let parts: [(Partition, Range<Int>)] =
             switch place {
             case .past: [(past, positions)]
             case .current: [(current, positions)]
@@ -62,7 +62,7 @@ struct Drain {
                     (current, positions.lowerBound + positions.count / 2..<positions.upperBound),
                 ]
             }
-        for (leaf, part) in parts { try workload.queue(part, deadEvery: deadEvery, in: leaf, on: session) }
+        for (partition, part) in parts { try workload.queue(part, deadEvery: deadEvery, in: partition, on: session) }
         return past
     }
 

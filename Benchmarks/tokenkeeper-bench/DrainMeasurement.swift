@@ -12,7 +12,7 @@ struct DrainMeasurement {
     static let daemon = "tokenkeeperd"
     static let one = "tokenkeeperd, one connection"
     static let two = "two tokenkeeperd"
-    static let current = "tokenkeeperd, current leaf"
+    static let current = "tokenkeeperd, current partition"
 
     func run() {
         for deadEvery in scale.deadEvery {
@@ -83,7 +83,7 @@ struct DrainMeasurement {
         if contest.contestants.contains(Self.two) {
             compare("two daemons over one", Self.two, over: Self.daemon)
             for other in [Self.floor] + peers.map(\.name) {
-                compare("drain of the current leaf, \(share) 410s, over \(other)", Self.current, over: other)
+                compare("drain of the current partition, \(share) 410s, over \(other)", Self.current, over: other)
             }
         }
         report.bars.append(

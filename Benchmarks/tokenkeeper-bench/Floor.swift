@@ -7,14 +7,14 @@ struct Floor {
     /// - Parameter positions: Which results, on a database that has none queued.
     func drain(_ positions: Range<Int>, deadEvery: Int, on database: Database) throws -> Sample {
         let session = try database.session()
-        let leaf = try Leaf.past(session)
-        try workload.queue(positions, deadEvery: deadEvery, in: leaf, on: session)
+        let partition = try Partition.past(session)
+        try workload.queue(positions, deadEvery: deadEvery, in: partition, on: session)
         try session.run("CHECKPOINT")
         let stopwatch = try Stopwatch(database.cluster)
         try session.run(Recording.begin)
-        try session.run("LOCK TABLE \(leaf.table) IN ACCESS EXCLUSIVE MODE")
-        try session.run(records ? Recording.statement(from: leaf.table) : Recording.upsert(from: leaf.table))
-        try session.run("TRUNCATE \(leaf.table)")
+        try session.run("LOCK TABLE \(partition.table) IN ACCESS EXCLUSIVE MODE")
+        try session.run(records ? Recording.statement(from: partition.table) : Recording.upsert(from: partition.table))
+        try session.run("TRUNCATE \(partition.table)")
         try session.run("COMMIT")
         return try stopwatch.sample(rows: positions.count)
     }

@@ -18,9 +18,9 @@ struct FootprintMeasurement: LedgerMeasurement {
         try rest(database)
         let few = scale.deadEvery[0]
         try memory(database, overTLS: false, results: scale.manyResults, deadEvery: few, most: 30)
-        try memory(database, overTLS: false, results: scale.deadResults, deadEvery: 1, most: 30)
+        try memory(database, overTLS: false, results: scale.staleResults, deadEvery: 1, most: 30)
         try memory(database, overTLS: true, results: scale.results, deadEvery: few, most: 36)
-        try memory(database, overTLS: true, results: scale.deadResults, deadEvery: 1, most: 36)
+        try memory(database, overTLS: true, results: scale.staleResults, deadEvery: 1, most: 36)
     }
 
     private func bytesAToken(_ database: Database) throws {
@@ -50,7 +50,7 @@ struct FootprintMeasurement: LedgerMeasurement {
         var first: [Double] = []
         for round in 0..<scale.rounds {
             let positions = round * 20_000..<(round + 1) * 20_000
-            try workload.queue(positions, deadEvery: 50, in: Leaf.current(session), on: session)
+            try workload.queue(positions, deadEvery: 50, in: Partition.current(session), on: session)
             try session.run("CHECKPOINT")
             let before = try Drain.counted(session)
             let listener = try NotifyListener()
@@ -113,7 +113,7 @@ struct FootprintMeasurement: LedgerMeasurement {
         let daemon = try MeasuredDaemon.start(on: database, overTLS: overTLS)[0]
         defer { daemon.stop() }
         try MeasuredDaemon.pause([daemon], on: session)
-        try workload.queue(0..<results, deadEvery: deadEvery, in: Leaf.past(session), on: session)
+        try workload.queue(0..<results, deadEvery: deadEvery, in: Partition.past(session), on: session)
         try session.run("CHECKPOINT")
         let before = try Drain.counted(session)
         let stopwatch = try Stopwatch(cluster, [daemon])

@@ -1,5 +1,5 @@
 /// The drain while something in the database is in its way, over the drain undisturbed: a backlog of which a half lies in the
-/// current leaf, and a half in a past one.
+/// current partition, and a half in a past one.
 struct HostileMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
@@ -23,8 +23,8 @@ struct HostileMeasurement: LedgerMeasurement {
                     .drain(
                         0..<results, deadEvery: deadEvery, on: database,
                         settings: isAlone ? MeasuredDaemon.briskAlone : MeasuredDaemon.brisk
-                    ) { leaf in
-                        try kind.map { try Disturbance($0, on: database, leaf: leaf) }
+                    ) { partition in
+                        try kind.map { try Disturbance($0, on: database, partition: partition) }
                     }
                 try referee.note(name, round: "\(round + 1)", database.session())
                 return sample
@@ -50,12 +50,12 @@ struct HostileMeasurement: LedgerMeasurement {
         try fading()
     }
 
-    /// Whether it gets slower as it goes on: in the current leaf, of which all is deleted row by row and nothing truncated.
+    /// Whether it gets slower as it goes on: in the current partition, of which all is deleted row by row and nothing truncated.
     private func fading() throws {
         let deadEvery = scale.deadEvery[0]
         let kinds: [Disturbance.Kind] = [.oldSnapshot, .dump]
         let contest = try Contest(
-            "\(Scale.short(scale.results)) results, \(Scale.percent(deadEvery)) 410s, current leaf, hostile conditions",
+            "\(Scale.short(scale.results)) results, \(Scale.percent(deadEvery)) 410s, current partition, hostile conditions",
             rounds: scale.rounds,
             ([nil] + kinds).map { (kind: Disturbance.Kind?) in
                 Contest.Contestant(name: kind?.rawValue ?? Self.undisturbed) { round in
@@ -64,8 +64,8 @@ struct HostileMeasurement: LedgerMeasurement {
                     let first = round * scale.results
                     return try Drain(workload: workload, place: .current).drain(
                         first..<first + scale.results, deadEvery: deadEvery, on: database
-                    ) { leaf in
-                        try kind.map { try Disturbance($0, on: database, leaf: leaf) }
+                    ) { partition in
+                        try kind.map { try Disturbance($0, on: database, partition: partition) }
                     }
                 }
             })
@@ -73,7 +73,7 @@ struct HostileMeasurement: LedgerMeasurement {
         for kind in kinds {
             let pairs = zip(contest.samples[kind.rawValue] ?? [], contest.samples[Self.undisturbed] ?? [])
             report.compare(
-                "drain of the current leaf while \(kind.rawValue): the last quarter's rate over the first's, over the same undisturbed",
+                "drain of the current partition while \(kind.rawValue): the last quarter's rate over the first's, over the same undisturbed",
                 Spread(pairs.map { $0.lastOverFirst / $1.lastOverFirst }), atLeast: 0.9)
         }
     }

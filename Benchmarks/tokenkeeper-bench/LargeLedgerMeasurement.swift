@@ -40,10 +40,10 @@ struct LargeLedgerMeasurement {
                     try Floor(workload: workloads.large).drain(slice(), deadEvery: deadEvery, on: database)
                 },
             ])
-        let dead = try database.session().number("SELECT count(*) FROM tokenkeeper.ledger WHERE dead_at IS NOT NULL")
+        let stale = try database.session().number("SELECT count(*) FROM tokenkeeper.ledger WHERE stale_at IS NOT NULL")
         let expected = workloads.large.stale + drained / deadEvery
-        guard Int(dead) == expected else {
-            throw TestFailure("\(Int(dead)) dead tokens in the large ledger, expected \(expected)")
+        guard Int(stale) == expected else {
+            throw TestFailure("\(Int(stale)) dead tokens in the large ledger, expected \(expected)")
         }
         report.add(contest)
         report.compare(

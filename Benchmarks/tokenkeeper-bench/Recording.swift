@@ -28,29 +28,29 @@ enum Recording {
             ORDER BY t.topic_id, token_key, f.at DESC, f.reason COLLATE "C" DESC
         ), old AS MATERIALIZED (
             SELECT s.topic_id, s.token_key, s.at, s.reason, l.ctid AS place, l.registered_at, l.suppressed, l.suppressed_since,
-                   l.device_id, l.dead_at, l.suspect_at, l.unregistered_at, l.superseded_at
+                   l.device_id, l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at
             FROM said AS s LEFT JOIN tokenkeeper.ledger AS l ON l.topic_id = s.topic_id AND l.token_key = s.token_key
-            WHERE l.dead_at IS NULL OR (s.at, s.reason COLLATE "C") > (l.dead_at, l.dead_reason)
+            WHERE l.stale_at IS NULL OR (s.at, s.reason COLLATE "C") > (l.stale_at, l.stale_reason)
         ), added AS (
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, dead_at, dead_reason, suppressed_since)
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, stale_at, stale_reason, suppressed_since)
             SELECT o.topic_id, o.token_key, o.at, o.reason, statement_timestamp() FROM old AS o WHERE o.place IS NULL
             ON CONFLICT DO NOTHING
         ), changed AS (
             UPDATE tokenkeeper.ledger AS l
-            SET dead_at = o.at, dead_reason = o.reason,
+            SET stale_at = o.at, stale_reason = o.reason,
                 suppressed_since = CASE
                     WHEN o.suppressed THEN o.suppressed_since
-                    WHEN greatest(o.at, o.suspect_at, o.unregistered_at, o.superseded_at) >= o.registered_at THEN statement_timestamp() END
+                    WHEN greatest(o.at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) >= o.registered_at THEN statement_timestamp() END
             FROM old AS o WHERE l.ctid = o.place
         ), told AS (
             INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
                 registered_before, registered_after, invalidated_before, invalidated_after)
             SELECT o.topic_id, o.token_key,
-                   CASE WHEN o.place IS NULL OR greatest(o.at, o.suspect_at, o.unregistered_at, o.superseded_at) >= o.registered_at
+                   CASE WHEN o.place IS NULL OR greatest(o.at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) >= o.registered_at
                         THEN 'invalidated' ELSE 'late_feedback_ignored' END,
-                   'dead', o.reason, o.device_id, nullif(o.registered_at, '-infinity'), nullif(o.registered_at, '-infinity'),
-                   greatest(o.dead_at, o.suspect_at, o.unregistered_at, o.superseded_at),
-                   greatest(o.at, o.suspect_at, o.unregistered_at, o.superseded_at)
+                   'stale', o.reason, o.device_id, nullif(o.registered_at, '-infinity'), nullif(o.registered_at, '-infinity'),
+                   greatest(o.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at),
+                   greatest(o.at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at)
             FROM old AS o WHERE NOT coalesce(o.suppressed, false)
         )
         SELECT coalesce(sum(results), 0) FROM counted
@@ -60,7 +60,7 @@ enum Recording {
     /// The ledger alone, without history and counts: what a bare bulk upsert of the same results costs.
     static func upsert(from source: String) -> String {
         """
-        INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, dead_at, dead_reason, suppressed_since)
+        INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, stale_at, stale_reason, suppressed_since)
         SELECT DISTINCT ON (t.topic_id, token_key) t.topic_id, decode(f.token, 'hex') AS token_key,
                to_timestamp((f.body ->> 'timestamp')::double precision / 1000) AS at, f.body ->> 'reason' AS reason,
                statement_timestamp()
@@ -68,11 +68,11 @@ enum Recording {
         JOIN tokenkeeper.topic AS t ON t.topic = f.topic AND t.environment = f.environment
         ORDER BY t.topic_id, token_key, at DESC, reason DESC
         ON CONFLICT (topic_id, token_key) DO UPDATE
-        SET dead_at = excluded.dead_at, dead_reason = excluded.dead_reason,
+        SET stale_at = excluded.stale_at, stale_reason = excluded.stale_reason,
             suppressed_since = CASE
                 WHEN l.suppressed THEN l.suppressed_since
-                WHEN excluded.dead_at >= l.registered_at THEN excluded.suppressed_since END
-        WHERE l.dead_at IS NULL OR (excluded.dead_at, excluded.dead_reason) > (l.dead_at, l.dead_reason)
+                WHEN excluded.stale_at >= l.registered_at THEN excluded.suppressed_since END
+        WHERE l.stale_at IS NULL OR (excluded.stale_at, excluded.stale_reason) > (l.stale_at, l.stale_reason)
         """
     }
 }

@@ -8,7 +8,7 @@ struct Scale {
     var results: Int
     var manyResults: Int
     /// Queued results of a drain where all are 410s.
-    var deadResults: Int
+    var staleResults: Int
     /// Each so-many-th result is a 410: 2 %, 20 %, all.
     var deadEvery: [Int]
     /// Of how many results a batch of a peer may be; the fastest is taken.
@@ -29,19 +29,19 @@ struct Scale {
 
     static let full = Scale(
         rounds: 5, tokens: 1_000_000, manyTokens: 10_000_000, results: 1_000_000, manyResults: 10_000_000,
-        deadResults: 1_000_000,
+        staleResults: 1_000_000,
         deadEvery: [50, 5, 1], batches: [1000, 5000, 20_000, 50_000, 100_000], idleProbes: 50, loadedProbes: 400,
         calls: 20_000, inserts: 100_000, sends: 100_000, outboxSends: 50_000, restSeconds: 15, loadSeconds: 10,
         fleetDivisor: 1)
 
     static let quick = Scale(
-        rounds: 3, tokens: 50_000, manyTokens: 300_000, results: 50_000, manyResults: 300_000, deadResults: 15_000,
+        rounds: 3, tokens: 50_000, manyTokens: 300_000, results: 50_000, manyResults: 300_000, staleResults: 15_000,
         deadEvery: [50, 1], batches: [10_000], idleProbes: 4, loadedProbes: 60,
         calls: 3000, inserts: 20_000, sends: 20_000, outboxSends: 10_000, restSeconds: 3, loadSeconds: 1,
         fleetDivisor: 20)
 
     /// How many results a drain has.
-    func results(_ deadEvery: Int) -> Int { deadEvery == 1 ? deadResults : results }
+    func results(_ deadEvery: Int) -> Int { deadEvery == 1 ? staleResults : results }
 
     static func percent(_ deadEvery: Int) -> String { "\(100 / deadEvery) %" }
 

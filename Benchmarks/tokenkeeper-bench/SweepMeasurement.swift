@@ -25,7 +25,7 @@ struct SweepMeasurement: LedgerMeasurement {
                 },
                 Contest.Contestant(name: Self.barest) { _ in
                     try onCopy { database in
-                        try timed(database, tells: false) {
+                        try timed(database, reports: false) {
                             try $0.session().run(
                                 Recording.begin + "DELETE FROM tokenkeeper.ledger AS l WHERE \(Self.isDue); COMMIT")
                         }
@@ -54,7 +54,7 @@ struct SweepMeasurement: LedgerMeasurement {
     private static let isDue = "l.suppressed AND l.suppressed_since < clock_timestamp() - interval '90 days'"
 
     private func timed(
-        _ database: Database, tells: Bool = true, _ work: (Database) throws -> Void
+        _ database: Database, reports: Bool = true, _ work: (Database) throws -> Void
     ) throws -> Sample {
         let session = try database.session()
         try session.run("CHECKPOINT")
@@ -63,7 +63,7 @@ struct SweepMeasurement: LedgerMeasurement {
         let sample = try stopwatch.sample(rows: workload.stale)
         let left = try session.number("SELECT count(*) FROM tokenkeeper.ledger")
         let told = try session.number("SELECT count(*) FROM tokenkeeper.token_event_log WHERE event = 'pruned'")
-        guard Int(left) == workload.tokens, Int(told) == (tells ? workload.stale : 0) else {
+        guard Int(left) == workload.tokens, Int(told) == (reports ? workload.stale : 0) else {
             throw TestFailure("\(Int(left)) tokens left and \(Int(told)) told, of \(workload.stale) to be pruned")
         }
         return sample
@@ -78,8 +78,8 @@ struct SweepMeasurement: LedgerMeasurement {
                 )
                 INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
                     registered_before, invalidated_before)
-                SELECT g.topic_id, g.token_key, 'pruned', 'dead', g.dead_reason, g.device_id, nullif(g.registered_at, '-infinity'),
-                       greatest(g.dead_at, g.suspect_at, g.unregistered_at, g.superseded_at)
+                SELECT g.topic_id, g.token_key, 'pruned', 'stale', g.stale_reason, g.device_id, nullif(g.registered_at, '-infinity'),
+                       greatest(g.stale_at, g.suspect_at, g.unregistered_by_app_at, g.superseded_at)
                 FROM gone AS g;
                 COMMIT
                 """)

@@ -23,7 +23,7 @@ struct Workload: Sendable {
         }
         try session.run(
             """
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, dead_at, dead_reason, suppressed_since)
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, stale_at, stale_reason, suppressed_since)
             SELECT \(Self.topicID("n")), \(Self.key("n")),
                    b.base - CASE WHEN n % 11 = 0 THEN interval '200 days' ELSE interval '10 days' END + n % 86400 * interval '1 s',
                    CASE WHEN n % 11 = 0 THEN b.base - interval '150 days' END,
@@ -77,13 +77,13 @@ struct Workload: Sendable {
             """
     }
 
-    /// Queues results in a leaf of the daemon's ring.
-    func queue(_ positions: Range<Int>, deadEvery: Int, in leaf: Leaf, on session: Session) throws {
+    /// Queues results in a partition of the daemon's ring.
+    func queue(_ positions: Range<Int>, deadEvery: Int, in partition: Partition, on session: Session) throws {
         try session.run(
             """
-            INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, sent_at, leaf)
-            SELECT r.*, \(leaf.number) FROM (\(results(positions, deadEvery: deadEvery))) AS r
+            INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, sent_at, partition_number)
+            SELECT r.*, \(partition.number) FROM (\(results(positions, deadEvery: deadEvery))) AS r
             """)
-        try session.run("ANALYZE \(leaf.table)")
+        try session.run("ANALYZE \(partition.table)")
     }
 }

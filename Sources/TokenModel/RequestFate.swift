@@ -7,7 +7,7 @@ public enum RequestFate: Hashable, Sendable {
     /// Tried again after the pause, because of what is told.
     case later(Duration, String)
     /// It may have been delivered, but no answer came: tried again after the pause, unless that has happened before.
-    case cut(Duration, String)
+    case interrupted(Duration, String)
     /// It waits again, as if it had not been tried; with a pause or as before.
     case returned(Duration?)
 
@@ -15,7 +15,7 @@ public enum RequestFate: Hashable, Sendable {
     public var error: String? {
         switch self {
         case .answered, .returned: nil
-        case .failed(let error), .later(_, let error), .cut(_, let error): error
+        case .failed(let error), .later(_, let error), .interrupted(_, let error): error
         }
     }
 }

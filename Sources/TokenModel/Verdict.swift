@@ -3,7 +3,7 @@ public enum Verdict: Hashable, Sendable {
     /// 200: taken for delivery. Says nothing about the token's future.
     case accepted
     /// 410 as APNs sends it, with a reason and a timestamp: the token has been dead since `at`. A later registration revives it.
-    case dead(TokenAddress, at: Instant, reason: String)
+    case stale(TokenAddress, at: Instant, reason: String)
     /// 400 BadDeviceToken and the like: the token is bad for this topic and environment, or the sender is misconfigured.
     /// Also a 410 that APNs does not send: a proxy answered, or the sender omits the body.
     case suspect(TokenAddress, at: Instant, reason: String)
@@ -44,7 +44,7 @@ extension Verdict {
     public var reason: String? {
         switch self {
         case .accepted: nil
-        case .dead(_, _, let reason), .suspect(_, _, let reason): reason
+        case .stale(_, _, let reason), .suspect(_, _, let reason): reason
         case .sendersFault(let reason), .transient(let reason): reason
         case .unintelligible: "(rejected)"
         }

@@ -38,7 +38,7 @@ private func error(_ verdict: Verdict) -> String? {
     @Test(arguments: ["Unregistered", "ExpiredToken", "SomethingNew"])
     func `a 410 with reason and timestamp makes its token stale as of then, whatever the reason`(reason: String) {
         let body = #"{"reason":"\#(reason)","timestamp":1794000000123}"#
-        #expect(verdict(410, body) == .dead(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: reason))
+        #expect(verdict(410, body) == .stale(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: reason))
     }
 
     @Test(arguments: ["BadDeviceToken", "DeviceTokenNotForTopic"])
@@ -123,7 +123,7 @@ private func error(_ verdict: Verdict) -> String? {
         #"{"more":[[]],"reason":"Gone","timestamp":1794000000123}"#,
     ])
     func `any JSON object with a reason and an integer timestamp is read`(body: String) {
-        #expect(verdict(410, body) == .dead(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: "Gone"))
+        #expect(verdict(410, body) == .stale(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: "Gone"))
     }
 
     @Test func `a body of a megabyte is read or not, like any other`() {
@@ -138,7 +138,7 @@ private func error(_ verdict: Verdict) -> String? {
         }
         #expect(
             verdict(410, #"{"pad":""# + pad + #"","reason":"Gone","timestamp":1794000000123}"#)
-                == .dead(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: "Gone"))
+                == .stale(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: "Gone"))
     }
 
     @Test(arguments: [
@@ -153,7 +153,7 @@ private func error(_ verdict: Verdict) -> String? {
     @Test func `2008 is the first year that is understood`() {
         #expect(
             verdict(410, #"{"reason":"Gone","timestamp":1199145600000}"#)
-                == .dead(address, at: .beforeAPNs, reason: "Gone"))
+                == .stale(address, at: .beforeAPNs, reason: "Gone"))
     }
 
     @Test func `a timestamp up to a day ahead counts as now, and beyond is not understood`() {
@@ -161,7 +161,7 @@ private func error(_ verdict: Verdict) -> String? {
         for ahead in [0, 1, 86_400_000] {
             #expect(
                 verdict(410, #"{"reason":"Gone","timestamp":\#(now + Int64(ahead))}"#)
-                    == .dead(address, at: queuedAt, reason: "Gone"))
+                    == .stale(address, at: queuedAt, reason: "Gone"))
         }
         for absurd in ["\(now + 86_400_001)", "9223372036854775807", "1e300", "99999999999999"] {
             #expect(
@@ -286,7 +286,7 @@ private func error(_ verdict: Verdict) -> String? {
                 sentAt: [nil, sentAt, .distantPast, .distantFuture].randomElement(using: &chance)!,
                 queuedAt: queuedAt)
             switch Interpretation.verdict(on: random) {
-            case .dead(_, let at, let reason):
+            case .stale(_, let at, let reason):
                 #expect(
                     status == 410 && body.contains("reason") && body.contains("1794000000123") && at <= queuedAt
                         && at >= .beforeAPNs && !reason.isEmpty
@@ -301,9 +301,9 @@ private func error(_ verdict: Verdict) -> String? {
 
     @Test func `what APNs writes is read without a decoder, and never to another meaning`() throws {
         #expect(
-            AnswerBody.usual(#"{"reason":"Unregistered","timestamp":1508249865488}"#)
-                == AnswerBody.decoded(#"{"reason":"Unregistered","timestamp":1508249865488}"#))
-        #expect(AnswerBody.usual(#"{"reason":"BadDeviceToken"}"#)?.reason == "BadDeviceToken")
+            ResponseBody.usual(#"{"reason":"Unregistered","timestamp":1508249865488}"#)
+                == ResponseBody.decoded(#"{"reason":"Unregistered","timestamp":1508249865488}"#))
+        #expect(ResponseBody.usual(#"{"reason":"BadDeviceToken"}"#)?.reason == "BadDeviceToken")
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
         var chance = Chance(seed: seed)
         let strays = Array(#"{}[]:,"\ 0159-+.eEaZé@[`"#) + ["\u{0}", "\n"]
@@ -324,9 +324,9 @@ private func error(_ verdict: Verdict) -> String? {
                 if body.isEmpty { break }
             }
             let text = String(body)
-            guard let usual = AnswerBody.usual(text) else { continue }
+            guard let usual = ResponseBody.usual(text) else { continue }
             read += 1
-            #expect(usual == AnswerBody.decoded(text), "\(text), seed \(seed)")
+            #expect(usual == ResponseBody.decoded(text), "\(text), seed \(seed)")
         }
         #expect(read > 5000)
     }

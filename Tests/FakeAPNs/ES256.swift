@@ -73,9 +73,10 @@ enum Base64URL {
 
     static func decode(_ text: Substring) -> [UInt8]? {
         if text.utf8.contains(where: { "+/=".utf8.contains($0) }) { return nil }
-        let standard = text.replacingOccurrences(of: "-", with: "+").replacingOccurrences(of: "_", with: "/")
-        return Data(base64Encoded: standard + String(repeating: "=", count: (4 - standard.utf8.count % 4) % 4)).map {
-            Array($0)
-        }
+        let defaultValue = text.replacingOccurrences(of: "-", with: "+").replacingOccurrences(of: "_", with: "/")
+        return Data(base64Encoded: defaultValue + String(repeating: "=", count: (4 - defaultValue.utf8.count % 4) % 4))
+            .map {
+                Array($0)
+            }
     }
 }

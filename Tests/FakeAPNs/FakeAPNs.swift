@@ -152,7 +152,7 @@ final class FakeCore: Sendable {
 }
 
 extension Channel {
-    /// Ends it beneath TLS, without its farewell.
+    /// Ends it beneath TLS, without its signOff.
     func dropped() {
         eventLoop.execute {
             guard let tls = try? self.pipeline.syncOperations.context(handlerType: NIOSSLServerHandler.self) else {

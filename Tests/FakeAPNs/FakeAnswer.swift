@@ -23,7 +23,7 @@ public struct FakeAnswer: Sendable {
     }
 
     /// 410 Unregistered.
-    public static func dead(at timestamp: Int64, reason: String = "Unregistered") -> FakeAnswer {
+    public static func stale(at timestamp: Int64, reason: String = "Unregistered") -> FakeAnswer {
         refused(410, reason, timestamp: timestamp)
     }
 

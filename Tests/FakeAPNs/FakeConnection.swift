@@ -150,7 +150,7 @@ final class FakeConnection: ChannelInboundHandler {
         } else if let scripted = core.answer(request) {
             answer = scripted
         } else if let token = request.token, let death = core.deaths.death(of: token, topic: request.topic, at: now) {
-            answer = .dead(at: death.at, reason: death.reason)
+            answer = .stale(at: death.at, reason: death.reason)
         } else {
             answer = .accepted
         }

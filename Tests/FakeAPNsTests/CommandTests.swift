@@ -33,11 +33,11 @@ struct CommandTests {
         let port = try #require(Int(said.trimmingCharacters(in: .whitespacesAndNewlines)), "\(said)")
 
         let id = "69e4908d-5248-4d9c-b91c-3c9c86d44e1b"
-        let dead = try Fixture.request {
+        let stale = try Fixture.request {
             $0.path = "/3/device/aaaa"
             $0.headers = [("apns-id", id)]
         }
-        #expect(try dead.send(to: port, trusting: Fixture.authority).status == 410)
+        #expect(try stale.send(to: port, trusting: Fixture.authority).status == 410)
         #expect(try Fixture.request().send(to: port, trusting: Fixture.authority).status == 200)
         process.terminate()
         process.waitUntilExit()

@@ -81,16 +81,16 @@ final class FrameClient: Sendable {
         }
     }
 
-    struct Farewell: Equatable {
+    struct SignOff: Equatable {
         var last: Int
         var code: Int
         var data: String
     }
 
-    func goAway() async throws -> Farewell {
+    func goAway() async throws -> SignOff {
         try await frames.first { frame in
             guard case .goAway(let last, let code, let data) = frame.payload else { return nil }
-            return Farewell(last: Int(last), code: code.networkCode, data: data.map { String(buffer: $0) } ?? "")
+            return SignOff(last: Int(last), code: code.networkCode, data: data.map { String(buffer: $0) } ?? "")
         }
     }
 

@@ -30,11 +30,11 @@ struct ScriptTests {
             {"deaths": [{"token": "AAAA", "topic": "com.example.app", "after": 10, "revivedAfter": 20}]}
             """)
         defer { apns.stop() }
-        let dead = "410 {\"reason\":\"Unregistered\",\"timestamp\":\(apns.startedAt + 10_000)}"
+        let stale = "410 {\"reason\":\"Unregistered\",\"timestamp\":\(apns.startedAt + 10_000)}"
         #expect(try outcome(apns) == "200")
         clock.advance(seconds: 10)
-        #expect(try outcome(apns) == dead)
-        #expect(try outcome(apns, "AaAa") == dead)
+        #expect(try outcome(apns) == stale)
+        #expect(try outcome(apns, "AaAa") == stale)
         #expect(try outcome(apns, "bbbb") == "200")
         #expect(try outcome(apns, topic: "com.example.app.voip") == "200")
         clock.advance(seconds: 10)
@@ -60,10 +60,10 @@ struct ScriptTests {
         let apns: FakeAPNs = try start("{\"deaths\": [{\"share\": 0.02, \"after\": 0}]}")
         defer { apns.stop() }
         let tokens = (0..<10_000).map { String(format: "%064x", $0) }
-        let dead = tokens.filter { apns.deaths.death(of: $0, topic: nil, at: clock.now) != nil }
-        #expect(150...250 ~= dead.count)
-        #expect(try outcome(apns, dead[0]).hasPrefix("410"))
-        let alive = try #require(tokens.first { !dead.contains($0) })
+        let stale = tokens.filter { apns.deaths.death(of: $0, topic: nil, at: clock.now) != nil }
+        #expect(150...250 ~= stale.count)
+        #expect(try outcome(apns, stale[0]).hasPrefix("410"))
+        let alive = try #require(tokens.first { !stale.contains($0) })
         #expect(try outcome(apns, alive) == "200")
     }
 

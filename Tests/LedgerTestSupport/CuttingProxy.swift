@@ -1,17 +1,17 @@
 import Foundation
 import Synchronization
 
-/// A TCP proxy before PostgreSQL that cuts connections at the worst instants: just before a COMMIT arrives, just before
+/// A TCP proxy before PostgreSQL that interruptions connections at the worst instants: just before a COMMIT arrives, just before
 /// its reply goes back, or just after.
 public final class CuttingProxy: Sendable {
     public let port: Int
     /// How many connections were cut at each of the three instants.
-    public let cuts = Mutex([0, 0, 0])
+    public let interruptions = Mutex([0, 0, 0])
 
     private let server: Int
     private let listener: Int32
     private let chance: Mutex<SeededChance>
-    private let cutsNow = Atomic(true)
+    private let interruptionsNow = Atomic(true)
 
     /// `COMMIT` as a simple query: type, length, text, NUL.
     private static let commit: [UInt8] = [UInt8(ascii: "Q"), 0, 0, 0, 11] + Array("COMMIT".utf8) + [0]
@@ -41,7 +41,7 @@ public final class CuttingProxy: Sendable {
     }
 
     /// From now on everything passes.
-    public func behave() { cutsNow.store(false, ordering: .releasing) }
+    public func behave() { interruptionsNow.store(false, ordering: .releasing) }
 
     public func close() {
         shutdown(listener, Int32(SHUT_RDWR))
@@ -71,10 +71,10 @@ public final class CuttingProxy: Sendable {
             if watched[0].revents != 0 {
                 let count = recv(client, &bytes, bytes.count, 0)
                 guard count > 0 else { return }
-                if Array(bytes[0..<count]) == Self.commit, cutsNow.load(ordering: .acquiring) {
+                if Array(bytes[0..<count]) == Self.commit, interruptionsNow.load(ordering: .acquiring) {
                     switch chance.withLock({ Int.random(in: 0..<15, using: &$0) }) {
                     case 0:
-                        cuts.withLock { $0[0] += 1 }
+                        interruptions.withLock { $0[0] += 1 }
                         return
                     case 1: cutBeforeReply = true
                     case 2: cutAfterReply = true
@@ -87,12 +87,12 @@ public final class CuttingProxy: Sendable {
                 let count = recv(upstream, &bytes, bytes.count, 0)
                 guard count > 0 else { return }
                 if cutBeforeReply {
-                    cuts.withLock { $0[1] += 1 }
+                    interruptions.withLock { $0[1] += 1 }
                     return
                 }
                 guard forward(bytes, count, to: client) else { return }
                 if cutAfterReply {
-                    cuts.withLock { $0[2] += 1 }
+                    interruptions.withLock { $0[2] += 1 }
                     return
                 }
             }

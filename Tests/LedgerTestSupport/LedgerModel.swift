@@ -24,7 +24,7 @@ public struct LedgerModel {
     }
 
     private var registrations: [Key: [Registration]] = [:]
-    private var dead: [Key: Set<Word>] = [:]
+    private var stale: [Key: Set<Word>] = [:]
     private var suspects: [Key: Set<Word>] = [:]
     private var unregistrations: [Key: Set<Int>] = [:]
     private var exclusions: [(environment: String, topic: String, window: ClosedRange<Int>)] = []
@@ -39,7 +39,7 @@ public struct LedgerModel {
     public mutating func unregister(_ key: Key, _ at: Int) { unregistrations[key, default: []].insert(at) }
 
     public mutating func dies(_ key: Key, _ at: Int, _ reason: String) {
-        dead[key, default: []].insert(Word(at: at, reason: reason))
+        stale[key, default: []].insert(Word(at: at, reason: reason))
     }
 
     public mutating func suspect(_ key: Key, _ at: Int, _ reason: String) {
@@ -53,7 +53,7 @@ public struct LedgerModel {
     /// Forgets a token, in every topic.
     public mutating func forget(_ token: String) {
         registrations = registrations.filter { $0.key.token != token }
-        dead = dead.filter { $0.key.token != token }
+        stale = stale.filter { $0.key.token != token }
         suspects = suspects.filter { $0.key.token != token }
         unregistrations = unregistrations.filter { $0.key.token != token }
     }
@@ -101,7 +101,7 @@ public struct LedgerModel {
         let named = named()
         let deviceTags = deviceTags()
         var lines: Set<String> = []
-        for key in Set(registrations.keys).union(dead.keys).union(suspects.keys).union(unregistrations.keys) {
+        for key in Set(registrations.keys).union(stale.keys).union(suspects.keys).union(unregistrations.keys) {
             let counting = (suspects[key] ?? []).filter { word in
                 !exclusions.contains {
                     $0.environment == key.environment && $0.topic == key.topic && $0.window.contains(word.at)
@@ -111,7 +111,7 @@ public struct LedgerModel {
             let device = device(of: key)
             let greatest = { (words: Set<Word>) in words.max { ($0.at, $0.reason) < ($1.at, $1.reason) } }
             var causes: [(state: String, at: Int, reason: String)] = []
-            if let word = greatest(dead[key] ?? []) { causes.append(("stale", word.at, word.reason)) }
+            if let word = greatest(stale[key] ?? []) { causes.append(("stale", word.at, word.reason)) }
             if let word = greatest(counting) { causes.append(("suspect", word.at, word.reason)) }
             if let at = unregistrations[key]?.max() {
                 causes.append(("unregistered_by_app", at, "unregistered by the app"))

@@ -301,9 +301,9 @@ import Testing
         try owner.execute(
             "UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '91 days' WHERE token_key <> '\\xaa'")
         let plan = SweepPlan(
-            staleRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
+            suppressedRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
             rejectedRetention: .seconds(86400), heldRetention: .seconds(86400), sendRetention: .seconds(30 * 86400),
-            minTokens: 100,
+            allowance: 100,
             maxShare: .percent(10), batch: 10)
         var daemon = try database.connect(user: "a_daemon")
         let lease = try #require(try SweepLease.claim(.new(.cli, dryRun: false), holder: "d", on: &daemon))

@@ -3,12 +3,12 @@ import TokenLedger
 
 /// Drains what there is, until a pass moves nothing.
 @discardableResult
-func drain(_ connection: inout Connection, intake: Intake? = nil) throws -> Intake.Pass {
-    var intake =
-        intake ?? Intake(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
-    var sum = Intake.Pass()
+func drainAll(_ connection: inout Connection, drain: Drain? = nil) throws -> Drain.Pass {
+    var drain =
+        drain ?? Drain(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
+    var sum = Drain.Pass()
     while true {
-        let pass = try intake.onePass(on: &connection)
+        let pass = try drain.onePass(on: &connection)
         sum.add(pass)
         if !pass.moved { return sum }
     }
@@ -19,14 +19,14 @@ func undo(_ connection: inout Connection) throws {
     while try Reinstatement.undo(within: .seconds(5), on: &connection, while: { true }) {}
 }
 
-extension Intake {
+extension Drain {
     /// One pass that nothing interrupts.
     mutating func onePass(on connection: inout Connection) throws -> Pass {
-        try pass(on: &connection, tell: { _ in }, betweenBatches: { _, _, _ in true })
+        try pass(on: &connection, report: { _ in }, betweenBatches: { _, _, _ in true })
     }
 }
 
 extension GuardLimits {
     /// Nothing is held.
-    static let off = GuardLimits(minTokens: 0, maxShare: .percent(100))
+    static let off = GuardLimits(allowance: 0, maxShare: .percent(100))
 }

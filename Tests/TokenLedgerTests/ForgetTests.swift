@@ -38,17 +38,17 @@ import Testing
             INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES
                 ('t', '\(token)', 400, '{"reason":"BadDeviceToken"}'), ('t', ' \(token)', 410, NULL), ('t', 'cccccccc', 410, NULL);
             """)
-        try drain(&daemon)
-        try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 0, guard_min_tokens = 0")
-        let holding = Intake(
-            lockTimeout: .milliseconds(50), guardLimits: GuardLimits(minTokens: 0, maxShare: .percent(0)),
+        try drainAll(&daemon)
+        try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 0, guard_allowance = 0")
+        let holding = Drain(
+            lockTimeout: .milliseconds(50), guardLimits: GuardLimits(allowance: 0, maxShare: .percent(0)),
             interpret: Interpretation.verdict(on:))
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body)
             VALUES ('sandbox', 'u', '\(token.uppercased())', 400, '{"reason":"BadDeviceToken"}')
             """)
-        #expect(try drain(&daemon, intake: holding).held == 1)
+        #expect(try drainAll(&daemon, drain: holding).held == 1)
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', '\(token)', 410), ('v', '\(token.uppercased())', 410),
@@ -68,7 +68,7 @@ import Testing
         let rows = try database.psql("SELECT tokenkeeper.forget('AAAAAAAA')", user: "a_app")
         #expect((Int(rows) ?? 0) >= 9)
         var daemon = try database.connect(user: "a_daemon")
-        try drain(&daemon)
+        try drainAll(&daemon)
         #expect(try traces("aaaaaaaa") == [])
         #expect(try traces("cccccccc").contains("ledger"), "others stay")
         #expect(
@@ -85,7 +85,7 @@ import Testing
         try database.psql("DELETE FROM tokenkeeper.ledger WHERE token_key = '\\xbbbbbbbb'")
         try database.psql("SELECT tokenkeeper.forget_device('phone')", user: "a_app")
         var daemon = try database.connect(user: "a_daemon")
-        try drain(&daemon)
+        try drainAll(&daemon)
         #expect(try traces("aaaaaaaa", ["bbbbbbbb", "phone"]) == [])
         #expect(try database.psql("SELECT string_agg(DISTINCT token, ',') FROM tokenkeeper.token") == "cccccccc")
         #expect(try database.psql("SELECT device_id FROM tokenkeeper.device") == "other")
@@ -99,8 +99,8 @@ import Testing
         try batch.execute(
             """
             BEGIN; LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE; DELETE FROM tokenkeeper.send_result;
-            INSERT INTO tokenkeeper.send_result_aside (topic, token, status, leaf) VALUES ('t', 'aaaaaaaa', 410, 8);
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, dead_at) SELECT topic_id, '\\xaaaaaaaa01', now() FROM tokenkeeper.topic;
+            INSERT INTO tokenkeeper.send_result_retry (topic, token, status, partition_number) VALUES ('t', 'aaaaaaaa', 410, 8);
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, stale_at) SELECT topic_id, '\\xaaaaaaaa01', now() FROM tokenkeeper.topic;
             """)
         let database = database
         let failures = Failures()
@@ -123,11 +123,11 @@ import Testing
         // A daemon finds results, and leaves them alone.
         try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'dd', 410)")
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try drain(&daemon).recorded == 0)
+        #expect(try drainAll(&daemon).recorded == 0)
         try batch.execute("COMMIT")
         done.wait()
         #expect(failures.all == [])
-        try drain(&daemon)
+        try drainAll(&daemon)
         #expect(
             try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.token") == "aaaaaaaa01,dd")
     }
@@ -173,10 +173,10 @@ import Testing
             do {
                 if worker == 8 {
                     var daemon = try database.connect(user: "a_daemon")
-                    var intake = Intake(
-                        lockTimeout: .milliseconds(50), guardLimits: GuardLimits(minTokens: 3, maxShare: .percent(0)),
+                    var drain = Drain(
+                        lockTimeout: .milliseconds(50), guardLimits: GuardLimits(allowance: 3, maxShare: .percent(0)),
                         interpret: Interpretation.verdict(on:))
-                    for _ in 0..<150 { _ = try intake.onePass(on: &daemon) }
+                    for _ in 0..<150 { _ = try drain.onePass(on: &daemon) }
                     return
                 }
                 var session = try database.connect()

@@ -8,14 +8,14 @@ import TokenModel
 
 @Suite struct `The mass-failure guard` {
     let database: TestDatabase
-    private let limits = GuardLimits(minTokens: 50, maxShare: Share(millionths: 5_000))
+    private let limits = GuardLimits(allowance: 50, maxShare: Share(millionths: 5_000))
 
     init() throws {
         database = try TestCluster.shared.database()
     }
 
-    private func intake(_ limits: GuardLimits? = nil) -> Intake {
-        Intake(
+    private func makeDrain(_ limits: GuardLimits? = nil) -> Drain {
+        Drain(
             lockTimeout: .milliseconds(50), guardLimits: limits ?? self.limits,
             interpret: Interpretation.verdict(on:))
     }
@@ -48,25 +48,25 @@ import TokenModel
             """)
     }
 
-    private var isOpen: String { "SELECT coalesce(bool_or(open), false) FROM tokenkeeper.guard" }
+    private var isOpen: String { "SELECT coalesce(bool_or(tripped), false) FROM tokenkeeper.guard" }
 
     @Test func `fifty suspects a day are recorded, and the batch that goes beyond is held`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 50)
-        #expect(try drain(&daemon, intake: intake()).recorded == 50)
+        #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 50)
         #expect(try states() == "50|0")
         #expect(try database.psql(isOpen) == "f")
         try fail(51, 51)
-        #expect(try drain(&daemon, intake: intake()).held == 1)
+        #expect(try drainAll(&daemon, drain: makeDrain()).held == 1)
         #expect(try states() == "50|1")
         #expect(
             try database.psql(
-                "SELECT open, tokens, max_tokens, undo LIKE 'tokenkeeperd reinstate --topic t --environment production --since 20%Z' FROM tokenkeeper.guard"
+                "SELECT tripped, tokens, max_tokens, undo LIKE 'tokenkeeperd reinstate --topic t --environment production --since 20%Z' FROM tokenkeeper.guard"
             ) == "t|51|50|t")
         #expect(
             try database.psql("SELECT operation, topic, environment, rows, done_by FROM tokenkeeper.operation")
-                == "guard_opened|t|production|51|a_daemon")
+                == "guard_tripped|t|production|51|a_daemon")
         #expect(
             try database.psql(
                 "SELECT status, reason, sum(results) FROM tokenkeeper.result_stat GROUP BY 1, 2")
@@ -78,9 +78,9 @@ import TokenModel
         try register(1, 20_000)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 100)
-        #expect(try drain(&daemon, intake: intake()).recorded == 100, "0.5 % of 20,000")
+        #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 100, "0.5 % of 20,000")
         try fail(101, 102)
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         #expect(try states() == "100|2")
     }
 
@@ -89,7 +89,7 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         for _ in 1...5 {
             try fail(1, 40)
-            try drain(&daemon, intake: intake())
+            try drainAll(&daemon, drain: makeDrain())
             try database.psql(
                 "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't')) FROM generate_series(1, 40) AS i")
         }
@@ -97,15 +97,15 @@ import TokenModel
         #expect(try database.psql(isOpen) == "f")
         // Held ones too: ten more tokens, a hundred times.
         try fail(41, 60)
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         for _ in 1...5 {
             try fail(41, 60)
-            try drain(&daemon, intake: intake())
+            try drainAll(&daemon, drain: makeDrain())
         }
         #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.topic_guard_count") == "60")
     }
 
-    @Test func `what silences nobody is not held: dead already, or registered since`() throws {
+    @Test func `what suppresses nobody is not held: dead already, or registered since`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
@@ -114,7 +114,7 @@ import TokenModel
         try database.psql(
             "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't')) FROM generate_series(301, 600) AS i")
         try fail(1, 600)
-        #expect(try drain(&daemon, intake: intake()).recorded == 600)
+        #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 600)
         #expect(try database.psql(isOpen) == "f")
     }
 
@@ -129,7 +129,7 @@ import TokenModel
             FROM generate_series(1, 400) AS i
             """)
         try fail(1, 400)
-        #expect(try drain(&daemon, intake: intake()).recorded == 800)
+        #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 800)
         #expect(
             try database.psql("SELECT state, count(*) FROM tokenkeeper.suppressed_token GROUP BY 1") == "stale|400")
     }
@@ -140,7 +140,7 @@ import TokenModel
         // 100 every ten minutes for four hours, the latest first, each recorded before the next is queued.
         for slot in 0..<24 {
             try fail(slot * 100 + 1, slot * 100 + 100, ago: "\(slot * 10) minutes")
-            try drain(&daemon, intake: intake())
+            try drainAll(&daemon, drain: makeDrain())
         }
         let (suspects, held) = try parts(try states())
         #expect(suspects <= 150 && suspects + held == 24 * 100, "0.5 % of 30,000 is 150")
@@ -151,10 +151,10 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 45, ago: "2 days")
         try fail(46, 90, ago: "10 minutes")
-        #expect(try drain(&daemon, intake: intake()).recorded == 90)
+        #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 90)
         // A day that touches both would be too much.
         try fail(91, 96, ago: "30 hours")
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         #expect(try states() == "90|6")
     }
 
@@ -167,32 +167,32 @@ import TokenModel
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 60, ago: "3 days")
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         #expect(try states() == "0|60")
         // 30 are more than half of 50: still held, though 30 alone would not have opened it.
         try fail(101, 130, ago: "40 hours")
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         #expect(try states() == "0|90")
         try fail(201, 225, ago: "1 minute")
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         #expect(try states() == "25|90")
         #expect(
             try database.psql("SELECT operation FROM tokenkeeper.operation ORDER BY operation_id")
-                == "guard_opened\nguard_closed")
+                == "guard_tripped\nguard_reset")
     }
 
     @Test func `it closes by itself when all is quiet`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 60, ago: "3 days")
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).isEmpty, "ten minutes have not passed")
         try database.psql("UPDATE tokenkeeper.topic_guard SET touched_at = now() - interval '11 minutes'")
         #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).map(\.topic) == ["t"])
         #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).isEmpty)
         #expect(try states() == "0|60")
         try fail(101, 160, ago: "1 hour")
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         try database.psql("UPDATE tokenkeeper.topic_guard SET touched_at = now() - interval '11 minutes'")
         #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).isEmpty, "it was within this day")
     }
@@ -204,15 +204,15 @@ import TokenModel
         try database.psql(
             """
             UPDATE tokenkeeper.topic_policy SET guard_max_share = 0.2 WHERE topic = 't';
-            UPDATE tokenkeeper.topic_policy SET guard_min_tokens = 3 WHERE topic = 'u';
+            UPDATE tokenkeeper.topic_policy SET guard_allowance = 3 WHERE topic = 'u';
             """, user: "a_operator")
         try fail(1, 200)
         try fail(1, 6, topic: "u")
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         #expect(try states() == "200|6")
         try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 1 WHERE topic = 'u'")
         try fail(1, 100, topic: "u")
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         #expect(try states() == "300|6", "1 turns it off")
         #expect(
             try database.psql(
@@ -224,20 +224,20 @@ import TokenModel
     @Test func `an open guard follows its policy, and closes`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
-        for change in ["guard_max_share = 1", "guard_min_tokens = 1000, guard_max_share = NULL"] {
-            try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 0, guard_min_tokens = 0")
+        for change in ["guard_max_share = 1", "guard_allowance = 1000, guard_max_share = NULL"] {
+            try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 0, guard_allowance = 0")
             try fail(1, 20)
-            try drain(&daemon, intake: intake())
+            try drainAll(&daemon, drain: makeDrain())
             #expect(try database.psql(isOpen) == "t")
             try database.psql("UPDATE tokenkeeper.topic_policy SET \(change)", user: "a_operator")
             #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).map(\.topic) == ["t"])
         }
-        try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 0, guard_min_tokens = 0")
+        try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 0, guard_allowance = 0")
         try fail(21, 22)
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 1", user: "a_operator")
         try fail(23, 24)
-        #expect(try drain(&daemon, intake: intake()).recorded == 2)
+        #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 2)
         #expect(try database.psql(isOpen) == "f", "by the next suspect, too")
     }
 
@@ -252,7 +252,7 @@ import TokenModel
             INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
             VALUES ('t', 'aa', 400, '{"reason":"BadDeviceToken"}', '2016-01-01Z')
             """)
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
@@ -260,33 +260,33 @@ import TokenModel
                    CASE i WHEN 0 THEN '2016-01-01Z' ELSE now() END
             FROM generate_series(0, 60) AS i
             """)
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         #expect(
             try database.psql("SELECT undo_since > now() - interval '1 hour', undo IS NOT NULL FROM tokenkeeper.guard")
                 == "t|t")
         // Done, it is not offered again.
         try database.psql("SELECT tokenkeeper.reinstate('t', 'production', undo_since, now()) FROM tokenkeeper.guard")
-        #expect(try database.psql("SELECT open, undo FROM tokenkeeper.guard") == "t|")
+        #expect(try database.psql("SELECT tripped, undo FROM tokenkeeper.guard") == "t|")
     }
 
     @Test func `discarded, nothing of it counts; released, all of it does, and is not held again`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 60)
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         #expect(try database.psql("SELECT tokenkeeper.discard_held('t', 'production')", user: "a_operator") == "60")
         #expect(try states() == "0|0")
         try fail(1, 60)
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         #expect(try states() == "0|60", "the guard is open still: the sender has not been mended")
         #expect(try database.psql("SELECT tokenkeeper.release_held('t', 'production')", user: "a_operator") == "60")
-        #expect(try drain(&daemon, intake: intake()).recorded == 60)
+        #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 60)
         #expect(try states() == "60|0")
         #expect(
             try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = 400") == "120",
             "counted once each, when they came")
         try fail(61, 100)
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         #expect(try states() == "100|0", "it starts anew")
     }
 
@@ -294,18 +294,18 @@ import TokenModel
         try register(1, 10)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 1)
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         var someone = try database.connect()
         try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard FOR UPDATE")
         try fail(2, 2)
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '00000003', 410, \(goneBody)), ('u', '00000004', 410, \(goneBody))"
         )
-        var intake = intake()
-        let pass = try intake.onePass(on: &daemon)
-        #expect(pass.recorded == 2 && pass.putAside == 1)
+        var drain = makeDrain()
+        let pass = try drain.onePass(on: &daemon)
+        #expect(pass.recorded == 2 && pass.putBack == 1)
         try someone.execute("COMMIT")
-        #expect(try drain(&daemon, intake: self.intake()).recorded == 1)
+        #expect(try drainAll(&daemon, drain: self.makeDrain()).recorded == 1)
     }
 
     @Test func `tokens that are new do not wait because the judging took long`() throws {
@@ -313,7 +313,7 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 1)
         try database.psql("SELECT tokenkeeper.register('aa', 'u')")
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         var someone = try database.connect()
         try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard FOR UPDATE")
         try fail(2, 2)
@@ -321,29 +321,29 @@ import TokenModel
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('u', '00000004', 410, \(goneBody)), ('u', '00000005', 410, \(goneBody))"
         )
         // Longer than half of deadlock_timeout.
-        var intake = Intake(
+        var drain = Drain(
             lockTimeout: .milliseconds(700), guardLimits: limits, interpret: Interpretation.verdict(on:))
-        let pass = try intake.onePass(on: &daemon)
+        let pass = try drain.onePass(on: &daemon)
         #expect(pass.recorded == 2, "the two 410s of tokens that nobody has registered")
         try someone.execute("COMMIT")
     }
 
-    @Test func `what is set aside and has to wait as a whole is looked at row by row`() throws {
+    @Test func `what is left for a retry and has to wait as a whole is looked at row by row`() throws {
         try register(1, 10)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 1)
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         var someone = try database.connect()
         try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard FOR UPDATE")
         // A topic that is new, and in the same batch a suspect that keeps it waiting for longer than half of deadlock_timeout.
         try database.psql(
             """
-            INSERT INTO tokenkeeper.send_result_aside (topic, token, status, body, leaf) VALUES
+            INSERT INTO tokenkeeper.send_result_retry (topic, token, status, body, partition_number) VALUES
                 ('t', '00000002', 400, '{"reason":"BadDeviceToken"}', 8), ('new', '00000004', 410, \(goneBody), 8)
             """)
-        var intake = Intake(
+        var drain = Drain(
             lockTimeout: .milliseconds(700), guardLimits: limits, interpret: Interpretation.verdict(on:))
-        #expect(try intake.onePass(on: &daemon).recorded == 1)
+        #expect(try drain.onePass(on: &daemon).recorded == 1)
         #expect(try database.psql("SELECT state FROM tokenkeeper.token WHERE topic = 'new'") == "stale")
         try someone.execute("COMMIT")
     }
@@ -359,7 +359,7 @@ import TokenModel
             INSERT INTO tokenkeeper.send_result (topic, token, status, body)
             SELECT 't' || n, lpad(to_hex(n * 3), 10, '0'), 410, \(goneBody) FROM generate_series(1, 800, 8) AS n;
             """)
-        #expect(try drain(&daemon, intake: intake()).recorded == 2500)
+        #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 2500)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
         #expect(
             try database.psql("SELECT count(*), max(tokens), min(tokens) FROM tokenkeeper.topic_guard") == "800|3|3")
@@ -371,9 +371,9 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 60)
         try fail(1, 40, topic: "u")
-        let pass = try drain(&daemon, intake: intake())
+        let pass = try drainAll(&daemon, drain: makeDrain())
         #expect(pass.held == 60 && pass.recorded == 40)
-        #expect(try database.psql("SELECT topic, open FROM tokenkeeper.guard ORDER BY topic") == "t|t\nu|f")
+        #expect(try database.psql("SELECT topic, tripped FROM tokenkeeper.guard ORDER BY topic") == "t|t\nu|f")
     }
 
     /// A count of topic t, begun so long ago.
@@ -386,15 +386,15 @@ import TokenModel
     }
 
     @Test func `a count is trusted for a day, and not longer`() throws {
-        let limits = GuardLimits(minTokens: 5, maxShare: .percent(10))
+        let limits = GuardLimits(allowance: 5, maxShare: .percent(10))
         try register(1, 100)
         var daemon = try database.connect(user: "a_daemon")
         try counted("active", 1000, ago: "23 hours")
         try fail(1, 50)
-        #expect(try drain(&daemon, intake: intake(limits)).recorded == 50, "10 % of 1000, as counted")
+        #expect(try drainAll(&daemon, drain: makeDrain(limits)).recorded == 50, "10 % of 1000, as counted")
         try database.psql("UPDATE tokenkeeper.token_count SET counted_at = counted_at - interval '2 hours'")
         try fail(51, 52)
-        #expect(try drain(&daemon, intake: intake(limits)).held == 2, "10 % of 50, as there are")
+        #expect(try drainAll(&daemon, drain: makeDrain(limits)).held == 2, "10 % of 50, as there are")
     }
 
     @Test func `a topic that has been counted and has no active token is not counted again`() throws {
@@ -403,17 +403,17 @@ import TokenModel
         try counted("suspect", 3_000_000, ago: "1 minute")
         try fail(1, 10)
         #expect(
-            try drain(&daemon, intake: intake(GuardLimits(minTokens: 5, maxShare: .percent(50)))).held == 10,
+            try drainAll(&daemon, drain: makeDrain(GuardLimits(allowance: 5, maxShare: .percent(50)))).held == 10,
             "half of none, as counted")
     }
 
     @Test func `what the guard itself has looked at is kept for ten minutes`() throws {
-        let limits = GuardLimits(minTokens: 5, maxShare: .percent(1))
+        let limits = GuardLimits(allowance: 5, maxShare: .percent(1))
         try register(1, 2000)
         var daemon = try database.connect(user: "a_daemon")
         let isKept = "SELECT active, active_as_of IS NOT NULL FROM tokenkeeper.topic_guard"
         try fail(1, 4)
-        try drain(&daemon, intake: intake(limits))
+        try drainAll(&daemon, drain: makeDrain(limits))
         #expect(try database.psql(isKept) == "2000|f", "so few are looked at each time")
         try database.psql(
             """
@@ -421,11 +421,11 @@ import TokenModel
             SELECT topic_id, sha256(i::text::bytea), now() FROM tokenkeeper.topic, generate_series(1, 40000) AS i
             """)
         try fail(5, 6)
-        try drain(&daemon, intake: intake(limits))
+        try drainAll(&daemon, drain: makeDrain(limits))
         #expect(try database.psql(isKept) == "29996|t", "and of many only 30,000")
         try database.psql("UPDATE tokenkeeper.topic_guard SET active = 0")
         try fail(7, 8)
-        #expect(try drain(&daemon, intake: intake(limits)).held == 2, "not looked at again")
+        #expect(try drainAll(&daemon, drain: makeDrain(limits)).held == 2, "not looked at again")
     }
 
     @Test func `two drains of one process take turns at the guard, and set nothing aside`() throws {
@@ -433,14 +433,14 @@ import TokenModel
         try fail(1, 8000)
         let database = database
         let (pair, failures) = (DrainPair(), Failures())
-        let sum = Mutex(Intake.Pass())
+        let sum = Mutex(Drain.Pass())
         atOnce(2) { worker in
             do {
                 var daemon = try database.connect(user: "a_daemon")
-                let intake = Intake(
+                let drain = Drain(
                     lockTimeout: .milliseconds(10), guardLimits: .off, isSecond: worker == 1, pair: pair,
                     interpret: Interpretation.verdict(on:))
-                let done = try drain(&daemon, intake: intake)
+                let done = try drainAll(&daemon, drain: drain)
                 sum.withLock { $0.add(done) }
             } catch {
                 failures.add("\(worker): \(error)")
@@ -448,20 +448,20 @@ import TokenModel
         }
         #expect(failures.all == [])
         let pass = sum.withLock { $0 }
-        #expect(pass.recorded == 8000 && pass.putAside == 0)
+        #expect(pass.recorded == 8000 && pass.putBack == 0)
     }
 
     @Test func `held results are kept thirty days and then deleted, unrecorded`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 60)
-        try drain(&daemon, intake: intake())
+        try drainAll(&daemon, drain: makeDrain())
         try database.psql(
             "UPDATE tokenkeeper.held_result SET held_at = now() - interval '31 days' WHERE held_id % 2 = 0")
         let plan = SweepPlan(
-            staleRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
+            suppressedRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
             rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400),
-            sendRetention: .seconds(30 * 86400), minTokens: 0,
+            sendRetention: .seconds(30 * 86400), allowance: 0,
             maxShare: .percent(10), batch: 7)
         let lease = try #require(try SweepLease.claim(.new(.cli, dryRun: false), holder: "d", on: &daemon))
         #expect(try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }.deletedHeld == 30)

@@ -12,8 +12,8 @@ import Testing
         database = try TestCluster.shared.database()
     }
 
-    private func intake() -> Intake {
-        Intake(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
+    private func makeDrain() -> Drain {
+        Drain(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
     }
 
     private var lockTables: [String] {
@@ -46,9 +46,9 @@ import Testing
 
     @Test func `a batch's locks take no transaction id, and none that a dump would wait for`() throws {
         var daemon = try database.connect(user: "a_daemon")
-        for leaf in Leaf.all {
+        for partition in Partition.all {
             try daemon.execute("BEGIN")
-            #expect(try daemon.scalar("SELECT \(DrainLock.batch(leaf, firstPage: 0))") == nil)
+            #expect(try daemon.scalar("SELECT \(DrainLock.batch(partition, firstPage: 0))") == nil)
             try daemon.execute(DrainLock.sweepClaim)
             #expect(try daemon.scalar("SELECT pg_current_xact_id_if_assigned()") == nil)
             #expect(
@@ -57,9 +57,9 @@ import Testing
                 )
                     == [
                         "tokenkeeper.lock_erasure RowShareLock",
-                        "tokenkeeper.lock_range_\(DrainLock.slot(leaf, firstPage: 0)) ShareUpdateExclusiveLock",
+                        "tokenkeeper.lock_range_\(DrainLock.slot(partition, firstPage: 0)) ShareUpdateExclusiveLock",
                         "tokenkeeper.lock_sweep_claim ExclusiveLock",
-                        "\(leaf.table) RowExclusiveLock",
+                        "\(partition.table) RowExclusiveLock",
                     ].joined(separator: ","))
             daemon.rollback()
         }
@@ -79,10 +79,10 @@ import Testing
     }
 
     @Test func `neighbouring ranges of a partition never share a slot`() {
-        for leaf in Leaf.all {
+        for partition in Partition.all {
             for first in 0..<100 {
                 let slots = (first..<first + DrainLock.rangeSlots).map {
-                    DrainLock.slot(leaf, firstPage: $0 * Leaf.pagesPerRange)
+                    DrainLock.slot(partition, firstPage: $0 * Partition.pagesPerRange)
                 }
                 #expect(Set(slots).count == DrainLock.rangeSlots)
                 #expect(slots.allSatisfy { (0..<DrainLock.rangeSlots).contains($0) })
@@ -92,59 +92,62 @@ import Testing
 
     @Test func `a range that another daemon has is passed over, and the others are drained`() throws {
         // Into one partition, of which the first range's slot is taken.
-        let leaf = Leaf(number: (Int(try database.psql("SELECT \(Leaf.currentInSQL)"))! + 4) % 8)
+        let partition = Partition(number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) SELECT 't', 'aa', 403, \(leaf.number) FROM generate_series(1, 20000)"
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 403, \(partition.number) FROM generate_series(1, 20000)"
         )
         var other = try database.connect(user: "a_daemon")
-        try other.execute("BEGIN; SELECT \(DrainLock.batch(leaf, firstPage: 0))")
+        try other.execute("BEGIN; SELECT \(DrainLock.batch(partition, firstPage: 0))")
         var daemon = try database.connect(user: "a_daemon")
-        var intake = intake()
-        let pass = try intake.onePass(on: &daemon)
-        let firstPages = "SELECT count(*) FROM \(leaf.table) WHERE \(Portion.pages(0..<Leaf.pagesPerRange).predicate)"
+        var drain = makeDrain()
+        let pass = try drain.onePass(on: &daemon)
+        let firstPages =
+            "SELECT count(*) FROM \(partition.table) WHERE \(RowRange.pages(0..<Partition.pagesPerRange).predicate)"
         let left = try database.psql("SELECT count(*) FROM tokenkeeper.send_result")
         #expect(try database.psql(firstPages) == left && left != "0")
         #expect(pass.recorded == 20000 - Int(left)! && pass.lockWaits == 0)
         try other.execute("COMMIT")
-        #expect(try drain(&daemon, intake: intake).recorded == Int(left)!)
+        #expect(try drainAll(&daemon, drain: drain).recorded == Int(left)!)
     }
 
     @Test(arguments: [(0, 403), (4, 403), (4, 200)])
     func `a row of the queue that somebody has locked keeps back its range and no other`(
-        leavesAhead: Int, status: Int
+        partitionsAhead: Int, status: Int
     ) throws {
-        let leaf = Leaf(number: (Int(try database.psql("SELECT \(Leaf.currentInSQL)"))! + leavesAhead) % 8)
+        let partition = Partition(
+            number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + partitionsAhead) % 8)
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) SELECT 't', 'aa', \(status), \(leaf.number) FROM generate_series(1, 20000)"
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', \(status), \(partition.number) FROM generate_series(1, 20000)"
         )
         var other = try database.connect()
-        try other.execute("BEGIN; SELECT FROM \(leaf.table) LIMIT 1 FOR UPDATE")
+        try other.execute("BEGIN; SELECT FROM \(partition.table) LIMIT 1 FOR UPDATE")
         var daemon = try database.connect(user: "a_daemon")
-        // As it is by default: two of these are more than a leaf's turn.
-        var intake = Intake(lockTimeout: .milliseconds(100), guardLimits: .off, interpret: Interpretation.verdict(on:))
-        let pass = try intake.onePass(on: &daemon)
-        let firstPages = "SELECT count(*) FROM \(leaf.table) WHERE \(Portion.pages(0..<Leaf.pagesPerRange).predicate)"
+        // As it is by default: two of these are more than a partition's turn.
+        var drain = Drain(lockTimeout: .milliseconds(100), guardLimits: .off, interpret: Interpretation.verdict(on:))
+        let pass = try drain.onePass(on: &daemon)
+        let firstPages =
+            "SELECT count(*) FROM \(partition.table) WHERE \(RowRange.pages(0..<Partition.pagesPerRange).predicate)"
         let left = try database.psql("SELECT count(*) FROM tokenkeeper.send_result")
         #expect(try database.psql(firstPages) == left && left != "0")
         #expect(pass.settled == 20000 - Int(left)! && pass.settled > 0 && pass.lockWaits >= 2)
         // The next pass meets it again, and when it is free takes it.
-        #expect(try intake.onePass(on: &daemon).lockWaits >= 2)
+        #expect(try drain.onePass(on: &daemon).lockWaits >= 2)
         try other.execute("COMMIT")
-        #expect(try drain(&daemon, intake: intake).settled == Int(left)!)
+        #expect(try drainAll(&daemon, drain: drain).settled == Int(left)!)
     }
 
     @Test func `while forget is at work a pass ends at once, and goes on afterwards from where it was`() throws {
-        let leaf = Leaf(number: (Int(try database.psql("SELECT \(Leaf.currentInSQL)"))! + 4) % 8)
+        let partition = Partition(number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) SELECT 't', 'aa', 403, \(leaf.number) FROM generate_series(1, 400000)"
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 403, \(partition.number) FROM generate_series(1, 400000)"
         )
         var app = try database.connect(user: "a_app")
         try app.execute("BEGIN; SELECT tokenkeeper.forget('aaaaaaaa')")
         var daemon = try database.connect(user: "a_daemon")
-        var intake = intake()
+        var drain = makeDrain()
         var batches = 0
-        let pass = try intake.pass(
-            on: &daemon, tell: { _ in },
+        let pass = try drain.pass(
+            on: &daemon, report: { _ in },
             betweenBatches: { _, _, _ in
                 batches += 1
                 return true
@@ -153,25 +156,25 @@ import Testing
         // One call is before the first batch. There are more than a hundred ranges.
         #expect(batches == 1)
         try app.execute("COMMIT")
-        #expect(try drain(&daemon, intake: intake).recorded == 400_000)
+        #expect(try drainAll(&daemon, drain: drain).recorded == 400_000)
     }
 
     @Test func `a partition that somebody has locked is not gone through range by range, and is reported`() throws {
-        let leaf = Leaf(number: (Int(try database.psql("SELECT \(Leaf.currentInSQL)"))! + 4) % 8)
+        let partition = Partition(number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) SELECT 't', 'aa', 403, n FROM unnest(ARRAY[\(leaf.number), 9]) AS n CROSS JOIN generate_series(1, 20000)"
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 403, n FROM unnest(ARRAY[\(partition.number), 9]) AS n CROSS JOIN generate_series(1, 20000)"
         )
         var other = try database.connect()
-        try other.execute("BEGIN; LOCK TABLE \(leaf.table) IN SHARE MODE")
+        try other.execute("BEGIN; LOCK TABLE \(partition.table) IN SHARE MODE")
         var daemon = try database.connect(user: "a_daemon")
-        var intake = intake()
-        let pass = try intake.onePass(on: &daemon)
+        var drain = makeDrain()
+        let pass = try drain.onePass(on: &daemon)
         #expect(pass.recorded == 20000 && pass.lockWaits == 1)
-        try other.execute("COMMIT; BEGIN; LOCK TABLE \(leaf.table) IN ACCESS EXCLUSIVE MODE")
-        let blind = try intake.onePass(on: &daemon)
+        try other.execute("COMMIT; BEGIN; LOCK TABLE \(partition.table) IN ACCESS EXCLUSIVE MODE")
+        let blind = try drain.onePass(on: &daemon)
         #expect(blind.recorded == 0 && blind.lockWaits == 1)
         try other.execute("COMMIT")
-        #expect(try drain(&daemon, intake: intake).recorded == 20000)
+        #expect(try drainAll(&daemon, drain: drain).recorded == 20000)
     }
 
     @Test func `what operators put back waits for forget`() throws {
@@ -289,11 +292,11 @@ import Testing
         try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)")
         var daemon = try database.connect(user: "a_daemon")
         #expect(try LockHolder.all(on: &daemon) == [])
-        let leaf = try database.psql("SELECT tableoid::regclass FROM tokenkeeper.send_result")
+        let partition = try database.psql("SELECT tableoid::regclass FROM tokenkeeper.send_result")
         for (statement, table) in [
             ("SELECT FROM tokenkeeper.send_result LIMIT 1 FOR UPDATE", "tokenkeeper.send_result"),
             ("DELETE FROM tokenkeeper.send_result", "tokenkeeper.send_result"),
-            ("DELETE FROM \(leaf)", leaf),
+            ("DELETE FROM \(partition)", partition),
         ] {
             var person = try session("psql")
             let pid = try person.scalar("SELECT pg_backend_pid()")!
@@ -311,7 +314,7 @@ import Testing
         try fellow.execute("SET application_name = 'tokenkeeperd'")
         let pid = try fellow.scalar("SELECT pg_backend_pid()")!
         try fellow.execute(
-            "BEGIN; SELECT \(DrainLock.partition(Leaf(number: 3))); INSERT INTO tokenkeeper.send_result_backlog (topic, token, status, leaf) VALUES ('t', 'aa', 200, 9)"
+            "BEGIN; SELECT \(DrainLock.partition(Partition(number: 3))); INSERT INTO tokenkeeper.send_result_backlog (topic, token, status, partition_number) VALUES ('t', 'aa', 200, 9)"
         )
         var daemon = try database.connect(user: "a_daemon")
         let holders = try LockHolder.all(on: &daemon)

@@ -6,8 +6,8 @@ import Testing
 /// What the functions of the outbox make of any input: whatever its collation, its escapes, its length.
 @Suite struct `The outbox and its input` {
     let database: TestDatabase
-    let outbox = Outbox(daemonID: "host/1/1", place: "here", lockTimeout: .milliseconds(500))
-    let lane = Outbox.Lane(environment: "production", topic: "com.example.app")
+    let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
+    let scope = Outbox.TopicScope(environment: "production", topic: "com.example.app")
 
     init() throws {
         database = try TestCluster.shared.database()
@@ -19,7 +19,7 @@ import Testing
 
     private func claim() throws -> Outbox.Claim {
         var daemon = try database.connect(user: "a_daemon")
-        return try outbox.claim(lane, most: 100, backgroundPerHour: 3, on: &daemon)
+        return try outbox.claim(scope, most: 100, backgroundPerHour: 3, on: &daemon)
     }
 
     /// - Returns: The SQLSTATE and the message of what it raises.
@@ -55,7 +55,7 @@ import Testing
         let payload = #"'{"aps":{"alert":"x"}}'"#
         #expect(try answer("tokenkeeper.push_type_of(\(payload)::jsonb, topic || '.voip')") == "voip")
         #expect(try answer("tokenkeeper.push_type_of(\(payload)::jsonb, upper(topic) || '.VOIP')") == "alert")
-        #expect(try answer("tokenkeeper.is_silent(\(payload)::jsonb)") == "f")
+        #expect(try answer("tokenkeeper.is_background_push(\(payload)::jsonb)") == "f")
         #expect(try answer("tokenkeeper.payload_length(\(payload)::jsonb)") == "21")
         let fault = "tokenkeeper.send_fault(%e, %t, \(payload)::jsonb, %k, NULL, NULL, word, NULL, NULL)"
         func faultOf(_ environment: String, _ topic: String, _ kind: String) throws -> String? {
@@ -84,8 +84,8 @@ import Testing
         #expect(throws: DatabaseError.self) {
             try owner.execute("SELECT tokenkeeper.enqueue(\(payload), topic, wrong, tags => tags) FROM a")
         }
-        #expect(try answer("tokenkeeper.halt_sending(topic, environment, word)") == "t")
-        #expect(try answer("tokenkeeper.halt_sending(other, environment, word)") == "f")
+        #expect(try answer("tokenkeeper.pause_sending(topic, environment, word)") == "t")
+        #expect(try answer("tokenkeeper.pause_sending(other, environment, word)") == "f")
         let claim =
             "(SELECT count(c.request_id) FROM tokenkeeper.claim_requests(environment, %t, word, 100, 3, '-infinity') AS c)"
         #expect(try answer(claim.replacing("%t", with: "topic")) == "0", "it is paused")
@@ -163,12 +163,12 @@ import Testing
         ("tags => ARRAY[repeat('ä', 4800)]", "a tag is 9600 bytes long"),
         ("device_id => repeat('x', 513)", "device_id is 513 bytes long"),
         (
-            "everyone => true, expiration => '2030-01-01Z', not_before => '2030-01-02Z'",
-            "expiration is not later than not_before"
+            "everyone => true, expiration => '2030-01-01Z', scheduled_at => '2030-01-02Z'",
+            "expiration is not later than scheduled_at"
         ),
         (
-            "everyone => true, expiration => '2030-01-01Z', not_before => '2030-01-01Z'",
-            "expiration is not later than not_before"
+            "everyone => true, expiration => '2030-01-01Z', scheduled_at => '2030-01-01Z'",
+            "expiration is not later than scheduled_at"
         ),
         ("everyone => true, environment => repeat('x', 5000)", "environment is"),
         ("everyone => true, topic => repeat('x', 513)", "512 bytes"),
@@ -181,15 +181,15 @@ import Testing
         #expect(refused.state == "22023" && refused.message.contains(complaint), "\(refused)")
     }
 
-    @Test func `a tag of 512 bytes, and an expiration after not_before, are taken`() throws {
+    @Test func `a tag of 512 bytes, and an expiration after scheduled_at, are taken`() throws {
         try database.psql("SELECT tokenkeeper.register('aa', 'com.example.app', tags => ARRAY[repeat('x', 512)])")
         #expect(
             try database.psql(
-                "SELECT tokenkeeper.enqueue('{}', 'com.example.app', tags => ARRAY[repeat('x', 512)], not_before => '2030-01-01Z', expiration => '2030-01-02Z')",
+                "SELECT tokenkeeper.enqueue('{}', 'com.example.app', tags => ARRAY[repeat('x', 512)], scheduled_at => '2030-01-01Z', expiration => '2030-01-02Z')",
                 user: "a_sender") == "1")
         #expect(
             try database.psql(
-                "SELECT tokenkeeper.enqueue('{}', 'com.example.app', everyone => true, not_before => '2030-01-01Z', expiration => 'epoch')",
+                "SELECT tokenkeeper.enqueue('{}', 'com.example.app', everyone => true, scheduled_at => '2030-01-01Z', expiration => 'epoch')",
                 user: "a_sender") == "1", "0 is once only, and no instant")
     }
 
@@ -199,7 +199,7 @@ import Testing
     {
         try database.psql(
             """
-            INSERT INTO tokenkeeper.send_request (topic, token, payload, expiration, not_before)
+            INSERT INTO tokenkeeper.send_request (topic, token, payload, expiration, scheduled_at)
             VALUES ('com.example.app', 'aa', '{}', now() - interval '2 hours', now() - interval '1 hour'),
                    ('com.example.app', 'ab', '{}', now() + interval '1 hour', now() - interval '2 hours'),
                    ('com.example.app', 'ac', '{}', now() - interval '1 hour', now() - interval '2 hours')
@@ -208,14 +208,14 @@ import Testing
         #expect(first.requests.count == 1 && first.failed == 2)
         let errors = "SELECT string_agg(token || ': ' || error, ', ' ORDER BY token) FROM tokenkeeper.failed_send"
         let expired = "its expiration passed before it could be sent"
-        let wrong = "expiration is not later than not_before: the request would expire before it may be sent"
+        let wrong = "expiration is not later than scheduled_at: the request would expire before it may be sent"
         #expect(try database.psql(errors) == "aa: \(wrong), ac: \(expired)")
         // Another try is later than its expiration.
         var daemon = try database.connect(user: "a_daemon")
         _ = try outbox.finish(
             first.requests.map { RequestEnding(number: $0.number, fate: .returned(.zero)) }, on: &daemon)
         try database.psql(
-            "UPDATE tokenkeeper.send_request SET expiration = now() - interval '2 hours', not_before = now() - interval '1 hour'"
+            "UPDATE tokenkeeper.send_request SET expiration = now() - interval '2 hours', scheduled_at = now() - interval '1 hour'"
         )
         #expect(try claim().failed == 1)
         #expect(try database.psql(errors) == "aa: \(wrong), ab: \(expired), ac: \(expired)")
@@ -223,12 +223,12 @@ import Testing
 
     @Test func `a pause is refused what no index takes`() throws {
         for wrong in ["repeat('x', 513)", "repeat('x', 5000)", "'t', 'production', repeat('x', 1001)"] {
-            let refused = try refusal("SELECT tokenkeeper.halt_sending(\(wrong))", user: "a_operator")
+            let refused = try refusal("SELECT tokenkeeper.pause_sending(\(wrong))", user: "a_operator")
             #expect(refused.state == "22023" && refused.message.contains("bytes long"), "\(refused)")
         }
         #expect(try database.psql("SELECT tokenkeeper.resume_sending(repeat('x', 100000))", user: "a_operator") == "f")
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try outbox.halt(lane, reason: String(repeating: "long ", count: 1000), on: &daemon))
+        #expect(try outbox.pauseTopic(scope, reason: String(repeating: "long ", count: 1000), on: &daemon))
     }
 
     // Anything ---------------------------------------------------------------------------------------------------------
@@ -246,10 +246,10 @@ import Testing
                 "a_sender", "enqueue",
                 [
                     "payload", "topic", "environment", "tags", "push_type", "priority", "expiration", "collapse_id",
-                    "not_before", "device_id", "everyone",
+                    "scheduled_at", "device_id", "everyone",
                 ]
             ),
-            ("a_operator", "halt_sending", ["topic", "environment", "reason"]),
+            ("a_operator", "pause_sending", ["topic", "environment", "reason"]),
             ("a_operator", "resume_sending", ["topic", "environment"]),
         ]
         var answered: [String: Int] = [:]
@@ -274,8 +274,8 @@ import Testing
         #expect(answered.count == 3 && answered.values.allSatisfy { $0 > 10 }, "\(answered)")
         #expect(refused.isSuperset(of: ["22023", "22021", "22P02", "22007"]), "\(refused)")
         // What was taken can be claimed.
-        try database.psql("DELETE FROM tokenkeeper.send_halt")
-        let taken = try count("send_request", "coalesce(not_before, '-infinity') < now()")
+        try database.psql("DELETE FROM tokenkeeper.paused_topic")
+        let taken = try count("send_request", "coalesce(scheduled_at, '-infinity') < now()")
         let claim = try claim()
         #expect(claim.requests.count + claim.failed + claim.suppressed == min(taken, 100) || taken > 5)
     }
@@ -289,7 +289,7 @@ import Testing
             "tags": ["{World}", "{NULL}", "{{a},{b}}", "{"], "push_type": ["alert", "background"],
             "priority": ["10", "-1", "99999999999", "1e3"], "collapse_id": ["c", " c"],
             "expiration": ["epoch", "infinity", "2040-01-01Z", "294277-01-01Z", "yesterday-ish"],
-            "not_before": ["-infinity", "now", "2041-01-01Z", "4714-01-01Z BC"], "device_id": ["d"],
+            "scheduled_at": ["-infinity", "now", "2041-01-01Z", "4714-01-01Z BC"], "device_id": ["d"],
             "everyone": ["true", "maybe"], "reason": ["why"],
         ]
         switch Int.random(in: 0..<10, using: &chance) {
@@ -311,7 +311,7 @@ import Testing
         case "payload": "json"
         case "tags": "text[]"
         case "priority": "integer"
-        case "expiration", "not_before": "timestamptz"
+        case "expiration", "scheduled_at": "timestamptz"
         case "everyone": "boolean"
         default: "text"
         }

@@ -7,10 +7,10 @@ import TokenModel
 /// What the outbox promises beside the way of a request: who is counted, what is kept, what is left alone.
 @Suite struct `The outbox, rule by rule` {
     let database: TestDatabase
-    let outbox = Outbox(daemonID: "host/1/1", place: "here", lockTimeout: .milliseconds(500))
-    let app = Outbox.Lane(environment: "production", topic: "com.example.app")
-    let sandbox = Outbox.Lane(environment: "sandbox", topic: "com.example.app")
-    let other = Outbox.Lane(environment: "production", topic: "com.example.other")
+    let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
+    let app = Outbox.TopicScope(environment: "production", topic: "com.example.app")
+    let sandbox = Outbox.TopicScope(environment: "sandbox", topic: "com.example.app")
+    let other = Outbox.TopicScope(environment: "production", topic: "com.example.other")
 
     static let alert = #"{"aps":{"alert":"Hello"}}"#
     static let silent = #"{"aps":{"content-available":1}}"#
@@ -22,20 +22,20 @@ import TokenModel
     /// - Returns: Its number.
     @discardableResult
     private func ask(
-        _ payload: String = alert, of lane: Outbox.Lane? = nil, token: String = "aa",
+        _ payload: String = alert, of scope: Outbox.TopicScope? = nil, token: String = "aa",
         _ more: (column: String, value: String)? = nil
     ) throws -> Int64 {
-        let lane = lane ?? app
+        let scope = scope ?? app
         let (columns, values) = (more.map { ", \($0.column)" } ?? "", more.map { ", \($0.value)" } ?? "")
         try database.psql(
             "INSERT INTO tokenkeeper.send_request (environment, topic, token, payload\(columns)) "
-                + "VALUES ('\(lane.environment)', '\(lane.topic)', '\(token)', '\(payload)'\(values))")
+                + "VALUES ('\(scope.environment)', '\(scope.topic)', '\(token)', '\(payload)'\(values))")
         return Int64(try database.psql("SELECT max(request_id) FROM tokenkeeper.send_request")) ?? -1
     }
 
-    private func claim(_ lane: Outbox.Lane? = nil, backgroundPerHour: Int = 1) throws -> Outbox.Claim {
+    private func claim(_ scope: Outbox.TopicScope? = nil, backgroundPerHour: Int = 1) throws -> Outbox.Claim {
         var daemon = try database.connect(user: "a_daemon")
-        return try outbox.claim(lane ?? app, most: 100, backgroundPerHour: backgroundPerHour, on: &daemon)
+        return try outbox.claim(scope ?? app, most: 100, backgroundPerHour: backgroundPerHour, on: &daemon)
     }
 
     private func finish(_ numbers: [Int64], _ fate: RequestFate) throws {
@@ -58,11 +58,11 @@ import TokenModel
     @Test func `each environment and topic has a share of its own, and keeps no other's requests from waiting`() throws
     {
         var sent: [Int64] = []
-        for lane in [app, sandbox, other] {
-            try ask(Self.silent, of: lane)
-            try ask(Self.silent, of: lane)
-            let claimed = try claim(lane).requests.map(\.number)
-            #expect(claimed.count == 1, "\(lane)")
+        for scope in [app, sandbox, other] {
+            try ask(Self.silent, of: scope)
+            try ask(Self.silent, of: scope)
+            let claimed = try claim(scope).requests.map(\.number)
+            #expect(claimed.count == 1, "\(scope)")
             sent += claimed
         }
         #expect(try count("send_request", "postponed AND claimed_by IS NULL") == 3 && count("suppressed_send") == 0)
@@ -76,7 +76,7 @@ import TokenModel
     }
 
     @Test func `alerts for the same device neither count, nor are suppressed, nor stand for the newest`() throws {
-        let later = try ask(Self.alert, ("not_before", "now() + interval '1 hour'"))
+        let later = try ask(Self.alert, ("scheduled_at", "now() + interval '1 hour'"))
         for _ in 1...2 { try ask() }
         try ask(Self.silent)
         try ask()
@@ -97,27 +97,28 @@ import TokenModel
         try database.psql("UPDATE tokenkeeper.background_send SET sent_at = ARRAY[now() - interval '40 minutes']")
         try ask(Self.silent)
         #expect(try claim().requests.isEmpty)
-        #expect(try waiting("not_before BETWEEN now() + interval '19 minutes' AND now() + interval '20 minutes'") != "")
+        #expect(
+            try waiting("scheduled_at BETWEEN now() + interval '19 minutes' AND now() + interval '20 minutes'") != "")
         let newest = try ask(Self.silent)
         #expect(try claim().suppressed == 1)
         #expect(try waiting("postponed") == "\(newest)")
         try database.psql(
-            "DELETE FROM tokenkeeper.background_send; UPDATE tokenkeeper.send_request SET not_before = NULL")
+            "DELETE FROM tokenkeeper.background_send; UPDATE tokenkeeper.send_request SET scheduled_at = NULL")
         #expect(try claim().requests.map(\.number).contains(newest))
         #expect(try count("send_request", "postponed") == 0, "it waits no more")
     }
 
     @Test func `one that was overtaken is told once, and an older one overtakes none`() throws {
-        let older = try ask(Self.silent, ("not_before", "now() + interval '1 hour'"))
+        let older = try ask(Self.silent, ("scheduled_at", "now() + interval '1 hour'"))
         try ask(Self.silent)
         let first = try ask(Self.silent)
         #expect(try claim().requests.count == 1)
         #expect(try waiting("postponed") == "\(first)")
         let second = try ask(Self.silent)
-        try database.psql("UPDATE tokenkeeper.send_request SET not_before = NULL WHERE request_id = \(first)")
+        try database.psql("UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE request_id = \(first)")
         #expect(try claim().suppressed == 1)
         #expect(try count("suppressed_send", "request_id = \(first)") == 1)
-        try database.psql("UPDATE tokenkeeper.send_request SET not_before = NULL WHERE request_id = \(older)")
+        try database.psql("UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE request_id = \(older)")
         _ = try claim()
         #expect(try waiting("request_id = \(second)") == "\(second)")
     }
@@ -130,13 +131,13 @@ import TokenModel
         let claimed = try claim(backgroundPerHour: 3).requests.map(\.number)
         try finish([claimed[0]], .returned(nil))
         #expect(try database.psql("SELECT cardinality(sent_at) FROM tokenkeeper.background_send") == "2")
-        try finish([claimed[1]], .cut(.zero, "gone"))
+        try finish([claimed[1]], .interrupted(.zero, "gone"))
         #expect(try database.psql("SELECT cardinality(sent_at) FROM tokenkeeper.background_send") == "2")
     }
 
     // Claims and endings -----------------------------------------------------------------------------------------------
 
-    @Test func `what expired while it waited is given up`() throws {
+    @Test func `what expired while it waited is failed`() throws {
         try ask(Self.alert, ("expiration", "now() - interval '1 second'"))
         try ask(Self.alert, ("expiration", "now() + interval '1 minute'"))
         try ask(Self.alert, ("expiration", "'epoch'"))
@@ -153,9 +154,9 @@ import TokenModel
             SELECT tokenkeeper.register('aa', 'com.example.app'), tokenkeeper.register('aa', 'com.example.app', 'sandbox'),
                    tokenkeeper.register('aa', 'com.example.other'), tokenkeeper.unregister('aa', 'com.example.app')
             """)
-        for lane in [app, sandbox, other] {
-            try ask(of: lane)
-            #expect(try claim(lane).suppressed == (lane == app ? 1 : 0), "\(lane)")
+        for scope in [app, sandbox, other] {
+            try ask(of: scope)
+            #expect(try claim(scope).suppressed == (scope == app ? 1 : 0), "\(scope)")
         }
     }
 
@@ -176,7 +177,7 @@ import TokenModel
         try finish([untried], .returned(nil))
         #expect(try waiting("first_sent_at IS NULL") == "\(untried)")
         try finish([tried], .later(.zero, "503"))
-        try finish([cut], .cut(.zero, "gone"))
+        try finish([cut], .interrupted(.zero, "gone"))
         let second = try claim().requests
         #expect(second.count == 3)
         try finish([untried, tried, cut], .returned(.seconds(-1)))
@@ -194,14 +195,14 @@ import TokenModel
     @Test func `what is returned without a pause waits as it was asked to, and what another has in hand stays there`()
         throws
     {
-        let number = try ask(Self.alert, ("not_before", "'2020-01-01Z'"))
+        let number = try ask(Self.alert, ("scheduled_at", "'2020-01-01Z'"))
         #expect(try claim().requests.count == 1)
         var daemon = try database.connect(user: "a_daemon")
-        let stranger = Outbox(daemonID: "host/2/1", place: "here", lockTimeout: .milliseconds(500))
+        let stranger = Outbox(daemonID: "host/2/1", processScope: "here", lockTimeout: .milliseconds(500))
         #expect(try stranger.finish([RequestEnding(number: number, fate: .returned(nil))], on: &daemon) == 0)
         #expect(try waiting() == "")
         try finish([number], .returned(nil))
-        #expect(try waiting("not_before = '2020-01-01Z'") == "\(number)")
+        #expect(try waiting("scheduled_at = '2020-01-01Z'") == "\(number)")
     }
 
     @Test func `answers bear the environment of their requests`() throws {
@@ -226,7 +227,7 @@ import TokenModel
         try other.execute("COMMIT")
         #expect(try claim().requests.map(\.number) == [locked])
         try other.execute("BEGIN; SELECT FROM tokenkeeper.send_request WHERE request_id = \(locked) FOR UPDATE")
-        let heir = Outbox(daemonID: "host/2/1", place: "here", lockTimeout: .milliseconds(500))
+        let heir = Outbox(daemonID: "host/2/1", processScope: "here", lockTimeout: .milliseconds(500))
         var daemon = try database.connect(user: "a_daemon")
         #expect(try heir.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
         try other.execute("COMMIT")
@@ -238,7 +239,7 @@ import TokenModel
         let claimed = try claim().requests.map(\.number)
         try finish([claimed[0]], .failed("x"))
         try finish([claimed[1]], .later(.zero, "x"))
-        try finish([claimed[2]], .cut(.zero, "x"))
+        try finish([claimed[2]], .interrupted(.zero, "x"))
         try finish([claimed[3]], .returned(nil))
         #expect(try count("send_result") == 0 && count("send_request") == 3)
     }
@@ -251,7 +252,7 @@ import TokenModel
             VALUES ('com.example.app', 'aa', 400, '{"reason":"BadDeviceToken"}', now() - interval '1 minute')
             """)
         var daemon = try database.connect(user: "a_daemon")
-        try drain(&daemon)
+        try drainAll(&daemon)
         try database.psql("SELECT tokenkeeper.unregister('bb', 'com.example.app')")
         for token in ["aa", "bb"] { try ask(token: token) }
         #expect(try claim().suppressed == 2)
@@ -294,7 +295,7 @@ import TokenModel
         #expect(try count("failed_send") == (isSent ? 0 : 1))
     }
 
-    @Test func `a payload that no text can hold is given up, and keeps no other waiting`() throws {
+    @Test func `a payload that no text can hold is failed, and keeps no other waiting`() throws {
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_request (topic, token, payload)
@@ -347,39 +348,39 @@ import TokenModel
         #expect(after - before <= 100, "\(after - before) index entries for 10 devices")
     }
 
-    @Test func `nothing is claimed of a halted topic, whoever thinks that it goes on`() throws {
+    @Test func `nothing is claimed of a paused topic, whoever thinks that it goes on`() throws {
         try ask()
-        try database.psql("SELECT tokenkeeper.halt_sending('com.example.app')", user: "a_operator")
+        try database.psql("SELECT tokenkeeper.pause_sending('com.example.app')", user: "a_operator")
         #expect(try claim().dueAt == nil && waiting() != "")
     }
 
     // What operators call ----------------------------------------------------------------------------------------------
 
-    @Test func `a halt holds for its own environment, and a slip of the pen is refused`() throws {
-        for lane in [app, sandbox] { try ask(of: lane) }
+    @Test func `a pause holds for its own environment, and a slip of the pen is refused`() throws {
+        for scope in [app, sandbox] { try ask(of: scope) }
         for wrong in ["''", "NULL", "'com.example.app', 'prod'", "'', 'sandbox'"] {
             #expect(throws: TestFailure.self, "\(wrong)") {
-                try database.psql("SELECT tokenkeeper.halt_sending(\(wrong))", user: "a_operator")
+                try database.psql("SELECT tokenkeeper.pause_sending(\(wrong))", user: "a_operator")
             }
         }
         #expect(
             try database.psql(
-                "SELECT tokenkeeper.halt_sending('com.example.app', 'sandbox', 'why')", user: "a_operator")
+                "SELECT tokenkeeper.pause_sending('com.example.app', 'sandbox', 'why')", user: "a_operator")
                 == "t")
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try outbox.lanes(on: &daemon).due == [app])
-        #expect(try outbox.halt(app, reason: "é\n", on: &daemon))
+        #expect(try outbox.scopes(on: &daemon).due == [app])
+        #expect(try outbox.pauseTopic(app, reason: "é\n", on: &daemon))
         #expect(
-            try database.psql("SELECT string_agg(reason, ' ' ORDER BY environment) FROM tokenkeeper.send_halt")
+            try database.psql("SELECT string_agg(reason, ' ' ORDER BY environment) FROM tokenkeeper.paused_topic")
                 == "??? why")
         #expect(
             try database.psql("SELECT tokenkeeper.resume_sending('com.example.app', NULL)", user: "a_operator") == "t")
-        #expect(try outbox.lanes(on: &daemon).due == [app])
+        #expect(try outbox.scopes(on: &daemon).due == [app])
         #expect(
             try database.psql(
                 "SELECT string_agg(operation || ' ' || environment, ', ' ORDER BY operation_id) FROM tokenkeeper.operation"
             )
-                == "sending_halted sandbox, sending_halted production, sending_resumed production")
+                == "sending_paused sandbox, sending_paused production, sending_resumed production")
     }
 
     @Test func `requests are requeued by their numbers, whole, and that is recorded`() throws {
@@ -425,16 +426,17 @@ import TokenModel
     {
         var daemon = try database.connect(user: "a_daemon")
         try outbox.beat(credentials: "[]", trouble: ["old"], on: &daemon)
-        try outbox.farewell(on: &daemon)
+        try outbox.signOff(on: &daemon)
         try outbox.beat(credentials: "[]", trouble: ["new"], on: &daemon)
         #expect(
-            try database.psql("SELECT stopped_at IS NULL, trouble FROM tokenkeeper.sending_daemon") == "t|{new}")
-        let gone = Outbox(daemonID: "host/2/1", place: "here", lockTimeout: .milliseconds(500))
+            try database.psql("SELECT stopped_at IS NULL, problems FROM tokenkeeper.sending_daemon") == "t|{new}")
+        let gone = Outbox(daemonID: "host/2/1", processScope: "here", lockTimeout: .milliseconds(500))
         try gone.beat(credentials: "[]", trouble: [], on: &daemon)
         try ask()
         #expect(try gone.claim(app, most: 1, backgroundPerHour: 0, on: &daemon).requests.count == 1)
         try database.psql(
-            "UPDATE tokenkeeper.sending_daemon SET beat_at = beat_at - interval '2 days' WHERE daemon_id = 'host/2/1'")
+            "UPDATE tokenkeeper.sending_daemon SET heartbeat_at = heartbeat_at - interval '2 days' WHERE daemon_id = 'host/2/1'"
+        )
         try outbox.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try count("sending_daemon") == 2, "it has something in hand")
         #expect(try outbox.takeOver(silentToo: false, on: &daemon, isAlive: { _ in true }) == 0, "all were silent")
@@ -461,13 +463,14 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         try outbox.beat(credentials: "[]", trouble: ["trouble"], on: &daemon)
         #expect(try !warnings().contains("no running daemon sends"))
-        try outbox.farewell(on: &daemon)
+        try outbox.signOff(on: &daemon)
         #expect(try warnings().contains("no running daemon sends") && !warnings().contains("trouble"))
         try outbox.beat(credentials: "[]", trouble: ["trouble"], on: &daemon)
-        let second = Outbox(daemonID: "host/2/1", place: "here", lockTimeout: .milliseconds(500))
+        let second = Outbox(daemonID: "host/2/1", processScope: "here", lockTimeout: .milliseconds(500))
         try second.beat(credentials: "[]", trouble: ["trouble"], on: &daemon)
         #expect(try warnings().split(separator: "\n").count { $0 == "trouble" } == 1, "said once, whoever has it")
-        try database.psql("UPDATE tokenkeeper.sending_daemon SET beat_at = clock_timestamp() - interval '61 seconds'")
+        try database.psql(
+            "UPDATE tokenkeeper.sending_daemon SET heartbeat_at = clock_timestamp() - interval '61 seconds'")
         #expect(try warnings().contains("no running daemon sends") && !warnings().contains("trouble"))
     }
 

@@ -7,8 +7,8 @@ import TokenModel
 
 @Suite struct `The outbox` {
     let database: TestDatabase
-    let outbox = Outbox(daemonID: "host/1/1", place: "here", lockTimeout: .milliseconds(500))
-    let lane = Outbox.Lane(environment: "production", topic: "com.example.app")
+    let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
+    let scope = Outbox.TopicScope(environment: "production", topic: "com.example.app")
 
     init() throws {
         database = try TestCluster.shared.database()
@@ -36,7 +36,7 @@ import TokenModel
     {
         var daemon = try database.connect(user: "a_daemon")
         return try (outbox ?? self.outbox).claim(
-            lane, most: most, backgroundPerHour: backgroundPerHour, on: &daemon
+            scope, most: most, backgroundPerHour: backgroundPerHour, on: &daemon
         ).requests
     }
 
@@ -103,7 +103,7 @@ import TokenModel
     ]
 
     @Test(arguments: faulty)
-    func `what APNs would refuse is refused at once by enqueue, and given up by the claim`(
+    func `what APNs would refuse is refused at once by enqueue, and failed by the claim`(
         payload: String, argument: String, complaint: String
     ) throws {
         try register(1...1)
@@ -116,8 +116,8 @@ import TokenModel
             "INSERT INTO tokenkeeper.send_request (topic, token, payload, \(column)) VALUES ('com.example.app', 'aa', '\(payload)', \(value))",
             user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
-        let lane = try #require(try outbox.lanes(on: &daemon).due.first)
-        #expect(try outbox.claim(lane, most: 10, backgroundPerHour: 3, on: &daemon).requests == [])
+        let scope = try #require(try outbox.scopes(on: &daemon).due.first)
+        #expect(try outbox.claim(scope, most: 10, backgroundPerHour: 3, on: &daemon).requests == [])
         #expect(try database.psql("SELECT error FROM tokenkeeper.failed_send").contains(complaint))
         #expect(try count("send_request") == 0)
     }
@@ -138,10 +138,10 @@ import TokenModel
             """#, user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
         var claimed: [ClaimedRequest] = []
-        var lanes = try outbox.lanes(on: &daemon).due
-        while let lane = lanes.popLast() {
+        var scopes = try outbox.scopes(on: &daemon).due
+        while let scope = scopes.popLast() {
             while true {
-                let claim = try outbox.claim(lane, most: 1000, backgroundPerHour: 0, on: &daemon)
+                let claim = try outbox.claim(scope, most: 1000, backgroundPerHour: 0, on: &daemon)
                 if claim.dueAt == nil { break }
                 claimed += claim.requests
             }
@@ -159,8 +159,8 @@ import TokenModel
                    (NULL, 'com.example.app', NULL, '{}'), (NULL, 'com.example.app', 'aa', NULL), (NULL, 'com.example.app', 'aa', '"x"')
             """, user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
-        for lane in try outbox.lanes(on: &daemon).due {
-            #expect(try outbox.claim(lane, most: 10, backgroundPerHour: 3, on: &daemon).requests == [])
+        for scope in try outbox.scopes(on: &daemon).due {
+            #expect(try outbox.claim(scope, most: 10, backgroundPerHour: 3, on: &daemon).requests == [])
         }
         var owner = try database.connect()
         #expect(
@@ -196,7 +196,7 @@ import TokenModel
             user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
         let claimed = try outbox.claim(
-            Outbox.Lane(environment: "production", topic: topic), most: 1, backgroundPerHour: 3, on: &daemon
+            Outbox.TopicScope(environment: "production", topic: topic), most: 1, backgroundPerHour: 3, on: &daemon
         ).requests
         #expect(claimed.first?.request.pushType.rawValue == type)
         #expect(claimed.first?.request.priority == (type == "background" ? 5 : nil))
@@ -215,7 +215,7 @@ import TokenModel
                 + "'{\"reason\":\"Unregistered\",\"timestamp\":' || (extract(epoch FROM clock_timestamp()) * 1000)::bigint || '}', clock_timestamp())",
             user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
-        try drain(&daemon)
+        try drainAll(&daemon)
         #expect(try claim().map(\.request.address.token.bytes.last) == [1, 3])
         #expect(
             try database.psql(
@@ -244,12 +244,12 @@ import TokenModel
 
     // Claims and endings -----------------------------------------------------------------------------------------------
 
-    @Test func `what one daemon has in hand, no other claims; the oldest goes first; not_before is kept`() throws {
+    @Test func `what one daemon has in hand, no other claims; the oldest goes first; scheduled_at is kept`() throws {
         try register(1...10)
-        try enqueue("tags => '{World}', not_before => clock_timestamp() + interval '1 hour'")
+        try enqueue("tags => '{World}', scheduled_at => clock_timestamp() + interval '1 hour'")
         #expect(try claim() == [])
         try enqueue()
-        let other = Outbox(daemonID: "host/2/1", place: "here", lockTimeout: .milliseconds(500))
+        let other = Outbox(daemonID: "host/2/1", processScope: "here", lockTimeout: .milliseconds(500))
         let (mine, theirs) = (try claim(4), try claim(100, by: other))
         #expect(mine.count == 4 && theirs.count == 6)
         #expect(Set(mine.map(\.number)).isDisjoint(with: theirs.map(\.number)))
@@ -301,7 +301,7 @@ import TokenModel
                 == #"too bad|413|{"aps": {"alert": "Hello"}}|0"#)
         let again = try claim()
         #expect(again.map(\.number) == [claimed[4].number] && again[0].attempts == 0)
-        try database.psql("UPDATE tokenkeeper.send_request SET not_before = NULL WHERE claimed_by IS NULL")
+        try database.psql("UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL")
         let later = try claim()
         #expect(later.map(\.number) == [claimed[3].number] && later[0].attempts == 1)
         #expect(later[0].request.id == claimed[3].request.id && later[0].firstSentAt == claimed[3].firstSentAt)
@@ -318,7 +318,7 @@ import TokenModel
         let claimed = try claim(300)
         let before = Int(try daemon.scalar(read) ?? "") ?? -1
         try daemon.execute("BEGIN")
-        let fates = "(ARRAY['answered', 'failed', 'later', 'cut', 'returned'])[1 + n % 5]"
+        let fates = "(ARRAY['answered', 'failed', 'later', 'interrupted', 'returned'])[1 + n % 5]"
         try daemon.execute(
             """
             SELECT tokenkeeper.finish_requests('host/1/1', array_agg(r.request_id), array_agg(\(fates)), array_agg(NULL::integer),
@@ -336,7 +336,7 @@ import TokenModel
             try !database.psql(
                 """
                 EXPLAIN VERBOSE SELECT tokenkeeper.send_fault(coalesce(environment, 'production'), topic, body, push_type, priority, expiration,
-                                                              collapse_id, not_before, body_text)
+                                                              collapse_id, scheduled_at, body_text)
                 FROM (SELECT *, payload::jsonb AS body, payload::text AS body_text FROM tokenkeeper.send_request OFFSET 0) AS r
                 """
             ).contains("send_fault("))
@@ -356,17 +356,17 @@ import TokenModel
         #expect(try count("send_result", "body = 'a?b'") == 1)
     }
 
-    @Test func `a daemon that has gone leaves its requests to others, and after the second time they are given up`()
+    @Test func `a daemon that has gone leaves its requests to others, and after the second time they are failed`()
         throws
     {
         try register(1...1)
         try enqueue()
         var daemon = try database.connect(user: "a_daemon")
-        let gone = Outbox(daemonID: "host/7/1", place: "here", lockTimeout: .milliseconds(500))
+        let gone = Outbox(daemonID: "host/7/1", processScope: "here", lockTimeout: .milliseconds(500))
         try gone.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try claim(by: gone).count == 1)
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 0, "it lives")
-        let elsewhere = Outbox(daemonID: "host/9/1", place: "elsewhere", lockTimeout: .milliseconds(500))
+        let elsewhere = Outbox(daemonID: "host/9/1", processScope: "elsewhere", lockTimeout: .milliseconds(500))
         #expect(try elsewhere.takeOver(on: &daemon, isAlive: { _ in false }) == 0, "from elsewhere that cannot be told")
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in false }) == 1)
         #expect(try claim(by: elsewhere).count == 1, "it may be sent a second time")
@@ -378,7 +378,7 @@ import TokenModel
                 "SELECT tokenkeeper.requeue_failed(ARRAY(SELECT failed_id FROM tokenkeeper.failed_send))",
                 user: "a_operator") == "1")
         #expect(try claim(by: gone).count == 1)
-        try gone.farewell(on: &daemon)
+        try gone.signOff(on: &daemon)
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
     }
 
@@ -386,25 +386,27 @@ import TokenModel
         try register(1...1)
         try enqueue()
         var daemon = try database.connect(user: "a_daemon")
-        let gone = Outbox(daemonID: "host/7/1", place: "elsewhere", lockTimeout: .milliseconds(500))
+        let gone = Outbox(daemonID: "host/7/1", processScope: "elsewhere", lockTimeout: .milliseconds(500))
         try gone.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try claim(by: gone).count == 1)
-        try database.psql("UPDATE tokenkeeper.sending_daemon SET beat_at = clock_timestamp() - interval '55 seconds'")
+        try database.psql(
+            "UPDATE tokenkeeper.sending_daemon SET heartbeat_at = clock_timestamp() - interval '55 seconds'")
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 0)
-        try database.psql("UPDATE tokenkeeper.sending_daemon SET beat_at = clock_timestamp() - interval '61 seconds'")
+        try database.psql(
+            "UPDATE tokenkeeper.sending_daemon SET heartbeat_at = clock_timestamp() - interval '61 seconds'")
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
     }
 
-    @Test func `a halted topic waits, others do not, and it goes on when it is resumed`() throws {
+    @Test func `a paused topic waits, others do not, and it goes on when it is resumed`() throws {
         try register(1...2)
         try enqueue()
         try database.psql(
             "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.other', 'aa', '{\"aps\":{\"alert\":1}}')"
         )
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try outbox.halt(lane, reason: "APNs answered 403 InvalidProviderToken", on: &daemon))
-        #expect(try !outbox.halt(lane, reason: "again", on: &daemon))
-        #expect(try outbox.lanes(on: &daemon).due.map(\.topic) == ["com.example.other"])
+        #expect(try outbox.pauseTopic(scope, reason: "APNs answered 403 InvalidProviderToken", on: &daemon))
+        #expect(try !outbox.pauseTopic(scope, reason: "again", on: &daemon))
+        #expect(try outbox.scopes(on: &daemon).due.map(\.topic) == ["com.example.other"])
         let warning = try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status", user: "a_reader")
         #expect(
             warning.contains(
@@ -412,10 +414,10 @@ import TokenModel
             ))
         #expect(try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator") == "t")
         #expect(try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator") == "f")
-        #expect(try outbox.lanes(on: &daemon).due.count == 2)
+        #expect(try outbox.scopes(on: &daemon).due.count == 2)
         #expect(
             try database.psql("SELECT string_agg(operation, ' ' ORDER BY operation_id) FROM tokenkeeper.operation")
-                == "sending_halted sending_resumed")
+                == "sending_paused sending_resumed")
     }
 
     @Test func `what was cut off is tried once more, or not at all where it allows one try only`() throws {
@@ -423,10 +425,11 @@ import TokenModel
         try enqueue("device_id => 'd1'")
         try enqueue("device_id => 'd2', expiration => 'epoch'")
         let claimed = try claim()
-        #expect(try finish(claimed.map { RequestEnding(number: $0.number, fate: .cut(.zero, "no answer")) }) == 2)
+        #expect(
+            try finish(claimed.map { RequestEnding(number: $0.number, fate: .interrupted(.zero, "no answer")) }) == 2)
         let again = try claim()
         #expect(again.map(\.number) == [claimed[0].number] && again[0].attempts == 1)
-        #expect(try finish([RequestEnding(number: again[0].number, fate: .cut(.zero, "no answer"))]) == 1)
+        #expect(try finish([RequestEnding(number: again[0].number, fate: .interrupted(.zero, "no answer"))]) == 1)
         #expect(try claim() == [])
         #expect(
             try database.psql("SELECT error FROM tokenkeeper.failed_send ORDER BY failed_id")
@@ -441,7 +444,7 @@ import TokenModel
         let claimed = try claim(60)
         #expect(claimed.count == 7, "five of the one, and the two others")
         #expect(
-            try count("send_request", "not_before > queued_at AND claimed_by IS NULL") == 46,
+            try count("send_request", "scheduled_at > queued_at AND claimed_by IS NULL") == 46,
             "the rest has its turn in a second")
     }
 
@@ -451,13 +454,13 @@ import TokenModel
         try database.psql("SELECT tokenkeeper.unregister('\(Self.token(2))', 'com.example.app')")
         try database.psql("UPDATE tokenkeeper.send_request SET collapse_id = '' WHERE token = '\(Self.token(3))'")
         var daemon = try database.connect(user: "a_daemon")
-        let claim = try outbox.claim(lane, most: 3, backgroundPerHour: 3, on: &daemon)
+        let claim = try outbox.claim(scope, most: 3, backgroundPerHour: 3, on: &daemon)
         #expect(claim.requests.count == 1 && claim.suppressed == 1 && claim.failed == 1)
         let dueAt = try #require(claim.dueAt)
         _ = try finish(claim.requests.map { RequestEnding(number: $0.number, fate: .returned(nil)) })
-        let next = try outbox.claim(lane, most: 10, since: dueAt, backgroundPerHour: 3, on: &daemon)
+        let next = try outbox.claim(scope, most: 10, since: dueAt, backgroundPerHour: 3, on: &daemon)
         #expect(next.requests.map(\.request.address.token.bytes.last) == [4], "what came back lies before that")
-        #expect(try outbox.claim(lane, most: 10, since: dueAt, backgroundPerHour: 3, on: &daemon).dueAt == nil)
+        #expect(try outbox.claim(scope, most: 10, since: dueAt, backgroundPerHour: 3, on: &daemon).dueAt == nil)
         #expect(try self.claim().map(\.request.address.token.bytes.last) == [1])
         #expect(try outbox.claimed(on: &daemon).count == 2)
     }
@@ -467,22 +470,22 @@ import TokenModel
             "INSERT INTO tokenkeeper.send_request (environment, topic, token, payload) SELECT string_agg(md5(i::text), ''), string_agg(md5(i::text), ''), "
                 + "string_agg(md5(i::text), ''), '{}' FROM generate_series(1, 400) AS i", user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
-        for lane in try outbox.lanes(on: &daemon).due {
-            #expect(try outbox.claim(lane, most: 10, backgroundPerHour: 3, on: &daemon).failed == 1)
+        for scope in try outbox.scopes(on: &daemon).due {
+            #expect(try outbox.claim(scope, most: 10, backgroundPerHour: 3, on: &daemon).failed == 1)
         }
         #expect(try count("send_request") == 0 && count("failed_send", "length(topic) = 12800") == 1)
     }
 
     @Test func `topics by the thousand are dealt with in parts, each in its turn`() throws {
         try database.psql(
-            "INSERT INTO tokenkeeper.send_request (topic, token, payload, not_before) SELECT 't' || i, 'aa', '{}', CASE WHEN i = 7 THEN timestamptz 'infinity' END "
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload, scheduled_at) SELECT 't' || i, 'aa', '{}', CASE WHEN i = 7 THEN timestamptz 'infinity' END "
                 + "FROM generate_series(1, 450) AS i", user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
         var seen: [String] = []
         var parts = 0
-        var last: Outbox.Lane?
+        var last: Outbox.TopicScope?
         repeat {
-            let part = try outbox.lanes(after: last, most: 200, on: &daemon)
+            let part = try outbox.scopes(after: last, most: 200, on: &daemon)
             seen += part.due.map(\.topic)
             (last, parts) = (part.last, parts + 1)
         } while last != nil
@@ -505,7 +508,7 @@ import TokenModel
         #expect(try count("suppressed_send", "state = 'background'") == 2)
         #expect(
             try database.psql(
-                "SELECT payload -> 'n', not_before BETWEEN now() + interval '59 minutes' AND now() + interval '1 hour' FROM tokenkeeper.send_request WHERE claimed_by IS NULL"
+                "SELECT payload -> 'n', scheduled_at BETWEEN now() + interval '59 minutes' AND now() + interval '1 hour' FROM tokenkeeper.send_request WHERE claimed_by IS NULL"
             )
                 == "6|t")
         // One that comes later takes the place of the one that waits.
@@ -519,7 +522,8 @@ import TokenModel
             "UPDATE tokenkeeper.background_send SET sent_at = ARRAY(SELECT a - interval '1 hour' FROM unnest(sent_at) AS a)"
         )
         try database.psql(
-            "UPDATE tokenkeeper.send_request SET not_before = not_before - interval '1 hour' WHERE claimed_by IS NULL")
+            "UPDATE tokenkeeper.send_request SET scheduled_at = scheduled_at - interval '1 hour' WHERE claimed_by IS NULL"
+        )
         #expect(try claim().count == 1)
         #expect(
             try database.psql("SELECT cardinality(sent_at) FROM tokenkeeper.background_send ORDER BY token_key LIMIT 1")
@@ -590,7 +594,7 @@ import TokenModel
         #expect(try count("background_send", "token_key = tokenkeeper.token_key('\(Self.token(1))')") == 0)
     }
 
-    @Test func `the sweep deletes what was suppressed or given up longer ago than the retention`() throws {
+    @Test func `the sweep deletes what was suppressed or failed longer ago than the retention`() throws {
         try register(1...3)
         try enqueue()
         try database.psql("SELECT tokenkeeper.unregister('\(Self.token(1))', 'com.example.app')")
@@ -604,10 +608,10 @@ import TokenModel
         )
         var daemon = try database.connect(user: "a_daemon")
         let plan = SweepPlan(
-            staleRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
+            suppressedRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
             rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400),
             sendRetention: .seconds(30 * 86400),
-            minTokens: 1000, maxShare: .percent(10), batch: 1)
+            allowance: 1000, maxShare: .percent(10), batch: 1)
         try SweepLease.request(.cli, on: &daemon)
         let lease = try #require(try SweepLease.claim(.requested, holder: "me", on: &daemon))
         let report = try Sweep(lease, plan, lockTimeout: .milliseconds(100)).perform(on: &daemon) { true }
@@ -616,7 +620,7 @@ import TokenModel
         #expect(try count("background_send") == 0)
     }
 
-    @Test func `status tells what waits, was given up, and when a certificate expires`() throws {
+    @Test func `status tells what waits, was failed, and when a certificate expires`() throws {
         try register(1...3)
         try enqueue()
         func warnings() throws -> String {
@@ -639,7 +643,7 @@ import TokenModel
         try beat(expires: "-1 days")
         #expect(try warnings().contains("the certificate of credential old has expired at"))
         _ = try finish(try claim(1).map { RequestEnding(number: $0.number, fate: .failed("x")) })
-        #expect(try warnings().contains("1 requests were given up; see tokenkeeper.failed_send"))
+        #expect(try warnings().contains("1 requests were failed; see tokenkeeper.failed_send"))
         #expect(
             try database.psql(
                 "SELECT requests, failed_sends, credential_expires_at < now() FROM tokenkeeper.status", user: "a_reader"

@@ -55,13 +55,13 @@ import Testing
         try database.psql("SELECT tokenkeeper.register('aa', 't', 'sandbox')", user: "a_app")
         #expect(
             try database.psql(
-                "SELECT environment, topic, gate, stale_retention, guard_max_share FROM tokenkeeper.topic_policy",
+                "SELECT environment, topic, gate, suppressed_retention, guard_max_share FROM tokenkeeper.topic_policy",
                 user: "a_reader") == "sandbox|t|||")
     }
 
     @Test(arguments: [
-        "gate = 'off'", "stale_retention = '1 minute'", "dormant_after = '1 hour'", "guard_max_share = 50",
-        "guard_min_tokens = -1", "prune_max_share = -0.1", "prune_min_tokens = -1",
+        "gate = 'off'", "suppressed_retention = '1 minute'", "dormant_after = '1 hour'", "guard_max_share = 50",
+        "guard_allowance = -1", "prune_max_share = -0.1", "prune_allowance = -1",
     ])
     func `a value that is none is refused`(_ change: String) throws {
         try database.psql("SELECT tokenkeeper.register('aa', 't')")

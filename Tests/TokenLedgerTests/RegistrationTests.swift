@@ -10,11 +10,11 @@ import Testing
         database = try TestCluster.shared.database()
     }
 
-    private func record(_ connection: inout Connection, _ token: String, deadAt: String) throws {
+    private func record(_ connection: inout Connection, _ token: String, staleAt: String) throws {
         try connection.execute(
             """
             SELECT tokenkeeper.record('{production}', '{t}', '{1}', ARRAY[tokenkeeper.token_key('\(token)')],
-                ARRAY[\(deadAt)::timestamptz], '{Unregistered}', '{}', '{}', '{}', '{}', '{}', 50, 0.005)
+                ARRAY[\(staleAt)::timestamptz], '{Unregistered}', '{}', '{}', '{}', '{}', '{}', 50, 0.005)
             """)
     }
 
@@ -23,7 +23,7 @@ import Testing
         #expect(try owner.scalar("SELECT tokenkeeper.register('AaBb', 't')") == "t")
         #expect(try owner.scalar("SELECT tokenkeeper.register('aAbB', 't')") == "t")
         #expect(try owner.lines("SELECT token, state FROM tokenkeeper.token", columns: 2) == ["aabb|active"])
-        try record(&owner, "AABB", deadAt: "clock_timestamp()")
+        try record(&owner, "AABB", staleAt: "clock_timestamp()")
         #expect(
             try owner.scalar(
                 "SELECT bool_or(tokenkeeper.is_sendable(t, 't')) FROM unnest('{aabb,AABB,aAbB}'::text[]) AS t") == "f")
@@ -139,7 +139,7 @@ import Testing
     @Test func `equal instants mean suppressed, a later registration revives`() throws {
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01 00:00Z')")
-        try record(&owner, "aa", deadAt: "'2025-01-01 00:00Z'")
+        try record(&owner, "aa", staleAt: "'2025-01-01 00:00Z'")
         #expect(try owner.scalar("SELECT tokenkeeper.is_sendable('aa', 't')") == "f")
         #expect(try owner.scalar("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01 00:00Z')") == "f")
         #expect(
@@ -148,14 +148,14 @@ import Testing
         #expect(try owner.scalar("SELECT tokenkeeper.is_sendable('aa', 't')") == "t")
         #expect(
             try owner.lines("SELECT event, cause FROM tokenkeeper.token_event ORDER BY event_id", columns: 2)
-                == ["registered|registration", "invalidated|dead", "revived|registration"])
+                == ["registered|registration", "invalidated|stale", "revived|registration"])
     }
 
     @Test func `a late 410 does not silence a device that came back`() throws {
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-02 00:00Z')")
-        try record(&owner, "aa", deadAt: "'2025-01-01 00:00Z'")
-        try record(&owner, "aa", deadAt: "'2025-01-01 00:00Z'")
+        try record(&owner, "aa", staleAt: "'2025-01-01 00:00Z'")
+        try record(&owner, "aa", staleAt: "'2025-01-01 00:00Z'")
         #expect(
             try owner.lines("SELECT state, reason, invalidated_at IS NOT NULL FROM tokenkeeper.token", columns: 3)
                 == ["active|Unregistered|t"])
@@ -199,7 +199,7 @@ import Testing
 
     @Test func `the first registration of a token that was declared dead before is one`() throws {
         var owner = try database.connect()
-        try record(&owner, "aa", deadAt: "'2025-01-02 00:00Z'")
+        try record(&owner, "aa", staleAt: "'2025-01-02 00:00Z'")
         #expect(
             try owner.lines("SELECT state, registered_at FROM tokenkeeper.token", columns: 2) == ["stale|"],
             "null is shown where there was no registration")
@@ -263,8 +263,8 @@ import Testing
     @Test func `sendable keeps order, spelling and duplicates`() throws {
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.register('aa', 't'); SELECT tokenkeeper.register('bb', 't')")
-        try record(&owner, "bb", deadAt: "clock_timestamp()")
-        try record(&owner, "dd", deadAt: "clock_timestamp()")
+        try record(&owner, "bb", staleAt: "clock_timestamp()")
+        try record(&owner, "dd", staleAt: "clock_timestamp()")
         #expect(
             try owner.lines("SELECT * FROM tokenkeeper.sendable('{CC,aA,bb,zz,BB,AA,aA,dd,cc}', 't')", columns: 1)
                 == ["CC", "aA", "AA", "aA", "cc"])
@@ -280,8 +280,8 @@ import Testing
         try owner.execute(
             "SELECT tokenkeeper.register('aa', 't', tags => '{World}'); SELECT tokenkeeper.register('bb', 't'); SELECT tokenkeeper.register('cc', 't', 'sandbox')"
         )
-        try record(&owner, "bb", deadAt: "clock_timestamp()")
-        try record(&owner, "dd", deadAt: "clock_timestamp()")
+        try record(&owner, "bb", staleAt: "clock_timestamp()")
+        try record(&owner, "dd", staleAt: "clock_timestamp()")
         #expect(
             try owner.lines(
                 "SELECT environment, token, tags FROM tokenkeeper.sendable_token ORDER BY token", columns: 3)

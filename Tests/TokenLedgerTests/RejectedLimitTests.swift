@@ -11,8 +11,8 @@ import Testing
         database = try TestCluster.shared.database()
     }
 
-    private func intake(_ perHour: Int64) -> Intake {
-        Intake(
+    private func makeDrain(_ perHour: Int64) -> Drain {
+        Drain(
             lockTimeout: .milliseconds(50), guardLimits: .off, rejectedPerHour: perHour,
             interpret: Interpretation.verdict(on:))
     }
@@ -32,7 +32,7 @@ import Testing
     @Test func `beyond it they are counted and not kept`() throws {
         try garbage(1200)
         var daemon = try database.connect(user: "a_daemon")
-        let pass = try drain(&daemon, intake: intake(1000))
+        let pass = try drainAll(&daemon, drain: makeDrain(1000))
         #expect(pass.rejected == 1200 && pass.notKept == 200)
         #expect(try kept() == "1000")
         #expect(try stat() == "410|(rejected)|1000\n410|(rejected, not kept)|200")
@@ -42,19 +42,19 @@ import Testing
     @Test func `it holds across daemons, and ends with the hour`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try garbage(8)
-        #expect(try drain(&daemon, intake: intake(10)).notKept == 0)
+        #expect(try drainAll(&daemon, drain: makeDrain(10)).notKept == 0)
         try garbage(8)
-        #expect(try drain(&daemon, intake: intake(10)).notKept == 6)
+        #expect(try drainAll(&daemon, drain: makeDrain(10)).notKept == 6)
         try database.psql("UPDATE tokenkeeper.rejected_result SET rejected_at = rejected_at - interval '61 minutes'")
         try garbage(8)
-        #expect(try drain(&daemon, intake: intake(10)).notKept == 0)
+        #expect(try drainAll(&daemon, drain: makeDrain(10)).notKept == 0)
         #expect(try kept() == "18")
     }
 
     @Test func `a long one counts as one for each 8 KiB, and is kept whole or not at all`() throws {
         try garbage(3, body: "repeat('x', 40000)")
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try drain(&daemon, intake: intake(10)).notKept == 1)
+        #expect(try drainAll(&daemon, drain: makeDrain(10)).notKept == 1)
         #expect(try database.psql("SELECT DISTINCT length(body) FROM tokenkeeper.rejected_result") == "40000")
         #expect(try kept() == "2")
     }
@@ -62,11 +62,11 @@ import Testing
     @Test func `what an operator has requeued is kept in any case`() throws {
         try garbage(10)
         var daemon = try database.connect(user: "a_daemon")
-        try drain(&daemon, intake: intake(10))
+        try drainAll(&daemon, drain: makeDrain(10))
         var someone = try database.connect(user: "a_operator")
         #expect(try RejectedResults.requeue(.all, on: &someone) == 10)
         try garbage(10)
-        let pass = try drain(&daemon, intake: intake(5))
+        let pass = try drainAll(&daemon, drain: makeDrain(5))
         #expect(pass.rejected == 20 && pass.notKept == 5)
         #expect(
             try database.psql("SELECT attempts, count(*) FROM tokenkeeper.rejected_result GROUP BY 1 ORDER BY 1")
@@ -74,14 +74,14 @@ import Testing
     }
 
     @Test func `a row that the database refuses to record obeys it too`() throws {
-        try database.psql("ALTER TABLE tokenkeeper.ledger ADD CONSTRAINT no CHECK (dead_reason <> 'Unregistered')")
+        try database.psql("ALTER TABLE tokenkeeper.ledger ADD CONSTRAINT no CHECK (stale_reason <> 'Unregistered')")
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body)
             SELECT 't', lpad(to_hex(i), 8, '0'), 410, '{"reason":"Unregistered","timestamp":1760000000000}' FROM generate_series(1, 5) AS i
             """)
         var daemon = try database.connect(user: "a_daemon")
-        let pass = try drain(&daemon, intake: intake(2))
+        let pass = try drainAll(&daemon, drain: makeDrain(2))
         #expect(pass.rejected == 5 && pass.notKept == 3)
         #expect(try kept() == "2")
         #expect(try stat() == "410|(rejected)|2\n410|(rejected, not kept)|3")
@@ -92,7 +92,7 @@ import Testing
         try database.psql("ALTER TABLE tokenkeeper.result_count ADD CHECK (results < 3)")
         try garbage(3)
         var daemon = try database.connect(user: "a_daemon")
-        let pass = try drain(&daemon, intake: intake(3))
+        let pass = try drainAll(&daemon, drain: makeDrain(3))
         #expect(pass.rejected == 3 && pass.notKept == 0)
         #expect(try kept() == "3")
     }
@@ -112,18 +112,18 @@ import Testing
         // The trigger keeps the row, as if another session had been quicker.
         try database.psql(
             """
-            INSERT INTO tokenkeeper.send_result (topic, token, status, body, leaf) VALUES ('t', 'aa', 410, repeat('x', 16777217), 8);
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, partition_number) VALUES ('t', 'aa', 410, repeat('x', 16777217), 8);
             CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-            CREATE TRIGGER keep BEFORE DELETE ON tokenkeeper.send_result_aside FOR EACH ROW EXECUTE FUNCTION public.keep()
+            CREATE TRIGGER keep BEFORE DELETE ON tokenkeeper.send_result_retry FOR EACH ROW EXECUTE FUNCTION public.keep()
             """, user: "postgres")
         var daemon = try database.connect(user: "a_daemon")
-        var intake = intake(2100)
-        let pass = try intake.onePass(on: &daemon)
+        var drain = makeDrain(2100)
+        let pass = try drain.onePass(on: &daemon)
         #expect(pass.rejected == 0 && !pass.moved)
         #expect(try kept() == "0")
-        try database.psql("DROP TRIGGER keep ON tokenkeeper.send_result_aside")
-        // It counts as 2049, and has not been counted before. What is aside is tried again after half a second.
-        try eventually("it is rejected") { try intake.onePass(on: &daemon).rejected == 1 }
+        try database.psql("DROP TRIGGER keep ON tokenkeeper.send_result_retry")
+        // It counts as 2049, and has not been counted before. What is in the retry partition is tried again after half a second.
+        try eventually("it is rejected") { try drain.onePass(on: &daemon).rejected == 1 }
         #expect(try kept() == "1")
     }
 
@@ -132,7 +132,7 @@ import Testing
             "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', 'aa', 100000 + i FROM generate_series(1, 50) AS i"
         )
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try drain(&daemon, intake: intake(1000)).rejected == 50)
+        #expect(try drainAll(&daemon, drain: makeDrain(1000)).rejected == 50)
         #expect(try stat() == "|(rejected)|50")
     }
 }

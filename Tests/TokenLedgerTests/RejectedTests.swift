@@ -15,7 +15,7 @@ import Testing
                 ('t', 'bb', 410, '{"timestamp":1794000001}'), (NULL, 'cc', 410, NULL)
             """)
         var daemon = try database.connect(user: "a_daemon")
-        try drain(&daemon)
+        try drainAll(&daemon)
     }
 
     @Test func `they are listed by kind of error`() throws {
@@ -35,7 +35,7 @@ import Testing
             "INSERT INTO tokenkeeper.send_result (topic, token, status, apns_id) SELECT 't', 'x' || i, 410, i FROM generate_series(1, 1201) AS i"
         )
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try drain(&daemon).rejected == 1201)
+        #expect(try drainAll(&daemon).rejected == 1201)
         #expect(
             try database.psql("SELECT count(*) FROM tokenkeeper.rejected_result WHERE token = 'x' || apns_id") == "1201"
         )
@@ -51,7 +51,7 @@ import Testing
         var someone = try database.connect(user: "a_operator")
         #expect(try RejectedResults.requeue(.error("topic is missing"), on: &someone) == 1)
         var daemon = try database.connect(user: "a_daemon")
-        try drain(&daemon)
+        try drainAll(&daemon)
         #expect(
             try database.psql("SELECT token, invalidated_at AT TIME ZONE 'UTC' FROM tokenkeeper.token")
                 == "cc|2025-12-31 23:55:00")
@@ -66,7 +66,7 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         for _ in 1...2 {
             #expect(try RejectedResults.requeue(.all, on: &someone) == 5)
-            #expect(try drain(&daemon).rejected == 5)
+            #expect(try drainAll(&daemon).rejected == 5)
         }
         #expect(try database.psql("SELECT min(queued_at), max(queued_at) FROM tokenkeeper.rejected_result") == first)
         #expect(try database.psql("SELECT DISTINCT attempts FROM tokenkeeper.rejected_result") == "2")

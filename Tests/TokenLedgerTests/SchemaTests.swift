@@ -93,7 +93,7 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
             "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 410), ('t', 'aa', 200), ('t', 'zz', 410)",
             user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
-        try drain(&daemon)
+        try drainAll(&daemon)
         var owner = try database.connect()
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.send_result") == "0")
         // What has neither key nor identity could not be deleted from.

@@ -21,7 +21,7 @@ import Testing
             daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
         try heartbeat.beat(sweepInterval: .seconds(3600), pagesLeft: 0, trouble: nil, on: &daemon)
         #expect(try database.psql(look) == "2|f|0|0|0|0|1|{}")
-        try drain(&daemon)
+        try drainAll(&daemon)
         try heartbeat.beat(sweepInterval: .seconds(3600), pagesLeft: 0, trouble: nil, on: &daemon)
         var count = TokenCount()
         try count.refresh(on: &daemon, stop: Wakeup())
@@ -32,7 +32,7 @@ import Testing
         #expect(
             try database.psql("SELECT state, tokens FROM tokenkeeper.token_count ORDER BY 1")
                 == "active|2\nunregistered_by_app|1")
-        try heartbeat.farewell(on: &daemon)
+        try heartbeat.signOff(on: &daemon)
         #expect(
             try database.psql(
                 "SELECT live_daemons, warnings::text LIKE '%no daemon is running; the last was seen at%' FROM tokenkeeper.status"
@@ -96,7 +96,7 @@ import Testing
             INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('never', 'bb', 410, \(goneBody));
             """)
         var daemon = try database.connect(user: "a_daemon")
-        try drain(&daemon)
+        try drainAll(&daemon)
         try database.psql(
             """
             UPDATE tokenkeeper.topic SET first_seen = first_seen - interval '25 hours' WHERE topic <> 'new';
@@ -124,7 +124,7 @@ import Testing
                 SELECT 't', t, 400, '{"reason":"BadDeviceToken"}' FROM unnest('{aa,cc,dd}'::text[]) AS t;
             """)
         var daemon = try database.connect(user: "a_daemon")
-        try drain(&daemon)
+        try drainAll(&daemon)
         try count(database)
         #expect(
             try warnings(database) == [
@@ -144,10 +144,10 @@ import Testing
                 SELECT 't', lpad(to_hex(i), 8, '0'), 400, '{"reason":"BadDeviceToken"}' FROM generate_series(1, 60) AS i;
             """)
         var daemon = try database.connect(user: "a_daemon")
-        try drain(
+        try drainAll(
             &daemon,
-            intake: Intake(
-                lockTimeout: .milliseconds(50), guardLimits: GuardLimits(minTokens: 50, maxShare: .percent(0)),
+            drain: Drain(
+                lockTimeout: .milliseconds(50), guardLimits: GuardLimits(allowance: 50, maxShare: .percent(0)),
                 interpret: Interpretation.verdict(on:)))
         let told = try warnings(database)
         #expect(

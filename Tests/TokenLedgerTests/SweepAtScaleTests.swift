@@ -14,9 +14,9 @@ import Testing
         _ daemon: inout Connection, dryRun: Bool = false, batch: Int = 100, while goesOn: () -> Bool = { true }
     ) throws -> SweepReport {
         let plan = SweepPlan(
-            staleRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
+            suppressedRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
             rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400),
-            sendRetention: .seconds(30 * 86400), minTokens: 0, maxShare: .percent(100), batch: batch)
+            sendRetention: .seconds(30 * 86400), allowance: 0, maxShare: .percent(100), batch: batch)
         let lease = try #require(
             try SweepLease.claim(.new(.cli, dryRun: dryRun), holder: "test", on: &daemon))
         return try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon, while: goesOn)
@@ -27,7 +27,7 @@ import Testing
         for topic in topics {
             try database.psql(
                 """
-                INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, dead_at, dead_reason, suppressed_since)
+                INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, stale_at, stale_reason, suppressed_since)
                 SELECT t.id, decode(lpad(to_hex(i), 8, '0'), 'hex'), '2020-01-01Z', '2021-01-01Z', 'Unregistered', '2021-01-02Z'
                 FROM tokenkeeper.ensure_topic('production', '\(topic)') AS t (id), generate_series(1, \(tokens)) AS i
                 """)
@@ -173,7 +173,7 @@ import Testing
             SELECT tokenkeeper.ensure_topic('production', t) FROM unnest('{invented,policy,undone,open,closed,pruned,long_pruned}'::text[]) AS t;
             UPDATE tokenkeeper.topic_policy SET gate = 'enforce' WHERE topic = 'policy';
             SELECT tokenkeeper.reinstate('undone', 'production', '2020-01-01Z', '2020-01-02Z');
-            INSERT INTO tokenkeeper.topic_guard (topic_id, open_since)
+            INSERT INTO tokenkeeper.topic_guard (topic_id, tripped_at)
                 SELECT topic_id, CASE topic WHEN 'open' THEN now() END FROM tokenkeeper.topic WHERE topic IN ('open', 'closed');
             INSERT INTO tokenkeeper.topic_prune (topic_id, pruned_at)
                 SELECT topic_id, now() - CASE topic WHEN 'pruned' THEN interval '394 days' ELSE interval '396 days' END

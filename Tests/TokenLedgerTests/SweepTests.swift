@@ -11,12 +11,12 @@ import Testing
     }
 
     private func plan(
-        dormant: Duration? = nil, batch: Int = 100, minTokens: Int64 = 0, maxShare: Share = .percent(100)
+        dormant: Duration? = nil, batch: Int = 100, allowance: Int64 = 0, maxShare: Share = .percent(100)
     ) -> SweepPlan {
         SweepPlan(
-            staleRetention: .seconds(90 * 86400), dormantAfter: dormant, eventRetention: .seconds(395 * 86400),
+            suppressedRetention: .seconds(90 * 86400), dormantAfter: dormant, eventRetention: .seconds(395 * 86400),
             rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400),
-            sendRetention: .seconds(30 * 86400), minTokens: minTokens,
+            sendRetention: .seconds(30 * 86400), allowance: allowance,
             maxShare: maxShare, batch: batch)
     }
 
@@ -33,7 +33,7 @@ import Testing
         try database.psql(
             """
             SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't' || i % 2, registered_at => '2020-01-01Z') FROM generate_series(1, 300) AS i;
-            UPDATE tokenkeeper.ledger SET dead_at = '2021-01-01Z', dead_reason = 'Unregistered',
+            UPDATE tokenkeeper.ledger SET stale_at = '2021-01-01Z', stale_reason = 'Unregistered',
                 suppressed_since = now() - CASE WHEN token_key <= '\\x000000c8' THEN interval '89 days' ELSE interval '91 days' END
             WHERE token_key > '\\x00000064';
             """)
@@ -43,8 +43,8 @@ import Testing
         try fill()
         try database.psql(
             """
-            UPDATE tokenkeeper.ledger SET suspect_at = '2020-06-01Z', suspect_reason = 'BadDeviceToken' WHERE dead_at IS NOT NULL;
-            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, silenced)
+            UPDATE tokenkeeper.ledger SET suspect_at = '2020-06-01Z', suspect_reason = 'BadDeviceToken' WHERE stale_at IS NOT NULL;
+            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, suppresses)
             SELECT topic_id, token_key, suspect_at, suspect_reason, now(), false FROM tokenkeeper.ledger WHERE suspect_at IS NOT NULL
             """)
         var daemon = try database.connect(user: "a_daemon")
@@ -57,7 +57,7 @@ import Testing
         #expect(
             try database.psql(
                 "SELECT cause, reason, count(*) FROM tokenkeeper.token_event WHERE event = 'pruned' GROUP BY 1, 2")
-                == "dead|Unregistered|100")
+                == "stale|Unregistered|100")
         #expect(
             try database.psql("SELECT tokenkeeper.is_sendable('0000012c', 't0')") == "t", "a pruned token is unknown")
         #expect(
@@ -184,7 +184,7 @@ import Testing
         #expect(report?.deletedRejected == 2 && report?.deletedRuns == 1)
     }
 
-    private var limited: SweepPlan { plan(minTokens: 10, maxShare: .percent(10)) }
+    private var limited: SweepPlan { plan(allowance: 10, maxShare: .percent(10)) }
 
     @Test func `too large a share of a topic is refused with numbers, others are not, and force goes through`() throws {
         // Of the 150 tokens of each topic 50 are due; of a third one, 5 of 100.
@@ -192,7 +192,7 @@ import Testing
         try database.psql(
             """
             SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 'u', registered_at => '2020-01-01Z') FROM generate_series(1, 100) AS i;
-            UPDATE tokenkeeper.ledger SET unregistered_at = '2021-01-01Z', suppressed_since = clock_timestamp() - interval '91 days'
+            UPDATE tokenkeeper.ledger SET unregistered_by_app_at = '2021-01-01Z', suppressed_since = clock_timestamp() - interval '91 days'
             WHERE topic_id = (SELECT topic_id FROM tokenkeeper.topic WHERE topic = 'u') AND token_key <= '\\x00000005';
             """)
         var daemon = try database.connect(user: "a_daemon")
@@ -235,7 +235,7 @@ import Testing
     @Test func `a day's share is not taken in slices`() throws {
         try fill()
         // In each topic 20 are due, and later 30: neither more than 45, and both together are.
-        try database.psql("UPDATE tokenkeeper.topic_policy SET prune_min_tokens = 45")
+        try database.psql("UPDATE tokenkeeper.topic_policy SET prune_allowance = 45")
         let later = "WHERE suppressed AND token_key > '\\x000000f0'"
         try database.psql(
             "UPDATE tokenkeeper.ledger SET suppressed_since = clock_timestamp() - interval '89 days' \(later)")
@@ -252,8 +252,8 @@ import Testing
         try fill()
         try database.psql(
             """
-            UPDATE tokenkeeper.topic_policy SET stale_retention = '88 days' WHERE topic = 't0';
-            UPDATE tokenkeeper.topic_policy SET stale_retention = '100 days', dormant_after = '1000 days' WHERE topic = 't1';
+            UPDATE tokenkeeper.topic_policy SET suppressed_retention = '88 days' WHERE topic = 't0';
+            UPDATE tokenkeeper.topic_policy SET suppressed_retention = '100 days', dormant_after = '1000 days' WHERE topic = 't1';
             """)
         var daemon = try database.connect(user: "a_daemon")
         let report = try sweep(&daemon)
@@ -262,7 +262,7 @@ import Testing
             try database.psql("SELECT topic, state, count(*) FROM tokenkeeper.token GROUP BY 1, 2 ORDER BY 1, 2")
                 == "t0|active|50\nt1|stale|100")
         // Zero is never, where the default is something.
-        try database.psql("UPDATE tokenkeeper.topic_policy SET dormant_after = '0', stale_retention = NULL")
+        try database.psql("UPDATE tokenkeeper.topic_policy SET dormant_after = '0', suppressed_retention = NULL")
         #expect(try sweep(&daemon, plan: plan(dormant: .seconds(86400)))?.prunedDormant == 0)
     }
 

@@ -12,7 +12,7 @@ import Testing
     }
 
     private static let ledger = """
-        SELECT topic_id, encode(token_key, 'hex'), registered_at, dead_at, dead_reason, suspect_at, suspect_reason, unregistered_at,
+        SELECT topic_id, encode(token_key, 'hex'), registered_at, stale_at, stale_reason, suspect_at, suspect_reason, unregistered_by_app_at,
                superseded_at, suppressed_since, device_id
         FROM tokenkeeper.ledger ORDER BY topic_id, token_key
         """
@@ -47,13 +47,13 @@ import Testing
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '05', 410, '{\"reason\":\"Unregistered\",\"timestamp\":1736000000000}')"
         )
-        try drain(&daemon)
+        try drainAll(&daemon)
         var owner = try database.connect()
         let before = try owner.lines(Self.ledger, columns: 11)
         // All of them, one that nobody has registered, and one that is a day later.
         for round in 1...2 {
             for token in ["01", "02", "03", "04", "05", "06", "66", "77"] { try suspect(token, at: "2025-02-01Z") }
-            try drain(&daemon)
+            try drainAll(&daemon)
             #expect(
                 try owner.scalar("SELECT count(*) FROM tokenkeeper.token WHERE state = 'suspect'")
                     == (round == 1 ? "7" : "1"),
@@ -85,14 +85,14 @@ import Testing
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '03', 410, '{\"reason\":\"Unregistered\",\"timestamp\":1736035200000}')"
         )
         for token in ["01", "02", "03"] { try suspect(token, at: "2025-02-01Z") }
-        try drain(&daemon)
-        let tell =
+        try drainAll(&daemon)
+        let report =
             "SELECT token, state, invalidated_at AT TIME ZONE 'UTC', reason FROM tokenkeeper.token ORDER BY token"
         #expect(
             try database.psql("SELECT DISTINCT state FROM tokenkeeper.token") == "suspect")
         #expect(try reinstate("2025-01-31Z", "2025-02-02Z") == "0")
         #expect(
-            try database.psql(tell) == """
+            try database.psql(report) == """
                 01|suspect|2025-01-05 00:00:00|DeviceTokenNotForTopic
                 02|unregistered_by_app|2025-01-05 00:00:00|unregistered by the app
                 03|stale|2025-01-05 00:00:00|Unregistered
@@ -107,7 +107,7 @@ import Testing
         try suspect("01", at: "2025-02-01Z")
         try suspect("02", at: "2025-02-03Z")
         try suspect("01", at: "2025-02-01Z", topic: "u")
-        try drain(&daemon)
+        try drainAll(&daemon)
         #expect(try reinstate("2025-02-01Z", "2025-02-02T23:59:59Z") == "1")
         #expect(try database.psql("SELECT topic, token FROM tokenkeeper.token ORDER BY 1") == "t|02\nu|01")
     }
@@ -116,16 +116,16 @@ import Testing
         try database.psql("SELECT tokenkeeper.register('01', 't', registered_at => '2025-01-01Z')")
         var daemon = try database.connect(user: "a_daemon")
         try suspect("01", at: "2025-02-01Z")
-        try drain(&daemon)
+        try drainAll(&daemon)
         var operatorSession = try database.connect()
         try operatorSession.execute(
             "BEGIN; SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-10Z')")
         try suspect("01", at: "2025-02-05Z")
-        var intake = Intake(
+        var drain = Drain(
             lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
-        #expect(try intake.onePass(on: &daemon).putAside == 1, "it waits for the operator")
+        #expect(try drain.onePass(on: &daemon).putBack == 1, "it waits for the operator")
         try operatorSession.execute("COMMIT")
-        try drain(&daemon)
+        try drainAll(&daemon)
         try undo(&daemon)
         #expect(try database.psql("SELECT state FROM tokenkeeper.token") == "active")
     }
@@ -179,12 +179,12 @@ import Testing
         try database.psql("SELECT tokenkeeper.register('01', 't', registered_at => '2025-01-01Z')")
         var daemon = try database.connect(user: "a_daemon")
         try suspect("01", at: "2025-02-01Z")
-        try drain(&daemon)
+        try drainAll(&daemon)
         try database.psql("UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '85 days'")
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '01', 410, '{\"reason\":\"Unregistered\",\"timestamp\":1737331200000}')"
         )
-        try drain(&daemon)
+        try drainAll(&daemon)
         #expect(try reinstate("2025-02-01Z", "2025-02-01Z") == "0")
         #expect(
             try database.psql(
@@ -201,7 +201,7 @@ import Testing
             SELECT 't', lpad(to_hex(i), 8, '0'), 400, '{"reason":"BadDeviceToken"}', timestamptz '2025-02-01Z' + i / 10 * interval '1 s'
             FROM generate_series(1, \(count)) AS i;
             """)
-        try drain(&daemon)
+        try drainAll(&daemon)
     }
 
     private static let left = "SELECT remaining, tokens, finished_at IS NOT NULL FROM tokenkeeper.reinstatement"
@@ -261,7 +261,7 @@ import Testing
             try database.psql("SELECT tokenkeeper.register('01', '\(topic)', registered_at => '2025-01-01Z')")
             try suspect("01", at: "2025-02-01Z", topic: topic)
         }
-        try drain(&daemon)
+        try drainAll(&daemon)
         var app = try database.connect()
         try app.execute("BEGIN; SELECT tokenkeeper.register('01', 'a')")
         for topic in ["a", "b"] {
@@ -280,7 +280,7 @@ import Testing
         try database.psql("SELECT tokenkeeper.register('01', 't', registered_at => '2025-01-01Z')")
         try suspect("01", at: "2025-02-01Z")
         try suspect("01", at: "2025-02-03Z")
-        try drain(&daemon)
+        try drainAll(&daemon)
         try database.psql(
             """
             SELECT tokenkeeper.reinstate('t', 'production', '2025-02-03Z', '2025-02-03Z');
@@ -297,17 +297,17 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         try suspects(100, &daemon)
         // Held ones of the same tokens count for them from then on.
-        try database.psql("UPDATE tokenkeeper.topic_policy SET guard_min_tokens = 0, guard_max_share = 0")
+        try database.psql("UPDATE tokenkeeper.topic_policy SET guard_allowance = 0, guard_max_share = 0")
         try database.psql(
             """
             SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-03-01Z')) FROM generate_series(1, 20) AS i;
             INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
             SELECT 't', lpad(to_hex(i), 8, '0'), 400, '{"reason":"BadDeviceToken"}', '2025-03-02Z' FROM generate_series(1, 20) AS i;
             """)
-        try drain(
+        try drainAll(
             &daemon,
-            intake: Intake(
-                lockTimeout: .milliseconds(50), guardLimits: GuardLimits(minTokens: 0, maxShare: .percent(0)),
+            drain: Drain(
+                lockTimeout: .milliseconds(50), guardLimits: GuardLimits(allowance: 0, maxShare: .percent(0)),
                 interpret: Interpretation.verdict(on:)))
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.held_result") == "20")
         try database.psql("SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-02Z')")
@@ -335,7 +335,7 @@ import Testing
         for topic in ["c_topic", "icu_topic", "nd_topic"] {
             for place in ["c_place", "icu_place", "nd_place"] {
                 try suspect("01", at: "2025-02-01Z")
-                try drain(&daemon)
+                try drainAll(&daemon)
                 for call in [
                     "tokenkeeper.would_reinstate(m.\(topic), m.\(place), '2025-02-01Z', '2025-02-02Z')",
                     "tokenkeeper.reinstate(m.\(topic), m.\(place), '2025-02-01Z', '2025-02-02Z')",

@@ -25,23 +25,23 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     @Test func `with nothing given the defaults are in force, and each default is one that is accepted`() throws {
         let configuration = try load()
         #expect(configuration.sweepInterval == .seconds(3600))
-        #expect(configuration.sweepPlan.staleRetention == .seconds(90 * 86400))
+        #expect(configuration.sweepPlan.suppressedRetention == .seconds(90 * 86400))
         #expect(configuration.sweepPlan.dormantAfter == nil)
         #expect(configuration.pollBusy == .milliseconds(20) && configuration.pollIdle == .seconds(1))
         for setting in Setting.table {
-            if let standard = setting.standard { #expect(setting.accepts(standard), "\(setting.key)") }
+            if let defaultValue = setting.defaultValue { #expect(setting.accepts(defaultValue), "\(setting.key)") }
         }
     }
 
     @Test func `flags win over the environment, that over the file, that over the defaults`() throws {
-        let file = "[sweep]\ninterval = \"2h\"\nbatch = 7\nstale_retention = \"30d\"\n"
+        let file = "[sweep]\ninterval = \"2h\"\nbatch = 7\nsuppressed_retention = \"30d\"\n"
         let configuration = try load(
             file, environment: ["TOKENKEEPER_SWEEP_INTERVAL": "3h", "TOKENKEEPER_SWEEP_BATCH": "8", "HOME": "/"],
             flags: ["sweep.interval=4h"])
         #expect(configuration.sweepInterval == .seconds(4 * 3600))
         #expect(configuration.sweepPlan.batch == 8)
-        #expect(configuration.sweepPlan.staleRetention == .seconds(30 * 86400))
-        #expect(configuration.values["sweep.stale_retention"]?.origin == "t.toml:4")
+        #expect(configuration.sweepPlan.suppressedRetention == .seconds(30 * 86400))
+        #expect(configuration.values["sweep.suppressed_retention"]?.origin == "t.toml:4")
     }
 
     @Test func `an unknown key is refused with its line`() {
@@ -83,7 +83,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         ("sweep.interval", "59s"), ("sweep.interval", "31d"), ("sweep.batch", "0"), ("sweep.batch", "10001"),
         ("log.level", "loud"),
         ("drain.lock_timeout", "off"), ("sweep.dormant_after", ""), ("drain.poll_busy", "0ms"),
-        ("sweep.stale_retention", "99999999999999999999d"),
+        ("sweep.suppressed_retention", "99999999999999999999d"),
     ])
     func `what lies outside its range is refused`(key: String, value: String) {
         #expect(
@@ -178,7 +178,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
 
     @Test func `credentials win over the file and give way to the environment`() throws {
         let file = "database_url = \"host=a\"\n"
-        var credentials = Credentials()
+        var credentials = DatabaseCredentials()
         credentials.areHandedOver = true
         credentials.databaseURL = "host=b"
         credentials.databasePasswordFile = "/run/credentials/database_password"
@@ -237,7 +237,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     @Test func `the README's table names every setting with its default`() throws {
         let readme = try file("README.md")
         for setting in Setting.table {
-            let row = "| `\(setting.key)` | \(setting.standard.map { "`\($0)`" } ?? "unset") |"
+            let row = "| `\(setting.key)` | \(setting.defaultValue.map { "`\($0)`" } ?? "unset") |"
             #expect(readme.contains(row), "\(row)")
         }
         for setting in Setting.ofCredentials {
@@ -256,7 +256,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
             let name = dot.map { String(setting.key[setting.key.index(after: $0)...]) } ?? setting.key
             var number = false
             if case .integer = setting.kind { number = true }
-            let value = setting.standard ?? setting.example ?? ""
+            let value = setting.defaultValue ?? setting.example ?? ""
             expected += "\n# \(setting.meaning)"
             if case .text = setting.kind {} else { expected += "\n# Expected: \(setting.expected)." }
             expected += setting.reloadable ? "" : " Needs a restart."
@@ -281,10 +281,10 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     }
 
     @Test func `the man pages name every setting with its default, every command and every exit status`() throws {
-        let settings = try file("man/tokenkeeperd.conf.5")
+        let settings = try file("man/tokenkeeperd.toml.5")
         for setting in Setting.table {
             let needsRestart = setting.reloadable ? "" : "; restart"
-            let head = ".BR \(setting.key) \" (default: \(setting.standard ?? "unset")\(needsRestart)"
+            let head = ".BR \(setting.key) \" (default: \(setting.defaultValue ?? "unset")\(needsRestart)"
             #expect(settings.contains(head), "\(head)")
         }
         for setting in Setting.ofCredentials {
@@ -317,7 +317,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         let version = Daemon.version.description
         #expect(try file("debian/changelog").hasPrefix("tokenkeeperd (\(version)) "))
         #expect(try file("man/tokenkeeperd.8").contains("\"tokenkeeperd \(version)\""))
-        #expect(try file("man/tokenkeeperd.conf.5").contains("\"tokenkeeperd \(version)\""))
+        #expect(try file("man/tokenkeeperd.toml.5").contains("\"tokenkeeperd \(version)\""))
         #expect(try file("CHANGELOG.md").contains("## \(version)"))
         #expect(try file("docs/operations.md").contains("./tokenkeeperd_\(version)_amd64.deb"))
     }

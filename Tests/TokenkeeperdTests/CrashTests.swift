@@ -12,7 +12,7 @@ import Testing
         let stop = Atomic(false)
     }
 
-    /// Three daemons at work behind a proxy that cuts around COMMIT, 60 times `kill -9`, producers that commit out of order.
+    /// Three daemons at work behind a proxy that interruptions around COMMIT, 60 times `kill -9`, producers that commit out of order.
     @Test func `every committed result is recorded exactly once, and the queue ends empty`() throws {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
         print("crash seed \(seed)")
@@ -53,10 +53,10 @@ import Testing
         for daemon in daemons { #expect(daemon.stop() == 0) }
 
         let committed = books.committed.withLock { $0 }
-        let cuts = proxy.cuts.withLock { $0 }
-        print("committed \(committed), cut before COMMIT, before its reply, after it: \(cuts)")
+        let interruptions = proxy.interruptions.withLock { $0 }
+        print("committed \(committed), cut before COMMIT, before its reply, after it: \(interruptions)")
         #expect(committed.values.reduce(0, +) > 10_000)
-        #expect(cuts.allSatisfy { $0 > 0 })
+        #expect(interruptions.allSatisfy { $0 > 0 })
         for (status, count) in committed {
             #expect(
                 try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = \(status)")

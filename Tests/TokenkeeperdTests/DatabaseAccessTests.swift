@@ -231,13 +231,13 @@ import Testing
         #expect(byService.stop() == 0)
     }
 
-    @Test func `a server that answers nothing is given up after a time, though a cancellation hangs in it`() throws {
+    @Test func `a server that answers nothing is failed after a time, though a cancellation hangs in it`() throws {
         let cluster = try TestCluster()
-        let silences = Silences()
+        let suppresses = Silences()
         var connection = try Connection(
             to: DatabaseAddress(cluster.url(database: "postgres")), writes: true,
             patience: .init(usual: .seconds(2), stoppable: .seconds(3))
-        ) { _, silent in silences.note(silent) }
+        ) { _, silent in suppresses.note(silent) }
         try cluster.signal(SIGSTOP)
         defer { try? cluster.signal(SIGCONT) }
         let bell = Wakeup()
@@ -254,10 +254,10 @@ import Testing
             connection = try Connection(
                 to: DatabaseAddress(cluster.url(database: "postgres")), writes: true,
                 patience: .init(usual: .seconds(2), stoppable: .seconds(3))
-            ) { _, silent in silences.note(silent) }
+            ) { _, silent in suppresses.note(silent) }
             try cluster.signal(SIGSTOP)
         }
-        #expect(silences.longest >= .seconds(1), "it has said so meanwhile")
+        #expect(suppresses.longest >= .seconds(1), "it has said so meanwhile")
     }
 
     @Test func `a database that is not named is not migrated, nor is the owner nobody`() throws {

@@ -58,7 +58,7 @@ import Testing
             "tokenkeeper.result_count"
         ),
         (
-            "LOCK TABLE tokenkeeper.send_result_aside IN EXCLUSIVE MODE; LOCK TABLE tokenkeeper.ledger IN EXCLUSIVE MODE",
+            "LOCK TABLE tokenkeeper.send_result_retry IN EXCLUSIVE MODE; LOCK TABLE tokenkeeper.ledger IN EXCLUSIVE MODE",
             "tokenkeeper.ledger is locked (EXCLUSIVE)", "tokenkeeper.ledger"
         ),
         (
@@ -88,7 +88,7 @@ import Testing
             daemon.logged.split(separator: "\n").first { $0.contains("waiting for a lock in PostgreSQL") })
         for part in [
             "table=\(table)", "pid=\(pid)", "role=owner", "application_name=\"index builder\"", "held=\"\(who)\"",
-            "duty=drain",
+            "worker=drain",
         ] {
             #expect(line.contains(part), "\(part): \(line)")
         }
@@ -115,10 +115,10 @@ import Testing
         #expect(daemon.logged.components(separatedBy: "\"waiting for a lock in PostgreSQL\"").count == 2, "told once")
     }
 
-    @Test func `one row of a past leaf of the queue is reported, whatever else is drained`() throws {
-        let past = Int(try database.psql("SELECT (\(Leaf.currentInSQL) + 4) % 8"))!
+    @Test func `one row of a sealed partition of the queue is reported, whatever else is drained`() throws {
+        let past = Int(try database.psql("SELECT (\(Partition.currentInSQL) + 4) % 8"))!
         try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, leaf) SELECT 't', 'cc', 403, \(past) FROM generate_series(1, 20000)"
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'cc', 403, \(past) FROM generate_series(1, 20000)"
         )
         var holder = try database.connect()
         let pid = try #require(try holder.scalar("SELECT pg_backend_pid()"))

@@ -35,7 +35,7 @@ private struct Step {
                 for topic in topics {
                     try owner.execute(
                         """
-                        INSERT INTO tokenkeeper.topic_policy (environment, topic, guard_min_tokens, guard_max_share)
+                        INSERT INTO tokenkeeper.topic_policy (environment, topic, guard_allowance, guard_max_share)
                         VALUES ('production', '\(topic)', 0, 0), ('sandbox', '\(topic)', 1, 0)
                         """)
                 }

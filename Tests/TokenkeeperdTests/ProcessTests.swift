@@ -288,7 +288,7 @@ import Testing
     @Test func `a lock on a part of the queue does not make status call the daemon dead`() throws {
         let database = try TestCluster.shared.database()
         var admin = try database.connect()
-        try admin.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_aside IN ACCESS EXCLUSIVE MODE")
+        try admin.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_retry IN ACCESS EXCLUSIVE MODE")
         let daemon = try DaemonProcess(database.url())
         try eventually("it is alive") { try database.psql("SELECT live_daemons FROM tokenkeeper.status") == "1" }
         try admin.execute("COMMIT")

@@ -7,7 +7,7 @@ import Testing
 @Suite struct `Reinstating` {
     /// Row by row: what the ledger says of each token.
     private static let ledger = """
-        SELECT encode(token_key, 'hex'), registered_at, dead_at, suspect_at, suspect_reason, unregistered_at
+        SELECT encode(token_key, 'hex'), registered_at, stale_at, suspect_at, suspect_reason, unregistered_by_app_at
         FROM tokenkeeper.ledger ORDER BY token_key
         """
 
@@ -24,7 +24,7 @@ import Testing
         try owner.execute(
             """
             UPDATE tokenkeeper.ledger SET suspect_at = '2025-02-01Z', suspect_reason = 'BadDeviceToken', suppressed_since = now();
-            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, silenced)
+            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, suppresses)
             SELECT topic_id, token_key, '2025-02-01Z', 'BadDeviceToken', '2025-02-01Z', true FROM tokenkeeper.ledger;
             INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (1);
             SELECT tokenkeeper.recount_guard(1);
@@ -70,7 +70,7 @@ import Testing
             """
             SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-01-01Z')) FROM generate_series(1, 3000) AS i;
             UPDATE tokenkeeper.ledger SET suspect_at = '2025-02-01Z', suspect_reason = 'BadDeviceToken', suppressed_since = now();
-            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, silenced)
+            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, suppresses)
             SELECT topic_id, token_key, '2025-02-01Z', 'BadDeviceToken', '2025-02-01Z', true FROM tokenkeeper.ledger;
             SELECT tokenkeeper.register('00000007', 't');
             """)

@@ -57,7 +57,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a long migration extends the start, and one of the duties alone makes it`() throws {
+    @Test func `a long migration extends the start, and one of the workers alone makes it`() throws {
         let database = try TestCluster.shared.database(migrated: false)
         var other = try database.connect()
         try Migrator(Array(Migration.embedded.prefix(1)), daemon: Daemon.version).migrate(&other) { _ in }
@@ -205,7 +205,7 @@ import Testing
         #expect(daemon.logged.contains("level=error msg=\"reload refused: the earlier configuration stays in force\""))
         #expect(systemd.count("READY=1") == systemd.count("RELOADING=1") + 1)
         try eventually("the daemon reports on") {
-            try database.psql("SELECT beat_at > clock_timestamp() - interval '6 s' FROM tokenkeeper.daemon") == "t"
+            try database.psql("SELECT heartbeat_at > clock_timestamp() - interval '6 s' FROM tokenkeeper.daemon") == "t"
         }
         #expect(try interval() == "00:01:00")
         #expect(daemon.stop() == 0)
@@ -215,134 +215,138 @@ import Testing
 @Suite struct `Vital signs` {
     private let start = SuspendingClock.now
 
-    private func complete() -> Vitals {
-        var vitals = Vitals()
-        for part in Vitals.Part.allCases {
-            vitals.beat(part, heardOfBy: start + .seconds(10))
-            vitals.connected(part)
+    private func complete() -> ServiceState {
+        var serviceState = ServiceState()
+        for part in ServiceState.Part.allCases {
+            serviceState.beat(part, heardOfBy: start + .seconds(10))
+            serviceState.connected(part)
         }
-        vitals.phase = .running
-        return vitals
+        serviceState.phase = .running
+        return serviceState
     }
 
-    @Test func `a duty that has not kept its promise hangs, whatever the other does`() {
-        for hanging in Vitals.Part.allCases {
-            var vitals = complete()
-            #expect(vitals.isAlive(at: start + .seconds(10)))
-            for part in Vitals.Part.allCases where part != hanging {
-                vitals.beat(part, heardOfBy: start + .seconds(1000))
+    @Test func `a worker that has not kept its promise hangs, whatever the other does`() {
+        for hanging in ServiceState.Part.allCases {
+            var serviceState = complete()
+            #expect(serviceState.isAlive(at: start + .seconds(10)))
+            for part in ServiceState.Part.allCases where part != hanging {
+                serviceState.beat(part, heardOfBy: start + .seconds(1000))
             }
-            #expect(!vitals.isAlive(at: start + .seconds(11)))
-            vitals.beat(hanging, heardOfBy: start + .seconds(20))
-            #expect(vitals.isAlive(at: start + .seconds(11)))
+            #expect(!serviceState.isAlive(at: start + .seconds(11)))
+            serviceState.beat(hanging, heardOfBy: start + .seconds(20))
+            #expect(serviceState.isAlive(at: start + .seconds(11)))
         }
     }
 
-    @Test func `a duty that waits, and says for how long, lives; one that has left is not missed`() {
-        var vitals = complete()
-        vitals.beat(.drain, heardOfBy: start + .seconds(300))
-        for part in Vitals.Part.allCases where part != .drain { vitals.left(part) }
-        #expect(vitals.isAlive(at: start + .seconds(299)))
-        #expect(!vitals.isAlive(at: start + .seconds(301)))
+    @Test func `a worker that waits, and says for how long, lives; one that has left is not missed`() {
+        var serviceState = complete()
+        serviceState.beat(.drain, heardOfBy: start + .seconds(300))
+        for part in ServiceState.Part.allCases where part != .drain { serviceState.left(part) }
+        #expect(serviceState.isAlive(at: start + .seconds(299)))
+        #expect(!serviceState.isAlive(at: start + .seconds(301)))
     }
 
-    @Test func `it is complete when all duties have been answered`() {
-        var vitals = Vitals()
-        #expect(!vitals.isComplete)
-        vitals.beat(.drain, heardOfBy: start)
-        vitals.connected(.drain)
-        vitals.beat(.sweep, heardOfBy: start)
-        #expect(!vitals.isComplete)
-        vitals.connected(.sweep)
-        #expect(vitals.isComplete)
+    @Test func `it is complete when all workers have been answered`() {
+        var serviceState = ServiceState()
+        #expect(!serviceState.isComplete)
+        serviceState.beat(.drain, heardOfBy: start)
+        serviceState.connected(.drain)
+        serviceState.beat(.sweep, heardOfBy: start)
+        #expect(!serviceState.isComplete)
+        serviceState.connected(.sweep)
+        #expect(serviceState.isComplete)
     }
 
     @Test func `while one connects anew it is not, and what comes and goes does not count`() {
-        var vitals = complete()
-        vitals.left(.secondDrain)
-        #expect(vitals.isComplete)
-        vitals.connecting(.sweep, at: .now)
-        #expect(!vitals.isComplete && vitals.phase == .running)
-        vitals.connected(.sweep)
-        #expect(vitals.isComplete)
+        var serviceState = complete()
+        serviceState.left(.secondDrain)
+        #expect(serviceState.isComplete)
+        serviceState.connecting(.sweep, at: .now)
+        #expect(!serviceState.isComplete && serviceState.phase == .running)
+        serviceState.connected(.sweep)
+        #expect(serviceState.isComplete)
     }
 
     @Test func `a backlog is many pages that nobody has read, or one full batch after the other`() {
-        let backlog = SecondDrainDuty.Backlog()
-        backlog.tell(Intake.Pass(), pagesLeft: 1023)
+        let backlog = BacklogWorker.Backlog()
+        backlog.report(Drain.Pass(), pagesLeft: 1023)
         #expect(!backlog.take())
-        backlog.tell(Intake.Pass(), pagesLeft: 1024)
+        backlog.report(Drain.Pass(), pagesLeft: 1024)
         #expect(backlog.take() && !backlog.take(), "once")
-        var pass = Intake.Pass()
+        var pass = Drain.Pass()
         // Seven full ones, one that is not, and eight again.
         for batch in 1...16 {
             #expect(!backlog.take())
             pass.accepted += batch == 8 ? 999 : 1000
-            backlog.tell(pass, pagesLeft: 0)
+            backlog.report(pass, pagesLeft: 0)
         }
         #expect(backlog.take())
     }
 
     @Test func `the status says in one line what matters`() {
-        var vitals = Vitals()
-        #expect(vitals.status == "starting")
-        vitals = complete()
-        #expect(vitals.status == "running")
-        vitals.queue = .init(depth: 0, exact: true)
-        vitals.lastSweep = (Date(timeIntervalSince1970: 1_795_000_000), "finished")
-        #expect(vitals.status == "the queue is empty; last sweep finished 2026-11-18 11:06:40 UTC")
-        vitals.queue = .init(depth: 1_234_567, exact: false)
-        vitals.isSweeping = true
-        #expect(vitals.status == "about 1234567 results are queued; sweeping")
-        vitals.isSweeping = false
-        vitals.beat(.drain, heardOfBy: start, unansweredFor: .seconds(4))
-        vitals.beat(.sweep, heardOfBy: start, unansweredFor: .seconds(61))
+        var serviceState = ServiceState()
+        #expect(serviceState.status == "starting")
+        serviceState = complete()
+        #expect(serviceState.status == "running")
+        serviceState.queue = .init(depth: 0, exact: true)
+        serviceState.lastSweep = (Date(timeIntervalSince1970: 1_795_000_000), "finished")
+        #expect(serviceState.status == "the queue is empty; last sweep finished 2026-11-18 11:06:40 UTC")
+        serviceState.queue = .init(depth: 1_234_567, exact: false)
+        serviceState.isSweeping = true
+        #expect(serviceState.status == "about 1234567 results are queued; sweeping")
+        serviceState.isSweeping = false
+        serviceState.beat(.drain, heardOfBy: start, unansweredFor: .seconds(4))
+        serviceState.beat(.sweep, heardOfBy: start, unansweredFor: .seconds(61))
         #expect(
-            vitals.status
+            serviceState.status
                 == "about 1234567 results are queued; waiting for PostgreSQL to answer the sweep for 61 s; last sweep finished 2026-11-18 11:06:40 UTC"
         )
-        vitals.queue = nil
-        vitals.lastSweep = nil
-        vitals.beat(.sweep, heardOfBy: start)
-        vitals.obstacle("waiting for PostgreSQL: no", of: .drain, at: Date(timeIntervalSince1970: 1_795_000_000))
-        vitals.obstacle("waiting for PostgreSQL: never", of: .drain, at: Date(timeIntervalSince1970: 1_795_000_009))
-        vitals.obstacle("waiting for PostgreSQL: no", of: .sweep, at: Date(timeIntervalSince1970: 1_795_000_009))
-        #expect(vitals.status == "waiting for PostgreSQL: never (since 2026-11-18 11:06:40 UTC)")
-        vitals.queue = .init(depth: 7, exact: true)
-        vitals.obstacle("PostgreSQL refuses: no", of: .drain, at: .now)
-        #expect(vitals.status == "PostgreSQL refuses: no (since 2026-11-18 11:06:40 UTC)", "the depth is not known")
-        vitals.obstacle("waiting for PostgreSQL: no", isAway: true, of: .drain, at: .now)
-        #expect(vitals.status == "waiting for PostgreSQL: no (since 2026-11-18 11:06:40 UTC)", "the depth is not known")
-        vitals.obstacle("waiting for a lock", knowsQueue: true, of: .drain, at: .now)
+        serviceState.queue = nil
+        serviceState.lastSweep = nil
+        serviceState.beat(.sweep, heardOfBy: start)
+        serviceState.obstacle("waiting for PostgreSQL: no", of: .drain, at: Date(timeIntervalSince1970: 1_795_000_000))
+        serviceState.obstacle(
+            "waiting for PostgreSQL: never", of: .drain, at: Date(timeIntervalSince1970: 1_795_000_009))
+        serviceState.obstacle("waiting for PostgreSQL: no", of: .sweep, at: Date(timeIntervalSince1970: 1_795_000_009))
+        #expect(serviceState.status == "waiting for PostgreSQL: never (since 2026-11-18 11:06:40 UTC)")
+        serviceState.queue = .init(depth: 7, exact: true)
+        serviceState.obstacle("PostgreSQL refuses: no", of: .drain, at: .now)
         #expect(
-            vitals.status == "waiting for a lock (since 2026-11-18 11:06:40 UTC); 7 results are queued",
+            serviceState.status == "PostgreSQL refuses: no (since 2026-11-18 11:06:40 UTC)", "the depth is not known")
+        serviceState.obstacle("waiting for PostgreSQL: no", isAway: true, of: .drain, at: .now)
+        #expect(
+            serviceState.status == "waiting for PostgreSQL: no (since 2026-11-18 11:06:40 UTC)",
+            "the depth is not known")
+        serviceState.obstacle("waiting for a lock", knowsQueue: true, of: .drain, at: .now)
+        #expect(
+            serviceState.status == "waiting for a lock (since 2026-11-18 11:06:40 UTC); 7 results are queued",
             "a lock does not keep it from looking")
-        vitals.obstacle(nil, of: .drain, at: .now)
+        serviceState.obstacle(nil, of: .drain, at: .now)
         #expect(
-            vitals.status
+            serviceState.status
                 == "waiting for PostgreSQL: no, says the sweep (since 2026-11-18 11:06:49 UTC); 7 results are queued")
-        vitals.queue = nil
-        vitals.obstacle(nil, of: .sweep, at: .now)
-        #expect(vitals.status == "running")
-        vitals.connecting(.sweep, at: Date(timeIntervalSince1970: 1_795_000_000))
-        #expect(vitals.status == "connecting to PostgreSQL, says the sweep (since 2026-11-18 11:06:40 UTC)")
-        vitals.obstacle("waiting for PostgreSQL: no", isAway: true, of: .sweep, at: .now)
-        vitals.connecting(.sweep, at: .now)
-        #expect(vitals.status == "waiting for PostgreSQL: no, says the sweep (since 2026-11-18 11:06:40 UTC)")
-        vitals.connected(.sweep)
-        #expect(vitals.status == "running")
-        vitals.stopping(failure: nil)
-        #expect(vitals.status == "stopping")
-        vitals.stopped(inTime: true)
-        #expect(vitals.status == "stopped")
+        serviceState.queue = nil
+        serviceState.obstacle(nil, of: .sweep, at: .now)
+        #expect(serviceState.status == "running")
+        serviceState.connecting(.sweep, at: Date(timeIntervalSince1970: 1_795_000_000))
+        #expect(serviceState.status == "connecting to PostgreSQL, says the sweep (since 2026-11-18 11:06:40 UTC)")
+        serviceState.obstacle("waiting for PostgreSQL: no", isAway: true, of: .sweep, at: .now)
+        serviceState.connecting(.sweep, at: .now)
+        #expect(serviceState.status == "waiting for PostgreSQL: no, says the sweep (since 2026-11-18 11:06:40 UTC)")
+        serviceState.connected(.sweep)
+        #expect(serviceState.status == "running")
+        serviceState.stopping(failure: nil)
+        #expect(serviceState.status == "stopping")
+        serviceState.stopped(inTime: true)
+        #expect(serviceState.status == "stopped")
 
-        var migrating = Vitals()
+        var migrating = ServiceState()
         migrating.beat(.drain, heardOfBy: start)
         migrating.obstacle("waiting for PostgreSQL: no", isAway: true, of: .drain, at: .now)
         migrating.isMigrating = true
         #expect(migrating.status == "applying migrations")
 
-        var never = Vitals()
+        var never = ServiceState()
         never.beat(.drain, heardOfBy: start)
         never.obstacle("waiting for PostgreSQL: no", isAway: true, of: .drain, at: .now)
         never.stopping(failure: nil)

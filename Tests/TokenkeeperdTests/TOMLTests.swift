@@ -246,11 +246,11 @@ private let escapes = #"\b, \t, \n, \f, \r, \", \\, \uXXXX or \UXXXXXXXX"#
     /// Also written into the folder `TOML_MUTATIONS`, where that is set, to be compared with another parser.
     @Test func `ten thousand mutated files are read or refused, and a refusal repeats no value`() throws {
         let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../..")
-        let standard = try [UInt8](Data(contentsOf: root.appendingPathComponent("systemd/tokenkeeperd.toml")))
-        let uncommented = String(decoding: standard, as: UTF8.self).split(separator: "\n").map { line in
+        let defaultValue = try [UInt8](Data(contentsOf: root.appendingPathComponent("systemd/tokenkeeperd.toml")))
+        let uncommented = String(decoding: defaultValue, as: UTF8.self).split(separator: "\n").map { line in
             line.hasPrefix("#") && !line.hasPrefix("# ") ? String(line.dropFirst()) : String(line)
         }.joined(separator: "\n")
-        let samples = [standard, Array(uncommented.utf8)] + Array(repeating: Array(Self.rich.utf8), count: 10)
+        let samples = [defaultValue, Array(uncommented.utf8)] + Array(repeating: Array(Self.rich.utf8), count: 10)
         let folder = ProcessInfo.processInfo.environment["TOML_MUTATIONS"]
         var dice = Dice(state: 16)
         var (accepted, refused) = (0, 0)

@@ -51,11 +51,11 @@ import Testing
     }
 
     /// Tokens that could be sent to and cannot be any more.
-    private let silenced = """
+    private let suppressed = """
         tokenkeeper.ledger AS l JOIN earlier AS e USING (topic_id, token_key) WHERE l.suppressed AND NOT e.suppressed
         """
 
-    @Test func `one misconfigured sender silences hundreds and not a fleet, and it can be undone whole`() throws {
+    @Test func `one misconfigured sender suppresses hundreds and not a fleet, and it can be undone whole`() throws {
         // A fleet of 100,000: some dead already, some unregistered, some with a device, and two that were suspect before.
         try database.psql(
             """
@@ -92,7 +92,7 @@ import Testing
         let same = mistake.replacingOccurrences(of: "now()", with: "(SELECT at FROM mistake)")
         try database.psql(same)
         try waitUntilDrained()
-        #expect(try count(silenced) < 1000)
+        #expect(try count(suppressed) < 1000)
         let recorded = try count("tokenkeeper.suspect") - 2
         let held = try count("tokenkeeper.held_result")
         #expect(recorded + held == 100_000)
@@ -104,20 +104,20 @@ import Testing
         #expect(daemon.logged.components(separatedBy: opened).count == 2, "once")
         #expect(
             daemon.logged.contains("undo=\"tokenkeeperd reinstate --topic com.example.app --environment production"))
-        #expect(try database.psql("SELECT operation FROM tokenkeeper.operation") == "guard_opened")
+        #expect(try database.psql("SELECT operation FROM tokenkeeper.operation") == "guard_tripped")
         let list = try command("held", "list", user: "a_reader")
         #expect(list.status == 0 && list.output.contains("\(held) results of \(held) tokens are held"))
 
         // Undone by the commands that it names, counted first.
         let undo = try database.psql("SELECT undo FROM tokenkeeper.guard").split(separator: " ").dropFirst()
             .map(String.init)
-        let lost = try count(silenced)
+        let lost = try count(suppressed)
         let dry = try ProgramRun(
             [DaemonProcess.program] + undo + ["--dry-run"],
             environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_operator")])
         #expect(
             dry.status == 0 && dry.output.contains("\(lost) tokens would be sendable again"), "\(dry)")
-        #expect(try count(silenced) == lost)
+        #expect(try count(suppressed) == lost)
         let undone = try ProgramRun(
             [DaemonProcess.program] + undo,
             environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_operator")])
@@ -126,7 +126,7 @@ import Testing
         let discarded = try command("held", "discard", "--topic", "com.example.app")
         #expect(discarded.output == "\(held) results are deleted, and have not been recorded\n", "\(discarded)")
         #expect(try differences() == "0")
-        try eventually("the guard closes") { try database.psql("SELECT open FROM tokenkeeper.guard") == "f" }
+        try eventually("the guard resets") { try database.psql("SELECT tripped FROM tokenkeeper.guard") == "f" }
         #expect(daemon.stop() == 0)
 
         // The same again, with three daemons and kills: nothing happens.
@@ -140,7 +140,7 @@ import Testing
             mistake.replacingOccurrences(
                 of: "interval '1 hour' - i * interval '1 millisecond'", with: "i * interval '1 microsecond'"))
         try drainWithKills()
-        #expect(try count(silenced) < 1000)
+        #expect(try count(suppressed) < 1000)
         let again = (try count("tokenkeeper.suspect") - 2, try count("tokenkeeper.held_result"))
         #expect(again.0 + again.1 == 100_000, "\(again)")
         try undoAll(days: 0.1)
@@ -154,7 +154,7 @@ import Testing
             FROM generate_series(0, 144 * 150 - 1) AS i ORDER BY hashint4(i)
             """)
         try drainWithKills()
-        #expect(try count(silenced) < 1000)
+        #expect(try count(suppressed) < 1000)
         let slowly = (try count("tokenkeeper.suspect") - 2, try count("tokenkeeper.held_result"))
         #expect(slowly.0 + slowly.1 == 144 * 150, "\(slowly)")
         try undoAll(days: 5)
@@ -204,7 +204,7 @@ import Testing
             FROM generate_series(1, 20000) AS i JOIN body AS b ON b.number = 1 + i % \(Self.doubtful.count) ORDER BY hashint4(i)
             """)
         try waitUntilDrained()
-        #expect(try count(silenced) <= 100, "0.5 % of 20,000")
+        #expect(try count(suppressed) <= 100, "0.5 % of 20,000")
         let (suspects, held) = (try count("tokenkeeper.suspect"), try count("tokenkeeper.held_result"))
         #expect(suspects + held == 20_000 && held >= 19_900)
         #expect(try count("tokenkeeper.token WHERE state = 'stale'") == 0)

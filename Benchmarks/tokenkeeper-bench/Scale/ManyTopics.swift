@@ -15,7 +15,7 @@ extension ScaleMeasurement {
             SELECT 't' || n, encode(sha256(n::text::bytea), 'hex'), 410,
                    format('{"reason":"Unregistered","timestamp":%s}', (extract(epoch FROM now()) * 1000)::bigint) FROM generate_series(1, 800, 8) AS n
             """)
-        tell(
+        report(
             "2,400 suspects and 100 fresh 410s of 800 topics, until none is queued", try untilQueueIsEmpty(session),
             target: 5)
     }

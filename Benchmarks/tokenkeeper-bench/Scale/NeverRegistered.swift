@@ -28,7 +28,7 @@ extension ScaleMeasurement {
                     SELECT 'never', encode(sha256(('\(isCounted)' || \(batch * 40) + i)::bytea), 'hex'), 400, '\(Self.badToken)' FROM generate_series(1, 40) AS i
                     """)
             }
-            tell(
+            report(
                 "1,000 suspects of a topic of \(Scale.short(tokens)) never-registered tokens, \(isCounted ? "counted" : "not counted yet"), until none is queued",
                 try untilQueueIsEmpty(session), target: 5)
         }

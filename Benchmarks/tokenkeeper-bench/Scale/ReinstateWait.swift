@@ -11,7 +11,7 @@ extension ScaleMeasurement {
             INSERT INTO tokenkeeper.topic (environment, topic) VALUES ('production', 'undo');
             INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, suspect_at, suspect_reason, suppressed_since)
             SELECT 1, sha256(i::text::bytea), now() - interval '50 days', now() - interval '1 day', 'BadDeviceToken', now() FROM generate_series(1, \(tokens)) AS i;
-            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, silenced)
+            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, suppresses)
             SELECT topic_id, token_key, suspect_at, suspect_reason, suspect_at, true FROM tokenkeeper.ledger
             """)
         try session.run("VACUUM (ANALYZE) tokenkeeper.ledger")

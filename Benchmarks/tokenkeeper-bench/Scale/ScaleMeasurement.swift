@@ -44,7 +44,7 @@ struct ScaleMeasurement {
     }
 
     /// Tells how long a queue took to become empty.
-    func tell(_ measure: String, _ seconds: Double?, target: Double) {
+    func report(_ measure: String, _ seconds: Double?, target: Double) {
         report.check(
             measure, seconds.map { String(format: "%.2f s", $0) } ?? "still there after two minutes",
             target: "at most \(target) s", isReached: seconds.map { $0 <= target } ?? false)

@@ -52,7 +52,7 @@ struct OutboxMeasurement: LedgerMeasurement {
         let daemons = try MeasuredDaemon.start(
             on: database,
             settings: MeasuredDaemon.brisk + [
-                "send.production_server=localhost:\(server.port)", "send.authority_file=\(work.authorityFile)",
+                "send.production_server=localhost:\(server.port)", "send.ca_file=\(work.authorityFile)",
                 "credential.main.key_file=\(work.keyFile)", "credential.main.key_id=\(SendingWork.keyID)",
                 "credential.main.team_id=\(SendingWork.teamID)", "credential.main.topics=com.example.*",
             ])

@@ -41,7 +41,7 @@ struct Delivery: Sendable {
     /// How one turn ended.
     enum Turn: Equatable {
         /// With an answer; a torn one may lack its end.
-        case answer(PushAnswer, isTorn: Bool)
+        case answer(PushResponse, isTorn: Bool)
         /// With none: why, in a line, and whether it went to a connection in this turn.
         case failure(PushFailure.Kind, message: String, wasSent: Bool)
     }
@@ -60,7 +60,7 @@ struct Delivery: Sendable {
             if isTorn, sends < allowed { return .again(connectionIsUnfit: false) }
             if isTorn, answer.body != nil { return .ends(failed(.connectionLost, "the end of the answer is missing")) }
             guard answer.status == 403 else { return .ends(.answered(answer)) }
-            switch AnswerBody(answer.body).reason {
+            switch ResponseBody(answer.body).reason {
             case "ExpiredProviderToken":
                 guard !hasRenewed, let authorization, renew(authorization) else { break }
                 hasRenewed = true

@@ -6,7 +6,7 @@ internal import CCurl
 /// `curl_multi_wakeup` may be called from any (libcurl's manual). The reference keeps the handle until the last call is over.
 @safe final class MultiHandle: @unchecked Sendable {
     private let handle: UnsafeMutableRawPointer
-    let sockets = SocketLog()
+    let sockets = OpenSockets()
 
     /// Reads the certificates, and whatever else libcurl does once a process.
     private static let isReady: Bool = ck_global_init() == CURLE_OK

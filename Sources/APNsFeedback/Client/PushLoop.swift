@@ -10,13 +10,13 @@ final class PushLoop: TransferWatcher {
     private let options: PushClientOptions
     private let ended: @Sendable () -> Void
 
-    private var lanes: [Environment: ServerLane] = [:]
+    private var scopes: [Environment: ServerScope] = [:]
     private var table = ConnectionTable()
     private var transfers: [Transfer] = []
     private var free: [Transfer] = []
     private var outcomes: [PushOutcome] = []
     private var text = RequestText()
-    private var pace = TurnPace()
+    private var pace = PollPace()
     private var now = ContinuousClock.now
     private var stopBy: ContinuousClock.Instant?
 
@@ -30,7 +30,7 @@ final class PushLoop: TransferWatcher {
         self.options = options
         self.ended = ended
         for environment in Environment.allCases {
-            lanes[environment] = ServerLane(options.server(of: environment), most: max(1, options.inFlight))
+            scopes[environment] = ServerScope(options.server(of: environment), most: max(1, options.inFlight))
         }
     }
 
@@ -43,7 +43,7 @@ final class PushLoop: TransferWatcher {
             let stoodStill = underWay > 0 && now - turnBegan > options.standstill
             takeRequests()
             if stoodStill { abandon() }
-            for lane in lanes.values { admit(lane) }
+            for scope in scopes.values { admit(scope) }
             multi.perform()
             while let (transfer, code) = multi.nextEnded() { end(transfer, code) }
             noteClosedConnections()
@@ -52,9 +52,9 @@ final class PushLoop: TransferWatcher {
                 sweep()
             }
             publish()
-            if stopBy != nil, underWay == 0, lanes.values.allSatisfy(\.queue.isEmpty) { return }
+            if stopBy != nil, underWay == 0, scopes.values.allSatisfy(\.queue.isEmpty) { return }
             // What ended has made room: no wait before that is used.
-            if lanes.values.contains(where: hasWork) { continue }
+            if scopes.values.contains(where: hasWork) { continue }
             multi.wait(milliseconds: underWay == 0 ? 60_000 : tick.wholeMilliseconds)
             rest(until: now + pace.interval(underWay: underWay))
         }
@@ -66,18 +66,18 @@ final class PushLoop: TransferWatcher {
         if left > .microseconds(50) { usleep(UInt32(left.components.attoseconds / 1_000_000_000_000)) }
     }
 
-    private var underWay: Int { lanes.values.reduce(0) { $0 + $1.underWay } }
+    private var underWay: Int { scopes.values.reduce(0) { $0 + $1.underWay } }
 
-    private func hasWork(_ lane: ServerLane) -> Bool {
-        !lane.queue.isEmpty && lane.underWay < limit(lane)
+    private func hasWork(_ scope: ServerScope) -> Bool {
+        !scope.queue.isEmpty && scope.underWay < limit(scope)
     }
 
-    private func limit(_ lane: ServerLane) -> Int {
-        table.isDraining(lane.server) ? 0 : lane.admission.limit(answering: table.answering(lane.server))
+    private func limit(_ scope: ServerScope) -> Int {
+        table.isDraining(scope.server) ? 0 : scope.admission.limit(answering: table.answering(scope.server))
     }
 
-    private func lane(of delivery: Delivery) -> ServerLane {
-        lanes[delivery.request.address.environment]!
+    private func scope(of delivery: Delivery) -> ServerScope {
+        scopes[delivery.request.address.environment]!
     }
 
     // MARK: - Beginning
@@ -89,7 +89,7 @@ final class PushLoop: TransferWatcher {
             if let fault = request.fault {
                 outcomes.append(delivery.outcome(.unsendable(fault)))
             } else {
-                lane(of: delivery).queue.append(delivery)
+                scope(of: delivery).queue.append(delivery)
             }
         }
         self.stopBy = stopBy
@@ -110,21 +110,21 @@ final class PushLoop: TransferWatcher {
             takeBack(transfer)
             outcomes.append(delivery.outcome(delivery.endAtStop))
         }
-        for lane in lanes.values { outcomes += lane.queue.takeAll().map { $0.outcome($0.endAtStop) } }
+        for scope in scopes.values { outcomes += scope.queue.takeAll().map { $0.outcome($0.endAtStop) } }
     }
 
-    private func admit(_ lane: ServerLane) {
-        if let pause = lane.backoff.remaining(at: now), table.answering(lane.server) == 0 {
-            for delivery in lane.queue.takeAll() {
-                outcomes.append(delivery.outcome(delivery.endInPause(pause, host: lane.server.host)))
+    private func admit(_ scope: ServerScope) {
+        if let pause = scope.backoff.remaining(at: now), table.answering(scope.server) == 0 {
+            for delivery in scope.queue.takeAll() {
+                outcomes.append(delivery.outcome(delivery.endInPause(pause, host: scope.server.host)))
             }
             return
         }
-        let limit = limit(lane)
-        while lane.underWay < limit, let delivery = lane.queue.next() { begin(delivery, lane) }
+        let limit = limit(scope)
+        while scope.underWay < limit, let delivery = scope.queue.next() { begin(delivery, scope) }
     }
 
-    private func begin(_ delivery: Delivery, _ lane: ServerLane) {
+    private func begin(_ delivery: Delivery, _ scope: ServerScope) {
         var delivery = delivery
         do {
             delivery.authorization = try identity.authorization?()
@@ -136,11 +136,11 @@ final class PushLoop: TransferWatcher {
             outcomes.append(delivery.outcome(delivery.failed(.other, "out of memory")))
             return
         }
-        text.write(delivery.request, devices: lane.devices, authorization: delivery.authorization)
+        text.write(delivery.request, devices: scope.devices, authorization: delivery.authorization)
         transfer.load(text, payload: delivery.request.payload)
         transfer.delivery = delivery
         transfer.handedAt = now
-        lane.underWay += 1
+        scope.underWay += 1
         if let message = multi.add(transfer) {
             takeBack(transfer)
             outcomes.append(delivery.outcome(delivery.failed(.other, message)))
@@ -164,7 +164,7 @@ final class PushLoop: TransferWatcher {
             leave(old)
             transfer.connection = nil
         }
-        guard let lane = transfer.delivery.map(lane) else { return false }
+        guard let scope = transfer.delivery.map(scope) else { return false }
         switch table.place(on: name) {
         case .unproven, .unfit:
             transfer.obstacle = .notYet
@@ -175,7 +175,7 @@ final class PushLoop: TransferWatcher {
                 return false
             }
             let socket = multi.sockets.socket(localPort: name.localPort) ?? -1
-            table.open(name, ConnectionTable.Connection(server: lane.server, socket: socket, heard: now))
+            table.open(name, ConnectionTable.Connection(server: scope.server, socket: socket, heard: now))
         case .free: break
         }
         guard transfer.delivery?.goes(at: .now) == true else {
@@ -193,18 +193,18 @@ final class PushLoop: TransferWatcher {
         guard let name = transfer.connection, table.heard(name, at: now), let delivery = transfer.delivery else {
             return
         }
-        let lane = lane(of: delivery)
-        lane.admission.connectionsChanged()
-        lane.backoff.answered()
+        let scope = scope(of: delivery)
+        scope.admission.connectionsChanged()
+        scope.backoff.answered()
     }
 
     private func noteClosedConnections() {
         for socket in multi.sockets.takeClosed() {
             guard let connection = table.closed(socket: socket) else { continue }
-            for lane in lanes.values where lane.server == connection.server {
-                lane.admission.connectionsChanged()
+            for scope in scopes.values where scope.server == connection.server {
+                scope.admission.connectionsChanged()
                 // It takes connections, and answers nothing.
-                if !connection.hasAnswered { lane.backoff.failed(at: now) }
+                if !connection.hasAnswered { scope.backoff.failed(at: now) }
             }
         }
     }
@@ -218,7 +218,7 @@ final class PushLoop: TransferWatcher {
                 if let name = transfer.connection, let connection = table.connections[name], connection.heard <= wentAt
                 {
                     // Nobody is at the other end; libcurl would go on using it.
-                    SocketLog.shutDown(connection.socket)
+                    OpenSockets.shutDown(connection.socket)
                 }
                 let turn = Delivery.Turn.failure(
                     .timeout, message: "no answer within \(options.answerTimeout)", wasSent: true)
@@ -226,7 +226,7 @@ final class PushLoop: TransferWatcher {
             } else if now - transfer.handedAt > options.connectTimeout + .seconds(5) {
                 // Perhaps libcurl has forgotten it.
                 takeBack(transfer)
-                lane(of: delivery).queue.giveBack(delivery)
+                scope(of: delivery).queue.giveBack(delivery)
             }
         }
     }
@@ -235,30 +235,30 @@ final class PushLoop: TransferWatcher {
 
     private func end(_ transfer: Transfer, _ code: CURLcode) {
         guard var delivery = transfer.delivery else { return multi.remove(transfer) }
-        let lane = lane(of: delivery)
+        let scope = scope(of: delivery)
         let turn: Delivery.Turn
         switch transfer.obstacle {
         case .notYet:
             takeBack(transfer)
-            lane.admission.cameBack(underWay: lane.underWay)
-            lane.queue.giveBack(delivery)
+            scope.admission.cameBack(underWay: scope.underWay)
+            scope.queue.giveBack(delivery)
             return
         case .notHTTP2:
-            lane.backoff.failed(at: now)
-            turn = .failure(.protocolError, message: "\(lane.server.host) does not speak HTTP/2", wasSent: false)
+            scope.backoff.failed(at: now)
+            turn = .failure(.protocolError, message: "\(scope.server.host) does not speak HTTP/2", wasSent: false)
         case .often:
             turn = .failure(.connectionLost, message: "the connection was lost again", wasSent: true)
         case nil:
             turn = self.turn(transfer, code)
             if case .failure(let kind, _, _) = turn, kind.isOfConnecting {
-                if table.answering(lane.server) > 0, lane.underWay > 1, delivery.sends == 0 {
+                if table.answering(scope.server) > 0, scope.underWay > 1, delivery.sends == 0 {
                     // Another one works, and others are on it: it need not have one of its own.
                     takeBack(transfer)
-                    lane.admission.cameBack(underWay: lane.underWay)
-                    lane.queue.giveBack(delivery)
+                    scope.admission.cameBack(underWay: scope.underWay)
+                    scope.queue.giveBack(delivery)
                     return
                 }
-                lane.backoff.failed(at: now)
+                scope.backoff.failed(at: now)
             }
         }
         if code == CURLE_OK, let wentAt = transfer.wentAt { pace.answered(after: now - wentAt) }
@@ -274,7 +274,7 @@ final class PushLoop: TransferWatcher {
             }
             if code == CURLE_OK { return .answer(head, isTorn: answer.isTorn) }
             // Accepted is accepted, whatever happens to the rest.
-            if head.status == 200 || answer.length > IncomingAnswer.longest { return .answer(head, isTorn: false) }
+            if head.status == 200 || answer.length > ResponseParser.longest { return .answer(head, isTorn: false) }
         } else if code == CURLE_OK {
             return .failure(.protocolError, message: "an answer without a status", wasSent: wasSent)
         }
@@ -288,19 +288,19 @@ final class PushLoop: TransferWatcher {
         takeBack(transfer)
         switch step {
         case .ends(let end): outcomes.append(delivery.outcome(end))
-        case .again: lane(of: delivery).queue.giveBack(delivery)
+        case .again: scope(of: delivery).queue.giveBack(delivery)
         }
     }
 
     private func leave(_ name: ConnectionTable.Name) {
-        if let socket = table.leave(name) { SocketLog.shutDown(socket) }
+        if let socket = table.leave(name) { OpenSockets.shutDown(socket) }
     }
 
     /// Takes a transfer from libcurl, and makes it free for another request.
     private func takeBack(_ transfer: Transfer) {
         multi.remove(transfer)
         if let name = transfer.connection { leave(name) }
-        if let delivery = transfer.delivery { lane(of: delivery).underWay -= 1 }
+        if let delivery = transfer.delivery { scope(of: delivery).underWay -= 1 }
         transfer.connection = nil
         transfer.delivery = nil
         free.append(transfer)
@@ -308,7 +308,7 @@ final class PushLoop: TransferWatcher {
 
     private func publish() {
         var state = PushClientState(opened: table.opened)
-        state.queued = lanes.values.reduce(0) { $0 + $1.queue.count }
+        state.queued = scopes.values.reduce(0) { $0 + $1.queue.count }
         state.inFlight = underWay
         state.connectionsOpen = multi.sockets.openCount
         let haveEnded = !outcomes.isEmpty

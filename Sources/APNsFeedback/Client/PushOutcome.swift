@@ -18,7 +18,7 @@ public struct PushOutcome: Sendable, Equatable {
 
     public enum End: Sendable, Equatable {
         /// APNs' answer, whatever its status: the last one, if the request was repeated.
-        case answered(PushAnswer)
+        case answered(PushResponse)
         /// No answer that could be relied upon, at the second try neither where there was one.
         case unanswered(PushFailure)
         /// APNs would refuse it, or no header could carry it: `PushRequest.fault`, in words. Never sent.
@@ -29,7 +29,7 @@ public struct PushOutcome: Sendable, Equatable {
 }
 
 /// An answer as it came.
-public struct PushAnswer: Sendable, Equatable {
+public struct PushResponse: Sendable, Equatable {
     public var status: Int32
     /// At most 4 KiB, what is no UTF-8 replaced; nil when there was none.
     public var body: String?

@@ -20,7 +20,7 @@ protocol TransferWatcher: AnyObject {
 
     /// The request that is under way; nil when there is none.
     var delivery: Delivery?
-    var answer = IncomingAnswer()
+    var answer = ResponseParser()
     /// The connection that it went to in this turn.
     var connection: ConnectionTable.Name?
     /// Why it was not allowed to go to the connection that libcurl had for it.
@@ -49,7 +49,7 @@ protocol TransferWatcher: AnyObject {
     private let keyPEM: SecretBytes?
 
     /// - Returns: Nil when libcurl has no memory.
-    init?(_ watcher: any TransferWatcher, sockets: SocketLog, identity: PushIdentity, options: PushClientOptions) {
+    init?(_ watcher: any TransferWatcher, sockets: OpenSockets, identity: PushIdentity, options: PushClientOptions) {
         guard let easy = unsafe curl_easy_init() else { return nil }
         unsafe self.easy = easy
         self.watcher = watcher
@@ -122,7 +122,7 @@ protocol TransferWatcher: AnyObject {
         return text.split(whereSeparator: \.isNewline).joined(separator: "; ")
     }
 
-    private func setConnection(_ sockets: SocketLog, _ identity: PushIdentity, _ options: PushClientOptions) {
+    private func setConnection(_ sockets: OpenSockets, _ identity: PushIdentity, _ options: PushClientOptions) {
         unsafe ck_set_text(easy, CURLOPT_PROTOCOLS_STR, "https")
         unsafe ck_set_long(easy, CURLOPT_HTTP_VERSION, Int(CURL_HTTP_VERSION_2TLS))
         unsafe ck_set_long(easy, CURLOPT_SSLVERSION, Int(CURL_SSLVERSION_TLSv1_2))
@@ -155,8 +155,8 @@ protocol TransferWatcher: AnyObject {
         unsafe ck_set_long(easy, CURLOPT_MAXAGE_CONN, max(1, Int(options.idleTimeout.components.seconds)))
         unsafe ck_set_pointer(easy, CURLOPT_SOCKOPTDATA, sockets.address)
         unsafe ck_set_pointer(easy, CURLOPT_CLOSESOCKETDATA, sockets.address)
-        unsafe ck_set_socket_opened(easy, SocketLog.opened)
-        unsafe ck_set_socket_closes(easy, SocketLog.closes)
+        unsafe ck_set_socket_opened(easy, OpenSockets.opened)
+        unsafe ck_set_socket_closes(easy, OpenSockets.closes)
     }
 
     private func setExchange() {

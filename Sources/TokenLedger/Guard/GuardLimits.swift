@@ -2,12 +2,12 @@
 /// `tokenkeeper.topic_policy`, come first.
 public struct GuardLimits: Equatable, Sendable {
     /// So many in any case.
-    public var minTokens: Int64
+    public var allowance: Int64
     /// Beyond that, this share of the topic's active tokens. All of them turns the guard off.
     public var maxShare: Share
 
-    public init(minTokens: Int64, maxShare: Share) {
-        self.minTokens = minTokens
+    public init(allowance: Int64, maxShare: Share) {
+        self.allowance = allowance
         self.maxShare = maxShare
     }
 }

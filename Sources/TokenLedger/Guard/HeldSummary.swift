@@ -33,9 +33,9 @@ public struct HeldSummary: Sendable {
                 GROUP BY 1
             )
             SELECT environment, topic, coalesce(h.results, 0), coalesce(k.tokens, 0), \(inUTC("h.first")), \(inUTC("h.last")),
-                   h.reasons, \(inUTC("g.open_since")), g.undo
+                   h.reasons, \(inUTC("g.tripped_at")), g.undo
             FROM held_topic AS h
-            FULL JOIN (SELECT * FROM tokenkeeper.guard WHERE open) AS g USING (environment, topic)
+            FULL JOIN (SELECT * FROM tokenkeeper.guard WHERE tripped) AS g USING (environment, topic)
             LEFT JOIN token AS k USING (environment, topic)
             ORDER BY topic, environment
             """)

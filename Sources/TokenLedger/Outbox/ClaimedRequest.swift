@@ -64,7 +64,7 @@ extension RequestEnding {
         switch fate {
         case .failed(let error): ending.fate = .failed(inPlainASCII(error))
         case .later(let pause, let error): ending.fate = .later(pause, inPlainASCII(error))
-        case .cut(let pause, let error): ending.fate = .cut(pause, inPlainASCII(error))
+        case .interrupted(let pause, let error): ending.fate = .interrupted(pause, inPlainASCII(error))
         case .answered, .returned: break
         }
         return ending
@@ -78,7 +78,7 @@ extension RequestFate {
         case .answered: "answered"
         case .failed: "failed"
         case .later: "later"
-        case .cut: "cut"
+        case .interrupted: "interrupted"
         case .returned: "returned"
         }
     }
@@ -86,7 +86,7 @@ extension RequestFate {
     var pause: Duration? {
         switch self {
         case .answered, .failed: nil
-        case .later(let pause, _), .cut(let pause, _): pause
+        case .later(let pause, _), .interrupted(let pause, _): pause
         case .returned(let pause): pause
         }
     }

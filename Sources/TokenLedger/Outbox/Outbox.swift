@@ -7,13 +7,13 @@ public struct Outbox: Sendable {
     /// Unique among all daemons of the database, such as `host/pid/start`.
     public let daemonID: String
     /// The machine's boot and space of process numbers.
-    public let place: String
+    public let processScope: String
     /// How long it waits for a lock.
     public var lockTimeout: Duration
 
-    public init(daemonID: String, place: String, lockTimeout: Duration) {
+    public init(daemonID: String, processScope: String, lockTimeout: Duration) {
         self.daemonID = daemonID
-        self.place = place
+        self.processScope = processScope
         self.lockTimeout = lockTimeout
     }
 
@@ -23,7 +23,7 @@ public struct Outbox: Sendable {
     public static let silence: Duration = .seconds(60)
 
     /// A topic that has requests, as they name it: it may be none at all.
-    public struct Lane: Hashable, Sendable {
+    public struct TopicScope: Hashable, Sendable {
         public var environment: String
         /// Empty where it is missing.
         public var topic: String
@@ -35,21 +35,21 @@ public struct Outbox: Sendable {
     }
 
     /// A part of the topics of which requests wait.
-    public struct Lanes: Sendable {
-        /// Those of which something is due, and that are not halted.
-        public var due: [Lane] = []
+    public struct Scopes: Sendable {
+        /// Those of which something is due, and that are not paused.
+        public var due: [TopicScope] = []
         /// The last that was looked at, where there may be more.
-        public var last: Lane?
+        public var last: TopicScope?
     }
 
-    /// The topics of which requests are due, but for those that are halted.
+    /// The topics of which requests are due, but for those that are paused.
     ///
     /// - Parameters:
     ///   - lane: The one to begin behind; nil for the first.
     ///   - most: How many are looked at. Senders write what they like there.
-    public func lanes(
-        after lane: Lane? = nil, most: Int = 200, on connection: inout Connection
-    ) throws(DatabaseError) -> Lanes {
+    public func scopes(
+        after scope: TopicScope? = nil, most: Int = 200, on connection: inout Connection
+    ) throws(DatabaseError) -> Scopes {
         // From one to the next along the index: not one look a request.
         let topic = "left(coalesce(r.topic, ''), 513)"
         let environment = "left(coalesce(r.environment, 'production'), 20)"
@@ -70,17 +70,17 @@ public struct Outbox: Sendable {
                     WHERE p.number < $3
                 )
                 SELECT l.environment, l.topic,
-                       EXISTS (\(next) AND \(topic) = l.topic AND \(environment) = l.environment AND coalesce(r.not_before, r.queued_at) <= now())
-                       AND NOT EXISTS (SELECT FROM tokenkeeper.send_halt AS h WHERE h.topic = l.topic AND h.environment = l.environment)
+                       EXISTS (\(next) AND \(topic) = l.topic AND \(environment) = l.environment AND coalesce(r.scheduled_at, r.queued_at) <= now())
+                       AND NOT EXISTS (SELECT FROM tokenkeeper.paused_topic AS h WHERE h.topic = l.topic AND h.environment = l.environment)
                 FROM lane AS l ORDER BY l.number
-                """, [.text(lane?.topic), .text(lane?.environment), .int4(Int32(clamping: most))])
-            var lanes = Lanes()
+                """, [.text(scope?.topic), .text(scope?.environment), .int4(Int32(clamping: most))])
+            var scopes = Scopes()
             for row in 0..<rows.count {
-                let lane = Lane(environment: rows.text(row, 0) ?? "", topic: rows.text(row, 1) ?? "")
-                if rows.bool(row, 2) ?? false { lanes.due.append(lane) }
-                if row == most - 1 { lanes.last = lane }
+                let scope = TopicScope(environment: rows.text(row, 0) ?? "", topic: rows.text(row, 1) ?? "")
+                if rows.bool(row, 2) ?? false { scopes.due.append(scope) }
+                if row == most - 1 { scopes.last = scope }
             }
-            return lanes
+            return scopes
         }
     }
 
@@ -103,7 +103,8 @@ public struct Outbox: Sendable {
     ///   - since: What was due earlier is not looked at: what has been claimed from there may still be in the way, dead.
     ///   - backgroundPerHour: How many background pushes a device may have within an hour, unless the topic's policy says otherwise; 0 for no limit.
     public func claim(
-        _ lane: Lane, most: Int, since: Instant = .distantPast, backgroundPerHour: Int, on connection: inout Connection
+        _ scope: TopicScope, most: Int, since: Instant = .distantPast, backgroundPerHour: Int,
+        on connection: inout Connection
     ) throws(DatabaseError) -> Claim {
         // Nothing is sent that a crash of the server would forget to be in somebody's hand.
         try connection.transaction(transaction.beginDurable) { connection throws(DatabaseError) in
@@ -114,11 +115,11 @@ public struct Outbox: Sendable {
                 FROM tokenkeeper.claim_requests($1, $2, $3, $4, $5, $6) AS c ORDER BY c.request_id
                 """,
                 [
-                    .text(lane.environment), .text(lane.topic), .text(daemonID), .int4(Int32(clamping: most)),
+                    .text(scope.environment), .text(scope.topic), .text(daemonID), .int4(Int32(clamping: most)),
                     .int4(Int32(clamping: backgroundPerHour)), .instant(since),
                 ])
             var claim = Claim()
-            let topic = Topic(lane.topic)
+            let topic = Topic(scope.topic)
             for row in 0..<rows.count {
                 guard let number = rows.integer(row, 0) else {
                     claim.dueAt = rows.instant(row, 10)
@@ -126,7 +127,7 @@ public struct Outbox: Sendable {
                     claim.failed = Int(rows.integer(row, 12) ?? 0)
                     continue
                 }
-                guard let environment = Environment(rawValue: lane.environment), let topic,
+                guard let environment = Environment(rawValue: scope.environment), let topic,
                     let token = rows.text(row, 1).flatMap(DeviceToken.init(hex:)),
                     let pushType = rows.text(row, 3).flatMap(PushType.init(rawValue:))
                 else { preconditionFailure("claim_requests answers what its own checks refuse") }
@@ -185,13 +186,13 @@ public struct Outbox: Sendable {
     /// Stops a topic: its requests wait until `resume_sending`.
     ///
     /// - Returns: False when it was stopped already.
-    public func halt(
-        _ lane: Lane, reason: String, on connection: inout Connection
+    public func pauseTopic(
+        _ scope: TopicScope, reason: String, on connection: inout Connection
     ) throws(DatabaseError) -> Bool {
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             try connection.query(
-                "SELECT tokenkeeper.halt_sending($1, $2, $3)",
-                [.text(lane.topic), .text(lane.environment), .text(String(inPlainASCII(reason).prefix(1000)))]
+                "SELECT tokenkeeper.pause_sending($1, $2, $3)",
+                [.text(scope.topic), .text(scope.environment), .text(String(inPlainASCII(reason).prefix(1000)))]
             ).bool(0, 0) ?? false
         }
     }

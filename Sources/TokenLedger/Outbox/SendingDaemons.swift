@@ -13,21 +13,21 @@ extension Outbox {
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             _ = try connection.query(
                 """
-                INSERT INTO tokenkeeper.sending_daemon AS d (daemon_id, place, beat_at, credentials, trouble)
+                INSERT INTO tokenkeeper.sending_daemon AS d (daemon_id, process_scope, heartbeat_at, credentials, problems)
                 VALUES ($1, $2, clock_timestamp(), $3::text::jsonb, $4)
-                ON CONFLICT (daemon_id) DO UPDATE SET beat_at = excluded.beat_at, credentials = excluded.credentials, trouble = excluded.trouble,
+                ON CONFLICT (daemon_id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, credentials = excluded.credentials, problems = excluded.problems,
                     stopped_at = NULL
-                """, [.text(daemonID), .text(place), .text(credentials), .texts(trouble)])
+                """, [.text(daemonID), .text(processScope), .text(credentials), .texts(trouble)])
             try connection.run(
                 """
-                DELETE FROM tokenkeeper.sending_daemon AS d WHERE d.beat_at < clock_timestamp() - interval '1 day'
+                DELETE FROM tokenkeeper.sending_daemon AS d WHERE d.heartbeat_at < clock_timestamp() - interval '1 day'
                   AND NOT EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.claimed_by = d.daemon_id)
                 """)
         }
     }
 
     /// Says that this daemon leaves, and has nothing in hand any more.
-    public func farewell(on connection: inout Connection) throws(DatabaseError) {
+    public func signOff(on connection: inout Connection) throws(DatabaseError) {
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             _ = try connection.query(
                 "UPDATE tokenkeeper.sending_daemon SET stopped_at = clock_timestamp() WHERE daemon_id = $1",
@@ -35,15 +35,15 @@ extension Outbox {
         }
     }
 
-    /// Has what others have left in hand wait again: those that said farewell, that have been silent for a minute, or of which it is
+    /// Has what others have left in hand wait again: those that said signOff, that have been silent for a minute, or of which it is
     /// known here that they have ended.
     ///
-    /// Such a request may have been sent already, hence the count of `cuts`: after the second time it is given up instead of being
+    /// Such a request may have been sent already, hence the count of `interruptions`: after the second time it is failed instead of being
     /// sent again.
     ///
     /// - Parameters:
     ///   - silentToo: False while one cannot tell who is silent: after the database was away all are.
-    ///   - isAlive: Whether a daemon of this same place still runs.
+    ///   - isAlive: Whether a daemon of this same processScope still runs.
     /// - Returns: How many requests.
     @discardableResult
     public func takeOver(
@@ -51,20 +51,20 @@ extension Outbox {
     ) throws(DatabaseError) -> Int {
         let holders = try connection.query(
             """
-            SELECT h.claimed_by, d.place, d.stopped_at IS NULL AND (NOT $2 OR d.beat_at > clock_timestamp() - $1 * interval '1 microsecond')
+            SELECT h.claimed_by, d.process_scope, d.stopped_at IS NULL AND (NOT $2 OR d.heartbeat_at > clock_timestamp() - $1 * interval '1 microsecond')
             FROM (SELECT DISTINCT r.claimed_by FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NOT NULL) AS h
             LEFT JOIN tokenkeeper.sending_daemon AS d ON d.daemon_id = h.claimed_by
             """, [.int8(Self.silence.microseconds), .bool(silentToo)])
         let gone = (0..<holders.count).compactMap { row -> String? in
             guard let holder = holders.text(row, 0), holder != daemonID else { return nil }
             let beats = holders.bool(row, 2) ?? false
-            return beats && (holders.text(row, 1) != place || isAlive(holder)) ? nil : holder
+            return beats && (holders.text(row, 1) != processScope || isAlive(holder)) ? nil : holder
         }
         if gone.isEmpty { return 0 }
         return try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             try connection.query(
                 """
-                UPDATE tokenkeeper.send_request SET claimed_by = NULL, attempts = attempts + 1, cuts = cuts + 1
+                UPDATE tokenkeeper.send_request SET claimed_by = NULL, attempts = attempts + 1, interruptions = interruptions + 1
                 WHERE request_id = ANY (ARRAY(SELECT r.request_id FROM tokenkeeper.send_request AS r WHERE r.claimed_by = ANY ($1)
                                               FOR UPDATE SKIP LOCKED))
                 """, [.texts(gone)]

@@ -84,12 +84,12 @@ public struct Heartbeat {
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             _ = try connection.query(
                 """
-                INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, beat_at, queue_depth, queue_depth_exact,
-                                                     oldest_queued_at, sweep_interval, trouble, waiting_for)
+                INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact,
+                                                     oldest_queued_at, sweep_interval, problem, waiting_for)
                 VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond', $8, $9)
-                ON CONFLICT (daemon_id) DO UPDATE SET beat_at = excluded.beat_at, queue_depth = excluded.queue_depth,
+                ON CONFLICT (daemon_id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, queue_depth = excluded.queue_depth,
                     queue_depth_exact = excluded.queue_depth_exact, oldest_queued_at = excluded.oldest_queued_at,
-                    sweep_interval = excluded.sweep_interval, trouble = excluded.trouble,
+                    sweep_interval = excluded.sweep_interval, problem = excluded.problem,
                     waiting_for = excluded.waiting_for
                 """,
                 [
@@ -97,15 +97,16 @@ public struct Heartbeat {
                     .bool(queue.exact), .instant(oldest), .int8(sweepInterval?.microseconds),
                     .text(trouble?.description), .text(waitingFor),
                 ])
-            try connection.run("DELETE FROM tokenkeeper.daemon WHERE beat_at < clock_timestamp() - interval '1 day'")
+            try connection.run(
+                "DELETE FROM tokenkeeper.daemon WHERE heartbeat_at < clock_timestamp() - interval '1 day'")
         }
     }
 
     /// Says that this daemon leaves, in order.
-    public func farewell(on connection: inout Connection) throws(DatabaseError) {
+    public func signOff(on connection: inout Connection) throws(DatabaseError) {
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             _ = try connection.query(
-                "UPDATE tokenkeeper.daemon SET stopped_at = clock_timestamp(), beat_at = clock_timestamp() WHERE daemon_id = $1",
+                "UPDATE tokenkeeper.daemon SET stopped_at = clock_timestamp(), heartbeat_at = clock_timestamp() WHERE daemon_id = $1",
                 [.text(daemonID)])
         }
     }

@@ -78,7 +78,7 @@ extension LockHolder {
     /// The tables whose rows the drain shares with applications and operators.
     private static let sharedRows = ["ledger", "device", "topic", "topic_guard", "topic_guard_count", "suspect"]
     /// The queue and its partitions.
-    private static let queue = ["send_result"] + Leaf.all.map { "\($0.table.dropFirst("tokenkeeper.".count))" }
+    private static let queue = ["send_result"] + Partition.all.map { "\($0.table.dropFirst("tokenkeeper.".count))" }
 
     /// All sessions but this one whose locks on tables of the schema conflict with changing rows, one lock of each: those that hold a table first.
     ///
@@ -109,7 +109,7 @@ extension LockHolder {
                                               AND l.mode IN ('ExclusiveLock', 'AccessExclusiveLock')) > 0 AS is_reading,
                        -- An INSERT locks the queue and the partition of the time. What changes rows through the queue locks all partitions.
                        count(*) FILTER (WHERE l.table_name = 'send_result' AND l.mode = 'RowExclusiveLock') > 0
-                       AND count(*) FILTER (WHERE l.table_name = 'send_result_aside') = 0
+                       AND count(*) FILTER (WHERE l.table_name = 'send_result_retry') = 0
                        AND count(*) FILTER (WHERE l.table_name = ANY ($2) AND l.mode = 'RowShareLock') = 0 AS only_queues
                 FROM lock AS l GROUP BY l.pid, l.virtualtransaction
             )

@@ -18,7 +18,7 @@ struct DueSurvey {
         "NOT l.suppressed AND l.registered_at > '-infinity' AND l.registered_at < \(before)"
     }
 
-    static let causeInSQL = "tokenkeeper.cause_of(l.dead_at, l.suspect_at, l.unregistered_at, l.superseded_at)"
+    static let causeInSQL = "tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at)"
 
     static func words(_ text: String?) -> [String] {
         (text ?? "").split(separator: " ").map(String.init)

@@ -11,7 +11,7 @@ struct DueTokens {
         var staleBefore: Instant
         /// What has not been registered since before this is due; nil for nothing.
         var dormantBefore: Instant?
-        var minTokens: Int64
+        var allowance: Int64
         var maxShare: Share
 
         var words: String { "\(name) (\(environment))" }
@@ -54,7 +54,7 @@ struct DueTokens {
     ///
     /// - Parameter today: How many of its tokens sweeps have pruned within the last day.
     func isLimited(today: Int64) -> Bool {
-        topic.maxShare < .percent(100) && total > 0 && total + today > topic.minTokens
+        topic.maxShare < .percent(100) && total > 0 && total + today > topic.allowance
     }
 
     /// The limit holds for a day: an hourly sweep shall not take in slices what one is refused.
@@ -62,7 +62,7 @@ struct DueTokens {
         let share = (ofTokens + today).multipliedFullWidth(by: topic.maxShare.millionths)
         let most = Int64(1_000_000).dividingFullWidth(share).quotient
         self.ofTokens = ofTokens
-        maxTokens = max(max(topic.minTokens, most) - today, 0)
+        maxTokens = max(max(topic.allowance, most) - today, 0)
     }
 
     /// Writes down what was found, and what is to become of it.
@@ -94,14 +94,14 @@ extension DueTokens.Topic {
         let rows = try connection.query(
             """
             SELECT t.topic_id, t.environment, t.topic,
-                   coalesce((extract(epoch FROM t.stale_retention) * 1000000)::bigint, $1),
+                   coalesce((extract(epoch FROM t.suppressed_retention) * 1000000)::bigint, $1),
                    nullif(coalesce((extract(epoch FROM t.dormant_after) * 1000000)::bigint, $2), 0),
-                   coalesce(t.prune_min_tokens, $3), coalesce((t.prune_max_share * 1000000)::bigint, $4)
+                   coalesce(t.prune_allowance, $3), coalesce((t.prune_max_share * 1000000)::bigint, $4)
             FROM tokenkeeper.topic AS t ORDER BY t.topic_id
             """,
             [
-                .int8(plan.staleRetention.microseconds), .int8(plan.dormantAfter?.microseconds),
-                .int8(plan.minTokens), .int8(plan.maxShare.millionths),
+                .int8(plan.suppressedRetention.microseconds), .int8(plan.dormantAfter?.microseconds),
+                .int8(plan.allowance), .int8(plan.maxShare.millionths),
             ])
         return (0..<rows.count).map { row in
             DueTokens.Topic(
@@ -109,7 +109,7 @@ extension DueTokens.Topic {
                 name: rows.text(row, 2) ?? "",
                 staleBefore: now.advanced(byMicroseconds: -(rows.integer(row, 3) ?? 0)),
                 dormantBefore: rows.integer(row, 4).map { now.advanced(byMicroseconds: -$0) },
-                minTokens: rows.integer(row, 5) ?? 0,
+                allowance: rows.integer(row, 5) ?? 0,
                 maxShare: Share(millionths: rows.integer(row, 6) ?? 0))
         }
     }

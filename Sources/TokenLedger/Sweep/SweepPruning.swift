@@ -186,8 +186,8 @@ extension Sweep {
             INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
                 registered_before, invalidated_before)
             SELECT g.topic_id, g.token_key, 'pruned', g.cause,
-                   CASE g.cause WHEN 'dead' THEN g.dead_reason WHEN 'suspect' THEN g.suspect_reason END, g.device_id,
-                   nullif(g.registered_at, '-infinity'), greatest(g.dead_at, g.suspect_at, g.unregistered_at, g.superseded_at)
+                   CASE g.cause WHEN 'stale' THEN g.stale_reason WHEN 'suspect' THEN g.suspect_reason END, g.device_id,
+                   nullif(g.registered_at, '-infinity'), greatest(g.stale_at, g.suspect_at, g.unregistered_by_app_at, g.superseded_at)
             FROM gone AS g
         )
         SELECT coalesce(c.tokens, 0), c.topic_id, d.since

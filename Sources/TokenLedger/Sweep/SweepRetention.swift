@@ -87,11 +87,11 @@ extension Sweep {
         try delete(
             from: "suspect",
             where: """
-                r.queued_at < now() - coalesce((SELECT t.stale_retention FROM tokenkeeper.topic AS t WHERE t.topic_id = r.topic_id),
+                r.queued_at < now() - coalesce((SELECT t.suppressed_retention FROM tokenkeeper.topic AS t WHERE t.topic_id = r.topic_id),
                                                $1 * interval '1 microsecond')
                 AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l
                                 WHERE l.topic_id = r.topic_id AND l.token_key = r.token_key AND l.suppressed)
-                """, plan.staleRetention, into: &findings, on: &connection, while: goesOn)
+                """, plan.suppressedRetention, into: &findings, on: &connection, while: goesOn)
     }
 
     /// By the index on the hour, from where the slice before ended: from the front, each would first pass all that are deleted.

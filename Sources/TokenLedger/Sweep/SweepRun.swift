@@ -9,7 +9,7 @@ public enum SweepTrigger: String, Sendable {
 /// What a sweep clears away.
 public struct SweepPlan: Equatable, Sendable {
     /// Tokens suppressed for longer than this, counted from when the ledger learned of it.
-    public var staleRetention: Duration
+    public var suppressedRetention: Duration
     /// Tokens not registered again for longer than this; nil for never.
     public var dormantAfter: Duration?
     /// Months of history that ended longer ago than this. Sweep runs and counts are kept as long.
@@ -18,26 +18,26 @@ public struct SweepPlan: Equatable, Sendable {
     public var rejectedRetention: Duration
     /// Results that the mass-failure guard has held for longer than this.
     public var heldRetention: Duration
-    /// Requests that were suppressed or given up longer ago than this.
+    /// Requests that were suppressed or failed longer ago than this.
     public var sendRetention: Duration
     /// So many tokens of a topic may be pruned within a day in any case.
-    public var minTokens: Int64
+    public var allowance: Int64
     /// Beyond that, this share of the topic's tokens, unless forced. Retentions and limits of the topic's policy come first.
     public var maxShare: Share
     /// How many tokens, results or runs one transaction deletes at most, 1 to 10,000.
     public var batch: Int
 
     public init(
-        staleRetention: Duration, dormantAfter: Duration?, eventRetention: Duration, rejectedRetention: Duration,
-        heldRetention: Duration, sendRetention: Duration, minTokens: Int64, maxShare: Share, batch: Int
+        suppressedRetention: Duration, dormantAfter: Duration?, eventRetention: Duration, rejectedRetention: Duration,
+        heldRetention: Duration, sendRetention: Duration, allowance: Int64, maxShare: Share, batch: Int
     ) {
-        self.staleRetention = staleRetention
+        self.suppressedRetention = suppressedRetention
         self.dormantAfter = dormantAfter
         self.eventRetention = eventRetention
         self.rejectedRetention = rejectedRetention
         self.heldRetention = heldRetention
         self.sendRetention = sendRetention
-        self.minTokens = minTokens
+        self.allowance = allowance
         self.maxShare = maxShare
         self.batch = batch
     }

@@ -51,11 +51,11 @@ struct ConfigurationOptions: ParsableArguments {
         let flags = settings + (databaseURL.map { ["database_url=\($0)"] } ?? [])
         let credentials =
             if let folder = environment["CREDENTIALS_DIRECTORY"] {
-                try Credentials(handedOverIn: folder)
+                try DatabaseCredentials(handedOverIn: folder)
             } else if path == Self.usualFile {
-                try Credentials(ofServiceIn: Credentials.folderOfService)
+                try DatabaseCredentials(ofServiceIn: DatabaseCredentials.folderOfService)
             } else {
-                Credentials()
+                DatabaseCredentials()
             }
         return try Configuration(file: file, credentials: credentials, environment: environment, flags: flags)
     }

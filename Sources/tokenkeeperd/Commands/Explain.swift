@@ -35,7 +35,7 @@ struct Explain: ParsableCommand {
         }
         if let token = tokens.first, TokenDigits(token) == nil {
             throw ValidationError(
-                "The token is \"\(StoryText.plain(String(token.prefix(TokenDigits.shown))))\(token.count > TokenDigits.shown ? "…" : "")\" "
+                "The token is \"\(HistoryText.plain(String(token.prefix(TokenDigits.shown))))\(token.count > TokenDigits.shown ? "…" : "")\" "
                     + "(\(token.count) characters), expected 8 to 1024 hex digits.")
         }
         for (option, value) in [("--device", device), ("--topic", topic)] {
@@ -49,26 +49,26 @@ struct Explain: ParsableCommand {
     func run() throws {
         Signals.unblock()
         let configuration = try options.load()
-        let subject: StorySearch.Subject
+        let subject: TokenLookup.Subject
         if let digits = tokens.first.flatMap({ TokenDigits($0) }) {
             subject = .token(digits)
         } else {
             subject = .device(device ?? "")
         }
         try configuration.withLedger(writes: false, as: "tokenkeeper_reader") { connection in
-            let search = StorySearch(subject, topic: topic, environment: environment)
+            let search = TokenLookup(subject, topic: topic, environment: environment)
             switch try search.answer(on: &connection) {
-            case .stories(let stories):
+            case .histories(let histories):
                 if json {
-                    print(try StoryJSON.array(of: stories, on: &connection))
+                    print(try HistoryJSON.array(of: histories, on: &connection))
                 } else {
-                    print(stories.map(StoryText.text).joined(separator: "\n\n"))
+                    print(histories.map(HistoryText.text).joined(separator: "\n\n"))
                 }
             case .nothing(let rejected):
                 let retention = configuration.values["sweep.event_retention"]?.value ?? "its default"
-                print(json ? "[]" : StoryText.nothing(subject, rejected: rejected, retention: retention))
+                print(json ? "[]" : HistoryText.nothing(subject, rejected: rejected, retention: retention))
             case .tooMany(let first, let more):
-                if !json { print(StoryText.list(first, andMore: more)) }
+                if !json { print(HistoryText.list(first, andMore: more)) }
                 ConfigurationOptions.complain(
                     "that fits \(more ? "more than " : "")\(first.count) tokens: "
                         + (tokens.isEmpty ? "give --topic or --environment" : "give more digits or --topic"))

@@ -7,8 +7,8 @@ struct Held: ParsableCommand {
         abstract: "See, release or discard the results that the mass-failure guard holds.",
         discussion: """
             Suspects (BadDeviceToken, DeviceTokenNotForTopic, and 410s that are not from APNs) are held when, within a day, they would silence too many of a \
-            topic's tokens (guard.min_tokens, guard.max_share): the sign of a misconfigured sender. Of a mistake: mend the sender, \
-            `tokenkeeperd reinstate` what was recorded before the guard opened, and `held discard`. If they are true: `held release`.
+            topic's tokens (guard.allowance, guard.max_share): the sign of a misconfigured sender. Of a mistake: mend the sender, \
+            `tokenkeeperd reinstate` what was recorded before the guard tripped, and `held discard`. If they are true: `held release`.
             """,
         subcommands: [List.self, Release.self, Discard.self], defaultSubcommand: List.self)
 
@@ -40,7 +40,7 @@ struct Held: ParsableCommand {
             } else if held.openSince != nil {
                 lines.append("  it closes when few tokens fail within a day, and ten minutes after the last one")
             }
-            return lines.map(StoryText.plain).joined(separator: "\n")
+            return lines.map(HistoryText.plain).joined(separator: "\n")
         }
     }
 

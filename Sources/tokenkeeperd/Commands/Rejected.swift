@@ -48,7 +48,7 @@ struct Rejected: ParsableCommand {
         static func text(_ group: RejectedResults.Group) -> String {
             let attempts = group.attempts > 0 ? "; requeued up to \(group.attempts) times" : ""
             return """
-                \(group.results)  \(StoryText.plain(group.error))
+                \(group.results)  \(HistoryText.plain(group.error))
                    \(group.first) to \(group.last)\(attempts); such as \(group.samples)
                 """
         }

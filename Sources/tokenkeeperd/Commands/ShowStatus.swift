@@ -27,6 +27,6 @@ struct ShowStatus: ParsableCommand {
                 + (name.hasSuffix("_age") ? " s" : "")
         }
         lines += report.warnings.map { "warning: \($0)" }
-        return lines.map(StoryText.plain).joined(separator: "\n")
+        return lines.map(HistoryText.plain).joined(separator: "\n")
     }
 }

@@ -9,7 +9,7 @@ struct SweepOnce: ParsableCommand {
         discussion: """
             Takes the rights of tokenkeeper_daemon; an operator asks the daemons instead, by \
             SELECT tokenkeeper.request_sweep(). Leaves with 75 when another sweep is running; with 70 when this one failed, or refused to prune a topic, because \
-            too large a share of its tokens is due (sweep.max_prune_share, sweep.min_prune_tokens).
+            too large a share of its tokens is due (sweep.max_prune_share, sweep.prune_allowance).
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -22,7 +22,7 @@ struct SweepOnce: ParsableCommand {
 
     func run() throws {
         let configuration = try options.load()
-        let stop = Stop()
+        let stop = ShutdownRequest()
         let signals = Signals()
         signals.on(SIGTERM) { stop.ask() }
         signals.on(SIGINT) { stop.ask() }
@@ -58,15 +58,15 @@ struct SweepOnce: ParsableCommand {
                 + (due.samples.isEmpty ? "" : "; such as " + due.samples.joined(separator: " "))
         }
         lines += [
-            "\(verb) \(report.prunedSuppressed) suppressed tokens past sweep.stale_retention",
+            "\(verb) \(report.prunedSuppressed) suppressed tokens past sweep.suppressed_retention",
             "\(verb) \(report.prunedDormant) tokens past sweep.dormant_after",
             report.refused > 0 ? "refused to delete \(report.refused) tokens: see --force" : nil,
             "\(report.dryRun ? "does not count" : "deleted \(report.deletedEvents)") events past sweep.event_retention",
             "\(verb) \(report.deletedRejected) rejected results past sweep.rejected_retention",
             "\(verb) \(report.deletedHeld) held results past sweep.held_retention",
             "\(verb) \(report.deletedRuns) old sweep runs",
-            "\(verb) \(report.deletedSends) suppressed sends and sends that were given up",
+            "\(verb) \(report.deletedSends) suppressed sends and sends that were failed",
         ].compactMap { $0 }
-        return lines.map(StoryText.plain).joined(separator: "\n")
+        return lines.map(HistoryText.plain).joined(separator: "\n")
     }
 }

@@ -16,7 +16,7 @@ struct TopicOption: ParsableArguments {
     static func check(environment: String) throws {
         if Environment(rawValue: environment) == nil {
             throw ValidationError(
-                "--environment is \"\(StoryText.plain(environment))\", expected production or sandbox.")
+                "--environment is \"\(HistoryText.plain(environment))\", expected production or sandbox.")
         }
     }
 

@@ -9,14 +9,14 @@ struct Configuration: Sendable {
     /// A setting's value, and where it came from.
     struct Resolved: Equatable, Sendable {
         var value: String?
-        var rank = Rank.standard
+        var rank = Rank.defaultValue
         /// In words: the file and line, or the rank.
         var origin: String
     }
 
     /// What can say a value; the later wins.
     enum Rank: Int, Sendable, Comparable {
-        case standard, file, credential, environment, flag
+        case defaultValue, file, credential, environment, flag
 
         static func < (left: Rank, right: Rank) -> Bool { left.rawValue < right.rawValue }
     }
@@ -41,13 +41,13 @@ struct Configuration: Sendable {
     ///   - flags: `key=value` as given with `--set`, and what other flags stand for.
     /// - Throws: Every problem there is, not only the first; of more than 20 the number.
     init(
-        file: (contents: [UInt8], name: String)?, credentials: Credentials = Credentials(),
+        file: (contents: [UInt8], name: String)?, credentials: DatabaseCredentials = DatabaseCredentials(),
         environment: [String: String],
         flags: [String]
     ) throws(ConfigurationError) {
         var values: [String: Resolved] = [:]
         var problems = ConfigurationProblems()
-        for setting in Setting.table { values[setting.key] = Resolved(value: setting.standard, origin: "default") }
+        for setting in Setting.table { values[setting.key] = Resolved(value: setting.defaultValue, origin: "default") }
 
         func set(
             _ key: String, _ value: TOMLDocument.Value?, from rank: Rank, place: String, origin: String? = nil
@@ -151,7 +151,7 @@ struct Configuration: Sendable {
     /// The URL with its password. One in a file is for the database that was named with it or before it, and not for another one
     /// that somebody names by hand: unless it was handed over to this very process.
     private static func address(
-        _ values: [String: Resolved], _ credentials: Credentials
+        _ values: [String: Resolved], _ credentials: DatabaseCredentials
     ) throws(ConfigurationError) -> DatabaseAddress {
         let url = values["database_url"]
         var address: DatabaseAddress
@@ -204,7 +204,7 @@ struct Configuration: Sendable {
     var lockTimeout: Duration { duration("drain.lock_timeout") }
     var rejectedPerHour: Int64 { Int64(text("drain.rejected_per_hour")) ?? 10_000 }
     var guardLimits: GuardLimits {
-        GuardLimits(minTokens: Int64(text("guard.min_tokens")) ?? 50, maxShare: share("guard.max_share"))
+        GuardLimits(allowance: Int64(text("guard.allowance")) ?? 50, maxShare: share("guard.max_share"))
     }
     /// Nil when the timer is off.
     var sweepInterval: Duration? { durationOrOff("sweep.interval") }
@@ -216,21 +216,21 @@ struct Configuration: Sendable {
             servers[environment] = ServerText.server(text("send.\(environment.rawValue)_server"))
         }
         return PushClientOptions(
-            servers: servers, authorityFile: values["send.authority_file"]?.value,
-            inFlight: Int(text("send.in_flight")) ?? 500, connections: Int(text("send.connections")) ?? 2)
+            servers: servers, authorityFile: values["send.ca_file"]?.value,
+            inFlight: Int(text("send.max_in_flight")) ?? 500, connections: Int(text("send.max_connections")) ?? 2)
     }
-    var sendPolicy: SendPolicy { SendPolicy(giveUpAfter: duration("send.give_up_after")) }
+    var sendPolicy: RetryPolicy { RetryPolicy(retryFor: duration("send.retry_for")) }
     var backgroundPerHour: Int { Int(text("send.background_per_hour")) ?? 3 }
     var logLevel: Logger.Level { Logger.Level(rawValue: text("log.level")) ?? .info }
 
     var sweepPlan: SweepPlan {
         SweepPlan(
-            staleRetention: duration("sweep.stale_retention"),
+            suppressedRetention: duration("sweep.suppressed_retention"),
             dormantAfter: durationOrOff("sweep.dormant_after"),
             eventRetention: duration("sweep.event_retention"),
             rejectedRetention: duration("sweep.rejected_retention"),
             heldRetention: duration("sweep.held_retention"), sendRetention: duration("sweep.send_retention"),
-            minTokens: Int64(text("sweep.min_prune_tokens")) ?? 1000, maxShare: share("sweep.max_prune_share"),
+            allowance: Int64(text("sweep.prune_allowance")) ?? 1000, maxShare: share("sweep.max_prune_share"),
             batch: Int(text("sweep.batch")) ?? 4000)
     }
 }

@@ -77,22 +77,22 @@ struct CredentialSettings: Equatable, Sendable {
 
     /// Of several the one that fits a topic best; nil where none does.
     static func best<Candidate>(
-        of candidates: [Candidate], for lane: Outbox.Lane, settings: (Candidate) -> CredentialSettings
+        of candidates: [Candidate], for scope: Outbox.TopicScope, settings: (Candidate) -> CredentialSettings
     ) -> Candidate? {
         var best: (candidate: Candidate, fit: Int)?
         for candidate in candidates {
-            guard let fit = settings(candidate).fit(lane) else { continue }
+            guard let fit = settings(candidate).fit(scope) else { continue }
             if fit > best?.fit ?? -1 { best = (candidate, fit) }
         }
         return best?.candidate
     }
 
     /// How well it fits a topic: the length of what fits; nil when it is not for that topic.
-    func fit(_ lane: Outbox.Lane) -> Int? {
-        guard environments.contains(where: { $0.rawValue == lane.environment }) else { return nil }
+    func fit(_ scope: Outbox.TopicScope) -> Int? {
+        guard environments.contains(where: { $0.rawValue == scope.environment }) else { return nil }
         return topics.compactMap { pattern in
-            if pattern == lane.topic { return Int.max }
-            return pattern.hasSuffix("*") && lane.topic.hasPrefix(pattern.dropLast()) ? pattern.count : nil
+            if pattern == scope.topic { return Int.max }
+            return pattern.hasSuffix("*") && scope.topic.hasPrefix(pattern.dropLast()) ? pattern.count : nil
         }.max()
     }
 }

@@ -1,6 +1,6 @@
 internal import Synchronization
 
-/// The configuration in force, which a reload can change while the duties work by it.
+/// The configuration in force, which a reload can change while the workers work by it.
 final class LiveConfiguration: Sendable {
     private let configuration: Mutex<Configuration>
 

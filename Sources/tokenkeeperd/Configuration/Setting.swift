@@ -20,7 +20,7 @@ struct Setting: Sendable {
     private(set) var key: String
     let kind: Kind
     /// As it would stand in the file without quotes; nil where unset is meant.
-    let standard: String?
+    let defaultValue: String?
     let secret: Bool
     /// Whether a reload takes it up; else a restart does.
     let reloadable: Bool
@@ -29,12 +29,12 @@ struct Setting: Sendable {
     let example: String?
 
     init(
-        _ key: String, _ kind: Kind, _ standard: String?, secret: Bool = false, reloadable: Bool = true,
+        _ key: String, _ kind: Kind, _ defaultValue: String?, secret: Bool = false, reloadable: Bool = true,
         example: String? = nil, _ meaning: String
     ) {
         self.key = key
         self.kind = kind
-        self.standard = standard
+        self.defaultValue = defaultValue
         self.secret = secret
         self.reloadable = reloadable
         self.meaning = meaning
@@ -66,7 +66,7 @@ struct Setting: Sendable {
             "How long the daemon waits for a lock before it yields. Below the server's deadlock_timeout."),
         Setting(
             "drain.queue_truncate", .toggle, "on",
-            "Whether past leaves of the queue are read whole and truncated; \"off\" where standbys are read from: a TRUNCATE is replayed there with its lock."
+            "Whether sealed partitions of the queue are read whole and truncated; \"off\" where standbys are read from: a TRUNCATE is replayed there with its lock."
         ),
         Setting(
             "drain.second_connection", .toggle, "on",
@@ -77,18 +77,18 @@ struct Setting: Sendable {
             "The most results that could not be understood that are kept within an hour, 8 KiB of text each; the rest is counted only."
         ),
         Setting(
-            "guard.min_tokens", .integer(0...1_000_000_000), "50",
-            "So many tokens of a topic may be silenced by suspects (BadDeviceToken, and 410s that are not from APNs) within a day, whatever their share."
+            "guard.allowance", .integer(0...1_000_000_000), "50",
+            "So many tokens of a topic may be suppressed by suspects (BadDeviceToken, and 410s that are not from APNs) within a day, whatever their share."
         ),
         Setting(
             "guard.max_share", .share, "0.5%",
-            "Beyond this share of a topic's active tokens, silenced within a day, suspects are held; \"100%\" turns that off."
+            "Beyond this share of a topic's active tokens, suppressed within a day, suspects are held; \"100%\" turns that off."
         ),
         Setting(
             "sweep.interval", .duration(.seconds(60)...days(30), off: true), "1h",
             "The time from one sweep to the next, across restarts and daemons; or \"off\"."),
         Setting(
-            "sweep.stale_retention", .duration(.seconds(3600)...days(3650), off: false), "90d",
+            "sweep.suppressed_retention", .duration(.seconds(3600)...days(3650), off: false), "90d",
             "How long a suppressed token is kept, from when the ledger learned of it."),
         Setting(
             "sweep.dormant_after", .duration(days(1)...days(3650), off: true), "off",
@@ -98,7 +98,7 @@ struct Setting: Sendable {
             "A sweep refuses to prune more than this share of a topic's tokens within a day, unless forced; \"100%\" is no limit."
         ),
         Setting(
-            "sweep.min_prune_tokens", .integer(0...1_000_000_000), "1000",
+            "sweep.prune_allowance", .integer(0...1_000_000_000), "1000",
             "So many tokens of a topic may be pruned within a day, whatever their share."),
         Setting(
             "sweep.event_retention", .duration(days(31)...days(3650), off: false), "395d",
@@ -115,15 +115,15 @@ struct Setting: Sendable {
             "The most tokens, rejected or held results, or sweep runs that one transaction of a sweep deletes."),
         Setting(
             "sweep.send_retention", .duration(days(1)...days(3650), off: false), "30d",
-            "How long requests are kept that the gate suppressed or that were given up."),
+            "How long requests are kept that the gate suppressed or that were failed."),
         Setting(
-            "send.in_flight", .integer(1...1000), "500", reloadable: false,
+            "send.max_in_flight", .integer(1...1000), "500", reloadable: false,
             "The most requests that a credential has under way to a server."),
         Setting(
-            "send.connections", .integer(1...100), "2", reloadable: false,
+            "send.max_connections", .integer(1...100), "2", reloadable: false,
             "The most connections of a credential to one of Apple's servers."),
         Setting(
-            "send.give_up_after", .duration(.seconds(60)...days(30), off: false), "1d",
+            "send.retry_for", .duration(.seconds(60)...days(30), off: false), "1d",
             "How long a request is tried again after it was first sent, if APNs asks for that or does not answer."),
         Setting(
             "send.background_per_hour", .integer(0...1000), "3",
@@ -136,7 +136,7 @@ struct Setting: Sendable {
             "send.sandbox_server", .server, "api.sandbox.push.apple.com:443", reloadable: false,
             "Where sandbox requests go."),
         Setting(
-            "send.authority_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/ca.pem",
+            "send.ca_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/ca.pem",
             "The certificates, in PEM, that a server's is checked against, for tests. Unset: those that the system trusts."
         ),
         Setting(

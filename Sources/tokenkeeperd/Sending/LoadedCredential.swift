@@ -76,7 +76,7 @@ struct LoadedCredential: Sendable {
         }
     }
 
-    /// A certificate is good for what is named in it: APNs would refuse the rest, and halt the topic.
+    /// A certificate is good for what is named in it: APNs would refuse the rest, and pause the topic.
     private static func check(_ certificate: ClientCertificate, against settings: CredentialSettings) throws {
         let named = certificate.topics
         if let other = settings.topics.first(where: { !$0.hasSuffix("*") && !named.isEmpty && !named.contains($0) }) {
@@ -121,7 +121,7 @@ struct LoadedCredential: Sendable {
             Told(
                 name: credential.settings.name, kind: credential.kind, topics: credential.settings.topics,
                 environments: credential.settings.environments.map(\.rawValue).sorted(),
-                expiresAt: credential.expiresAt.map { Vitals.text($0.date) })
+                expiresAt: credential.expiresAt.map { ServiceState.text($0.date) })
         }
         return (try? JSONEncoder().encode(told)).map { String(decoding: $0, as: UTF8.self) } ?? "[]"
     }
@@ -130,6 +130,6 @@ struct LoadedCredential: Sendable {
 extension LoadedCredential: CustomStringConvertible {
     var description: String {
         "credential \(settings.name): \(kind) for \(settings.topics.joined(separator: " "))"
-            + (expiresAt.map { ", expires \(Vitals.text($0.date))" } ?? "")
+            + (expiresAt.map { ", expires \(ServiceState.text($0.date))" } ?? "")
     }
 }

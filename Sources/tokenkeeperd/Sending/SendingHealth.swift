@@ -19,8 +19,8 @@ struct SendingHealth {
         var environment: String
     }
 
-    private var faults: [Outbox.Lane: Int] = [:]
-    private var foreign: [Outbox.Lane: Int] = [:]
+    private var faults: [Outbox.TopicScope: Int] = [:]
+    private var foreign: [Outbox.TopicScope: Int] = [:]
     private var servers: [Line: (troubles: Int, rest: Duration, until: ContinuousClock.Instant?)] = [:]
     /// Where APNs asked for a pause of the credential, which holds for all that it sends.
     private var pauses: [Line: ContinuousClock.Instant] = [:]
@@ -29,29 +29,29 @@ struct SendingHealth {
     enum Measure: Equatable {
         case nothing
         /// Stop the topic, for the reason told.
-        case halt(String)
+        case pauseTopic(String)
         /// The server of the environment is left in peace for so long.
         case leaveInPeace(Duration)
     }
 
     mutating func note(
-        _ step: SendPolicy.Step, of lane: Outbox.Lane, by credential: String, at now: ContinuousClock.Instant
+        _ step: RetryPolicy.Step, of scope: Outbox.TopicScope, by credential: String, at now: ContinuousClock.Instant
     ) -> Measure {
-        let line = Line(credential: credential, environment: lane.environment)
+        let line = Line(credential: credential, environment: scope.environment)
         switch step.blame {
         case .message(let words):
-            faults[lane, default: 0] += 1
-            if faults[lane, default: 0] < Self.messagesInARow { return .nothing }
-            faults[lane] = nil
-            return .halt("\(Self.messagesInARow) messages in a row were refused, the last: \(words)")
-        case .topic(let words): return .halt(words)
+            faults[scope, default: 0] += 1
+            if faults[scope, default: 0] < Self.messagesInARow { return .nothing }
+            faults[scope] = nil
+            return .pauseTopic("\(Self.messagesInARow) messages in a row were refused, the last: \(words)")
+        case .topic(let words): return .pauseTopic(words)
         case .foreign(let words):
-            foreign[lane, default: 0] += 1
-            if foreign[lane, default: 0] < Self.foreignInARow { return .nothing }
-            foreign[lane] = nil
-            return .halt(
+            foreign[scope, default: 0] += 1
+            if foreign[scope, default: 0] < Self.foreignInARow { return .nothing }
+            foreign[scope] = nil
+            return .pauseTopic(
                 "\(Self.foreignInARow) responses in a row are not from APNs, the last: \(words); "
-                    + "check send.\(lane.environment)_server and any proxy between the daemon and APNs")
+                    + "check send.\(scope.environment)_server and any proxy between the daemon and APNs")
         case .credential(let pause):
             if isLeftInPeace(line, at: now) { return .nothing }
             pauses[line] = now + pause
@@ -69,8 +69,8 @@ struct SendingHealth {
             return server.until.map { now < $0 } ?? false ? .leaveInPeace(pause) : .nothing
         case .nobody, .token:
             guard step.fate == .answered else { return .nothing }
-            faults[lane] = nil
-            foreign[lane] = nil
+            faults[scope] = nil
+            foreign[scope] = nil
             // An answer that was under way when it began says nothing of the rest.
             if !isLeftInPeace(line, at: now) { servers[line] = nil }
             return .nothing

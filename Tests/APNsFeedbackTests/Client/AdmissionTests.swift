@@ -51,7 +51,7 @@ import TokenModel
     }
 
     @Test func `a look is worth a twentieth of the time that an answer takes`() {
-        var pace = TurnPace()
+        var pace = PollPace()
         #expect(pace.interval(underWay: 500) == .zero)
         pace.answered(after: .milliseconds(100))
         #expect(pace.interval(underWay: 500) == .milliseconds(5))

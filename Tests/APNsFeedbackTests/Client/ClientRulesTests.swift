@@ -5,8 +5,8 @@ import TokenModel
 
 /// The parts of the client, each by itself.
 @Suite struct `The client, rule by rule` {
-    private func answer(_ lines: [String], body: String = "") -> IncomingAnswer {
-        var answer = IncomingAnswer()
+    private func answer(_ lines: [String], body: String = "") -> ResponseParser {
+        var answer = ResponseParser()
         for line in lines { answer.take(line: Array((line + "\r\n").utf8).span) }
         _ = answer.take(piece: Array(body.utf8).span)
         return answer
@@ -20,7 +20,7 @@ import TokenModel
         var answer = answer(["HTTP/2 400 ", "apns-unique-id: early"], body: "{" + String(repeating: "x", count: 5000))
         answer.clear()
         answer.take(line: Array("HTTP/2 410 ".utf8).span)
-        #expect(answer.length == 0 && answer.answer == PushAnswer(status: 410))
+        #expect(answer.length == 0 && answer.answer == PushResponse(status: 410))
     }
 
     @Test func `a status of many digits is no end of the process`() {
@@ -35,11 +35,11 @@ import TokenModel
     }
 
     @Test func `one slow answer changes little of the pace`() {
-        var pace = TurnPace()
+        var pace = PollPace()
         pace.answered(after: .milliseconds(100))
         pace.answered(after: .milliseconds(1700))
-        #expect(pace.interval(underWay: TurnPace.fewest) == .milliseconds(10))
-        #expect(pace.interval(underWay: TurnPace.fewest - 1) == .zero)
+        #expect(pace.interval(underWay: PollPace.fewest) == .milliseconds(10))
+        #expect(pace.interval(underWay: PollPace.fewest - 1) == .zero)
     }
 
     @Test func `a repetition that is refused for its provider token, or its connection, may go out once more`() {
@@ -48,8 +48,8 @@ import TokenModel
             for time in 1...2 { #expect(delivery.goes(at: Instant(microseconds: Int64(time))) == true) }
             delivery.authorization = "old"
             let refused = Delivery.Turn.answer(
-                PushAnswer(status: 403, body: #"{"reason":"\#(reason)"}"#), isTorn: false)
-            #expect(delivery.step(after: refused) { _ in true } != .ends(.answered(PushAnswer(status: 403))))
+                PushResponse(status: 403, body: #"{"reason":"\#(reason)"}"#), isTorn: false)
+            #expect(delivery.step(after: refused) { _ in true } != .ends(.answered(PushResponse(status: 403))))
             #expect(delivery.goes(at: Instant(microseconds: 3)) == true, "\(reason)")
             #expect(delivery.goes(at: Instant(microseconds: 4)) == false)
         }
@@ -61,7 +61,7 @@ import TokenModel
         _ = delivery.step(after: .failure(.connectionLost, message: "gone", wasSent: true)) { _ in true }
         #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
         delivery.authorization = "old"
-        let expired = PushAnswer(status: 403, body: #"{"reason":"ExpiredProviderToken"}"#)
+        let expired = PushResponse(status: 403, body: #"{"reason":"ExpiredProviderToken"}"#)
         _ = delivery.step(after: .answer(expired, isTorn: false)) { _ in true }
         guard case .unanswered(let failure) = delivery.endInPause(.seconds(1), host: "h") else {
             Issue.record("it was not answered")
@@ -100,12 +100,12 @@ import TokenModel
     }
 
     @Test func `every 5xx is the server's, and a pause without a length is a second`() {
-        let policy = SendPolicy(giveUpAfter: .seconds(86_400))
-        func step(_ end: PushOutcome.End) -> SendPolicy.Step {
+        let policy = RetryPolicy(retryFor: .seconds(86_400))
+        func step(_ end: PushOutcome.End) -> RetryPolicy.Step {
             policy.step(after: end, of: request(), attempts: 0, firstSentAt: .now, now: .now)
         }
         for status in [500, 502, 504, 599] as [Int32] {
-            #expect(step(.answered(PushAnswer(status: status))).blame == .server)
+            #expect(step(.answered(PushResponse(status: status))).blame == .server)
         }
         let failure = PushFailure(kind: .backingOff, message: "m", mayHaveArrived: false)
         #expect(step(.unanswered(failure)) == .init(.returned(.seconds(1)), .server))

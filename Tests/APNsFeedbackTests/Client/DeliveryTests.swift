@@ -14,14 +14,14 @@ import TokenModel
     }
 
     private func answer(_ status: Int32, _ reason: String? = nil, isTorn: Bool = false) -> Delivery.Turn {
-        .answer(PushAnswer(status: status, body: reason.map { #"{"reason":"\#($0)"}"# }), isTorn: isTorn)
+        .answer(PushResponse(status: status, body: reason.map { #"{"reason":"\#($0)"}"# }), isTorn: isTorn)
     }
 
     @Test(arguments: [200, 400, 404, 405, 410, 413, 429, 500, 503] as [Int32])
     func `an answer is delivered, whatever its status`(_ status: Int32) {
         var delivery = sent()
         let step = delivery.step(after: answer(status, "Any")) { _ in true }
-        #expect(step == .ends(.answered(PushAnswer(status: status, body: #"{"reason":"Any"}"#))))
+        #expect(step == .ends(.answered(PushResponse(status: status, body: #"{"reason":"Any"}"#))))
     }
 
     @Test func `what got lost with its connection goes once more, and not a third time`() {
@@ -82,7 +82,7 @@ import TokenModel
     @Test func `without another provider token the refusal is the answer`() {
         var delivery = sent()
         let step = delivery.step(after: answer(403, "ExpiredProviderToken")) { _ in false }
-        #expect(step == .ends(.answered(PushAnswer(status: 403, body: #"{"reason":"ExpiredProviderToken"}"#))))
+        #expect(step == .ends(.answered(PushResponse(status: 403, body: #"{"reason":"ExpiredProviderToken"}"#))))
     }
 
     @Test func `a key that the connection does not know gets another connection, once`() {
@@ -98,7 +98,7 @@ import TokenModel
 
     @Test func `an answer without its end is asked for again, and never delivered`() {
         var delivery = sent()
-        let torn = Delivery.Turn.answer(PushAnswer(status: 410, body: #"{"reason":"Unreg"#), isTorn: true)
+        let torn = Delivery.Turn.answer(PushResponse(status: 410, body: #"{"reason":"Unreg"#), isTorn: true)
         #expect(delivery.step(after: torn) { _ in false } == .again(connectionIsUnfit: false))
         #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
         guard case .ends(.unanswered(let failure)) = delivery.step(after: torn, renew: { _ in false }) else {
@@ -113,7 +113,7 @@ import TokenModel
         let bare = answer(410, isTorn: true)
         #expect(delivery.step(after: bare) { _ in false } == .again(connectionIsUnfit: false))
         #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
-        #expect(delivery.step(after: bare) { _ in false } == .ends(.answered(PushAnswer(status: 410))))
+        #expect(delivery.step(after: bare) { _ in false } == .ends(.answered(PushResponse(status: 410))))
     }
 
     @Test func `at the stop, what was never sent is withdrawn`() {

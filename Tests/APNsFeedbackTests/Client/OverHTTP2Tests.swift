@@ -86,7 +86,7 @@ import TokenModel
     }
 
     @Test func `2,000 answers of 410 on one connection: no stall, no second send`() throws {
-        let apns = try server(answer: { .dead(at: 1_508_249_865_488 + Int64($0.ordinal)) })
+        let apns = try server(answer: { .stale(at: 1_508_249_865_488 + Int64($0.ordinal)) })
         defer { apns.stop() }
         let outcomes = try send(requests(1...2000), to: apns.port) { $0.connections = 1 }
         #expect(outcomes.allSatisfy { status($0) == 410 && $0.sends == 1 })

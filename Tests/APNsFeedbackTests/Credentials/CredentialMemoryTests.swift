@@ -157,7 +157,7 @@ private final class DeafWatcher: TransferWatcher {
             var certificate: ClientCertificate? = try ClientCertificate(
                 pem: file("push.pem"), key: file("push.key"), at: nil)
             let watcher = DeafWatcher()
-            let sockets = SocketLog()
+            let sockets = OpenSockets()
             func transfer() throws -> Transfer {
                 let identity = PushIdentity(
                     certificateChainPEM: certificate?.chainPEM, keyPEM: certificate?.keyPEM)

@@ -73,9 +73,9 @@ private func problems(_ flags: [String]) -> [String] {
     @Test func `changes of credentials wait for a restart`() throws {
         let live = LiveConfiguration(try load(Self.key))
         let outcome = live.take(
-            try load(Self.key + ["credential.main.topics=u", "send.in_flight=7", "send.give_up_after=2d"]))
-        #expect(outcome.waiting == ["send.in_flight", "credential.main.topics"])
-        #expect(outcome.taken == ["send.give_up_after: 1d -> 2d"])
+            try load(Self.key + ["credential.main.topics=u", "send.max_in_flight=7", "send.retry_for=2d"]))
+        #expect(outcome.waiting == ["send.max_in_flight", "credential.main.topics"])
+        #expect(outcome.taken == ["send.retry_for: 1d -> 2d"])
         #expect(live.take(try load([])).waiting.count == 4)
         #expect(live.current.credentials.map(\.topics) == [["t"]])
     }

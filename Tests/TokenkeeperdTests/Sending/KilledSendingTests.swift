@@ -51,7 +51,7 @@ import Testing
         let (suppressed, failed) = (try stage.count("suppressed_send"), try stage.count("failed_send"))
         #expect(
             answered + suppressed + failed == 2 * tokens,
-            "\(answered) answered, \(suppressed) suppressed, \(failed) given up")
+            "\(answered) answered, \(suppressed) suppressed, \(failed) failed")
         #expect(
             Int(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat")) == answered, "no other answers")
         let ended = """
@@ -66,7 +66,7 @@ import Testing
         #expect(try stage.count("failed_send", "error NOT LIKE 'it was cut off twice%'") == 0)
         let sends = stage.sends
         print(
-            "\(answered) answered, \(suppressed) suppressed, \(failed) given up; \(sends.values.filter { $0 > 1 }.count) sent twice, \(stage.apns.records.connections) connections"
+            "\(answered) answered, \(suppressed) suppressed, \(failed) failed; \(sends.values.filter { $0 > 1 }.count) sent twice, \(stage.apns.records.connections) connections"
         )
         #expect(sends.values.allSatisfy { $0 <= 2 })
         #expect(sends.count >= answered && sends.count <= answered + failed, "what was answered was sent")
@@ -142,12 +142,12 @@ import Testing
         defer { stage.apns.stop() }
         try stage.register(1...3000)
         try stage.enqueue()
-        let daemon = try stage.daemon(["send.in_flight=20"])
+        let daemon = try stage.daemon(["send.max_in_flight=20"])
         try eventually("all have ended") {
-            // What was halted or postponed because of it goes on.
+            // What was paused or postponed because of it goes on.
             try stage.database.psql(
-                "SELECT tokenkeeper.resume_sending(topic, environment) FROM tokenkeeper.send_halt; UPDATE tokenkeeper.send_request SET not_before = NULL "
-                    + "WHERE claimed_by IS NULL AND not_before IS NOT NULL")
+                "SELECT tokenkeeper.resume_sending(topic, environment) FROM tokenkeeper.paused_topic; UPDATE tokenkeeper.send_request SET scheduled_at = NULL "
+                    + "WHERE claimed_by IS NULL AND scheduled_at IS NOT NULL")
             return try stage.count("send_request") == 0
         }
         try stage.settled()

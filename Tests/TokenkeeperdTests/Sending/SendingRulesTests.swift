@@ -10,71 +10,71 @@ import TokenModel
 
 /// The parts of the sending, each by itself.
 @Suite struct `Sending, rule by rule` {
-    let lane = Outbox.Lane(environment: "production", topic: "t")
+    let scope = Outbox.TopicScope(environment: "production", topic: "t")
     let main = SendingHealth.Line(credential: "main", environment: "production")
-    let trouble = SendPolicy.Step(.later(.seconds(900), "503"), .server)
+    let trouble = RetryPolicy.Step(.later(.seconds(900), "503"), .server)
 
     // The health of the sending ----------------------------------------------------------------------------------------
 
     @Test func `an answer that was under way when a server's rest began does not end it`() {
         var health = SendingHealth()
         let now = ContinuousClock.now
-        for _ in 1...20 { _ = health.note(trouble, of: lane, by: "main", at: now) }
-        #expect(health.note(SendPolicy.Step(.answered), of: lane, by: "main", at: now) == .nothing)
+        for _ in 1...20 { _ = health.note(trouble, of: scope, by: "main", at: now) }
+        #expect(health.note(RetryPolicy.Step(.answered), of: scope, by: "main", at: now) == .nothing)
         #expect(health.isLeftInPeace(main, at: now + .seconds(14)))
     }
 
     @Test func `what asks for a credential's pause while it is under way does not lengthen it`() {
         var health = SendingHealth()
         let now = ContinuousClock.now
-        let pause = SendPolicy.Step(.later(.seconds(1200), "w"), .credential(.seconds(1200)))
-        _ = health.note(pause, of: lane, by: "main", at: now)
-        #expect(health.note(pause, of: lane, by: "main", at: now + .seconds(60)) == .nothing)
+        let pause = RetryPolicy.Step(.later(.seconds(1200), "w"), .credential(.seconds(1200)))
+        _ = health.note(pause, of: scope, by: "main", at: now)
+        #expect(health.note(pause, of: scope, by: "main", at: now + .seconds(60)) == .nothing)
         #expect(!health.isLeftInPeace(main, at: now + .seconds(1200)))
     }
 
     @Test(arguments: [
-        SendPolicy.Step(.returned(nil)), SendPolicy.Step(.cut(.zero, "stopped")),
-        SendPolicy.Step(.later(.seconds(60), "APNs answered 429 TooManyRequests"), .token),
+        RetryPolicy.Step(.returned(nil)), RetryPolicy.Step(.interrupted(.zero, "stopped")),
+        RetryPolicy.Step(.later(.seconds(60), "APNs answered 429 TooManyRequests"), .token),
     ])
-    func `what is no answer does not begin the counting anew`(step: SendPolicy.Step) {
+    func `what is no answer does not begin the counting anew`(step: RetryPolicy.Step) {
         var health = SendingHealth()
         let now = ContinuousClock.now
-        for _ in 1...19 { _ = health.note(trouble, of: lane, by: "main", at: now) }
-        _ = health.note(step, of: lane, by: "main", at: now)
-        #expect(health.note(trouble, of: lane, by: "main", at: now) == .leaveInPeace(.seconds(15)))
-        let fault = SendPolicy.Step(.failed("w"), .message("w"))
-        for _ in 1...19 { _ = health.note(fault, of: lane, by: "main", at: now) }
-        _ = health.note(step, of: lane, by: "main", at: now)
-        #expect(health.note(fault, of: lane, by: "main", at: now) != .nothing)
+        for _ in 1...19 { _ = health.note(trouble, of: scope, by: "main", at: now) }
+        _ = health.note(step, of: scope, by: "main", at: now)
+        #expect(health.note(trouble, of: scope, by: "main", at: now) == .leaveInPeace(.seconds(15)))
+        let fault = RetryPolicy.Step(.failed("w"), .message("w"))
+        for _ in 1...19 { _ = health.note(fault, of: scope, by: "main", at: now) }
+        _ = health.note(step, of: scope, by: "main", at: now)
+        #expect(health.note(fault, of: scope, by: "main", at: now) != .nothing)
     }
 
     @Test func `five responses in a row that are not from APNs pause their topic, and an answer of APNs starts over`() {
         var health = SendingHealth()
         let now = ContinuousClock.now
-        let foreign = SendPolicy.Step(.later(.seconds(5), "308"), .foreign("308"))
-        for _ in 1...4 { #expect(health.note(foreign, of: lane, by: "main", at: now) == .nothing) }
-        _ = health.note(SendPolicy.Step(.answered), of: lane, by: "main", at: now)
-        for _ in 1...4 { #expect(health.note(foreign, of: lane, by: "main", at: now) == .nothing) }
-        let other = Outbox.Lane(environment: "production", topic: "u")
+        let foreign = RetryPolicy.Step(.later(.seconds(5), "308"), .foreign("308"))
+        for _ in 1...4 { #expect(health.note(foreign, of: scope, by: "main", at: now) == .nothing) }
+        _ = health.note(RetryPolicy.Step(.answered), of: scope, by: "main", at: now)
+        for _ in 1...4 { #expect(health.note(foreign, of: scope, by: "main", at: now) == .nothing) }
+        let other = Outbox.TopicScope(environment: "production", topic: "u")
         #expect(health.note(foreign, of: other, by: "main", at: now) == .nothing, "each topic by itself")
         #expect(
-            health.note(foreign, of: lane, by: "main", at: now)
-                == .halt(
+            health.note(foreign, of: scope, by: "main", at: now)
+                == .pauseTopic(
                     "5 responses in a row are not from APNs, the last: 308; "
                         + "check send.production_server and any proxy between the daemon and APNs"))
-        #expect(health.note(foreign, of: lane, by: "main", at: now) == .nothing, "it counts anew")
+        #expect(health.note(foreign, of: scope, by: "main", at: now) == .nothing, "it counts anew")
     }
 
     // The place --------------------------------------------------------------------------------------------------------
 
     @Test func `a place is a boot and a space of process numbers, from the unit where /proc shows none`() throws {
-        let name = SendersPlace.name(environment: ["BOOT_ID": "7f"], daemonID: "host/1/1")
+        let name = ProcessScope.name(environment: ["BOOT_ID": "7f"], daemonID: "host/1/1")
         let space = try FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/ns/pid")
         #expect(name.hasSuffix("/" + space) && name.split(separator: "/").first?.allSatisfy(\.isHexDigit) == true)
         #expect(name != "/" + space && name != "host/1/1")
         #expect(
-            SendersPlace.name(environment: [:], daemonID: "host/2/2") == name
+            ProcessScope.name(environment: [:], daemonID: "host/2/2") == name
                 || !FileManager.default.fileExists(atPath: "/proc/sys/kernel/random/boot_id"))
     }
 
@@ -84,12 +84,12 @@ import TokenModel
         child.arguments = ["60"]
         try child.run()
         let number = child.processIdentifier
-        #expect(SendersPlace.isAlive("host/\(number)/1") && SendersPlace.isAlive("a/host/with/slashes/\(number)/1"))
+        #expect(ProcessScope.isAlive("host/\(number)/1") && ProcessScope.isAlive("a/host/with/slashes/\(number)/1"))
         kill(number, SIGKILL)
         child.waitUntilExit()
-        #expect(!SendersPlace.isAlive("host/\(number)/1"))
-        #expect(!SendersPlace.isAlive("host/\(getpid())/1"), "that one was here before us")
-        #expect(SendersPlace.isAlive("host") && SendersPlace.isAlive("host/x/1"), "nobody knows")
+        #expect(!ProcessScope.isAlive("host/\(number)/1"))
+        #expect(!ProcessScope.isAlive("host/\(getpid())/1"), "that one was here before us")
+        #expect(ProcessScope.isAlive("host") && ProcessScope.isAlive("host/x/1"), "nobody knows")
     }
 
     // The topics that are due ------------------------------------------------------------------------------------------
@@ -100,10 +100,10 @@ import TokenModel
             "INSERT INTO tokenkeeper.send_request (environment, topic, token, payload) SELECT CASE WHEN i = 1 THEN 'moon' ELSE 'production' END, 't' || i, 'aa', '{}' FROM generate_series(1, 250) AS i"
         )
         var daemon = try database.connect(user: "a_daemon")
-        let outbox = Outbox(daemonID: "host/1/1", place: "here", lockTimeout: .milliseconds(500))
+        let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
         var topics = DueTopics()
-        var seen: Set<Outbox.Lane> = []
-        var given: Set<Outbox.Lane> = []
+        var seen: Set<Outbox.TopicScope> = []
+        var given: Set<Outbox.TopicScope> = []
         for _ in 1...2 {
             let due = try topics.look(outbox, on: &daemon) {
                 $0.topic != "t2" && $0.environment != "moon"
@@ -111,10 +111,10 @@ import TokenModel
             given.formUnion(due)
             seen.formUnion(due)
             seen.formUnion(topics.uncovered)
-            for lane in due { topics.forget(lane) }
+            for scope in due { topics.forget(scope) }
         }
         #expect(seen.count == 250)
-        #expect(given.contains(.init(environment: "moon", topic: "t1")), "it is no topic, and is to be given up")
+        #expect(given.contains(.init(environment: "moon", topic: "t1")), "it is no topic, and is to be failed")
         #expect(given.count == 249)
     }
 
@@ -122,15 +122,15 @@ import TokenModel
         var topics = DueTopics()
         let (first, second) = (Instant(microseconds: 1), Instant(microseconds: 2))
         let now = ContinuousClock.now
-        #expect(topics.since(lane, at: now) == .distantPast)
-        topics.claimed(lane, until: first, at: now)
-        #expect(topics.since(lane, at: now + .seconds(3)) == first)
-        topics.claimed(lane, until: second, at: now + .seconds(3))
-        #expect(topics.since(lane, at: now + .milliseconds(4999)) == second)
-        #expect(topics.since(lane, at: now + .seconds(5)) == .distantPast, "five seconds after the first")
-        topics.claimed(lane, until: first, at: now)
-        topics.claimed(lane, until: nil, at: now)
-        #expect(topics.since(lane, at: now) == .distantPast, "nothing was due")
+        #expect(topics.since(scope, at: now) == .distantPast)
+        topics.claimed(scope, until: first, at: now)
+        #expect(topics.since(scope, at: now + .seconds(3)) == first)
+        topics.claimed(scope, until: second, at: now + .seconds(3))
+        #expect(topics.since(scope, at: now + .milliseconds(4999)) == second)
+        #expect(topics.since(scope, at: now + .seconds(5)) == .distantPast, "five seconds after the first")
+        topics.claimed(scope, until: first, at: now)
+        topics.claimed(scope, until: nil, at: now)
+        #expect(topics.since(scope, at: now) == .distantPast, "nothing was due")
     }
 
     // What is in hand --------------------------------------------------------------------------------------------------
@@ -141,21 +141,22 @@ import TokenModel
             "INSERT INTO tokenkeeper.send_request (topic, token, payload) SELECT 't', 'aa', '{}' FROM generate_series(1, 3)"
         )
         var daemon = try database.connect(user: "a_daemon")
-        let outbox = Outbox(daemonID: "host/1/1", place: "here", lockTimeout: .milliseconds(500))
-        #expect(try outbox.claim(lane, most: 2, backgroundPerHour: 0, on: &daemon).requests.count == 2)
-        var desk = SendingDesk([], most: 10, digest: SendDigest(logger: Logger(label: "test")))
-        try desk.reconcile(outbox, on: &daemon)
-        #expect(!desk.isEmpty)
+        let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
+        #expect(try outbox.claim(scope, most: 2, backgroundPerHour: 0, on: &daemon).requests.count == 2)
+        var pipeline = SendPipeline([], most: 10, digest: SendSummary(logger: Logger(label: "test")))
+        try pipeline.reconcile(outbox, on: &daemon)
+        #expect(!pipeline.isEmpty)
         // Somebody holds one of them for a while.
         var other = try database.connect()
         try other.execute("BEGIN; SELECT FROM tokenkeeper.send_request FOR UPDATE")
-        let policy = SendPolicy(giveUpAfter: .seconds(86_400))
-        #expect(try !desk.settle(by: policy, outbox, on: &daemon) && !desk.isEmpty)
+        let policy = RetryPolicy(retryFor: .seconds(86_400))
+        #expect(try !pipeline.settle(by: policy, outbox, on: &daemon) && !pipeline.isEmpty)
         try other.execute("COMMIT")
-        #expect(try desk.settle(by: policy, outbox, on: &daemon) && desk.isEmpty)
+        #expect(try pipeline.settle(by: policy, outbox, on: &daemon) && pipeline.isEmpty)
         #expect(
             try database.psql(
-                "SELECT count(*) FROM tokenkeeper.send_request WHERE claimed_by IS NULL AND attempts = 0 AND cuts = 0")
+                "SELECT count(*) FROM tokenkeeper.send_request WHERE claimed_by IS NULL AND attempts = 0 AND interruptions = 0"
+            )
                 == "3")
     }
 }

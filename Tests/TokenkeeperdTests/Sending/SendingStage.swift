@@ -44,7 +44,7 @@ struct SendingStage {
     var servers: [String] {
         [
             "send.production_server=localhost:\(apns.port)", "send.sandbox_server=localhost:\(apns.port)",
-            "send.authority_file=\(files.certificate)", "drain.poll_idle=100ms",
+            "send.ca_file=\(files.certificate)", "drain.poll_idle=100ms",
         ]
     }
 

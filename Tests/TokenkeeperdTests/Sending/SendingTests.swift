@@ -46,7 +46,7 @@ import Testing
         let token = SendingStage.token(7)
         stage.apns.deaths.die(token, .init(at: Int64(Date.now.timeIntervalSince1970 * 1000)))
         for number in 1...10 { try stage.enqueue(payload: #"{"aps":{"alert":"\#(number)"}}"#) }
-        let daemon = try stage.daemon(["send.in_flight=\(inFlight)"])
+        let daemon = try stage.daemon(["send.max_in_flight=\(inFlight)"])
         try stage.settled()
         #expect(stage.apns.records.requests == 1)
         #expect(try stage.count("suppressed_send", "state = 'stale' AND token = '\(token)'") == 9)
@@ -89,21 +89,21 @@ import Testing
 
     // Trouble ----------------------------------------------------------------------------------------------------------
 
-    @Test func `a credential that APNs refuses halts the topic, loses nothing, and is alarmed`() throws {
+    @Test func `a credential that APNs refuses pauses the topic, loses nothing, and is alarmed`() throws {
         let stage = try SendingStage { $0.signingKeys = [] }
         defer { stage.apns.stop() }
         try stage.register(1...5000)
         try stage.enqueue()
         let daemon = try stage.daemon()
-        try eventually("it is halted") { try stage.count("send_halt") == 1 }
+        try eventually("it is paused") { try stage.count("paused_topic") == 1 }
         try eventually("all are back") {
             try stage.count("send_request", "claimed_by IS NULL AND attempts = 0") == 5000
         }
         #expect(stage.apns.records.requests <= 1000, "not the whole queue was burnt")
         #expect(
-            try stage.database.psql("SELECT reason FROM tokenkeeper.send_halt")
+            try stage.database.psql("SELECT reason FROM tokenkeeper.paused_topic")
                 == "APNs answered 403 InvalidProviderToken")
-        #expect(daemon.logged.contains("the sending of a topic is halted"))
+        #expect(daemon.logged.contains("the sending of a topic is paused"))
         #expect(daemon.stop() == 0)
         #expect(try stage.count("failed_send") == 0 && stage.count("token", "state <> 'active'") == 0)
 
@@ -136,10 +136,10 @@ import Testing
         try stage.register(1...40)
         try stage.enqueue()
         let daemon = try stage.daemon()
-        try eventually("the topic is paused") { try stage.count("send_halt") == 1 }
+        try eventually("the topic is paused") { try stage.count("paused_topic") == 1 }
         try eventually("all are back") { try stage.count("send_request", "claimed_by IS NULL") == 40 }
         #expect(try stage.count("failed_send") == 0 && stage.count("suppressed_send") == 0)
-        let reason = try stage.database.psql("SELECT reason FROM tokenkeeper.send_halt")
+        let reason = try stage.database.psql("SELECT reason FROM tokenkeeper.paused_topic")
         #expect(
             reason.hasPrefix("5 responses in a row are not from APNs, the last: the server answered \(status)")
                 && reason.contains("check send.production_server"), "\(reason)")
@@ -150,7 +150,7 @@ import Testing
         try stage.database.psql(
             """
             SELECT tokenkeeper.resume_sending('com.example.app');
-            UPDATE tokenkeeper.send_request SET not_before = NULL
+            UPDATE tokenkeeper.send_request SET scheduled_at = NULL
             """)
         try stage.settled()
         #expect(try stage.count("failed_send") == 0)
@@ -176,26 +176,27 @@ import Testing
             try eventually("both wait for try \(attempts + 1)") {
                 try stage.count(
                     "send_request",
-                    "claimed_by IS NULL AND attempts = \(attempts) AND not_before > now() + interval '50 seconds'") == 2
+                    "claimed_by IS NULL AND attempts = \(attempts) AND scheduled_at > now() + interval '50 seconds'")
+                    == 2
             }
         }
         for attempts in 1...3 {
             try waits(attempts)
-            try stage.database.psql("UPDATE tokenkeeper.send_request SET not_before = NULL")
+            try stage.database.psql("UPDATE tokenkeeper.send_request SET scheduled_at = NULL")
         }
         try waits(4)
         #expect(Set(stage.sends.values) == [1, 4])
         #expect(
             try stage.database.psql(
-                "SELECT max(not_before) > now() + interval '110 minutes' FROM tokenkeeper.send_request") == "t")
+                "SELECT max(scheduled_at) > now() + interval '110 minutes' FROM tokenkeeper.send_request") == "t")
         // A day later.
         try stage.database.psql(
-            "UPDATE tokenkeeper.send_request SET not_before = NULL, first_sent_at = first_sent_at - interval '1 day'")
+            "UPDATE tokenkeeper.send_request SET scheduled_at = NULL, first_sent_at = first_sent_at - interval '1 day'")
         try stage.settled()
         #expect(
             try stage.database.psql(
                 "SELECT string_agg(error || ' ' || status, ', ' ORDER BY status) FROM tokenkeeper.failed_send")
-                == "APNs answered 429 TooManyRequests; given up after 5 tries 429, APNs answered 503 ServiceUnavailable; given up after 5 tries 503"
+                == "APNs answered 429 TooManyRequests; failed after 5 tries 429, APNs answered 503 ServiceUnavailable; failed after 5 tries 503"
         )
         #expect(try stage.results(200) == 1 && stage.results(429) == 5 && stage.results(503) == 5)
         #expect(daemon.stop() == 0)
@@ -218,7 +219,7 @@ import Testing
         #expect(stage.apns.records.requests == 2)
         #expect(
             try stage.count(
-                "send_request", "claimed_by IS NULL AND not_before > now() + interval '30 seconds'") == 3)
+                "send_request", "claimed_by IS NULL AND scheduled_at > now() + interval '30 seconds'") == 3)
         #expect(daemon.stop() == 0)
     }
 
@@ -256,7 +257,7 @@ import Testing
             SELECT CASE WHEN i <= 4000 THEN 'com.example.app' ELSE 'com.example.other' END, lpad(to_hex(i), 8, '0'), '{"aps":{"alert":1}}'
             FROM generate_series(1, 4010) AS i
             """)
-        let daemon = try stage.daemon(["send.in_flight=10"])
+        let daemon = try stage.daemon(["send.max_in_flight=10"])
         try eventually("the other topic is through") {
             try stage.count("send_request", "topic = 'com.example.other'") == 0
         }
@@ -272,7 +273,7 @@ import Testing
         defer { stage.apns.stop() }
         try stage.register(1...5000)
         try stage.enqueue()
-        let daemon = try stage.daemon(["send.in_flight=50"])
+        let daemon = try stage.daemon(["send.max_in_flight=50"])
         try eventually("it is said") { daemon.logged.contains("APNs is troubled or cannot be reached; requests wait") }
         try eventually("nothing is in hand") { try stage.count("send_request", "claimed_by IS NOT NULL") == 0 }
         #expect(stage.apns.records.requests <= 100, "what was in hand when it was noticed")
@@ -302,7 +303,7 @@ import Testing
         let daemon = try stage.daemon()
         try eventually("those that were not sent again at once wait") {
             try stage.database.psql(
-                "UPDATE tokenkeeper.send_request SET not_before = NULL WHERE claimed_by IS NULL AND not_before IS NOT NULL"
+                "UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL AND scheduled_at IS NOT NULL"
             )
             return try stage.count("send_request") == 0
         }
@@ -313,7 +314,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `what is never answered is sent three times, and given up`() throws {
+    @Test func `what is never answered is sent three times, and failed`() throws {
         let stage = try SendingStage { _ in
         } answer: { _ in
             .reset(code: 2)
@@ -322,9 +323,9 @@ import Testing
         try stage.register(1...3)
         try stage.enqueue()
         let daemon = try stage.daemon()
-        try eventually("all are given up") {
+        try eventually("all are failed") {
             try stage.database.psql(
-                "UPDATE tokenkeeper.send_request SET not_before = NULL WHERE claimed_by IS NULL AND not_before IS NOT NULL"
+                "UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL AND scheduled_at IS NOT NULL"
             )
             return try stage.count("failed_send", "error LIKE 'it was cut off twice%'") == 3
         }
@@ -338,7 +339,7 @@ import Testing
         try stage.register(1...10)
         try stage.enqueue()
         let stranger = try TestAuthority()
-        let daemon = try stage.daemon(["send.authority_file=\(stranger.certificate)"])
+        let daemon = try stage.daemon(["send.ca_file=\(stranger.certificate)"])
         try eventually("it is tried") { try stage.count("send_request", "last_error IS NOT NULL") > 0 }
         #expect(daemon.stop() == 0)
         #expect(stage.apns.records.requests == 0)
@@ -360,11 +361,11 @@ import Testing
         try stage.register(1...4000)
         try stage.enqueue()
         for part in 1...3 {
-            let daemon = try stage.daemon(["send.in_flight=100"])
+            let daemon = try stage.daemon(["send.max_in_flight=100"])
             try eventually("a part is sent") { stage.apns.records.requests >= part * 1000 }
             #expect(daemon.stop() == 0)
-            #expect(try stage.count("send_request", "claimed_by IS NOT NULL OR cuts > 0") == 0)
-            #expect(try stage.count("sending_daemon", "stopped_at IS NULL") == 0, "it said farewell")
+            #expect(try stage.count("send_request", "claimed_by IS NOT NULL OR interruptions > 0") == 0)
+            #expect(try stage.count("sending_daemon", "stopped_at IS NULL") == 0, "it said signOff")
         }
         let daemon = try stage.daemon()
         try stage.settled()
@@ -399,7 +400,7 @@ import Testing
         defer { stage.apns.stop() }
         try stage.register(1...3000)
         try stage.enqueue()
-        let daemon = try stage.daemon(["send.in_flight=100"])
+        let daemon = try stage.daemon(["send.max_in_flight=100"])
         for part in 1...4 {
             try eventually("a part is sent") { stage.apns.records.requests >= part * 500 }
             try disturb(stage.database)
@@ -418,7 +419,7 @@ import Testing
         defer { stage.apns.stop() }
         try stage.register(1...4000)
         try stage.enqueue()
-        let daemons = try [stage.daemon(["send.in_flight=100"]), stage.daemon(["send.in_flight=100"])]
+        let daemons = try [stage.daemon(["send.max_in_flight=100"]), stage.daemon(["send.max_in_flight=100"])]
         try eventually("both send") { stage.apns.records.connections >= 2 && stage.apns.records.requests >= 1500 }
         #expect(daemons[0].stop() == 0)
         try stage.settled()

@@ -1,0 +1,17 @@
+/// What a client has to do with one environment's server.
+final class ServerScope {
+    let server: PushServer
+    /// See `RequestText`.
+    let devices: [UInt8]
+    var queue = RequestQueue()
+    var admission: Admission
+    var backoff = ServerBackoff()
+    /// How many requests libcurl has.
+    var underWay = 0
+
+    init(_ server: PushServer, most: Int) {
+        self.server = server
+        devices = RequestText.devices(at: server)
+        admission = Admission(most: most)
+    }
+}

@@ -1,0 +1,143 @@
+public import TokenModel
+
+/// What APNs' answers mean. Pure and total: every input has a verdict, and none throws.
+///
+/// Source of statuses and reasons: Apple, "Handling notification responses from APNs".
+public enum Interpretation {
+    /// The reasons of a 400 that speak of the token and not of the message.
+    static let suspectReasons: Set<String> = ["BadDeviceToken", "DeviceTokenNotForTopic"]
+
+    /// Five minutes: how long before it was queued a result is taken to have been sent where the sender does not say.
+    /// A device that registered between the send and the insert must not be suppressed.
+    static let assumedDelay: Int64 = 300_000_000
+
+    /// One day: a 410's timestamp further ahead of the server's clock than this is a mistake and not a fast clock.
+    static let toleratedLead: Int64 = 86_400_000_000
+
+    /// The verdict on one queued result.
+    ///
+    /// - A 410 makes a token stale only if APNs could have sent it: a JSON object with a reason, known or not, and an integer
+    ///   `timestamp`. Every other 410 makes it suspect as of the send, behind the mass-failure guard: a proxy that answers
+    ///   410 must not cost a fleet.
+    /// - An instant in the future counts as `queuedAt`, so that the verdict depends on nothing but the row.
+    public static func verdict(on result: SendResult) -> Verdict {
+        guard let status = result.status else {
+            return .unintelligible(error: "status is missing, expected the HTTP status that APNs answered")
+        }
+        if status == 200 { return .accepted }
+        guard (100...599).contains(status) else {
+            return .unintelligible(error: "status is \(status), expected an HTTP status from 100 to 599")
+        }
+        do {
+            return try verdict(on: result, status: status)
+        } catch {
+            return .unintelligible(error: error.message)
+        }
+    }
+
+    private static func verdict(on result: SendResult, status: Int32) throws(Unintelligible) -> Verdict {
+        let address = try address(of: result)
+        let sentAt = try sentAt(of: result)
+        let body = ResponseBody(result.body)
+        switch (status, body.reason) {
+        case (410, let reason):
+            if let timestamp = body.timestamp {
+                let at = try instant(ofTimestamp: timestamp, queuedAt: result.queuedAt)
+                if let reason { return .stale(address, at: at, reason: reason) }
+            }
+            return .suspect(address, at: try sinceAPNs(sentAt), reason: doubt(about: body))
+        case (400, let reason?) where suspectReasons.contains(reason):
+            return .suspect(address, at: try sinceAPNs(sentAt), reason: reason)
+        case (400, "IdleTimeout"):
+            return .transient(reason: "IdleTimeout")
+        case (429, "TooManyProviderTokenUpdates"):
+            return .sendersFault(reason: "TooManyProviderTokenUpdates")
+        case (429, let reason), (500...599, let reason):
+            return .transient(reason: reason)
+        case (_, let reason):
+            return .sendersFault(reason: reason)
+        }
+    }
+
+    /// The reason that a 410 counts under which does not make its token stale.
+    private static func doubt(about body: ResponseBody) -> String {
+        switch body.form {
+        case .missing: Verdict.DoubtfulGone.noBody.rawValue
+        case .foreign: Verdict.DoubtfulGone.foreignBody.rawValue
+        case .word: body.reason ?? Verdict.noReason
+        case .object:
+            (body.reason == nil ? Verdict.DoubtfulGone.noReason : .noTimestamp).rawValue
+        }
+    }
+
+    /// The reason of a 410 that made a token stale, if Apple has not documented it for 410: Apple adds reasons without notice.
+    public static func undocumentedReason(of verdict: Verdict) -> String? {
+        guard case .stale(_, _, let reason) = verdict, reason != "Unregistered", reason != "ExpiredToken" else {
+            return nil
+        }
+        return reason
+    }
+
+    private struct Unintelligible: Error {
+        var message: String
+    }
+
+    private static func address(of result: SendResult) throws(Unintelligible) -> TokenAddress {
+        guard let environment = Environment(rawValue: result.environment ?? Environment.production.rawValue) else {
+            throw Unintelligible(
+                message:
+                    "environment is \(quoted(result.environment ?? "", atMost: 20)), expected 'production' or 'sandbox'"
+            )
+        }
+        guard let name = result.topic, !name.isEmpty else {
+            throw Unintelligible(message: "topic is missing, expected the apns-topic header")
+        }
+        guard let topic = Topic(name) else {
+            throw Unintelligible(
+                message: "topic is \(name.utf8.count) bytes long, expected at most \(Topic.maximumLength)")
+        }
+        guard let text = result.token, !text.isEmpty else {
+            throw Unintelligible(message: "device token is missing, expected hex")
+        }
+        guard let token = DeviceToken(hex: text) else {
+            // Only its beginning: it may be a whole token with one blank too many, and errors end in logs.
+            throw Unintelligible(
+                message: "device token \(quoted(text, atMost: 8)) (\(text.utf8.count) bytes of text) is not hex of "
+                    + "1 to \(DeviceToken.maximumLength) bytes")
+        }
+        return TokenAddress(environment: environment, topic: topic, token: token)
+    }
+
+    private static func sentAt(of result: SendResult) throws(Unintelligible) -> Instant {
+        guard let sentAt = result.sentAt else { return result.queuedAt.advanced(byMicroseconds: -assumedDelay) }
+        guard sentAt.isFinite else {
+            throw Unintelligible(message: "sent_at is infinite, expected a finite instant")
+        }
+        return min(sentAt, result.queuedAt)
+    }
+
+    /// Where `sent_at` decides, it must be one that can be.
+    private static func sinceAPNs(_ sentAt: Instant) throws(Unintelligible) -> Instant {
+        guard sentAt >= .beforeAPNs else {
+            throw Unintelligible(message: "sent_at lies before 2008, when there was no APNs")
+        }
+        return sentAt
+    }
+
+    private static func instant(ofTimestamp milliseconds: Int64, queuedAt: Instant) throws(Unintelligible) -> Instant {
+        let (microseconds, overflow) = milliseconds.multipliedReportingOverflow(by: 1000)
+        let at = overflow ? (milliseconds > 0 ? .distantFuture : .distantPast) : Instant(microseconds: microseconds)
+        guard at >= .beforeAPNs else {
+            throw Unintelligible(
+                message: "timestamp \(milliseconds) lies before 2008, expected milliseconds since 1970 (not seconds)")
+        }
+        guard at <= queuedAt.advanced(byMicroseconds: toleratedLead) else {
+            throw Unintelligible(message: "timestamp \(milliseconds) lies more than a day ahead")
+        }
+        return min(at, queuedAt)
+    }
+
+    private static func quoted(_ text: String, atMost length: Int) -> String {
+        "'\(text.prefix(length))'" + (text.count > length ? "..." : "")
+    }
+}

@@ -1,0 +1,183 @@
+internal import TokenModel
+
+/// What people are told of a token. Pure: from values to plain words.
+public enum Explanation {
+    /// What happened, without its instant: `invalidated: APNs said Unregistered as of …`.
+    public static func event(_ event: HistoryEvent) -> String {
+        switch event.source {
+        case .history: history(event)
+        case .held:
+            "held by the mass-failure guard: \(answer(event.reason ?? "that it is bad")); it would count as of "
+                + "\(time(event.since)); see `tokenkeeperd held list`"
+        case .rejected:
+            "a result could not be understood and did not count: \(event.message ?? "no error is kept"); "
+                + "see `tokenkeeperd rejected list`"
+        case .reinstatement:
+            "(topic) \(event.doneBy ?? "an operator") reinstated: suspects from \(time(event.since)) to "
+                + "\(time(event.until)) do not count"
+        case .operation: "(topic) " + operation(event)
+        }
+    }
+
+    private static func history(_ event: HistoryEvent) -> String {
+        let device = event.deviceID.map { ", device \($0)" } ?? ""
+        switch event.event {
+        case "registered":
+            return "registered for the first time, as of \(time(event.registeredAfter))\(device)"
+                + (isSuppressedAfter(event)
+                    ? "; not later than what is known against it, \(time(event.invalidatedAfter))" : "")
+        case "revived" where event.cause == "moved":
+            return "revived: the newer token of its device has moved to another device"
+        case "revived":
+            guard let registered = event.registeredAfter else { return "revived" }
+            guard let stale = event.invalidatedAfter else {
+                return "revived: registered as of \(registered.toTheSecond)\(device)"
+            }
+            let (later, earlier) = HistoryMoment.pair(registered, stale)
+            return "revived: registered as of \(later), later than what was known against it, \(earlier)\(device)"
+        case "invalidated":
+            return
+                "invalidated: \(said(event.cause, event.reason, event.invalidatedAfter, against: event.registeredAfter))"
+        case "unregistered_by_app":
+            return "unregistered by the app"
+                + held(event.invalidatedAfter, against: event.registeredAfter)
+        case "superseded":
+            return
+                "superseded: a newer token of the same device\(event.deviceID.map { ", \($0)," } ?? "") was registered"
+        case "late_feedback_ignored":
+            // Where something later is known against it, that is the instant that is kept.
+            let said = event.invalidatedAfter != event.invalidatedBefore ? event.invalidatedAfter : nil
+            guard let registered = event.registeredAfter else {
+                return "came too late and was ignored: \(claim(event.cause, event.reason, said))"
+            }
+            let (earlier, later) = HistoryMoment.pair(said ?? registered, registered)
+            return "came too late and was ignored: \(claim(event.cause, event.reason, nil))"
+                + (said == nil ? "" : " as of \(earlier)") + ", which is earlier than the last registration, \(later)"
+        case "pruned" where event.cause == "dormant":
+            return "pruned: not registered again since \(time(event.registeredBefore))"
+        case "pruned":
+            return "pruned, after it had been suppressed for long: "
+                + claim(event.cause, event.reason, event.invalidatedBefore)
+        case "reinstated":
+            // Where something later is known against it, that is the instant that is kept.
+            let instant = event.invalidatedAfter != event.invalidatedBefore ? event.invalidatedBefore : nil
+            let undone = "reinstated: that \(claim("suspect", event.reason, instant)) does not count any more"
+            if isSuppressedAfter(event) {
+                return undone + ", but something else still does, as of \(time(event.invalidatedAfter))"
+            }
+            return undone + (event.registeredAfter == nil && event.invalidatedAfter == nil ? "; unknown again" : "")
+        default:
+            return event.event + (event.reason.map { ": \($0)" } ?? "")
+        }
+    }
+
+    private static func operation(_ event: HistoryEvent) -> String {
+        let by = event.doneBy.map { " by \($0)" } ?? ""
+        let results = event.rows.map { "\($0)" } ?? "the"
+        return switch event.event {
+        case "guard_tripped": "the mass-failure guard tripped" + (event.message.map { ": \($0)" } ?? "")
+        case "guard_reset": "the mass-failure guard reset" + (event.message.map { ": \($0)" } ?? "")
+        case "held_released": "\(results) held results were released\(by), to count after all"
+        case "held_discarded": "\(results) held results were discarded\(by), and never count"
+        case "policy_changed": "the policy was changed\(by)" + (event.message.map { ": \($0)" } ?? "")
+        default: event.event + by + (event.message.map { ": \($0)" } ?? "")
+        }
+    }
+
+    /// One sentence: whether it may be sent to, and why.
+    public static func verdict(_ history: TokenHistory) -> String {
+        guard history.isSuppressed else { return mayBeSentTo(history) }
+        let why =
+            switch history.state {
+            case "superseded":
+                history.newer.map {
+                    "its device has a newer token, \($0.digits)…, registered at \($0.registeredAt.toTheSecond)"
+                        + (history.registeredAt.map { "; its own last registration is \($0.toTheSecond)" } ?? "")
+                } ?? "its device has registered a newer token"
+            case "suspect": said("suspect", history.reason, history.invalidatedAt, against: history.registeredAt)
+            case "unregistered_by_app":
+                said("unregistered_by_app", nil, history.invalidatedAt, against: history.registeredAt)
+            default: said("stale", history.reason, history.invalidatedAt, against: history.registeredAt)
+            }
+        return "must not be sent to: \(why)"
+            + (history.isObserved ? ". The gate of its topic only observes, and answers true nevertheless" : "")
+    }
+
+    private static func mayBeSentTo(_ history: TokenHistory) -> String {
+        guard history.state != nil else {
+            let last = history.events.last { $0.source == .history }
+            return switch last?.event {
+            case "pruned": "may be sent to: it was pruned at \(time(last?.at)), and is unknown since"
+            case "reinstated": "may be sent to: it is unknown again since it was reinstated at \(time(last?.at))"
+            default: "may be sent to: the ledger does not know it"
+            }
+        }
+        guard let registered = history.registeredAt else { return "may be sent to: nothing is known against it" }
+        guard let stale = history.invalidatedAt else {
+            return "may be sent to: last registered at \(registered.toTheSecond), and nothing is known against it"
+        }
+        let (later, earlier) = HistoryMoment.pair(registered, stale)
+        let isApp = history.reason == "unregistered by the app"
+        return "may be sent to: last registered at \(later), which is later than what is known against it, that "
+            + (isApp ? "the app unregistered it" : answer(history.reason ?? "410")) + " as of \(earlier)"
+    }
+
+    /// What would make it sendable again; nil for one that the ledger knows and that may be sent to.
+    public static func revival(_ history: TokenHistory) -> String? {
+        guard history.state != nil else { return "it is unknown now, so it may be sent to" }
+        guard history.isSuppressed else { return nil }
+        if history.state == "superseded" {
+            return "a registration later than that of the device's newer token"
+                + (history.newer.map { ", \($0.digits)…: \($0.registeredAt.exact)" } ?? "")
+        }
+        var words = "a registration later than \(history.invalidatedAt?.exact ?? "that")"
+        // It would be superseded at once, were it registered between the two.
+        if let newer = history.newer, let stale = history.invalidatedAt, newer.registeredAt > stale {
+            words =
+                "a registration later than that of the device's newer token, \(newer.digits)…: \(newer.registeredAt.exact)"
+        }
+        if history.state == "suspect", let at = history.invalidatedAt {
+            words +=
+                "; or, if it was a mistake, `tokenkeeperd reinstate \(ShellWord.option("--topic", history.topic)) "
+                + "--environment \(history.environment) --since \(at.option) --until \(at.option)`, which undoes what was sent then (--dry-run says whether that is enough)"
+        }
+        return words
+    }
+
+    /// A cause's own words and how its instant stands against the registration that it suppresses.
+    private static func said(
+        _ cause: String?, _ reason: String?, _ at: HistoryMoment?, against registered: HistoryMoment?
+    ) -> String {
+        claim(cause, reason, nil) + held(at, against: registered)
+    }
+
+    private static func held(_ at: HistoryMoment?, against registered: HistoryMoment?) -> String {
+        guard let at else { return "" }
+        guard let registered else { return " as of \(at.toTheSecond), and it was never registered" }
+        let (stale, last) = HistoryMoment.pair(at, registered)
+        return " as of \(stale), which is not earlier than the last registration, \(last)"
+    }
+
+    /// A 410 that lacks what APNs sends with every 410 is the sender's word, or a proxy's.
+    private static func answer(_ reason: String) -> String {
+        Verdict.DoubtfulGone(rawValue: reason) == nil ? "APNs said \(reason)" : "the sender reported a \(reason)"
+    }
+
+    private static func claim(_ cause: String?, _ reason: String?, _ at: HistoryMoment?) -> String {
+        let who =
+            switch cause {
+            case "unregistered_by_app": "the app unregistered it"
+            case "superseded": "its device had a newer token"
+            case "suspect": answer(reason ?? "that it is bad")
+            default: answer(reason ?? "410")
+            }
+        return who + (at.map { " as of \($0.toTheSecond)" } ?? "")
+    }
+
+    private static func isSuppressedAfter(_ event: HistoryEvent) -> Bool {
+        guard let stale = event.invalidatedAfter else { return false }
+        return event.registeredAfter.map { stale >= $0 } ?? true
+    }
+
+    private static func time(_ moment: HistoryMoment?) -> String { moment?.toTheSecond ?? "an unknown instant" }
+}

@@ -1,0 +1,54 @@
+internal import TokenLedger
+
+/// Stories as lines for people.
+enum HistoryText {
+    /// A heading, the verdict, what would revive it, and the story.
+    static func text(_ history: TokenHistory) -> String {
+        var lines = ["\(history.topic) (\(history.environment)) \(history.token)"]
+        if let device = history.deviceID { lines.append("  device: \(device)") }
+        lines.append("  now: \(Explanation.verdict(history)).")
+        if let revival = Explanation.revival(history) {
+            lines.append("  what would revive it: \(revival).")
+        }
+        lines.append("  story:")
+        if history.isInterrupted { lines.append("    (there are earlier events; these are the latest)") }
+        lines += history.events.map { "    \($0.at.toTheSecond)  \(Explanation.event($0))" }
+        if history.events.isEmpty { lines.append("    (no event of it is kept)") }
+        lines.append("  (repeated news that changes nothing leaves no event)")
+        return lines.map(plain).joined(separator: "\n")
+    }
+
+    /// - Parameters:
+    ///   - rejected: How many results with such a token were rejected.
+    ///   - retention: The setting `sweep.event_retention`.
+    static func nothing(_ subject: TokenLookup.Subject, rejected: Int, retention: String) -> String {
+        var words =
+            switch subject {
+            case .device: "nothing is known of any token of that device"
+            case .token(let digits) where digits.canBeWhole: "nothing is known of it: it may be sent to"
+            case .token: "nothing is known of a token that begins so: it may be sent to, once it is whole"
+            }
+        words += "\nhistory is kept for sweep.event_retention (\(retention))"
+        if rejected > 0 {
+            words +=
+                "\n\(rejected) results with it could not be understood and did not count; see `tokenkeeperd rejected list`"
+        }
+        return words
+    }
+
+    /// A line a token.
+    static func list(_ histories: [TokenHistory], andMore: Bool) -> String {
+        (histories.map { history in
+            plain(
+                "\(history.environment) \(history.topic) \(history.token.prefix(TokenDigits.shown))… \(history.state ?? "unknown")"
+            )
+        } + (andMore ? ["…"] : [])).joined(separator: "\n")
+    }
+
+    /// One line, without what would move a terminal's cursor: applications and senders wrote part of it.
+    static func plain(_ text: String) -> String {
+        String(
+            String.UnicodeScalarView(
+                text.unicodeScalars.map { $0.properties.generalCategory == .control ? "\u{FFFD}" : $0 }))
+    }
+}

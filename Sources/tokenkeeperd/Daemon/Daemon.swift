@@ -1,0 +1,127 @@
+internal import Dispatch
+internal import FoundationEssentials
+internal import Glibc
+internal import Logging
+internal import Synchronization
+internal import TokenLedger
+
+/// The long-running process: the workers on threads of their own, and the signals.
+struct Daemon {
+    static let version = Version(major: 0, minor: 1, patch: 0)
+
+    /// Where a reload finds the configuration.
+    let options: ConfigurationOptions
+    let configuration: Configuration
+    /// What it sends with; none where it does not send.
+    let credentials: [LoadedCredential]
+    let migrates: Bool
+
+    /// How long a stop waits for the batches in hand. What is cut off then, PostgreSQL rolls back: nothing is lost.
+    private static let patience: DispatchTimeInterval = .seconds(25)
+
+    /// How the process is to end, once something has said so.
+    private final class Ending: Sendable {
+        private let status = Mutex<ExitStatus?>(nil)
+        private let said = DispatchSemaphore(value: 0)
+
+        /// The first word counts, and is told before the end begins.
+        func say(_ status: ExitStatus, report: () -> Void) {
+            self.status.withLock { known in
+                if known == nil { report() }
+                known = known ?? status
+            }
+            said.signal()
+        }
+
+        func wait() -> ExitStatus {
+            said.wait()
+            return status.withLock { $0 ?? .success }
+        }
+    }
+
+    /// Runs until a signal, or until something that a restart would not mend.
+    func run() -> ExitStatus {
+        let logger = configuration.logger()
+        let settings = LiveConfiguration(configuration)
+        let report = ServiceNotifier(environment: ProcessInfo.processInfo.environment)
+        let reportTimer = report.timer()
+        let ending = Ending()
+        let stop = ShutdownRequest()
+        let drainBell = Wakeup()
+        let sweepBells = SweepWorker.Bells()
+        stop.alsoRing(drainBell)
+        stop.alsoRing(sweepBells.wakeup)
+
+        let signals = Signals()
+        for (number, name) in [(SIGTERM, "SIGTERM"), (SIGINT, "SIGINT")] {
+            signals.on(number) {
+                ending.say(.success) {
+                    report.stopping(failure: nil)
+                    logger.notice("stopping", metadata: ["signal": "\(name)"])
+                }
+            }
+        }
+        signals.on(SIGUSR1) { sweepBells.signal() }
+        let reload = Reload(options: options, settings: settings, report: report, logger: logger)
+        signals.on(SIGHUP) {
+            reload.perform()
+            drainBell.ring()
+            sweepBells.maybeDue()
+        }
+
+        let daemonID = Self.uniqueName
+        let atWork = DispatchGroup()
+        let outages = OutageLog(report: report, logger: logger)
+        let migration = migrates ? MigrationStep(ringing: sweepBells.wakeup) : nil
+        func worker(_ part: ServiceState.Part) -> Worker {
+            Worker(
+                part: part, settings: settings, stop: stop, atWork: atWork,
+                outages: outages, report: report,
+                giveUp: { error in
+                    ending.say(.configuration) {
+                        report.stopping(failure: "\(error)")
+                        logger.critical("\(error)")
+                    }
+                }, migration: migration, logger: logger)
+        }
+        let summary = DrainSummary(logger: logger)
+        let backlog = BacklogWorker.Backlog()
+        stop.alsoRing(backlog.wakeup)
+        let drain = DrainWorker(
+            worker: worker(.drain), daemonID: daemonID, bell: drainBell, summary: summary, backlog: backlog)
+        let secondDrain = BacklogWorker(worker: worker(.secondDrain), backlog: backlog, summary: summary)
+        let sweep = SweepWorker(worker: worker(.sweep), daemonID: daemonID, bells: sweepBells)
+        let sendBell = Wakeup()
+        stop.alsoRing(sendBell)
+        let send = SendWorker(worker: worker(.send), daemonID: daemonID, credentials: credentials, bell: sendBell)
+        logger.notice("started", metadata: ["version": "\(Self.version)", "daemon_id": "\(daemonID)"])
+        if report.cannotBeHeard { logger.warning("NOTIFY_SOCKET names no socket that can be sent to") }
+        WorkerThread.start(ServiceState.Part.drain.rawValue) { drain.run() }
+        WorkerThread.start(ServiceState.Part.secondDrain.rawValue) { secondDrain.run() }
+        WorkerThread.start(ServiceState.Part.sweep.rawValue) { sweep.run() }
+        if !credentials.isEmpty { WorkerThread.start(ServiceState.Part.send.rawValue) { send.run() } }
+
+        // Shutting down, in order: no new batch, the batches in hand, the end.
+        let status = ending.wait()
+        stop.ask()
+        let inTime = atWork.wait(timeout: .now() + Self.patience) == .success
+        if !inTime {
+            logger.warning(
+                "a batch did not end in time; PostgreSQL rolls it back, and the next start takes it up again")
+        }
+        withExtendedLifetime((signals, reportTimer)) { logger.notice("stopped") }
+        report.stopped(inTime: inTime)
+        return status
+    }
+
+    /// `host/pid/start`, the name of this run in `tokenkeeper.daemon` and `sweep_run`.
+    static var uniqueName: String {
+        "\(hostName)/\(getpid())/\(Int(Date.now.timeIntervalSince1970))"
+    }
+
+    private static var hostName: String {
+        var name = [CChar](repeating: 0, count: 256)
+        _ = unsafe gethostname(&name, name.count - 1)
+        return String(decoding: name.prefix { $0 != 0 }.map { UInt8(bitPattern: $0) }, as: UTF8.self)
+    }
+}

@@ -1,0 +1,32 @@
+internal import Logging
+
+/// SIGHUP: the configuration is read anew. What can be taken up is, what needs a restart is named, and a mistake changes nothing.
+struct Reload: Sendable {
+    let options: ConfigurationOptions
+    let settings: LiveConfiguration
+    let report: ServiceNotifier
+    let logger: Logger
+
+    func perform() {
+        report.reloading()
+        do {
+            let outcome = settings.take(try options.read())
+            var logger = logger
+            logger.logLevel = settings.current.logLevel
+            logger.notice(
+                "reloaded",
+                metadata: ["changed": outcome.taken.isEmpty ? "nothing" : "\(outcome.taken.joined(separator: ", "))"])
+            if !outcome.waiting.isEmpty {
+                logger.warning(
+                    "these settings take effect at a restart",
+                    metadata: ["keys": "\(outcome.waiting.joined(separator: ", "))"])
+            }
+            report.reloaded(refusal: nil)
+        } catch {
+            logger.error(
+                "reload refused: the earlier configuration stays in force",
+                metadata: ["problems": "\(error.problems.joined(separator: "; "))"])
+            report.reloaded(refusal: error.problems.first)
+        }
+    }
+}

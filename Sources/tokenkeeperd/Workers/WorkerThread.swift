@@ -1,0 +1,37 @@
+internal import Glibc
+
+/// A thread of its own for a worker that blocks: in `poll(2)`, never on Swift's cooperative pool.
+enum WorkerThread {
+    private final class Body: Sendable {
+        let run: @Sendable () -> Void
+        init(_ run: @escaping @Sendable () -> Void) { self.run = run }
+    }
+
+    /// Starts a thread that runs the closure to its end. The process ends without waiting for it.
+    ///
+    /// - Parameter name: Of at most 15 bytes, for `ps -L` and debuggers.
+    static func start(_ name: String, _ run: @escaping @Sendable () -> Void) {
+        var thread = pthread_t()
+        let named = Body {
+            setName(name)
+            run()
+        }
+        let body = unsafe Unmanaged.passRetained(named).toOpaque()
+        let made = unsafe pthread_create(
+            &thread, nil,
+            { body in
+                if let body = unsafe body { unsafe Unmanaged<Body>.fromOpaque(body).takeRetainedValue().run() }
+                return nil
+            }, body)
+        precondition(made == 0, "no thread to be had")
+        pthread_detach(thread)
+    }
+
+    /// What pthread_setname_np does, which is not in the Glibc module.
+    private static func setName(_ name: String) {
+        let descriptor = unsafe open("/proc/thread-self/comm", O_WRONLY | O_CLOEXEC)
+        guard descriptor >= 0 else { return }
+        _ = unsafe write(descriptor, name, name.utf8.count)
+        close(descriptor)
+    }
+}

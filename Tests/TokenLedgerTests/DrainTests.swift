@@ -1,0 +1,377 @@
+import APNsFeedback
+import LedgerTestSupport
+import Testing
+import TokenModel
+
+@testable import TokenLedger
+
+@Suite struct `The drain` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+    }
+
+    private static let death = #"'{"reason":"Unregistered","timestamp":1794000000123}'"#
+
+    @Test func `a row that cannot be understood is kept whole, and the rest of its batch is recorded`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at) VALUES
+                ('production', 't', 'aa', 410, \(Self.death), 'id-1', now()),
+                ('moon', 't', 'no hex', 410, 'any body', 'id-2', 'infinity'),
+                (NULL, 't', 'bb', 410, \(Self.death), 'id-3', now())
+            """, user: "a_sender")
+        let queued = try database.psql(
+            "SELECT environment, topic, token, status, body, apns_id, sent_at, queued_at FROM tokenkeeper.send_result WHERE apns_id = 'id-2'"
+        )
+        let pass = try drainAll(&daemon)
+        #expect(pass.recorded == 2 && pass.rejected == 1)
+        #expect(
+            try database.psql(
+                "SELECT environment, topic, token, status, body, apns_id, sent_at, queued_at FROM tokenkeeper.rejected_result"
+            )
+                == queued)
+        #expect(
+            try database.psql("SELECT error FROM tokenkeeper.rejected_result")
+                == "environment is 'moon', expected 'production' or 'sandbox'")
+        #expect(try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.token") == "aa,bb")
+    }
+
+    @Test func `results are counted by hour, topic, status and reason`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body)
+            SELECT e, 't', 'aa', s, CASE s WHEN 200 THEN NULL WHEN 403 THEN '{"reason":"InvalidProviderToken"}' WHEN 502 THEN '{"reason":"proxy 4711"}' ELSE 'x' END
+            FROM unnest('{sandbox,NULL}'::text[]) AS e, unnest('{200,200,200,403,403,410,502,700}'::int[]) AS s
+            """, user: "a_sender")
+        try drainAll(&daemon)
+        let stat = "SELECT environment, topic, status, reason, results FROM tokenkeeper.result_stat ORDER BY 1, 3, 4"
+        let wanted = """
+            production|t|200||3
+            production|t|403|InvalidProviderToken|2
+            production|t|410|410 with a body that is not from APNs|1
+            production|t|502|(other)|1
+            sandbox|t|200||3
+            sandbox|t|403|InvalidProviderToken|2
+            sandbox|t|410|410 with a body that is not from APNs|1
+            sandbox|t|502|(other)|1
+            ||700|(rejected)|2
+            """
+        #expect(try database.psql(stat) == wanted)
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)", user: "a_sender")
+        try drainAll(&daemon)
+        try daemon.execute("SELECT tokenkeeper.roll_up_result_count()")
+        #expect(try database.psql(stat) == wanted.replacing("production|t|200||3", with: "production|t|200||4"))
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.result_count") == "9")
+    }
+
+    @Test func `bulky rows are looked at one by one and keep every byte`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES
+                ('t', 'aa', 410, '{"reason":"Unregistered","timestamp":1794000000123,"pad":"' || repeat('x', 1000000) || '"}'),
+                ('t', 'not hex', 410, repeat('y', 3000000)),
+                (repeat('t', 5000), 'bb', 410, NULL),
+                ('t', repeat('z', 100000), 200, NULL),
+                ('t', 'cc', 410, \(Self.death))
+            """, user: "a_sender")
+        let pass = try drainAll(&daemon)
+        #expect(pass.accepted == 1 && pass.recorded == 2 && pass.rejected == 2 && pass.putBack == 3)
+        #expect(
+            try database.psql("SELECT token, extract(epoch FROM invalidated_at) FROM tokenkeeper.token ORDER BY token")
+                == "aa|1794000000.123000\ncc|1794000000.123000")
+        #expect(
+            try database.psql("SELECT length(body), length(topic) FROM tokenkeeper.rejected_result ORDER BY 2")
+                == "3000000|1\n|5000")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
+    }
+
+    @Test func `a body beyond all bounds is rejected without being fetched`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aa', 410, repeat('x', 16777217))",
+            user: "a_sender")
+        #expect(try drainAll(&daemon).rejected == 1)
+        #expect(
+            try database.psql("SELECT error, length(body) FROM tokenkeeper.rejected_result")
+                == "the row is 16777230 bytes long, expected at most 16777216|16777217")
+    }
+
+    @Test func `a token that an application holds locked waits aside, and the rest is recorded`() throws {
+        try database.psql(
+            "SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{aa,bb,cc}'::text[]) AS t"
+        )
+        var app = try database.connect()
+        try app.execute("BEGIN; SELECT tokenkeeper.register('bb', 't', registered_at => '2025-02-01Z')")
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', t, 410, \(Self.death) FROM unnest('{aa,bb,cc}'::text[]) AS t",
+            user: "a_sender")
+        let queued = try database.psql("SELECT queued_at FROM tokenkeeper.send_result WHERE token = 'bb'")
+        var daemon = try database.connect(user: "a_daemon")
+        let pass = try drainAll(&daemon)
+        #expect(pass.recorded == 2 && pass.putBack == 1)
+        #expect(
+            try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token")
+                == "aa,cc")
+        #expect(try database.psql("SELECT token, queued_at FROM tokenkeeper.send_result_retry") == "bb|\(queued)")
+        #expect(
+            try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "2",
+            "what waits is not counted yet")
+        try app.execute("COMMIT")
+        #expect(try drainAll(&daemon).recorded == 1)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "3")
+        #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "3")
+    }
+
+    @Test func `a token that an application is about to add does not hold up the rest`() throws {
+        try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01Z')")
+        var app = try database.connect()
+        try app.execute("BEGIN; SELECT tokenkeeper.register('bb', 't', registered_at => '2025-02-01Z')")
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', t, 410, \(Self.death) FROM unnest('{aa,bb,cc}'::text[]) AS t",
+            user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        #expect(
+            try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token")
+                == "aa,cc")
+        #expect(try database.psql("SELECT token FROM tokenkeeper.send_result") == "bb")
+        try app.execute("ROLLBACK")
+        try drainAll(&daemon)
+        #expect(
+            try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token")
+                == "aa,bb,cc")
+    }
+
+    @Test func `what the database refuses is found in its batch and rejected, and the rest recorded`() throws {
+        // A constraint of somebody's own stands for a cause that nobody has thought of.
+        try database.psql("ALTER TABLE tokenkeeper.ledger ADD CHECK (token_key <> '\\xbb')")
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', t, 410, \(Self.death) FROM unnest('{aa,bb,cc}'::text[]) AS t",
+            user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        let pass = try drainAll(&daemon)
+        #expect(pass.recorded == 2 && pass.rejected == 1)
+        #expect(try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.token") == "aa,cc")
+        #expect(
+            try database.psql(
+                "SELECT token, error LIKE 'the database refused to record it: %(SQLSTATE 23514)' FROM tokenkeeper.rejected_result"
+            ) == "bb|t")
+        #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "3")
+    }
+
+    @Test func `ranges that can neither be recorded nor left for a retry stay, and what lies behind them is recorded`()
+        throws
+    {
+        try database.psql(
+            """
+            ALTER TABLE tokenkeeper.ledger ADD CHECK (token_key <> '\\xbb');
+            ALTER TABLE tokenkeeper.send_result_retry ADD CHECK (token <> 'bb')
+            """)
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+            SELECT 't', CASE i % 10000 WHEN 1 THEN 'bb' ELSE 'aa' END, CASE i % 10000 WHEN 1 THEN 410 ELSE 200 END, \(Self.death)
+            FROM generate_series(1, 50000) AS i;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'cc', 410, \(Self.death))
+            """, user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        var drain = Drain(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
+        var told = 0
+        let pass = try drain.pass(on: &daemon, report: { _ in told += 1 }, betweenBatches: { _, _, _ in true })
+        #expect(pass.trouble?.sqlState == "23514" && pass.recorded == 1)
+        #expect(told == 0, "nothing has been left for a retry, and nothing is in rejected_result")
+        #expect(try database.psql("SELECT string_agg(token, ',') FROM tokenkeeper.suppressed_token") == "cc")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result WHERE token = 'bb'") == "5")
+    }
+
+    @Test func `a row committed late, before what was read already, is found`() throws {
+        var early = try database.connect(user: "a_sender")
+        try early.execute(
+            "BEGIN; INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aa', 410, \(Self.death))"
+        )
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', 'bb', 200 FROM generate_series(1, 50000)",
+            user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        var drain = Drain(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
+        func pass() throws -> Drain.Pass { try drain.onePass(on: &daemon) }
+        var accepted = 0
+        while accepted < 50000 { accepted += try pass().accepted }
+        try early.execute("COMMIT")
+        try eventually("the late row is recorded") { try pass().recorded == 1 }
+    }
+
+    @Test func `several daemons share the work and count nothing twice`() async throws {
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', lpad(to_hex(i % 5000), 8, '0'), CASE WHEN i % 3 = 0 THEN 410 ELSE 200 END, \(Self.death) FROM generate_series(1, 60000) AS i",
+            user: "a_sender")
+        let database = database
+        let counts = try await withThrowingTaskGroup(of: Drain.Pass.self) { group in
+            for _ in 1...3 {
+                group.addTask {
+                    var daemon = try database.connect(user: "a_daemon")
+                    var sum = Drain.Pass()
+                    var drain = Drain(
+                        lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
+                    while try daemon.scalar("SELECT count(*) FROM (SELECT FROM tokenkeeper.send_result LIMIT 1) AS r")
+                        != "0"
+                    {
+                        sum.add(try drain.onePass(on: &daemon))
+                    }
+                    return sum
+                }
+            }
+            return try await group.reduce(into: []) { $0.append($1) }
+        }
+        #expect(counts.map(\.accepted).reduce(0, +) == 40000)
+        #expect(counts.map(\.recorded).reduce(0, +) == 20000)
+        #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "60000")
+    }
+
+    @Test func `a sealed partition that is empty is truncated, and one that a dump reads is left alone`() throws {
+        let past = Int(try database.psql("SELECT (\(Partition.currentInSQL) + 4) % 8"))!
+        let fill =
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 200, \(past) FROM generate_series(1, 20000)"
+        let size = "SELECT pg_relation_size('tokenkeeper.send_result_\(past)')"
+        try database.psql(fill)
+        var dump = try database.connect()
+        try dump.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_\(past) IN ACCESS SHARE MODE")
+        var daemon = try database.connect(user: "a_daemon")
+        var drain = Drain(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
+        func pass() throws { _ = try drain.onePass(on: &daemon) }
+        for _ in 1...5 { try pass() }
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
+        #expect(try database.psql(size) != "0")
+        try dump.execute("COMMIT")
+        try eventually("the partition is truncated") {
+            try pass()
+            return try database.psql(size) == "0"
+        }
+    }
+
+    @Test func `a partition that somebody has locked does not hold up the others`() throws {
+        let current = Int(try database.psql("SELECT \(Partition.currentInSQL)"))!
+        var admin = try database.connect()
+        try admin.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_\((current + 4) % 8) IN ACCESS EXCLUSIVE MODE")
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) VALUES ('t', 'aa', 410, \((current + 5) % 8))"
+        )
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try drainAll(&daemon).recorded == 1)
+    }
+
+    @Test func `it works where the default is REPEATABLE READ and read only`() throws {
+        try database.psql(
+            "ALTER DATABASE \(database.name) SET default_transaction_isolation = 'repeatable read'; ALTER DATABASE \(database.name) SET default_transaction_read_only = on"
+        )
+        try database.psql(
+            "BEGIN READ WRITE; INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 410); COMMIT",
+            user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try drainAll(&daemon).recorded == 1)
+    }
+
+    @Test func `a standby is told apart: reconnect`() {
+        #expect(DatabaseError(sqlState: "25006", message: "").remedy == .reconnect)
+        #expect(DatabaseError(sqlState: nil, message: "").remedy == .reconnect)
+        #expect(DatabaseError(sqlState: "57P01", message: "").remedy == .reconnect)
+        #expect(DatabaseError(sqlState: "55P03", message: "").remedy == .retry)
+        #expect(DatabaseError(sqlState: "23514", message: "").remedy == .fixData)
+        #expect(DatabaseError(sqlState: "53100", message: "").remedy == .fixSetup)
+    }
+
+    @Test func `many locked tokens, a new topic under way and new tokens under way leave the rest alone`() throws {
+        try database.psql(
+            "SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-01-01Z') FROM generate_series(1, 5000) AS i"
+        )
+        var app = try database.connect()
+        try app.execute(
+            """
+            BEGIN;
+            SELECT tokenkeeper.register('aa', 'new topic');
+            SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't') FROM generate_series(4001, 4500) AS i;
+            SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't') FROM generate_series(5001, 5003) AS i;
+            """)
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+            SELECT 't', lpad(to_hex(i), 8, '0'), 410, \(Self.death) FROM generate_series(1, 8000) AS i
+            UNION ALL SELECT 'new topic', 'bb', 410, \(Self.death) UNION ALL SELECT 'other', 'bb', 410, \(Self.death)
+            """, user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        let pass = try drainAll(&daemon)
+        #expect(pass.recorded == 8000 + 2 - 500 - 3 - 1)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "504")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "7498")
+        try app.execute("ROLLBACK")
+        #expect(try drainAll(&daemon).recorded == 504)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "8002")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token_event WHERE event = 'invalidated'") == "8002")
+    }
+
+    @Test(arguments: ["LATIN1", "SQL_ASCII"])
+    func `it works in databases of other encodings, and keeps what is no text of them`(encoding: String) throws {
+        let name = "e_\(encoding.lowercased())_\(UInt32.random(in: 0...UInt32.max))"
+        let other = TestDatabase(cluster: database.cluster, name: name)
+        try database.psql(
+            "CREATE DATABASE \(name) OWNER owner ENCODING '\(encoding)' LOCALE 'C' TEMPLATE template0", user: "postgres"
+        )
+        var owner = try other.connect()
+        try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner) { _ in }
+        try Grants.apply(&owner)
+        try other.psql(
+            """
+            SET client_encoding = 'UTF8';
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES
+                ('t', 'aa', 410, '{"reason":"a b"}'), ('t', 'bb caf\u{e9}', 410, NULL), ('t\u{e9}', 'cc', 410, '{"reason":"\u{e9}"}')
+            """, user: "a_sender")
+        var daemon = try other.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        #expect(
+            try other.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token") == "aa,cc")
+        #expect(try other.psql("SELECT count(*) FROM tokenkeeper.rejected_result WHERE token LIKE 'bb caf%'") == "1")
+    }
+
+    @Test func `settings of the role change nothing`() throws {
+        for setting in [
+            "DateStyle = 'SQL, DMY'", "TimeZone = 'Asia/Kolkata'", "IntervalStyle = 'sql_standard'",
+            "bytea_output = 'escape'",
+            "standard_conforming_strings = off", "default_transaction_isolation = 'serializable'",
+            "search_path = ''", "statement_timeout = '5s'", "default_transaction_read_only = on",
+        ] {
+            try database.psql("ALTER DATABASE \(database.name) SET \(setting)")
+        }
+        try database.psql(
+            "BEGIN READ WRITE; INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aa', 410, \(Self.death)), ('t', 'x', 410, NULL); COMMIT",
+            user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        let heartbeat = try Heartbeat(
+            daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
+        #expect(try drainAll(&daemon).recorded == 1)
+        try heartbeat.beat(sweepInterval: nil, pagesLeft: 0, trouble: nil, on: &daemon)
+        try SweepLease.release(holder: "d", on: &daemon)
+        try SweepLease.request(.signal, on: &daemon)
+        let lease = try #require(try SweepLease.claim(.requested, holder: "d", on: &daemon))
+        let plan = SweepPlan(
+            suppressedRetention: .seconds(1), dormantAfter: nil, eventRetention: .seconds(40 * 86400),
+            rejectedRetention: .seconds(86400), heldRetention: .seconds(86400), sendRetention: .seconds(30 * 86400),
+            allowance: 0, maxShare: .percent(10),
+            batch: 10)
+        #expect(
+            try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }.outcome == .finished)
+        try heartbeat.signOff(on: &daemon)
+        #expect(
+            try database.psql("SELECT extract(epoch FROM invalidated_at) FROM tokenkeeper.suppressed_token")
+                == "1794000000.123000")
+        #expect(
+            try database.psql(
+                "SELECT abs(extract(epoch FROM clock_timestamp() - started_at)) < 600, sweep_interval IS NULL FROM tokenkeeper.daemon"
+            ) == "t|t")
+    }
+}
