@@ -123,7 +123,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     @Test func `a variable that names no setting is refused, other programs' are not looked at`() {
         #expect(
             problems(environment: ["TOKENKEEPER_SWEEP_INTERVALL": "1h"]) == [
-                "environment variable TOKENKEEPER_SWEEP_INTERVALL: no setting of that name"
+                "environment variable TOKENKEEPER_SWEEP_INTERVALL: no setting has that name"
             ])
         #expect(problems(environment: ["TOKENKEEPER_CONFIG": "x", "TOKENKEEPERS": "y"]) == [])
         #expect(
@@ -245,6 +245,31 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         }
     }
 
+    @Test(arguments: Setting.renamed.sorted { $0.key < $1.key }.map { [$0.key, $0.value] })
+    func `an old key, from before the first release, names the new one`(keys: [String]) throws {
+        let (old, new) = (keys[0], keys[1])
+        #expect(Setting.named(old) == nil && Setting.named(new) != nil)
+        let parts = old.split(separator: ".")
+        let ways: [(String?, [String: String], [String])] = [
+            ("[\(parts[0])]\n\(parts[1]) = 1", [:], []), (nil, [Setting.variable(of: old): "1"], []), (nil, [:], ["\(old)=1"]),
+        ]
+        for (file, environment, flags) in ways {
+            let error = #expect(throws: ConfigurationError.self) {
+                try load(file, environment: environment, flags: flags)
+            }
+            #expect(error?.problems.count == 1)
+            let name = environment.isEmpty ? new : Setting.variable(of: new)
+            #expect(error?.problems.first?.hasSuffix("is now called \(name)") == true)
+        }
+    }
+
+    @Test func `on, off and blanks between topics are for variables and flags, not for the file`() throws {
+        #expect(throws: ConfigurationError.self) { try load("[drain]\nqueue_truncate = \"off\"") }
+        #expect(try !load("[drain]\nqueue_truncate = false").queueTruncate)
+        #expect(try !load(environment: ["TOKENKEEPER_DRAIN_QUEUE_TRUNCATE": "off"]).queueTruncate)
+        #expect(throws: ConfigurationError.self) { try load("[credential.a]\ntopics = \"a b\"") }
+    }
+
     @Test func `the default file has every setting commented out, with its meaning, range and default`() throws {
         var expected = ""
         var section = ""
@@ -254,13 +279,11 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
             if ofSection != section { expected += "\n[\(ofSection)]\n" }
             section = ofSection
             let name = dot.map { String(setting.key[setting.key.index(after: $0)...]) } ?? setting.key
-            var number = false
-            if case .integer = setting.kind { number = true }
             let value = setting.defaultValue ?? setting.example ?? ""
             expected += "\n# \(setting.meaning)"
             if case .text = setting.kind {} else { expected += "\n# Expected: \(setting.expected)." }
             expected += setting.reloadable ? "" : " Needs a restart."
-            expected += "\n#\(name) = \(number ? value : "\"\(value)\"")\n"
+            expected += "\n#\(name) = \(setting.inTOML(value))\n"
         }
         let found = try file("systemd/tokenkeeperd.toml")
         #expect(found.contains(expected), "\(expected)")

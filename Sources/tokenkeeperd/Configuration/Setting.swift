@@ -8,9 +8,9 @@ struct Setting: Sendable {
         /// A share such as `"0.5%"`.
         case share
         case choice([String])
-        /// On or off; the file may have a boolean instead.
+        /// A boolean in the file; "on" or "off" in a variable or a flag.
         case toggle
-        /// Words with blanks between them; the file may have an array of texts instead.
+        /// An array of strings in the file; separated by blanks in a variable or a flag.
         case words
         /// A host and a port, such as `api.push.apple.com:443`.
         case server
@@ -41,138 +41,151 @@ struct Setting: Sendable {
         self.example = example
     }
 
-    /// `TOKENKEEPER_SWEEP_INTERVAL` for `sweep.interval`.
-    var variable: String {
-        "TOKENKEEPER_" + key.uppercased().map { $0 == "." ? "_" : String($0) }.joined()
-    }
+    var variable: String { Self.variable(of: key) }
 
     static let table: [Setting] = [
         Setting(
             "database_url", .text, nil, secret: true, reloadable: false,
             example: "postgresql:///push?host=/run/postgresql",
-            "The database, as libpq takes it: postgresql://... or host=... dbname=... . Unset: libpq's own variables and files."
+            "The database as a libpq connection string: postgresql://... or host=... dbname=... . Unset: libpq's own variables and files."
         ),
         Setting(
             "database_password_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/password",
-            "A file that holds the database password and nothing else. Read anew for each connection."),
+            "A file with only the database password in it. Read again for each connection."),
         Setting(
             "drain.poll_busy", .duration(.milliseconds(1)...(.seconds(1)), off: false), "20ms",
-            "The pause between two looks at the queue while there is work."),
+            "The pause between two polls of the queue while there is work."),
         Setting(
             "drain.poll_idle", .duration(.milliseconds(50)...(.seconds(60)), off: false), "1s",
-            "The longest pause between two looks when the queue stays empty."),
+            "The longest pause between two polls while the queue is empty."),
         Setting(
             "drain.lock_timeout", .duration(.milliseconds(10)...(.milliseconds(900)), off: false), "100ms",
-            "How long the daemon waits for a lock before it yields. Below the server's deadlock_timeout."),
+            "How long the daemon waits for a lock before it yields. Keep it below the server's deadlock_timeout."),
         Setting(
             "drain.queue_truncate", .toggle, "on",
-            "Whether sealed partitions of the queue are read whole and truncated; \"off\" where standbys are read from: a TRUNCATE is replayed there with its lock."
+            "Whether sealed partitions of the queue are read whole and truncated. Turn it off where standbys serve reads: they replay the TRUNCATE with its lock."
         ),
         Setting(
             "drain.second_connection", .toggle, "on",
-            "Whether a backlog is drained by two connections at once; the second one is made for it, and closed afterwards."
+            "Whether a second connection helps to drain a backlog. It is opened for the backlog and closed afterwards."
         ),
         Setting(
             "drain.rejected_per_hour", .integer(1...1_000_000), "10000",
-            "The most results that could not be understood that are kept within an hour, 8 KiB of text each; the rest is counted only."
+            "How many unintelligible results are kept per hour, counting each started 8 KiB of text. The rest are only counted."
         ),
         Setting(
             "guard.allowance", .integer(0...1_000_000_000), "50",
-            "So many tokens of a topic may be suppressed by suspects (BadDeviceToken, and 410s that are not from APNs) within a day, whatever their share."
+            "Suspects (BadDeviceToken, and 410s that APNs did not send) may suppress this many tokens of a topic per day, whatever their share."
         ),
         Setting(
             "guard.max_share", .share, "0.5%",
-            "Beyond this share of a topic's active tokens, suppressed within a day, suspects are held; \"100%\" turns that off."
+            "When suspects would suppress more than this share of a topic's active tokens within a day, they are held. \"100%\" turns the guard off."
         ),
         Setting(
             "sweep.interval", .duration(.seconds(60)...days(30), off: true), "1h",
-            "The time from one sweep to the next, across restarts and daemons; or \"off\"."),
+            "The time between two sweeps, across restarts and daemons. \"off\" turns the timer off."),
         Setting(
             "sweep.suppressed_retention", .duration(.seconds(3600)...days(3650), off: false), "90d",
-            "How long a suppressed token is kept, from when the ledger learned of it."),
+            "How long a suppressed token is kept, counted from when the ledger learned that it is suppressed."),
         Setting(
             "sweep.dormant_after", .duration(days(1)...days(3650), off: true), "off",
-            "Prune tokens that were not registered again for this long; or \"off\"."),
+            "Prune tokens that have not been registered for this long. \"off\" never prunes them."),
         Setting(
             "sweep.max_prune_share", .share, "10%",
-            "A sweep refuses to prune more than this share of a topic's tokens within a day, unless forced; \"100%\" is no limit."
+            "A sweep refuses to prune more than this share of a topic's tokens within a day, unless forced. \"100%\" is no limit."
         ),
         Setting(
             "sweep.prune_allowance", .integer(0...1_000_000_000), "1000",
-            "So many tokens of a topic may be pruned within a day, whatever their share."),
+            "A sweep may prune this many tokens of a topic per day, whatever their share."),
         Setting(
             "sweep.event_retention", .duration(days(31)...days(3650), off: false), "395d",
-            "How long the history, the counts of results and the logs of sweeps and operations are kept. History goes by whole months."
+            "How long the history, the result counts, and the logs of sweeps and operations are kept. The history is deleted by whole months."
         ),
         Setting(
             "sweep.rejected_retention", .duration(days(1)...days(3650), off: false), "90d",
-            "How long results that could not be understood are kept."),
+            "How long unintelligible results are kept."),
         Setting(
             "sweep.held_retention", .duration(days(1)...days(3650), off: false), "30d",
-            "How long results held by the mass-failure guard are kept; then they are deleted, unrecorded."),
+            "How long results held by the mass-failure guard are kept. Then they are deleted without being recorded."),
         Setting(
             "sweep.batch", .integer(1...10_000), "4000",
-            "The most tokens, rejected or held results, or sweep runs that one transaction of a sweep deletes."),
+            "The most rows that one transaction of a sweep deletes."),
         Setting(
             "sweep.send_retention", .duration(days(1)...days(3650), off: false), "30d",
             "How long requests are kept that the gate suppressed or that were failed."),
         Setting(
             "send.max_in_flight", .integer(1...1000), "500", reloadable: false,
-            "The most requests that a credential has under way to a server."),
+            "The most requests that a credential has in flight to a server."),
         Setting(
             "send.max_connections", .integer(1...100), "2", reloadable: false,
-            "The most connections of a credential to one of Apple's servers."),
+            "The most connections of a credential to a server."),
         Setting(
             "send.retry_for", .duration(.seconds(60)...days(30), off: false), "1d",
-            "How long a request is tried again after it was first sent, if APNs asks for that or does not answer."),
+            "How long a request is retried after it was first sent, when APNs asks for a retry or does not respond."),
         Setting(
             "send.background_per_hour", .integer(0...1000), "3",
-            "So many background pushes a device may have within an hour; the newest of those beyond waits; 0 is no limit."
+            "How many background pushes a device gets per hour. Beyond that, only the newest is kept, and it is delayed. 0 is no limit."
         ),
         Setting(
             "send.production_server", .server, "api.push.apple.com:443", reloadable: false,
-            "Where production requests go: Apple's, on port 443 or 2197, or one for tests."),
+            "The server for production requests: Apple's, on port 443 or 2197, or a test server."),
         Setting(
             "send.sandbox_server", .server, "api.sandbox.push.apple.com:443", reloadable: false,
-            "Where sandbox requests go."),
+            "The server for sandbox requests."),
         Setting(
             "send.ca_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/ca.pem",
-            "The certificates, in PEM, that a server's is checked against, for tests. Unset: those that the system trusts."
+            "A PEM file of the certificate authorities to trust, for tests. Unset: those that the system trusts."
         ),
         Setting(
             "log.level", .choice(["trace", "debug", "info", "notice", "warning", "error", "critical"]), "info",
-            "The least severity that is logged."),
+            "The lowest severity that is logged."),
     ]
 
     /// What a credential of APNs consists of: `credential.NAME.key_file` and so on, for any name.
     static let ofCredentials: [Setting] = [
         Setting(
             "key_file", .text, nil, reloadable: false, example: "AuthKey_ABC1234567.p8",
-            "The signing key for provider tokens, as Apple gives it (.p8). A name without a folder is looked for where the service keeps its keys."
+            "The signing key for provider tokens, as downloaded from Apple (.p8). A name without a folder refers to the service's key folder."
         ),
         Setting(
-            "key_id", .text, nil, reloadable: false, example: "ABC1234567", "The identifier of that key: 10 characters."
+            "key_id", .text, nil, reloadable: false, example: "ABC1234567", "The key's identifier: 10 characters."
         ),
         Setting(
             "team_id", .text, nil, reloadable: false, example: "TEAM123456",
-            "The team that it belongs to: 10 characters."),
+            "The identifier of the team that owns the key: 10 characters."),
         Setting(
             "certificate_file", .text, nil, reloadable: false, example: "push.p12",
-            "Instead of a key, a client certificate: PEM, its key in it or in certificate_key_file; or PKCS#12 (.p12)."),
+            "A client certificate instead of a key: PKCS#12 (.p12), or PEM with its key in the same file or in certificate_key_file."),
         Setting(
             "certificate_key_file", .text, nil, reloadable: false, example: "push.key",
-            "The certificate's key in PEM, where it has a file of its own."),
+            "The certificate's private key in PEM, when it has its own file."),
         Setting(
             "certificate_password_file", .text, nil, reloadable: false, example: "push.password",
-            "A file that holds the password of the certificate's key and nothing else."),
+            "A file with only the password of the certificate's private key in it."),
         Setting(
             "topics", .words, nil, reloadable: false, example: "com.example.app com.example.app.voip",
-            "The topics that it sends to: an array of texts, or one text with blanks between them. One may end in *, for all that begin so; of several that fit, the longest counts."
+            "The topics that the credential sends to. A topic may end in * to match every topic with that beginning. Of several matches, the longest wins."
         ),
         Setting(
             "environment", .choice(["production", "sandbox", "both"]), "both", reloadable: false,
-            "The environment that it is good for."),
+            "The environment that the credential is valid for."),
     ]
+
+    /// Settings that had another name before the first release.
+    static let renamed = [
+        "sweep.stale_retention": "sweep.suppressed_retention",
+        "sweep.min_prune_tokens": "sweep.prune_allowance",
+        "guard.min_tokens": "guard.allowance",
+        "send.in_flight": "send.max_in_flight",
+        "send.connections": "send.max_connections",
+        "send.authority_file": "send.ca_file",
+        "send.give_up_after": "send.retry_for",
+    ]
+
+    /// The variable of a key: `TOKENKEEPER_SWEEP_INTERVAL` for `sweep.interval`.
+    static func variable(of key: String) -> String {
+        "TOKENKEEPER_" + key.uppercased().map { $0 == "." ? "_" : String($0) }.joined()
+    }
 
     /// The setting of that key, in the table or of a credential.
     static func named(_ key: String) -> Setting? {
@@ -202,8 +215,8 @@ struct Setting: Sendable {
         case .integer(let range): "a whole number from \(range.lowerBound) to \(range.upperBound)"
         case .share: "a share such as \"0.5%\", from 0% to 100%, of at most four decimal places"
         case .choice(let words): "one of " + words.joined(separator: ", ")
-        case .toggle: "\"on\" or \"off\"; in the file also true or false"
-        case .words: "words with blanks between them; in the file also an array of words"
+        case .toggle: "true or false (on or off in a variable or flag)"
+        case .words: "an array of strings (separated by blanks in a variable or flag)"
         case .server: "a host and a port, such as \"api.push.apple.com:443\""
         }
     }
@@ -212,12 +225,22 @@ struct Setting: Sendable {
     func text(of value: TOMLDocument.Value) -> String? {
         switch (kind, value) {
         case (.integer, .integer(let number)): String(number)
-        case (.integer, _): nil
         case (.toggle, .boolean(let isOn)): isOn ? "on" : "off"
         case (.words, .texts(let words)):
             words.contains { $0.isEmpty || $0.contains(" ") } ? nil : words.joined(separator: " ")
+        case (.integer, _), (.toggle, _), (.words, _): nil
         case (_, .text(let text)): text
         default: nil
+        }
+    }
+
+    /// A value as the file writes it: `"1h"`, `4000`, `true` or `["com.example.app"]`.
+    func inTOML(_ text: String) -> String {
+        switch kind {
+        case .integer: text
+        case .toggle: text == "on" ? "true" : "false"
+        case .words: "[" + text.split(separator: " ").map { "\"\($0)\"" }.joined(separator: ", ") + "]"
+        case .text, .duration, .share, .choice, .server: "\"\(text)\""
         }
     }
 
