@@ -1,6 +1,6 @@
 # tokenkeeperd: `make run` and `make test` do all set-up themselves.
 
-.PHONY: help run fake-apns test fuzz test-deployment bench build release deb lint setup clean
+.PHONY: help run fake-apns test reference fuzz test-deployment bench build release deb lint setup clean
 
 help: ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -13,6 +13,10 @@ fake-apns: ## Build and start an APNs of your own on 127.0.0.1:2197. ARGS='--scr
 
 test: setup lint ## Build and run all tests, on a private PostgreSQL.
 	@scripts/test
+
+reference: setup ## Rewrite the generated parts of docs/reference and the man page from the sources.
+	@swift build --build-tests
+	@REFERENCE=write swift test --skip-build --disable-xctest --filter 'The reference pages'
 
 fuzz: setup ## Call every public SQL function 100,000 times with random input. CALLS=1000: that often.
 	@CALLS='$(subst ','\'',$(value CALLS))' exec scripts/fuzz

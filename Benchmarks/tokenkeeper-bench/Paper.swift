@@ -47,9 +47,9 @@ struct Paper {
                 + (isQuick ? ", **with QUICK=1: small sizes, no result to keep**" : "")
                 + (isWhole ? "" : ", **only some of the measurements**")
                 + (report.isFinished ? "." : ", **which has not come to its end**."),
-            "Rates depend on the machine; ratios are taken round by round, between contestants that did the same work in the same",
-            "round of the same run, in another order each time: the median of \(scale.rounds) rounds, with the least and the greatest. What was",
-            "measured once says so.",
+            "Rates depend on the machine. Ratios are computed round by round, between contestants that did the same work in the same round",
+            "of the same run, in a different order each time: the median of \(scale.rounds) rounds, with the least and the greatest. What was measured",
+            "once says so.",
             "",
         ]
         if subject == .ledger { lines += ["Sending to APNs has [a page of its own](sending.md).", ""] }
@@ -62,7 +62,7 @@ struct Paper {
         lines += report.failures.map { "| \($0.name) | **failed: \($0.error.replacing("\n", with: " "))** | | |" }
         if report.findings.contains(where: { $0.isReached == false }) {
             lines += [
-                "", "What stands in the way of a target: [where the time goes](../decisions/where-the-time-goes.md).",
+                "", "Why some targets are not reached: [where the time goes](../decisions/where-the-time-goes.md).",
             ]
         }
         if !report.rates.isEmpty { lines += rates }
@@ -70,7 +70,7 @@ struct Paper {
         lines += machine.lines.map { "| \($0.name) | \($0.value) |" }
         lines.append("| settings | \(Self.code(machine.settings)) |")
         lines.append(
-            "| the daemon's\(subject == .ledger ? ", but for freshness, start and rest, which have the defaults" : "") | \(Self.code(MeasuredDaemon.brisk)) |"
+            "| the daemon's\(subject == .ledger ? ", except freshness, start and rest, which have the defaults" : "") | \(Self.code(MeasuredDaemon.brisk)) |"
         )
         lines +=
             ["", "## How", ""]
@@ -87,12 +87,12 @@ struct Paper {
         switch subject {
         case .ledger:
             lines += [
-                "Rows are results, tokens or calls, as the work says. Processor time is that of all of the server's processes, and of the daemons.",
+                "Rows are results, tokens or calls, depending on the work. Processor time is that of all server processes, and of the daemons.",
                 "", "| work | contestant | rows a second | server, µs a row | daemon, µs a row |",
             ]
         case .sending:
             lines += [
-                "Processor time is that of the process that was sent to and of the one that sent; at the outbox that of PostgreSQL's processes, and of the daemon.",
+                "Processor time is that of the receiving process and of the sending one; for the outbox, that of PostgreSQL's processes and of the daemon.",
                 "", "| work | contestant | requests a second | server, µs a request | client, µs a request |",
             ]
         }

@@ -33,7 +33,7 @@ struct OutboxMeasurement: LedgerMeasurement {
             ])
         report.add(contest)
         report.compare(
-            "requests a second through the outbox, until the last answer is in the ledger", contest.rate(Self.name),
+            "requests a second through the outbox, until the last response is in the ledger", contest.rate(Self.name),
             digits: 0, verdict: wrong)
         report.compare(
             "processor time of the daemon a request through the outbox", contest.cpu(Self.name, \.daemonSeconds),

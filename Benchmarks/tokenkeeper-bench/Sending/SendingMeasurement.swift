@@ -112,8 +112,8 @@ struct SendingMeasurement {
         let (requests, connections) = (counted?.requests ?? 0, counted?.connections ?? 0)
         report.check(
             "\(Self.gone) answers of 410",
-            "\(requests) requests, \(account.answers[410] ?? 0) answers, \(connections) connections",
-            target: "\(Self.gone) requests, \(Self.gone) answers, 1 connection",
+            "\(requests) requests, \(account.answers[410] ?? 0) responses, \(connections) connections",
+            target: "\(Self.gone) requests, \(Self.gone) responses, 1 connection",
             isReached: requests == Self.gone && counted?.outcomes == ["410 Unregistered": Self.gone]
                 && account.answers == [410: Self.gone] && connections == 1)
     }

@@ -1,0 +1,668 @@
+import APNsFeedback
+import Foundation
+import LedgerTestSupport
+import Testing
+import TokenLedger
+import TokenModel
+
+@testable import tokenkeeperd
+
+/// The reference pages agree with the sources. `REFERENCE=write` in the environment rewrites the pages instead of failing;
+/// CONTRIBUTING.md says how. Text outside the marked blocks is written by hand, and stays.
+@Suite(.serialized) struct `The reference pages` {
+    @Test func `configuration.md and the man page list every setting`() throws {
+        try ReferencePage("docs/reference/configuration.md").check([
+            "settings": SettingsText.table(Setting.table),
+            "credential settings": SettingsText.table(Setting.ofCredentials, prefix: "credential.NAME."),
+        ])
+        try ReferencePage("man/tokenkeeperd.toml.5").check([
+            "keys": SettingsText.manual(Setting.table),
+            "credential keys": SettingsText.manual(Setting.ofCredentials, prefix: "credential.NAME."),
+        ])
+    }
+
+    @Test func `cli.md shows the help of every command`() throws {
+        let page = try ReferencePage("docs/reference/cli.md")
+        try page.check(["commands": HelpText.all()])
+        for status in [ExitStatus.success, .usage, .unavailable, .failed, .busy, .configuration] {
+            #expect(page.text.contains("| \(status.rawValue) |"), "exit status \(status.rawValue)")
+        }
+    }
+
+    @Test func `sql.md lists every object that a role may use`() throws {
+        let database = try TestCluster.shared.database()
+        var connection = try database.connect()
+        let catalog = try Catalog(&connection)
+        #expect(
+            catalog.objects.contains { $0.name == "send_result" } && catalog.objects.contains { $0.name == "register" })
+        for object in catalog.objects { #expect(object.comment != nil, "\(object.name) has a comment") }
+        try ReferencePage("docs/reference/sql.md").check([
+            "sender": catalog.text(of: "sender"), "app": catalog.text(of: "app"), "reader": catalog.text(of: "reader"),
+            "operator": catalog.text(of: "operator"),
+        ])
+        try ReferencePage("docs/reference/sql-internal.md").check(["daemon": catalog.text(of: "daemon")])
+    }
+
+    @Test func `events-and-states.md explains every word that the schema allows`() throws {
+        let database = try TestCluster.shared.database()
+        var connection = try database.connect()
+        let page = try ReferencePage("docs/reference/events-and-states.md")
+        for (block, column) in [
+            ("events", "token_event_log.event"), ("operations", "operation.operation"),
+            ("outcomes", "sweep_run.outcome"), ("triggers", "sweep_run.trigger"), ("gate", "topic.gate"),
+        ] {
+            let parts = column.split(separator: ".")
+            let found = try connection.scalar(
+                """
+                SELECT string_agg(word[1], ' ') FROM pg_constraint,
+                       regexp_matches(pg_get_constraintdef(oid), '''([a-z_]+)''::text', 'g') AS word
+                WHERE conrelid = 'tokenkeeper.\(parts[0])'::regclass AND contype = 'c'
+                  AND pg_get_constraintdef(oid) LIKE 'CHECK ((\(parts[1]) = ANY%'
+                """)
+            let words = try #require(found, "\(column) has a list of words").split(separator: " ").map(String.init)
+            try page.check(block, rows: words.map { ([$0], $0) })
+        }
+        let states = try #require(
+            try connection.scalar(
+                "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE oid = 'tokenkeeper.state_of(tokenkeeper.ledger)'::regprocedure"
+            ))
+        for state in ["active", "stale", "suspect", "superseded", "unregistered_by_app"] {
+            #expect(states.contains("'\(state)'") && page.text.contains("| `\(state)` |"), "\(state)")
+        }
+        try page.check(["results": ResponseText.table()])
+    }
+
+    @Test func `log-messages.md explains every message`() throws {
+        let page = try ReferencePage("docs/reference/log-messages.md")
+        let messages = try LogMessage.all()
+        #expect(messages.count > 25, "the scan finds them: \(messages.map(\.text))")
+        for (block, levels) in [
+            ("errors", ["critical", "error"]), ("warnings", ["warning"]),
+            ("others", ["notice", "info", "debug", "trace", "varies"]),
+        ] {
+            let chosen = messages.filter { levels.contains($0.level) }
+            try page.check(block, rows: chosen.map { ([$0.text], $0.level + $0.fields) })
+        }
+        // Messages whose whole text varies: the page explains the texts, which must occur in the sources.
+        let sources = try Sources.all().map(\.text).joined()
+        for key in page.keys(of: "varying") {
+            for part in key.split(separator: "…").map({ $0.trimmingCharacters(in: .whitespaces) }) where part.count > 3
+            {
+                let isThere = sources.contains(part)
+                #expect(isThere, "\(part)")
+            }
+        }
+    }
+
+    @Test(arguments: ["CONTRIBUTING.md", "docs/architecture.md"])
+    func `every file, folder and type that a page for contributors names exists`(page: String) throws {
+        let text = try String(contentsOf: Sources.root.appendingPathComponent(page), encoding: .utf8)
+        let names = Set(text.matches(of: /`([A-Za-z0-9_.\/-]+)`/).map { String($0.1) })
+        #expect(names.count > 20, "the pattern finds them")
+        let sources = try Sources.all()
+        let code = sources.map(\.text).joined()
+        for name in names.sorted() {
+            if name.contains(/^(Sources|Tests|migrations|docs|scripts|systemd|debian)\//) {
+                let path = Sources.root.appendingPathComponent(name).path
+                #expect(FileManager.default.fileExists(atPath: path), "\(name)")
+            } else if name.hasSuffix(".swift") {
+                let isThere = sources.contains { $0.path.hasSuffix("/\(name)") }
+                #expect(isThere, "\(name)")
+            } else if name.contains(/^[A-Z][a-z]+([A-Z][a-z]+)+$/) {
+                let isThere = code.range(of: name) != nil
+                #expect(isThere, "\(name)")
+            }
+        }
+    }
+
+    @Test func `a page that differs is noticed, and rewriting keeps what was written by hand`() throws {
+        let before = "# Page\n<!-- generated: a -->\nold\n<!-- end: a -->\nby hand\n"
+        #expect(ReferencePage.replacing("a", in: before, by: "new\n") == before.replacing("old", with: "new"))
+        #expect(ReferencePage.replacing("b", in: before, by: "new\n") == nil)
+
+        let table = "| `a b c` | info | what a means |\n| `gone` | info | what was |\n"
+        let rows = MarkedTable(table).rewritten([(["a b d"], "warning"), (["new"], "info")])
+        #expect(
+            rows == "| `a b d` | warning | what a means |\n| `new` | info | TO BE WRITTEN |\n"
+                + "| `gone` | info | what was |\n")
+    }
+
+    @Test func `the scan reads a call of the logger`() throws {
+        let call =
+            #"logger.log(level: late ? .warning : .info, late ? "late \(f("x")) now" : "fine", metadata: ["a": "\(b)"])"#
+        #expect(
+            LogMessage.all(in: call) == [
+                LogMessage(text: "late … now", level: "warning", fields: " · a"),
+                LogMessage(text: "fine", level: "info", fields: " · a"),
+            ])
+    }
+}
+
+// MARK: - Pages
+
+/// A page of the documents, with blocks between `generated: NAME` and `end: NAME`.
+private final class ReferencePage {
+    private let url: URL
+    private(set) var text: String
+    private static let writes = ProcessInfo.processInfo.environment["REFERENCE"] == "write"
+
+    init(_ path: String) throws {
+        url = Sources.root.appendingPathComponent(path)
+        text = try String(contentsOf: url, encoding: .utf8)
+    }
+
+    /// Generated blocks are equal to what the sources say, to the byte.
+    func check(_ blocks: [String: String]) throws {
+        for (name, generated) in blocks.sorted(by: { $0.key < $1.key }) {
+            let wanted = try #require(
+                Self.replacing(name, in: text, by: generated), "\(url.lastPathComponent) has no block \(name)")
+            if Self.writes {
+                text = wanted
+                try text.write(to: url, atomically: true, encoding: .utf8)
+            }
+            #expect(
+                text == wanted, "\(url.lastPathComponent), block \(name), differs: run it with REFERENCE=write")
+        }
+    }
+
+    /// A table has exactly these rows, and each has its last cell written by hand.
+    func check(_ block: String, rows: [(keys: [String], middle: String)]) throws {
+        let range = try #require(Self.range(of: block, in: text), "\(url.lastPathComponent) has no block \(block)")
+        let head = text[range].split(separator: "\n").prefix { !$0.hasPrefix("|---") }.count + 1
+        let lines = text[range].split(separator: "\n", omittingEmptySubsequences: false)
+        let body = lines.dropFirst(head).joined(separator: "\n")
+        // Two columns where the middle one says nothing new.
+        let isTwo = rows.allSatisfy { $0.keys == [$0.middle] }
+        if Self.writes {
+            let new = MarkedTable(body).rewritten(rows.map { ($0.keys, isTwo ? "" : $0.middle) })
+            text.replaceSubrange(range, with: lines.prefix(head).joined(separator: "\n") + "\n" + new)
+            try text.write(to: url, atomically: true, encoding: .utf8)
+        }
+        let table = MarkedTable(text[Self.range(of: block, in: text) ?? range].description)
+        #expect(
+            Set(table.rows.map(\.key)) == Set(rows.flatMap(\.keys)), "\(url.lastPathComponent), table \(block)")
+        for row in table.rows {
+            #expect(!row.meaning.contains("TO BE WRITTEN") && row.meaning.count > 3, "\(row.key) is explained")
+            guard !isTwo, let wanted = rows.first(where: { $0.keys.contains(row.key) }) else { continue }
+            #expect(row.middle == wanted.middle, "\(row.key)")
+        }
+    }
+
+    /// The first cells of a table that is written by hand.
+    func keys(of block: String) -> [String] {
+        Self.range(of: block, in: text).map { MarkedTable(String(text[$0])).rows.map(\.key) } ?? []
+    }
+
+    private static func range(of block: String, in text: String) -> Range<String.Index>? {
+        for (open, close) in [("<!-- ", " -->"), (".\\\" ", "")] {
+            guard let begin = text.range(of: "\(open)generated: \(block)\(close)\n"),
+                let end = text.range(of: "\(open)end: \(block)\(close)\n", range: begin.upperBound..<text.endIndex)
+            else { continue }
+            return begin.upperBound..<end.lowerBound
+        }
+        return nil
+    }
+
+    static func replacing(_ block: String, in text: String, by generated: String) -> String? {
+        range(of: block, in: text).map { text.replacingCharacters(in: $0, with: generated) }
+    }
+}
+
+/// The rows of a Markdown table whose first cell is code.
+private struct MarkedTable {
+    struct Row {
+        var key: String
+        var middle: String
+        var meaning: String
+    }
+
+    var rows: [Row] = []
+
+    init(_ text: String) {
+        for line in text.split(separator: "\n") where line.hasPrefix("| `") {
+            let cells = line.dropFirst(2).dropLast(2).split(separator: " | ", omittingEmptySubsequences: false)
+                .map(String.init)
+            guard cells.count >= 2 else { continue }
+            rows.append(
+                Row(
+                    key: cells[0].trimmingCharacters(in: CharacterSet(charactersIn: "` ")),
+                    middle: cells.count > 2 ? cells[1] : "",
+                    meaning: cells.dropFirst(cells.count > 2 ? 2 : 1).joined(separator: " | ")))
+        }
+    }
+
+    /// The same table with other rows. What was written for a row stays; a row that has only been reworded keeps it too. What
+    /// fits nowhere stays at the end, so that nothing gets lost and the test fails until somebody has looked.
+    func rewritten(_ wanted: [(keys: [String], middle: String)]) -> String {
+        let names = Set(wanted.flatMap(\.keys))
+        var orphans = rows.filter { !names.contains($0.key) }
+        var text = ""
+        for (keys, middle) in wanted {
+            for key in keys {
+                var meaning = rows.first { $0.key == key }?.meaning
+                if meaning == nil,
+                    let best = orphans.indices.max(by: {
+                        Self.likeness(orphans[$0].key, key) < Self.likeness(orphans[$1].key, key)
+                    }), Self.likeness(orphans[best].key, key) >= 0.4
+                {
+                    meaning = orphans.remove(at: best).meaning
+                }
+                text += Self.line(key, middle, meaning ?? "TO BE WRITTEN")
+            }
+        }
+        for row in orphans { text += Self.line(row.key, row.middle, row.meaning) }
+        return text
+    }
+
+    private static func line(_ key: String, _ middle: String, _ meaning: String) -> String {
+        let code = key.contains("`") ? "`` \(key) ``" : "`\(key)`"
+        return "| \(code) | \(middle.isEmpty ? "" : "\(middle) | ")\(meaning) |\n"
+    }
+
+    private static func likeness(_ left: String, _ right: String) -> Double {
+        let words = [left, right].map { Set($0.lowercased().split { !$0.isLetter }) }
+        let all = words[0].union(words[1]).count
+        return all == 0 ? 0 : Double(words[0].intersection(words[1]).count) / Double(all)
+    }
+}
+
+private enum Sources {
+    static let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../..")
+        .standardizedFileURL
+
+    static func all() throws -> [(path: String, text: String)] {
+        let folder = root.appendingPathComponent("Sources")
+        let files =
+            FileManager.default.enumerator(at: folder, includingPropertiesForKeys: nil)?.allObjects as? [URL] ?? []
+        return try files.filter { $0.pathExtension == "swift" }.sorted { $0.path < $1.path }
+            .map { ($0.path, try String(contentsOf: $0, encoding: .utf8)) }
+    }
+}
+
+// MARK: - What the sources say
+
+private enum SettingsText {
+    static func table(_ settings: [Setting], prefix: String = "") -> String {
+        var text = "| key | default | values | environment variable | takes effect |\n|---|---|---|---|---|\n"
+        for setting in settings {
+            let unset = prefix.isEmpty ? "unset" : "none"
+            let cells = [
+                "`\(prefix)\(setting.key)`", setting.defaultValue.map { "`\($0)`" } ?? unset, setting.expected,
+                prefix.isEmpty ? "`\(setting.variable)`" : "–", setting.reloadable ? "reload" : "restart",
+            ]
+            text += "| \(cells.joined(separator: " | ")) |\n"
+        }
+        text += "\n"
+        for setting in settings { text += "- `\(prefix)\(setting.key)`: \(setting.meaning)\n" }
+        return text
+    }
+
+    static func manual(_ settings: [Setting], prefix: String = "") -> String {
+        var text = ""
+        var section = ""
+        for setting in settings {
+            if prefix.isEmpty, let dot = setting.key.firstIndex(of: "."), setting.key[..<dot] != section {
+                section = String(setting.key[..<dot])
+                text += ".SS [\(section)]\n"
+            }
+            let value = setting.defaultValue.map { "default: \($0)" } ?? (prefix.isEmpty ? "default: unset" : "")
+            let about = [value, setting.reloadable || !prefix.isEmpty ? "" : "restart", setting.expected]
+            text += ".TP\n.BR \(prefix)\(setting.key) \" ("
+            text += escaped(about.filter { !$0.isEmpty }.joined(separator: "; ")).replacing("\"", with: "")
+            text += ")\"\n\(escaped(setting.meaning))\n"
+        }
+        return text
+    }
+
+    private static func escaped(_ text: String) -> String {
+        text.replacing("\\", with: "\\e").replacing("-", with: "\\-")
+    }
+}
+
+private enum HelpText {
+    static func all() throws -> String {
+        var text = ""
+        for command in Tokenkeeperd.configuration.subcommands {
+            let name = command._commandName
+            text += try section([name])
+            for part in command.configuration.subcommands { text += try section([name, part._commandName]) }
+        }
+        return text
+    }
+
+    private static func section(_ command: [String]) throws -> String {
+        let help = try ProgramRun([DaemonProcess.program] + command + ["--help"], environment: ["COLUMNS": "100"])
+        try #require(help.status == 0, "\(command)")
+        let marks = command.count == 1 ? "##" : "###"
+        return "\(marks) tokenkeeperd \(command.joined(separator: " "))\n\n```text\n"
+            + help.output.trimmingCharacters(in: .newlines) + "\n```\n\n"
+    }
+}
+
+/// What the schema grants to the roles, as its catalog has it.
+private struct Catalog: Decodable {
+    struct Column: Decodable {
+        var name: String
+        var type: String
+        var value: String?
+        var comment: String?
+
+        /// As one writes it, and not as the catalog spells it out.
+        mutating func shorten() {
+            type = type.replacing("timestamp with time zone", with: "timestamptz")
+            value = value?.replacing(/::(text|integer|timestamp with time zone)(\[\])?/, with: "")
+        }
+    }
+
+    struct Grant: Decodable {
+        var role: String
+        var rights: [String]
+    }
+
+    struct Object: Decodable {
+        var name: String
+        var kind: String
+        var comment: String?
+        var columns: [Column]
+        var result: String?
+        var grants: [Grant]
+    }
+
+    var objects: [Object]
+
+    init(_ connection: inout Connection) throws {
+        let text = try #require(try connection.scalar(Self.query))
+        objects = try JSONDecoder().decode([Object].self, from: Data(text.utf8))
+        for object in objects.indices {
+            for column in objects[object].columns.indices { objects[object].columns[column].shorten() }
+        }
+    }
+
+    /// The roles in the order of the pages: an object is described for the first one that may use it.
+    private static let roles = ["sender", "app", "reader", "operator", "daemon"]
+
+    func text(of role: String) -> String {
+        var text = ""
+        for object in objects {
+            guard Self.roles.first(where: { one in object.grants.contains { $0.role == one } }) == role else {
+                continue
+            }
+            text += object.result == nil ? relation(object) : function(object)
+        }
+        return text
+    }
+
+    private func relation(_ object: Object) -> String {
+        var text = "### \(object.name)\n\n\(object.kind.capitalized). \(object.comment ?? "")\n\n"
+        text += "| column | type | default | meaning |\n|---|---|---|---|\n"
+        for column in object.columns {
+            let value = column.value.map { "`\($0)`" } ?? ""
+            text += "| `\(column.name)` | \(column.type) | \(value) | \(column.comment ?? "") |\n"
+        }
+        return text + "\n\(rights(object))\n\n"
+    }
+
+    private func function(_ object: Object) -> String {
+        let parameters = object.columns.map { $0.name }.joined(separator: ", ")
+        var text = "### \(object.name)(\(parameters))\n\n\(object.comment ?? "")\n\n"
+        if !object.columns.isEmpty {
+            text += "| parameter | type | default |\n|---|---|---|\n"
+            for column in object.columns {
+                text += "| `\(column.name)` | \(column.type) | \(column.value.map { "`\($0)`" } ?? "required") |\n"
+            }
+            text += "\n"
+        }
+        return text + "Returns: `\(object.result ?? "")`. \(rights(object))\n\n"
+    }
+
+    private func rights(_ object: Object) -> String {
+        let grants = Self.roles.compactMap { role in
+            object.grants.first { $0.role == role }.map { grant in
+                grant.rights == ["EXECUTE"]
+                    ? "`tokenkeeper_\(role)`"
+                    : "`tokenkeeper_\(role)` (\(grant.rights.joined(separator: ", ")))"
+            }
+        }
+        return "Roles: \(grants.joined(separator: ", "))."
+    }
+
+    private static let query = """
+        WITH role AS (
+            SELECT oid, substr(rolname, length('tokenkeeper_') + 1) AS name FROM pg_roles
+            WHERE rolname IN ('tokenkeeper_sender', 'tokenkeeper_app', 'tokenkeeper_reader', 'tokenkeeper_operator', 'tokenkeeper_daemon')
+        ), relation AS (
+            SELECT * FROM pg_class WHERE relnamespace = 'tokenkeeper'::regnamespace AND relkind IN ('r', 'p', 'v') AND NOT relispartition
+        ), granted AS (
+            SELECT c.oid, r.name, a.privilege_type AS right_, NULL::text AS of_column FROM relation AS c, aclexplode(c.relacl) AS a, role AS r
+            WHERE r.oid = a.grantee
+            UNION ALL
+            SELECT c.oid, r.name, a.privilege_type, t.attname FROM relation AS c JOIN pg_attribute AS t ON t.attrelid = c.oid,
+                   aclexplode(t.attacl) AS a, role AS r WHERE r.oid = a.grantee AND t.attnum > 0 AND NOT t.attisdropped
+            UNION ALL
+            SELECT p.oid, r.name, a.privilege_type, NULL FROM pg_proc AS p, aclexplode(p.proacl) AS a, role AS r
+            WHERE p.pronamespace = 'tokenkeeper'::regnamespace AND r.oid = a.grantee
+        ), rights AS (
+            SELECT oid, name, array_agg(word ORDER BY word) AS words FROM (
+                SELECT oid, name, right_ || coalesce(' of ' || string_agg(of_column, ', ' ORDER BY of_column), '') AS word
+                FROM granted GROUP BY oid, name, right_, of_column IS NULL
+            ) AS one GROUP BY oid, name
+        ), grants AS (
+            SELECT oid, json_agg(json_build_object('role', name, 'rights', words) ORDER BY name) AS list FROM rights GROUP BY oid
+        ), object AS (
+            SELECT c.relname::text AS name, CASE c.relkind WHEN 'v' THEN 'view' ELSE 'table' END AS kind,
+                   obj_description(c.oid, 'pg_class') AS comment, NULL AS result, g.list AS grants, (
+                       SELECT json_agg(json_build_object(
+                           'name', a.attname, 'type', format_type(a.atttypid, a.atttypmod),
+                           'value', CASE WHEN a.attidentity <> '' THEN 'identity' WHEN a.attgenerated <> '' THEN 'generated'
+                                    ELSE pg_get_expr(d.adbin, d.adrelid) END,
+                           'comment', col_description(c.oid, a.attnum)) ORDER BY a.attnum)
+                       FROM pg_attribute AS a LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+                       WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                   ) AS columns
+            FROM relation AS c JOIN grants AS g USING (oid)
+            UNION ALL
+            SELECT p.proname, 'function', obj_description(p.oid, 'pg_proc'), pg_get_function_result(p.oid), g.list, coalesce((
+                       SELECT json_agg(json_build_object(
+                           'name', p.proargnames[n], 'type', format_type(p.proargtypes[n - 1], NULL),
+                           'value', pg_get_function_arg_default(p.oid, n)) ORDER BY n)
+                       FROM generate_series(1, p.pronargs) AS n
+                   ), '[]')
+            FROM pg_proc AS p JOIN grants AS g USING (oid)
+        )
+        SELECT json_agg(json_build_object('name', name, 'kind', kind, 'comment', comment, 'columns', columns, 'result', result,
+                                          'grants', grants) ORDER BY result IS NOT NULL, name COLLATE "C")::text
+        FROM object
+        """
+}
+
+/// What each of APNs' responses does, by asking the functions that decide it.
+private enum ResponseText {
+    private static let now = Instant(microseconds: 1_800_000_000_000_000)
+    private static let timestamp = #","timestamp":1794000000123"#
+
+    /// Status, reason, and whether the body has a timestamp. Source of the reasons: Apple, "Handling notification responses from APNs".
+    private static let responses: [(status: Int32, reasons: [String?], hasTimestamp: Bool)] = [
+        (200, [nil], false),
+        (400, ["BadDeviceToken", "DeviceTokenNotForTopic"], false),
+        (400, ["BadTopic", "MissingTopic", "TopicDisallowed", "MissingDeviceToken", "DuplicateHeaders"], false),
+        (
+            400,
+            [
+                "BadCollapseId", "BadExpirationDate", "BadMessageId", "BadPriority", "InvalidPushType", "PayloadEmpty",
+                "ANewReason",
+            ], false
+        ),
+        (400, ["IdleTimeout"], false),
+        (
+            403,
+            [
+                "BadCertificate", "BadCertificateEnvironment", "ExpiredProviderToken", "Forbidden",
+                "InvalidProviderToken",
+                "MissingProviderToken", "UnrelatedKeyIdInToken", "BadEnvironmentKeyIdInToken",
+            ], false
+        ),
+        (404, ["BadPath"], false), (405, ["MethodNotAllowed"], false),
+        (410, ["Unregistered", "ExpiredToken", "ANewReason"], true),
+        (410, ["Unregistered", nil], false),
+        (413, ["PayloadTooLarge"], false),
+        (429, ["TooManyRequests"], false), (429, ["TooManyProviderTokenUpdates"], false),
+        (500, ["InternalServerError"], false), (503, ["ServiceUnavailable", "Shutdown"], false),
+        (308, [nil], false), (401, [nil], false),
+    ]
+
+    static func table() throws -> String {
+        var text =
+            "| status | reasons | to the token | to the request, when the daemon sends it | what else |\n|---|---|---|---|---|\n"
+        for (status, reasons, hasTimestamp) in responses {
+            let rows = try reasons.map { try row(status, $0, hasTimestamp) }
+            let first = try #require(rows.first)
+            #expect(rows.allSatisfy { $0 == first }, "\(status) \(reasons): one row for all")
+            let names = reasons.map { $0.map { "`\($0)`" } ?? "none" }.joined(separator: ", ")
+            let about = status == 410 ? (hasTimestamp ? ", with a timestamp" : ", without a timestamp") : ""
+            text += "| \(status) | \(names)\(about) | \(first) |\n"
+        }
+        return text
+    }
+
+    private static func row(_ status: Int32, _ reason: String?, _ hasTimestamp: Bool) throws -> String {
+        let body = reason.map { "{\"reason\":\"\($0)\"\(hasTimestamp ? timestamp : "")}" }
+        let result = SendResult(
+            topic: "com.example.app", token: "ab", status: status, body: body, sentAt: now, queuedAt: now)
+        let token =
+            switch Interpretation.verdict(on: result) {
+            case .accepted: "nothing (accepted)"
+            case .stale: "**stale** as of APNs' timestamp"
+            case .suspect: "**suspect** as of `sent_at`, behind the guard"
+            case .sendersFault: "nothing (sender's fault)"
+            case .transient: "nothing (transient)"
+            case .unintelligible: "the row is rejected"
+            }
+        let request = PushRequest(
+            address: TokenAddress(
+                environment: .production, topic: try #require(Topic("com.example.app")),
+                token: try #require(DeviceToken(hex: "ab"))),
+            payload: Array("{}".utf8), pushType: .alert, id: "00000000-0000-4000-8000-000000000000")
+        let step = RetryPolicy(retryFor: .seconds(86_400)).step(
+            after: .answered(PushResponse(status: status, body: body)), of: request, attempts: 0, firstSentAt: now,
+            now: now)
+        return "\(token) | \(fate(step.fate)) | \(blame(step.blame))"
+    }
+
+    private static func fate(_ fate: RequestFate) -> String {
+        switch fate {
+        case .answered: "done: the result goes into `send_result`"
+        case .failed: "failed: into `failed_send`"
+        case .later(let pause, _): "retried after \(DurationText.text(pause))"
+        case .interrupted: "interrupted"
+        case .returned: "waits in the outbox"
+        }
+    }
+
+    private static func blame(_ blame: RetryPolicy.Blame) -> String {
+        switch blame {
+        case .nobody: ""
+        case .token: "other requests for the token wait"
+        case .message: "20 such responses in a row pause the topic"
+        case .topic: "pauses the topic at once"
+        case .foreign: "not a response of APNs; 5 such responses in a row pause the topic"
+        case .server: "20 such responses in a row: all requests of the credential wait"
+        case .credential(let pause): "all requests of the credential wait for \(DurationText.text(pause))"
+        }
+    }
+}
+
+/// A message that the program logs, found in its sources.
+private struct LogMessage: Equatable {
+    var text: String
+    var level: String
+    /// The names of what is logged with it.
+    var fields: String
+
+    /// All of them, once each, in the order of their texts. Those whose whole text varies are left out.
+    static func all() throws -> [LogMessage] {
+        var found: [LogMessage] = []
+        for file in try Sources.all() {
+            for message in all(in: file.text) where message.text != "…" {
+                if !found.contains(where: { $0.text == message.text && $0.level == message.level }) {
+                    found.append(message)
+                }
+            }
+        }
+        return found.sorted { $0.text < $1.text }
+    }
+
+    static func all(in source: String) -> [LogMessage] {
+        let levels = "trace|debug|info|notice|warning|error|critical"
+        guard let pattern = try? NSRegularExpression(pattern: "\\blogger\\.(\(levels)|log)\\(") else { return [] }
+        return pattern.matches(in: source, range: NSRange(source.startIndex..., in: source)).flatMap { match in
+            guard let whole = Range(match.range, in: source), let name = Range(match.range(at: 1), in: source) else {
+                return [LogMessage]()
+            }
+            let call = Call(source[whole.upperBound...])
+            let named = call.code.matches(of: /\.(trace|debug|info|notice|warning|error|critical)\b/).map {
+                String($0.1)
+            }
+            let fields = call.fields.isEmpty ? "" : " · " + call.fields.joined(separator: ", ")
+            return call.texts.enumerated().map { position, text in
+                let level =
+                    source[name] != "log"
+                    ? String(source[name]) : named.indices.contains(position) ? named[position] : "varies"
+                return LogMessage(text: text, level: level, fields: fields)
+            }
+        }
+    }
+
+    /// The arguments of a call: its texts outside brackets, the texts before a colon within, and the rest.
+    private struct Call {
+        var texts: [String] = []
+        var fields: [String] = []
+        var code = ""
+
+        init(_ source: Substring) {
+            var rest = source
+            var brackets = 0
+            var parentheses = 1
+            while let character = rest.first, parentheses > 0 {
+                rest = rest.dropFirst()
+                switch character {
+                case "\"":
+                    let text = Self.literal(&rest)
+                    if brackets == 0 && parentheses == 1 { texts.append(text) }
+                    if brackets == 1 && rest.first == ":" { fields.append(text) }
+                case "[": brackets += 1
+                case "]": brackets -= 1
+                case "(": parentheses += 1
+                case ")": parentheses -= 1
+                default: code.append(character)
+                }
+            }
+        }
+
+        /// Reads to the end of a literal; what is interpolated becomes "…".
+        private static func literal(_ rest: inout Substring) -> String {
+            var text = ""
+            while let character = rest.popFirst(), character != "\"" {
+                guard character == "\\" else {
+                    text.append(character)
+                    continue
+                }
+                guard let escaped = rest.popFirst() else { break }
+                guard escaped == "(" else {
+                    text.append(escaped)
+                    continue
+                }
+                text.append("…")
+                var depth = 1
+                while depth > 0, let inner = rest.popFirst() {
+                    switch inner {
+                    case "(": depth += 1
+                    case ")": depth -= 1
+                    case "\"": _ = literal(&rest)
+                    default: break
+                    }
+                }
+            }
+            return text
+        }
+    }
+}
