@@ -1,6 +1,6 @@
--- The roles and what each may do. Applied by `tokenkeeperd grants`, as often as one likes; `tokenkeeperd grants --print`
--- shows it for a DBA to run. Needs CREATEROLE where a role is missing, and ownership of the schema's objects.
--- The roles cannot log in: GRANT tokenkeeper_sender TO one's own login role.
+-- The roles and the rights of each. `tokenkeeperd grants` applies this file, and can be repeated; `tokenkeeperd migrate` applies it with the
+-- functions if all roles exist; `tokenkeeperd grants --print` prints it for a DBA. It needs CREATEROLE if a role is missing, and
+-- ownership of the schema's objects. The roles cannot log in: GRANT tokenkeeper_sender TO your login role.
 
 DO $$
 DECLARE
@@ -13,7 +13,7 @@ BEGIN
             BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
             EXCEPTION WHEN duplicate_object OR unique_violation THEN
-                NULL; -- Made by somebody else at this moment.
+                NULL; -- Another session has just created it.
             END;
         END IF;
     END LOOP;
@@ -23,24 +23,25 @@ $$;
 GRANT USAGE ON SCHEMA tokenkeeper
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 
--- Senders: write results, ask the gate.
+-- Senders write results and ask the gate.
 GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON tokenkeeper.send_result TO tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.is_sendable(text, text, text),
     tokenkeeper.sendable(text[], text, text),
     tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
-    tokenkeeper.state_of(tokenkeeper.ledger)
+    tokenkeeper.state_of(tokenkeeper.ledger),
+    tokenkeeper.reason_of(tokenkeeper.ledger)
     TO tokenkeeper_sender;
 GRANT SELECT ON tokenkeeper.sendable_token, tokenkeeper.suppressed_token TO tokenkeeper_sender;
--- Those that have the daemon send: write requests.
-GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, not_before, apns_id)
+-- If the daemon sends the pushes, they write requests.
+GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at, apns_id)
     ON tokenkeeper.send_request TO tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.enqueue(json, text, text, text[], text, integer, timestamptz, text, timestamptz, text, boolean)
     TO tokenkeeper_sender;
 
--- Applications: register and unregister, and forget a person.
+-- Applications register and unregister tokens, and forget a person.
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.register(text, text, text, timestamptz, text, text[]),
     tokenkeeper.unregister(text, text, text, timestamptz),
@@ -48,22 +49,24 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.forget_device(text)
     TO tokenkeeper_app;
 
--- Readers: look at everything that is made for people, change nothing.
+-- Readers read all that is made for people, and change nothing.
 GRANT SELECT ON
     tokenkeeper.token, tokenkeeper.sendable_token, tokenkeeper.suppressed_token, tokenkeeper.token_event,
     tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.guard, tokenkeeper.reinstatement,
     tokenkeeper.topic_policy, tokenkeeper.operation, tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.status,
-    tokenkeeper.migration, tokenkeeper.send_request, tokenkeeper.suppressed_send, tokenkeeper.failed_send, tokenkeeper.send_halt,
+    tokenkeeper.migration, tokenkeeper.repeatable, tokenkeeper.send_request, tokenkeeper.suppressed_send, tokenkeeper.failed_send, tokenkeeper.paused_topic,
     tokenkeeper.sending_daemon
     TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT SELECT ON tokenkeeper.daemon TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
-    tokenkeeper.state_of(tokenkeeper.ledger)
+    tokenkeeper.state_of(tokenkeeper.ledger),
+    tokenkeeper.reason_of(tokenkeeper.ledger),
+    tokenkeeper.has_one_token_per_device(text)
     TO tokenkeeper_reader, tokenkeeper_operator;
 
--- Operators: read, decide for a topic, undo, ask for a sweep; mend, requeue and clear away rejected results; forget a person.
+-- Operators read, set policies, undo, request sweeps, fix, requeue and delete rejected results, and forget a person.
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.request_sweep(boolean, boolean),
     tokenkeeper.release_held(text, text),
@@ -72,32 +75,32 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz),
     tokenkeeper.undo_suspects(integer),
     tokenkeeper.requeue_rejected(bigint[]),
-    tokenkeeper.halt_sending(text, text, text),
+    tokenkeeper.pause_sending(text, text, text),
     tokenkeeper.resume_sending(text, text),
     tokenkeeper.requeue_failed(bigint[]),
     tokenkeeper.forget(text),
     tokenkeeper.forget_device(text)
     TO tokenkeeper_operator;
 GRANT DELETE ON tokenkeeper.send_request, tokenkeeper.failed_send TO tokenkeeper_operator;
-GRANT INSERT (environment, topic, gate, stale_retention, dormant_after, guard_min_tokens, guard_max_share, prune_min_tokens, prune_max_share,
+GRANT INSERT (environment, topic, gate, suppressed_retention, dormant_after, guard_allowance, guard_max_share, prune_allowance, prune_max_share,
               background_per_hour),
-    UPDATE (gate, stale_retention, dormant_after, guard_min_tokens, guard_max_share, prune_min_tokens, prune_max_share, background_per_hour)
+    UPDATE (gate, suppressed_retention, dormant_after, guard_allowance, guard_max_share, prune_allowance, prune_max_share, background_per_hour)
     ON tokenkeeper.topic_policy TO tokenkeeper_operator;
 GRANT DELETE, UPDATE (environment, topic, token, status, body, sent_at) ON tokenkeeper.rejected_result TO tokenkeeper_operator;
 
--- The daemon: drain, record, sweep, report. It owns nothing and cannot register a token.
-GRANT SELECT ON tokenkeeper.migration TO tokenkeeper_daemon;
+-- The daemon drains, records, sweeps and reports. It owns nothing and cannot register a token.
+GRANT SELECT ON tokenkeeper.migration, tokenkeeper.repeatable TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.send_result TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, TRUNCATE ON
     tokenkeeper.send_result_0, tokenkeeper.send_result_1, tokenkeeper.send_result_2, tokenkeeper.send_result_3,
     tokenkeeper.send_result_4, tokenkeeper.send_result_5, tokenkeeper.send_result_6, tokenkeeper.send_result_7
     TO tokenkeeper_daemon;
-GRANT SELECT, INSERT, DELETE, TRUNCATE ON tokenkeeper.send_result_aside, tokenkeeper.send_result_backlog TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, DELETE, TRUNCATE ON tokenkeeper.send_result_retry, tokenkeeper.send_result_backlog TO tokenkeeper_daemon;
 GRANT SELECT, INSERT ON tokenkeeper.topic TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.ledger TO tokenkeeper_daemon;
 GRANT INSERT ON tokenkeeper.token_event_log TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.result_count TO tokenkeeper_daemon;
-GRANT UPDATE (rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_daemon; -- For FOR UPDATE SKIP LOCKED alone.
+GRANT UPDATE (rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT UPDATE (held_at) ON tokenkeeper.held_result TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.daemon, tokenkeeper.token_count,
@@ -106,23 +109,23 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard, tokenkeeper.reinstatement TO tokenkeeper_daemon;
 GRANT SELECT, UPDATE ON tokenkeeper.sweep_progress TO tokenkeeper_daemon;
-GRANT SELECT, DELETE, UPDATE (named_at) ON tokenkeeper.crowded_device TO tokenkeeper_daemon; -- For FOR UPDATE SKIP LOCKED alone.
+GRANT SELECT, DELETE, UPDATE (named_at) ON tokenkeeper.crowded_device TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_prune TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.operation TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.status, tokenkeeper.token TO tokenkeeper_daemon;
--- And to send: what it claims, what becomes of it, and the answers.
+-- To send pushes: what it claims, the outcome, and the responses.
 GRANT SELECT, UPDATE, DELETE ON tokenkeeper.send_request TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.background_send, tokenkeeper.sending_daemon TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppressed_send, tokenkeeper.failed_send TO tokenkeeper_daemon;
-GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- For FOR UPDATE SKIP LOCKED alone.
+GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT UPDATE (failed_at) ON tokenkeeper.failed_send TO tokenkeeper_daemon;
-GRANT SELECT ON tokenkeeper.send_halt TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.paused_topic TO tokenkeeper_daemon;
 GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON tokenkeeper.send_result TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz),
     tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[]),
-    tokenkeeper.halt_sending(text, text, text),
-    tokenkeeper.is_silent(jsonb),
+    tokenkeeper.pause_sending(text, text, text),
+    tokenkeeper.is_background_push(jsonb),
     tokenkeeper.parsed_payload(json),
     tokenkeeper.payload_fault(json),
     tokenkeeper.payload_length(jsonb),
@@ -130,7 +133,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text, timestamptz, text)
     TO tokenkeeper_daemon;
 GRANT USAGE ON SEQUENCE tokenkeeper.event_id TO tokenkeeper_daemon;
--- The tables lock_* are granted to nobody: whoever could lock them could stop the drain. These functions lock them for the daemon.
+-- The tables lock_* are granted to nobody, because a role that can lock them can stop the drain. These functions lock them for the daemon.
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.lock_batch(integer, integer),
     tokenkeeper.lock_partition(integer),
@@ -140,19 +143,21 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.record(text[], text[], integer[], bytea[], timestamptz[], text[], integer[], timestamptz[], text[], timestamptz[],
                        boolean[], bigint, numeric),
-    tokenkeeper.judge(integer[], bytea[], timestamptz[], timestamptz[], boolean[], timestamptz[], bigint, numeric),
+    tokenkeeper.judge_suspects(integer[], bytea[], timestamptz[], timestamptz[], boolean[], timestamptz[], bigint, numeric),
     tokenkeeper.worst_day(integer[], bytea[], timestamptz[]),
     tokenkeeper.guard_changes(integer[], bytea[], timestamptz[]),
     tokenkeeper.guard_bucket(timestamptz),
     tokenkeeper.note_guard(integer[], bytea[], timestamptz[]),
     tokenkeeper.undo_suspects(integer),
     tokenkeeper.count_tokens(integer, integer),
-    tokenkeeper.close_guards(bigint, numeric),
+    tokenkeeper.reset_guards(bigint, numeric),
     tokenkeeper.guard_limit(integer, bigint, bigint, numeric),
     tokenkeeper.ensure_topic(text, text),
     tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),
+    tokenkeeper.reason_of(tokenkeeper.ledger),
+    tokenkeeper.has_one_token_per_device(text),
     tokenkeeper.roll_up_result_count(integer, integer),
     tokenkeeper.reap_topics(integer, timestamptz, integer),
     tokenkeeper.reset_transaction_ids(oid, bigint, bigint),

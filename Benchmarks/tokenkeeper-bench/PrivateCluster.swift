@@ -28,8 +28,7 @@ final class PrivateCluster {
         try admin.run("CREATE ROLE owner LOGIN CREATEROLE")
         try admin.run("CREATE DATABASE bare OWNER owner")
         var owner = try cluster.connect(database: "bare", user: "owner")
-        try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner) { _ in }
-        try Grants.apply(&owner)
+        try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner, createsRoles: true) { _ in }
         try owner.run("CREATE ROLE a_daemon LOGIN IN ROLE tokenkeeper_daemon")
         let database = try session("bare")
         try database.run("CREATE EXTENSION pg_prewarm")

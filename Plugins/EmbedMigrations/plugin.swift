@@ -1,21 +1,21 @@
 import Foundation
 import PackagePlugin
 
-/// Embeds `migrations/*.sql` in the library, and notices edited files. In a build that was planned before, a new file is noticed when
-/// `Package.swift` is touched.
+/// Embeds the SQL files of `migrations/` and its folders in the library, and notices edited files. If a build was planned before a file
+/// was added, touch `Package.swift`.
 @main
 struct EmbedMigrations: BuildToolPlugin {
     func createBuildCommands(context: PluginContext, target: any Target) throws -> [Command] {
         let folder = context.package.directoryURL.appending(path: "migrations")
-        let files = try FileManager.default.contentsOfDirectory(at: folder, includingPropertiesForKeys: nil)
-            .filter { $0.pathExtension == "sql" }
-            .sorted { $0.lastPathComponent < $1.lastPathComponent }
+        let names = try FileManager.default.subpathsOfDirectory(atPath: folder.path()).filter { $0.hasSuffix(".sql") }
+            .sorted()
+        let files = names.map { folder.appending(path: $0) }
         let output = context.pluginWorkDirectoryURL.appending(path: "EmbeddedSQL.swift")
         return [
             .buildCommand(
                 displayName: "Embedding \(files.count) files of migrations/",
                 executable: try context.tool(named: "embed-migrations").url,
-                arguments: [output.path()] + files.map { $0.path() },
+                arguments: [output.path(), folder.path()] + files.map { $0.path() },
                 inputFiles: files,
                 outputFiles: [output])
         ]

@@ -26,8 +26,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         try admin.run("CREATE ROLE owner LOGIN CREATEROLE")
         try admin.run("CREATE DATABASE template OWNER owner")
         var owner = try cluster.connect(database: "template", user: "owner")
-        try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner) { _ in }
-        try Grants.apply(&owner)
+        try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner, createsRoles: true) { _ in }
         for role in ["sender", "app", "reader", "operator", "daemon"] {
             try owner.run("CREATE ROLE a_\(role) LOGIN IN ROLE tokenkeeper_\(role)")
         }

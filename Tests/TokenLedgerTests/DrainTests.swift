@@ -323,8 +323,7 @@ import TokenModel
             "CREATE DATABASE \(name) OWNER owner ENCODING '\(encoding)' LOCALE 'C' TEMPLATE template0", user: "postgres"
         )
         var owner = try other.connect()
-        try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner) { _ in }
-        try Grants.apply(&owner)
+        try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner, createsRoles: true) { _ in }
         try other.psql(
             """
             SET client_encoding = 'UTF8';

@@ -246,8 +246,8 @@ import Testing
 
     @Test func `granting twice changes nothing, and roles are not needed to print`() throws {
         var owner = try database.connect()
-        try Grants.apply(&owner)
-        try Grants.apply(&owner)
+        try Grants.apply(&owner, daemon: Version(major: 0, minor: 1, patch: 0))
+        try Grants.apply(&owner, daemon: Version(major: 0, minor: 1, patch: 0))
         #expect(Grants.sql.contains("CREATE ROLE"))
     }
 }

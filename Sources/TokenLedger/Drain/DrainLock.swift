@@ -1,7 +1,7 @@
 /// The locks that daemons, `forget` and operators take among themselves: on tables of the schema, until the transaction ends.
 ///
 /// No advisory locks: any login of the database can take those, and one without a single right stopped the drain. Most of these tables
-/// are empty and there for nothing else (migration 0021); nobody has rights to them, and functions of the schema lock them.
+/// are empty and there for nothing else (versions/0004_queue); nobody has rights to them, and functions of the schema lock them.
 enum DrainLock {
     /// What keeps a batch from its locks.
     enum Refusal: String {

@@ -7,7 +7,7 @@ struct Partition: Hashable, Sendable {
     static let ring = (0..<8).map(Partition.init(number:))
     /// Results left for a retry for another try.
     static let retry = Partition(number: 8)
-    /// What sealed partitions held and is still to be recorded; migration 0010 makes it.
+    /// What sealed partitions held and is still to be recorded.
     static let backlog = Partition(number: 9)
 
     static let all = ring + [retry, backlog]

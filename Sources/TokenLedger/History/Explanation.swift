@@ -117,7 +117,7 @@ public enum Explanation {
             return "may be sent to: last registered at \(registered.toTheSecond), and nothing is known against it"
         }
         let (later, earlier) = HistoryMoment.pair(registered, stale)
-        let isApp = history.reason == "unregistered by the app"
+        let isApp = history.cause == "unregistered_by_app"
         return "may be sent to: last registered at \(later), which is later than what is known against it, that "
             + (isApp ? "the app unregistered it" : answer(history.reason ?? "410")) + " as of \(earlier)"
     }

@@ -13,8 +13,6 @@ enum HistoryReading {
     }
 
     /// The latest of the device's other tokens that is not superseded itself.
-    ///
-    /// The topics are those of `has_one_token_per_device`, which people have no right to call.
     private static func newer(
         than history: TokenHistory, on connection: inout Connection
     ) throws(DatabaseError) -> TokenHistory.NewerToken? {
@@ -24,7 +22,7 @@ enum HistoryReading {
             FROM tokenkeeper.token AS v
             WHERE v.topic = $1 AND v.environment = $2 AND v.device_id = $3 AND v.token_key <> decode($4, 'hex')
               AND v.state <> 'superseded' AND v.registered_at IS NOT NULL
-              AND $1 NOT LIKE '%.push-type.liveactivity' AND $1 NOT LIKE '%.push-type.controls'
+              AND tokenkeeper.has_one_token_per_device($1)
             ORDER BY v.registered_at DESC, v.token_key DESC LIMIT 1
             """,
             [.text(history.topic), .text(history.environment), .text(history.deviceID), .text(history.token)])

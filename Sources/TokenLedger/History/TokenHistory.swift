@@ -21,6 +21,8 @@ public struct TokenHistory: Sendable {
     public var registeredAt: HistoryMoment?
     /// The greatest instant of death; an active token may have one. Nil where nothing is known against it.
     public var invalidatedAt: HistoryMoment?
+    /// The cause of `invalidatedAt`, as in the view `token`.
+    public var cause: String?
     /// What came with `invalidatedAt`; APNs need not give any.
     public var reason: String?
     /// Nil where the device has none, or the token may be sent to.

@@ -132,7 +132,7 @@ public struct TokenLookup: Sendable {
                        'device_id', v.device_id, 'state', v.state,
                        'sendable', coalesce(v.sendable, true) OR p.gate IS NOT DISTINCT FROM 'observe',
                        'observed', p.gate IS NOT DISTINCT FROM 'observe', 'registered_at', v.registered_at,
-                       'invalidated_at', v.invalidated_at, 'reason', v.reason)::text
+                       'invalidated_at', v.invalidated_at, 'reason', v.reason)::text, v.cause
             FROM (SELECT n.environment, n.topic, n.token_key FROM known AS n
                   WHERE ($1::text IS NULL OR n.topic = $1) AND ($2::text IS NULL OR n.environment = $2)
                   ORDER BY n.topic, n.environment, n.token_key LIMIT $3) AS k
@@ -153,6 +153,7 @@ public struct TokenLookup: Sendable {
             history.invalidatedAt = rows.moment(row, 7)
             history.reason = rows.text(row, 8)
             history.json = rows.text(row, 9) ?? "{}"
+            history.cause = rows.text(row, 10)
             return history
         }
     }

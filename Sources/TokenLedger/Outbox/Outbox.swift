@@ -111,7 +111,7 @@ public struct Outbox: Sendable {
             let rows = try connection.query(
                 """
                 SELECT c.request_id, encode(c.token_key, 'hex'), c.payload, c.push_type, c.priority, c.expiration, c.collapse_id, c.apns_id,
-                       c.attempts, c.first_sent_at, c.due_at, c.suppressed, c.failed
+                       c.attempts, c.first_sent_at, c.due_at, c.outcome
                 FROM tokenkeeper.claim_requests($1, $2, $3, $4, $5, $6) AS c ORDER BY c.request_id
                 """,
                 [
@@ -121,16 +121,25 @@ public struct Outbox: Sendable {
             var claim = Claim()
             let topic = Topic(scope.topic)
             for row in 0..<rows.count {
-                guard let number = rows.integer(row, 0) else {
-                    claim.dueAt = rows.instant(row, 10)
-                    claim.suppressed = Int(rows.integer(row, 11) ?? 0)
-                    claim.failed = Int(rows.integer(row, 12) ?? 0)
+                if let dueAt = rows.instant(row, 10) { claim.dueAt = max(claim.dueAt ?? dueAt, dueAt) }
+                switch rows.text(row, 11) {
+                case "claimed": break
+                case "suppressed", "overtaken":
+                    claim.suppressed += 1
                     continue
+                case "failed":
+                    claim.failed += 1
+                    continue
+                case "delayed": continue
+                default:
+                    throw DatabaseError(
+                        sqlState: "0A000", message: "tokenkeeper.claim_requests returned an unknown outcome")
                 }
-                guard let environment = Environment(rawValue: scope.environment), let topic,
+                guard let number = rows.integer(row, 0), let environment = Environment(rawValue: scope.environment),
+                    let topic,
                     let token = rows.text(row, 1).flatMap(DeviceToken.init(hex:)),
                     let pushType = rows.text(row, 3).flatMap(PushType.init(rawValue:))
-                else { preconditionFailure("claim_requests answers what its own checks refuse") }
+                else { preconditionFailure("claim_requests returned what its own checks refuse") }
                 claim.requests.append(
                     ClaimedRequest(
                         number: number,

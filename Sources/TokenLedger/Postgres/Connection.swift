@@ -221,8 +221,13 @@ internal import TokenModel
         let state = unsafe PQresultErrorField(result, Int32(UInt8(ascii: "C")))
         let primary = unsafe PQresultErrorField(result, Int32(UInt8(ascii: "M")))
         guard let primary = unsafe primary else { return lost() }
-        return unsafe DatabaseError(
-            sqlState: state.map { unsafe String(cString: $0) }, message: Self.oneLine(String(cString: primary)))
+        let sqlState = unsafe state.map { unsafe String(cString: $0) }
+        var message = unsafe Self.oneLine(String(cString: primary))
+        let detail = unsafe PQresultErrorField(result, Int32(UInt8(ascii: "D")))
+        if sqlState == "2BP01", let detail = unsafe detail {
+            message += unsafe ": " + Self.oneLine(String(cString: detail))
+        }
+        return DatabaseError(sqlState: sqlState, message: message)
     }
 
     private func lost() -> DatabaseError {

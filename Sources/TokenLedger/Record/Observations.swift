@@ -139,7 +139,7 @@ package struct Observations {
         let tokens = arrays(rank)
         let rows = try connection.query(
             """
-            SELECT fate, at_position
+            SELECT locked_token, held_suspect, waiting_suspect, tripped_topic, reset_topic
             FROM tokenkeeper.record($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13 / 1000000::numeric)
             """,
             [
@@ -152,26 +152,33 @@ package struct Observations {
             ])
         var outcome = Outcome()
         for row in 0..<rows.count {
-            guard let index = rows.integer(row, 1).map({ Int($0) - 1 }) else { continue }
-            switch rows.text(row, 0) {
-            case "locked":
+            // Each column is an index, from 1, and each row has one of them.
+            if let index = rows.index(row, 0) {
                 for word in tokens.wordsOf[index] { outcome.locked.insert(words[word].position) }
-            case "held":
+            } else if let index = rows.index(row, 1) {
                 let suspect = tokens.suspects[index]
                 let place = places[suspect.place]
                 let address = TokenAddress(
                     environment: place.environment, topic: place.topic, token: suspect.token)
                 outcome.held[suspect.position] = (address, suspect.at, suspect.reason)
-            case "waits":
+            } else if let index = rows.index(row, 2) {
                 outcome.waiting.insert(tokens.suspects[index].position)
-            case let turn?:
+            } else if let index = rows.index(row, 3) {
+                let place = topics[index]
+                outcome.turns.append(try GuardTransition(place.environment, place.topic, opened: true, on: &connection))
+            } else if let index = rows.index(row, 4) {
                 let place = topics[index]
                 outcome.turns.append(
-                    try GuardTransition(place.environment, place.topic, opened: turn == "opened", on: &connection))
-            case nil:
-                break
+                    try GuardTransition(place.environment, place.topic, opened: false, on: &connection))
+            } else {
+                throw DatabaseError(sqlState: "0A000", message: "tokenkeeper.record returned a row without a value")
             }
         }
         return outcome
     }
+}
+
+extension Rows {
+    /// An array index that SQL counts from 1; nil for null.
+    fileprivate func index(_ row: Int, _ column: Int) -> Int? { integer(row, column).map { Int($0) - 1 } }
 }

@@ -1,20 +1,21 @@
 /// The roles and their rights: `migrations/grants.sql`.
 public enum Grants {
-    /// The script, for a DBA to read or run.
-    public static let sql = Migration.embeddedFiles["grants.sql"] ?? ""
+    static let file = "grants.sql"
 
-    /// Makes what roles are missing and grants them their rights; as often as one likes.
-    public static func apply(_ connection: inout Connection) throws(DatabaseError) {
-        try connection.transaction("BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL search_path = pg_catalog, pg_temp")
-        {
-            connection throws(DatabaseError) in
-            try connection.run(DrainLock.migration)
-            try connection.run(sql)
-        }
+    /// The script, for a DBA to read or run.
+    public static let sql = SchemaFiles.embeddedTexts[file] ?? ""
+
+    /// Creates missing roles and grants all roles their rights. Can be repeated.
+    ///
+    /// - Parameter daemon: The version of this daemon. Its schema must be applied.
+    public static func apply(_ connection: inout Connection, daemon: Version) throws {
+        let migrator = Migrator(daemon: daemon)
+        try migrator.check(&connection)
+        try migrator.migrate(&connection, createsRoles: true) { _ in }
     }
 
-    /// Whether all five roles exist already.
-    public static func rolesExist(_ connection: inout Connection) throws(DatabaseError) -> Bool {
+    /// Whether all five roles exist.
+    static func rolesExist(_ connection: inout Connection) throws(DatabaseError) -> Bool {
         try connection.query(
             """
             SELECT count(*) FROM pg_catalog.pg_roles WHERE rolname IN ('tokenkeeper_sender', 'tokenkeeper_app',

@@ -1,12 +1,12 @@
-/// One file of `migrations/`, plain SQL, named `0001_what_it_makes.sql`.
+/// One file of `migrations/versions/`: plain SQL, named `0001_what_it_makes.sql`.
 public struct Migration: Equatable, Sendable {
     public let version: Int
     public let name: String
     public let sql: String
-    /// The oldest daemon that works with the schema after this migration, from the file's first line.
+    /// The oldest daemon that works with the schema after this version, from the file's first line.
     public let oldestDaemon: Version
 
-    /// - Returns: Nil when the file is not named or does not begin as a migration must.
+    /// - Returns: Nil if the file's name or first line is not that of a version.
     public init?(file: String, sql: String) {
         let stem = file.hasSuffix(".sql") ? file.dropLast(4) : ""
         let opening = "-- oldest daemon: "
@@ -20,11 +20,6 @@ public struct Migration: Equatable, Sendable {
         self.oldestDaemon = oldestDaemon
     }
 
-    /// Those in this binary, in order.
-    public static let embedded: [Migration] = EmbeddedSQL.files
-        .compactMap { Migration(file: $0.name, sql: $0.text) }
-        .sorted { $0.version < $1.version }
-
-    /// The files in this binary as they are in `migrations/`, by name.
-    package static let embeddedFiles = Dictionary(uniqueKeysWithValues: EmbeddedSQL.files.map { ($0.name, $0.text) })
+    /// The name under which its checksum is kept; versions and repeatables share one list.
+    var file: String { "versions/\(version)_\(name)" }
 }

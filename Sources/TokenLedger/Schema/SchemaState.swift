@@ -1,49 +1,72 @@
-/// What stands between a binary and a database's schema.
-public enum SchemaError: Error, Equatable, CustomStringConvertible {
-    /// An applied migration differs from the one in this binary.
-    case edited(version: Int, name: String)
-    /// The schema has gone on to where this daemon cannot follow.
-    case daemonTooOld(needed: Version, this: Version)
-    /// Migrations of this binary have not been applied. (Only for those that do not apply them.)
-    case notMigrated(missing: Int)
-
-    public var description: String {
-        switch self {
-        case .edited(let version, let name):
-            "migration \(version) (\(name)) was applied from a file that differs from the one in this tokenkeeperd; "
-                + "an applied migration is never edited: install the tokenkeeperd that applied it, or add a new migration"
-        case .daemonTooOld(let needed, let this):
-            "the database was migrated for tokenkeeperd \(needed) or newer, and this is \(this): install a newer one"
-        case .notMigrated(let missing):
-            "\(missing) \(missing == 1 ? "migration has" : "migrations have") not been applied to this database: run `tokenkeeperd migrate`"
-        }
-    }
-}
-
-/// The decision about migrations, as a pure value.
+/// What a database says about its schema.
 struct SchemaState {
-    struct Applied: Equatable {
+    struct AppliedVersion: Equatable {
         var version: Int
+        var name: String
         var checksum: String
         var oldestDaemon: Version
     }
 
-    /// What remains to be applied, in order.
+    struct AppliedFile: Equatable {
+        var name: String
+        var checksum: String
+        var release: Version
+    }
+
+    var versions: [AppliedVersion] = []
+    /// Nil if the schema has no table for them, which no release ever made.
+    var files: [AppliedFile]?
+    /// Whether all five roles exist.
+    var rolesExist = false
+    /// A digest of all of it, by the server.
+    var fingerprint: String?
+
+    /// Decides what to apply.
     ///
-    /// A migration that this binary does not know is no reason to refuse: its own declaration decides, so that a daemon
-    /// can be rolled back while its schema stays.
-    static func pending(
-        applied: [Applied], available: [Migration], checksums: [Int: String], daemon: Version
-    ) throws(SchemaError) -> [Migration] {
-        if let needed = applied.map(\.oldestDaemon).max(), daemon < needed {
+    /// A version that this binary does not know is no reason to refuse: its own declaration decides, so that a daemon can be rolled back
+    /// while its schema stays.
+    ///
+    /// - Parameters:
+    ///   - checksums: Of all files of `wanted`, by name.
+    ///   - createsRoles: Whether grants are applied even if roles are missing.
+    func plan(
+        for wanted: SchemaFiles, checksums: [String: String], daemon: Version, createsRoles: Bool = false
+    ) throws(SchemaError) -> MigrationPlan {
+        try refuse(wanted, checksums, daemon)
+        let known = Set(versions.map(\.version))
+        let pending = wanted.versions.filter { !known.contains($0.version) }
+        let applied = Dictionary(uniqueKeysWithValues: (files ?? []).map { ($0.name, $0) })
+        if let newest = applied.values.map(\.release).max(), daemon < newest {
+            guard pending.isEmpty, !createsRoles else { throw .functionsNewer(release: newest, this: daemon) }
+            return MigrationPlan()
+        }
+        let grants = wanted.grants.name
+        let gone = Set(applied.keys).subtracting(wanted.repeatables.map(\.name)).subtracting([grants])
+        let changed = wanted.repeatables.map(\.name).filter { applied[$0]?.checksum != checksums[$0] }
+        var plan = MigrationPlan(versions: pending, differing: changed + gone.sorted())
+        if !pending.isEmpty || !plan.differing.isEmpty { plan.repeatables = wanted.repeatables }
+        if createsRoles || (rolesExist && (!plan.isEmpty || applied[grants]?.checksum != checksums[grants])) {
+            plan.rights = .apply
+        } else if !rolesExist {
+            plan.rights = .rolesMissing
+        }
+        return plan
+    }
+
+    private func refuse(
+        _ wanted: SchemaFiles, _ checksums: [String: String], _ daemon: Version
+    ) throws(SchemaError) {
+        let named = Dictionary(uniqueKeysWithValues: wanted.versions.map { ($0.version, $0) })
+        for one in versions.sorted(by: { $0.version < $1.version }) {
+            let isOurs = named[one.version].map { $0.name == one.name } ?? true
+            if !isOurs || files == nil { throw .unreleased(version: one.version, name: one.name) }
+        }
+        if let needed = versions.map(\.oldestDaemon).max(), daemon < needed {
             throw .daemonTooOld(needed: needed, this: daemon)
         }
-        let appliedChecksums = Dictionary(uniqueKeysWithValues: applied.map { ($0.version, $0.checksum) })
-        for migration in available {
-            if let checksum = appliedChecksums[migration.version], checksum != checksums[migration.version] {
-                throw .edited(version: migration.version, name: migration.name)
-            }
+        for one in versions {
+            guard let ours = named[one.version] else { continue }
+            if checksums[ours.file] != one.checksum { throw .edited(version: one.version, name: one.name) }
         }
-        return available.filter { appliedChecksums[$0.version] == nil }
     }
 }

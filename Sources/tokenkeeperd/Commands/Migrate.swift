@@ -5,34 +5,46 @@ struct Migrate: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Create or upgrade the schema tokenkeeper.",
         discussion: """
-            Forward only, each migration in a transaction of its own. Run it as the role that is to own the schema: one that \
-            may CREATE in the database, and no superuser; or as a member of it, with --owner. Where the roles exist, their \
-            rights are renewed. Connect to PostgreSQL itself, not through a pooler.
+            Applies the versions that are missing and, if any file of functions or views has changed, all of these files, in one \
+            transaction. If all five roles exist, it also renews their rights. Run it as the role that is to own the schema: one \
+            that may CREATE in the database and is not a superuser; or as a member of that role, with --owner. Connect to \
+            PostgreSQL itself, not through a pooler.
+
+            If someone has built a view or anything else on an object that must be replaced, nothing is changed, and the error \
+            names what they have built.
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
     @OptionGroup var owner: OwnerOption
 
-    @Flag(help: "Do afterwards what `tokenkeeperd grants` does.")
+    @Flag(help: "Also create missing roles, as `tokenkeeperd grants` does. Needs CREATEROLE.")
     var grants = false
+
+    @Flag(help: "Show what would be applied. Changes nothing.")
+    var dryRun = false
+
+    @Flag(help: "Print the SQL that would be run, for psql, as one transaction. Changes nothing.")
+    var print = false
+
+    func validate() throws {
+        if dryRun && print { throw ValidationError("--dry-run and --print exclude each other") }
+    }
 
     func run() throws {
         Signals.unblock()
         try options.load().withNamedDatabase { connection in
-            try owner.assume(on: &connection)
-            var applied = 0
-            try Migrator(daemon: Daemon.version).migrate(&connection) { migration in
-                applied += 1
-                print("applied \(migration.version) \(migration.name)")
-            }
-            if applied == 0 { print("the schema is up to date") }
-            let rolesExist = try Grants.rolesExist(&connection)
-            if grants || (rolesExist && applied > 0) {
-                try Grants.apply(&connection)
-                print("the roles are there, and have their rights")
-            } else if !rolesExist {
-                print("next: `tokenkeeperd grants` makes the roles")
+            let migrator = Migrator(daemon: Daemon.version)
+            if print {
+                let script = try migrator.script(&connection, createsRoles: grants, owner: owner.owner)
+                Swift.print(script ?? "-- The schema is up to date.\n", terminator: "")
+            } else if dryRun {
+                Swift.print(
+                    try migrator.plan(&connection, createsRoles: grants).lines("would apply").joined(separator: "\n"))
+            } else {
+                try owner.assume(on: &connection)
+                let plan = try migrator.migrate(&connection, createsRoles: grants) { _ in }
+                Swift.print(plan.lines("applied").joined(separator: "\n"))
             }
         }
     }

@@ -101,8 +101,6 @@ struct Worker: Sendable {
     private func migrate(_ migrator: Migrator, on connection: inout Connection) throws {
         report.migrates(true)
         defer { report.migrates(false) }
-        try migrator.migrate(&connection) {
-            logger.notice("applied migration \($0.version)", metadata: ["name": "\($0.name)"])
-        }
+        try migrator.migrate(&connection) { for line in $0.lines("applied") { logger.notice("\(line)") } }
     }
 }

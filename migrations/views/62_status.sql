@@ -1,25 +1,10 @@
--- oldest daemon: 0.1.0
---
--- The view status answers within milliseconds at any size: a daemon counts large tables, and looks for what takes long to find, beforehand.
-
-CREATE TABLE tokenkeeper.status_cache (
-    source text COLLATE "C" PRIMARY KEY,
-    rows   bigint,
-    words  text[],
-    as_of  timestamptz NOT NULL
-) WITH (fillfactor = 50);
-COMMENT ON TABLE tokenkeeper.status_cache IS
-    'What the view status cannot find within milliseconds. A daemon looks every five seconds at most, and spends a hundredth of its time on it.';
-COMMENT ON COLUMN tokenkeeper.status_cache.source IS 'A table of this schema, or the name of a warning.';
-COMMENT ON COLUMN tokenkeeper.status_cache.rows IS
-    'Rows of the table, at most 10000. Estimated from PostgreSQL''s statistics where counting takes longer than a second.';
-COMMENT ON COLUMN tokenkeeper.status_cache.words IS 'The warnings, at most 20; null for none.';
+-- The state of the system in one row. It answers within milliseconds at any size.
 
 CREATE OR REPLACE VIEW tokenkeeper.status AS
 WITH latest AS (
-    SELECT d.* FROM tokenkeeper.daemon AS d ORDER BY d.beat_at DESC LIMIT 1
+    SELECT d.* FROM tokenkeeper.daemon AS d ORDER BY d.heartbeat_at DESC LIMIT 1
 ), live AS (
-    SELECT count(*) AS daemons FROM tokenkeeper.daemon AS d WHERE d.beat_at > clock_timestamp() - interval '30 seconds'
+    SELECT count(*) AS daemons FROM tokenkeeper.daemon AS d WHERE d.heartbeat_at > clock_timestamp() - interval '30 seconds'
       AND d.stopped_at IS NULL
 ), tokens AS (
     SELECT coalesce(sum(c.tokens), 0)::bigint AS total,
@@ -31,7 +16,7 @@ WITH latest AS (
            min(c.counted_at) AS as_of
     FROM tokenkeeper.token_count AS c
 ), rejected AS (
-    -- A small table is counted here and now. Of a large one, dead rows included, a daemon's count is taken, or PostgreSQL's estimate.
+    -- A small table is counted here. For a large one (dead rows included), use a daemon's count or PostgreSQL's estimate.
     SELECT CASE WHEN pg_relation_size('tokenkeeper.rejected_result') <= 4194304
                 THEN (SELECT count(*) FROM (SELECT FROM tokenkeeper.rejected_result LIMIT 10000) AS r)
                 ELSE coalesce((SELECT c.rows FROM tokenkeeper.status_cache AS c
@@ -50,11 +35,11 @@ WITH latest AS (
                                WHERE c.source = 'held_result' AND c.as_of > clock_timestamp() - interval '10 minutes'),
                               least(pg_stat_get_live_tuples('tokenkeeper.held_result'::regclass), 10000)) END AS results
 ), guards AS (
-    SELECT array_agg(format('the mass-failure guard of %s (%s) is open since %s UTC: suspects would silence %s tokens within a day, '
-                         'of %s active ones; see `tokenkeeperd held list`', g.topic, g.environment,
-                         to_char(g.open_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), g.tokens, coalesce(g.active, 0))
-                     ORDER BY g.open_since) AS words
-    FROM (SELECT * FROM tokenkeeper.guard WHERE open ORDER BY open_since LIMIT 20) AS g
+    SELECT array_agg(format('the mass-failure guard of %s (%s) tripped at %s UTC: suspects would suppress %s of %s active tokens within a day; '
+                         'see `tokenkeeperd held list`', g.topic, g.environment,
+                         to_char(g.tripped_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), g.tokens, coalesce(g.active, 0))
+                     ORDER BY g.tripped_at) AS words
+    FROM (SELECT * FROM tokenkeeper.guard WHERE tripped ORDER BY tripped_at LIMIT 20) AS g
 ), swept AS (
     SELECT s.* FROM tokenkeeper.sweep_run AS s
     WHERE s.outcome IN ('finished', 'failed', 'interrupted') AND NOT s.dry_run ORDER BY s.run_id DESC LIMIT 1
@@ -65,7 +50,7 @@ WITH latest AS (
     FROM (SELECT s.topic, s.environment, sum(s.tokens) AS tokens, max(s.of_tokens) AS of_tokens, max(s.max_tokens) AS max_tokens
           FROM swept JOIN tokenkeeper.sweep_topic AS s USING (run_id) WHERE s.refused GROUP BY 1, 2 ORDER BY 1, 2 LIMIT 20) AS r
 ), cached AS (
-    -- Warnings that a daemon has found. It looks again within minutes: older ones are not news.
+    -- Warnings that a daemon has found. It looks again within minutes, so older warnings are outdated.
     SELECT array_agg(w.words ORDER BY c.source, w.position) AS words
     FROM tokenkeeper.status_cache AS c CROSS JOIN unnest(c.words) WITH ORDINALITY AS w (words, position)
     WHERE c.as_of > clock_timestamp() - interval '1 hour'
@@ -83,15 +68,15 @@ WITH latest AS (
 ), locked AS (
     SELECT array_agg(format('daemon %s waits for a lock: %s', d.daemon_id, d.waiting_for) ORDER BY d.daemon_id) AS words
     FROM tokenkeeper.daemon AS d
-    WHERE d.waiting_for IS NOT NULL AND d.stopped_at IS NULL AND d.beat_at > clock_timestamp() - interval '1 minute'
+    WHERE d.waiting_for IS NOT NULL AND d.stopped_at IS NULL AND d.heartbeat_at > clock_timestamp() - interval '1 minute'
 ), undoing AS (
-    SELECT array_agg(format('an undo of %s (%s) is under way: %s suspects are left; see tokenkeeper.reinstatement', r.topic, r.environment,
+    SELECT array_agg(format('an undo of %s (%s) is in progress: %s suspects are left; see tokenkeeper.reinstatement', r.topic, r.environment,
                             CASE WHEN r.remaining = 10000 THEN '10000 or more' ELSE r.remaining::text END) ORDER BY r.at) AS words
     FROM (SELECT * FROM tokenkeeper.reinstatement
           WHERE finished_at IS NULL AND at < clock_timestamp() - interval '1 minute' ORDER BY at LIMIT 5) AS r
 ), mixed_up AS (
     SELECT array_agg(format('%s tokens of %s are suspect in %s, where they were registered, and active in the other environment: '
-                            'does the app say the right environment?', k.elsewhere, t.topic, t.environment)
+                            'does the app report the right environment?', k.elsewhere, t.topic, t.environment)
                      ORDER BY t.topic, t.environment) AS words
     FROM (SELECT * FROM tokenkeeper.token_count WHERE elsewhere > 0 ORDER BY elsewhere DESC LIMIT 20) AS k
     JOIN tokenkeeper.topic AS t USING (topic_id)
@@ -108,12 +93,12 @@ WITH latest AS (
                                WHERE c.source = 'failed_send' AND c.as_of > clock_timestamp() - interval '10 minutes'),
                               least(pg_stat_get_live_tuples('tokenkeeper.failed_send'::regclass), 10000)) END AS requests
 ), sending AS (
-    SELECT s.* FROM tokenkeeper.sending_daemon AS s WHERE s.beat_at > clock_timestamp() - interval '60 seconds' AND s.stopped_at IS NULL
-), halted AS (
-    SELECT array_agg(format('the sending of %s (%s) is halted since %s UTC: %s; when that is mended: SELECT tokenkeeper.resume_sending(%L, %L)',
-                            h.topic, h.environment, to_char(h.halted_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), h.reason, h.topic, h.environment)
-                     ORDER BY h.halted_at) AS words
-    FROM (SELECT * FROM tokenkeeper.send_halt ORDER BY halted_at LIMIT 20) AS h
+    SELECT s.* FROM tokenkeeper.sending_daemon AS s WHERE s.heartbeat_at > clock_timestamp() - interval '60 seconds' AND s.stopped_at IS NULL
+), paused AS (
+    SELECT array_agg(format('sending to %s (%s) is paused since %s UTC: %s; fix the cause, then run: SELECT tokenkeeper.resume_sending(%L, %L)',
+                            h.topic, h.environment, to_char(h.paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), h.reason, h.topic, h.environment)
+                     ORDER BY h.paused_at) AS words
+    FROM (SELECT * FROM tokenkeeper.paused_topic ORDER BY paused_at LIMIT 20) AS h
 ), credential AS (
     SELECT DISTINCT c.credential ->> 'name' AS name, (c.credential ->> 'expires_at')::timestamptz AS expires_at
     FROM sending AS s CROSS JOIN LATERAL jsonb_array_elements(s.credentials) AS c (credential)
@@ -124,13 +109,13 @@ WITH latest AS (
                             to_char(c.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI')) ORDER BY c.expires_at)
                FILTER (WHERE c.expires_at < clock_timestamp() + interval '30 days') AS words
     FROM credential AS c
-), in_trouble AS (
-    SELECT array_agg(DISTINCT w.words) AS words FROM sending AS s CROSS JOIN unnest(s.trouble) AS w (words)
+), problematic AS (
+    SELECT array_agg(DISTINCT w.words) AS words FROM sending AS s CROSS JOIN unnest(s.problems) AS w (words)
 )
 SELECT latest.queue_depth,
        NOT latest.queue_depth_exact AS queue_depth_estimated,
        clock_timestamp() - latest.oldest_queued_at AS oldest_result_age,
-       latest.beat_at AS queue_as_of,
+       latest.heartbeat_at AS queue_as_of,
        rejected.results AS rejected,
        held.results AS held,
        tokens.active AS tokens_active,
@@ -144,10 +129,10 @@ SELECT latest.queue_depth,
        swept.outcome AS last_sweep_outcome,
        live.daemons AS live_daemons,
        array_remove(ARRAY[
-           CASE WHEN latest.beat_at IS NULL THEN 'no daemon has ever run on this database'
+           CASE WHEN latest.heartbeat_at IS NULL THEN 'no daemon has ever run on this database'
                 WHEN live.daemons = 0 THEN 'no daemon is running; the last was seen at '
-                    || to_char(latest.beat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' END,
-           'results stay in the queue, because PostgreSQL refuses: ' || latest.trouble,
+                    || to_char(latest.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' END,
+           'results stay in the queue because PostgreSQL reports: ' || latest.problem,
            CASE WHEN latest.oldest_queued_at < clock_timestamp() - interval '5 minutes'
                 THEN 'results have been waiting for longer than five minutes' END,
            CASE WHEN held.results > 0
@@ -164,10 +149,10 @@ SELECT latest.queue_depth,
            CASE WHEN coalesce(swept.finished_at, latest.started_at) < clock_timestamp() - 2 * latest.sweep_interval - interval '1 minute'
                 THEN 'no sweep has finished within twice its interval' END
        ], NULL) || guards.words || refused.words || cached.words || mixed_up.words || crowded.words || locked.words || undoing.words
-           || halted.words || expiring.words || in_trouble.words
+           || paused.words || expiring.words || problematic.words
            || CASE WHEN failed.requests > 0
                    THEN ARRAY[CASE WHEN failed.requests = 10000 THEN '10000 or more' ELSE failed.requests::text END
-                              || ' requests were given up; see tokenkeeper.failed_send'] END
+                              || ' requests failed; see tokenkeeper.failed_send'] END
            || CASE WHEN waiting.requests > 0 AND NOT EXISTS (SELECT FROM sending)
                    THEN ARRAY['requests wait in tokenkeeper.send_request, and no running daemon sends'] END AS warnings,
        waiting.requests AS requests,
@@ -176,9 +161,9 @@ SELECT latest.queue_depth,
 FROM live
 CROSS JOIN waiting
 CROSS JOIN failed
-CROSS JOIN halted
+CROSS JOIN paused
 CROSS JOIN expiring
-CROSS JOIN in_trouble
+CROSS JOIN problematic
 CROSS JOIN tokens
 CROSS JOIN rejected
 CROSS JOIN rejected_lately
@@ -192,18 +177,19 @@ CROSS JOIN locked
 CROSS JOIN undoing
 LEFT JOIN latest ON true
 LEFT JOIN swept ON true;
-COMMENT ON COLUMN tokenkeeper.status.tokens_as_of IS 'When the oldest of these counts began: each topic has its own.';
+COMMENT ON VIEW tokenkeeper.status IS
+    'One row: the state of the system. The queue as the latest daemon saw it, the tokens as they were last counted, and warnings in words.';
+COMMENT ON COLUMN tokenkeeper.status.queue_depth_estimated IS 'True if queue_depth was estimated from the size of the queue.';
+COMMENT ON COLUMN tokenkeeper.status.oldest_result_age IS 'How long the oldest result has been waiting; null if there was none.';
 COMMENT ON COLUMN tokenkeeper.status.rejected IS
-    'Rows of rejected_result; 10000 means that many or more. Of a large table: a daemon''s count of the last ten minutes, or an estimate.';
+    'Rows of rejected_result; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
+COMMENT ON COLUMN tokenkeeper.status.live_daemons IS 'Daemons that have reported within the last 30 seconds.';
 COMMENT ON COLUMN tokenkeeper.status.held IS
-    'Rows of held_result; 10000 means that many or more. Of a large table: a daemon''s count of the last ten minutes, or an estimate.';
+    'Rows of held_result; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
 COMMENT ON COLUMN tokenkeeper.status.requests IS
-    'Rows of send_request, those that a daemon has claimed included; 10000 means that many or more. Of a large table: a daemon''s count of the last ten minutes, or an estimate.';
+    'Rows of send_request, claimed ones included; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
 COMMENT ON COLUMN tokenkeeper.status.failed_sends IS
-    'Rows of failed_send; 10000 means that many or more. Of a large table: a daemon''s count of the last ten minutes, or an estimate.';
-
--- What earlier comments say of 410s, as it is now ---------------------------------------------------------------------
-
-COMMENT ON COLUMN tokenkeeper.ledger.dead_at IS 'The latest 410 with a reason and a timestamp: APNs'' own timestamp.';
-COMMENT ON COLUMN tokenkeeper.ledger.suspect_at IS
-    'The latest BadDeviceToken, DeviceTokenNotForTopic or 410 that is not as APNs sends it, and that counts: when that request was sent.';
+    'Rows of failed_send; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
+COMMENT ON COLUMN tokenkeeper.status.credential_expires_at IS
+    'When the first certificate of the running daemons expires; null if they send with provider tokens, which do not expire.';
+COMMENT ON COLUMN tokenkeeper.status.tokens_as_of IS 'When the oldest of these counts began: each topic has its own count.';

@@ -1,0 +1,45 @@
+/// What a migration applies, all in one transaction.
+public struct MigrationPlan: Equatable, Sendable {
+    /// What happens to the roles' rights.
+    public enum Rights: Equatable, Sendable {
+        /// They are as this binary wants them, or another binary's.
+        case keep
+        case apply
+        /// Roles are missing: `tokenkeeperd grants` creates them.
+        case rolesMissing
+    }
+
+    /// The versions to apply, in order.
+    public var versions: [Migration] = []
+    /// The functions and views to apply: all of them, or none.
+    public var repeatables: [Repeatable] = []
+    /// The names of files that differ from what was applied: changed, new, or no longer there.
+    public var differing: [String] = []
+    public var rights: Rights = .keep
+
+    /// Whether there is nothing to apply.
+    public var isEmpty: Bool { versions.isEmpty && repeatables.isEmpty && rights != .apply }
+
+    /// What is missing, in a few words.
+    var summary: String {
+        let missing =
+            versions.isEmpty ? nil : "missing: \(versions.map { "\($0.version) \($0.name)" }.joined(separator: ", "))"
+        let different = differing.isEmpty ? nil : "\(differing.count) files of functions and views differ"
+        return [missing, different].compactMap { $0 }.joined(separator: "; ")
+    }
+
+    /// The plan for people, a line for each step.
+    ///
+    /// - Parameter verb: `applied` or `would apply`.
+    public func lines(_ verb: String) -> [String] {
+        var lines = versions.map { "\(verb) version \($0.version) \($0.name)" }
+        if !repeatables.isEmpty {
+            let why = differing.isEmpty ? "" : " (new or changed: \(differing.joined(separator: ", ")))"
+            lines.append("\(verb) all \(repeatables.count) files of functions and views\(why)")
+        }
+        if rights == .apply { lines.append("\(verb) grants: the roles exist and have their rights") }
+        if isEmpty { lines.append("the schema is up to date") }
+        if rights == .rolesMissing { lines.append("next: `tokenkeeperd grants` creates the roles") }
+        return lines
+    }
+}

@@ -1,0 +1,102 @@
+/// The SQL of a plan: what `migrate` runs and `migrate --print` prints.
+struct MigrationScript {
+    let plan: MigrationPlan
+    let grants: Repeatable
+    let checksums: [String: String]
+    let release: Version
+
+    /// Begins the transaction. Until the lock is held, another migrator may take its time.
+    static let begin = """
+        BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+        SET LOCAL statement_timeout = 0;
+        SET LOCAL lock_timeout = '60s';
+        SET LOCAL search_path = pg_catalog, pg_temp;
+        """
+
+    /// With two migrators, one waits here. From then on, no lock of an application is waited for at length.
+    static let lock = "\(DrainLock.migration); SET LOCAL lock_timeout = '5s';"
+
+    /// GRANT and TRUNCATE both change the catalog's row of a partition: at once, the later one fails ("tuple concurrently updated"). Senders
+    /// and batches do not wait for this lock.
+    static let keepPartitions = "LOCK TABLE tokenkeeper.send_result IN SHARE UPDATE EXCLUSIVE MODE;"
+
+    /// An expression: a digest of what the schema says was applied.
+    static let fingerprint = """
+        encode(sha256(convert_to(concat_ws(';',
+            (SELECT string_agg(concat_ws(' ', m.version, m.name, m.checksum), ',' ORDER BY m.version) FROM tokenkeeper.migration AS m),
+            (SELECT string_agg(concat_ws(' ', r.name, r.checksum, r.release), ',' ORDER BY r.name) FROM tokenkeeper.repeatable AS r)),
+            'UTF8')), 'hex')
+        """
+
+    /// In the order in which they are run, each one or several statements.
+    var statements: [String] {
+        var parts: [String] = []
+        for version in plan.versions { parts += [version.sql, record(version)] }
+        if plan.rights == .apply || !plan.repeatables.isEmpty { parts.append(Self.keepPartitions) }
+        parts += plan.repeatables.map(\.sql)
+        if plan.rights == .apply { parts.append(grants.sql) }
+        parts += record()
+        return parts
+    }
+
+    private func record(_ version: Migration) -> String {
+        let values = [
+            "\(version.version)", quoted(version.name), quoted(checksums[version.file] ?? ""),
+            quoted(version.oldestDaemon.description),
+        ]
+        return """
+            INSERT INTO tokenkeeper.migration (version, name, checksum, oldest_daemon)
+            VALUES (\(values.joined(separator: ", ")));
+            """
+    }
+
+    private func record() -> [String] {
+        let files = plan.repeatables + (plan.rights == .apply ? [grants] : [])
+        if files.isEmpty { return [] }
+        let rows = files.map {
+            "(\(quoted($0.name)), \(quoted(checksums[$0.name] ?? "")), \(quoted(release.description)))"
+        }
+        let gone = "DELETE FROM tokenkeeper.repeatable WHERE name <> \(quoted(grants.name));"
+        return (plan.repeatables.isEmpty ? [] : [gone]) + [
+            """
+            INSERT INTO tokenkeeper.repeatable (name, checksum, release)
+            VALUES
+                \(rows.joined(separator: ",\n    "))
+            ON CONFLICT (name) DO UPDATE
+            SET checksum = excluded.checksum, release = excluded.release, applied_at = clock_timestamp(), applied_by = session_user;
+            """
+        ]
+    }
+
+    /// For psql: the whole transaction.
+    ///
+    /// - Parameters:
+    ///   - found: The schema's fingerprint when the plan was made; nil if there was no schema.
+    ///   - owner: The role to work as, if not the login role.
+    func text(for found: String?, owner: String?) -> String {
+        var parts = ["-- tokenkeeperd \(release): run this with psql.\n\\set ON_ERROR_STOP on", Self.begin]
+        if let owner {
+            parts.append(
+                "SET LOCAL ROLE \"\(owner.split(separator: "\"", omittingEmptySubsequences: false).joined(separator: "\"\""))\";"
+            )
+        }
+        if let found {
+            parts.append(Self.lock)
+            parts.append(
+                """
+                DO $$
+                BEGIN
+                    IF \(Self.fingerprint) <> \(quoted(found)) THEN
+                        RAISE EXCEPTION 'the schema has changed since this script was printed' USING HINT = 'Run tokenkeeperd migrate --print again.';
+                    END IF;
+                END
+                $$;
+                """)
+        }
+        return (parts + statements + ["COMMIT;"]).joined(separator: "\n\n") + "\n"
+    }
+
+    private func quoted(_ text: String) -> String {
+        "'\(text.split(separator: "'", omittingEmptySubsequences: false).joined(separator: "''"))'"
+    }
+}

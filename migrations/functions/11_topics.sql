@@ -1,0 +1,88 @@
+-- Topics: find them, create them, log their policies.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.ensure_topic(environment text, topic text) RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    name text COLLATE "C" := ensure_topic.topic;
+    env text COLLATE "C" := ensure_topic.environment;
+    found_id integer;
+BEGIN
+    IF env IS NULL OR env NOT IN ('production', 'sandbox') THEN
+        RAISE EXCEPTION 'environment is %, expected ''production'' or ''sandbox''', coalesce(quote_literal(left(env, 100)), 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 512 THEN
+        RAISE EXCEPTION 'topic is %, expected the apns-topic header, 1 to 512 bytes',
+            CASE WHEN name IS NULL THEN 'null' ELSE octet_length(name) || ' bytes long' END
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    LOOP
+        SELECT t.topic_id INTO found_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env;
+        IF FOUND THEN
+            IF current_setting('transaction_isolation') <> 'read committed' THEN
+                -- An older snapshot may show a topic that a sweep has deleted. Then this raises 40001.
+                PERFORM FROM tokenkeeper.topic AS t WHERE t.topic_id = found_id FOR KEY SHARE;
+            END IF;
+            RETURN found_id;
+        END IF;
+        INSERT INTO tokenkeeper.topic AS t (environment, topic) VALUES (env, name)
+        ON CONFLICT DO NOTHING
+        RETURNING t.topic_id INTO found_id;
+        IF FOUND THEN
+            RETURN found_id;
+        END IF;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.ensure_topic(text, text) IS
+    'The topic_id of an (environment, topic); creates it if it is new. Raises 22023 for an unknown environment or an empty topic.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.ensure_topic(text, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.known_topic(topic text, environment text) RETURNS integer
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    name text COLLATE "C" := known_topic.topic;
+    env text COLLATE "C" := known_topic.environment;
+    found_id integer;
+BEGIN
+    -- An older snapshot would not show what others committed while the caller waited for their lock.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
+            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
+    END IF;
+    SELECT t.topic_id INTO found_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'topic % is not known in environment %', coalesce(quote_literal(left(name, 512)), 'null'),
+            coalesce(quote_literal(left(env, 100)), 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'tokenkeeper.topic_policy lists the known topics.';
+    END IF;
+    RETURN found_id;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.known_topic(text, text) IS
+    'The topic_id of an (environment, topic) that an operator named. Raises 22023 if it is not known, 25001 if the isolation level is not read committed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.known_topic(text, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.note_policy() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    INSERT INTO tokenkeeper.operation (operation, environment, topic, message)
+    SELECT 'policy_changed', new.environment, new.topic,
+           string_agg(n.key || ' is ' || coalesce(n.value, 'the default') || ', was ' || coalesce(o.value, 'the default'), '; '
+                      ORDER BY n.key)
+    FROM jsonb_each_text(to_jsonb(new)) AS n JOIN jsonb_each_text(to_jsonb(old)) AS o USING (key)
+    WHERE n.value IS DISTINCT FROM o.value;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.note_policy() IS 'Trigger: logs a changed topic_policy in operation.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.note_policy() FROM PUBLIC;
+
+CREATE OR REPLACE TRIGGER note_policy AFTER UPDATE ON tokenkeeper.topic FOR EACH ROW
+    WHEN (old.* IS DISTINCT FROM new.*) EXECUTE FUNCTION tokenkeeper.note_policy();

@@ -1,0 +1,180 @@
+-- Requests: what can be sent, and enqueue.
+
+-- Without its own search_path, which would double the cost: its callers set one.
+CREATE OR REPLACE FUNCTION tokenkeeper.parsed_payload(payload json) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+BEGIN
+    -- The longest payload that can be sent has 5120 bytes, and each can be written as an escape of up to six bytes.
+    IF octet_length(parsed_payload.payload::text) > 65536 THEN
+        RETURN NULL;
+    END IF;
+    RETURN parsed_payload.payload::jsonb;
+EXCEPTION WHEN data_exception OR program_limit_exceeded OR out_of_memory THEN
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.parsed_payload(json) IS 'A payload as jsonb; null if PostgreSQL cannot convert it: see payload_fault.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.parsed_payload(json) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.payload_length(payload jsonb) RETURNS integer
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN octet_length(replace(replace(payload::text, ': ', ':'), ', ', ','));
+EXCEPTION WHEN program_limit_exceeded OR out_of_memory THEN
+    RETURN 2147483647;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.payload_length(jsonb) IS
+    'A lower bound for the bytes of a payload without blanks; 2147483647 if its text is longer than PostgreSQL allows (as jsonb, 1e131071 is written out).';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.payload_length(jsonb) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.is_background_push(payload jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(payload -> 'aps' -> 'content-available' = '1'::jsonb
+                AND NOT (payload -> 'aps') ?| ARRAY['alert', 'sound', 'badge'], false);
+COMMENT ON FUNCTION tokenkeeper.is_background_push(jsonb) IS 'Whether a payload is a background push: content-available is 1, and it has no alert, sound or badge.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.is_background_push(jsonb) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.push_type_of(payload jsonb, topic text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN topic COLLATE "C" LIKE '%.voip' THEN 'voip'
+    WHEN topic COLLATE "C" LIKE '%.complication' THEN 'complication'
+    WHEN topic COLLATE "C" LIKE '%.pushkit.fileprovider' THEN 'fileprovider'
+    WHEN topic COLLATE "C" LIKE '%.push-type.liveactivity' THEN 'liveactivity'
+    WHEN topic COLLATE "C" LIKE '%.push-type.widgets' THEN 'widgets'
+    WHEN topic COLLATE "C" LIKE '%.push-type.controls' THEN 'controls'
+    WHEN topic COLLATE "C" LIKE '%.location-query' THEN 'location'
+    WHEN topic COLLATE "C" LIKE '%.voip-ptt' THEN 'pushtotalk'
+    WHEN payload ? 'mdm' THEN 'mdm'
+    WHEN tokenkeeper.is_background_push(payload) THEN 'background'
+    ELSE 'alert'
+END;
+COMMENT ON FUNCTION tokenkeeper.push_type_of(jsonb, text) IS
+    'The push type of a request that names none: by the suffix that Apple requires of the topic, or else mdm, background or alert, by the payload.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.push_type_of(jsonb, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.payload_fault(payload json) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF octet_length(payload_fault.payload::text) > 65536 THEN
+        RETURN 'payload is ' || octet_length(payload_fault.payload::text)::text || ' bytes long as written, expected at most 65536';
+    END IF;
+    PERFORM payload_fault.payload::jsonb;
+    RETURN NULL;
+EXCEPTION
+    WHEN numeric_value_out_of_range THEN
+        RETURN 'payload has a number that is too large or too precise';
+    WHEN data_exception THEN
+        RETURN 'payload has an escape that is not a character: U+0000, half a surrogate pair, or a character that the database''s encoding lacks';
+    WHEN program_limit_exceeded OR out_of_memory THEN
+        RETURN 'payload is too long or nested too deeply';
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.payload_fault(json) IS 'Why parsed_payload cannot convert a payload: what was found and what was expected; null if it can.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.payload_fault(json) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.send_fault(
+    environment text, topic text, payload jsonb, push_type text, priority integer, expiration timestamptz, collapse_id text,
+    scheduled_at timestamptz, payload_text text) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE
+    WHEN environment COLLATE "C" NOT IN ('production', 'sandbox')
+        THEN 'environment is ' || quote_literal(left(environment, 20)) || ', expected ''production'' or ''sandbox'''
+    WHEN coalesce(topic, '') COLLATE "C" = '' THEN 'topic is missing, expected the apns-topic header'
+    WHEN octet_length(topic) > 512 OR topic COLLATE "C" ~ '[^!-~]' THEN 'topic has blanks, or characters that no header can carry, or is over 512 bytes long'
+    WHEN payload IS NULL THEN 'payload is missing, expected a JSON object'
+    WHEN jsonb_typeof(payload) <> 'object' THEN 'payload is a JSON ' || jsonb_typeof(payload) || ', expected an object'
+    WHEN push_type COLLATE "C" NOT IN ('alert', 'background', 'voip', 'complication', 'fileprovider', 'mdm', 'liveactivity', 'location', 'pushtotalk',
+                           'widgets', 'controls')
+        THEN 'push_type is ' || quote_literal(left(push_type, 20)) || ', expected alert, background, voip, complication, fileprovider, '
+             || 'mdm, liveactivity, location, pushtotalk, widgets or controls'
+    WHEN push_type COLLATE "C" = 'background' AND NOT tokenkeeper.is_background_push(payload)
+        THEN 'push_type is background, expected a payload with content-available 1 and no alert, sound or badge'
+    WHEN push_type COLLATE "C" = 'alert' AND tokenkeeper.is_background_push(payload)
+        THEN 'push_type is alert, expected background: the payload has content-available 1 and no alert, sound or badge'
+    WHEN push_type COLLATE "C" = 'background' AND priority <> 5 THEN 'priority is ' || priority::text || ', expected 5 for a background push'
+    WHEN priority NOT IN (10, 5, 1) THEN 'priority is ' || priority::text || ', expected 10, 5 or 1'
+    WHEN NOT isfinite(expiration) OR expiration < 'epoch'
+        THEN 'expiration is ' || CASE WHEN isfinite(expiration) THEN 'before 1970' ELSE 'infinite' END || ', expected a finite instant, or null'
+    WHEN expiration > 'epoch' AND expiration <= scheduled_at
+        THEN 'expiration is not later than scheduled_at: the request would expire before it may be sent'
+    WHEN octet_length(collapse_id) NOT BETWEEN 1 AND 64
+        THEN 'collapse_id is ' || octet_length(collapse_id)::text || ' bytes long, expected 1 to 64'
+    WHEN collapse_id COLLATE "C" ~ '[^ -~]|^ | $' THEN 'collapse_id has characters that no header can carry'
+    -- A lower bound: separators inside strings are removed too. The exact length is checked when it is sent.
+    WHEN CASE WHEN payload_text IS NOT NULL THEN octet_length(replace(replace(payload_text COLLATE "C", ': ', ':'), ', ', ','))
+              ELSE tokenkeeper.payload_length(payload) END > CASE push_type COLLATE "C" WHEN 'voip' THEN 5120 ELSE 4096 END
+        THEN 'payload is over ' || CASE push_type COLLATE "C" WHEN 'voip' THEN '5120' ELSE '4096' END || ' bytes long'
+END;
+COMMENT ON FUNCTION tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text, timestamptz, text) IS
+    'Why APNs would refuse a request, whatever its token: what was found and what was expected; null if it would not. push_type is never null. '
+    'scheduled_at is the sender''s; null if a daemon has set another one. payload_text is the text of the payload if it is known, or null.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text, timestamptz, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.enqueue(
+    payload json,
+    topic text,
+    environment text DEFAULT 'production',
+    tags text[] DEFAULT NULL,
+    push_type text DEFAULT NULL,
+    priority integer DEFAULT NULL,
+    expiration timestamptz DEFAULT NULL,
+    collapse_id text DEFAULT NULL,
+    scheduled_at timestamptz DEFAULT NULL,
+    device_id text DEFAULT NULL,
+    everyone boolean DEFAULT false) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    env text COLLATE "C" := coalesce(enqueue.environment, 'production');
+    the_topic text COLLATE "C" := enqueue.topic;
+    body jsonb := tokenkeeper.parsed_payload(enqueue.payload);
+    kind text COLLATE "C" := coalesce(enqueue.push_type, tokenkeeper.push_type_of(body, the_topic));
+    fault text := CASE WHEN body IS NULL AND enqueue.payload IS NOT NULL THEN tokenkeeper.payload_fault(enqueue.payload)
+                       ELSE tokenkeeper.send_fault(env, the_topic, body, kind, enqueue.priority, enqueue.expiration, enqueue.collapse_id,
+                                                   enqueue.scheduled_at, NULL) END;
+    longest integer := (SELECT max(octet_length(t)) FROM unnest(enqueue.tags) AS t);
+    requests bigint;
+BEGIN
+    IF fault IS NULL AND longest > 512 THEN
+        fault := 'a tag is ' || longest || ' bytes long, expected at most 512';
+    END IF;
+    IF fault IS NULL AND octet_length(enqueue.device_id) > 512 THEN
+        fault := 'device_id is ' || octet_length(enqueue.device_id) || ' bytes long, expected at most 512';
+    END IF;
+    IF fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF (enqueue.tags IS NOT NULL)::integer + (enqueue.device_id IS NOT NULL)::integer + coalesce(enqueue.everyone, false)::integer <> 1 THEN
+        RAISE EXCEPTION 'addressed is %, expected one of tags, device_id and everyone',
+            CASE WHEN enqueue.tags IS NULL AND enqueue.device_id IS NULL AND NOT coalesce(enqueue.everyone, false) THEN 'nobody' ELSE 'more than one' END
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'everyone => true addresses all tokens of the topic; a variable that is null by mistake must not do so.';
+    END IF;
+    -- EXECUTE: plan again for these tags, because all tokens may have one tag and a single token another. Null parameters drop out of the plan.
+    EXECUTE $statement$
+        INSERT INTO tokenkeeper.send_request (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at)
+        SELECT $1, $2, encode(l.token_key, 'hex'), $3, $4, $5, $6, $7, $8
+        FROM tokenkeeper.topic AS t
+        JOIN tokenkeeper.ledger AS l ON l.topic_id = t.topic_id
+        WHERE t.topic = $2 COLLATE "C" AND t.environment = $1 COLLATE "C"
+          AND (NOT l.suppressed OR t.gate = 'observe') AND l.registered_at > '-infinity' AND $statement$
+        || CASE WHEN enqueue.tags IS NOT NULL THEN 'l.tags && $9' WHEN enqueue.device_id IS NOT NULL THEN 'l.device_id = $10' ELSE 'true' END
+        -- Through jsonb, to remove the blanks of the caller's spelling once for all.
+        USING env, the_topic, body::text::json, kind, enqueue.priority, enqueue.expiration, enqueue.collapse_id, enqueue.scheduled_at,
+              enqueue.tags, enqueue.device_id;
+    GET DIAGNOSTICS requests = ROW_COUNT;
+    RETURN requests;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text[], text, integer, timestamptz, text, timestamptz, text, boolean) IS
+    'Queues a notification for each sendable token of the topic that has one of the tags; or for the tokens of a device; or, with everyone => true, for '
+    'all tokens of the topic; in the caller''s transaction. Returns how many. Raises 22023 for what APNs would refuse, for an expiration '
+    'that is not later than scheduled_at, and for a tag or device_id over 512 bytes.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.enqueue(json, text, text, text[], text, integer, timestamptz, text, timestamptz, text, boolean) FROM PUBLIC;

@@ -1,0 +1,91 @@
+-- oldest daemon: 0.1.0
+--
+-- The schema, what was applied to it, topics, and the log of operations.
+
+DO $$
+BEGIN
+    -- CREATE SCHEMA IF NOT EXISTS requires CREATE on the database even if a DBA has created the schema beforehand.
+    IF to_regnamespace('tokenkeeper') IS NULL THEN
+        EXECUTE 'CREATE SCHEMA tokenkeeper';
+    END IF;
+END
+$$;
+COMMENT ON SCHEMA tokenkeeper IS
+    'tokenkeeperd: keeps the device tokens of an APNs provider clean. Start with the views token and status.';
+
+-- What was applied -------------------------------------------------------------------------------------------------
+
+CREATE TABLE tokenkeeper.migration (
+    version       integer PRIMARY KEY CHECK (version > 0),
+    name          text NOT NULL,
+    checksum      text NOT NULL,
+    oldest_daemon text NOT NULL,
+    applied_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    applied_by    text NOT NULL DEFAULT session_user
+);
+COMMENT ON TABLE tokenkeeper.migration IS
+    'The versions applied to this schema by `tokenkeeperd migrate`, forward only.';
+COMMENT ON COLUMN tokenkeeper.migration.checksum IS 'SHA-256 of the file, in hex. A file that was edited later is refused.';
+COMMENT ON COLUMN tokenkeeper.migration.oldest_daemon IS
+    'The oldest tokenkeeperd that works with the schema after this version. Older ones refuse to run.';
+
+CREATE TABLE tokenkeeper.repeatable (
+    name       text COLLATE "C" PRIMARY KEY,
+    checksum   text NOT NULL,
+    release    text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    applied_by text NOT NULL DEFAULT session_user
+);
+COMMENT ON TABLE tokenkeeper.repeatable IS
+    'The files of migrations/functions and migrations/views and grants.sql, as they were last applied. All functions and views are applied together.';
+COMMENT ON COLUMN tokenkeeper.repeatable.name IS 'The file without its extension, such as functions/20_registration.';
+COMMENT ON COLUMN tokenkeeper.repeatable.checksum IS 'SHA-256 of the file, in hex. If one differs, all are applied again.';
+COMMENT ON COLUMN tokenkeeper.repeatable.release IS 'The tokenkeeperd that applied it. An older one never applies its own.';
+
+-- Topics -----------------------------------------------------------------------------------------------------------
+
+CREATE TABLE tokenkeeper.topic (
+    topic_id             integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    environment          text COLLATE "C" NOT NULL CHECK (environment IN ('production', 'sandbox')),
+    topic                text COLLATE "C" NOT NULL CHECK (octet_length(topic) BETWEEN 1 AND 512),
+    first_seen           timestamptz NOT NULL DEFAULT clock_timestamp(),
+    gate                 text COLLATE "C" CHECK (gate IN ('enforce', 'observe')),
+    suppressed_retention interval CHECK (suppressed_retention BETWEEN interval '1 hour' AND interval '3650 days'),
+    dormant_after        interval
+        CHECK (dormant_after = interval '0' OR dormant_after BETWEEN interval '1 day' AND interval '3650 days'),
+    guard_allowance      bigint CHECK (guard_allowance >= 0),
+    guard_max_share      numeric CHECK (guard_max_share BETWEEN 0 AND 1),
+    prune_allowance      bigint CHECK (prune_allowance >= 0),
+    prune_max_share      numeric CHECK (prune_max_share BETWEEN 0 AND 1),
+    background_per_hour  integer CHECK (background_per_hour >= 0),
+    UNIQUE (topic, environment)
+);
+COMMENT ON TABLE tokenkeeper.topic IS
+    'Each (environment, topic) that was seen, with the policy for it (see the view topic_policy). Its number saves 40 bytes per token in the ledger. '
+    'The sweep deletes a topic once nothing refers to it (see reap_topics), so use a topic_id in the transaction that reads it.';
+COMMENT ON COLUMN tokenkeeper.topic.topic IS 'The apns-topic header as it was sent, such as com.example.app.voip.';
+
+-- The log of operations --------------------------------------------------------------------------------------------
+
+CREATE TABLE tokenkeeper.operation (
+    operation_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at           timestamptz NOT NULL DEFAULT clock_timestamp(),
+    operation    text NOT NULL CHECK (operation IN ('guard_tripped', 'guard_reset', 'held_released', 'held_discarded',
+        'reinstated', 'rejected_requeued', 'forgotten', 'policy_changed', 'device_crowded', 'sending_paused', 'sending_resumed',
+        'failed_requeued')),
+    environment  text,
+    topic        text,
+    rows         bigint,
+    message      text,
+    done_by      text NOT NULL DEFAULT session_user,
+    device_id    text COLLATE "C"
+);
+COMMENT ON TABLE tokenkeeper.operation IS
+    'What operators and the mass-failure guard did, one row each; and one row per topic and day for devices that have 50 tokens. '
+    'It explains what the history of a single token does not.';
+COMMENT ON COLUMN tokenkeeper.operation.rows IS 'How many tokens, results or requests were affected.';
+COMMENT ON COLUMN tokenkeeper.operation.done_by IS 'The login role. For the guard, the role of the daemon.';
+COMMENT ON COLUMN tokenkeeper.operation.device_id IS 'The device of device_crowded.';
+
+CREATE INDEX operation_device_id ON tokenkeeper.operation (device_id) WHERE device_id IS NOT NULL;
+COMMENT ON INDEX tokenkeeper.operation_device_id IS 'For forget_device.';

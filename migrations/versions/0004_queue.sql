@@ -1,0 +1,138 @@
+-- oldest daemon: 0.1.0
+--
+-- The queue of results, what could not be understood, and the counts.
+--
+-- The clock chooses one of eight partitions, which have no index and no trigger: a sender pays for a heap insert and nothing else. The
+-- daemon deletes ranges of TIDs from a partition, in the transaction that records them. It truncates a sealed partition that is empty,
+-- so nothing depends on vacuum.
+
+CREATE TABLE tokenkeeper.send_result (
+    environment      text DEFAULT 'production',
+    topic            text,
+    token            text,
+    status           integer,
+    body             text,
+    apns_id          text,
+    sent_at          timestamptz,
+    -- Internal from here on: not granted to senders.
+    queued_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- Each partition covers 128 seconds, and the eight take 17 minutes. The epoch as a double is cheap, and the same in every time zone.
+    partition_number smallint NOT NULL DEFAULT ((date_part('epoch', clock_timestamp())::bigint >> 7) & 7)::smallint,
+    attempts         smallint,
+    released         boolean
+) PARTITION BY LIST (partition_number);
+COMMENT ON TABLE tokenkeeper.send_result IS
+    'The queue: one row per response of APNs, by INSERT or COPY. Required: topic, token, status. Null means the default. '
+    'It accepts anything on purpose: a result that cannot be understood goes to rejected_result and never fails a sender''s batch.';
+COMMENT ON COLUMN tokenkeeper.send_result.environment IS 'production (the default) or sandbox.';
+COMMENT ON COLUMN tokenkeeper.send_result.topic IS 'The apns-topic header of the request.';
+COMMENT ON COLUMN tokenkeeper.send_result.token IS 'The device token in hex, in upper or lower case.';
+COMMENT ON COLUMN tokenkeeper.send_result.status IS 'The HTTP status of the response. 200s may be queued too: they are counted.';
+COMMENT ON COLUMN tokenkeeper.send_result.body IS 'The body of the response (JSON), verbatim, or null.';
+COMMENT ON COLUMN tokenkeeper.send_result.apns_id IS 'The apns-id header of the response, or null.';
+COMMENT ON COLUMN tokenkeeper.send_result.sent_at IS
+    'When the request was started. If null, five minutes before queued_at is assumed.';
+COMMENT ON COLUMN tokenkeeper.send_result.queued_at IS
+    'Internal: when the row was first inserted (server clock). Requeued and released results keep it.';
+COMMENT ON COLUMN tokenkeeper.send_result.partition_number IS
+    'Internal: the partition. The clock chooses 0 to 7; 8 is send_result_retry, 9 is send_result_backlog.';
+COMMENT ON COLUMN tokenkeeper.send_result.attempts IS 'Internal: how often it was rejected and requeued before; null for never.';
+COMMENT ON COLUMN tokenkeeper.send_result.released IS 'Internal: true if an operator has released it, so that the guard does not hold it again.';
+
+CREATE TABLE tokenkeeper.send_result_retry PARTITION OF tokenkeeper.send_result FOR VALUES IN (8);
+COMMENT ON TABLE tokenkeeper.send_result_retry IS
+    'Results that are tried again or taken separately: an application had locked their token, their batch had failed, they are large, their topic''s '
+    'guard was busy, or an operator has released them.';
+
+CREATE TABLE tokenkeeper.send_result_backlog PARTITION OF tokenkeeper.send_result FOR VALUES IN (9);
+COMMENT ON TABLE tokenkeeper.send_result_backlog IS
+    'Results that a daemon has taken out of sealed partitions and not recorded yet. The 200s are not among them: they were counted on the way.';
+
+DO $$
+DECLARE
+    partition text;
+BEGIN
+    FOR number IN 0..7 LOOP
+        EXECUTE format('CREATE TABLE tokenkeeper.send_result_%s PARTITION OF tokenkeeper.send_result FOR VALUES IN (%s)', number, number);
+        EXECUTE format('COMMENT ON TABLE tokenkeeper.send_result_%s IS %L', number, 'Partition ' || number || ' of send_result.');
+    END LOOP;
+    FOREACH partition IN ARRAY ARRAY['0', '1', '2', '3', '4', '5', '6', '7', 'retry', 'backlog'] LOOP
+        -- Without an identity, a publication FOR ALL TABLES would forbid the DELETE.
+        EXECUTE format('ALTER TABLE tokenkeeper.send_result_%s REPLICA IDENTITY FULL', partition);
+        -- Vacuum would truncate under a lock that stalls senders and is replayed on standbys.
+        EXECUTE format('ALTER TABLE tokenkeeper.send_result_%s SET (vacuum_truncate = off)', partition);
+    END LOOP;
+END
+$$;
+
+CREATE TABLE tokenkeeper.rejected_result (
+    rejected_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    rejected_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    error       text NOT NULL,
+    environment text,
+    topic       text,
+    token       text,
+    status      integer,
+    body        text,
+    apns_id     text,
+    sent_at     timestamptz,
+    queued_at   timestamptz NOT NULL,
+    attempts    smallint
+);
+COMMENT ON TABLE tokenkeeper.rejected_result IS
+    'Results that could not be understood, or that the database refused, complete as they were queued. The sweep deletes them after '
+    'sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted: see result_stat, reason (rejected, not kept).';
+COMMENT ON COLUMN tokenkeeper.rejected_result.error IS 'What was found and what was expected.';
+COMMENT ON COLUMN tokenkeeper.rejected_result.attempts IS 'How often it was requeued before; null for never.';
+
+CREATE INDEX rejected_result_rejected_at ON tokenkeeper.rejected_result (rejected_at) WHERE attempts IS NULL;
+COMMENT ON INDEX tokenkeeper.rejected_result_rejected_at IS
+    'What the last hour added, for drain.rejected_per_hour. Results that an operator has requeued do not count.';
+
+CREATE TABLE tokenkeeper.result_count (
+    hour        timestamptz NOT NULL,
+    environment text,
+    topic       text,
+    status      integer,
+    reason      text,
+    results     bigint NOT NULL CHECK (results > 0)
+);
+ALTER TABLE tokenkeeper.result_count REPLICA IDENTITY FULL;
+COMMENT ON TABLE tokenkeeper.result_count IS
+    'The table behind the view result_stat. Each batch appends its counts, because a row updated in place would serialize the daemons. '
+    'The sweep adds them up.';
+
+CREATE INDEX result_count_hour ON tokenkeeper.result_count (hour);
+COMMENT ON INDEX tokenkeeper.result_count_hour IS 'For the warnings of status, which read one day of thirteen months.';
+
+CREATE INDEX result_count_doubtful_410 ON tokenkeeper.result_count (hour) WHERE status = 410 AND reason LIKE '410 with%';
+COMMENT ON INDEX tokenkeeper.result_count_doubtful_410 IS 'For the warning of status about 410s that are not from APNs.';
+
+CREATE INDEX result_count_not_kept ON tokenkeeper.result_count (hour) WHERE reason = '(rejected, not kept)';
+COMMENT ON INDEX tokenkeeper.result_count_not_kept IS 'For the warning of status about rejected results beyond drain.rejected_per_hour.';
+
+-- Locks between daemons, forget and operators ----------------------------------------------------------------------
+
+-- Any login of the database can take an advisory lock, and a login without any other right could stop the drain. A table can be locked
+-- only by a role with rights to it, and nobody has rights to these tables: functions of the schema lock them, with the rights of its
+-- owner. The locks last until the transaction ends, so they work behind a pooler. They take no transaction id and write no WAL. None
+-- of them is ACCESS EXCLUSIVE, which would wait for pg_dump. Vacuum takes SHARE UPDATE EXCLUSIVE for the moment that an empty
+-- table needs.
+
+CREATE TABLE tokenkeeper.lock_erasure () WITH (autovacuum_enabled = false);
+ALTER TABLE tokenkeeper.lock_erasure REPLICA IDENTITY NOTHING;
+COMMENT ON TABLE tokenkeeper.lock_erasure IS
+    'Never has a row. Each batch of the drain holds ROW SHARE on it; forget and forget_device hold EXCLUSIVE, so that what is queued stays '
+    'where they can find it.';
+
+DO $$
+BEGIN
+    FOR slot IN 0..31 LOOP
+        EXECUTE format('CREATE TABLE tokenkeeper.lock_range_%s () WITH (autovacuum_enabled = false)', slot);
+        EXECUTE format('ALTER TABLE tokenkeeper.lock_range_%s REPLICA IDENTITY NOTHING', slot);
+        EXECUTE format('COMMENT ON TABLE tokenkeeper.lock_range_%s IS %L', slot,
+            'Never has a row. A batch of the drain holds SHARE UPDATE EXCLUSIVE on the one of these 32 tables that stands for its '
+            'pages of the queue; see lock_batch.');
+    END LOOP;
+END
+$$;

@@ -1,0 +1,185 @@
+-- oldest daemon: 0.1.0
+--
+-- What the daemons report, what they count for status, and the sweep.
+
+CREATE TABLE tokenkeeper.daemon (
+    daemon_id         text COLLATE "C" PRIMARY KEY,
+    version           text NOT NULL,
+    started_at        timestamptz NOT NULL,
+    heartbeat_at      timestamptz NOT NULL,
+    queue_depth       bigint NOT NULL,
+    queue_depth_exact boolean NOT NULL,
+    oldest_queued_at  timestamptz,
+    sweep_interval    interval,
+    stopped_at        timestamptz,
+    problem           text,
+    waiting_for       text
+) WITH (fillfactor = 50);
+COMMENT ON TABLE tokenkeeper.daemon IS
+    'The heartbeat of each daemon, with what it saw of the queue: status reads it here and never touches the queue. '
+    'The row of a daemon that has been silent for a day is deleted.';
+COMMENT ON COLUMN tokenkeeper.daemon.queue_depth_exact IS
+    'False if queue_depth was estimated from the size of the queue, because the queue was large or locked.';
+COMMENT ON COLUMN tokenkeeper.daemon.sweep_interval IS 'Null if the timer is off.';
+COMMENT ON COLUMN tokenkeeper.daemon.stopped_at IS 'When it shut down in order; null while it runs, or if it ended otherwise.';
+COMMENT ON COLUMN tokenkeeper.daemon.problem IS
+    'What keeps results in the queue until a person acts, such as missing rights or a full disk; otherwise null.';
+COMMENT ON COLUMN tokenkeeper.daemon.waiting_for IS
+    'The locks of other sessions that have kept results in the queue for some seconds, in words: the table and who holds it; otherwise null.';
+
+CREATE TABLE tokenkeeper.token_count (
+    topic_id           integer NOT NULL,
+    state              text COLLATE "C" NOT NULL,
+    tokens             bigint NOT NULL,
+    counted_at         timestamptz NOT NULL,
+    last_registered_at timestamptz,
+    elsewhere          bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (topic_id, state)
+);
+COMMENT ON TABLE tokenkeeper.token_count IS
+    'Tokens by topic and state, for status and for the shares that the mass-failure guard and the sweep compute. A daemon counts one topic after '
+    'the other, in at most one hundredth of its time. The guard trusts a count for a day.';
+COMMENT ON COLUMN tokenkeeper.token_count.counted_at IS
+    'When the count of this topic began, or when a daemon last saw that nothing had been written since.';
+COMMENT ON COLUMN tokenkeeper.token_count.last_registered_at IS 'The latest registration among these tokens.';
+COMMENT ON COLUMN tokenkeeper.token_count.elsewhere IS
+    'How many of the registered suspect tokens are active in the other environment. That is the sign of an app that reports the wrong environment.';
+
+CREATE TABLE tokenkeeper.token_count_progress (
+    topic_id   integer PRIMARY KEY,
+    begun_at   timestamptz,
+    after_key  bytea,
+    tokens     bigint NOT NULL DEFAULT 0,
+    counted_at timestamptz,
+    counted    bigint
+) WITH (fillfactor = 50);
+COMMENT ON TABLE tokenkeeper.token_count_progress IS
+    'How far the count of each topic has come. A daemon counts in slices, by token_key; another daemon can continue from there.';
+COMMENT ON COLUMN tokenkeeper.token_count_progress.begun_at IS 'When the current count began; null if none is in progress.';
+COMMENT ON COLUMN tokenkeeper.token_count_progress.after_key IS 'The last token_key that was counted; null before the first slice.';
+COMMENT ON COLUMN tokenkeeper.token_count_progress.tokens IS 'Tokens counted so far.';
+COMMENT ON COLUMN tokenkeeper.token_count_progress.counted_at IS 'When the latest complete count began; null if there was none.';
+COMMENT ON COLUMN tokenkeeper.token_count_progress.counted IS 'How many tokens the latest complete count found.';
+
+CREATE TABLE tokenkeeper.token_count_part (
+    topic_id           integer NOT NULL,
+    state              text COLLATE "C" NOT NULL,
+    tokens             bigint NOT NULL,
+    last_registered_at timestamptz,
+    elsewhere          bigint NOT NULL,
+    PRIMARY KEY (topic_id, state)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE tokenkeeper.token_count_part IS
+    'The sums of the current count of each topic. They move to token_count when the topic is counted to its end.';
+
+CREATE TABLE tokenkeeper.status_cache (
+    source text COLLATE "C" PRIMARY KEY,
+    rows   bigint,
+    words  text[],
+    as_of  timestamptz NOT NULL
+) WITH (fillfactor = 50);
+COMMENT ON TABLE tokenkeeper.status_cache IS
+    'What the view status cannot find within milliseconds. A daemon looks every five seconds at most, in at most one hundredth of its time.';
+COMMENT ON COLUMN tokenkeeper.status_cache.source IS 'A table of this schema, or the name of a warning.';
+COMMENT ON COLUMN tokenkeeper.status_cache.rows IS
+    'Rows of the table, at most 10000. Estimated from PostgreSQL''s statistics if counting takes longer than a second.';
+COMMENT ON COLUMN tokenkeeper.status_cache.words IS 'The warnings, at most 20; null for none.';
+
+-- The sweep --------------------------------------------------------------------------------------------------------
+
+CREATE TABLE tokenkeeper.sweep_run (
+    run_id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    trigger           text NOT NULL CHECK (trigger IN ('timer', 'signal', 'sql', 'cli')),
+    dry_run           boolean NOT NULL DEFAULT false,
+    forced            boolean NOT NULL DEFAULT false,
+    requested_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    requested_by      text NOT NULL DEFAULT session_user,
+    started_at        timestamptz,
+    heartbeat_at      timestamptz,
+    finished_at       timestamptz,
+    daemon_id         text,
+    outcome           text NOT NULL DEFAULT 'requested'
+                      CHECK (outcome IN ('requested', 'running', 'finished', 'failed', 'interrupted')),
+    pruned_suppressed bigint NOT NULL DEFAULT 0,
+    pruned_dormant    bigint NOT NULL DEFAULT 0,
+    deleted_events    bigint NOT NULL DEFAULT 0,
+    deleted_rejected  bigint NOT NULL DEFAULT 0,
+    deleted_runs      bigint NOT NULL DEFAULT 0,
+    message           text,
+    refused           bigint NOT NULL DEFAULT 0,
+    deleted_held      bigint NOT NULL DEFAULT 0,
+    deleted_sends     bigint NOT NULL DEFAULT 0,
+    reset_events      bigint NOT NULL DEFAULT 0,
+    reaped_topics     bigint NOT NULL DEFAULT 0
+);
+COMMENT ON TABLE tokenkeeper.sweep_run IS
+    'One row per sweep: requested, running, and how it ended. After an interrupted sweep the next one continues where it stopped; after a forced '
+    'one, the next that is forced.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.trigger IS
+    'timer; signal (SIGUSR1); sql (request_sweep); cli (tokenkeeperd sweep).';
+COMMENT ON COLUMN tokenkeeper.sweep_run.dry_run IS 'Only counted: nothing was deleted.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.forced IS 'Requested with force: the limit on the share of a topic''s tokens did not apply.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.heartbeat_at IS
+    'Set by each batch. A sweep that is silent for a minute loses its right to continue, and another may start.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.pruned_suppressed IS 'Tokens that were suppressed for longer than sweep.suppressed_retention.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.pruned_dormant IS 'Tokens that were not registered again within sweep.dormant_after.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.refused IS
+    'Tokens that were due and not pruned, because they are too large a share of their topic; see sweep_topic.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.deleted_held IS 'Results that the mass-failure guard held for longer than sweep.held_retention. They never counted.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.deleted_sends IS
+    'Rows of suppressed_send and failed_send that were older than sweep.send_retention.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.reset_events IS
+    'Events whose transaction_id lay in the future, because the database was restored from a dump, and was reset.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.reaped_topics IS 'Topics that were deleted because nothing referred to them.';
+
+CREATE UNIQUE INDEX sweep_run_one_at_a_time ON tokenkeeper.sweep_run ((true)) WHERE outcome = 'running';
+COMMENT ON INDEX tokenkeeper.sweep_run_one_at_a_time IS 'At most one sweep runs, however many daemons there are.';
+
+CREATE INDEX sweep_run_requested ON tokenkeeper.sweep_run (run_id) WHERE outcome = 'requested';
+
+CREATE TABLE tokenkeeper.sweep_topic (
+    run_id      bigint NOT NULL,
+    environment text COLLATE "C" NOT NULL,
+    topic       text COLLATE "C" NOT NULL,
+    cause       text COLLATE "C" NOT NULL,
+    tokens      bigint NOT NULL,
+    pruned      bigint NOT NULL DEFAULT 0,
+    refused     boolean NOT NULL,
+    of_tokens   bigint,
+    max_tokens  bigint,
+    samples     text[],
+    PRIMARY KEY (run_id, topic, environment, cause)
+);
+COMMENT ON TABLE tokenkeeper.sweep_topic IS
+    'What a sweep found due, by topic and cause: pruned, refused, or in a dry run only counted. Kept as long as its row of sweep_run.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.cause IS 'stale, suspect, unregistered_by_app, superseded, or dormant.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.tokens IS 'How many were due when the sweep started with the topic.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.pruned IS 'How many of them were pruned: fewer if the sweep was interrupted, or a token was registered again.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.refused IS 'Whether the topic was over its limit, all causes together.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.of_tokens IS 'All tokens of the topic, as last counted; null if the due tokens were too few for the limit to matter.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.max_tokens IS 'The limit on what could be pruned within this day.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.samples IS 'The first 8 digits of some of them, for `tokenkeeperd explain`.';
+
+CREATE TABLE tokenkeeper.sweep_progress (
+    only_row         boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    rolled_up_before timestamptz NOT NULL DEFAULT '-infinity',
+    transaction_id   xid8
+);
+COMMENT ON TABLE tokenkeeper.sweep_progress IS 'One row: what the sweeps of this database have finished, so that the next one can skip it.';
+COMMENT ON COLUMN tokenkeeper.sweep_progress.rolled_up_before IS 'The counts of result_count before this hour have been added up.';
+COMMENT ON COLUMN tokenkeeper.sweep_progress.transaction_id IS
+    'A transaction id of the last sweep. If it lies in the future, the database was restored from a dump into a younger cluster, '
+    'and the next sweep resets token_event.transaction_id. If null, the next sweep checks the whole history once.';
+INSERT INTO tokenkeeper.sweep_progress DEFAULT VALUES;
+
+CREATE TABLE tokenkeeper.topic_prune (
+    topic_id  integer PRIMARY KEY,
+    pruned_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+COMMENT ON TABLE tokenkeeper.topic_prune IS
+    'When a sweep last pruned a token of each topic. A topic is kept while its history can still be in token_event.';
+
+CREATE TABLE tokenkeeper.lock_sweep_claim () WITH (autovacuum_enabled = false);
+ALTER TABLE tokenkeeper.lock_sweep_claim REPLICA IDENTITY NOTHING;
+COMMENT ON TABLE tokenkeeper.lock_sweep_claim IS
+    'Never has a row. A daemon holds EXCLUSIVE on it while it decides whether to start a sweep. For why it is a table, see 0004_queue.';

@@ -1,0 +1,153 @@
+-- oldest daemon: 0.1.0
+--
+-- The outbox: requests that a daemon sends to APNs, behind the gate. It stays empty if you send pushes yourself.
+--
+-- A request is in exactly one place: in send_request until it has ended; then in suppressed_send (the gate refused it), in failed_send
+-- (it failed), or, once APNs has responded, in the queue send_result with all other results, so that only one path leads from a
+-- response to the ledger. It changes place in one transaction. A daemon claims what is due, and the claim asks the gate, so what the
+-- ledger learns while requests wait counts.
+
+CREATE TABLE tokenkeeper.send_request (
+    environment   text COLLATE "C" DEFAULT 'production',
+    topic         text COLLATE "C",
+    token         text,
+    -- json, not jsonb: jsonb refuses some JSON texts (an escaped U+0000, half a surrogate pair) and would fail a sender's whole INSERT. The
+    -- claim parses the payload, and a bad one fails alone.
+    payload       json,
+    push_type     text,
+    priority      integer,
+    expiration    timestamptz,
+    collapse_id   text,
+    scheduled_at  timestamptz,
+    apns_id       uuid DEFAULT gen_random_uuid(),
+    -- Internal from here on: not granted to senders.
+    request_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queued_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    claimed_by    text COLLATE "C",
+    first_sent_at timestamptz,
+    attempts      integer NOT NULL DEFAULT 0,
+    interruptions smallint NOT NULL DEFAULT 0,
+    postponed     boolean NOT NULL DEFAULT false,
+    last_error    text,
+    deferred      boolean NOT NULL DEFAULT false
+);
+COMMENT ON TABLE tokenkeeper.send_request IS
+    'The outbox: one row per notification and device, by INSERT, COPY or enqueue. Required: topic, token, payload. Null means the default. '
+    'A request that cannot be sent goes to failed_send with the error and never fails a sender''s batch.';
+COMMENT ON COLUMN tokenkeeper.send_request.environment IS 'production (the default) or sandbox.';
+COMMENT ON COLUMN tokenkeeper.send_request.topic IS 'The apns-topic header, such as com.example.app.';
+COMMENT ON COLUMN tokenkeeper.send_request.token IS 'The device token in hex, in upper or lower case.';
+COMMENT ON COLUMN tokenkeeper.send_request.payload IS
+    'A JSON object of at most 4096 bytes (5120 for VoIP), counted as it is sent: without blanks between its parts. The claim checks it.';
+COMMENT ON COLUMN tokenkeeper.send_request.push_type IS
+    'alert, background, voip, complication, fileprovider, mdm, liveactivity, location, pushtotalk, widgets, controls; null: see push_type_of.';
+COMMENT ON COLUMN tokenkeeper.send_request.priority IS '10, 5 or 1; null: 5 for a background push, which allows no other, and otherwise APNs'' default, 10.';
+COMMENT ON COLUMN tokenkeeper.send_request.expiration IS
+    'How long APNs tries to deliver. The epoch (1970-01-01Z) means one attempt only; null leaves it to APNs. A request that is not sent by then fails.';
+COMMENT ON COLUMN tokenkeeper.send_request.collapse_id IS 'Notifications with the same collapse_id are shown as one: 1 to 64 bytes, or null.';
+COMMENT ON COLUMN tokenkeeper.send_request.scheduled_at IS 'Not sent earlier; null means at once. A daemon sets it when it defers the request.';
+COMMENT ON COLUMN tokenkeeper.send_request.apns_id IS 'The apns-id header, the same for each attempt. Results carry it.';
+COMMENT ON COLUMN tokenkeeper.send_request.claimed_by IS 'Internal: the daemon that has claimed it; null while it waits.';
+COMMENT ON COLUMN tokenkeeper.send_request.first_sent_at IS 'Internal: when a daemon first claimed it. send.retry_for counts from here.';
+COMMENT ON COLUMN tokenkeeper.send_request.attempts IS 'Internal: how often APNs asked for a retry or did not respond.';
+COMMENT ON COLUMN tokenkeeper.send_request.interruptions IS
+    'Internal: how often it was interrupted: its daemon was killed, or what was sent got no response. After the second time it fails, because it may have been delivered.';
+COMMENT ON COLUMN tokenkeeper.send_request.postponed IS 'Internal: a background push that waits because its device has had its share for this hour.';
+COMMENT ON COLUMN tokenkeeper.send_request.last_error IS 'Internal: why it is retried.';
+COMMENT ON COLUMN tokenkeeper.send_request.deferred IS 'Internal: a daemon has set scheduled_at, so that the request is sent later than requested.';
+
+-- By topic, so that topics take turns and a paused topic is not even read. left(): an index cannot hold a long text, and a bad row must
+-- not fail a sender's batch. No topic that can be sent to is that long.
+CREATE INDEX send_request_due ON tokenkeeper.send_request
+    (left(coalesce(topic, ''), 513), left(coalesce(environment, 'production'), 20), (coalesce(scheduled_at, queued_at)))
+    WHERE claimed_by IS NULL;
+COMMENT ON INDEX tokenkeeper.send_request_due IS 'What may be claimed, by topic and time.';
+
+CREATE INDEX send_request_claimed ON tokenkeeper.send_request (claimed_by) WHERE claimed_by IS NOT NULL;
+
+CREATE INDEX send_request_postponed ON tokenkeeper.send_request (tokenkeeper.token_key(token)) WHERE postponed;
+
+CREATE TABLE tokenkeeper.suppressed_send (
+    suppressed_id  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    suppressed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    environment    text NOT NULL,
+    topic          text NOT NULL,
+    token          text NOT NULL,
+    token_key      bytea NOT NULL,
+    state          text NOT NULL,
+    reason         text,
+    invalidated_at timestamptz,
+    push_type      text NOT NULL,
+    apns_id        uuid,
+    request_id     bigint NOT NULL,
+    queued_at      timestamptz NOT NULL
+);
+COMMENT ON TABLE tokenkeeper.suppressed_send IS
+    'Requests that the gate refused, and why. The sweep deletes them after sweep.send_retention.';
+COMMENT ON COLUMN tokenkeeper.suppressed_send.state IS
+    'The state of the token then: stale, suspect, superseded, unregistered_by_app; or background: a newer background push waits for the same device.';
+COMMENT ON COLUMN tokenkeeper.suppressed_send.reason IS 'The reason of that state, such as Unregistered.';
+COMMENT ON COLUMN tokenkeeper.suppressed_send.invalidated_at IS 'As of when the token was suppressed.';
+
+CREATE INDEX suppressed_send_token_key ON tokenkeeper.suppressed_send (token_key);
+
+CREATE TABLE tokenkeeper.failed_send (
+    failed_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    failed_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    error       text NOT NULL,
+    status      integer,
+    environment text,
+    topic       text,
+    token       text,
+    payload     json,
+    push_type   text,
+    priority    integer,
+    expiration  timestamptz,
+    collapse_id text,
+    apns_id     uuid,
+    request_id  bigint NOT NULL,
+    queued_at   timestamptz NOT NULL,
+    attempts    integer NOT NULL
+);
+COMMENT ON TABLE tokenkeeper.failed_send IS
+    'Requests that failed, complete, with the error; requeue_failed puts them back. The sweep deletes them after sweep.send_retention.';
+COMMENT ON COLUMN tokenkeeper.failed_send.error IS 'What was found and what was expected, or the last response of APNs.';
+COMMENT ON COLUMN tokenkeeper.failed_send.status IS 'The HTTP status of the last response of APNs; null if there was none.';
+
+CREATE TABLE tokenkeeper.paused_topic (
+    environment text COLLATE "C" NOT NULL,
+    topic       text COLLATE "C" NOT NULL,
+    paused_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    reason      text NOT NULL,
+    paused_by   text NOT NULL DEFAULT session_user,
+    PRIMARY KEY (topic, environment)
+);
+COMMENT ON TABLE tokenkeeper.paused_topic IS
+    'Topics whose requests wait until resume_sending, because APNs rejects the sender or because of pause_sending.';
+COMMENT ON COLUMN tokenkeeper.paused_topic.reason IS 'The response of APNs, or the reason given to pause_sending.';
+
+CREATE TABLE tokenkeeper.background_send (
+    environment text COLLATE "C" NOT NULL,
+    topic       text COLLATE "C" NOT NULL,
+    token_key   bytea NOT NULL,
+    sent_at     timestamptz[] NOT NULL,
+    latest_at   timestamptz NOT NULL,
+    PRIMARY KEY (topic, environment, token_key)
+);
+COMMENT ON TABLE tokenkeeper.background_send IS
+    'The background pushes sent to each device within the last hour. Apple throttles more than a few. Swept after that hour.';
+
+CREATE TABLE tokenkeeper.sending_daemon (
+    daemon_id     text COLLATE "C" PRIMARY KEY,
+    process_scope text NOT NULL,
+    heartbeat_at  timestamptz NOT NULL,
+    stopped_at    timestamptz,
+    credentials   jsonb NOT NULL,
+    problems      text[] NOT NULL
+) WITH (fillfactor = 50);
+COMMENT ON TABLE tokenkeeper.sending_daemon IS
+    'The heartbeat of each daemon that sends. If one is silent for a minute, another claims its requests.';
+COMMENT ON COLUMN tokenkeeper.sending_daemon.process_scope IS
+    'The boot of the machine and its process-id namespace. Daemons in the same scope can tell at once when another has ended.';
+COMMENT ON COLUMN tokenkeeper.sending_daemon.credentials IS 'Its credentials: name, kind, topics, environments, and when each expires; never a secret.';
+COMMENT ON COLUMN tokenkeeper.sending_daemon.problems IS 'What keeps requests waiting, in words.';
