@@ -19,7 +19,7 @@ CREATE FUNCTION tokenkeeper.token_key(token text) RETURNS bytea
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     -- decode() alone would accept white space.
-    WHEN octet_length(token) BETWEEN 2 AND 1024 AND octet_length(token) % 2 = 0 AND token COLLATE "C" !~ '[^0-9A-Fa-f]'
+    WHEN octet_length(token) <= 1024 AND token COLLATE "C" ~ '^(?:[0-9A-Fa-f]{2})+$'
     THEN decode(token, 'hex')
 END;
 COMMENT ON FUNCTION tokenkeeper.token_key(text) IS
