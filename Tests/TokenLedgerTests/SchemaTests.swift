@@ -9,19 +9,61 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
 
 @Suite struct `The schema` {
     @Test func `the binary holds the files of migrations byte for byte`() throws {
-        let files = try FileManager.default.contentsOfDirectory(atPath: folder.path).filter { $0.hasSuffix(".sql") }
-        #expect(Set(files) == Set(Migration.embeddedFiles.keys))
+        let files = try FileManager.default.subpathsOfDirectory(atPath: folder.path).filter { $0.hasSuffix(".sql") }
+        #expect(Set(files) == Set(SchemaFiles.embeddedTexts.keys))
         for file in files {
             let text = try Data(contentsOf: folder.appendingPathComponent(file))
-            #expect(Migration.embeddedFiles[file].map { Data($0.utf8) } == text, "\(file)")
+            #expect(SchemaFiles.embeddedTexts[file].map { Data($0.utf8) } == text, "\(file)")
         }
-        #expect(Migration.embedded.count == files.count - 1, "all but grants.sql are migrations, and well named")
-        #expect(Migration.embedded.map(\.version) == Array(1...Migration.embedded.count))
+        let embedded = SchemaFiles.embedded
+        #expect(embedded.versions.map(\.version) == Array(1...embedded.versions.count))
+        #expect(files.count == embedded.versions.count + embedded.repeatables.count + 1, "all are well named")
+        #expect(embedded.grants.sql.contains("GRANT "))
     }
 
     @Test func `migrations are ASCII without backslashes, for databases of any encoding and any string syntax`() {
-        for (file, text) in Migration.embeddedFiles {
+        for (file, text) in SchemaFiles.embeddedTexts {
             #expect(text.utf8.allSatisfy { $0 < 128 && $0 != UInt8(ascii: "\\") }, "\(file)")
+        }
+    }
+
+    @Test func `every function, view and table is created in exactly one place, and all of them exist`() throws {
+        var places: [String: [String]] = [:]
+        let creation = /^ *CREATE (?:OR REPLACE )?(?:FUNCTION|VIEW|TABLE) tokenkeeper\.(\w+)/.anchorsMatchLineEndings()
+        for (file, text) in SchemaFiles.embeddedTexts {
+            for found in text.matches(of: creation) { places[String(found.1), default: []].append(file) }
+        }
+        // A table and the function that locks it share a name.
+        for (object, files) in places where object != "lock_sweep_claim" {
+            #expect(files.count == 1, "\(object): \(files)")
+        }
+        #expect(places["lock_sweep_claim"]?.sorted() == ["functions/12_locks.sql", "versions/0006_daemons.sql"])
+        var owner = try TestCluster.shared.database().connect()
+        let existing = try owner.lines(
+            """
+            SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = 'tokenkeeper'::regnamespace
+            UNION
+            SELECT c.relname FROM pg_class AS c WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind IN ('r', 'p', 'v')
+              AND c.relname !~ '_[0-9]+$'
+            """, columns: 1)
+        #expect(Set(existing) == Set(places.keys))
+    }
+
+    @Test func `in functions and views, each object is followed by its comment, and each function by its REVOKE`()
+        throws
+    {
+        let object = /CREATE OR REPLACE (FUNCTION|VIEW) tokenkeeper\.(\w+)/
+        for file in SchemaFiles.embedded.repeatables {
+            #expect(!file.sql.contains("CREATE FUNCTION") && !file.sql.contains("CREATE VIEW"), "\(file.name)")
+            let starts = file.sql.matches(of: object)
+            for (index, start) in starts.enumerated() {
+                let end = index + 1 < starts.count ? starts[index + 1].range.lowerBound : file.sql.endIndex
+                let part = file.sql[start.range.lowerBound..<end]
+                #expect(part.contains("\nCOMMENT ON \(start.1) tokenkeeper.\(start.2)"), "\(start.2)")
+                if start.1 == "FUNCTION" {
+                    #expect(part.contains("\nREVOKE EXECUTE ON FUNCTION tokenkeeper.\(start.2)("), "\(start.2)")
+                }
+            }
         }
     }
 

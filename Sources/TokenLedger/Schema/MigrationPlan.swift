@@ -20,12 +20,14 @@ public struct MigrationPlan: Equatable, Sendable {
     /// Whether there is nothing to apply.
     public var isEmpty: Bool { versions.isEmpty && repeatables.isEmpty && rights != .apply }
 
-    /// What is missing, in a few words.
-    var summary: String {
-        let missing =
-            versions.isEmpty ? nil : "missing: \(versions.map { "\($0.version) \($0.name)" }.joined(separator: ", "))"
-        let different = differing.isEmpty ? nil : "\(differing.count) files of functions and views differ"
-        return [missing, different].compactMap { $0 }.joined(separator: "; ")
+    /// What is missing, as the subject of a sentence: `7 versions and 16 files of functions and views have`.
+    var missing: String {
+        let (versions, files) = (versions.count, differing.count)
+        let parts = [
+            versions == 0 ? nil : "\(versions) \(versions == 1 ? "version" : "versions")",
+            files == 0 ? nil : "\(files) \(files == 1 ? "file" : "files") of functions and views",
+        ]
+        return parts.compactMap { $0 }.joined(separator: " and ") + (versions + files == 1 ? " has" : " have")
     }
 
     /// The plan for people, a line for each step.

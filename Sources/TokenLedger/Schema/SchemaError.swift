@@ -26,7 +26,7 @@ public enum SchemaError: Error, Equatable, CustomStringConvertible {
         case .functionsNewer(let release, let this):
             "the functions of this schema are those of tokenkeeperd \(release), and this is \(this): use \(release) or newer"
         case .notMigrated(let plan):
-            "this database's schema is not that of this tokenkeeperd (\(plan.summary)): run `tokenkeeperd migrate`"
+            "\(plan.missing) not been applied to this database: run `tokenkeeperd migrate`"
         case .builtUpon(let message):
             "nothing was migrated, because someone has built on an object that must be replaced: \(message); "
                 + "drop that, migrate, and create it again"
