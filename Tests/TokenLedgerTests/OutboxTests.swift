@@ -410,7 +410,7 @@ import TokenModel
         let warning = try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status", user: "a_reader")
         #expect(
             warning.contains(
-                "APNs answered 403 InvalidProviderToken; when that is mended: SELECT tokenkeeper.resume_sending('com.example.app', 'production')"
+                "APNs answered 403 InvalidProviderToken; fix the cause, then run: SELECT tokenkeeper.resume_sending('com.example.app', 'production')"
             ))
         #expect(try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator") == "t")
         #expect(try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator") == "f")
@@ -433,8 +433,8 @@ import TokenModel
         #expect(try claim() == [])
         #expect(
             try database.psql("SELECT error FROM tokenkeeper.failed_send ORDER BY failed_id")
-                == "it was cut off while it was being sent, and its expiration allows one try only\n"
-                + "it was cut off twice while it was being sent, and may have been delivered")
+                == "it was interrupted while it was being sent, and its expiration allows only one attempt\n"
+                + "it was interrupted twice while it was being sent; it may have been delivered")
     }
 
     @Test func `of many requests for one token some are taken at a time, and the others keep nobody out`() throws {

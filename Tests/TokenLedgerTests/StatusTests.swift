@@ -153,10 +153,10 @@ import Testing
         #expect(
             told.count == 2
                 && told.first == "60 results are held by the mass-failure guard; see `tokenkeeperd held list`")
-        #expect(told.last?.hasPrefix("the mass-failure guard of t (production) is open since ") ?? false)
+        #expect(told.last?.hasPrefix("the mass-failure guard of t (production) tripped at ") ?? false)
         #expect(
             told.last?.hasSuffix(
-                "suspects would silence 60 tokens within a day, of 100 active ones; see `tokenkeeperd held list`")
+                "suspects would suppress 60 of 100 active tokens within a day; see `tokenkeeperd held list`")
                 ?? false)
         #expect(try database.psql("SELECT held FROM tokenkeeper.status") == "60")
     }

@@ -139,7 +139,7 @@ import Testing
         #expect(stopped.outcome == .interrupted && stopped.topics.isEmpty)
         let whole = try sweep(&daemon, dryRun: true)
         #expect(whole.prunedSuppressed == 45_000)
-        #expect(whole.topics.map { "\($0.cause) \($0.tokens) \($0.samples.count)" } == ["dead 45000 5"])
+        #expect(whole.topics.map { "\($0.cause) \($0.tokens) \($0.samples.count)" } == ["stale 45000 5"])
     }
 
     @Test func `old rows are found by their keys, and one that is locked is left to the next sweep`() throws {

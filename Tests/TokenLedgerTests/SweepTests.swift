@@ -204,7 +204,7 @@ import Testing
         )
         #expect(
             report.topics.map { "\($0.topic) \($0.cause) \($0.tokens) \($0.refused) \($0.samples.count)" }
-                == ["t0 dead 50 true 5", "t1 dead 50 true 5", "u unregistered 5 false 5"])
+                == ["t0 stale 50 true 5", "t1 stale 50 true 5", "u unregistered_by_app 5 false 5"])
         #expect(
             try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
                 "the last sweep refused to prune 50 of the 150 tokens of t0 (production), more than 15"))

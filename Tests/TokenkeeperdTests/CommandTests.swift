@@ -26,7 +26,7 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
     @Test func `migrate, grants, and run --migrate`() throws {
         let database = try TestCluster.shared.database(migrated: false)
         let first = try run(["migrate"], url: database.url(user: "owner"))
-        #expect(first.status == 0 && first.output.contains("applied 1 ledger"))
+        #expect(first.status == 0 && first.output.contains("applied version 1 schema"))
         #expect(try run(["migrate"], url: database.url(user: "owner")).output.hasSuffix("\nthe schema is up to date\n"))
         #expect(try run(["grants"], url: database.url(user: "owner")).status == 0)
         let printed = try run(["grants", "--print"])

@@ -232,7 +232,7 @@ import Testing
         }
         try eventually("status says so") {
             try database.psql("SELECT live_daemons, array_to_string(warnings, ' ') FROM tokenkeeper.status")
-                == "1|results stay in the queue, because PostgreSQL refuses: permission denied for table rejected_result (SQLSTATE 42501)"
+                == "1|results stay in the queue because PostgreSQL reports: permission denied for table rejected_result (SQLSTATE 42501)"
         }
         #expect(
             daemon.logged.components(separatedBy: "PostgreSQL refuses").count == 2,

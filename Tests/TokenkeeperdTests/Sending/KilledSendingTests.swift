@@ -63,7 +63,7 @@ import Testing
                 "SELECT count(*), count(DISTINCT e.apns_id) FROM (\(ended)) AS e JOIN asked USING (apns_id)",
                 user: "postgres")
                 == "\(2 * tokens)|\(2 * tokens)", "each in exactly one way")
-        #expect(try stage.count("failed_send", "error NOT LIKE 'it was cut off twice%'") == 0)
+        #expect(try stage.count("failed_send", "error NOT LIKE 'it was interrupted twice%'") == 0)
         let sends = stage.sends
         print(
             "\(answered) answered, \(suppressed) suppressed, \(failed) failed; \(sends.values.filter { $0 > 1 }.count) sent twice, \(stage.apns.records.connections) connections"

@@ -143,7 +143,7 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
         #expect(try outbox.claim(scope, most: 2, backgroundPerHour: 0, on: &daemon).requests.count == 2)
-        var pipeline = SendPipeline([], most: 10, digest: SendSummary(logger: Logger(label: "test")))
+        var pipeline = SendPipeline([], most: 10, summary: SendSummary(logger: Logger(label: "test")))
         try pipeline.reconcile(outbox, on: &daemon)
         #expect(!pipeline.isEmpty)
         // Somebody holds one of them for a while.

@@ -327,7 +327,7 @@ import Testing
             try stage.database.psql(
                 "UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL AND scheduled_at IS NOT NULL"
             )
-            return try stage.count("failed_send", "error LIKE 'it was cut off twice%'") == 3
+            return try stage.count("failed_send", "error LIKE 'it was interrupted twice%'") == 3
         }
         #expect(stage.sends.count == 3 && stage.sends.values.allSatisfy { $0 == 3 })
         #expect(daemon.stop() == 0)
