@@ -7,15 +7,18 @@ import PackagePlugin
 struct EmbedMigrations: BuildToolPlugin {
     func createBuildCommands(context: PluginContext, target: any Target) throws -> [Command] {
         let folder = context.package.directoryURL.appending(path: "migrations")
-        let names = try FileManager.default.subpathsOfDirectory(atPath: folder.path()).filter { $0.hasSuffix(".sql") }
-            .sorted()
+        let names = try FileManager.default.subpathsOfDirectory(atPath: folder.path(percentEncoded: false)).filter {
+            $0.hasSuffix(".sql")
+        }
+        .sorted()
         let files = names.map { folder.appending(path: $0) }
         let output = context.pluginWorkDirectoryURL.appending(path: "EmbeddedSQL.swift")
         return [
             .buildCommand(
                 displayName: "Embedding \(files.count) files of migrations/",
                 executable: try context.tool(named: "embed-migrations").url,
-                arguments: [output.path(), folder.path()] + files.map { $0.path() },
+                arguments: [output.path(percentEncoded: false), folder.path(percentEncoded: false)]
+                    + files.map { $0.path(percentEncoded: false) },
                 inputFiles: files,
                 outputFiles: [output])
         ]

@@ -181,7 +181,8 @@ struct Batch: ~Copyable {
         }
         for part in Self.parts(of: waiting.count) {
             try Self.insert(
-                waiting[part].map { result($0) }, into: "tokenkeeper.send_result_retry", ["partition_number", "released"],
+                waiting[part].map { result($0) }, into: "tokenkeeper.send_result_retry",
+                ["partition_number", "released"],
                 [
                     .int4s(part.map { _ in Int32(Partition.retry.number) }),
                     .bools(waiting[part].map { isReleased($0) }),
