@@ -296,6 +296,15 @@ import Testing
         #expect(try CleanupHolder.Sighting(on: &daemon)?.what != "session \(pid) of a_app")
     }
 
+    @Test func `a refresh stores all that it has found at once`() throws {
+        let database = try TestCluster.shared.database()
+        var daemon = try database.connect(user: "a_daemon")
+        try refreshCache(&daemon)
+        #expect(
+            try database.psql("SELECT count(*), count(DISTINCT xmin::text) FROM tokenkeeper.status_cache") == "11|1",
+            "four tables, the rejected results of an hour, five warnings, and the cleanup")
+    }
+
     /// As if the pause between two looks were over.
     private func refreshCache(_ daemon: inout Connection) throws {
         try daemon.execute("UPDATE tokenkeeper.status_cache SET as_of = as_of - interval '10 seconds'")

@@ -1,6 +1,6 @@
 internal import TokenModel
 
-/// What people are told of a token. Pure: from values to plain words.
+/// Explains a token and its events in plain words. Pure.
 public enum Explanation {
     /// What happened, without its instant: `invalidated: APNs said Unregistered as of …`.
     public static func event(_ event: HistoryEvent) -> String {
@@ -45,7 +45,7 @@ public enum Explanation {
             return
                 "superseded: a newer token of the same device\(event.deviceID.map { ", \($0)," } ?? "") was registered"
         case "late_feedback_ignored":
-            // Where something later is known against it, that is the instant that is kept.
+            // The ledger keeps the greatest instant: it is of this feedback only if this feedback changed it.
             let said = event.invalidatedAfter != event.invalidatedBefore ? event.invalidatedAfter : nil
             guard let registered = event.registeredAfter else {
                 return "came too late and was ignored: \(claim(event.cause, event.reason, said))"
@@ -59,7 +59,7 @@ public enum Explanation {
             return "pruned, after it had been suppressed for long: "
                 + claim(event.cause, event.reason, event.invalidatedBefore)
         case "reinstated":
-            // Where something later is known against it, that is the instant that is kept.
+            // The ledger keeps the greatest instant: it was that of the suspect only if undoing the suspect changed it.
             let instant = event.invalidatedAfter != event.invalidatedBefore ? event.invalidatedBefore : nil
             let undone = "reinstated: that \(claim("suspect", event.reason, instant)) does not count any more"
             if isSuppressedAfter(event) {
@@ -84,7 +84,7 @@ public enum Explanation {
         }
     }
 
-    /// One sentence: whether it may be sent to, and why.
+    /// One sentence: whether the token may be sent to, and why.
     public static func verdict(_ history: TokenHistory) -> String {
         guard history.isSuppressed else { return mayBeSentTo(history) }
         let why =
@@ -122,7 +122,7 @@ public enum Explanation {
             + (isApp ? "the app unregistered it" : answer(history.reason ?? "410")) + " as of \(earlier)"
     }
 
-    /// What would make it sendable again; nil for one that the ledger knows and that may be sent to.
+    /// What would make the token sendable again; nil if the ledger knows it and it may be sent to.
     public static func revival(_ history: TokenHistory) -> String? {
         guard history.state != nil else { return "it is unknown now, so it may be sent to" }
         guard history.isSuppressed else { return nil }
@@ -131,7 +131,7 @@ public enum Explanation {
                 + (history.newer.map { ", \($0.digits)…: \($0.registeredAt.exact)" } ?? "")
         }
         var words = "a registration later than \(history.invalidatedAt?.exact ?? "that")"
-        // It would be superseded at once, were it registered between the two.
+        // A registration between the two would be superseded at once.
         if let newer = history.newer, let stale = history.invalidatedAt, newer.registeredAt > stale {
             words =
                 "a registration later than that of the device's newer token, \(newer.digits)…: \(newer.registeredAt.exact)"
@@ -144,7 +144,7 @@ public enum Explanation {
         return words
     }
 
-    /// A cause's own words and how its instant stands against the registration that it suppresses.
+    /// A cause in words, and how its instant compares with the registration that it suppresses.
     private static func said(
         _ cause: String?, _ reason: String?, _ at: HistoryMoment?, against registered: HistoryMoment?
     ) -> String {
@@ -158,7 +158,7 @@ public enum Explanation {
         return " as of \(stale), which is not earlier than the last registration, \(last)"
     }
 
-    /// A 410 that lacks what APNs sends with every 410 is the sender's word, or a proxy's.
+    /// A 410 without what APNs sends with every 410 comes from the sender or a proxy.
     private static func answer(_ reason: String) -> String {
         Verdict.DoubtfulGone(rawValue: reason) == nil ? "APNs said \(reason)" : "the sender reported a \(reason)"
     }

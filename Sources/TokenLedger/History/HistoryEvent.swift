@@ -1,10 +1,10 @@
-/// Something in a token's story: a row of `token_event`, a result that never got so far, or what was done to the whole topic.
+/// An event in a token's history: a row of `token_event`, a result that was not recorded, or an operation on the whole topic.
 public struct HistoryEvent: Sendable {
-    /// Where it was read. The raw value decides what comes first at the same instant.
-    public enum Source: String, Sendable {
+    /// Where it was read. The raw value orders events of the same instant.
+    public enum Source: String, Sendable, ColumnDecodable {
         /// `token_event`.
         case history
-        /// `held_result`: it waits for an operator now.
+        /// `held_result`: a result that waits for an operator.
         case held
         /// `rejected_result`.
         case rejected
@@ -16,7 +16,7 @@ public struct HistoryEvent: Sendable {
 
     public var at: HistoryMoment
     public var source: Source
-    /// As in `token_event.event` or `operation.operation`; else `held`, `rejected`, `reinstatement`.
+    /// As in `token_event.event` or `operation.operation`; otherwise `held`, `rejected` or `reinstatement`.
     public var event: String
     public var cause: String?
     /// APNs' reason, or the schema's words.
@@ -24,24 +24,24 @@ public struct HistoryEvent: Sendable {
     public var deviceID: String?
     /// An operation's message, or why a result was rejected.
     public var message: String?
-    /// The login role of who did it; nil where that is not kept.
+    /// The login role that did it; nil if that is not recorded.
     public var doneBy: String?
-    /// How many results an operation was about; nil where that says nothing.
+    /// How many results an operation was about; nil if that does not apply.
     public var rows: Int64?
-    /// Nil where the token was not registered.
+    /// Nil if the token was not registered.
     public var registeredBefore: HistoryMoment?
     public var registeredAfter: HistoryMoment?
-    /// Nil where nothing was known against the token.
+    /// Nil if nothing was known against the token.
     public var invalidatedBefore: HistoryMoment?
     public var invalidatedAfter: HistoryMoment?
     /// When a held result would count; the first instant of a reinstated window.
     public var since: HistoryMoment?
     /// The last instant of a reinstated window.
     public var until: HistoryMoment?
-    /// The row's columns as a JSON object that begins with `at` and `event`, instants in UTC.
+    /// The row as a JSON object that begins with `at` and `event`. Instants are in UTC.
     var json = "{}"
 
-    /// Whether it is about the whole topic.
+    /// Whether the event concerns the whole topic.
     public var isOfTopic: Bool { source == .operation || source == .reinstatement }
 
     init(at: HistoryMoment, source: Source, event: String) {

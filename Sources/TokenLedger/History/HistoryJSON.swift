@@ -1,8 +1,8 @@
-/// Stories for programs. PostgreSQL puts them together from what it has read, and from the words.
+/// Token histories for programs. PostgreSQL builds the JSON from what was read and from the words of `Explanation`.
 public enum HistoryJSON {
-    /// One array on one line, an object a token: environment, topic, token, device_id, state (null where the ledger does not know
-    /// it), sendable (what the gate answers), observed, registered_at, invalidated_at, reason, verdict, revived_by, and story: an array
-    /// of objects with at, event, words, and what else the row has. Instants are ISO 8601, in UTC.
+    /// One array on one line, with an object per token: environment, topic, token, device_id, state (null if the ledger does not know
+    /// the token), sendable (what the gate answers), observed, registered_at, invalidated_at, reason, verdict, revived_by, and story: an
+    /// array of objects with at, event, words and the row's other columns. Instants are ISO 8601, in UTC.
     public static func array(
         of histories: [TokenHistory], on connection: inout Connection
     ) throws(DatabaseError) -> String {
@@ -11,7 +11,7 @@ public enum HistoryJSON {
             numbers += [Int32?](repeating: Int32(index + 1), count: history.events.count)
         }
         let events = histories.flatMap(\.events)
-        let rows = try connection.query(
+        return try connection.query(
             """
             WITH story AS (
                 SELECT e.of, json_agg(e.object ORDER BY e.place) AS events
@@ -39,7 +39,7 @@ public enum HistoryJSON {
                 .texts(histories.map(\.json)), .texts(histories.map(\.deviceID)),
                 .texts(histories.map(Explanation.verdict)),
                 .texts(histories.map(Explanation.revival)),
-            ])
-        return rows.text(0, 0) ?? "[]"
+            ]
+        ).value()
     }
 }

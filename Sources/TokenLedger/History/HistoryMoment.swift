@@ -1,6 +1,6 @@
-/// An instant as it is told: UTC, with microseconds, `2026-11-06 20:00:00.000000`. Ordered by time.
+/// An instant as text, in UTC and with microseconds: `2026-11-06 20:00:00.000000`. Ordered by time.
 public struct HistoryMoment: Hashable, Comparable, Sendable {
-    /// As `sql(_:)` has PostgreSQL write it.
+    /// As PostgreSQL writes the expression of `sql(_:)`.
     public let text: String
 
     public init(_ text: String) {
@@ -13,10 +13,10 @@ public struct HistoryMoment: Hashable, Comparable, Sendable {
     /// To the microsecond: `2026-11-06 20:00:00.000000 UTC`.
     public var exact: String { "\(text) UTC" }
 
-    /// As options of commands take it: `2026-11-06T20:00:00.000000Z`.
+    /// As an option of a command: `2026-11-06T20:00:00.000000Z`.
     public var option: String { text.replacing(" ", with: "T") + "Z" }
 
-    /// Two instants that are held against each other: to the microsecond where the second does not tell them apart.
+    /// Two instants to compare: to the microsecond if they differ by less than a second.
     static func pair(_ one: HistoryMoment, _ other: HistoryMoment) -> (String, String) {
         one != other && one.toTheSecond == other.toTheSecond
             ? (one.exact, other.exact) : (one.toTheSecond, other.toTheSecond)
@@ -24,11 +24,11 @@ public struct HistoryMoment: Hashable, Comparable, Sendable {
 
     public static func < (left: HistoryMoment, right: HistoryMoment) -> Bool { left.text < right.text }
 
-    /// What selects such a text; the transaction's time zone has to be UTC.
+    /// The SQL that selects such a text. The transaction's time zone must be UTC.
     static func sql(_ expression: String) -> String { "to_char(\(expression), 'YYYY-MM-DD HH24:MI:SS.US')" }
 }
 
-extension Rows {
-    /// A column that `HistoryMoment.sql(_:)` selects; nil for null.
-    func moment(_ row: Int, _ column: Int) -> HistoryMoment? { text(row, column).map { HistoryMoment($0) } }
+extension HistoryMoment: ColumnDecodable {
+    /// A column that `HistoryMoment.sql(_:)` selects.
+    package init(column: borrowing Row) throws(DatabaseError) { self.init(try String(column: column)) }
 }

@@ -1,6 +1,6 @@
-/// Reads what belongs to tokens that were found.
+/// Reads the events and newer tokens of the tokens that were found.
 enum HistoryReading {
-    /// The stories with their events and newer tokens. Within the transaction of the search.
+    /// Completes the tokens with their events and newer tokens, in the transaction of the search.
     static func complete(
         _ found: [TokenHistory], on connection: inout Connection
     ) throws(DatabaseError) -> [TokenHistory] {
@@ -16,7 +16,7 @@ enum HistoryReading {
     private static func newer(
         than history: TokenHistory, on connection: inout Connection
     ) throws(DatabaseError) -> TokenHistory.NewerToken? {
-        let rows = try connection.query(
+        try connection.query(
             """
             SELECT left(v.token, \(TokenDigits.shown)), \(HistoryMoment.sql("v.registered_at"))
             FROM tokenkeeper.token AS v
@@ -25,12 +25,13 @@ enum HistoryReading {
               AND tokenkeeper.has_one_token_per_device($1)
             ORDER BY v.registered_at DESC, v.token_key DESC LIMIT 1
             """,
-            [.text(history.topic), .text(history.environment), .text(history.deviceID), .text(history.token)])
-        guard rows.count == 1, let digits = rows.text(0, 0), let at = rows.moment(0, 1) else { return nil }
-        return TokenHistory.NewerToken(digits: digits, registeredAt: at)
+            [.text(history.topic), .text(history.environment), .text(history.deviceID), .text(history.token)]
+        ).first { row throws(DatabaseError) in
+            TokenHistory.NewerToken(digits: try row.read(), registeredAt: try row.read())
+        }
     }
 
-    /// What is of the topic is told from the token's own first news on, and to its last if the ledger does not know it any more.
+    /// Events of the topic are included from the token's first event on; to its last, if the ledger does not know the token any more.
     private static let events = """
         WITH RECURSIVE \(TokenLookup.heldTopics), asked AS (
             SELECT a.number, a.environment, a.topic, a.token, decode(a.token, 'hex') AS token_key, a.known
@@ -68,7 +69,7 @@ enum HistoryReading {
                    json_build_object('at', r.rejected_at, 'event', 'rejected', 'rejected_id', r.rejected_id, 'error', r.error,
                        'environment', r.said_environment, 'topic', r.said_topic, 'status', r.status, 'apns_id', r.apns_id,
                        'sent_at', r.sent_at, 'queued_at', r.queued_at)
-            -- Of another topic it says nothing of this one; but what is wrong with it may be the topic, or the environment.
+            -- A result of another topic does not concern this token; but the topic or the environment may be what is wrong with it.
             FROM (SELECT w.rejected_id, w.rejected_at, w.error, w.environment AS said_environment, w.topic AS said_topic, w.status,
                          w.apns_id, w.sent_at, w.queued_at, a.number,
                          row_number() OVER (PARTITION BY a.number ORDER BY w.rejected_id DESC) AS place
@@ -92,7 +93,7 @@ enum HistoryReading {
                        'message', d.message, 'rows', d.rows, 'done_by', d.done_by) AS json
             FROM span AS s
             CROSS JOIN LATERAL (
-                -- reinstated is told by its window.
+                -- reinstated is not listed: its window is.
                 SELECT p.* FROM tokenkeeper.operation AS p
                 WHERE p.topic = s.topic AND p.environment = s.environment AND p.at BETWEEN s.first AND s.last
                   AND p.operation IN ('guard_tripped', 'guard_reset', 'held_released', 'held_discarded', 'policy_changed')
@@ -120,35 +121,40 @@ enum HistoryReading {
     private static func readEvents(
         into histories: inout [TokenHistory], on connection: inout Connection
     ) throws(DatabaseError) {
-        let rows = try connection.query(
+        let found = try connection.query(
             events,
             [
                 .texts(histories.map(\.environment)), .texts(histories.map(\.topic)), .texts(histories.map(\.token)),
                 .texts(histories.map { $0.state == nil ? "false" : "true" }),
-            ])
-        for row in 0..<rows.count {
-            guard let number = rows.integer(row, 0), let at = rows.moment(row, 1),
-                let source = rows.text(row, 2).flatMap(HistoryEvent.Source.init(rawValue:))
-            else { continue }
-            var event = HistoryEvent(at: at, source: source, event: rows.text(row, 3) ?? "")
-            event.cause = rows.text(row, 4)
-            event.reason = rows.text(row, 5)
-            event.deviceID = rows.text(row, 6)
-            event.message = rows.text(row, 7)
-            event.doneBy = rows.text(row, 8)
-            event.rows = rows.integer(row, 9)
-            event.registeredBefore = rows.moment(row, 10)
-            event.registeredAfter = rows.moment(row, 11)
-            event.invalidatedBefore = rows.moment(row, 12)
-            event.invalidatedAfter = rows.moment(row, 13)
-            event.since = rows.moment(row, 14)
-            event.until = rows.moment(row, 15)
-            event.json = rows.text(row, 16) ?? "{}"
-            let index = Int(number) - 1
+            ]
+        ).decode { row throws(DatabaseError) in (number: try row.read(Int.self), event: try HistoryEvent(from: &row)) }
+        for (number, event) in found {
+            let index = number - 1
             histories[index].events.append(event)
-            if histories[index].state == nil, source == .history {
+            // The latest device in the history is the last one that is known of a token that the ledger has forgotten.
+            if histories[index].state == nil, event.source == .history {
                 histories[index].deviceID = event.deviceID ?? histories[index].deviceID
             }
         }
+    }
+}
+
+extension HistoryEvent {
+    /// Reads the columns of `HistoryReading.events` that follow the number.
+    fileprivate init(from row: inout Row) throws(DatabaseError) {
+        self.init(at: try row.read(), source: try row.read(), event: try row.read())
+        cause = try row.read()
+        reason = try row.read()
+        deviceID = try row.read()
+        message = try row.read()
+        doneBy = try row.read()
+        rows = try row.read()
+        registeredBefore = try row.read()
+        registeredAfter = try row.read()
+        invalidatedBefore = try row.read()
+        invalidatedAfter = try row.read()
+        since = try row.read()
+        until = try row.read()
+        json = try row.read()
     }
 }

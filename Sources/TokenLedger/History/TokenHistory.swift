@@ -1,6 +1,6 @@
-/// What is known of one token of one topic and environment: what holds now, and how it came to that.
+/// What is known about one token of a topic and environment: its present state and its history.
 public struct TokenHistory: Sendable {
-    /// The device's token that has taken this one's place.
+    /// The token of the device that has superseded this one.
     public struct NewerToken: Equatable, Sendable {
         /// Its first 8 digits.
         public var digits: String
@@ -11,25 +11,25 @@ public struct TokenHistory: Sendable {
     public var topic: String
     /// Whole, in hex.
     public var token: String
-    /// The ledger's, or else the last in the history; nil where none was ever named.
+    /// From the ledger, or the last in the history; nil if no device was ever named.
     public var deviceID: String?
-    /// As in the view `token`; nil where the ledger does not know the token (any more).
+    /// As in the view `token`; nil if the ledger does not know the token.
     public var state: String?
-    /// Whether the topic's gate only observes, and so answers true whatever the state.
+    /// Whether the topic's gate only observes, and so answers true in any state.
     public var isObserved = false
-    /// Nil where it was never registered, or the ledger does not know it.
+    /// Nil if the token was never registered, or the ledger does not know it.
     public var registeredAt: HistoryMoment?
-    /// The greatest instant of death; an active token may have one. Nil where nothing is known against it.
+    /// The latest instant as of which the token is bad. An active token may have one. Nil if nothing is known against the token.
     public var invalidatedAt: HistoryMoment?
     /// The cause of `invalidatedAt`, as in the view `token`.
     public var cause: String?
-    /// What came with `invalidatedAt`; APNs need not give any.
+    /// The reason that came with `invalidatedAt`; APNs may give none.
     public var reason: String?
-    /// Nil where the device has none, or the token may be sent to.
+    /// Nil if the device has none, or the token may be sent to.
     public var newer: NewerToken?
-    /// In the order of time.
+    /// Ordered by time.
     public var events: [HistoryEvent] = []
-    /// The row as a JSON object, instants in UTC.
+    /// The row as a JSON object. Instants are in UTC.
     var json = "{}"
 
     init(environment: String, topic: String, token: String) {
@@ -38,15 +38,15 @@ public struct TokenHistory: Sendable {
         self.token = token
     }
 
-    /// Whether the ledger says that it must not be sent to, whatever the gate answers.
+    /// Whether the ledger suppresses the token, whatever the gate answers.
     public var isSuppressed: Bool { state.map { $0 != "active" } ?? false }
 
     /// What the gate answers.
     public var isSendable: Bool { !isSuppressed || isObserved }
 
-    /// Whether there are older events than those in `events`.
+    /// Whether there are older events, which `events` does not contain.
     public var isInterrupted: Bool { events.count { $0.source == .history } >= Self.mostEvents }
 
-    /// The latest events that are told.
+    /// Only so many of the latest events are read.
     static let mostEvents = 500
 }

@@ -1,19 +1,21 @@
-/// What somebody asks about, and the way to it in ledger, history and among the held results.
+/// Finds tokens by their digits or device: in the ledger, the history and the held results.
+///
+/// Start here for `explain`: the search finds tokens, `HistoryReading` reads their events, `Explanation` puts them into words.
 public struct TokenLookup: Sendable {
     public enum Subject: Sendable {
         /// A whole token, or the beginning of one.
         case token(TokenDigits)
-        /// All tokens of a device: those that it has and those that it had.
+        /// All tokens that a device has or had.
         case device(String)
     }
 
     /// What was found.
     public enum Answer: Sendable {
-        /// Nobody knows it, but for so many rejected results with such a token, counted up to 1000.
+        /// Nothing, except this many rejected results with such a token, counted up to 1000.
         case nothing(rejected: Int)
         /// Ordered by topic, environment and token.
         case histories([TokenHistory])
-        /// More than can be told at once: the first of them, without their events, and whether there are still others.
+        /// Too many: the first of them, without their events, and whether there are more.
         case tooMany([TokenHistory], andMore: Bool)
     }
 
@@ -29,27 +31,20 @@ public struct TokenLookup: Sendable {
         self.environment = environment
     }
 
-    /// As many tokens as are told by their beginning; a person means one of them.
+    /// The most tokens that are explained by their first digits; a person means one of them.
     static let mostByBeginning = 10
-    /// As many as are told by a whole token, or by a device: every one is meant.
+    /// The most tokens that are explained by a whole token or a device; all of them are meant.
     static let mostByName = 1000
 
-    /// Looks everything up as of one moment. Writes nothing and works on a standby.
+    /// Looks up everything as of one moment. Writes nothing and works on a standby.
     ///
-    /// - Throws: When a statement takes longer than 30 seconds (57014), or the role lacks the rights of `tokenkeeper_reader` (42501).
+    /// - Throws: If a statement takes longer than 30 seconds (57014), or the role lacks the rights of `tokenkeeper_reader` (42501).
     public func answer(on connection: inout Connection) throws(DatabaseError) -> Answer {
-        // Sequential scans are off for the sake of a ledger whose statistics have not been gathered yet, as in the functions.
-        try connection.transaction(
-            """
-            BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
-            SET LOCAL statement_timeout = '30s';
-            SET LOCAL lock_timeout = '5s';
-            SET LOCAL idle_in_transaction_session_timeout = '60s';
-            SET LOCAL timezone = 'UTC';
-            SET LOCAL enable_seqscan = off;
-            SET LOCAL jit = off;
-            """
-        ) { connection throws(DatabaseError) in
+        let transaction = BatchTransaction(
+            mode: .snapshot, lockTimeout: .seconds(5), statementTimeout: .seconds(30), isInUTC: true)
+        // A ledger that has just been filled has no statistics: a sequential scan would then look cheap.
+        return try connection.transaction(transaction, settings: "SET LOCAL enable_seqscan = off") {
+            connection throws(DatabaseError) in
             let (found, most) = try find(on: &connection)
             if found.isEmpty { return .nothing(rejected: try countRejected(on: &connection)) }
             if found.count > most {
@@ -59,13 +54,13 @@ public struct TokenLookup: Sendable {
         }
     }
 
-    /// One more than may be told, so that it can be known.
+    /// Finds up to one token more than may be explained, to know whether there are too many.
     private func find(on connection: inout Connection) throws(DatabaseError) -> (found: [TokenHistory], most: Int) {
         switch subject {
         case .device(let device):
             return (try find(Self.byDevice, [.text(device)], on: &connection), Self.mostByName)
         case .token(let digits):
-            // A token that is just that is meant by it, whatever others begin so.
+            // A token that equals the digits is meant, even if others begin with them.
             if digits.canBeWhole {
                 let whole = try find(Self.byKey, [.text(digits.text), .text(digits.text)], on: &connection)
                 if !whole.isEmpty { return (whole, Self.mostByName) }
@@ -77,8 +72,7 @@ public struct TokenLookup: Sendable {
         }
     }
 
-    /// The topics of held results, from one to the next: a reader sees no table that lists their numbers, and the results' index
-    /// begins with those.
+    /// The topics of held results, from one to the next by their index: a reader has no right to the table that lists topic numbers.
     static let heldTopics = """
         held_topic AS (
             (SELECT h.topic_id FROM tokenkeeper.held_result AS h ORDER BY h.topic_id LIMIT 1)
@@ -87,8 +81,8 @@ public struct TokenLookup: Sendable {
             FROM held_topic AS o WHERE o.topic_id IS NOT NULL)
         """
 
-    /// Topic by topic, because the ledger's keys begin with the topic. OFFSET 0 keeps it so: where the statistics are still those of a
-    /// small ledger, the planner would else join all of it.
+    /// Topic by topic, because the keys of the ledger begin with the topic. OFFSET 0 enforces this: with the statistics of a small
+    /// ledger, the planner would otherwise join all of it.
     private static let byKey = """
         WITH RECURSIVE \(heldTopics), known AS (
             SELECT v.environment, v.topic, v.token_key
@@ -122,7 +116,7 @@ public struct TokenLookup: Sendable {
     private func find(
         _ known: String, _ parameters: [Parameter], on connection: inout Connection
     ) throws(DatabaseError) -> [TokenHistory] {
-        let rows = try connection.query(
+        try connection.query(
             """
             \(known)
             SELECT k.environment, k.topic, encode(k.token_key, 'hex'), v.device_id, v.state,
@@ -142,29 +136,28 @@ public struct TokenLookup: Sendable {
                 WHERE t.topic = k.topic AND t.environment = k.environment AND t.token_key = k.token_key LIMIT 1) AS v ON true
             ORDER BY k.topic, k.environment, k.token_key
             """,
-            [.text(topic), .text(environment), .int8(Int64(Self.mostByName + 1))] + parameters)
-        return (0..<rows.count).map { row in
-            var history = TokenHistory(
-                environment: rows.text(row, 0) ?? "", topic: rows.text(row, 1) ?? "", token: rows.text(row, 2) ?? "")
-            history.deviceID = rows.text(row, 3)
-            history.state = rows.text(row, 4)
-            history.isObserved = rows.bool(row, 5) ?? false
-            history.registeredAt = rows.moment(row, 6)
-            history.invalidatedAt = rows.moment(row, 7)
-            history.reason = rows.text(row, 8)
-            history.json = rows.text(row, 9) ?? "{}"
-            history.cause = rows.text(row, 10)
+            [.text(topic), .text(environment), .int8(Int64(Self.mostByName + 1))] + parameters
+        ).decode { row throws(DatabaseError) in
+            var history = TokenHistory(environment: try row.read(), topic: try row.read(), token: try row.read())
+            history.deviceID = try row.read()
+            history.state = try row.read()
+            history.isObserved = try row.read()
+            history.registeredAt = try row.read()
+            history.invalidatedAt = try row.read()
+            history.reason = try row.read()
+            history.json = try row.read()
+            history.cause = try row.read()
             return history
         }
     }
 
     private func countRejected(on connection: inout Connection) throws(DatabaseError) -> Int {
         guard case .token(let digits) = subject else { return 0 }
-        let rows = try connection.query(
+        return try connection.query(
             """
             SELECT count(*) FROM (
                 SELECT FROM tokenkeeper.rejected_result AS r WHERE starts_with(lower(r.token), $1) LIMIT 1000) AS r
-            """, [.text(digits.text)])
-        return Int(rows.integer(0, 0) ?? 0)
+            """, [.text(digits.text)]
+        ).value()
     }
 }

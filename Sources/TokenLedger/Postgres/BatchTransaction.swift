@@ -1,31 +1,55 @@
-/// How every transaction of the daemon begins.
+internal import TokenModel
+
+/// How a transaction opens: every transaction opens with one of these.
 ///
-/// `SET LOCAL` always: behind a transaction pooler a session setting would leak into other applications.
+/// The settings are always `SET LOCAL`: behind a transaction pooler a session setting would leak into other applications. The
+/// timeouts also free others from a process that was stopped in the middle of a transaction.
 struct BatchTransaction {
-    /// How long to wait for a lock: below the server's `deadlock_timeout`, so that the daemon yields and never the application.
+    /// What the transaction sees, and whether it writes.
+    enum Mode: String {
+        case readWrite = "ISOLATION LEVEL READ COMMITTED READ WRITE"
+        /// All statements see the same moment. Works on a standby.
+        case snapshot = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    }
+
+    var mode = Mode.readWrite
+    /// How long to wait for a lock. A daemon's is below the server's `deadlock_timeout`: the daemon yields, and never the application.
     var lockTimeout: Duration
-    /// How long one statement may take.
-    var statementTimeout: Duration = .seconds(60)
+    /// How long one statement may take; nil for as long as the server allows.
+    var statementTimeout: Duration? = .seconds(60)
+    /// Whether instants that are read or written as text are in UTC, whatever the zone of the database.
+    var isInUTC = false
+    /// Whether a crash of the server right after the commit must not undo it. Otherwise the next run repeats the work.
+    var isDurable = false
 
-    var begin: String { beginDurable + "\nSET LOCAL synchronous_commit = off;\n" }
+    /// A person's command. It waits for the batches of the daemons.
+    static let command = BatchTransaction(
+        lockTimeout: .seconds(60), statementTimeout: nil, isInUTC: true, isDurable: true)
 
-    /// For what must not be forgotten once it is committed: what the world is told in between cannot be rolled back.
-    var beginDurable: String {
+    var begin: String {
         """
-        BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+        BEGIN \(mode.rawValue);
         \(settings)
+        \(isDurable ? "" : "SET LOCAL synchronous_commit = off;")
+
         """
     }
 
-    /// For a script that is one implicit transaction.
-    ///
-    /// The timeouts also free others from a daemon that was stopped in the middle. `jit` costs more than it brings here.
+    /// For work that must not be lost once it is committed: what was sent to APNs in between cannot be rolled back.
+    var beginDurable: String {
+        var durable = self
+        durable.isDurable = true
+        return durable.begin
+    }
+
+    /// For a script that is one implicit transaction. `jit` costs more than it saves here.
     var settings: String {
         """
         SET LOCAL lock_timeout = '\(lockTimeout.milliseconds)ms';
-        SET LOCAL statement_timeout = '\(statementTimeout.milliseconds)ms';
+        \(statementTimeout.map { "SET LOCAL statement_timeout = '\($0.milliseconds)ms';" } ?? "")
         SET LOCAL idle_in_transaction_session_timeout = '60s';
         SET LOCAL jit = off;
+        \(isInUTC ? "SET LOCAL timezone = 'UTC';" : "")
         """
     }
 }
@@ -38,7 +62,32 @@ extension Duration {
 }
 
 extension Connection {
-    /// Runs a transaction: commits what `work` has done, or rolls back and passes its error on.
+    /// Runs a transaction: commits what `work` has done, or rolls back and throws its error.
+    ///
+    /// - Parameter settings: Statements to run first, such as a lock or `SET LOCAL`.
+    mutating func transaction<Value>(
+        _ transaction: BatchTransaction, settings: String = "",
+        _ work: (inout Connection) throws(DatabaseError) -> Value
+    ) throws(DatabaseError) -> Value {
+        try self.transaction(transaction.begin + settings, work)
+    }
+
+    /// Runs a transaction whose work may throw other errors than those of the database.
+    mutating func transaction<Value>(
+        _ transaction: BatchTransaction, settings: String = "", _ work: (inout Connection) throws -> Value
+    ) throws -> Value {
+        do {
+            try run(transaction.begin + settings)
+            let value = try work(&self)
+            try commit()
+            return value
+        } catch {
+            rollback()
+            throw error
+        }
+    }
+
+    /// Runs a transaction that opens with these statements: for folders that do not pass a `BatchTransaction` yet.
     mutating func transaction<Value>(
         _ opening: String, _ work: (inout Connection) throws(DatabaseError) -> Value
     ) throws(DatabaseError) -> Value {

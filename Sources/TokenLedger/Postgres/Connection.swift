@@ -4,38 +4,44 @@ internal import Glibc
 internal import Synchronization
 internal import TokenModel
 
-/// One connection to the database, owned by one thread. Holds no session state, so that it works behind a transaction pooler.
+/// One connection to the database, owned by one thread. It keeps no session state, so it works behind a transaction pooler.
+///
+/// Start here: this file is the driver of libpq. `DatabaseAddress` says where to connect, `Parameter` and `Row` convert values,
+/// `BatchTransaction` opens transactions, and `DatabaseError` says what to do about a failure.
 @safe public struct Connection: ~Copyable {
     private let handle: OpaquePointer
 
     /// The oldest server that has TID range scans.
     static let oldestServer = 140_000
 
-    /// How long the server may be silent in the middle of a statement before the connection counts as lost.
-    /// Longer than any `statement_timeout` set here; statements that can be stopped have the longer one.
+    /// How long the server may be silent during a statement before the connection counts as lost.
+    /// Longer than any `statement_timeout` set here. A statement that can be cancelled has the longer limit.
     struct Patience: Sendable {
         var usual: Duration = .seconds(120)
         var stoppable: Duration = .seconds(900)
     }
 
-    /// How often a thread that waits for the server comes up for air.
+    /// How often a thread that waits for the server reports that it is alive.
     static let tick: Duration = .seconds(1)
 
-    /// How long it may be silent between two statements or ticks: the machine may be busy.
+    /// How long a thread may be silent between two statements or ticks: the machine may be busy.
     static let grace: Duration = .seconds(30)
 
-    /// Called before and during everything that may take long, with the time within which it is called again, or what it
-    /// waits for is over, and with how long the server has been silent: so that who waits can be told from who hangs.
+    /// Tells a thread that waits for the server from a thread that hangs. Called before and during everything that may take long.
+    ///
+    /// - Parameters:
+    ///   - heardOfWithin: The wait is over, or this is called again, within this time.
+    ///   - silentFor: How long the server has been silent.
     public typealias Waiting = @Sendable (_ heardOfWithin: Duration, _ silentFor: Duration) -> Void
 
     private let patience: Patience
     private let waiting: Waiting
     private let cancelling = Cancelling()
 
-    /// Connects; blocks for at most the connection timeout a host.
+    /// Connects. Blocks for at most the connection timeout of each host.
     ///
     /// - Parameters:
-    ///   - writes: Whether a standby will not do; else it is refused, and of several hosts the primary is taken.
+    ///   - writes: Whether the primary is needed: a standby is refused, and of several hosts the primary is chosen.
     ///   - waiting: Called from the thread that uses the connection.
     public init(
         to address: DatabaseAddress, writes: Bool = true, waiting: @escaping Waiting = { _, _ in }
@@ -60,8 +66,8 @@ internal import TokenModel
         let handle = unsafe DatabaseAddress.withCStrings(parameters, password: password) { keywords, values in
             unsafe PQconnectdbParams(keywords, values, 1)
         }
-        guard let handle = unsafe handle else { throw DatabaseError(sqlState: nil, message: "out of memory") }
-        // Notices are for people in psql; libpq would print them on our standard error.
+        guard let handle = unsafe handle else { throw DatabaseError(.connection, "out of memory") }
+        // libpq would print notices on standard error; they are meant for people who use psql.
         unsafe PQsetNoticeProcessor(handle, { _, _ in }, nil)
         guard unsafe PQstatus(handle) == CONNECTION_OK, unsafe PQsetnonblocking(handle, 1) == 0 else {
             defer { unsafe PQfinish(handle) }
@@ -80,25 +86,25 @@ internal import TokenModel
         unsafe PQfinish(handle)
     }
 
-    /// Runs one or several statements without parameters; several form one transaction unless they say otherwise.
+    /// Runs one or several statements without parameters. Several form one transaction, unless they open their own.
     ///
-    /// - Parameter patience: How long the server may be silent, if not as usual.
-    /// - Returns: The rows of the last statement that answered any, as text; else those of the last.
+    /// - Parameter patience: How long the server may be silent; nil for the usual time.
+    /// - Returns: The result of the last statement that returned rows, as text; of the last statement, if none did.
     @discardableResult
     package mutating func run(
         _ script: String, patience: Duration? = nil
     ) throws(DatabaseError) -> Rows {
         guard unsafe PQsendQuery(handle, script) == 1 else { throw lost() }
-        return try collect(cancelWhen: nil, patience: patience ?? self.patience.usual)
+        return try collect(script, cancelWhen: nil, patience: patience ?? self.patience.usual)
     }
 
-    /// Runs one statement; values go as parameters only, and rows come back in binary.
+    /// Runs one statement. Values are passed as parameters only, and rows are returned in binary.
     ///
-    /// - Parameter stop: When rung meanwhile, the statement is cancelled (SQLSTATE 57014) and the bell stays rung.
+    /// - Parameter stop: When this is rung during the statement, the statement is cancelled (SQLSTATE 57014). It stays rung.
     package mutating func query(
         _ statement: String, _ parameters: [Parameter] = [], cancelWhen stop: Wakeup? = nil
     ) throws(DatabaseError) -> Rows {
-        // One block for all values, so that each pointer into it holds until the statement is sent.
+        // One block for all values: each pointer into it is valid until the statement is sent.
         var block: [UInt8] = []
         let counts = parameters.map { $0.encode(into: &block) }
         block.append(0)
@@ -117,10 +123,10 @@ internal import TokenModel
         }
         guard sent == 1 else { throw lost() }
         return try collect(
-            cancelWhen: stop, patience: stop == nil ? patience.usual : patience.stoppable)
+            statement, cancelWhen: stop, patience: stop == nil ? patience.usual : patience.stoppable)
     }
 
-    /// Commits. An aborted transaction answers COMMIT with ROLLBACK and no error: that is an error here.
+    /// Commits. The server answers the COMMIT of an aborted transaction with ROLLBACK and no error: that is an error here.
     package mutating func commit() throws(DatabaseError) {
         let tag = try run("COMMIT").commandTag
         guard tag == "COMMIT" else {
@@ -128,14 +134,14 @@ internal import TokenModel
         }
     }
 
-    /// Rolls back, as far as that is possible: after a lost connection the server does it by itself.
+    /// Rolls back if the connection still works: otherwise the server does it.
     package mutating func rollback() {
         _ = try? run("ROLLBACK").count
     }
 
-    /// Reads results to the end, before anything is thrown: else the next statement would get this one's.
+    /// Reads all results before it throws anything: otherwise the next statement would receive them.
     private mutating func collect(
-        cancelWhen stop: Wakeup?, patience: Duration
+        _ statement: String, cancelWhen stop: Wakeup?, patience: Duration
     ) throws(DatabaseError) -> Rows {
         var rows: OpaquePointer?
         var failure: DatabaseError?
@@ -160,17 +166,17 @@ internal import TokenModel
                 unsafe PQclear(result)
             }
         }
-        // One that is still on its way would meet the next statement.
+        // A request to cancel that is still on its way would hit the next statement.
         if stop != nil { cancelling.wait() }
         if let failure {
             unsafe PQclear(rows)
             throw failure
         }
         guard let rows = unsafe rows else { throw lost() }
-        return unsafe Rows(owning: rows)
+        return unsafe Rows(owning: rows, of: statement)
     }
 
-    /// Sends what is left to send, and waits until the next result is there, in one `poll(2)`.
+    /// Sends what is left to send and waits for the next result, in one `poll(2)`.
     private func waitForResult(cancelWhen stop: Wakeup?, patience: Duration) throws(DatabaseError) {
         let clock = ContinuousClock()
         var heard = clock.now
@@ -192,19 +198,19 @@ internal import TokenModel
                 guard unsafe PQconsumeInput(handle) == 1 else { throw lost() }
                 heard = clock.now
             } else if watched[1].revents != 0 || asksToCancel {
-                // Again and again: one that overtakes its statement on the way to the server is lost.
+                // Repeated: a request that reaches the server before its statement has no effect.
                 asksToCancel = true
                 cancel()
             }
             if clock.now > heard + patience {
-                // What it may still be doing ends by the timeouts of the transaction.
-                throw DatabaseError(sqlState: nil, message: "the server has not answered for \(patience)")
+                // A statement that still runs ends by the timeouts of its transaction.
+                throw DatabaseError(.connection, "the server has not answered for \(patience)")
             }
         }
     }
 
-    /// Asks the server to cancel. libpq's way to do that blocks, with a server that does not answer for ever: so it has
-    /// a thread of its own, and there is never more than one.
+    /// Asks the server to cancel the statement. libpq's function blocks, without limit if the server does not respond: it runs on a
+    /// thread of its own, one at a time.
     private func cancel() {
         guard cancelling.begin() else { return }
         guard let request = unsafe PQgetCancel(handle) else { return cancelling.end() }
@@ -235,21 +241,21 @@ internal import TokenModel
     }
 
     private static func lost(_ handle: OpaquePointer) -> DatabaseError {
-        unsafe DatabaseError(sqlState: nil, message: Self.oneLine(String(cString: PQerrorMessage(handle))))
+        unsafe DatabaseError(.connection, oneLine(String(cString: PQerrorMessage(handle))))
     }
 
     private static func oneLine(_ message: String) -> String {
-        // libpq's second lines, those with a tab, are advice.
+        // Lines that begin with a tab are libpq's advice.
         message.split(whereSeparator: \.isNewline).filter { !$0.hasPrefix("\t") }.joined(separator: "; ")
     }
 }
 
-/// Whether the server is being asked to cancel. It outlives the connection it was made for.
+/// Whether the server is being asked to cancel a statement. It may outlive its connection.
 private final class Cancelling: Sendable {
     private let isUnderWay = Atomic(false)
     private let group = DispatchGroup()
 
-    /// - Returns: False when it is being asked already.
+    /// - Returns: False if a request is already on its way.
     func begin() -> Bool {
         if isUnderWay.exchange(true, ordering: .acquiring) { return false }
         group.enter()
@@ -261,6 +267,6 @@ private final class Cancelling: Sendable {
         group.leave()
     }
 
-    /// Waits until it has been asked, two seconds at most: a server that does not answer is none to wait for.
+    /// Waits until the request has ended, for at most two seconds: the server may not respond at all.
     func wait() { _ = group.wait(timeout: .now() + 2) }
 }

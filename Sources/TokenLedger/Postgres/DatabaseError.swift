@@ -1,33 +1,61 @@
-/// Something the database, or the way to it, refused. It says what to do about it.
-///
-/// SQLSTATEs: https://www.postgresql.org/docs/current/errcodes-appendix.html
+/// An error of the database, or on the way to it. It says what to do about it.
 public struct DatabaseError: Error, Equatable {
+    /// Where the error arose.
+    public enum Kind: Equatable, Sendable {
+        /// The server reported it, with the five characters of the SQLSTATE:
+        /// https://www.postgresql.org/docs/current/errcodes-appendix.html
+        case server(sqlState: String)
+        /// No connection could be made, or the server stopped responding, or the connection was lost.
+        case connection
+        /// What the daemon was told to connect with cannot be used: the connection string, or the password file.
+        case configuration
+        /// The server returned other rows or values than the code expects: a programming error, or a schema of another release.
+        case unexpectedRow
+    }
+
     /// What helps.
     public enum Remedy: Equatable, Sendable {
         /// The connection is gone, or leads to a server that cannot write; or the schema has moved on since it was checked (a function is
         /// missing): make a new one, which checks the schema.
         case reconnect
-        /// Somebody else was in the way (a lock, a deadlock, a timeout): the same again later may succeed.
+        /// Another session was in the way (a lock, a deadlock, a timeout): the same statement may succeed later.
         case retry
-        /// The data of this very statement is at fault: the same again fails again.
+        /// The data of this very statement is at fault: the same statement fails again.
         case fixData
         /// A person has to act: privileges, disk space, a missing object. Worth another try after a pause.
         case fixSetup
     }
 
-    /// The five characters of the SQL standard, or nil when the error arose on this side of the wire.
-    public let sqlState: String?
+    public let kind: Kind
     /// The primary message, in one line. Never the detail, which may show a token; except for 2BP01, whose detail names the objects that
     /// depend on one that was to be dropped.
     public let message: String
 
-    public init(sqlState: String?, message: String) {
-        self.sqlState = sqlState
+    public init(_ kind: Kind, _ message: String) {
+        self.kind = kind
         self.message = message
     }
 
+    /// - Parameter sqlState: Nil for an error of the connection.
+    public init(sqlState: String?, message: String) {
+        self.init(sqlState.map { .server(sqlState: $0) } ?? .connection, message)
+    }
+
+    /// Nil unless the server reported the error.
+    public var sqlState: String? {
+        if case .server(let sqlState) = kind { sqlState } else { nil }
+    }
+
     public var remedy: Remedy {
-        guard let sqlState else { return .reconnect }
+        switch kind {
+        case .server(let sqlState): Self.remedy(for: sqlState)
+        // The password file is read for each connection: once it is fixed, the next attempt succeeds.
+        case .connection, .configuration: .reconnect
+        case .unexpectedRow: .fixSetup
+        }
+    }
+
+    private static func remedy(for sqlState: String) -> Remedy {
         switch sqlState {
         case "57P01", "57P02", "57P03", "57P05", "25006", "25P03", "42883": return .reconnect
         case "55P03", "40001", "40P01", "57014": return .retry

@@ -1,6 +1,6 @@
 package import TokenModel
 
-/// A value on its way to the server, in PostgreSQL's binary format.
+/// A parameter of a statement, in PostgreSQL's binary format.
 package enum Parameter {
     case text(String?)
     case bool(Bool)
@@ -61,8 +61,8 @@ package enum Parameter {
         return bytes.count - start
     }
 
-    /// An array of one dimension, as `array_recv` reads it: dimensions, has-nulls, element type, length, lower bound;
-    /// then each element with its length, -1 for null.
+    /// An array of one dimension, as `array_recv` reads it: number of dimensions, has-nulls, element type, length, lower bound; then
+    /// each element with its length, -1 for null.
     private static func array<Value>(
         of elementType: UInt32, _ values: [Value?], into bytes: inout [UInt8], append: (Value, inout [UInt8]) -> Void
     ) {
@@ -93,7 +93,7 @@ extension Instant {
     /// Microseconds between 1970-01-01 and 2000-01-01, from which PostgreSQL counts.
     private static let serverEpoch: Int64 = 946_684_800_000_000
 
-    /// As PostgreSQL sends and takes it; the infinities are the ends of the range on both sides.
+    /// As PostgreSQL sends and receives it. The infinities are the ends of the range on both sides.
     var sinceServerEpoch: Int64 {
         isFinite ? advanced(byMicroseconds: -Self.serverEpoch).microseconds : microseconds
     }

@@ -1,4 +1,4 @@
-/// A word as a shell takes it. Topics are whatever senders wrote, and people copy the commands that are shown to them.
+/// Quotes words for a shell. People copy the commands that they are shown, and a topic is whatever a sender wrote.
 public enum ShellWord {
     /// An option with its value: `--topic com.example.app`.
     public static func option(_ name: String, _ value: String) -> String {

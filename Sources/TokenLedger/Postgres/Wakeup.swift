@@ -1,6 +1,6 @@
 internal import Glibc
 
-/// A bell that one thread waits for in `poll(2)` and any other may ring. Rings before the wait are kept, as one.
+/// Wakes one thread that waits in `poll(2)`. Any thread may ring; several rings before the wait count as one.
 public final class Wakeup: Sendable {
     /// The end of a pipe that becomes readable when the bell is rung.
     let descriptor: Int32
@@ -23,13 +23,13 @@ public final class Wakeup: Sendable {
         close(bell)
     }
 
-    /// Safe from any thread. A full pipe is a bell that has been rung enough.
+    /// Safe from any thread. If the pipe is full, enough rings are waiting already.
     public func ring() {
         var one: UInt8 = 1
         _ = unsafe write(bell, &one, 1)
     }
 
-    /// Waits until rung or until the time has passed, and takes the rings.
+    /// Waits for a ring or until the time has passed, and takes all rings.
     public func wait(for duration: Duration) {
         var watched = pollfd(fd: descriptor, events: Int16(POLLIN), revents: 0)
         _ = unsafe poll(&watched, 1, Int32(clamping: max(duration.milliseconds, 0)))

@@ -1,9 +1,9 @@
-/// Who holds back the cleanup of dead rows, and since when this daemon has seen that.
+/// What holds back the cleanup of dead rows, and since when this daemon has seen it.
 ///
-/// Under an old snapshot, PostgreSQL cannot reuse the room of a row's earlier versions. A registration then writes to the table's indexes too:
-/// HOT updates fall from 96 to 15 percent. No setting of ours cures that, so `status` names the holder.
+/// While an old snapshot exists, PostgreSQL cannot reuse the space of earlier row versions. A registration then writes to the indexes
+/// too: HOT updates fall from 96 to 15 percent. None of our settings can prevent that, so `status` names the holder.
 struct CleanupHolder {
-    /// What the database shows: a session, a prepared transaction or a replication slot, with the transaction id that it holds back.
+    /// A session, a prepared transaction or a replication slot, with the transaction id that it holds back.
     struct Sighting: Equatable {
         var what: String
         var transactionID: String
@@ -13,9 +13,9 @@ struct CleanupHolder {
             self.transactionID = transactionID
         }
 
-        /// The oldest one; nil when nobody holds anything back. The daemon sees the horizon of every session, though not since when it is there.
+        /// The oldest one; nil if there is none. The daemon sees the horizon of every session, but not since when it exists.
         init?(on connection: inout Connection) throws(DatabaseError) {
-            let rows = try connection.query(
+            let oldest = try connection.query(
                 """
                 SELECT h.what, h.xid::text FROM (
                     SELECT 'session ' || a.pid || ' of ' || coalesce(a.usename, '(none)') AS what,
@@ -31,9 +31,12 @@ struct CleanupHolder {
                     UNION ALL
                     SELECT 'replication slot ' || s.slot_name, s.xmin FROM pg_catalog.pg_replication_slots AS s WHERE s.xmin IS NOT NULL) AS h
                 ORDER BY age(h.xid) DESC LIMIT 1
-                """)
-            guard rows.count > 0, let what = rows.text(0, 0), let xid = rows.text(0, 1) else { return nil }
-            self.init(what: what, transactionID: xid)
+                """
+            ).first { row throws(DatabaseError) in
+                Sighting(what: try row.read(), transactionID: try row.read())
+            }
+            guard let oldest else { return nil }
+            self = oldest
         }
     }
 
@@ -43,7 +46,7 @@ struct CleanupHolder {
     static let tolerated: Duration = .seconds(900)
 
     /// - Parameter seen: The oldest holder; nil for none.
-    /// - Returns: The warning, when the same holder has been there for longer than is tolerated.
+    /// - Returns: The warning, once the same holder has existed for longer than is tolerated.
     mutating func note(_ seen: Sighting?, at now: ContinuousClock.Instant) -> String? {
         guard let seen else {
             since = nil

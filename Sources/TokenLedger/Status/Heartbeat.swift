@@ -1,6 +1,6 @@
 internal import TokenModel
 
-/// What a daemon tells of itself and of the queue, in its row of `tokenkeeper.daemon`.
+/// What a daemon reports about itself and the queue, in its row of `tokenkeeper.daemon`.
 public struct Heartbeat {
     private let daemonID: String
     private let version: Version
@@ -10,7 +10,7 @@ public struct Heartbeat {
 
     private var transaction: BatchTransaction { BatchTransaction(lockTimeout: lockTimeout) }
 
-    /// More waiting results than this are estimated and not counted.
+    /// A longer queue is estimated, not counted.
     static let countedExactly = 20_000
 
     /// - Parameter daemonID: Unique among all daemons of the database, such as `host/pid/start`.
@@ -20,13 +20,13 @@ public struct Heartbeat {
         self.daemonID = daemonID
         self.version = version
         self.lockTimeout = lockTimeout
-        startedAt = try connection.query("SELECT clock_timestamp()").instant(0, 0) ?? .distantPast
+        startedAt = try connection.query("SELECT clock_timestamp()").value()
     }
 
-    /// What a look at the queue has shown.
+    /// The state of the queue.
     public struct Queue: Equatable, Sendable {
         public var depth: Int64
-        /// False when the depth was estimated.
+        /// False if the depth was estimated.
         public var exact: Bool
 
         public init(depth: Int64, exact: Bool) {
@@ -38,11 +38,11 @@ public struct Heartbeat {
     /// Looks at the queue and reports.
     ///
     /// - Parameters:
-    ///   - sweepInterval: Nil when the timer is off.
-    ///   - pagesLeft: What the drain has not read yet, to estimate by when there is too much to count.
-    ///   - trouble: What a person must mend, for the warnings of `status`.
+    ///   - sweepInterval: Nil if the timer is off.
+    ///   - pagesLeft: The pages that the drain has not read yet, from which a long queue is estimated.
+    ///   - trouble: What a person must fix, for the warnings of `status`.
     ///   - waitingFor: Which locks of other sessions keep results in the queue, in words.
-    /// - Returns: What was seen of the queue, and whether it was reported: not when a lock of another session is in the way.
+    /// - Returns: The state of the queue, and whether it was reported: not if another session has locked the table.
     @discardableResult
     public func beat(
         sweepInterval: Duration?, pagesLeft: Int, trouble: DatabaseError?, waitingFor: String? = nil,
@@ -52,26 +52,27 @@ public struct Heartbeat {
         let depth: Int64?
         let oldest: Instant?
         do {
-            let seen = try connection.run(
+            (depth, oldest) = try connection.run(
                 """
                 \(transaction.settings)
                 SELECT count(*), (extract(epoch FROM min(w.queued_at)) * 1000000)::bigint
                 FROM (SELECT queued_at FROM tokenkeeper.send_result LIMIT \(limit + 1)) AS w
-                """)
-            depth = seen.text(0, 0).flatMap { Int64($0) }
-            oldest = seen.text(0, 1).flatMap { Int64($0) }.map(Instant.init(microseconds:))
+                """
+            ).one { row throws(DatabaseError) in
+                (try row.read(), try row.read(Int64?.self).map(Instant.init(microseconds:)))
+            }
         } catch let error where error.remedy == .retry {
-            // Somebody has locked a part of the queue. That this daemon lives can be told all the same.
+            // Another session has locked a part of the queue. The daemon can still report that it is alive.
             (depth, oldest) = (nil, nil)
         }
         let exact = depth.map { $0 <= Int64(limit) } ?? false
-        // Of results of usual size, 52 of the 200s fill a page, and 38 of the 410s.
+        // Of results of usual size, 52 fill a page if they are 200s, 38 if they are 410s.
         let told = exact ? depth ?? 0 : max(depth ?? 0, Int64(pagesLeft) * 50)
         let queue = Queue(depth: told, exact: exact)
         do {
             try write(queue, oldest, sweepInterval, trouble, waitingFor, on: &connection)
         } catch let error where error.remedy == .retry {
-            // Somebody has locked the table of the daemons. The drain needs nothing of it, and goes on.
+            // Another session has locked the table `daemon`. The drain does not need it, and continues.
             return (queue, false)
         }
         return (queue, true)
@@ -81,7 +82,7 @@ public struct Heartbeat {
         _ queue: Queue, _ oldest: Instant?, _ sweepInterval: Duration?, _ trouble: DatabaseError?,
         _ waitingFor: String?, on connection: inout Connection
     ) throws(DatabaseError) {
-        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+        try connection.transaction(transaction) { connection throws(DatabaseError) in
             _ = try connection.query(
                 """
                 INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact,
@@ -102,9 +103,9 @@ public struct Heartbeat {
         }
     }
 
-    /// Says that this daemon leaves, in order.
+    /// Signs off: this daemon stops in good order.
     public func signOff(on connection: inout Connection) throws(DatabaseError) {
-        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+        try connection.transaction(transaction) { connection throws(DatabaseError) in
             _ = try connection.query(
                 "UPDATE tokenkeeper.daemon SET stopped_at = clock_timestamp(), heartbeat_at = clock_timestamp() WHERE daemon_id = $1",
                 [.text(daemonID)])

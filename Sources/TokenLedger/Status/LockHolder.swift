@@ -1,24 +1,24 @@
-/// A session whose lock on a table of the schema can keep the daemon from its work.
+/// A session whose lock on a table of the schema can block the daemon.
 public struct LockHolder: Hashable, Sendable {
-    /// How it is in the way.
-    public enum Kind: String, Sendable {
+    /// How it blocks.
+    public enum Kind: String, Sendable, ColumnDecodable {
         /// It has locked the whole table against changes.
         case table
-        /// It waits for such a lock, and everybody queues up behind it.
+        /// It waits for such a lock, and all other sessions queue behind it.
         case queued
-        /// It has changed or locked rows in a transaction that is still open: perhaps those that are wanted.
+        /// It has changed or locked rows in a transaction that is still open: perhaps the rows that the daemon needs.
         case rows
-        /// It is a daemon that reads a partition of the queue whole: that ends by itself.
+        /// It is a daemon that reads a whole partition of the queue, which ends by itself.
         case reading
     }
 
-    /// Whether it keeps everybody from changing the table.
+    /// Whether no other session can change the table.
     public var isOfWholeTable: Bool { kind == .table || kind == .queued }
 
     public let kind: Kind
     /// Nil for a prepared transaction.
     public let pid: Int32?
-    /// The virtual transaction: the same for as long as the transaction lasts.
+    /// The virtual transaction, which is the same as long as the transaction lasts.
     let transaction: String
     /// Without the schema's name.
     public let table: String
@@ -26,14 +26,14 @@ public struct LockHolder: Hashable, Sendable {
     public let mode: String
     /// Nil for a process of the server.
     public let role: String?
-    /// As the session calls itself; nil when it does not.
+    /// Its application_name; nil if it is not set.
     public let application: String?
     /// When its transaction began. Nil unless the daemon is the same role, or a member of it or of `pg_read_all_stats`.
     public let since: String?
     /// The sessions that a queued one waits for, in words.
     public let behind: String?
 
-    /// Who holds it, in words.
+    /// The session, in words.
     public var who: String {
         guard let pid else { return "a prepared transaction (see pg_prepared_xacts)" }
         return Self.who(pid: "\(pid)", role: role, application: application)
@@ -44,7 +44,7 @@ public struct LockHolder: Hashable, Sendable {
         "pid \(pid)" + (role.map { ", role \($0)" } ?? "") + (application.map { ", application \($0)" } ?? "")
     }
 
-    /// What is in the way, in words: the table and who holds it.
+    /// The table and who holds it, in words.
     public var words: String {
         switch kind {
         case .table: "tokenkeeper.\(table) is locked (\(mode)) by \(who)"
@@ -54,7 +54,7 @@ public struct LockHolder: Hashable, Sendable {
         }
     }
 
-    /// The same lock at another look, whatever else is said of it now.
+    /// Identifies the same lock at another look.
     public struct Identity: Hashable, Sendable {
         let pid: Int32?
         let transaction: String
@@ -80,13 +80,14 @@ extension LockHolder {
     /// The queue and its partitions.
     private static let queue = ["send_result"] + Partition.all.map { "\($0.table.dropFirst("tokenkeeper.".count))" }
 
-    /// All sessions but this one whose locks on tables of the schema conflict with changing rows, one lock of each: those that hold a table first.
+    /// All other sessions whose locks on tables of the schema conflict with changing rows, one lock of each. Sessions that hold a whole
+    /// table come first.
     ///
-    /// Any role may ask. It takes no lock on a table of ours, and some milliseconds at most.
+    /// Any role may call this. It locks no table of the schema and takes some milliseconds at most.
     public static func all(on connection: inout Connection) throws(DatabaseError) -> [LockHolder] {
         let who =
             "concat_ws(', ', 'pid ' || b.pid, 'role ' || b.usename, 'application ' || nullif(b.application_name, ''))"
-        let rows = try connection.query(
+        return try connection.query(
             """
             WITH lock AS MATERIALIZED (
                 SELECT l.pid, l.virtualtransaction, l.mode, l.granted, l.locktype, r.table_name
@@ -138,14 +139,12 @@ extension LockHolder {
             LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = f.pid
             ORDER BY array_position($3, f.kind), f.pid
             LIMIT 100
-            """, [.texts(Self.sharedRows), .texts(Self.queue), .texts(["table", "queued", "rows", "reading"])])
-        return (0..<rows.count).map { row in
+            """, [.texts(Self.sharedRows), .texts(Self.queue), .texts(["table", "queued", "rows", "reading"])]
+        ).decode { row throws(DatabaseError) in
             LockHolder(
-                kind: rows.text(row, 0).flatMap(Kind.init(rawValue:)) ?? .table,
-                pid: rows.integer(row, 1).map(Int32.init(truncatingIfNeeded:)), transaction: rows.text(row, 2) ?? "",
-                table: rows.text(row, 3) ?? "", mode: sqlName(ofMode: rows.text(row, 4) ?? ""),
-                role: rows.text(row, 5), application: rows.text(row, 6), since: rows.text(row, 7),
-                behind: rows.text(row, 8))
+                kind: try row.read(), pid: try row.read(), transaction: try row.read(), table: try row.read(),
+                mode: sqlName(ofMode: try row.read()), role: try row.read(), application: try row.read(),
+                since: try row.read(), behind: try row.read())
         }
     }
 }

@@ -1,8 +1,9 @@
 internal import TokenModel
 
-/// Looks for what the view `status` cannot find within milliseconds: large tables are counted here, and slow warnings are found.
+/// Stores what the view `status` cannot find within milliseconds: counts of large tables, and warnings that are slow to look for.
 ///
-/// At most a hundredth of the time goes into it.
+/// Start here for `status`: the view is in `migrations/`, and `Heartbeat`, `TokenCount` and this file write the tables that it reads.
+/// The cache takes at most 1 % of the daemon's time.
 public struct StatusCache {
     private var again = ContinuousClock.now
     private var cleanupHolder = CleanupHolder()
@@ -11,86 +12,108 @@ public struct StatusCache {
     /// The shortest pause between two looks.
     private static let pause: Duration = .seconds(5)
 
-    /// The longest: `status` believes a count for ten minutes.
+    /// The longest pause: `status` trusts a count for ten minutes.
     private static let longestPause: Duration = .seconds(300)
 
-    /// One source may take so long. Then its rows are estimated, and its warnings stay as they were found last.
+    /// How long one source may take. After that its rows are estimated, and its warnings stay as they were.
     private static let timeLimit: Duration = .seconds(1)
 
     private static let tables = ["rejected_result", "held_result", "send_request", "failed_send"]
 
     public init() {}
 
-    /// Looks if it is time, and no other daemon has looked just now.
+    /// What was found, by the source's name. What took too long or met a lock is not among it, and stays as it was.
+    private struct Findings {
+        var rows: [(source: String, rows: Int64?)] = []
+        var words: [(source: String, word: String)] = []
+    }
+
+    /// Refreshes the cache if it is time and no other daemon has just done so.
     public mutating func refresh(on connection: inout Connection) throws(DatabaseError) {
         guard clock.now >= again else { return }
         let began = clock.now
         defer { again = clock.now + min(max(Self.pause, began.duration(to: clock.now) * 100), Self.longestPause) }
         guard try isOld(on: &connection) else { return }
-        for table in Self.tables {
-            let counted = try store(
-                table,
-                "SELECT $1, count(*), NULL, clock_timestamp() FROM (SELECT FROM tokenkeeper.\(table) LIMIT 10000) AS r",
-                on: &connection)
-            if !counted {
-                let estimate = "least(pg_stat_get_live_tuples('tokenkeeper.\(table)'::regclass), 10000)"
-                try store(table, "SELECT $1, \(estimate), NULL, clock_timestamp()", on: &connection)
-            }
-        }
-        try store(
-            "rejected_result within an hour",
-            """
-            SELECT $1, count(*), NULL, clock_timestamp()
-            FROM (SELECT r.rejected_at FROM tokenkeeper.rejected_result AS r ORDER BY r.rejected_id DESC LIMIT 10000) AS r
-            WHERE r.rejected_at > clock_timestamp() - interval '1 hour'
-            """, on: &connection)
+        var findings = Findings()
+        try countTables(into: &findings, on: &connection)
         for warning in StatusWarning.all {
-            try store(
-                warning.name,
-                "SELECT $1, NULL, array_agg(w.words), clock_timestamp() FROM (\(warning.statement) LIMIT 20) AS w (words)",
-                on: &connection)
+            guard let words = try look("\(warning.statement) LIMIT 20", String.self, on: &connection) else { continue }
+            findings.rows.append((warning.name, nil))
+            findings.words += words.map { (warning.name, $0) }
         }
         let holder = cleanupHolder.note(try CleanupHolder.Sighting(on: &connection), at: clock.now)
-        try store(
-            "cleanup held back", "SELECT $1, NULL, array_remove(ARRAY[$2], NULL), clock_timestamp()", [.text(holder)],
-            on: &connection)
+        findings.rows.append(("cleanup held back", nil))
+        if let holder { findings.words.append(("cleanup held back", holder)) }
+        try store(findings, on: &connection)
     }
 
-    /// Whether no daemon has looked just now. False also while somebody has locked the table.
-    private func isOld(on connection: inout Connection) throws(DatabaseError) -> Bool {
-        do {
-            return try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
-                try connection.query(
-                    """
-                    SELECT coalesce(max(c.as_of) < clock_timestamp() - $1 * interval '1 microsecond', true)
-                    FROM tokenkeeper.status_cache AS c
-                    """, [.int8(Self.pause.microseconds)]
-                ).bool(0, 0) ?? true
+    private func countTables(
+        into findings: inout Findings, on connection: inout Connection
+    ) throws(DatabaseError) {
+        for table in Self.tables {
+            var rows = try look(
+                "SELECT count(*) FROM (SELECT FROM tokenkeeper.\(table) LIMIT 10000) AS r", Int64.self, on: &connection)
+            if rows == nil {
+                rows = try look(
+                    "SELECT least(pg_stat_get_live_tuples('tokenkeeper.\(table)'::regclass), 10000)", Int64.self,
+                    on: &connection)
             }
-        } catch let error where error.remedy == .retry {
-            return false
+            if let rows = rows?.first { findings.rows.append((table, rows)) }
         }
+        let lately = try look(
+            """
+            SELECT count(*)
+            FROM (SELECT r.rejected_at FROM tokenkeeper.rejected_result AS r ORDER BY r.rejected_id DESC LIMIT 10000) AS r
+            WHERE r.rejected_at > clock_timestamp() - interval '1 hour'
+            """, Int64.self, on: &connection)
+        if let rows = lately?.first { findings.rows.append(("rejected_result within an hour", rows)) }
+    }
+
+    /// Whether the cache is older than the pause. False also while another session has locked the table.
+    private func isOld(on connection: inout Connection) throws(DatabaseError) -> Bool {
+        try look(
+            """
+            SELECT coalesce(max(c.as_of) < clock_timestamp() - \(Self.pause.milliseconds) * interval '1 millisecond', true)
+            FROM tokenkeeper.status_cache AS c
+            """, Bool.self, on: &connection)?.first ?? false
     }
 
     private let transaction = BatchTransaction(lockTimeout: .milliseconds(100), statementTimeout: Self.timeLimit)
 
-    /// - Parameter look: A SELECT that answers a row of `status_cache`; $1 is its source.
-    /// - Returns: False when it takes too long, or somebody is in the way: then what was stored before stays.
-    @discardableResult
-    private func store(
-        _ source: String, _ look: String, _ more: [Parameter] = [], on connection: inout Connection
-    ) throws(DatabaseError) -> Bool {
+    /// Reads one column, in one round trip.
+    ///
+    /// - Returns: Nil if it takes too long or another session holds a lock.
+    private func look<Value: ColumnDecodable>(
+        _ statement: String, _ type: Value.Type, on connection: inout Connection
+    ) throws(DatabaseError) -> [Value]? {
         do {
-            try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+            return try connection.run("\(transaction.settings)\n\(statement)").values(type)
+        } catch let error where error.remedy == .retry {
+            return nil
+        }
+    }
+
+    /// Stores everything in one statement. If another session holds a lock, what was stored before stays.
+    private func store(_ findings: Findings, on connection: inout Connection) throws(DatabaseError) {
+        do {
+            try connection.transaction(transaction) { connection throws(DatabaseError) in
                 _ = try connection.query(
                     """
-                    INSERT INTO tokenkeeper.status_cache AS c (source, rows, words, as_of) \(look)
+                    INSERT INTO tokenkeeper.status_cache AS c (source, rows, words, as_of)
+                    SELECT s.source, s.rows,
+                           (SELECT array_agg(w.words ORDER BY w.place)
+                            FROM unnest($3, $4) WITH ORDINALITY AS w (source, words, place) WHERE w.source = s.source),
+                           clock_timestamp()
+                    FROM unnest($1, $2) AS s (source, rows)
                     ON CONFLICT (source) DO UPDATE SET rows = excluded.rows, words = excluded.words, as_of = excluded.as_of
-                    """, [.text(source)] + more)
+                    """,
+                    [
+                        .texts(findings.rows.map(\.source)), .int8s(findings.rows.map(\.rows)),
+                        .texts(findings.words.map(\.source)), .texts(findings.words.map(\.word)),
+                    ])
             }
-            return true
         } catch let error where error.remedy == .retry {
-            return false
+            // The next refresh tries again.
         }
     }
 }

@@ -2,7 +2,7 @@
 public struct StatusReport: Sendable {
     /// One object of JSON, in the view's order and with its names. Ages are in seconds.
     public let json: String
-    /// Names and values in the view's order, nulls left out; instants in UTC.
+    /// Names and values in the view's order, without nulls. Instants are in UTC.
     public let fields: [(name: String, value: String)]
     public let warnings: [String]
 
@@ -16,18 +16,16 @@ public struct StatusReport: Sendable {
         """
 
     public init(on connection: inout Connection) throws(DatabaseError) {
-        let rows = try connection.run("SET LOCAL timezone = 'UTC'; SELECT row_to_json(s) FROM \(Self.source) AS s")
-        json = rows.text(0, 0) ?? "{}"
-        let pairs = try connection.run(
+        json = try connection.run("SET LOCAL timezone = 'UTC'; SELECT row_to_json(s) FROM \(Self.source) AS s").value()
+        fields = try connection.run(
             """
             SET LOCAL timezone = 'UTC';
             SELECT f.key, CASE WHEN f.key LIKE '%_as_of' OR f.key = 'last_sweep_at'
                                THEN to_char(f.value::timestamptz, 'YYYY-MM-DD HH24:MI:SS "UTC"') ELSE f.value END
             FROM \(Self.source) AS s, json_each_text(row_to_json(s)) AS f
             WHERE f.value IS NOT NULL AND f.key <> 'warnings'
-            """)
-        fields = (0..<pairs.count).map { (pairs.text($0, 0) ?? "", pairs.text($0, 1) ?? "") }
-        let words = try connection.run("SELECT unnest(warnings) FROM tokenkeeper.status")
-        warnings = (0..<words.count).compactMap { words.text($0, 0) }
+            """
+        ).decode { row throws(DatabaseError) in (name: try row.read(), value: try row.read()) }
+        warnings = try connection.query("SELECT unnest(warnings) FROM tokenkeeper.status").values()
     }
 }

@@ -1,13 +1,13 @@
-/// A warning of `status` that takes longer to find than `status` may take.
+/// A warning of `status` that takes too long to look for when the view is read. `StatusCache` looks for it.
 struct StatusWarning {
-    /// Unique among the sources of `tokenkeeper.status_cache`. Warnings are shown in the order of their names.
+    /// Unique among the sources of `tokenkeeper.status_cache`. Warnings are shown in the order of these names.
     let name: String
-    /// Answers a text a row, the most important first. It may take a second, and 20 rows are kept.
+    /// Returns one warning per row, the most important first. It may take a second; the first 20 rows are kept.
     let statement: String
 
     static let all = [doubtful, notKept, published, restored, unregistered]
 
-    /// now(), which an index takes, and not clock_timestamp().
+    /// Uses now(), not clock_timestamp(), which an index cannot use.
     private static let unregistered = StatusWarning(
         name: "topics without registrations",
         statement: """
@@ -25,7 +25,7 @@ struct StatusWarning {
             ORDER BY c.topic, c.environment
             """)
 
-    /// By an index of its own, result_count_doubtful_410.
+    /// Has its own index, result_count_doubtful_410.
     private static let doubtful = StatusWarning(
         name: "410s that are not from APNs",
         statement: """
@@ -39,7 +39,7 @@ struct StatusWarning {
             ORDER BY sum(c.results) DESC, c.topic, c.environment
             """)
 
-    /// By an index of its own, result_count_not_kept.
+    /// Has its own index, result_count_not_kept.
     private static let notKept = StatusWarning(
         name: "rejected results that were not kept",
         statement: """

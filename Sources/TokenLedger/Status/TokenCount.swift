@@ -1,13 +1,13 @@
 internal import TokenModel
 
-/// Counts the tokens by topic and state, for `status`, the guard's share and the sweep's limit: at most a hundredth of the time goes into it.
+/// Counts the tokens by topic and state, for `status`, the guard's share and the sweep's limit. It takes at most 1 % of the daemon's time.
 ///
-/// Topics are counted one by one, in slices. Another daemon, or the next start, goes on where a count stopped. Half of the slices go
-/// to the topic whose count is the oldest, so that none waits forever; the other half to those that cost little for their age, so that a
-/// small topic does not wait for a large one.
+/// Topics are counted one by one, in slices. Another daemon, or the next start, continues where a count stopped. Half of the slices go
+/// to the topic with the oldest count, so that no topic waits forever. The other half go to topics that cost little for the age of
+/// their count, so that a small topic does not wait for a large one.
 public struct TokenCount {
     private var again = ContinuousClock.now
-    /// When the time that has been spent is again no more than a hundredth.
+    /// When the time spent is down to 1 % again.
     private var rested = ContinuousClock.now
     private var writesSeen: Int64 = -1
     /// When this daemon last noticed that something had been written, by the server's clock.
@@ -20,51 +20,51 @@ public struct TokenCount {
 
     /// The shortest pause between two turns.
     static let pause: Duration = .seconds(10)
-    /// How long a turn lasts; how long while some topic has never been counted; and how long one that looks only at new topics.
+    /// How long a turn lasts: usually, while some topic has never been counted, and when it looks only at new topics.
     private static let turn: (usual: Duration, first: Duration, new: Duration) = (
         .milliseconds(100), .seconds(5), .milliseconds(20)
     )
     /// How long a slice should take.
     private static let wanted = Duration.milliseconds(25)...Duration.milliseconds(100)
     private static let tokens = 1000...200_000
-    /// How often it is said of a count that it still holds. The guard trusts it for a day.
+    /// How often a count is confirmed. The guard trusts it for a day.
     private static let confirmEvery: Duration = .seconds(600)
 
     public init() {}
 
     /// - Parameters:
-    ///   - slice: Tokens in each slice, however long it takes.
-    ///   - writtenAt: When something was written last; nil for long ago.
+    ///   - slice: Tokens in each slice, however long a slice takes.
+    ///   - writtenAt: When the ledger was written last; nil for long ago.
     init(slice: Int, writtenAt: Instant? = nil) {
         self.slice = slice
         adapts = false
         self.writtenAt = writtenAt ?? .distantPast
     }
 
-    /// Counts for a turn if it is time and something was written since.
+    /// Counts for a turn if it is time and the ledger was written since.
     ///
-    /// - Parameter stop: Ends the slice that is under way; it is then counted again.
+    /// - Parameter stop: Cancels the current slice, which is then counted again.
     public mutating func refresh(on connection: inout Connection, stop: Wakeup) throws(DatabaseError) {
         guard clock.now >= again else { return }
         let began = clock.now
         again = began + Self.pause
-        let look = try connection.query(
+        let (writes, seenAt) = try connection.query(
             """
             SELECT pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid) + pg_stat_get_tuples_deleted(c.oid),
                    clock_timestamp()
             FROM pg_catalog.pg_class AS c WHERE c.oid = 'tokenkeeper.ledger'::regclass
-            """)
-        let writes = look.integer(0, 0) ?? 0
+            """
+        ).one { row throws(DatabaseError) in (try row.read(Int64.self), try row.read(Instant.self)) }
         if writes != writesSeen {
             writesSeen = writes
-            writtenAt = look.instant(0, 1) ?? writtenAt
+            writtenAt = seenAt
         }
         let due = try due(on: &connection)
         if due.isEmpty { return try confirm(on: &connection) }
         let isRested = clock.now >= rested
         let end =
             began + (!isRested ? Self.turn.new : due.contains(where: \.isFirst) ? Self.turn.first : Self.turn.usual)
-        // Also after a slice that was cut off: the next one would be, too.
+        // Also after a slice that timed out: the next one would time out too.
         defer { if isRested { rested = clock.now + began.duration(to: clock.now) * 100 } }
         var turns = due.filter { isRested || $0.isNew }
         while !turns.isEmpty {
@@ -79,25 +79,25 @@ public struct TokenCount {
                     return
                 }
             }
-            // What is not finished goes on; the order is another one now.
+            // Topics that are not finished continue; the order has changed.
             turns = isRested && counts ? try self.due(on: &connection) : []
         }
     }
 
     /// Counts a slice of a topic, in a transaction of its own.
     ///
-    /// - Returns: False when the topic is gone, or another daemon counts it at this moment.
+    /// - Returns: False if the topic is gone, or another daemon is counting it.
     @discardableResult
     mutating func count(
         _ topic: Int32, on connection: inout Connection, stop: Wakeup
     ) throws(DatabaseError) -> Bool {
         let began = clock.now
         let most = slice
-        let counted = try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100)).begin) {
+        let counted = try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100))) {
             connection throws(DatabaseError) in
             try connection.query(
                 "SELECT tokenkeeper.count_tokens($1, $2)", [.int4(topic), .int4(Int32(most))], cancelWhen: stop
-            ).integer(0, 0)
+            ).value(Int64?.self)
         }
         let took = began.duration(to: clock.now)
         if !adapts { return counted != nil }
@@ -106,43 +106,41 @@ public struct TokenCount {
         return counted != nil
     }
 
-    /// A topic that is to be counted.
+    /// A topic to be counted.
     struct Due {
         var number: Int32
         /// Whether it has never been counted to its end.
         var isFirst: Bool
-        /// Whether not a slice of it has been counted.
+        /// Whether no slice of it has been counted.
         var isNew: Bool
     }
 
     /// The topics to be counted, in the order of their turns.
     func due(on connection: inout Connection) throws(DatabaseError) -> [Due] {
-        let rows = try connection.query(
+        try connection.query(
             """
             SELECT d.topic_id, d.counted_at IS NULL, d.counted_at IS NULL AND d.begun_at IS NULL FROM (
                 SELECT t.topic_id, p.counted_at, p.begun_at,
                        row_number() OVER (ORDER BY p.counted_at NULLS FIRST, p.begun_at NULLS LAST, t.topic_id) AS by_age,
-                       -- A topic that has not been begun may be small: the first slice shows it.
+                       -- A topic without a counted slice may be small: the first slice shows it.
                        row_number() OVER (ORDER BY coalesce(
                            extract(epoch FROM clock_timestamp() - coalesce(p.counted_at, p.begun_at))
                            / greatest(coalesce(p.counted, p.tokens), 1000), 'infinity') DESC, t.topic_id) AS by_cost
                 FROM tokenkeeper.topic AS t LEFT JOIN tokenkeeper.token_count_progress AS p ON p.topic_id = t.topic_id
                 WHERE coalesce(p.counted_at < $1, true)) AS d
             ORDER BY least(2 * d.by_age, 2 * d.by_cost + 1), d.by_age LIMIT 1000
-            """, [.instant(writtenAt)])
-        return (0..<rows.count).map { row in
-            Due(
-                number: Int32(truncatingIfNeeded: rows.integer(row, 0) ?? 0), isFirst: rows.bool(row, 1) ?? false,
-                isNew: rows.bool(row, 2) ?? false)
+            """, [.instant(writtenAt)]
+        ).decode { row throws(DatabaseError) in
+            Due(number: try row.read(), isFirst: try row.read(), isNew: try row.read())
         }
     }
 
-    /// Says of all counts that they still hold, because nothing has been written since; and clears away those of topics that are gone.
+    /// Confirms all counts, because nothing has been written since, and deletes those of topics that are gone.
     private mutating func confirm(on connection: inout Connection) throws(DatabaseError) {
         guard clock.now >= confirmAgain else { return }
         confirmAgain = clock.now + Self.confirmEvery
         do {
-            try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100)).begin) {
+            try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100))) {
                 connection throws(DatabaseError) in
                 for table in ["token_count", "token_count_part", "token_count_progress"] {
                     try connection.run(
@@ -154,7 +152,7 @@ public struct TokenCount {
                 try connection.run("UPDATE tokenkeeper.token_count SET counted_at = clock_timestamp()")
             }
         } catch let error where error.remedy == .retry {
-            // Another daemon does the same at this moment.
+            // Another daemon is doing the same.
         }
     }
 }

@@ -1,146 +1,131 @@
 internal import TokenModel
 
-/// How many tokens are due, counted in slices before anything is deleted: nothing here reads a large topic in one statement.
+/// Counts the tokens that are due, in slices, before anything is deleted. No statement reads all of a large topic.
+///
+/// Suppressed tokens are found by an index, topic by topic. Dormant tokens are in no index: `findDormant` reads the ledger once.
 struct DueSurvey {
     let sweep: Sweep
-    /// Of suppressed tokens, by an index.
+    /// How many tokens of a topic sweeps have pruned within the last day without force, by the topic's number.
+    private let prunedToday: [Int32: Int64]
+    /// Rows of a slice that an index finds.
     private var rows = SliceSize(20_000, in: 50...100_000)
+    /// The dormant tokens that `findDormant` has counted, by the topic's number.
+    private(set) var dormant: [Int32: DueTokens.Cause] = [:]
+    /// The pages of the ledger on which they lie.
+    private(set) var dormantPages: [Range<Int>] = []
 
-    init(_ sweep: Sweep) {
+    init(_ sweep: Sweep, on connection: inout Connection) throws(DatabaseError) {
         self.sweep = sweep
-    }
-
-    /// A token that has been suppressed for longer than the retention; $1 is the topic, $2 the instant.
-    static let isStale = "l.topic_id = $1 AND l.suppressed AND l.suppressed_since < $2"
-
-    /// A token that no app has registered again since an instant, given as an expression.
-    static func isDormant(before: String) -> String {
-        "NOT l.suppressed AND l.registered_at > '-infinity' AND l.registered_at < \(before)"
-    }
-
-    static let causeInSQL = "tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at)"
-
-    static func words(_ text: String?) -> [String] {
-        (text ?? "").split(separator: " ").map(String.init)
-    }
-
-    /// Of some topics, those in which any suppressed token is due: one look into the index per topic.
-    static func withAnyDue(
-        _ topics: ArraySlice<DueTokens.Topic>, on connection: inout Connection
-    ) throws(DatabaseError) -> Set<Int32> {
-        let rows = try connection.query(
+        let pruned = try connection.query(
             """
-            SELECT a.topic_id FROM unnest($1, $2) AS a (topic_id, before)
-            WHERE EXISTS (SELECT FROM tokenkeeper.ledger AS l
-                          WHERE l.topic_id = a.topic_id AND l.suppressed AND l.suppressed_since < a.before)
-            """, [.int4s(topics.map(\.number)), .instants(topics.map(\.staleBefore))])
-        return Set((0..<rows.count).map { Int32(truncatingIfNeeded: rows.integer($0, 0) ?? 0) })
+            SELECT t.topic_id, sum(s.pruned)::bigint
+            FROM tokenkeeper.sweep_run AS r
+            JOIN tokenkeeper.sweep_topic AS s USING (run_id)
+            JOIN tokenkeeper.topic AS t ON t.topic = s.topic AND t.environment = s.environment
+            WHERE NOT r.forced AND r.started_at > now() - interval '1 day' AND s.pruned > 0
+            GROUP BY 1
+            """
+        ).decode { row throws(DatabaseError) in (try row.read(Int32.self), try row.read(Int64.self)) }
+        prunedToday = Dictionary(uniqueKeysWithValues: pruned)
+    }
+
+    /// Of some topics, those in which any suppressed token is due: one look into the index per topic. All of them, if that takes
+    /// too long.
+    func withAnyDue(
+        _ topics: ArraySlice<DueTokens.Topic>, on connection: inout Connection, while goesOn: () -> Bool
+    ) throws -> Set<Int32> {
+        do {
+            return try sweep.step(settings: Sweep.byIndex, on: &connection, while: goesOn) { connection, _ in
+                Set(
+                    try connection.query(
+                        """
+                        SELECT a.topic_id FROM unnest($1, $2) AS a (topic_id, before)
+                        WHERE EXISTS (SELECT FROM tokenkeeper.ledger AS l
+                                      WHERE l.topic_id = a.topic_id AND l.suppressed AND l.suppressed_since < a.before)
+                        """, [.int4s(topics.map(\.number)), .instants(topics.map(\.suppressedBefore))]
+                    ).values(Int32.self))
+            }
+        } catch let error as DatabaseError where error.remedy == .retry {
+            return Set(topics.map(\.number))
+        }
     }
 
     /// What is due in a topic, and whether that is too much.
     ///
-    /// - Parameters:
-    ///   - suppressed: Whether any suppressed token may be due.
-    ///   - dormant: What nobody has registered again, as counted before.
-    ///   - prunedToday: How many of its tokens sweeps have pruned within the last day.
+    /// - Parameter suppressed: Whether any suppressed token may be due.
     mutating func due(
-        in topic: DueTokens.Topic, suppressed: Bool, dormant: (tokens: Int64, samples: [String])?, prunedToday: Int64,
-        on connection: inout Connection, while goesOn: () -> Bool
+        in topic: DueTokens.Topic, suppressed: Bool, on connection: inout Connection, while goesOn: () -> Bool
     ) throws -> DueTokens {
         var due = DueTokens(in: topic)
-        if suppressed { try addSuppressed(to: &due, on: &connection, while: goesOn) }
-        if let dormant { due.add("dormant", dormant.tokens, dormant.samples) }
-        if !sweep.lease.forced, due.isLimited(today: prunedToday) {
-            due.limit(ofTokens: try tokens(of: topic, on: &connection, while: goesOn), today: prunedToday)
+        if suppressed, try !addSuppressedAtOnce(to: &due, on: &connection, while: goesOn) {
+            try addSuppressedInSlices(to: &due, on: &connection, while: goesOn)
+        }
+        if let dormant = dormant[topic.number] { due.add(dormant) }
+        let today = prunedToday[topic.number] ?? 0
+        if !sweep.lease.forced, due.isLimited(today: today) {
+            due.limit(ofTokens: try tokens(of: topic, on: &connection, while: goesOn), today: today)
         }
         return due
     }
 
-    /// Adds the suppressed tokens that are due in a topic: in one statement, or in slices where they are many.
-    private mutating func addSuppressed(
+    /// Adds the suppressed tokens that are due in a topic, in one statement.
+    ///
+    /// - Returns: False if they are more than one slice. Then nothing was added.
+    private mutating func addSuppressedAtOnce(
+        to due: inout DueTokens, on connection: inout Connection, while goesOn: () -> Bool
+    ) throws -> Bool {
+        let topic = due.topic
+        let (found, isAll) = try sweep.slice(&rows, settings: Sweep.byIndex, on: &connection, while: goesOn) {
+            connection, _, size in
+            let found = try connection.query(
+                """
+                SELECT s.cause, count(*), (array_agg(s.digits))[1:5]
+                FROM (SELECT tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS cause,
+                             encode(substring(l.token_key FROM 1 FOR 4), 'hex') AS digits
+                      FROM tokenkeeper.ledger AS l
+                      WHERE l.topic_id = $1 AND l.suppressed AND l.suppressed_since < $2 LIMIT $3) AS s
+                GROUP BY 1 ORDER BY 1
+                """, [.int4(topic.number), .instant(topic.suppressedBefore), .int8(Int64(size))]
+            ).decode { row throws(DatabaseError) in
+                DueTokens.Cause(name: try row.read(), tokens: try row.read(), samples: try row.read())
+            }
+            return (found, found.reduce(0) { $0 + $1.tokens } < size)
+        }
+        if isAll { for cause in found { due.add(cause) } }
+        return isAll
+    }
+
+    /// Adds the suppressed tokens that are due in a topic, in the order of the key. Not of the instant: a million tokens may be
+    /// suppressed since the same instant. The index holds suppressed tokens only, and most of them are due here.
+    private mutating func addSuppressedInSlices(
         to due: inout DueTokens, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
         let topic = due.topic
-        let (found, isAll) = try sweep.slice(&rows, settings: Sweep.byIndex, on: &connection, while: goesOn) {
-            connection, size in
-            let found = try connection.query(
+        var causes: [DueTokens.Cause] = []
+        try sweep.eachSlice(after: "", &rows, on: &connection, while: goesOn) { connection, _, after, size in
+            var last: String?
+            causes += try connection.query(
                 """
-                SELECT s.cause, count(*), array_to_string((array_agg(s.digits))[1:5], ' ')
-                FROM (SELECT \(Self.causeInSQL) AS cause, encode(substring(l.token_key FROM 1 FOR 4), 'hex') AS digits
-                      FROM tokenkeeper.ledger AS l WHERE \(Self.isStale) LIMIT $3) AS s
-                GROUP BY 1 ORDER BY 1
-                """, [.int4(topic.number), .instant(topic.staleBefore), .int8(Int64(size))])
-            let causes = Self.causes(found)
-            let isAll = causes.reduce(0) { $0 + $1.tokens } < size
-            return ((causes, isAll), [("refused", 0)])
-        }
-        if isAll {
-            for (cause, tokens, samples) in found { due.add(cause, tokens, samples) }
-            return
-        }
-        // By the key, and not by the instant: a million tokens may be suppressed since the same instant. The index knows only
-        // suppressed tokens, of which most are due here.
-        var last: String? = ""
-        while let after = last {
-            var next: String?
-            let found = try sweep.slice(&rows, settings: Sweep.byIndex, on: &connection, while: goesOn) {
-                connection, size in
-                let found = try connection.query(
-                    """
-                    WITH met AS MATERIALIZED (
-                        SELECT l.token_key, \(Self.causeInSQL) AS cause, l.suppressed_since < $2 AS due FROM tokenkeeper.ledger AS l
-                        WHERE l.topic_id = $1 AND l.suppressed > false AND l.token_key > decode($3, 'hex')
-                        ORDER BY l.token_key LIMIT $4
-                    )
-                    SELECT m.cause, count(*) FILTER (WHERE m.due),
-                           array_to_string((array_agg(encode(substring(m.token_key FROM 1 FOR 4), 'hex')) FILTER (WHERE m.due))[1:5], ' '),
-                           (SELECT encode(e.token_key, 'hex') FROM met AS e ORDER BY e.token_key DESC LIMIT 1)
-                    FROM met AS m GROUP BY 1 ORDER BY 1
-                    """, [.int4(topic.number), .instant(topic.staleBefore), .text(after), .int8(Int64(size))])
-                next = found.count > 0 ? found.text(0, 3) : nil
-                return (Self.causes(found), [("refused", 0)])
+                WITH met AS MATERIALIZED (
+                    SELECT l.token_key, l.suppressed_since < $2 AS due,
+                           tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS cause
+                    FROM tokenkeeper.ledger AS l
+                    WHERE l.topic_id = $1 AND l.suppressed > false AND l.token_key > decode($3, 'hex')
+                    ORDER BY l.token_key LIMIT $4
+                )
+                SELECT m.cause, count(*) FILTER (WHERE m.due),
+                       coalesce((array_agg(encode(substring(m.token_key FROM 1 FOR 4), 'hex')) FILTER (WHERE m.due))[1:5], '{}'),
+                       (SELECT encode(e.token_key, 'hex') FROM met AS e ORDER BY e.token_key DESC LIMIT 1)
+                FROM met AS m GROUP BY 1 ORDER BY 1
+                """, [.int4(topic.number), .instant(topic.suppressedBefore), .text(after), .int8(Int64(size))]
+            ).decode { row throws(DatabaseError) in
+                let cause = DueTokens.Cause(name: try row.read(), tokens: try row.read(), samples: try row.read())
+                last = try row.read()
+                return cause
             }
-            for (cause, tokens, samples) in found { due.add(cause, tokens, samples) }
-            last = next
+            return last
         }
-    }
-
-    private static func causes(_ rows: borrowing Rows) -> [(cause: String, tokens: Int64, samples: [String])] {
-        (0..<rows.count).map { (rows.text($0, 0) ?? "", rows.integer($0, 1) ?? 0, words(rows.text($0, 2))) }
-    }
-
-    /// What nobody has registered again, of all topics at once: no index knows those tokens, so the ledger is read from its first page to
-    /// its last.
-    ///
-    /// - Returns: What is due by topic, and the pages on which it lies.
-    func dormant(
-        in topics: [DueTokens.Topic], on connection: inout Connection, while goesOn: () -> Bool
-    ) throws -> (due: [Int32: (tokens: Int64, samples: [String])], pages: [Range<Int>]) {
-        let topics = topics.filter { $0.dormantBefore != nil }
-        var due: [Int32: (tokens: Int64, samples: [String])] = [:]
-        var places: [Range<Int>] = []
-        if topics.isEmpty { return (due, places) }
-        let asked: [Parameter] = [.int4s(topics.map(\.number)), .instants(topics.map(\.dormantBefore))]
-        try sweep.eachSlice(of: "tokenkeeper.ledger", largest: 8192, on: &connection, while: goesOn) {
-            connection, pages in
-            let found = try connection.query(
-                """
-                SELECT l.topic_id, count(*), array_to_string((array_agg(encode(substring(l.token_key FROM 1 FOR 4), 'hex')))[1:5], ' ')
-                FROM tokenkeeper.ledger AS l JOIN unnest($1, $2) AS p (topic_id, before) ON p.topic_id = l.topic_id
-                WHERE \(Sweep.on(pages, alias: "l.")) AND \(Self.isDormant(before: "p.before"))
-                GROUP BY 1
-                """, asked)
-            for row in 0..<found.count {
-                let topic = Int32(truncatingIfNeeded: found.integer(row, 0) ?? 0)
-                var sum = due[topic] ?? (0, [])
-                sum.tokens += found.integer(row, 1) ?? 0
-                if sum.samples.count < 5 { sum.samples += Self.words(found.text(row, 2)) }
-                due[topic] = sum
-            }
-            if found.count > 0 { places.append(pages) }
-            return [("refused", 0)]
-        }
-        return (due, places)
+        for cause in causes { due.add(cause) }
     }
 
     /// All tokens of a topic: as they were last counted, or else counted in slices of its key.
@@ -150,24 +135,53 @@ struct DueSurvey {
         let counted = try connection.query(
             "SELECT sum(c.tokens)::bigint FROM tokenkeeper.token_count AS c WHERE c.topic_id = $1",
             [.int4(topic.number)]
-        ).integer(0, 0)
+        ).value(Int64?.self)
         if let counted { return counted }
         var total: Int64 = 0
-        var last: String? = ""
-        while let after = last {
-            last = try sweep.slice(&rows, settings: Sweep.byIndex, on: &connection, while: goesOn) { connection, size in
-                let found = try connection.query(
-                    """
-                    WITH met AS MATERIALIZED (
-                        SELECT l.token_key FROM tokenkeeper.ledger AS l
-                        WHERE l.topic_id = $1 AND l.token_key > decode($2, 'hex') ORDER BY l.token_key LIMIT $3
-                    )
-                    SELECT count(*), (SELECT encode(e.token_key, 'hex') FROM met AS e ORDER BY e.token_key DESC LIMIT 1) FROM met
-                    """, [.int4(topic.number), .text(after), .int8(Int64(size))])
-                total += found.integer(0, 0) ?? 0
-                return (found.text(0, 1), [("refused", 0)])
-            }
+        try sweep.eachSlice(after: "", &rows, on: &connection, while: goesOn) { connection, _, after, size in
+            let (tokens, last) = try connection.query(
+                """
+                WITH met AS MATERIALIZED (
+                    SELECT l.token_key FROM tokenkeeper.ledger AS l
+                    WHERE l.topic_id = $1 AND l.token_key > decode($2, 'hex') ORDER BY l.token_key LIMIT $3
+                )
+                SELECT count(*), (SELECT encode(e.token_key, 'hex') FROM met AS e ORDER BY e.token_key DESC LIMIT 1) FROM met
+                """, [.int4(topic.number), .text(after), .int8(Int64(size))]
+            ).one { row throws(DatabaseError) in (try row.read(Int64.self), try row.read(String?.self)) }
+            total += tokens
+            return last
         }
         return total
+    }
+
+    /// Counts the dormant tokens of all topics at once: no index knows them, so the ledger is read from its first page to its last.
+    mutating func findDormant(
+        in topics: [DueTokens.Topic], on connection: inout Connection, while goesOn: () -> Bool
+    ) throws {
+        let topics = topics.filter { $0.dormantBefore != nil }
+        if topics.isEmpty { return }
+        let retentions: [Parameter] = [.int4s(topics.map(\.number)), .instants(topics.map(\.dormantBefore))]
+        var (found, places): ([Int32: DueTokens.Cause], [Range<Int>]) = ([:], [])
+        try sweep.eachSlice(of: "tokenkeeper.ledger", largest: 8192, on: &connection, while: goesOn) {
+            connection, _, pages in
+            let due = try connection.query(
+                """
+                SELECT l.topic_id, count(*),
+                       (array_agg(encode(substring(l.token_key FROM 1 FOR 4), 'hex')))[1:5]
+                FROM tokenkeeper.ledger AS l JOIN unnest($1, $2) AS p (topic_id, before) ON p.topic_id = l.topic_id
+                WHERE \(Sweep.on(pages, alias: "l"))
+                  AND NOT l.suppressed AND l.registered_at > '-infinity' AND l.registered_at < p.before
+                GROUP BY 1
+                """, retentions
+            ).decode { row throws(DatabaseError) in
+                (
+                    topic: try row.read(Int32.self),
+                    cause: DueTokens.Cause(name: "dormant", tokens: try row.read(), samples: try row.read())
+                )
+            }
+            for (topic, cause) in due { found[topic, default: DueTokens.Cause(name: "dormant")].add(cause) }
+            if !due.isEmpty { places.append(pages) }
+        }
+        (dormant, dormantPages) = (found, places)
     }
 }

@@ -1,19 +1,18 @@
 internal import TokenModel
 
-/// The history's months and transaction ids, and the topics that nothing refers to any more.
+/// The months and transaction ids of the history, and the topics that nothing refers to any more.
 extension Sweep {
     func tidyHistory(
-        into findings: inout Findings, on connection: inout Connection, while goesOn: () -> Bool
+        into findings: inout SweepFindings, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
         try attempt("the history", into: &findings) {
             do {
-                try step(on: &connection, while: goesOn) { connection in
+                try step(on: &connection, while: goesOn) { connection, _ in
                     _ = try connection.query("SELECT tokenkeeper.prepare_event_months()")
-                    return ((), [("refused", 0)])
                 }
                 while try forgetMonth(on: &connection, while: goesOn) {}
             } catch let error as DatabaseError where error.sqlState == "55P03" {
-                // Somebody reads the history at length: the next sweep will do. Months are prepared well ahead.
+                // A long transaction reads the history. The next sweep is early enough: months are prepared well ahead.
             }
         }
         try attempt("the history's transaction ids", into: &findings) {
@@ -21,63 +20,75 @@ extension Sweep {
         }
     }
 
-    /// One month a transaction: its lock keeps registrations waiting.
+    /// One month per transaction: its lock keeps registrations waiting.
+    ///
+    /// - Returns: False if no month is old enough.
     private func forgetMonth(on connection: inout Connection, while goesOn: () -> Bool) throws -> Bool {
-        try step(on: &connection, while: goesOn) { connection in
+        try step(on: &connection, while: goesOn) { connection, counts in
             let events = try connection.query(
                 "SELECT tokenkeeper.forget_event_month(now() - $1 * interval '1 microsecond')",
                 [.int8(plan.eventRetention.microseconds)]
-            ).integer(0, 0)
-            return (events != nil, [("deleted_events", events ?? 0)])
+            ).value(Int64?.self)
+            counts.deletedEvents = events ?? 0
+            return events != nil
         }
     }
 
-    /// After a restore from a dump into a younger cluster, the events' transaction ids lie in the future: who follows the history by
-    /// them would see nothing of it, and what comes then out of order. The last sweep's own id tells that at no cost.
+    /// After a restore from a dump into a younger cluster, the transaction ids of the events lie in the future: a reader who follows
+    /// the history by them would see no old events, and new ones out of order. The id of the last sweep shows that at no cost.
     private func resetTransactionIDs(on connection: inout Connection, while goesOn: () -> Bool) throws {
         let isAhead = try connection.query(
-            "SELECT coalesce(p.transaction_id >= pg_snapshot_xmax(pg_current_snapshot()), true) FROM tokenkeeper.sweep_progress AS p"
-        ).bool(0, 0)
-        if isAhead == true {
-            let partitions = try connection.query(
-                "SELECT i.inhrelid::bigint, i.inhrelid::regclass::text FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = 'tokenkeeper.token_event_log'::regclass"
-            )
-            for row in 0..<partitions.count {
-                guard let partition = partitions.integer(row, 0), let name = partitions.text(row, 1) else { continue }
-                try eachSlice(of: name, largest: 1024, on: &connection, while: goesOn) { connection, pages in
-                    let events = try connection.query(
-                        "SELECT tokenkeeper.reset_transaction_ids($1::oid, $2, $3)",
-                        [.int8(partition), .int8(Int64(pages.lowerBound)), .int8(Int64(pages.upperBound))]
-                    ).integer(0, 0)
-                    return [("reset_events", events ?? 0)]
-                }
-            }
-        }
-        try step(on: &connection, while: goesOn) { connection in
+            """
+            SELECT coalesce(p.transaction_id >= pg_snapshot_xmax(pg_current_snapshot()), true)
+            FROM tokenkeeper.sweep_progress AS p
+            """
+        ).value(Bool.self)
+        if isAhead { try resetTransactionIDsOfAllMonths(on: &connection, while: goesOn) }
+        try step(on: &connection, while: goesOn) { connection, _ in
             _ = try connection.query("UPDATE tokenkeeper.sweep_progress SET transaction_id = pg_current_xact_id()")
-            return ((), [("refused", 0)])
         }
     }
 
-    /// So many times in a row the lock on topic is not to be had, before that is left to the next sweep.
-    private static let mostTries = 50
+    private func resetTransactionIDsOfAllMonths(on connection: inout Connection, while goesOn: () -> Bool) throws {
+        let months = try connection.query(
+            """
+            SELECT i.inhrelid::bigint, i.inhrelid::regclass::text FROM pg_catalog.pg_inherits AS i
+            WHERE i.inhparent = 'tokenkeeper.token_event_log'::regclass
+            """
+        ).decode { row throws(DatabaseError) in (table: try row.read(Int64.self), name: try row.read(String.self)) }
+        for (table, name) in months {
+            try eachSlice(of: name, largest: 1024, on: &connection, while: goesOn) { connection, counts, pages in
+                counts.resetEvents = try connection.query(
+                    "SELECT tokenkeeper.reset_transaction_ids($1::oid, $2, $3)",
+                    [.int8(table), .int8(Int64(pages.lowerBound)), .int8(Int64(pages.upperBound))]
+                ).value()
+            }
+        }
+    }
+
+    /// After this many attempts in a row without the lock on `topic`, the rest is left to the next sweep.
+    private static let maxAttempts = 50
 
     /// Deletes topics that nothing refers to any more: a sender can invent them.
-    func reapTopics(into findings: inout Findings, on connection: inout Connection, while goesOn: () -> Bool) throws {
+    func reapTopics(
+        into findings: inout SweepFindings, on connection: inout Connection, while goesOn: () -> Bool
+    ) throws {
         try attempt("tokenkeeper.topic", into: &findings) {
-            var last: Int64? = 0
-            var tries = 0
-            while let after = last, tries < Self.mostTries {
+            var last: Int32? = 0
+            var attempts = 0
+            while let after = last, attempts < Self.maxAttempts {
                 do {
-                    last = try step(on: &connection, while: goesOn) { connection in
-                        let row = try connection.query(
+                    last = try step(on: &connection, while: goesOn) { connection, counts in
+                        let (last, reaped) = try connection.query(
                             "SELECT last_id, reaped FROM tokenkeeper.reap_topics($1, now() - $2 * interval '1 microsecond')",
-                            [.int4(Int32(truncatingIfNeeded: after)), .int8(plan.eventRetention.microseconds)])
-                        return (row.integer(0, 0), [("reaped_topics", row.integer(0, 1) ?? 0)])
+                            [.int4(after), .int8(plan.eventRetention.microseconds)]
+                        ).one { row throws(DatabaseError) in (try row.read(Int32?.self), try row.read(Int64.self)) }
+                        counts.reapedTopics = reaped
+                        return last
                     }
-                    tries = 0
+                    attempts = 0
                 } catch let error as DatabaseError where error.sqlState == "55P03" {
-                    tries += 1
+                    attempts += 1
                 }
             }
         }

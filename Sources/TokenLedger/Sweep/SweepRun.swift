@@ -1,18 +1,18 @@
-/// What set a sweep off. The raw value stands in `sweep_run.trigger`.
-public enum SweepTrigger: String, Sendable {
+/// What started a sweep. The raw value is that of `sweep_run.trigger`.
+public enum SweepTrigger: String, Sendable, ColumnDecodable {
     case timer
     case signal
     case sql
     case cli
 }
 
-/// What a sweep clears away.
+/// What a sweep deletes.
 public struct SweepPlan: Equatable, Sendable {
     /// Tokens suppressed for longer than this, counted from when the ledger learned of it.
     public var suppressedRetention: Duration
     /// Tokens not registered again for longer than this; nil for never.
     public var dormantAfter: Duration?
-    /// Months of history that ended longer ago than this. Sweep runs and counts are kept as long.
+    /// Months of history that ended longer ago than this. Sweep runs and counts are kept for the same time.
     public var eventRetention: Duration
     /// Rejected results older than this.
     public var rejectedRetention: Duration
@@ -20,9 +20,9 @@ public struct SweepPlan: Equatable, Sendable {
     public var heldRetention: Duration
     /// Requests that were suppressed or failed longer ago than this.
     public var sendRetention: Duration
-    /// So many tokens of a topic may be pruned within a day in any case.
+    /// This many tokens of a topic may be pruned within a day, whatever their share.
     public var allowance: Int64
-    /// Beyond that, this share of the topic's tokens, unless forced. Retentions and limits of the topic's policy come first.
+    /// Beyond that, this share of the topic's tokens, unless the sweep is forced. A topic's policy overrides its retentions and limits.
     public var maxShare: Share
     /// How many tokens, results or runs one transaction deletes at most, 1 to 10,000.
     public var batch: Int
@@ -45,7 +45,7 @@ public struct SweepPlan: Equatable, Sendable {
 
 /// How a sweep ended; a row of `tokenkeeper.sweep_run`.
 public struct SweepReport: Equatable, Sendable {
-    public enum Outcome: String, Sendable {
+    public enum Outcome: String, Sendable, ColumnDecodable {
         case finished
         case failed
         case interrupted
@@ -63,7 +63,7 @@ public struct SweepReport: Equatable, Sendable {
     public var deletedHeld: Int64
     public var deletedRuns: Int64
     public var deletedSends: Int64
-    /// Tokens that were due and are too large a share of their topic.
+    /// Tokens that were due, but were too large a share of their topic.
     public var refused: Int64
     public var message: String?
     /// What was due, by topic and cause.
@@ -79,15 +79,52 @@ public struct SweepReport: Equatable, Sendable {
         public var refused: Bool
         /// All tokens of the topic; nil when they were too few to matter.
         public var ofTokens: Int64?
-        /// The most that could be pruned within this day; nil when there was no limit.
+        /// The most that could be pruned within this day; nil if there was no limit.
         public var maxTokens: Int64?
         /// The first 8 digits of some of them.
         public var samples: [String]
     }
 
-    /// How many rows it deleted, or in a dry run would have.
+    /// How many rows it deleted, or would have deleted in a dry run.
     public var total: Int64 {
         prunedSuppressed + prunedDormant + deletedEvents + deletedRejected + deletedHeld + deletedRuns
             + deletedSends
+    }
+}
+
+extension SweepReport {
+    /// Reads what a run has recorded.
+    init(of lease: SweepLease, on connection: inout Connection) throws(DatabaseError) {
+        let topics = try Topic.all(of: lease.runID, on: &connection)
+        self = try connection.query(
+            """
+            SELECT outcome, pruned_suppressed, pruned_dormant, deleted_events, deleted_rejected, deleted_held, deleted_runs,
+                   deleted_sends, refused, message
+            FROM tokenkeeper.sweep_run WHERE run_id = $1
+            """, [.int8(lease.runID)]
+        ).one { row throws(DatabaseError) in
+            SweepReport(
+                runID: lease.runID, trigger: lease.trigger, dryRun: lease.dryRun, forced: lease.forced,
+                outcome: try row.read(), prunedSuppressed: try row.read(), prunedDormant: try row.read(),
+                deletedEvents: try row.read(), deletedRejected: try row.read(), deletedHeld: try row.read(),
+                deletedRuns: try row.read(), deletedSends: try row.read(), refused: try row.read(),
+                message: try row.read(), topics: topics)
+        }
+    }
+}
+
+extension SweepReport.Topic {
+    /// Reads what a run has recorded of each topic.
+    static func all(of run: Int64, on connection: inout Connection) throws(DatabaseError) -> [SweepReport.Topic] {
+        try connection.query(
+            """
+            SELECT environment, topic, cause, tokens, refused, of_tokens, max_tokens, samples
+            FROM tokenkeeper.sweep_topic WHERE run_id = $1 ORDER BY topic, environment, cause
+            """, [.int8(run)]
+        ).decode { row throws(DatabaseError) in
+            SweepReport.Topic(
+                environment: try row.read(), topic: try row.read(), cause: try row.read(), tokens: try row.read(),
+                refused: try row.read(), ofTokens: try row.read(), maxTokens: try row.read(), samples: try row.read())
+        }
     }
 }

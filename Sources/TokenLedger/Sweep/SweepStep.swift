@@ -2,47 +2,73 @@ internal import TokenModel
 
 /// The transactions of a sweep: each is short, and renews the lease.
 extension Sweep {
-    /// Small statistics and a large table: no plan shall then read all of it.
+    /// The planner must not read all of a large table whose statistics are those of a small one.
     static let byIndex = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off;"
 
-    /// One transaction of the sweep, which renews the lease.
+    /// Does something that may fail without stopping the rest. A lost connection, a lost lease and a request to stop do stop it.
     ///
-    /// - Parameter work: Returns what comes of it, and what to add to which counts of the run.
-    func step<Value>(
-        settings: String = "", on connection: inout Connection, while goesOn: () -> Bool,
-        _ work: (inout Connection) throws -> (value: Value, counts: [(column: String, rows: Int64)])
-    ) throws -> Value {
-        guard goesOn() else { throw Ended.stopped }
+    /// - Returns: What the work returns; nil if it failed, which is then among the findings.
+    @discardableResult
+    func attempt<Value>(
+        _ what: String, into findings: inout SweepFindings, _ work: () throws -> Value
+    ) throws -> Value? {
         do {
-            try connection.run(transaction.begin + settings)
-            let done = try work(&connection)
-            for (column, rows) in done.counts {
-                // Another daemon may have taken over: what was done here is then undone.
-                guard try note(column, rows, on: &connection) else { throw Ended.leaseLost }
-            }
-            try connection.commit()
-            return done.value
-        } catch {
-            connection.rollback()
-            throw error
+            return try work()
+        } catch let error as DatabaseError where error.remedy != .reconnect {
+            findings.failed(what, error)
+            return nil
         }
     }
 
-    /// One transaction that looks at a slice; a smaller slice if that runs into its time limit.
+    /// One transaction of the sweep. It renews the lease; if the lease is lost, it is rolled back.
+    ///
+    /// - Parameter work: Adds what it did to the counts of the run.
+    func step<Value>(
+        settings: String = "", on connection: inout Connection, while goesOn: () -> Bool,
+        _ work: (inout Connection, inout RunCounts) throws -> Value
+    ) throws -> Value {
+        guard goesOn() else { throw Ended.stopped }
+        return try connection.transaction(transaction, settings: settings) { connection in
+            var counts = RunCounts()
+            let value = try work(&connection, &counts)
+            guard try counts.add(to: lease, on: &connection) else { throw Ended.leaseLost }
+            return value
+        }
+    }
+
+    /// One transaction that looks at a slice; a smaller slice if the transaction hits its time limit.
     func slice<Value>(
         _ size: inout SliceSize, settings: String = "", on connection: inout Connection, while goesOn: () -> Bool,
-        _ work: (inout Connection, _ size: Int) throws -> (value: Value, counts: [(column: String, rows: Int64)])
+        _ work: (inout Connection, inout RunCounts, _ size: Int) throws -> Value
     ) throws -> Value {
         while true {
             let began = ContinuousClock.now
             do {
-                let value = try step(settings: settings, on: &connection, while: goesOn) { connection in
-                    try work(&connection, size.value)
+                let value = try step(settings: settings, on: &connection, while: goesOn) { connection, counts in
+                    try work(&connection, &counts, size.value)
                 }
                 size.took(began.duration(to: .now))
                 return value
             } catch let error as DatabaseError where error.sqlState == "57014" && size.timedOut() {
-                // Once more, with less.
+                // Once more, with a smaller slice.
+            }
+        }
+    }
+
+    /// Goes through a table in the order of a key, a slice of rows per transaction. Each slice begins where the one before ended:
+    /// from the front, it would first pass all that has been deleted.
+    ///
+    /// - Parameter work: Gets the key that the slice before has reached, and how many rows to look at. Returns the key that it has
+    ///   reached; nil at the end.
+    func eachSlice<Key>(
+        after first: Key, _ size: inout SliceSize, on connection: inout Connection, while goesOn: () -> Bool,
+        _ work: (inout Connection, inout RunCounts, _ after: Key, _ size: Int) throws -> Key?
+    ) throws {
+        var next: Key? = first
+        while let after = next {
+            next = try slice(&size, settings: Self.byIndex, on: &connection, while: goesOn) {
+                connection, counts, size in
+                try work(&connection, &counts, after, size)
             }
         }
     }
@@ -52,38 +78,27 @@ extension Sweep {
     /// - Parameters:
     ///   - table: Its name in SQL.
     ///   - largest: The most pages of a slice.
-    ///   - work: Gets the condition on `ctid` that selects the slice, with an alias if it needs one.
     func eachSlice(
-        of table: String, largest: Int, settings: String = "", on connection: inout Connection,
-        while goesOn: () -> Bool,
-        _ work: (inout Connection, Range<Int>) throws -> [(column: String, rows: Int64)]
+        of table: String, largest: Int, on connection: inout Connection, while goesOn: () -> Bool,
+        _ work: (inout Connection, inout RunCounts, _ pages: Range<Int>) throws -> Void
     ) throws {
         let pages = try connection.query(
             "SELECT pg_relation_size(to_regclass($1)) / current_setting('block_size')::bigint", [.text(table)]
-        ).integer(0, 0)
-        // Dropped meanwhile.
+        ).value(Int?.self)
+        // The table may have been dropped since.
         guard let pages else { return }
         var size = SliceSize(largest / 8, in: 1...largest)
         var page = 0
         while page < pages {
-            page = try slice(&size, settings: settings, on: &connection, while: goesOn) { connection, size in
-                (page + size, try work(&connection, page..<page + size))
+            page = try slice(&size, on: &connection, while: goesOn) { connection, counts, size in
+                try work(&connection, &counts, page..<page + size)
+                return page + size
             }
         }
     }
 
-    /// The condition that selects some pages.
-    static func on(_ pages: Range<Int>, alias: String = "") -> String {
-        "\(alias)ctid >= '(\(pages.lowerBound),0)' AND \(alias)ctid < '(\(min(pages.upperBound, Int(UInt32.max) - 1)),0)'"
-    }
-
-    /// Adds to a count of the run, and renews the lease: in the transaction that did the work.
-    private func note(_ column: String, _ rows: Int64, on connection: inout Connection) throws(DatabaseError) -> Bool {
-        try connection.query(
-            """
-            UPDATE tokenkeeper.sweep_run SET heartbeat_at = clock_timestamp(), \(column) = \(column) + $2
-            WHERE run_id = $1 AND outcome = 'running' AND daemon_id = $3
-            """, [.int8(lease.runID), .int8(rows), .text(lease.holder)]
-        ).affected == 1
+    /// The condition that selects some pages of a table.
+    static func on(_ pages: Range<Int>, alias: String) -> String {
+        "\(alias).ctid >= '(\(pages.lowerBound),0)' AND \(alias).ctid < '(\(min(pages.upperBound, Int(UInt32.max) - 1)),0)'"
     }
 }

@@ -2,18 +2,18 @@ internal import ArgumentParser
 
 struct CheckConfig: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "Check the configuration and print what is in force; the database is not asked.",
-        discussion: "Leaves with 78 and every problem, file and line, when something is wrong.")
+        abstract: "Check the configuration and print the settings in force, without connecting to the database.",
+        discussion: "If anything is wrong, prints every problem with its file and line, and exits with 78.")
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Flag(help: "Print nothing but what is wrong.")
+    @Flag(help: "Print only problems.")
     var quiet = false
 
     func run() throws {
         Signals.unblock()
         let configuration = try options.load()
-        // For a reload, which cannot read what systemd hands over at the start only: credentials take a restart anyway.
+        // For a reload: credentials that systemd passes at the start cannot be read later, and need a restart anyway.
         if quiet { return }
         let credentials = try options.loadCredentials(of: configuration)
         let ofCredentials = configuration.values.keys.filter { $0.hasPrefix("credential.") }.sorted()

@@ -7,19 +7,19 @@ internal import TokenModel
 
 /// The options that every command has.
 struct ConfigurationOptions: ParsableArguments {
-    @Option(help: "The configuration file. [default: /etc/tokenkeeperd/tokenkeeperd.toml, where there is one]")
+    @Option(help: "The configuration file. [default: /etc/tokenkeeperd/tokenkeeperd.toml, if it exists]")
     var config: String?
 
     @Option(
-        help: "The database, as libpq takes it. Keep passwords out of it: they belong in a file.")
+        help: "The database, as a libpq connection string. Put a password into a file instead.")
     var databaseURL: String?
 
-    @Option(name: .customLong("set"), help: "One setting, as key=value; may be repeated.")
+    @Option(name: .customLong("set"), help: "One setting, as key=value. May be repeated.")
     var settings: [String] = []
 
     static let usualFile = "/etc/tokenkeeperd/tokenkeeperd.toml"
 
-    /// Reads and checks everything; on any problem says them all and ends the process.
+    /// Reads and checks everything. Prints all problems, if there are any, and exits.
     func load() throws -> Configuration {
         do {
             let configuration = try read()
@@ -45,7 +45,7 @@ struct ConfigurationOptions: ParsableArguments {
             guard let bytes = SecretBytes(contentsOf: path, limit: TOMLScanner.maximumSize) else {
                 throw ConfigurationError(["\(path): cannot be read, or has more than 1 MiB"])
             }
-            // Not wiped, and neither is a password in database_url: docs/operations.md says so.
+            // Not wiped, and neither is a password in database_url: see docs/operations.md.
             file = (bytes.unprotected, path)
         }
         let flags = settings + (databaseURL.map { ["database_url=\($0)"] } ?? [])
@@ -60,7 +60,7 @@ struct ConfigurationOptions: ParsableArguments {
         return try Configuration(file: file, credentials: credentials, environment: environment, flags: flags)
     }
 
-    /// Reads the files of the credentials of APNs; on any problem says them all and ends the process.
+    /// Reads the files of the credentials for APNs. Prints all problems, if there are any, and exits.
     func loadCredentials(of configuration: Configuration) throws -> [LoadedCredential] {
         let handedOver = ProcessInfo.processInfo.environment["CREDENTIALS_DIRECTORY"].map { [$0 + "/apns_"] } ?? []
         var credentials: [LoadedCredential] = []
@@ -87,11 +87,11 @@ struct ConfigurationOptions: ParsableArguments {
             unsafe stat(path, &about) == 0, about.st_mode & S_IROTH != 0
         else { return }
         Self.complain(
-            "warning: \(path) has a password in it, and everybody on this machine can read it: put the password into a file of its own, or run `chmod 600 \(ShellWord.quoted(path))`"
+            "warning: \(path) contains a password, and everybody on this machine can read it: put the password into a file of its own, or run `chmod 600 \(ShellWord.quoted(path))`"
         )
     }
 
-    /// Of what systemd hands over, nobody else sees anything.
+    /// Files that systemd passes are not checked: no other user can read them.
     private func warnOfReadableSecrets(_ paths: [String]) {
         let handedOver = ProcessInfo.processInfo.environment["CREDENTIALS_DIRECTORY"].map { $0 + "/" }
         for path in paths where !(handedOver.map(path.hasPrefix) ?? false) {
@@ -99,8 +99,8 @@ struct ConfigurationOptions: ParsableArguments {
         }
     }
 
-    /// Takes a password out of the process list, where everybody on the machine could read it. A moment too late, hence
-    /// the word: files are the places for it.
+    /// Removes a password from the process list, where everybody on the machine can read it. It was visible for a moment, hence the
+    /// warning: it belongs in a file.
     private func wipePassword() {
         for argument in CommandLine.arguments.dropFirst() {
             let text = argument.split(separator: "=", maxSplits: 1).last.map(String.init) ?? ""
@@ -128,7 +128,7 @@ extension Configuration {
         Logger(label: "tokenkeeperd") { _ in LogfmtHandler(threshold: LogThreshold(logLevel)) }
     }
 
-    /// For a command that changes the schema: not in whatever database libpq would take when none is named.
+    /// For a command that changes the schema: the database must be named, and is not libpq's default.
     func withNamedDatabase(_ work: (inout Connection) throws -> Void) throws {
         guard address.namesDatabase else {
             ConfigurationOptions.complain("no database is named: say --database-url postgresql:///NAME")
@@ -140,8 +140,8 @@ extension Configuration {
     /// For a command that works on a schema that fits this daemon.
     ///
     /// - Parameters:
-    ///   - writes: Whether a standby will not do.
-    ///   - role: The group whose rights it takes.
+    ///   - writes: Whether the primary is needed.
+    ///   - role: The group role whose rights the command needs.
     func withLedger(writes: Bool = true, as role: String, _ work: (inout Connection) throws -> Void) throws {
         try withConnection(writes: writes, as: role) { connection in
             try Migrator(daemon: Daemon.version).check(&connection)
@@ -149,11 +149,11 @@ extension Configuration {
         }
     }
 
-    /// For a command that needs the database once: what goes wrong is said and ends the process.
+    /// For a command that needs the database once: prints an error and exits.
     ///
     /// - Parameters:
-    ///   - writes: Whether a standby will not do.
-    ///   - role: The group whose rights it takes.
+    ///   - writes: Whether the primary is needed.
+    ///   - role: The group role whose rights the command needs.
     private func withConnection(writes: Bool = true, as role: String? = nil, _ work: (inout Connection) throws -> Void)
         throws
     {
@@ -164,7 +164,7 @@ extension Configuration {
             ConfigurationOptions.complain(error.description)
             if error.sqlState == "42501" {
                 ConfigurationOptions.complain(
-                    role.map { "this role lacks rights: the command takes those of \($0)" }
+                    role.map { "this role lacks rights: the command needs those of \($0)" }
                         ?? "this role lacks rights: see `tokenkeeperd migrate --help` and `tokenkeeperd grants --help`")
             }
             throw ExitCode(ExitStatus.unavailable.rawValue)

@@ -4,27 +4,27 @@ internal import TokenLedger
 struct Explain: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "explain",
-        abstract: "Tell why a token is dead, or alive: its story in the order of time, and what would revive it.",
+        abstract: "Explain why a token may or may not be sent to: its history, and what would revive it.",
         discussion: """
-            Needs the rights of tokenkeeper_reader; a standby will do. Leaves with 64 when a beginning fits too many tokens.
+            Needs the rights of tokenkeeper_reader. Works on a standby. Exits with 64 if the given digits match too many tokens.
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
-    // An array, because the error about a second argument would show a token whole.
-    @Argument(help: ArgumentHelp("A device token in hex, or its beginning of 8 or more digits.", valueName: "token"))
+    // An array, because ArgumentParser's error about a second argument would show the whole token.
+    @Argument(help: ArgumentHelp("A device token in hex, or its first 8 or more digits.", valueName: "token"))
     var tokens: [String] = []
 
-    @Option(help: "All tokens of this device, instead of one.")
+    @Option(help: "Explain all tokens of this device instead.")
     var device: String?
 
-    @Option(help: "Only of this topic.")
+    @Option(help: "Only tokens of this topic.")
     var topic: String?
 
-    @Option(help: "Only of this environment: production or sandbox.")
+    @Option(help: "Only tokens of this environment: production or sandbox.")
     var environment: String?
 
-    @Flag(help: "As one JSON array on one line, for programs.")
+    @Flag(help: "Print one JSON array on one line, for programs.")
     var json = false
 
     func validate() throws {

@@ -1,19 +1,21 @@
 internal import ArgumentParser
 internal import TokenLedger
 
-/// What the mass-failure guard holds, and what is to become of it.
+/// Lists, releases or discards what the mass-failure guard holds.
 struct Held: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "See, release or discard the results that the mass-failure guard holds.",
+        abstract: "List, release or discard the results that the mass-failure guard holds.",
         discussion: """
-            Suspects (BadDeviceToken, DeviceTokenNotForTopic, and 410s that are not from APNs) are held when, within a day, they would silence too many of a \
-            topic's tokens (guard.allowance, guard.max_share): the sign of a misconfigured sender. Of a mistake: mend the sender, \
-            `tokenkeeperd reinstate` what was recorded before the guard tripped, and `held discard`. If they are true: `held release`.
+            Suspects are BadDeviceToken, DeviceTokenNotForTopic, and 410s that are not from APNs. They are held if, within a day, they \
+            would suppress too many of a topic's tokens (guard.allowance, guard.max_share): the sign of a misconfigured sender. \
+            If the sender is at fault, fix it, run `tokenkeeperd reinstate` for what was recorded before the guard tripped, and then \
+            `held discard`. If the tokens are really bad, run `held release`.
             """,
         subcommands: [List.self, Release.self, Discard.self], defaultSubcommand: List.self)
 
     struct List: ParsableCommand {
-        static let configuration = CommandConfiguration(abstract: "What is held, by topic, and whose guard is open.")
+        static let configuration = CommandConfiguration(
+            abstract: "List what is held, by topic, and which guards are open.")
 
         @OptionGroup var options: ConfigurationOptions
 
@@ -33,12 +35,16 @@ struct Held: ParsableCommand {
             if let reasons = held.reasons { lines.append("  reasons   \(reasons)") }
             if let queued = held.queued { lines.append("  queued    \(queued.first) to \(queued.last)") }
             lines.append("  guard     " + (held.openSince.map { "open since \($0)" } ?? "closed"))
-            if held.undo != nil || held.results > 0 { lines.append("  a mistake? mend the sender, then:") }
+            if held.undo != nil || held.results > 0 { lines.append("  If the sender is at fault, fix it, then run:") }
             if let undo = held.undo { lines += ["    \(undo) --dry-run", "    \(undo)"] }
             if held.results > 0 {
-                lines += ["    tokenkeeperd held discard \(of)", "  all true?  tokenkeeperd held release \(of)"]
+                lines += [
+                    "    tokenkeeperd held discard \(of)", "  If the tokens are really bad, run:",
+                    "    tokenkeeperd held release \(of)",
+                ]
             } else if held.openSince != nil {
-                lines.append("  it closes when few tokens fail within a day, and ten minutes after the last one")
+                lines.append(
+                    "  It closes ten minutes after the last suspect, once few tokens have failed within a day.")
             }
             return lines.map(HistoryText.plain).joined(separator: "\n")
         }
@@ -46,7 +52,7 @@ struct Held: ParsableCommand {
 
     struct Release: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Let the held results of a topic count: a daemon records them within seconds.")
+            abstract: "Let the held results of a topic count. A daemon records them within seconds.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: TopicOption
@@ -63,7 +69,7 @@ struct Held: ParsableCommand {
 
     struct Discard: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Delete the held results of a topic: they never count.")
+            abstract: "Delete the held results of a topic. They will never count.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: TopicOption

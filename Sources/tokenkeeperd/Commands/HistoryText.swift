@@ -1,8 +1,8 @@
 internal import TokenLedger
 
-/// Stories as lines for people.
+/// A token's history as lines for people.
 enum HistoryText {
-    /// A heading, the verdict, what would revive it, and the story.
+    /// A heading, the verdict, what would revive the token, and its history.
     static func text(_ history: TokenHistory) -> String {
         var lines = ["\(history.topic) (\(history.environment)) \(history.token)"]
         if let device = history.deviceID { lines.append("  device: \(device)") }
@@ -36,7 +36,7 @@ enum HistoryText {
         return words
     }
 
-    /// A line a token.
+    /// One line per token.
     static func list(_ histories: [TokenHistory], andMore: Bool) -> String {
         (histories.map { history in
             plain(
@@ -45,7 +45,7 @@ enum HistoryText {
         } + (andMore ? ["…"] : [])).joined(separator: "\n")
     }
 
-    /// One line, without what would move a terminal's cursor: applications and senders wrote part of it.
+    /// One line without control characters, which could move a terminal's cursor: parts of it come from applications and senders.
     static func plain(_ text: String) -> String {
         String(
             String.UnicodeScalarView(

@@ -1,12 +1,12 @@
 internal import ArgumentParser
 internal import TokenLedger
 
-/// Lets an administrator work for the schema's owner, which then needs no login of its own.
+/// Lets an administrator work as the schema's owner, a role that then needs no login.
 struct OwnerOption: ParsableArguments {
-    @Option(help: "Work as this role (SET ROLE), to which the schema belongs or is to belong.")
+    @Option(help: "Work as this role (SET ROLE), which owns or will own the schema.")
     var owner: String?
 
-    /// Works as the owner from here on, and says where and as whom.
+    /// Works as the owner from now on, and prints the database and the role.
     func assume(on connection: inout Connection) throws(DatabaseError) {
         if let owner { try SchemaOwner.assume(owner, on: &connection) }
         let whom = try SchemaOwner.whom(&connection)

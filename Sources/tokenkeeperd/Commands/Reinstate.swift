@@ -3,12 +3,12 @@ internal import TokenLedger
 
 struct Reinstate: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "Undo suspects: those sent within a window do not count, now and whenever they arrive.",
+        abstract: "Undo the suspects of requests that were sent within a window, also those that arrive later.",
         discussion: """
-            For what a misconfigured sender has done. What else is known of a token counts again: an older 410, suspect or \
+            Undoes the damage of a misconfigured sender. Whatever else is known about a token counts again: an older 410, suspect or \
             unregistration. 410s from APNs are not undone: a later registration revives their tokens. An instant without a zone is in UTC. \
-            There is no undo of the undo; --dry-run counts first. \
-            The suspects are undone in short transactions, and an interrupted command is completed by the daemons; the view \
+            This cannot be undone; --dry-run counts first. \
+            The suspects are undone in short transactions. If the command is interrupted, the daemons complete it; the view \
             tokenkeeper.reinstatement shows what is left.
             """)
 
@@ -16,13 +16,13 @@ struct Reinstate: ParsableCommand {
     @OptionGroup var which: TopicOption
 
     @Option(
-        help: "The beginning of the window, such as 2026-11-06T20:00:00Z: when the first of those requests was sent.")
+        help: "The start of the window: when the first bad request was sent, as in 2026-11-06T20:00:00Z.")
     var since: String
 
     @Option(help: "The end of the window. [default: now]")
     var until: String?
 
-    @Flag(help: "Count only: change nothing.")
+    @Flag(help: "Count only, and change nothing.")
     var dryRun = false
 
     func run() throws {
@@ -35,7 +35,7 @@ struct Reinstate: ParsableCommand {
             if dryRun {
                 print("\(undo.suspects) tokens would be sendable again")
             } else {
-                // The window is recorded: from here on the daemons do it, too.
+                // The window is recorded: from now on the daemons undo it as well.
                 let tokens = try undo.finish(on: &connection) { left, tokens in
                     ConfigurationOptions.complain(
                         "\(tokens) tokens are sendable again so far; \(left == 10_000 ? "10000 or more" : "\(left)") of \(undo.suspects) suspects are left"

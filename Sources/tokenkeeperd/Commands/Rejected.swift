@@ -1,29 +1,29 @@
 internal import ArgumentParser
 internal import TokenLedger
 
-/// Results that could not be understood, and what is to become of them.
+/// Lists, requeues or discards the results that could not be understood.
 struct Rejected: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "See, requeue or discard the results that could not be understood.",
+        abstract: "List, requeue or discard the results that could not be understood.",
         discussion: """
-            They are kept whole in tokenkeeper.rejected_result, where they can be mended by UPDATE, for sweep.rejected_retention.
+            The table tokenkeeper.rejected_result keeps them whole for sweep.rejected_retention. Fix them there with UPDATE.
             """,
         subcommands: [List.self, Requeue.self, Discard.self], defaultSubcommand: List.self)
 
-    /// Which of them.
+    /// Which results.
     struct Choice: ParsableArguments {
-        @Argument(help: "Those with these numbers (rejected_id).")
+        @Argument(help: "rejected_id values.")
         var ids: [Int64] = []
 
-        @Option(help: "Those whose error, as `rejected list` shows it, begins so.")
+        @Option(help: "Results whose error, as shown by `rejected list`, begins with this text.")
         var error: String?
 
-        @Flag(help: "All of them.")
+        @Flag(help: "All rejected results.")
         var all = false
 
         func validate() throws {
             guard (ids.isEmpty ? 0 : 1) + (error == nil ? 0 : 1) + (all ? 1 : 0) == 1, error != "" else {
-                throw ValidationError("say which: their numbers, or --error TEXT, or --all")
+                throw ValidationError("expected rejected_id values, --error TEXT or --all")
             }
         }
 
@@ -33,7 +33,7 @@ struct Rejected: ParsableCommand {
     }
 
     struct List: ParsableCommand {
-        static let configuration = CommandConfiguration(abstract: "What was rejected, by kind of error.")
+        static let configuration = CommandConfiguration(abstract: "List what was rejected, by kind of error.")
 
         @OptionGroup var options: ConfigurationOptions
 
@@ -56,7 +56,7 @@ struct Rejected: ParsableCommand {
 
     struct Requeue: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Put them back into the queue, with the time at which they were first queued.")
+            abstract: "Put results back into the queue, with the time at which they were first queued.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Choice
@@ -71,7 +71,7 @@ struct Rejected: ParsableCommand {
     }
 
     struct Discard: ParsableCommand {
-        static let configuration = CommandConfiguration(abstract: "Delete them.")
+        static let configuration = CommandConfiguration(abstract: "Delete results.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Choice

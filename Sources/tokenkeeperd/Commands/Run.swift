@@ -4,27 +4,27 @@ internal import Glibc
 
 struct Run: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "Run the daemon: drain, record, sweep.",
+        abstract: "Run the daemon: drain, record, sweep, and send if credentials are configured.",
         discussion: """
-            SIGTERM and SIGINT finish the batches in hand and leave with 0; SIGUSR1 sweeps now; SIGHUP reads the \
-            configuration anew. While PostgreSQL is away the daemon waits for it. It leaves with 78 when the schema does \
-            not fit. It speaks sd_notify(3), watchdog included.
+            On SIGTERM and SIGINT, the daemon finishes its running batches and exits with 0. On SIGUSR1 it sweeps, on SIGHUP it \
+            reloads the configuration. While PostgreSQL is unavailable, it waits. It exits with 78 if the schema does not fit. \
+            It supports sd_notify(3), including the watchdog.
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Flag(help: "Apply what migrations are missing first; this role must then own the schema.")
+    @Flag(help: "Apply missing migrations first. The role must own the schema.")
     var migrate = false
 
     func run() throws {
-        // Before there is a secret in memory: no core dump of it, and no other process of this user looks into it.
+        // Before any secret is in memory: forbid core dumps, and access by other processes of this user.
         _ = tk_forbid_dumps()
         let configuration = try options.load()
         let credentials = try options.loadCredentials(of: configuration)
         let status = Daemon(
             options: options, configuration: configuration, credentials: credentials, migrates: migrate
         ).run()
-        // A thread that was connecting may still be inside OpenSSL, and would not survive that it is cleared away at exit(3).
+        // Not exit(3), which cleans up OpenSSL: a thread that is still connecting may be inside it, and would crash.
         _exit(status.rawValue)
     }
 }

@@ -8,7 +8,7 @@ struct ShowStatus: ParsableCommand {
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Flag(help: "As one JSON object, for programs; ages in seconds.")
+    @Flag(help: "Print one JSON object, for programs. Ages are in seconds.")
     var json = false
 
     func run() throws {

@@ -1,10 +1,10 @@
-/// A connection string in the wrong place of the command line or the configuration. It may hold a password, so no message
+/// A connection string in the wrong place of the command line or the configuration. It may contain a password, so no message
 /// repeats it.
 enum StrayAddress {
     static let advice =
         "name the database with --database-url, TOKENKEEPER_DATABASE_URL or database_url in the configuration file, and its password in database_password_file"
 
-    /// Whether a text looks like a database's URL, or like a part of a `key=value` connection string with a password. libpq
+    /// Whether a text looks like the URL of a database, or like a part of a `key=value` connection string with a password. libpq
     /// allows blanks around the `=`.
     ///
     /// https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-KEYWORD-VALUE
@@ -18,13 +18,13 @@ enum StrayAddress {
         }
     }
 
-    /// As C's `isspace`, which libpq asks.
+    /// Like C's `isspace`, which libpq uses.
     private static func isBlank(_ byte: UInt8) -> Bool { byte == 0x20 || (0x09...0x0D).contains(byte) }
 
     /// - Parameters:
     ///   - message: What is wrong with the command line; it quotes arguments.
     ///   - arguments: Without the program's name.
-    /// - Returns: What to say instead of the message; nil when the message can be said.
+    /// - Returns: What to print instead of the message; nil if the message is safe to print.
     static func problem(insteadOf message: String, arguments: [String]) -> String? {
         let isQuoted = arguments.contains { argument in
             let value = argument.split(separator: "=", maxSplits: 1).last.map(String.init) ?? argument
@@ -37,6 +37,6 @@ enum StrayAddress {
                 && parts.contains { message.contains("'\($0)'") }
         }
         return isQuoted || isQuotedInParts
-            ? "a connection string stands where none is expected: \(advice)" : nil
+            ? "found a connection string where none is expected: \(advice)" : nil
     }
 }

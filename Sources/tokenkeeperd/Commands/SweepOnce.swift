@@ -5,19 +5,19 @@ internal import TokenLedger
 struct SweepOnce: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "sweep",
-        abstract: "Sweep now, in this process, and say what was cleared away.",
+        abstract: "Sweep now, in this process, and print what was deleted.",
         discussion: """
-            Takes the rights of tokenkeeper_daemon; an operator asks the daemons instead, by \
-            SELECT tokenkeeper.request_sweep(). Leaves with 75 when another sweep is running; with 70 when this one failed, or refused to prune a topic, because \
-            too large a share of its tokens is due (sweep.max_prune_share, sweep.prune_allowance).
+            Needs the rights of tokenkeeper_daemon. An operator can request a sweep from the daemons instead: \
+            SELECT tokenkeeper.request_sweep(). Exits with 75 if another sweep is running, and with 70 if this one failed, or refused \
+            to prune a topic because too large a share of its tokens is due (sweep.max_prune_share, sweep.prune_allowance).
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Flag(help: "Count only: delete nothing.")
+    @Flag(help: "Count only, and delete nothing.")
     var dryRun = false
 
-    @Flag(help: "Prune whatever share of a topic's tokens is due.")
+    @Flag(help: "Prune all tokens that are due, whatever their share of a topic.")
     var force = false
 
     func run() throws {

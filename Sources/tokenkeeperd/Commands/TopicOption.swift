@@ -12,7 +12,7 @@ struct TopicOption: ParsableArguments {
 
     func validate() throws { try Self.check(environment: environment) }
 
-    /// - Throws: Unless it is one that APNs has.
+    /// - Throws: Unless the environment is production or sandbox.
     static func check(environment: String) throws {
         if Environment(rawValue: environment) == nil {
             throw ValidationError(
@@ -20,7 +20,7 @@ struct TopicOption: ParsableArguments {
         }
     }
 
-    /// These options as one would type them.
+    /// These options as typed on a command line.
     static func typed(topic: String, environment: String) -> String {
         "\(ShellWord.option("--topic", topic)) --environment \(environment)"
     }

@@ -5,26 +5,28 @@ internal import Logging
 internal import Synchronization
 internal import TokenLedger
 
-/// The long-running process: the workers on threads of their own, and the signals.
+/// The long-running process: the workers, each on a thread of its own, and the signals.
+///
+/// Start here: `run` starts everything, waits for the end, and shuts down in order.
 struct Daemon {
     static let version = Version(major: 0, minor: 1, patch: 0)
 
-    /// Where a reload finds the configuration.
+    /// Where a reload reads the configuration.
     let options: ConfigurationOptions
     let configuration: Configuration
-    /// What it sends with; none where it does not send.
+    /// The credentials for APNs; empty if the daemon does not send.
     let credentials: [LoadedCredential]
     let migrates: Bool
 
-    /// How long a stop waits for the batches in hand. What is cut off then, PostgreSQL rolls back: nothing is lost.
+    /// How long a shutdown waits for running batches. PostgreSQL rolls back a batch that takes longer: nothing is lost.
     private static let patience: DispatchTimeInterval = .seconds(25)
 
-    /// How the process is to end, once something has said so.
+    /// The exit status of the process, once something has ended it.
     private final class Ending: Sendable {
         private let status = Mutex<ExitStatus?>(nil)
         private let said = DispatchSemaphore(value: 0)
 
-        /// The first word counts, and is told before the end begins.
+        /// The first status counts. It is reported before the shutdown begins.
         func say(_ status: ExitStatus, report: () -> Void) {
             self.status.withLock { known in
                 if known == nil { report() }
@@ -39,7 +41,7 @@ struct Daemon {
         }
     }
 
-    /// Runs until a signal, or until something that a restart would not mend.
+    /// Runs until a signal, or until an error that a restart would not fix.
     func run() -> ExitStatus {
         let logger = configuration.logger()
         let settings = LiveConfiguration(configuration)
@@ -101,7 +103,7 @@ struct Daemon {
         WorkerThread.start(ServiceState.Part.sweep.rawValue) { sweep.run() }
         if !credentials.isEmpty { WorkerThread.start(ServiceState.Part.send.rawValue) { send.run() } }
 
-        // Shutting down, in order: no new batch, the batches in hand, the end.
+        // Shutdown, in order: no new batches, then the running batches end, then the process.
         let status = ending.wait()
         stop.ask()
         let inTime = atWork.wait(timeout: .now() + Self.patience) == .success
@@ -114,7 +116,7 @@ struct Daemon {
         return status
     }
 
-    /// `host/pid/start`, the name of this run in `tokenkeeper.daemon` and `sweep_run`.
+    /// `host/pid/start`: the name of this process in `tokenkeeper.daemon` and `sweep_run`.
     static var uniqueName: String {
         "\(hostName)/\(getpid())/\(Int(Date.now.timeIntervalSince1970))"
     }

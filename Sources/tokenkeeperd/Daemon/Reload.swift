@@ -1,6 +1,6 @@
 internal import Logging
 
-/// SIGHUP: the configuration is read anew. What can be taken up is, what needs a restart is named, and a mistake changes nothing.
+/// SIGHUP reloads the configuration. Settings that need a restart are named, and an error leaves everything as it was.
 struct Reload: Sendable {
     let options: ConfigurationOptions
     let settings: LiveConfiguration

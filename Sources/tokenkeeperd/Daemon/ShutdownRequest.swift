@@ -1,14 +1,14 @@
 internal import Synchronization
 internal import TokenLedger
 
-/// The wish that the process end, seen by all workers.
+/// The request to shut down, which all workers see.
 final class ShutdownRequest: Sendable {
     private let asked = Atomic(false)
     private let bells: Mutex<[Wakeup]> = Mutex([])
 
     var isAsked: Bool { asked.load(ordering: .acquiring) }
 
-    /// Has a bell rung too when the wish is uttered.
+    /// Also rings this on a request to shut down.
     func alsoRing(_ other: Wakeup) {
         bells.withLock { $0.append(other) }
     }

@@ -7,13 +7,13 @@ final class Signals {
     private var sources: [any DispatchSourceSignal] = []
     private let queue = DispatchQueue(label: "signals")
 
-    /// The first statement of the process: a signal that came before its source stands would kill it. All threads inherit this.
+    /// The first statement of the process: a signal that arrives before its source exists would kill it. All threads inherit this.
     static func block() {
         change(SIG_BLOCK)
         _ = signal(SIGPIPE, SIG_IGN)
     }
 
-    /// Lets them act by default again, for commands that have nothing to finish.
+    /// Restores the default action, for commands that have nothing to finish.
     static func unblock() {
         change(SIG_UNBLOCK)
     }
@@ -25,8 +25,8 @@ final class Signals {
         _ = unsafe pthread_sigmask(how, &set, nil)
     }
 
-    /// Several that arrive at once may count as one: a signal means "at least once". However many come while it is acted upon,
-    /// that is done once more. What takes long, such as a reload, does not hold up another signal.
+    /// Signals that arrive at once may count as one: a signal means "at least once". However many arrive during `act`, it runs once
+    /// more. A slow action, such as a reload, does not delay other signals.
     func on(_ number: Int32, _ act: @escaping @Sendable () -> Void) {
         let work = CoalescedWork(on: DispatchQueue(label: "signal \(number)"), act)
         let source = DispatchSource.makeSignalSource(signal: number, queue: queue)

@@ -1,10 +1,10 @@
 internal import Glibc
 
-/// The journal, when it reads our standard error.
+/// systemd's journal, if it reads standard error.
 ///
 /// https://www.freedesktop.org/software/systemd/man/systemd.exec.html#%24JOURNAL_STREAM
 enum Journal {
-    /// Whether it does: the variable alone may have been inherited by a shell in a terminal.
+    /// The variable alone does not prove it: a shell in a terminal may have inherited it.
     static let isListening: Bool = {
         guard let stream = unsafe getenv("JOURNAL_STREAM") else { return false }
         var about = stat()

@@ -3,12 +3,12 @@ internal import Glibc
 internal import Logging
 internal import Synchronization
 
-/// One line an entry on standard error, `time=… level=… msg="…" key=value`. Under the journal, which has clocks and
-/// priorities of its own, the time is left out and the line begins with `<priority>`.
+/// One line per entry on standard error: `time=… level=… msg="…" key=value`. The journal has its own clock and priorities: for it, the
+/// time is left out and the line begins with `<priority>`.
 struct LogfmtHandler: LogHandler {
     var metadata: Logger.Metadata = [:]
 
-    /// One for all copies of the logger, so that a reload changes it everywhere.
+    /// Shared by all copies of the logger: a reload changes it everywhere.
     let threshold: LogThreshold
 
     var logLevel: Logger.Level {
@@ -28,7 +28,7 @@ struct LogfmtHandler: LogHandler {
             line += " \(key)=\(Self.quoted("\(value)"))"
         }
         line += "\n"
-        // One write a line: lines of several threads do not mix.
+        // One write per line: the lines of several threads do not mix.
         let bytes = Array(line.utf8)
         _ = unsafe write(STDERR_FILENO, bytes, bytes.count)
     }
@@ -68,7 +68,7 @@ struct LogfmtHandler: LogHandler {
     }
 }
 
-/// The least severity that is logged, for the whole process.
+/// The lowest level that is logged, for the whole process.
 final class LogThreshold: Sendable {
     private let value: Mutex<Logger.Level>
 

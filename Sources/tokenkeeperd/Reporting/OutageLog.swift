@@ -2,13 +2,13 @@ internal import Logging
 internal import Synchronization
 internal import TokenLedger
 
-/// Says once that the database is away, or refuses, and once that all is well again, however many workers find out and however often
-/// they try; of what comes and goes, once a minute.
+/// Logs once that the database is unavailable or refuses, and once that it works again, however many workers notice it and however
+/// often they try. A problem that comes and goes is logged at most once a minute.
 final class OutageLog: Sendable {
-    /// What is told as one: a loss with all that follows upon it, a lock, or a refusal by its SQLSTATE.
+    /// Problems that are logged as one: a lost connection with all its consequences, a lock, or a refusal by its SQLSTATE.
     private enum Outage: Hashable {
         case away
-        /// By whose lock on what: another one is another story.
+        /// Whose lock, on which table: another lock is another problem.
         case locked(String)
         case refused(String?)
 
@@ -16,9 +16,9 @@ final class OutageLog: Sendable {
     }
 
     private struct State {
-        /// What is in the way of whom.
+        /// The problem of each worker.
         var held: [ServiceState.Part: Outage] = [:]
-        /// What has been told and is not over.
+        /// Problems that have been logged and are not over.
         var open: Set<Outage> = []
         var toldAt: [Outage: ContinuousClock.Instant] = [:]
     }
@@ -27,7 +27,7 @@ final class OutageLog: Sendable {
     private let report: ServiceNotifier
     private let logger: Logger
 
-    /// While it stays so, and when it comes back, it is said again after this.
+    /// After this, a problem that lasts, or that has come back, is logged again.
     private static let pause: (whileOpen: Duration, again: Duration) = (.seconds(600), .seconds(60))
 
     init(report: ServiceNotifier, logger: Logger) {
@@ -36,8 +36,8 @@ final class OutageLog: Sendable {
     }
 
     /// - Parameters:
-    ///   - migrates: Whether it came of applying migrations.
-    ///   - holders: Who holds locks, where it is a lock.
+    ///   - migrates: Whether the error arose while applying migrations.
+    ///   - holders: The sessions that hold locks, if it is a lock.
     func lost(
         _ error: DatabaseError, _ part: ServiceState.Part, migrates: Bool = false, holders: [LockHolder] = []
     ) {
@@ -67,7 +67,7 @@ final class OutageLog: Sendable {
         }
     }
 
-    /// Locks of other sessions keep a worker from a part of its work. The rest goes on.
+    /// Locks of other sessions keep a worker from a part of its work. The rest continues.
     func waits(for holders: [LockHolder], _ part: ServiceState.Part) {
         report.inTheWay("\(Self.waiting): \(holders.words)", knowsQueue: true, of: part)
         if !isNews(Self.locked(by: holders), of: part) { return }
@@ -75,13 +75,15 @@ final class OutageLog: Sendable {
             "\(Self.waiting)", metadata: Self.details(holders).merging(["worker": "\(part.rawValue)"]) { $1 })
     }
 
-    /// Notes what is in the way of a worker, and whether that is to be told now.
+    /// Records the problem of a worker.
+    ///
+    /// - Returns: Whether to log it now.
     private func isNews(_ history: Outage, of part: ServiceState.Part) -> Bool {
         state.withLock { state in
             state.held[part] = history
             let pause = state.open.contains(history) ? Self.pause.whileOpen : Self.pause.again
             if let last = state.toldAt[history], last.duration(to: .now) < pause { return false }
-            // Holders come and go: what was told long ago is forgotten.
+            // Holders come and go: old entries are removed.
             state.toldAt = state.toldAt.filter { $0.value.duration(to: .now) < Self.pause.whileOpen }
             state.toldAt[history] = .now
             state.open.insert(history)
@@ -95,7 +97,7 @@ final class OutageLog: Sendable {
 
     private static let waiting = "waiting for a lock in PostgreSQL"
 
-    /// The first of those that hold locks, column by column, and in words the others.
+    /// The first session that holds a lock, field by field, and the others in words.
     private static func details(_ holders: [LockHolder]) -> Logger.Metadata {
         guard let first = holders.first else { return [:] }
         var details: Logger.Metadata = [
@@ -108,13 +110,13 @@ final class OutageLog: Sendable {
         return details
     }
 
-    /// PostgreSQL has answered a worker again. Whether it refuses still, its work will show.
+    /// PostgreSQL responds to a worker again. Whether it still refuses, the next statement shows.
     func connected(_ part: ServiceState.Part) {
         report.connected(part)
         if state.withLock({ $0.held[part] }) == .away { reached(part) }
     }
 
-    /// A worker has got something done.
+    /// A worker has made progress.
     func reached(_ part: ServiceState.Part) {
         report.inTheWay(nil, of: part)
         let over = state.withLock { state -> Set<Outage> in

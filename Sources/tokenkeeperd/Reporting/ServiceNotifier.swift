@@ -4,32 +4,33 @@ internal import Glibc
 internal import Synchronization
 internal import TokenLedger
 
-/// Tells the service manager how the daemon is: READY, STATUS, RELOADING, STOPPING, and the watchdog.
+/// Reports the daemon's state to systemd: READY, STATUS, RELOADING, STOPPING, and the watchdog.
 ///
-/// The watchdog is fed by a timer, but only while every worker has kept its promise to be heard of: a worker that hangs ends it.
+/// Start here: the workers report to this class. It keeps their reports in `ServiceState`, a pure value, and sends what changes.
+/// A timer feeds the watchdog, but only while every worker reports within the time that it has promised: a worker that hangs stops it.
 final class ServiceNotifier: Sendable {
     private struct State {
         var serviceState = ServiceState()
-        /// What must get through and has not yet, a datagram each. Nothing where nobody listens.
+        /// Datagrams that must be delivered and are not yet. Empty if systemd does not listen.
         var unsent: [[String]] = []
-        /// The status told last, and when.
+        /// The status that was sent last, and when.
         var told = ""
         var toldAt = ContinuousClock.now
     }
 
     private let state = Mutex(State())
     private let socket: NotifySocket?
-    /// Somebody wants to listen where nothing can be sent to.
+    /// Whether NOTIFY_SOCKET is set, but names no usable socket.
     let cannotBeHeard: Bool
     private let watchdog: Duration?
 
-    /// Nobody reads more than a line a second.
+    /// The status is sent at most once in this time.
     private static let statusPause: Duration = .seconds(1)
 
-    /// Applying migrations may take long: systemd shall not take that for a failed start. Said again while it lasts.
+    /// Migrations may take long: systemd must not treat that as a failed start. Repeated while they run.
     private static let longerStart = "EXTEND_TIMEOUT_USEC=60000000"
 
-    /// - Parameter environment: NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID are looked at, as sd_watchdog_enabled(3) does.
+    /// - Parameter environment: NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID are used, as by sd_watchdog_enabled(3).
     init(environment: [String: String]) {
         socket = NotifySocket(environment["NOTIFY_SOCKET"])
         cannotBeHeard = socket == nil && environment["NOTIFY_SOCKET"].map { !$0.isEmpty } ?? false
@@ -38,7 +39,7 @@ final class ServiceNotifier: Sendable {
         watchdog = socket != nil && isForUs ? interval.map { .microseconds($0) } : nil
     }
 
-    /// Feeds the watchdog, and tells what has not been told for the pause, as long as the answer is kept.
+    /// A timer that feeds the watchdog and sends what is still unsent. It runs as long as the returned value is kept.
     func timer() -> (any DispatchSourceTimer)? {
         if socket == nil { return nil }
         let timer = DispatchSource.makeTimerSource(queue: DispatchQueue(label: "service report"))
@@ -61,9 +62,9 @@ final class ServiceNotifier: Sendable {
         }
     }
 
-    /// Sends what has not got through yet, in its order, and the status if it has changed.
+    /// Sends what is still unsent, in order, and the status if it has changed.
     ///
-    /// The status goes by itself: systemd drops a datagram that is too long for it, and nothing else shall go with it.
+    /// The status is a datagram of its own: systemd drops a datagram that is too long, and nothing else must be lost with it.
     private func flush(_ state: inout State) {
         guard let socket else { return }
         while let next = state.unsent.first, socket.send(next) { state.unsent.removeFirst() }
@@ -74,14 +75,14 @@ final class ServiceNotifier: Sendable {
         }
     }
 
-    /// Says something that must get through, now or with the next tick.
+    /// Sends something that must be delivered, now or with the next tick.
     private func report(_ assignments: [String], in state: inout State) {
         guard socket != nil else { return }
         state.unsent.append(assignments)
         flush(&state)
     }
 
-    /// Takes a report, and passes on what it changes; a mere change of the status at most once a second.
+    /// Takes a report, and sends what it changes. A change of the status alone is sent at most once a second.
     private func update(_ change: (inout ServiceState) -> Void) {
         state.withLock { state in
             change(&state.serviceState)
@@ -94,12 +95,12 @@ final class ServiceNotifier: Sendable {
         }
     }
 
-    /// Whether the database has answered every worker that is always there.
+    /// Whether the database has responded to every worker that always runs.
     var isComplete: Bool { state.withLock { $0.serviceState.isComplete } }
 
     // Reports of the workers.
 
-    /// The worker lives, and is heard of again within that time.
+    /// The worker is alive, and reports again within this time.
     func beat(_ part: ServiceState.Part, within: Duration, unansweredFor: Duration = .zero) {
         update { $0.beat(part, heardOfBy: .now + within, unansweredFor: unansweredFor) }
     }
@@ -120,21 +121,21 @@ final class ServiceNotifier: Sendable {
     func sweeps(_ isSweeping: Bool) { update { $0.isSweeping = isSweeping } }
     func lastSweep(at: Date, outcome: String) { update { $0.lastSweep = (at, outcome) } }
 
-    // The process's own word.
+    // Reports of the process.
 
-    /// The configuration is being read anew; systemd wants to know since when, by the monotonic clock.
+    /// The configuration is being reloaded. systemd needs the start time by the monotonic clock.
     func reloading() {
         var now = timespec()
         _ = unsafe clock_gettime(CLOCK_MONOTONIC, &now)
         state.withLock { state in
-            // One that is not ready yet has nothing to tell: it would become ready by the end of this.
+            // A daemon that is not ready yet does not report this: the end of the reload would report READY.
             guard state.serviceState.phase == .running else { return }
             state.serviceState.phase = .reloading
             report(["RELOADING=1", "MONOTONIC_USEC=\(now.tv_sec * 1_000_000 + now.tv_nsec / 1000)"], in: &state)
         }
     }
 
-    /// - Parameter refusal: Why everything stays as it was; nil when it was taken up.
+    /// - Parameter refusal: Why everything stays as it was; nil if the new configuration is in force.
     func reloaded(refusal: String?) {
         state.withLock { state in
             state.serviceState.refusedReload = refusal
@@ -144,7 +145,7 @@ final class ServiceNotifier: Sendable {
         }
     }
 
-    /// - Parameter failure: What a person must mend, when that is why.
+    /// - Parameter failure: What a person must fix, if that is the reason.
     func stopping(failure: String?) {
         state.withLock { state in
             state.serviceState.stopping(failure: failure)
@@ -152,7 +153,7 @@ final class ServiceNotifier: Sendable {
         }
     }
 
-    /// - Parameter inTime: False when a batch was cut off.
+    /// - Parameter inTime: False if a batch was interrupted.
     func stopped(inTime: Bool) {
         state.withLock { state in
             state.serviceState.stopped(inTime: inTime)

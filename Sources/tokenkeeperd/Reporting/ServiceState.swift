@@ -2,31 +2,31 @@ internal import FoundationEssentials
 internal import TokenLedger
 internal import TokenModel
 
-/// How the daemon is, as systemd and people are told: a pure value, made of what the workers have reported.
+/// The daemon's state, as systemd and people see it: a pure value, made from the reports of the workers.
 struct ServiceState {
     enum Part: String, CaseIterable, Sendable {
         case drain, sweep
-        /// Only where credentials are configured.
+        /// Only with configured credentials.
         case send
-        /// Comes and goes with a backlog.
+        /// Only during a backlog.
         case secondDrain = "second drain"
     }
 
     enum Phase: Equatable {
         case starting, running, reloading, stopping
-        /// The last word.
+        /// The last status.
         case ended(String)
     }
 
-    /// What one of the workers does and has promised.
+    /// The last report of a worker.
     private struct Report {
-        /// By then it is heard of again, or else it hangs.
+        /// If it has not reported again by then, it hangs.
         var heardOfBy: SuspendingClock.Instant
-        /// How long the server has not answered its statement.
+        /// How long the server has not responded to its statement.
         var unansweredFor: Duration = .zero
-        /// The database has answered it, and the schema fits.
+        /// The database has responded, and the schema fits.
         var connected = false
-        /// What is in its way, since when, whether it is that PostgreSQL is away, and whether it looks at the queue all the same.
+        /// What blocks it, since when, whether PostgreSQL is unavailable, and whether it still looks at the queue.
         var obstacle: (words: String, since: Date, isAway: Bool, knowsQueue: Bool)?
     }
 
@@ -34,20 +34,20 @@ struct ServiceState {
     var phase = Phase.starting
     var queue: Heartbeat.Queue?
     var isSweeping = false
-    /// Migrations are being applied before the start is over.
+    /// Migrations are being applied during the start.
     var isMigrating = false
-    /// The last sweep that has ended: when, and how.
+    /// When and how the last sweep ended.
     var lastSweep: (at: Date, outcome: String)?
     /// Why the last reload changed nothing.
     var refusedReload: String?
 
-    /// A worker lives, and will be heard of again.
+    /// A worker is alive, and will report again by then.
     mutating func beat(_ part: Part, heardOfBy: SuspendingClock.Instant, unansweredFor: Duration = .zero) {
         reports[part, default: Report(heardOfBy: heardOfBy)].heardOfBy = heardOfBy
         reports[part]?.unansweredFor = unansweredFor
     }
 
-    /// A worker begins to connect; what is in its way already stays told.
+    /// A worker begins to connect. An obstacle that is already reported stays.
     mutating func connecting(_ part: Part, at now: Date) {
         reports[part]?.connected = false
         if reports[part]?.obstacle == nil {
@@ -55,19 +55,19 @@ struct ServiceState {
         }
     }
 
-    /// PostgreSQL has answered a worker, and the schema fits.
+    /// PostgreSQL has responded to a worker, and the schema fits.
     mutating func connected(_ part: Part) {
         reports[part]?.connected = true
         if reports[part]?.obstacle?.isAway == true { reports[part]?.obstacle = nil }
     }
 
-    /// A worker has returned: nothing is expected of it any more.
+    /// A worker has returned: no more reports are expected.
     mutating func left(_ part: Part) { reports[part] = nil }
 
     /// - Parameters:
-    ///   - words: Nil when nothing is in its way any more.
-    ///   - isAway: Whether it is that PostgreSQL is away, and nothing is known of the queue.
-    ///   - knowsQueue: Whether the worker goes on looking at the queue.
+    ///   - words: What blocks the worker; nil if nothing does any more.
+    ///   - isAway: Whether PostgreSQL is unavailable, and so the state of the queue is unknown.
+    ///   - knowsQueue: Whether the worker still looks at the queue.
     mutating func obstacle(
         _ words: String?, isAway: Bool = false, knowsQueue: Bool = false, of part: Part, at now: Date
     ) {
@@ -75,7 +75,7 @@ struct ServiceState {
         reports[part]?.obstacle = words.map { ($0, since, isAway, knowsQueue) }
     }
 
-    /// What is in the way of the drain, or else of another worker alone: mostly it is one and the same.
+    /// What blocks the drain, or otherwise another worker. Usually all are blocked by the same thing.
     private var obstacle: (words: String, since: Date)? {
         if let all = reports[.drain]?.obstacle { return (all.words, all.since) }
         for (part, name) in [(Part.sweep, "sweep"), (.send, "sending")] {
@@ -84,32 +84,32 @@ struct ServiceState {
         return nil
     }
 
-    /// Whether the process may call itself ready: the database has answered all of it, and the schema fits.
+    /// Whether the process is ready: the database has responded to all of it, and the schema fits.
     var isComplete: Bool { [.drain, .sweep].allSatisfy { reports[$0]?.connected == true } }
 
-    /// Whether every worker has kept its promise. One that waits for PostgreSQL, and says so, lives.
+    /// Whether every worker has reported in time. A worker that waits for PostgreSQL reports, and is alive.
     func isAlive(at now: SuspendingClock.Instant) -> Bool {
         reports.values.allSatisfy { now <= $0.heardOfBy }
     }
 
-    /// An answer that takes longer than this is worth a word.
+    /// A response that takes longer than this is reported.
     private static let longAnswer: Duration = .seconds(5)
 
-    /// How long a worker has been waiting for an answer, if that is worth a word.
+    /// How long a worker has been waiting for a response, if that is to be reported.
     private func unanswered(_ part: Part) -> Duration? {
         reports[part].map(\.unansweredFor).flatMap { $0 > Self.longAnswer ? $0 : nil }
     }
 
-    /// The end begins.
+    /// The shutdown begins.
     ///
-    /// - Parameter failure: What a person must mend, when that is why.
+    /// - Parameter failure: What a person must fix, if that is the reason.
     mutating func stopping(failure: String?) {
-        // One that never was ready leaves behind what it has waited for.
+        // A daemon that never was ready leaves what it waited for as its last status.
         let waited = phase == .starting ? obstacle.map { "never was ready; \($0.words)" } : nil
         phase = (failure ?? waited).map { .ended($0) } ?? .stopping
     }
 
-    /// - Parameter inTime: False when a batch was cut off.
+    /// - Parameter inTime: False if a batch was interrupted.
     mutating func stopped(inTime: Bool) {
         if phase == .stopping {
             phase = .ended(inTime ? "stopped" : "stopped; a batch was cut off, and the next start takes it up again")
@@ -141,7 +141,7 @@ struct ServiceState {
         }
         var parts: [String] = []
         if let obstacle { parts.append("\(obstacle.words) (since \(Self.text(obstacle.since)))") }
-        // What is not looked at is not known.
+        // The queue is unknown while nobody looks at it.
         if let queue, reports[.drain]?.obstacle?.knowsQueue ?? true, unanswered(.drain) == nil {
             parts.append(
                 queue.depth == 0

@@ -1,19 +1,20 @@
 internal import TokenLedger
 
-/// Decides when a lock of another session is worth reporting: when results wait for locks, and the same transaction holds one for seconds. Pure.
+/// Decides when a lock of another session is worth reporting: results wait for locks, and the same transaction holds one for seconds.
+/// Pure.
 ///
-/// A batch that meets a lock is nothing special: an application that registers a token holds its row. So the sessions are looked up
-/// only after locks have been met for a while, and named when they are found again and again.
+/// It is normal that a batch meets a lock: an application that registers a token holds its row. So sessions are looked up only after
+/// locks have been met for a while, and reported only if they are found repeatedly.
 struct LockWatch {
-    /// Locks have been met for so long before the first look.
+    /// Locks are met for this long before the first look.
     static let patience: Duration = .seconds(1)
-    /// So long the same transaction has been seen before it is reported.
+    /// A transaction is reported after it has been seen for this long.
     static let seenFor: Duration = .seconds(3)
-    /// Between two looks, until something is reported and afterwards.
+    /// The time between two looks: before and after something is reported.
     static let lookEvery: (before: Duration, after: Duration) = (.milliseconds(500), .seconds(5))
-    /// When no lock has been met for so long, it is over. Not every pass comes by what waits.
+    /// The problem is over when no lock has been met for this long. Not every pass reads the results that wait.
     static let quiet: Duration = .seconds(3)
-    /// Where nothing gets done for so long, that is reported even if nobody is found who holds a lock for long.
+    /// Without any progress for this long, the wait is reported even if no session holds a lock for long.
     static let standstill: Duration = .seconds(6)
 
     private var since: ContinuousClock.Instant?
@@ -22,17 +23,17 @@ struct LockWatch {
     private var lookedAt: ContinuousClock.Instant?
     private var firstSeen: [LockHolder.Identity: ContinuousClock.Instant] = [:]
 
-    /// Who is to be reported, those that hold whole tables first. Nil when nothing is; empty when nobody is found who holds a lock for long.
+    /// The sessions to report, those that hold whole tables first. Nil for nothing to report; empty if no session holds a lock for long.
     private(set) var reported: [LockHolder]?
 
-    /// Whether locks are being met at the moment.
+    /// Whether locks are being met now.
     var isMeeting: Bool { since != nil }
 
-    /// Takes what the drain has met since the last time.
+    /// Takes what the drain has met since the last call.
     ///
     /// - Parameters:
     ///   - waits: How many locks of other sessions kept results in the queue.
-    ///   - settled: How many results are done with.
+    ///   - settled: How many results were recorded or left for a retry.
     mutating func note(waits: Int, settled: Int, now: ContinuousClock.Instant) {
         if settled > 0 { workedAt = now }
         if waits > 0 {
@@ -50,17 +51,17 @@ struct LockWatch {
         return lookedAt.map { $0.duration(to: now) >= every } ?? true
     }
 
-    /// Takes what a look has shown.
+    /// Takes the result of a look.
     mutating func saw(_ holders: [LockHolder], now: ContinuousClock.Instant) {
         lookedAt = now
         firstSeen = Dictionary(
             holders.map { ($0.identity, firstSeen[$0.identity] ?? now) }, uniquingKeysWith: { first, _ in first })
-        // A daemon that reads a partition whole shares the work: nobody needs to hear of it, and meanwhile it is no standstill.
+        // A daemon that reads a whole partition shares the work: it is not reported, and this is not a standstill.
         let others = holders.filter { $0.kind != .reading }
         let lasting = others.filter { holder in
             firstSeen[holder.identity].map { $0.duration(to: now) >= Self.seenFor } ?? false
         }
-        // Where somebody holds a table, those that hold rows of it matter no more.
+        // If a session holds a table, sessions that hold rows of it do not matter.
         let tables = lasting.filter(\.isOfWholeTable)
         let isStandstill =
             others.count == holders.count
@@ -72,7 +73,7 @@ struct LockWatch {
 }
 
 extension [LockHolder] {
-    /// Who is in the way, in words; of many sessions the first three.
+    /// The sessions, in words; the first three of many.
     var words: String {
         if isEmpty { return "no session holds one for long" }
         let more = count > 3 ? "; and \(count - 3) more" : ""

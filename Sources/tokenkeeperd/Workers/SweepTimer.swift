@@ -1,7 +1,7 @@
 internal import Dispatch
 internal import TokenLedger
 
-/// The timer of the sweep: a Dispatch timer on the wall clock. It only says that one may be due; whether it is, the database knows.
+/// The timer of the sweep: a Dispatch timer on the wall clock. It says that a sweep may be due; the database decides.
 final class SweepTimer {
     private let source: any DispatchSourceTimer
 
@@ -16,7 +16,7 @@ final class SweepTimer {
         source.cancel()
     }
 
-    /// Fires once, that much later by the wall clock: also when the machine has slept in between.
+    /// Fires once, after this duration by the wall clock, even if the machine sleeps in between.
     func schedule(in duration: Duration) {
         source.schedule(
             wallDeadline: .now() + .milliseconds(Int(clamping: duration.milliseconds)), leeway: .milliseconds(100))

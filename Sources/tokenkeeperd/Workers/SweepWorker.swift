@@ -4,8 +4,8 @@ internal import Synchronization
 internal import TokenLedger
 internal import TokenModel
 
-/// Sweeps: on the timer, on SIGUSR1, and when SQL asks for it. In between it counts the tokens for `status`, and undoes what `reinstate` has left
-/// to do.
+/// Sweeps on the timer, on SIGUSR1, and when SQL requests it. In between, it resets guards, finishes what `reinstate` has left to do,
+/// and counts the tokens for `status`.
 struct SweepWorker {
     /// What the signal handlers and the timer leave for this worker.
     final class Bells: Sendable {
@@ -18,7 +18,7 @@ struct SweepWorker {
             wakeup.ring()
         }
 
-        /// A sweep may be due: the timer has fired, or the interval is another one.
+        /// A sweep may be due: the timer has fired, or the interval has changed.
         func maybeDue() {
             markDue()
             wakeup.ring()
@@ -34,74 +34,107 @@ struct SweepWorker {
     let daemonID: String
     let bells: Bells
 
-    /// Requests by SQL are looked for this often. Polled, so that it works behind any pooler.
+    /// How often requests by SQL are looked for. Polling works behind any pooler.
     private static let lookEvery: Duration = .seconds(2)
-    /// While suspects are being undone, the pause between two turns of a second each.
+    /// The pause between two turns of a second each, while suspects are being undone.
     private static let undoEvery: Duration = .milliseconds(50)
+
+    /// What the worker remembers between two turns.
+    private struct State {
+        var count = TokenCount()
+        var statusCache = StatusCache()
+        /// The topics that the last sweep refused: a timer refuses the same each hour, which is logged once.
+        var refused: Set<String> = []
+    }
 
     func run() {
         let timer = SweepTimer { [bells] in bells.maybeDue() }
-        var count = TokenCount()
-        var statusCache = StatusCache()
-        var refusedTopics: Set<String> = []
+        var state = State()
         worker.run(bell: bells.wakeup) { connection, succeeded in
             try SweepLease.release(holder: daemonID, on: &connection)
             bells.markDue()
             while !worker.stop.isAsked {
-                if bells.takeSignal() {
-                    do {
-                        try SweepLease.request(.signal, on: &connection)
-                    } catch {
-                        // Asked for again when the database is back.
-                        bells.signal()
-                        throw error
-                    }
-                }
-                for closed in try MassFailureGuard.closeQuiet(worker.configuration.guardLimits, on: &connection) {
-                    worker.logger.notice(
-                        "the mass-failure guard is closed: suspects are recorded again",
-                        metadata: ["environment": "\(closed.environment)", "topic": "\(closed.topic)"])
-                }
+                try requestIfSignalled(on: &connection)
+                try closeQuietGuards(on: &connection)
                 let undoes = try Reinstatement.undo(within: .seconds(1), on: &connection) { !worker.stop.isAsked }
-                let look = try SweepLease.look(on: &connection)
-                if let last = look.last {
-                    worker.report.lastSweep(at: last.endedAt.date, outcome: last.outcome)
-                }
-                if look.isRequested,
-                    let lease = try SweepLease.claim(.requested, holder: daemonID, on: &connection)
-                {
-                    try sweep(lease, told: &refusedTopics, on: &connection)
+                if try sweepIfRequested(&state, on: &connection) {
                     succeeded()
                     continue
                 }
-                if let interval = worker.configuration.sweepInterval, bells.takeDue() {
-                    if let lease = try SweepLease.claim(.due(interval: interval), holder: daemonID, on: &connection) {
-                        try sweep(lease, told: &refusedTopics, on: &connection)
-                    }
-                    timer.schedule(in: max(try SweepLease.untilDue(interval: interval, on: &connection), .seconds(1)))
-                    continue
-                }
-                // A count can take minutes: any bell ends it.
-                try count.refresh(on: &connection, stop: bells.wakeup)
-                try statusCache.refresh(on: &connection)
+                if try sweepIfDue(timer, &state, on: &connection) { continue }
+                // A count can take minutes: any bell cancels it.
+                try state.count.refresh(on: &connection, stop: bells.wakeup)
+                try state.statusCache.refresh(on: &connection)
                 succeeded()
                 worker.rest(bells.wakeup, for: undoes ? Self.undoEvery : Self.lookEvery)
             }
         }
     }
 
-    /// - Parameter told: The topics of which it has been logged that they were refused.
+    private func requestIfSignalled(on connection: inout Connection) throws(DatabaseError) {
+        guard bells.takeSignal() else { return }
+        do {
+            try SweepLease.request(.signal, on: &connection)
+        } catch {
+            // Requested again when the database is back.
+            bells.signal()
+            throw error
+        }
+    }
+
+    private func closeQuietGuards(on connection: inout Connection) throws {
+        for closed in try MassFailureGuard.closeQuiet(worker.configuration.guardLimits, on: &connection) {
+            worker.logger.notice(
+                "the mass-failure guard is closed: suspects are recorded again",
+                metadata: ["environment": "\(closed.environment)", "topic": "\(closed.topic)"])
+        }
+    }
+
+    /// - Returns: Whether a sweep was requested and this daemon ran it.
+    private func sweepIfRequested(
+        _ state: inout State, on connection: inout Connection
+    ) throws(DatabaseError) -> Bool {
+        let look = try SweepLease.look(on: &connection)
+        if let last = look.last { worker.report.lastSweep(at: last.endedAt.date, outcome: last.outcome) }
+        guard look.isRequested, let lease = try SweepLease.claim(.requested, holder: daemonID, on: &connection) else {
+            return false
+        }
+        try sweep(lease, &state, on: &connection)
+        return true
+    }
+
+    /// - Returns: Whether the timer has fired; then it is set again.
+    private func sweepIfDue(
+        _ timer: SweepTimer, _ state: inout State, on connection: inout Connection
+    ) throws(DatabaseError) -> Bool {
+        guard let interval = worker.configuration.sweepInterval, bells.takeDue() else { return false }
+        if let lease = try SweepLease.claim(.due(interval: interval), holder: daemonID, on: &connection) {
+            try sweep(lease, &state, on: &connection)
+        }
+        timer.schedule(in: max(try SweepLease.untilDue(interval: interval, on: &connection), .seconds(1)))
+        return true
+    }
+
     private func sweep(
-        _ lease: SweepLease, told: inout Set<String>, on connection: inout Connection
+        _ lease: SweepLease, _ state: inout State, on connection: inout Connection
     ) throws(DatabaseError) {
         worker.report.sweeps(true)
         defer { worker.report.sweeps(false) }
         let sweep = Sweep(lease, worker.configuration.sweepPlan, lockTimeout: worker.configuration.lockTimeout)
         let report = try sweep.perform(on: &connection) { !worker.stop.isAsked }
-        var level: Logger.Level = report.outcome == .failed ? .error : .info
+        if !report.dryRun { warnOfRefusals(report, &state) }
+        var more: Logger.Metadata = [:]
+        more["message"] = report.message.map { "\($0)" }
+        if report.outcome == .failed, report.message?.contains("SQLSTATE 55P03") == true {
+            let holders = ((try? LockHolder.all(on: &connection)) ?? []).filter(\.isOfWholeTable)
+            if !holders.isEmpty { more["held"] = "\(holders.words)" }
+        }
+        log(report, more)
+    }
+
+    private func warnOfRefusals(_ report: SweepReport, _ state: inout State) {
         let refused = Set(report.topics.filter(\.refused).map { "\($0.topic) (\($0.environment))" })
-        // A timer refuses the same each hour: once is enough.
-        if !report.dryRun, !refused.subtracting(told).isEmpty {
+        if !refused.subtracting(state.refused).isEmpty {
             worker.logger.warning(
                 "the sweep refused to prune, because too much is due: see `tokenkeeperd sweep --dry-run` and --force",
                 metadata: [
@@ -109,14 +142,12 @@ struct SweepWorker {
                     "topics": "\(refused.sorted().joined(separator: ", "))",
                 ])
         }
-        if !report.dryRun { told = refused }
-        var more: Logger.Metadata = [:]
-        more["message"] = report.message.map { "\($0)" }
-        if report.outcome == .failed, report.message?.contains("SQLSTATE 55P03") == true {
-            let holders = ((try? LockHolder.all(on: &connection)) ?? []).filter(\.isOfWholeTable)
-            if !holders.isEmpty { more["held"] = "\(holders.words)" }
-        }
-        // An hourly sweep that found nothing is no news.
+        state.refused = refused
+    }
+
+    private func log(_ report: SweepReport, _ more: Logger.Metadata) {
+        var level: Logger.Level = report.outcome == .failed ? .error : .info
+        // An hourly sweep that found nothing is not worth a line.
         if report.outcome == .finished, report.trigger == .timer, report.total == 0 { level = .debug }
         worker.logger.log(
             level: level, "sweep \(report.outcome.rawValue)",

@@ -3,30 +3,32 @@ internal import Logging
 internal import TokenLedger
 
 /// What the workers have in common: a connection that is made again whenever it is lost.
+///
+/// Start here: `run` is the loop of every worker.
 struct Worker: Sendable {
     let part: ServiceState.Part
     let settings: LiveConfiguration
     let stop: ShutdownRequest
-    /// Held while a connection is in use: who wants to leave waits for this, and not for an attempt to connect.
+    /// Entered while a connection is in use: a shutdown waits for this, and not for an attempt to connect.
     let atWork: DispatchGroup
     let outages: OutageLog
     let report: ServiceNotifier
-    /// Called when a person must act before this process can go on.
+    /// Called when a person must act before this process can continue.
     let giveUp: @Sendable (SchemaError) -> Void
-    /// Nil unless migrations are to be applied before anything else: the drain does.
+    /// Nil unless the drain has to apply migrations before anything else.
     let migration: MigrationStep?
     let logger: Logger
 
-    /// The settings in force at this moment.
+    /// The current settings.
     var configuration: Configuration { settings.current }
 
-    /// So often a connection may be lost without a word.
+    /// One lost connection within this time is not logged.
     private static let forgivesEvery: Duration = .seconds(60)
 
-    /// How long it may be silent while it does something of its own.
+    /// How long a worker may be silent while it does not wait for the server.
     static let grace: Duration = .seconds(30)
 
-    /// Waits for the bell, or until the time has passed.
+    /// Waits until woken or until the time has passed.
     func rest(_ bell: Wakeup, for pause: Duration) {
         if stop.isAsked { return }
         report.beat(part, within: pause + Self.grace)
@@ -34,16 +36,16 @@ struct Worker: Sendable {
         report.beat(part, within: Self.grace)
     }
 
-    /// Connects, and is heard of while it waits for the server, now and later.
+    /// Connects. The connection reports to the watchdog whenever it waits for the server.
     func connect() throws(DatabaseError) -> Connection {
         try Connection(to: configuration.address) { [report, part] within, silent in
             report.beat(part, within: within, unansweredFor: silent)
         }
     }
 
-    /// Connects, checks the schema, works; and again from the start until the process is to end.
+    /// Connects, checks the schema and works. Repeats this after every error until the process shuts down.
     ///
-    /// - Parameter work: Calls its second argument when it has got something done, and returns when the process is to end.
+    /// - Parameter work: Calls its second argument when it has made progress, and returns when the process shuts down.
     func run(bell: Wakeup, _ work: (inout Connection, _ succeeded: () -> Void) throws -> Void) {
         defer { report.left(part) }
         var backoff = Backoff()
@@ -75,14 +77,14 @@ struct Worker: Sendable {
                         backoff.reset()
                     }
                 } catch let error as DatabaseError where error.remedy == .retry {
-                    // Only as long as a lock is held can it be found who holds it.
+                    // Who holds a lock can be seen only while it is held.
                     holders = ((try? LockHolder.all(on: &connection)) ?? []).filter(\.isOfWholeTable)
                     throw error
                 }
             } catch let error as SchemaError {
                 return giveUp(error)
             } catch let error as DatabaseError {
-                // One that is lost and had again at once is no news: servers close idle connections. Not every time, though.
+                // Servers close idle connections: one that was lost after useful work is not worth a log line, unless it happens often.
                 if worked, error.remedy == .reconnect,
                     forgivenAt.map({ $0.duration(to: .now) > Self.forgivesEvery }) ?? true
                 {
@@ -93,7 +95,7 @@ struct Worker: Sendable {
                 }
                 rest(bell, for: backoff.pause())
             } catch {
-                preconditionFailure("a worker throws \(error)")
+                preconditionFailure("a worker threw \(error)")
             }
         }
     }

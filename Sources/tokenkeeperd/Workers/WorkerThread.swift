@@ -1,6 +1,6 @@
 internal import Glibc
 
-/// A thread of its own for a worker that blocks: in `poll(2)`, never on Swift's cooperative pool.
+/// A thread for a worker that blocks in `poll(2)`, which must not happen on Swift's cooperative pool.
 enum WorkerThread {
     private final class Body: Sendable {
         let run: @Sendable () -> Void
@@ -9,7 +9,7 @@ enum WorkerThread {
 
     /// Starts a thread that runs the closure to its end. The process ends without waiting for it.
     ///
-    /// - Parameter name: Of at most 15 bytes, for `ps -L` and debuggers.
+    /// - Parameter name: At most 15 bytes, for `ps -L` and debuggers.
     static func start(_ name: String, _ run: @escaping @Sendable () -> Void) {
         var thread = pthread_t()
         let named = Body {
@@ -23,11 +23,11 @@ enum WorkerThread {
                 if let body = unsafe body { unsafe Unmanaged<Body>.fromOpaque(body).takeRetainedValue().run() }
                 return nil
             }, body)
-        precondition(made == 0, "no thread to be had")
+        precondition(made == 0, "cannot create a thread")
         pthread_detach(thread)
     }
 
-    /// What pthread_setname_np does, which is not in the Glibc module.
+    /// Like pthread_setname_np, which the Glibc module does not have.
     private static func setName(_ name: String) {
         let descriptor = unsafe open("/proc/thread-self/comm", O_WRONLY | O_CLOEXEC)
         guard descriptor >= 0 else { return }

@@ -1,0 +1,153 @@
+internal import TokenModel
+
+/// The tokens that a sweep prunes: counted by topic first (`DueSurvey`), then deleted in batches.
+extension Sweep {
+    /// So many topics are looked at in one statement for anything that is due.
+    private static let topicsAtOnce = 1000
+
+    func pruneTokens(
+        into findings: inout SweepFindings, on connection: inout Connection, while goesOn: () -> Bool
+    ) throws {
+        let topics = try DueTokens.Topic.all(plan, on: &connection)
+        var survey = try DueSurvey(self, on: &connection)
+        try attempt("tokens that nobody registers again", into: &findings) {
+            try survey.findDormant(in: topics, on: &connection, while: goesOn)
+        }
+        var dormant: [DueTokens] = []
+        for first in stride(from: 0, to: topics.count, by: Self.topicsAtOnce) {
+            let some = topics[first..<min(first + Self.topicsAtOnce, topics.count)]
+            dormant += try pruneSuppressed(some, &survey, into: &findings, on: &connection, while: goesOn)
+        }
+        if lease.dryRun { return }
+        try attempt("tokens that nobody registers again", into: &findings) {
+            try pruneDormant(dormant, survey.dormantPages, on: &connection, while: goesOn)
+        }
+    }
+
+    /// Surveys some topics, and prunes the suppressed tokens of those that are not refused.
+    ///
+    /// - Returns: The topics that are not refused and of which dormant tokens are due.
+    private func pruneSuppressed(
+        _ topics: ArraySlice<DueTokens.Topic>, _ survey: inout DueSurvey, into findings: inout SweepFindings,
+        on connection: inout Connection, while goesOn: () -> Bool
+    ) throws -> [DueTokens] {
+        let suppressed = try survey.withAnyDue(topics, on: &connection, while: goesOn)
+        var dormant: [DueTokens] = []
+        for topic in topics where suppressed.contains(topic.number) || survey.dormant[topic.number] != nil {
+            try attempt(topic.words, into: &findings) {
+                let due = try survey.due(
+                    in: topic, suppressed: suppressed.contains(topic.number), on: &connection, while: goesOn)
+                try record(due, on: &connection, while: goesOn)
+                if !lease.dryRun, !due.isRefused { try pruneSuppressed(topic, on: &connection, while: goesOn) }
+                return due
+            }.map { due in
+                if due.isRefused {
+                    findings.refusals.append(due.refusal)
+                } else if due.dormant > 0 {
+                    dormant.append(due)
+                }
+            }
+        }
+        return dormant
+    }
+
+    /// Records what is due in a topic. A dry run counts it as pruned.
+    private func record(_ due: DueTokens, on connection: inout Connection, while goesOn: () -> Bool) throws {
+        try step(on: &connection, while: goesOn) { connection, counts in
+            try due.record(run: lease.runID, on: &connection)
+            if due.isRefused {
+                counts.refused = due.total
+            } else if lease.dryRun {
+                (counts.prunedSuppressed, counts.prunedDormant) = (due.total - due.dormant, due.dormant)
+            }
+        }
+    }
+
+    /// Prunes the tokens of a topic that have been suppressed for longer than the retention, the oldest first.
+    private func pruneSuppressed(
+        _ topic: DueTokens.Topic, on connection: inout Connection, while goesOn: () -> Bool
+    ) throws {
+        // Each batch begins where the one before ended: from the front, it would first pass all that have been deleted.
+        var since = Instant.distantPast
+        while true {
+            let (pruned, reached) = try step(settings: Self.byIndex, on: &connection, while: goesOn) {
+                connection, counts in
+                let (pruned, reached) = try pruneBatch(of: topic, since: since, on: &connection)
+                counts.prunedSuppressed = pruned
+                return (pruned, reached ?? since)
+            }
+            // An application may have changed all of a batch in between: there can be more behind it.
+            if pruned == 0, reached == since { return }
+            since = reached
+        }
+    }
+
+    /// Prunes a batch of suppressed tokens. The condition is repeated: a token that came back between the look and the delete
+    /// survives. Rows that an application holds locked are left to the next sweep.
+    ///
+    /// - Returns: How many were pruned, and up to when those that were due are suppressed; nil if none was due.
+    private func pruneBatch(
+        of topic: DueTokens.Topic, since: Instant, on connection: inout Connection
+    ) throws(DatabaseError) -> (pruned: Int64, reached: Instant?) {
+        try connection.query(
+            """
+            WITH due AS MATERIALIZED (
+                SELECT l.ctid AS place, l.suppressed_since
+                FROM tokenkeeper.ledger AS l
+                WHERE l.topic_id = $2 AND l.suppressed AND l.suppressed_since < $3 AND l.suppressed_since >= $4
+                ORDER BY l.suppressed_since
+                LIMIT $5 FOR UPDATE OF l SKIP LOCKED
+            ), gone AS (
+                -- By place: a join could be planned as a scan of the whole ledger.
+                DELETE FROM tokenkeeper.ledger AS l
+                WHERE l.ctid = ANY (ARRAY(SELECT d.place FROM due AS d))
+                  -- CASE keeps the condition from an index, whose entries would each be compared with all those places.
+                  AND CASE WHEN l.topic_id = $2 AND l.suppressed AND l.suppressed_since < $3 THEN true END
+                RETURNING l.*,
+                    tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS cause
+            ), \(Self.bookkeeping)
+            SELECT coalesce((SELECT sum(c.tokens) FROM counts AS c), 0)::bigint,
+                   (SELECT max(d.suppressed_since) FROM due AS d)
+            """,
+            [
+                .int8(lease.runID), .int4(topic.number), .instant(topic.suppressedBefore), .instant(since),
+                .int8(Int64(plan.batch)),
+            ]
+        ).one { row throws(DatabaseError) in (try row.read(), try row.read()) }
+    }
+
+    /// What follows from the rows `gone` with their `cause`: their suspects and devices are deleted; the run ($1), the topics and the
+    /// history record it.
+    static let bookkeeping = """
+        counts AS MATERIALIZED (
+            SELECT g.topic_id, g.cause, count(*) AS tokens FROM gone AS g GROUP BY 1, 2
+        ), counted AS (
+            UPDATE tokenkeeper.sweep_topic AS s SET pruned = s.pruned + c.tokens
+            FROM counts AS c JOIN tokenkeeper.topic AS t USING (topic_id)
+            WHERE s.run_id = $1 AND s.environment = t.environment AND s.topic = t.topic AND s.cause = c.cause
+        ), pruned AS (
+            -- The history keeps the topic.
+            INSERT INTO tokenkeeper.topic_prune AS p (topic_id) SELECT DISTINCT c.topic_id FROM counts AS c
+            ON CONFLICT (topic_id) DO UPDATE SET pruned_at = excluded.pruned_at
+        ), suspects AS (
+            DELETE FROM tokenkeeper.suspect AS s USING gone AS g
+            WHERE g.suspect_at IS NOT NULL AND s.topic_id = g.topic_id AND s.token_key = g.token_key
+        ), devices AS (
+            DELETE FROM tokenkeeper.device AS d WHERE d.ctid = ANY (ARRAY(
+                SELECT e.ctid FROM tokenkeeper.device AS e
+                JOIN gone AS g ON g.topic_id = e.topic_id AND g.device_id = e.device_id
+                WHERE NOT EXISTS (
+                    SELECT FROM tokenkeeper.ledger AS o WHERE o.topic_id + 0 = e.topic_id AND o.device_id = e.device_id
+                      -- NOT IN is hashed; NOT EXISTS would read all of gone for each row.
+                      AND (o.topic_id, o.token_key) NOT IN (SELECT w.topic_id, w.token_key FROM gone AS w))
+                FOR UPDATE OF e SKIP LOCKED))
+        ), history AS (
+            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
+                registered_before, invalidated_before)
+            SELECT g.topic_id, g.token_key, 'pruned', g.cause,
+                   CASE g.cause WHEN 'stale' THEN g.stale_reason WHEN 'suspect' THEN g.suspect_reason END, g.device_id,
+                   nullif(g.registered_at, '-infinity'), greatest(g.stale_at, g.suspect_at, g.unregistered_by_app_at, g.superseded_at)
+            FROM gone AS g
+        )
+        """
+}
