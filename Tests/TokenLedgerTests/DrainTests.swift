@@ -14,7 +14,7 @@ import TokenModel
 
     private static let death = #"'{"reason":"Unregistered","timestamp":1794000000123}'"#
 
-    @Test func `a row that cannot be understood is kept whole, and the rest of its batch is recorded`() throws {
+    @Test func `an unintelligible row is kept whole, and the rest of its batch is recorded`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
             """
@@ -91,7 +91,7 @@ import TokenModel
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
     }
 
-    @Test func `a body beyond all bounds is rejected without being fetched`() throws {
+    @Test func `a body of more than 16 MiB is rejected unread`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aa', 410, repeat('x', 16777217))",
@@ -102,7 +102,7 @@ import TokenModel
                 == "the row is 16777230 bytes long, expected at most 16777216|16777217")
     }
 
-    @Test func `a token that an application holds locked waits aside, and the rest is recorded`() throws {
+    @Test func `the result of a locked token waits in the retry partition, and the rest is recorded`() throws {
         try database.psql(
             "SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{aa,bb,cc}'::text[]) AS t"
         )
@@ -128,7 +128,7 @@ import TokenModel
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "3")
     }
 
-    @Test func `a token that an application is about to add does not hold up the rest`() throws {
+    @Test func `a token that an application is just adding does not hold up the rest`() throws {
         try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01Z')")
         var app = try database.connect()
         try app.execute("BEGIN; SELECT tokenkeeper.register('bb', 't', registered_at => '2025-02-01Z')")
@@ -148,8 +148,8 @@ import TokenModel
                 == "aa,bb,cc")
     }
 
-    @Test func `what the database refuses is found in its batch and rejected, and the rest recorded`() throws {
-        // A constraint of somebody's own stands for a cause that nobody has thought of.
+    @Test func `a row that the database refuses is rejected, and the rest of its batch is recorded`() throws {
+        // A constraint added by somebody stands for any cause that nobody has thought of.
         try database.psql("ALTER TABLE tokenkeeper.ledger ADD CHECK (token_key <> '\\xbb')")
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', t, 410, \(Self.death) FROM unnest('{aa,bb,cc}'::text[]) AS t",
@@ -165,7 +165,7 @@ import TokenModel
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "3")
     }
 
-    @Test func `ranges that can neither be recorded nor left for a retry stay, and what lies behind them is recorded`()
+    @Test func `ranges that can neither be recorded nor left for a retry stay, and rows behind them are recorded`()
         throws
     {
         try database.psql(
@@ -185,12 +185,12 @@ import TokenModel
         var told = 0
         let pass = try drain.pass(on: &daemon, report: { _ in told += 1 }, betweenBatches: { _, _, _ in true })
         #expect(pass.trouble?.sqlState == "23514" && pass.recorded == 1)
-        #expect(told == 0, "nothing has been left for a retry, and nothing is in rejected_result")
+        #expect(told == 0, "nothing was left for a retry, and rejected_result is empty")
         #expect(try database.psql("SELECT string_agg(token, ',') FROM tokenkeeper.suppressed_token") == "cc")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result WHERE token = 'bb'") == "5")
     }
 
-    @Test func `a row committed late, before what was read already, is found`() throws {
+    @Test func `a row committed late, behind the cursor, is found`() throws {
         var early = try database.connect(user: "a_sender")
         try early.execute(
             "BEGIN; INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aa', 410, \(Self.death))"
@@ -234,7 +234,7 @@ import TokenModel
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "60000")
     }
 
-    @Test func `a sealed partition that is empty is truncated, and one that a dump reads is left alone`() throws {
+    @Test func `an empty sealed partition is truncated, and one that a dump reads is left alone`() throws {
         let past = Int(try database.psql("SELECT (\(Partition.currentInSQL) + 4) % 8"))!
         let fill =
             "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 200, \(past) FROM generate_series(1, 20000)"
@@ -255,7 +255,7 @@ import TokenModel
         }
     }
 
-    @Test func `a partition that somebody has locked does not hold up the others`() throws {
+    @Test func `a locked partition does not hold up the others`() throws {
         let current = Int(try database.psql("SELECT \(Partition.currentInSQL)"))!
         var admin = try database.connect()
         try admin.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_\((current + 4) % 8) IN ACCESS EXCLUSIVE MODE")
@@ -277,7 +277,7 @@ import TokenModel
         #expect(try drainAll(&daemon).recorded == 1)
     }
 
-    @Test func `a standby is told apart: reconnect`() {
+    @Test func `the remedy for an error follows from its SQLSTATE`() {
         #expect(DatabaseError(sqlState: "25006", message: "").remedy == .reconnect)
         #expect(DatabaseError(sqlState: nil, message: "").remedy == .reconnect)
         #expect(DatabaseError(sqlState: "57P01", message: "").remedy == .reconnect)
@@ -286,7 +286,7 @@ import TokenModel
         #expect(DatabaseError(sqlState: "53100", message: "").remedy == .fixSetup)
     }
 
-    @Test func `many locked tokens, a new topic under way and new tokens under way leave the rest alone`() throws {
+    @Test func `locked tokens, and topics and tokens just being added, do not hold up the rest`() throws {
         try database.psql(
             "SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-01-01Z') FROM generate_series(1, 5000) AS i"
         )
@@ -316,7 +316,7 @@ import TokenModel
     }
 
     @Test(arguments: ["LATIN1", "SQL_ASCII"])
-    func `it works in databases of other encodings, and keeps what is no text of them`(encoding: String) throws {
+    func `it works in databases of other encodings, and keeps what is not text in them`(encoding: String) throws {
         let name = "e_\(encoding.lowercased())_\(UInt32.random(in: 0...UInt32.max))"
         let other = TestDatabase(cluster: database.cluster, name: name)
         try database.psql(

@@ -1,7 +1,7 @@
 import APNsFeedback
 import TokenLedger
 
-/// Drains what there is, until a pass moves nothing.
+/// Drains the queue until a pass moves nothing.
 @discardableResult
 func drainAll(_ connection: inout Connection, drain: Drain? = nil) throws -> Drain.Pass {
     var drain =
@@ -14,19 +14,19 @@ func drainAll(_ connection: inout Connection, drain: Drain? = nil) throws -> Dra
     }
 }
 
-/// Undoes what `reinstate` has left to do, as the daemons do.
+/// Performs the undo that `reinstate` has requested, as the daemons do.
 func undo(_ connection: inout Connection) throws {
     while try Reinstatement.undo(within: .seconds(5), on: &connection, while: { true }) {}
 }
 
 extension Drain {
-    /// One pass that nothing interrupts.
+    /// Runs one pass without interruption.
     mutating func onePass(on connection: inout Connection) throws -> Pass {
         try pass(on: &connection, report: { _ in }, betweenBatches: { _, _, _ in true })
     }
 }
 
 extension GuardLimits {
-    /// Nothing is held.
+    /// Limits that hold nothing.
     static let off = GuardLimits(allowance: 0, maxShare: .percent(100))
 }

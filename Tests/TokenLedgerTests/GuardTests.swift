@@ -438,8 +438,8 @@ import TokenModel
             do {
                 var daemon = try database.connect(user: "a_daemon")
                 let drain = Drain(
-                    lockTimeout: .milliseconds(10), guardLimits: .off, isSecond: worker == 1, pair: pair,
-                    interpret: Interpretation.verdict(on:))
+                    lockTimeout: .milliseconds(10), guardLimits: .off, role: worker == 1 ? .helper : .primary,
+                    pair: pair, interpret: Interpretation.verdict(on:))
                 let done = try drainAll(&daemon, drain: drain)
                 sum.withLock { $0.add(done) }
             } catch {

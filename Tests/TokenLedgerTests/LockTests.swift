@@ -5,7 +5,7 @@ import Testing
 
 @testable import TokenLedger
 
-@Suite struct `Locks of our own` {
+@Suite struct `Locks among daemons` {
     let database: TestDatabase
 
     init() throws {
@@ -25,7 +25,7 @@ import Testing
     }
 
     @Test(arguments: ["sender", "app", "reader", "operator", "daemon"])
-    func `no role can lock them by itself`(role: String) throws {
+    func `no role can take them directly`(role: String) throws {
         let tables = try lockTables
         #expect(tables.count == DrainLock.rangeSlots + 2)
         var connection = try database.connect(user: "a_\(role)")
@@ -36,7 +36,7 @@ import Testing
             connection.rollback()
             #expect(error?.sqlState == "42501", "\(table)")
         }
-        // Readers may look at the migrations, and no more: a migration excludes only those that change the table.
+        // Readers may read the migrations, and no more: a migration's lock excludes only sessions that change the table.
         let error = #expect(throws: DatabaseError.self) {
             try connection.run("BEGIN; LOCK TABLE tokenkeeper.migration IN ROW SHARE MODE")
         }
@@ -44,7 +44,7 @@ import Testing
         #expect(error?.sqlState == "42501")
     }
 
-    @Test func `a batch's locks take no transaction id, and none that a dump would wait for`() throws {
+    @Test func `a batch's locks take no transaction id, and do not keep a dump waiting`() throws {
         var daemon = try database.connect(user: "a_daemon")
         for partition in Partition.all {
             try daemon.execute("BEGIN")
@@ -65,7 +65,7 @@ import Testing
         }
     }
 
-    @Test func `while one claims a sweep another waits`() throws {
+    @Test func `while one daemon claims a sweep, another waits`() throws {
         var one = try database.connect(user: "a_daemon")
         try one.execute("BEGIN; \(DrainLock.sweepClaim)")
         var other = try database.connect(user: "a_daemon")
@@ -78,7 +78,7 @@ import Testing
         try other.run("BEGIN; SET LOCAL lock_timeout = '50ms'; \(DrainLock.sweepClaim); COMMIT")
     }
 
-    @Test func `neighbouring ranges of a partition never share a slot`() {
+    @Test func `neighboring ranges of a partition never share a slot`() {
         for partition in Partition.all {
             for first in 0..<100 {
                 let slots = (first..<first + DrainLock.rangeSlots).map {
@@ -90,8 +90,8 @@ import Testing
         }
     }
 
-    @Test func `a range that another daemon has is passed over, and the others are drained`() throws {
-        // Into one partition, of which the first range's slot is taken.
+    @Test func `a range that another daemon is working on is passed over, and others are drained`() throws {
+        // In one partition, the slot of its first range taken.
         let partition = Partition(number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 403, \(partition.number) FROM generate_series(1, 20000)"
@@ -111,7 +111,7 @@ import Testing
     }
 
     @Test(arguments: [(0, 403), (4, 403), (4, 200)])
-    func `a row of the queue that somebody has locked keeps back its range and no other`(
+    func `a locked row of the queue keeps back its range and no other`(
         partitionsAhead: Int, status: Int
     ) throws {
         let partition = Partition(
@@ -122,7 +122,7 @@ import Testing
         var other = try database.connect()
         try other.execute("BEGIN; SELECT FROM \(partition.table) LIMIT 1 FOR UPDATE")
         var daemon = try database.connect(user: "a_daemon")
-        // As it is by default: two of these are more than a partition's turn.
+        // The default: two of these timeouts take longer than a partition's turn.
         var drain = Drain(lockTimeout: .milliseconds(100), guardLimits: .off, interpret: Interpretation.verdict(on:))
         let pass = try drain.onePass(on: &daemon)
         let firstPages =
@@ -130,13 +130,13 @@ import Testing
         let left = try database.psql("SELECT count(*) FROM tokenkeeper.send_result")
         #expect(try database.psql(firstPages) == left && left != "0")
         #expect(pass.settled == 20000 - Int(left)! && pass.settled > 0 && pass.lockWaits >= 2)
-        // The next pass meets it again, and when it is free takes it.
+        // The next pass meets the lock again; once it is released, the row is taken.
         #expect(try drain.onePass(on: &daemon).lockWaits >= 2)
         try other.execute("COMMIT")
         #expect(try drainAll(&daemon, drain: drain).settled == Int(left)!)
     }
 
-    @Test func `while forget is at work a pass ends at once, and goes on afterwards from where it was`() throws {
+    @Test func `while forget runs, a pass ends at once; afterwards the drain goes on from where it was`() throws {
         let partition = Partition(number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 403, \(partition.number) FROM generate_series(1, 400000)"
@@ -153,13 +153,13 @@ import Testing
                 return true
             })
         #expect(pass.lockWaits == 1 && !pass.moved)
-        // One call is before the first batch. There are more than a hundred ranges.
+        // That call comes before the first batch. There are more than a hundred ranges.
         #expect(batches == 1)
         try app.execute("COMMIT")
         #expect(try drainAll(&daemon, drain: drain).recorded == 400_000)
     }
 
-    @Test func `a partition that somebody has locked is not gone through range by range, and is reported`() throws {
+    @Test func `a locked partition is left after one attempt, and counts as a lock wait`() throws {
         let partition = Partition(number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 403, n FROM unnest(ARRAY[\(partition.number), 9]) AS n CROSS JOIN generate_series(1, 20000)"
@@ -177,7 +177,7 @@ import Testing
         #expect(try drainAll(&daemon, drain: drain).recorded == 20000)
     }
 
-    @Test func `what operators put back waits for forget`() throws {
+    @Test func `putting results or requests back into a queue waits for forget`() throws {
         try database.psql("SELECT tokenkeeper.register('aa', 't')")
         var app = try database.connect(user: "a_app")
         try app.execute("BEGIN; SELECT tokenkeeper.forget('bb')")
@@ -207,7 +207,7 @@ import Testing
                 try database.psql(
                     "BEGIN; SELECT tokenkeeper.release_held('t' COLLATE \(collation), 'production' COLLATE \(collation)); ROLLBACK"
                 ) == "1", "\(collation)")
-            // A topic of another spelling is another one.
+            // A topic spelled differently is another topic.
             #expect(throws: TestFailure.self, "\(collation)") {
                 try database.psql("SELECT tokenkeeper.release_held('T' COLLATE \(collation))")
             }
@@ -229,7 +229,7 @@ import Testing
         return session
     }
 
-    @Test func `is told by table, mode, process, role and application; the reader of a dump is not named`() throws {
+    @Test func `is named by table, mode, process, role and application; a dump that only reads is not`() throws {
         var daemon = try database.connect(user: "a_daemon")
         #expect(try LockHolder.all(on: &daemon) == [])
         var dump = try database.connect()
@@ -246,7 +246,7 @@ import Testing
                 "tokenkeeper.result_count is locked (SHARE ROW EXCLUSIVE) by pid \(builderPID), role owner, application psql",
                 "rows of tokenkeeper.ledger may be locked by pid \(appPID), role owner, application backfill",
             ])
-        // Whoever may see when the transaction began says it.
+        // A role that may see when the transaction began reports it.
         var owner = try database.connect()
         #expect(
             try LockHolder.all(on: &owner).allSatisfy {
@@ -254,7 +254,7 @@ import Testing
             })
     }
 
-    @Test func `one that waits for the whole table is named, with those it waits for`() throws {
+    @Test func `a session that waits for the whole table is named, and so are the ones it waits for`() throws {
         var reader = try session("report")
         let readerPID = try reader.scalar("SELECT pg_backend_pid()")!
         try reader.execute("BEGIN; LOCK TABLE tokenkeeper.ledger IN ACCESS SHARE MODE")
@@ -286,7 +286,7 @@ import Testing
         #expect(failures.all == [])
     }
 
-    @Test func `rows of the queue are told; a sender that has yet to commit is not`() throws {
+    @Test func `a session that locks rows of the queue is named; a sender that has not yet committed is not`() throws {
         var sender = try database.connect(user: "a_sender")
         try sender.execute("BEGIN; INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)")
         try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)")
@@ -309,7 +309,7 @@ import Testing
         }
     }
 
-    @Test func `a daemon that reads a partition whole is told apart`() throws {
+    @Test func `a daemon that reads a partition in bulk is told apart`() throws {
         var fellow = try database.connect(user: "a_daemon")
         try fellow.execute("SET application_name = 'tokenkeeperd'")
         let pid = try fellow.scalar("SELECT pg_backend_pid()")!
@@ -323,7 +323,7 @@ import Testing
             holders.first?.words.hasPrefix(
                 "tokenkeeper.send_result_3 is read whole by another daemon, pid \(pid), role a_daemon, application tokenkeeperd"
             ) == true)
-        // A person who has locked it is told as ever.
+        // Any other session that has locked the partition is named.
         fellow.rollback()
         var person = try database.connect()
         try person.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_3 IN ACCESS EXCLUSIVE MODE")

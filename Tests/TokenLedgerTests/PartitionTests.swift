@@ -15,14 +15,14 @@ import Testing
 
     private static let death = #"'{"reason":"Unregistered","timestamp":1794000000123}'"#
 
-    /// A leaf that no sender comes to in the next minutes.
+    /// A partition that no sender writes to in the next minutes.
     private func past(_ ahead: Int = 4) throws -> Int {
         Int(try database.psql("SELECT (\(Partition.currentInSQL) + \(ahead)) % 8"))!
     }
 
-    /// Results in a sealed partition: mostly 200s, and one 410 of a token of its own in fifty.
+    /// Queues results in a sealed partition: 200s, except that every fiftieth is a 410 of a token of its own.
     private func fill(_ partition: Int, _ results: Int, prefix: String = "") throws {
-        // A vacuum that happens to be at it would be in the way.
+        // A vacuum would be in the way.
         try database.psql("ALTER TABLE tokenkeeper.send_result_\(partition) SET (autovacuum_enabled = off)")
         try database.psql(
             """
@@ -36,13 +36,14 @@ import Testing
         try database.psql("SELECT pg_relation_filenode('tokenkeeper.send_result_\(partition)')")
     }
 
-    private func makeDrain(truncates: Bool = true, isSecond: Bool = false, pair: DrainPair? = nil) -> Drain {
+    private func makeDrain(truncates: Bool = true, role: Drain.Role = .primary, pair: DrainPair = DrainPair()) -> Drain
+    {
         Drain(
-            lockTimeout: .milliseconds(50), guardLimits: .off, truncates: truncates, isSecond: isSecond, pair: pair,
+            lockTimeout: .milliseconds(50), guardLimits: .off, truncates: truncates, role: role, pair: pair,
             interpret: Interpretation.verdict(on:))
     }
 
-    @Test func `a sealed partition is read whole and truncated, and nothing of it is lost or counted twice`() throws {
+    @Test func `a sealed partition is read in bulk and truncated, and nothing is lost or counted twice`() throws {
         let partition = try past()
         try fill(partition, 20_000)
         try database.psql(
@@ -55,7 +56,7 @@ import Testing
         let before = try file(of: partition)
         var daemon = try database.connect(user: "a_daemon")
         let pass = try drainAll(&daemon)
-        #expect(pass.takenOut == 404 && pass.accepted == 19_602)
+        #expect(pass.movedToBacklog == 404 && pass.accepted == 19_602)
         #expect(pass.recorded == 402 && pass.rejected == 2)
         #expect(try file(of: partition) != before, "truncated")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
@@ -70,8 +71,7 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "401")
     }
 
-    @Test
-    func `a writer that sleeps in its transaction stops neither the rest of its partition nor the other partitions`()
+    @Test func `a writer that sleeps in its transaction delays neither the rest of its partition nor others`()
         throws
     {
         let (partition, other) = (try past(4), try past(5))
@@ -85,14 +85,14 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         let pass = try drainAll(&daemon)
         #expect(pass.accepted == 9800 && pass.recorded == 200)
-        #expect(try file(of: partition) == files.0, "not under the writer's hands")
+        #expect(try file(of: partition) == files.0, "not truncated while the writer uses it")
         #expect(try file(of: other) != files.1)
         try sender.execute("COMMIT")
         #expect(try drainAll(&daemon).recorded == 1)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token WHERE token = 'aabb'") == "1")
     }
 
-    @Test func `without truncating, a sealed partition is drained in place`() throws {
+    @Test func `without truncating, a sealed partition is drained in batches`() throws {
         let partition = try past()
         try fill(partition, 5000)
         let before = try file(of: partition)
@@ -100,14 +100,12 @@ import Testing
         var drain = makeDrain(truncates: false)
         var sum = Drain.Pass()
         for _ in 1...3 { sum.add(try drain.onePass(on: &daemon)) }
-        #expect(sum.accepted == 4900 && sum.recorded == 100 && sum.takenOut == 0)
+        #expect(sum.accepted == 4900 && sum.recorded == 100 && sum.movedToBacklog == 0)
         #expect(try file(of: partition) == before)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
     }
 
-    @Test func `a partition in which most is to be recorded is drained in place, and truncated when it is empty`()
-        throws
-    {
+    @Test func `a partition of mostly 410s is drained in batches, and truncated when it is empty`() throws {
         let partition = try past()
         try database.psql(
             """
@@ -118,14 +116,14 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         var drain = makeDrain()
         let pass = try drain.onePass(on: &daemon)
-        #expect(pass.recorded == 5000 && pass.takenOut == 0)
+        #expect(pass.recorded == 5000 && pass.movedToBacklog == 0)
         try eventually("the partition is truncated") {
             _ = try drain.onePass(on: &daemon)
             return try file(of: partition) != before
         }
     }
 
-    @Test func `a second drain leaves to the first what is to be read whole, and drains the rest`() throws {
+    @Test func `the helper leaves bulk reads to the primary, and drains the rest`() throws {
         let (partition, deaths) = (try past(4), try past(5))
         try fill(partition, 5000)
         try database.psql(
@@ -137,35 +135,35 @@ import Testing
             """)
         let files = (try file(of: partition), try file(of: deaths))
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try drainAll(&daemon, drain: makeDrain(isSecond: true)).recorded == 5002)
+        #expect(try drainAll(&daemon, drain: makeDrain(role: .helper)).recorded == 5002)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result_\(partition)") == "5000")
         #expect(try (file(of: partition), file(of: deaths)) == files, "it truncates nothing")
-        #expect(try drainAll(&daemon, drain: makeDrain()).takenOut == 100)
+        #expect(try drainAll(&daemon, drain: makeDrain()).movedToBacklog == 100)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "10002")
     }
 
-    @Test func `a second drain helps with what the first cannot read whole`() throws {
+    @Test func `the helper helps with what the primary cannot read in bulk`() throws {
         let partition = Partition(number: try past())
         try fill(partition.number, 20_000)
         let pair = DrainPair()
-        var second = makeDrain(isSecond: true, pair: pair)
+        var second = makeDrain(role: .helper, pair: pair)
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try !second.onePass(on: &daemon).moved, "it is for the first to try")
+        #expect(try !second.onePass(on: &daemon).moved, "the primary tries first")
         pair.couldNotRead(partition, triesAgain: true)
         pair.couldNotRead(partition, triesAgain: true, now: .now + .seconds(60))
         #expect(try second.onePass(on: &daemon).moved)
-        // While somebody is at the partition, the first tells by itself.
+        // While another session is using the partition, the primary lets the helper help.
         try fill(partition.number, 20_000, prefix: "cc")
         var sender = try database.connect()
         try sender.execute("BEGIN; LOCK TABLE \(partition.table) IN ROW EXCLUSIVE MODE")
         var first = makeDrain(pair: pair)
-        #expect(try first.onePass(on: &daemon).partitionsTaken == 0)
+        #expect(try first.onePass(on: &daemon).bulkReads == 0)
         #expect(!pair.mayHelp(partition, now: .now + .seconds(61)), "it is drained")
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "40000")
     }
 
-    @Test func `the second drain helps in turns, so that the first can try again`() {
+    @Test func `the helper helps at intervals, so that the primary can try again`() {
         let (pair, partition, start) = (DrainPair(), Partition(number: 3), ContinuousClock.now)
         func fails(_ milliseconds: Int) {
             pair.couldNotRead(partition, triesAgain: true, now: start + .milliseconds(milliseconds))
@@ -174,7 +172,7 @@ import Testing
         #expect(!mayHelp(0))
         fails(0)
         fails(100)
-        #expect(!mayHelp(101), "that may have been the second one itself")
+        #expect(!mayHelp(101), "the helper itself may have been in the way")
         fails(301)
         #expect(mayHelp(302) && mayHelp(1300) && !mayHelp(1301))
         fails(1000)
@@ -188,7 +186,7 @@ import Testing
         #expect(mayHelp(60_000))
     }
 
-    @Test func `what is queued now does not wait for a backlog`() throws {
+    @Test func `new results do not wait for a backlog`() throws {
         for ahead in 2...6 {
             try database.psql(
                 """
@@ -201,7 +199,7 @@ import Testing
         var drain = makeDrain()
         var batches = 0
         var wasFresh = false
-        // By name: the clock may move on meanwhile.
+        // By its name: the clock may move on meanwhile.
         let current = try past(0)
         let pass = try drain.pass(
             on: &daemon, report: { _ in },
@@ -221,7 +219,9 @@ import Testing
         #expect(wasFresh, "recorded while the greater part of the backlog was still there")
     }
 
-    @Test func `several daemons, a dump and senders that sleep or give up: each committed result counts once`() throws {
+    @Test func `each committed result counts once, among several daemons, a dump and slow senders`()
+        throws
+    {
         let database = database
         let failures = Failures()
         let committed = Committed()
@@ -247,7 +247,7 @@ import Testing
                         let rollsBack = round % 20 == 7
                         try sender.run(rollsBack ? "ROLLBACK" : "COMMIT")
                         if !rollsBack { committed.add(rows) }
-                        // A leaf has to be left alone now and then to be read whole.
+                        // A bulk read needs a moment in which nobody writes to the partition.
                         try sender.run("SELECT pg_sleep(0.05)")
                     }
                 case 5:
@@ -259,15 +259,15 @@ import Testing
                     }
                 default:
                     var daemon = try database.connect(user: "a_daemon")
-                    var drain = makeDrain(isSecond: worker == 8)
-                    while committed.finished < 5 { committed.took(try drain.onePass(on: &daemon).partitionsTaken) }
+                    var drain = makeDrain(role: worker == 8 ? .helper : .primary)
+                    while committed.finished < 5 { committed.add(bulkReads: try drain.onePass(on: &daemon).bulkReads) }
                 }
             } catch {
                 failures.add("\(worker): \(error)")
             }
         }
         #expect(failures.all == [])
-        #expect(committed.partitions > 0, "sealed partitions were read whole among all that")
+        #expect(committed.bulkReads > 0, "sealed partitions were read in bulk meanwhile")
         var daemon = try database.connect(user: "a_daemon")
         try drainAll(&daemon)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
@@ -277,7 +277,7 @@ import Testing
                 == database.psql("SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = 410"))
     }
 
-    @Test func `a partition that cannot be read whole is drained in place, and that is told`() throws {
+    @Test func `a partition that cannot be read in bulk is drained in batches, and that is reported`() throws {
         let partition = try past()
         try fill(partition, 5000)
         try database.psql("REVOKE INSERT ON tokenkeeper.send_result_backlog FROM tokenkeeper_daemon")
@@ -286,14 +286,14 @@ import Testing
         var told: [String?] = []
         let pass = try drain.pass(
             on: &daemon,
-            report: { if case .partitionNotRead(let error) = $0 { told.append(error.sqlState) } },
+            report: { if case .bulkReadFailed(let error) = $0 { told.append(error.sqlState) } },
             betweenBatches: { _, _, _ in true })
         #expect(told == ["42501"])
         #expect(pass.accepted == 4900 && pass.recorded == 100 && pass.trouble == nil)
     }
 
-    @Test func `new tokens that an application is about to add keep no others waiting, wherever they are`() throws {
-        // However slow this machine is just now.
+    @Test func `tokens that an application is just adding keep no others waiting, wherever they are`() throws {
+        // However slow this machine is.
         try database.psql("ALTER DATABASE \(database.name) SET deadlock_timeout = '1min'", user: "postgres")
         try database.psql("SELECT tokenkeeper.register('aa', 't')")
         var app = try database.connect()
@@ -313,7 +313,7 @@ import Testing
         #expect(try drainAll(&daemon).recorded == 2)
     }
 
-    @Test func `tokens that somebody holds locked keep their results waiting, however many they are`() throws {
+    @Test func `results of locked tokens wait, however many they are`() throws {
         try database.psql(
             "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-01-01Z')) FROM generate_series(1, 1201) AS i"
         )
@@ -336,9 +336,9 @@ import Testing
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "1300")
     }
 
-    @Test func `an application that waits for the daemon is never the one that a deadlock ends`() throws {
+    @Test func `a deadlock with the daemon never ends the application's transaction`() throws {
         try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01Z')")
-        // So that whoever waits looks for a deadlock at once.
+        // So that every session that waits looks for a deadlock at once.
         try database.psql("ALTER DATABASE \(database.name) SET deadlock_timeout = '1ms'", user: "postgres")
         let database = database
         let failures = Failures()
@@ -375,8 +375,8 @@ import Testing
         #expect(failures.all == [])
     }
 
-    @Test func `a row far behind what was drained is found, wherever it is`() throws {
-        // The current partition, so that nothing is read whole; its pages have been drained and have room again.
+    @Test func `a row far behind the cursor is found, wherever it is`() throws {
+        // In the current partition, so that nothing is read in bulk; its pages are drained and have room again.
         let fill = "SELECT 't', 'aa', 200, repeat('x', 1900) FROM generate_series(1, 8000)"
         try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status, body) \(fill)")
         var daemon = try database.connect(user: "a_daemon")
@@ -397,7 +397,7 @@ import Testing
         }
     }
 
-    @Test func `looks behind go through everything, and back to the start`() {
+    @Test func `the rescan goes through all pages, and begins again`() {
         var behind = RescanSchedule()
         var now = ContinuousClock.now
         let point = 100_000 + RescanSchedule.near
@@ -426,7 +426,7 @@ import Testing
         #expect(behind.next(before: point, now: now).count == 17)
     }
 
-    @Test func `a partition is in use before, in and shortly after its time`() {
+    @Test func `a partition is in use before, during and shortly after its time`() {
         let sizes = PartitionSizes(
             pages: [9, 9, 9, 9, 0, 0, 0, 9, 9, 9], current: Partition(number: 7), before: Partition(number: 6))
         #expect(Partition.ring.filter(sizes.isInUse).map(\.number) == [0, 6, 7])
@@ -437,9 +437,9 @@ import Testing
 
 /// How many rows senders have committed, and how many senders are done.
 private final class Committed: Sendable {
-    private let state = Mutex((rows: 0, finished: 0, partitions: 0))
-    var partitions: Int { state.withLock { $0.partitions } }
-    func took(_ partitions: Int) { state.withLock { $0.partitions += partitions } }
+    private let state = Mutex((rows: 0, finished: 0, bulkReads: 0))
+    var bulkReads: Int { state.withLock { $0.bulkReads } }
+    func add(bulkReads: Int) { state.withLock { $0.bulkReads += bulkReads } }
     var rows: Int { state.withLock { $0.rows } }
     var finished: Int { state.withLock { $0.finished } }
     func add(_ rows: Int) { state.withLock { $0.rows += rows } }

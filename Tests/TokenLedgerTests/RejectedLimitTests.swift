@@ -29,7 +29,7 @@ import Testing
 
     private func kept() throws -> String { try database.psql("SELECT count(*) FROM tokenkeeper.rejected_result") }
 
-    @Test func `beyond it they are counted and not kept`() throws {
+    @Test func `results beyond it are counted and not kept`() throws {
         try garbage(1200)
         var daemon = try database.connect(user: "a_daemon")
         let pass = try drainAll(&daemon, drain: makeDrain(1000))
@@ -51,7 +51,7 @@ import Testing
         #expect(try kept() == "18")
     }
 
-    @Test func `a long one counts as one for each 8 KiB, and is kept whole or not at all`() throws {
+    @Test func `a long result counts once for each 8 KiB, and is kept whole or not at all`() throws {
         try garbage(3, body: "repeat('x', 40000)")
         var daemon = try database.connect(user: "a_daemon")
         #expect(try drainAll(&daemon, drain: makeDrain(10)).notKept == 1)
@@ -73,7 +73,7 @@ import Testing
                 == "1|10\n|5")
     }
 
-    @Test func `a row that the database refuses to record obeys it too`() throws {
+    @Test func `it applies to rows that the database refuses, too`() throws {
         try database.psql("ALTER TABLE tokenkeeper.ledger ADD CONSTRAINT no CHECK (stale_reason <> 'Unregistered')")
         try database.psql(
             """
@@ -87,8 +87,8 @@ import Testing
         #expect(try stat() == "410|(rejected)|2\n410|(rejected, not kept)|3")
     }
 
-    @Test func `what is rolled back takes nothing of it`() throws {
-        // The whole batch fails by this, and its rows one by one do not.
+    @Test func `a batch that is rolled back uses nothing of it`() throws {
+        // This makes the batch as a whole fail, but not its rows one by one.
         try database.psql("ALTER TABLE tokenkeeper.result_count ADD CHECK (results < 3)")
         try garbage(3)
         var daemon = try database.connect(user: "a_daemon")
@@ -97,7 +97,7 @@ import Testing
         #expect(try kept() == "3")
     }
 
-    @Test func `a row that is larger than the limit is kept when it is the first of the hour`() throws {
+    @Test func `a row larger than the limit is kept if it is the first of the hour`() throws {
         let allowance = RejectedAllowance(perHour: 10)
         let bytes = 8192 * 100
         #expect(allowance.takes(bytes: bytes))
@@ -108,8 +108,8 @@ import Testing
         #expect(other.takes(bytes: 1))
     }
 
-    @Test func `a row that was gone when it should be rejected does not count`() throws {
-        // The trigger keeps the row, as if another session had been quicker.
+    @Test func `a row that is gone when it is to be rejected does not count`() throws {
+        // The trigger keeps the row, as if another session had been faster.
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body, partition_number) VALUES ('t', 'aa', 410, repeat('x', 16777217), 8);
@@ -122,12 +122,12 @@ import Testing
         #expect(pass.rejected == 0 && !pass.moved)
         #expect(try kept() == "0")
         try database.psql("DROP TRIGGER keep ON tokenkeeper.send_result_retry")
-        // It counts as 2049, and has not been counted before. What is in the retry partition is tried again after half a second.
+        // It counts as 2049, and has not been counted before. The retry comes after half a second.
         try eventually("it is rejected") { try drain.onePass(on: &daemon).rejected == 1 }
         #expect(try kept() == "1")
     }
 
-    @Test func `a sender that invents statuses does not make a row for each`() throws {
+    @Test func `a sender that invents statuses does not create a count row for each`() throws {
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', 'aa', 100000 + i FROM generate_series(1, 50) AS i"
         )

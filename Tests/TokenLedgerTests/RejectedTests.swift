@@ -18,7 +18,7 @@ import Testing
         try drainAll(&daemon)
     }
 
-    @Test func `they are listed by kind of error`() throws {
+    @Test func `are listed by kind of error`() throws {
         var reader = try database.connect(user: "a_reader")
         let groups = try RejectedResults.groups(on: &reader)
         #expect(
@@ -30,7 +30,7 @@ import Testing
         #expect(groups.map(\.samples.count) == [3, 3, 1] && groups.allSatisfy { $0.attempts == 0 })
     }
 
-    @Test func `however many there are in a batch, each is kept whole`() throws {
+    @Test func `are all kept whole, however many a batch has`() throws {
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, apns_id) SELECT 't', 'x' || i, 410, i FROM generate_series(1, 1201) AS i"
         )
@@ -41,7 +41,7 @@ import Testing
         )
     }
 
-    @Test func `mended and requeued, they count, with their first queued_at`() throws {
+    @Test func `count once they are fixed and requeued, with their original queued_at`() throws {
         try database.psql(
             """
             UPDATE tokenkeeper.rejected_result SET queued_at = '2026-01-01Z' WHERE topic IS NULL;
@@ -60,7 +60,7 @@ import Testing
                 == "rejected_requeued|1|a_operator")
     }
 
-    @Test func `what is rejected again counts its attempts and keeps its first queued_at`() throws {
+    @Test func `count their attempts and keep their original queued_at when they are rejected again`() throws {
         let first = try database.psql("SELECT min(queued_at), max(queued_at) FROM tokenkeeper.rejected_result")
         var someone = try database.connect(user: "a_operator")
         var daemon = try database.connect(user: "a_daemon")
@@ -73,7 +73,7 @@ import Testing
         #expect(try RejectedResults.groups(on: &someone).allSatisfy { $0.attempts == 2 })
     }
 
-    @Test func `by number, by error, or all: requeued and discarded`() throws {
+    @Test func `are requeued and discarded by rejected_id, by error, or all`() throws {
         var someone = try database.connect(user: "a_operator")
         let ids = try RejectedResults.groups(on: &someone)[0].samples.split(separator: " ").compactMap { Int64($0) }
         #expect(try RejectedResults.discard(.ids(ids), on: &someone) == 2)

@@ -99,7 +99,7 @@ import Testing
         #expect(held > 95_000)
         let warnings = try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status")
         #expect(warnings.contains("the mass-failure guard of com.example.app (production) is open"))
-        let opened = "the mass-failure guard is open: suspects are held"
+        let opened = "the mass-failure guard has tripped: suspects are held"
         try eventually("it is logged") { daemon.logged.contains(opened) }
         #expect(daemon.logged.components(separatedBy: opened).count == 2, "once")
         #expect(
@@ -208,7 +208,7 @@ import Testing
         let (suspects, held) = (try count("tokenkeeper.suspect"), try count("tokenkeeper.held_result"))
         #expect(suspects + held == 20_000 && held >= 19_900)
         #expect(try count("tokenkeeper.token WHERE state = 'stale'") == 0)
-        let opened = "the mass-failure guard is open: suspects are held"
+        let opened = "the mass-failure guard has tripped: suspects are held"
         try eventually("it is logged", within: 10) { daemon.logged.contains(opened) }
         try eventually("status warns", within: 10) {
             try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(

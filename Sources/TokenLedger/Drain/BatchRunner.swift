@@ -1,173 +1,122 @@
 internal import TokenModel
 
-/// One batch after the other, each a transaction, and what is done when one fails.
-extension Drain {
-    /// One batch; if it fails for a cause of its own, its rows are left for a retry, and there looked at one by one.
+/// Runs batches, each in one transaction, and decides what happens to the rows of a batch that fails.
+///
+/// A batch that fails is left for a retry unread, in the retry partition. Its rows are looked at there one by one (`RetryRows.swift`), so that a
+/// single row cannot stop the queue.
+struct BatchRunner {
+    let interpret: @Sendable (SendResult) -> Verdict
+    let rejectedAllowance: RejectedAllowance
+    let pair: DrainPair
+    var transaction: BatchTransaction
+    var guardLimits: GuardLimits
+
+    /// Runs a batch, and what is needed when it fails.
     ///
-    /// - Returns: Which lock of another session kept it from beginning, if one did.
-    /// - Throws: Among others an error to `retry` when another session holds rows of the range itself.
-    func settle(
-        _ pages: Range<Int>, of partition: Partition, into pass: inout Pass, on connection: inout Connection,
-        report: (Incident) -> Void
-    ) throws(DatabaseError) -> DrainLock.Refusal? {
-        let before = pass
+    /// - Throws: When the connection is lost.
+    func run(
+        _ pages: Range<Int>, of partition: Partition, into pass: inout Drain.Pass, on connection: inout Connection,
+        report: Drain.Report
+    ) throws(DatabaseError) -> PartitionTurn.BatchOutcome {
         do {
-            let refusal = try settle(
-                .pages(pages), of: partition, retryUnseen: false, into: &pass, on: &connection, report: report)
-            if let refusal { return refusal }
+            let refusal =
+                partition == .retry
+                ? try retry(pages, into: &pass, on: &connection, report: report)
+                : try recordOrSetAside(pages, of: partition, into: &pass, on: &connection, report: report)
+            switch refusal {
+            case .erasure, .partition:
+                pass.lockWaits += 1
+                return .partitionLocked
+            case .range, nil: return .finished
+            }
+        } catch {
+            switch error.remedy {
+            case .reconnect: throw error
+            case .retry: return .rowsLocked
+            case .fixData:
+                pass.trouble = error
+                return .dataRefused
+            case .fixSetup:
+                pass.trouble = error
+                return .setupFailed
+            }
+        }
+    }
+
+    /// - Throws: If the rows can neither be recorded nor left for a retry; they stay where they are.
+    private func recordOrSetAside(
+        _ pages: Range<Int>, of partition: Partition, into pass: inout Drain.Pass, on connection: inout Connection,
+        report: Drain.Report
+    ) throws(DatabaseError) -> DrainLock.Refusal? {
+        do {
+            return try record(.pages(pages), of: partition, into: &pass, on: &connection, report: report)
         } catch {
             if error.remedy == .reconnect { throw error }
             if error.remedy == .retry { pass.lockWaits += 1 }
-            if partition == .retry {
-                try settleRowByRow(
-                    pages, onlyBulky: false, mostBlocked: 10, into: &pass, on: &connection, report: report)
-                return nil
-            }
-            let refusal: DrainLock.Refusal?
-            do {
-                refusal = try settle(
-                    .pages(pages), of: partition, retryUnseen: true, into: &pass, on: &connection, report: report)
-            } catch let error where error.remedy == .retry {
-                // Somebody holds rows of the queue itself. They stay where they are.
-                pass.lockWaits += 1
-                throw error
-            }
+            let refusal = try setAside(pages, of: partition, into: &pass, on: &connection)
             if refusal == nil, error.remedy == .fixData { report(.batchSetAside(error)) }
             return refusal
         }
-        if partition == .retry {
-            // A batch of which everything waits is looked at row by row, too: it may only be too much at once.
-            let waits = pass.taken == before.taken
-            try settleRowByRow(
-                pages, onlyBulky: !waits, mostBlocked: waits ? 3 : 10, into: &pass, on: &connection, report: report)
-        }
-        return nil
     }
 
-    /// Looks at rows that were left for a retry one by one: those that are bulky, and those of a batch that failed or had to wait as a whole.
-    ///
-    /// - Parameter mostBlocked: It ends after so many that could not be had.
-    private func settleRowByRow(
-        _ pages: Range<Int>, onlyBulky: Bool, mostBlocked: Int, into pass: inout Pass, on connection: inout Connection,
-        report: (Incident) -> Void
-    ) throws(DatabaseError) {
-        let left = try connection.run(
-            """
-            \(transaction.settings)
-            SELECT (ctid::text::point)[0]::bigint, (ctid::text::point)[1]::bigint, \(Batch.length)
-            FROM \(Partition.retry.table)
-            WHERE \(RowRange.pages(pages).predicate) \(onlyBulky ? "AND \(Batch.length) > \(Batch.bulky)" : "")
-            -- So that none is always behind those that block.
-            ORDER BY random() LIMIT 1000
-            """)
-        let began = ContinuousClock.now
-        var blocked = 0
-        var trouble: DatabaseError?
-        for row in 0..<left.count {
-            guard let page = left.text(row, 0).flatMap({ Int($0) }), let line = left.text(row, 1).flatMap({ Int($0) }),
-                let length = left.text(row, 2).flatMap({ Int($0) })
-            else { continue }
-            do {
-                let before = pass
-                try settleRow(.row(page: page, line: line), length, into: &pass, on: &connection, report: report)
-                if pass.taken == before.taken { blocked += 1 }
-            } catch {
-                if error.remedy == .reconnect { throw error }
-                if error.remedy == .retry { pass.lockWaits += 1 }
-                if error.remedy == .fixSetup { trouble = error }
-                blocked += 1
-            }
-            // Each of them may cost a lock timeout: the others in the queue must not wait for them.
-            if blocked == mostBlocked || blocked > 0 && .now > began + .seconds(1) { break }
-        }
-        if let trouble { throw trouble }
-    }
-
-    private func settleRow(
-        _ row: RowRange, _ length: Int, into pass: inout Pass, on connection: inout Connection,
-        report: (Incident) -> Void
-    ) throws(DatabaseError) {
+    /// Moves the rows to the retry partition without reading them.
+    private func setAside(
+        _ pages: Range<Int>, of partition: Partition, into pass: inout Drain.Pass, on connection: inout Connection
+    ) throws(DatabaseError) -> DrainLock.Refusal? {
         do {
-            if length > Self.largestRow {
-                _ = try reject(
-                    row, length, error: "the row is \(length) bytes long, expected at most \(Self.largestRow)",
-                    into: &pass, on: &connection)
-            } else {
-                _ = try settle(row, of: .retry, retryUnseen: false, into: &pass, on: &connection, report: report)
+            return try inTransaction(.pages(pages), of: partition, on: &connection) {
+                connection throws(DatabaseError) in
+                try QueueRows.setAside(.pages(pages), of: partition, on: &connection)
+            } done: { moved in
+                pass.add(moved)
             }
-        } catch let error where error.remedy == .fixData {
-            if try reject(
-                row, length, error: "the database refused to record it: \(error)", into: &pass, on: &connection)
-            {
-                report(.rowRejected(error))
-            }
-        }
-    }
-
-    /// A row of more than 16 MiB of text is not fetched to look what it means: memory stays bounded.
-    private static let largestRow = 1 << 24
-
-    /// - Returns: False when a lock of another session kept it from that, or the row was gone already.
-    private func reject(
-        _ portion: RowRange, _ length: Int, error: String, into pass: inout Pass, on connection: inout Connection
-    ) throws(DatabaseError) -> Bool {
-        do {
-            if try transaction.beginTaking(.retry, firstPage: portion.firstPage, on: &connection) != nil {
-                connection.rollback()
-                return false
-            }
-            try rejectedAllowance.refresh(on: &connection)
-            let (gone, notKept) = try Batch.reject(
-                portion, of: .retry, error: error, isKept: rejectedAllowance.takes(bytes: length), on: &connection)
-            try connection.commit()
-            if gone == 0 { rejectedAllowance.forgetCount() }
-            pass.rejected += gone
-            pass.notKept += notKept
-            return gone > 0
         } catch {
-            connection.rollback()
-            rejectedAllowance.forgetCount()
+            // Another session has locked rows of the queue itself.
+            if error.remedy == .retry { pass.lockWaits += 1 }
             throw error
         }
     }
 
-    /// - Returns: Which lock of another session kept it from beginning, if one did.
-    private func settle(
-        _ portion: RowRange, of partition: Partition, retryUnseen: Bool, into pass: inout Pass,
-        on connection: inout Connection,
-        report: (Incident) -> Void
+    /// Records the results in these rows.
+    ///
+    /// - Returns: The lock of another session that kept the batch from beginning, if there was one.
+    func record(
+        _ rows: RowRange, of partition: Partition, into pass: inout Drain.Pass, on connection: inout Connection,
+        report: Drain.Report
     ) throws(DatabaseError) -> DrainLock.Refusal? {
         var isAtGuard = false
-        defer { if isAtGuard { pair?.leaveGuard() } }
+        // The other drain's turn at the guard begins after the commit.
+        defer { if isAtGuard { pair.leaveGuard() } }
+        return try inTransaction(rows, of: partition, on: &connection) {
+            connection throws(DatabaseError) -> Batch.Recorded? in
+            let batch = try Batch.take(rows, of: partition, interpret: interpret, on: &connection)
+            if batch.taken == 0 { return nil }
+            if batch.hasSuspects { isAtGuard = pair.enterGuard() }
+            let recorded = try batch.record(from: partition, guardLimits, rejectedAllowance, on: &connection)
+            if recorded == nil { pass.lockWaits += 1 }
+            return recorded
+        } done: { recorded in
+            pass.add(recorded.pass)
+            for turn in recorded.turns { report(.guardChanged(turn)) }
+        }
+    }
+
+    /// Takes the locks of a batch, and commits what `work` does; or rolls back when it returns nil, having changed nothing that is to stay.
+    ///
+    /// - Parameter done: Called after the commit with what `work` returned.
+    /// - Returns: The lock of another session that kept the batch from beginning, if there was one.
+    func inTransaction<Value>(
+        _ rows: RowRange, of partition: Partition, on connection: inout Connection,
+        _ work: (inout Connection) throws(DatabaseError) -> Value?, done: (Value) -> Void
+    ) throws(DatabaseError) -> DrainLock.Refusal? {
         do {
-            if let refusal = try transaction.beginTaking(partition, firstPage: portion.firstPage, on: &connection) {
+            let refusal = try transaction.beginTaking(partition, firstPage: rows.firstPage, on: &connection)
+            guard refusal == nil, let value = try work(&connection) else {
                 connection.rollback()
                 return refusal
             }
-            let settled: Pass
-            var turns: [GuardTransition] = []
-            if retryUnseen {
-                settled = try Batch.moveToRetry(portion, of: partition, on: &connection)
-                if !settled.moved {
-                    connection.rollback()
-                    return nil
-                }
-            } else {
-                let batch = try Batch.take(portion, of: partition, interpret: interpret, on: &connection)
-                if batch.hasSuspects { isAtGuard = pair?.enterGuard() ?? false }
-                guard batch.taken > 0,
-                    let done = try batch.settle(from: partition, guardLimits, rejectedAllowance, on: &connection)
-                else {
-                    // What is in the retry partition already waits on: somebody holds all of its tokens.
-                    if batch.taken > 0 { pass.lockWaits += 1 }
-                    connection.rollback()
-                    return nil
-                }
-                (settled, turns) = done
-            }
             try connection.commit()
-            pass.add(settled)
-            for turn in turns { report(.guardChanged(turn)) }
+            done(value)
             return nil
         } catch {
             connection.rollback()

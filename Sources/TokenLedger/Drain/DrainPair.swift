@@ -1,7 +1,8 @@
 internal import Dispatch
 internal import Synchronization
 
-/// What two drains of one process have in common.
+/// What the two drains of a process share: turns at the mass-failure guard, and whether the helper may help with a partition that the
+/// primary wants to read in bulk.
 public final class DrainPair: Sendable {
     private let guardTurn = DispatchSemaphore(value: 1)
     private let isOverdue = Atomic(false)
@@ -13,16 +14,14 @@ public final class DrainPair: Sendable {
 
     public init() {}
 
-    // At the mass-failure guard.
-
-    /// Waits for the turn to have suspects judged.
+    /// Serializes guard decisions within this process.
     ///
-    /// A topic's guard is locked from then until the batch is committed. Who waits for this in PostgreSQL gives up after the lock
-    /// timeout, and its suspects are written once more, aside.
+    /// The row of a topic's guard is locked from its decision until the batch commits. A drain that waits in PostgreSQL instead would
+    /// run into the lock timeout, and write its suspects a second time, to the retry partition.
     ///
-    /// - Returns: False when that took too long; then it is for PostgreSQL to say who waits.
+    /// - Returns: False when the other drain took too long. Then PostgreSQL decides which of them waits.
     func enterGuard() -> Bool {
-        // Who has not come back in time is not waited for by every batch.
+        // Once the other drain is overdue, batches no longer wait for it.
         let patience = isOverdue.load(ordering: .relaxed) ? DispatchTimeInterval.nanoseconds(0) : Self.patience
         let isIn = guardTurn.wait(timeout: .now() + patience) == .success
         isOverdue.store(!isIn, ordering: .relaxed)
@@ -31,18 +30,16 @@ public final class DrainPair: Sendable {
 
     func leaveGuard() { guardTurn.signal() }
 
-    // At a sealed partition that is to be read whole.
-
-    /// Whether the first drain reads a sealed partition whole at this moment. The second one sees to what is fresh meanwhile.
+    /// Whether the primary is reading a partition in bulk at this moment. Meanwhile the helper drains new results.
     public var isReading: Bool { reading.load(ordering: .relaxed) }
 
     func reads(_ isReading: Bool) { reading.store(isReading, ordering: .relaxed) }
 
-    /// After attempts have failed for so long, the second drain helps for so long. Then it keeps away, for the first to try again
-    /// without its being in the way.
+    /// After failed attempts over the first duration, the helper helps for the second. Then it stays away, so that the primary can try
+    /// again undisturbed.
     private static let (trying, helping) = (Duration.milliseconds(300), Duration.seconds(1))
 
-    /// The first drain could not have a sealed partition to read it whole, and goes through it range by range.
+    /// The primary could not read a partition in bulk, and drains it in batches.
     ///
     /// - Parameter triesAgain: False when it will not try again before the partition is drained.
     func couldNotRead(_ partition: Partition, triesAgain: Bool, now: ContinuousClock.Instant = .now) {
@@ -59,10 +56,10 @@ public final class DrainPair: Sendable {
         }
     }
 
-    /// The leaf was read, or is drained.
+    /// The partition has been read in bulk, or is drained.
     func isDone(_ partition: Partition) { helpedUntil.withLock { $0[partition] = nil } }
 
-    /// Whether the second one may help with a sealed partition that should be read whole.
+    /// Whether the helper may drain a partition that suits a bulk read.
     func mayHelp(_ partition: Partition, now: ContinuousClock.Instant = .now) -> Bool {
         helpedUntil.withLock { $0[partition].map { now < $0 } ?? false }
     }

@@ -1,33 +1,33 @@
-/// How large each partition is, empty or not, and which ones may be written to at the moment.
+/// The size of each partition, and which ones senders may be writing to.
 struct PartitionSizes {
-    /// By the number of the partition.
+    /// By the number of the partition; 0 for a locked one.
     let pages: [Int]
-    /// The one of this moment.
+    /// The one that results are queued in now.
     let current: Partition
-    /// The one of ten seconds ago.
+    /// The one that results were queued in ten seconds ago.
     let before: Partition
-    /// How many are locked by somebody, even against looking at their size. They count as empty.
+    /// How many partitions another session has locked even against reading their size.
     var locked = 0
 
-    /// A leaf of fewer pages is left to its next lap: a TRUNCATE costs a flush, reading these costs nothing.
+    /// A smaller partition, in pages, is left until its next turn in the ring: a TRUNCATE costs a flush, reading a few pages costs
+    /// nothing.
     static let worthTruncating = 16
 
-    /// So long after its time a partition may still be written to, by a sender that was on its way there.
+    /// Senders may still write to a partition for this many seconds after its time: a transaction may have begun before.
     private static let grace = 10
 
     func pages(of partition: Partition) -> Int { pages[partition.number] }
 
-    /// Whether senders may be at it, now or in the next two minutes.
+    /// Whether senders may write to it, now or within the next two minutes.
     func isInUse(_ partition: Partition) -> Bool {
         partition == current || partition == before || partition.number == (current.number + 1) % Partition.ring.count
     }
 
-    /// All leaves that have pages, but for the current one and that of those left for a retry: what was taken out of past ones first, then
-    /// the oldest.
+    /// All partitions that have pages, except the current one and the retry partition: the backlog first, then the oldest.
     var othersToVisit: [Partition] {
         let count = Partition.ring.count
-        let past = (1..<count).map { Partition(number: (current.number + $0) % count) }
-        return ([.backlog] + past).filter { pages(of: $0) > 0 }
+        let sealed = (1..<count).map { Partition(number: (current.number + $0) % count) }
+        return ([.backlog] + sealed).filter { pages(of: $0) > 0 }
     }
 }
 

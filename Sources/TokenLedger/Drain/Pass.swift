@@ -4,25 +4,25 @@ extension Drain {
         public var accepted = 0
         public var recorded = 0
         public var rejected = 0
-        /// Of the rejected results, those that were counted only: the last hour had more than may be kept.
+        /// Rejected results that were only counted: the last hour had more than may be kept.
         public var notKept = 0
         public var putBack = 0
-        /// Suspects that the mass-failure guard holds; an operator decides.
+        /// Suspects that the mass-failure guard holds; an operator decides about them.
         public var held = 0
-        /// Results taken out of a sealed partition that are in the backlog now.
-        var takenOut = 0
-        /// Sealed partitions that were read whole.
-        var partitionsTaken = 0
-        /// How many times a lock of another session kept results in the queue. Not those of daemons that share the work.
+        /// Results that bulk reads have moved to the backlog.
+        var movedToBacklog = 0
+        /// Partitions that were read in bulk.
+        var bulkReads = 0
+        /// How many times a lock of another session kept results in the queue. Locks of daemons that share the work do not count.
         public internal(set) var lockWaits = 0
-        /// Results of which APNs blames the sender, by reason; they count as recorded too.
+        /// Results for which APNs blames the sender, by reason; they count as recorded, too.
         public private(set) var sendersFaults: [String: Int] = [:]
 
-        /// What keeps results in the queue until a person acts: lacking rights, a full disk. The rest goes on meanwhile.
+        /// What keeps results in the queue until a person acts: a missing privilege, a full disk. The rest goes on meanwhile.
         public internal(set) var trouble: DatabaseError?
 
-        /// More kinds than Apple has are not Apple's: the rest counts as one, so that no log line grows with them.
-        private static let mostKinds = 40
+        /// Apple has fewer reasons than this. The rest counts as one, so that no log line grows without bound.
+        private static let maxKinds = 40
 
         public init() {}
 
@@ -33,38 +33,38 @@ extension Drain {
             notKept += other.notKept
             putBack += other.putBack
             held += other.held
-            takenOut += other.takenOut
-            partitionsTaken += other.partitionsTaken
+            movedToBacklog += other.movedToBacklog
+            bulkReads += other.bulkReads
             lockWaits += other.lockWaits
             trouble = other.trouble ?? trouble
             for (kind, count) in other.sendersFaults { blame(kind, count) }
         }
 
-        /// Counts results of which APNs blames the sender.
+        /// Counts results for which APNs blames the sender.
         mutating func blame(_ kind: String, _ count: Int) {
-            let known = sendersFaults[kind] != nil || sendersFaults.count < Self.mostKinds
+            let known = sendersFaults[kind] != nil || sendersFaults.count < Self.maxKinds
             sendersFaults[known ? kind : "(other)", default: 0] += count
         }
 
-        /// Results that have left their leaf.
-        public var taken: Int { accepted + recorded + rejected + putBack + held + takenOut }
+        /// Results that have left their partition.
+        public var taken: Int { accepted + recorded + rejected + putBack + held + movedToBacklog }
 
-        /// Results that the daemon is done with: all but those that wait in another place now.
+        /// Results that the daemon is done with. Those moved to another partition are not.
         public var settled: Int { accepted + recorded + rejected + held }
 
-        /// Whether any row has left its partition: if so, look again soon.
-        public var moved: Bool { taken + partitionsTaken > 0 }
+        /// Whether any row has left its partition. If so, look again soon.
+        public var moved: Bool { taken + bulkReads > 0 }
     }
 
-    /// Something that people should know about a row or a batch; the pass goes on.
+    /// Something that people should know about a row or a batch. The pass goes on.
     public enum Incident: Sendable {
-        /// The mass-failure guard of a topic has opened or closed.
+        /// The mass-failure guard of a topic has tripped or reset.
         case guardChanged(GuardTransition)
-        /// A sealed partition could not be read whole, and is drained in place.
-        case partitionNotRead(DatabaseError)
-        /// A batch failed for a cause of its data, and was left for a retry to be looked at row by row.
+        /// A partition could not be read in bulk, and is drained in batches.
+        case bulkReadFailed(DatabaseError)
+        /// PostgreSQL refused the data of a batch. The batch was left for a retry, to be looked at row by row.
         case batchSetAside(DatabaseError)
-        /// A row was understood but refused by the database, and moved to `rejected_result`.
+        /// PostgreSQL refused a row, which is now in `rejected_result`.
         case rowRejected(DatabaseError)
     }
 }

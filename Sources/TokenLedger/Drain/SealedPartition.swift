@@ -1,21 +1,20 @@
-/// A sealed partition with a backlog, read whole and truncated in one transaction: nobody writes to it any more, so that its rows need
-/// not be deleted one after the other, and nothing of it is left to vacuum.
+/// A sealed partition: no sender writes to it any more. So it can be read in bulk and truncated in one transaction: its rows need not be
+/// deleted one by one, and nothing is left to vacuum.
 ///
-/// The 200s are counted on the way. The rest moves to the backlog leaf, to be recorded from there in batches: the partition is locked
-/// for no longer than it takes to read it, and tokens for no longer than one batch.
+/// A bulk read counts the 200s and moves all other rows to the backlog, from which batches record them. So the partition is locked only
+/// while it is read, and tokens only for one batch.
 struct SealedPartition {
     let partition: Partition
     let transaction: BatchTransaction
 
-    /// A small one is left to its ranges, and a large one, of half a GiB and more, would be locked for seconds.
-    func isWorthReading(_ pages: Int) -> Bool {
-        partition != .backlog && (PartitionSizes.worthTruncating...65_536).contains(pages)
-    }
+    /// How many pages a bulk read may take. A smaller partition is drained in batches; a larger one, of half a GiB and more, would be
+    /// locked for seconds.
+    static let bulkReadSizes = PartitionSizes.worthTruncating...65_536
 
-    /// Moving a row costs more than deleting it: worth it only where fewer rows than this share are to be recorded.
+    /// Moving a row costs more than deleting it: a bulk read pays off only when less than this share of the rows is to be recorded.
     private static let worthMoving = 0.4
 
-    /// Whether its first rows are mostly 200s. False where somebody has it locked.
+    /// Whether the first rows, from this page on, are mostly 200s. False when another session has locked the partition.
     func isMostlyAccepted(from page: Int, on connection: inout Connection) throws(DatabaseError) -> Bool {
         do {
             return try connection.run(
@@ -23,7 +22,7 @@ struct SealedPartition {
                 \(transaction.settings)
                 SET LOCAL synchronize_seqscans = off;
                 LOCK TABLE \(partition.table) IN ACCESS SHARE MODE NOWAIT;
-                SELECT count(*) FILTER (WHERE status IS DISTINCT FROM 200) <= \(Self.worthMoving) * count(*)
+                SELECT count(*) FILTER (WHERE \(QueueRows.isRead)) <= \(Self.worthMoving) * count(*)
                 FROM (SELECT status FROM \(partition.table) WHERE ctid >= '(\(page),0)' LIMIT 1000) AS head
                 """
             ).text(0, 0) == "t"
@@ -32,10 +31,12 @@ struct SealedPartition {
         }
     }
 
-    /// Locks it against everybody, for the transaction that begins here: the lock comes before the statements that read, because a
-    /// row committed in between would be lost. NOWAIT: whoever is at it is not disturbed, and nobody queues up behind us.
+    /// Begins a transaction and locks the partition against everybody.
     ///
-    /// - Returns: False when a writer or a dump is at it, or another daemon, or `forget`; then no transaction is open.
+    /// The lock comes before the statements that read: a row committed in between would be lost. NOWAIT: it disturbs no other session,
+    /// and none queues up behind it.
+    ///
+    /// - Returns: False when a writer, a dump, another daemon or `forget` is using the partition; then no transaction is open.
     private func lock(on connection: inout Connection) throws(DatabaseError) -> Bool {
         do {
             let isOurs = try connection.run(
@@ -54,22 +55,22 @@ struct SealedPartition {
         }
     }
 
-    /// Takes all of it, in a transaction of its own.
+    /// Reads the whole partition and truncates it, in a transaction of its own.
     ///
-    /// - Returns: How many 200s were counted and how many others moved. Nil when somebody is in the way: a writer, a dump, another
-    ///   daemon, or `forget`.
+    /// - Returns: How many 200s were counted and how many other rows moved to the backlog; nil when another session is using the
+    ///   partition.
     func take(on connection: inout Connection) throws(DatabaseError) -> (accepted: Int, moved: Int)? {
         guard try lock(on: &connection) else { return nil }
-        // In the order of the tokens: a batch then finds its rows close together. By one column alone, which sorts three
-        // times as fast as the whole key.
-        let rest = "\(partition.table) WHERE \(Batch.looked) ORDER BY lower(token COLLATE \"C\")"
+        // In the order of the tokens: a batch then finds its rows close together. Sorting by one column is three times as fast as
+        // sorting by the whole key.
+        let rest = "\(partition.table) WHERE \(QueueRows.isRead) ORDER BY lower(token COLLATE \"C\")"
         do {
             let rows = try connection.query(
                 """
                 WITH counted AS (
                     \(ResultCounts.insertAccepted(of: "\(partition.table) WHERE status = 200"))
                 ), moved AS (
-                    \(Batch.insert(into: .backlog, from: rest))
+                    \(QueueRows.insert(into: .backlog, from: rest))
                 )
                 SELECT (SELECT sum(results)::bigint FROM counted), (SELECT count(*) FROM moved)
                 """)
@@ -83,9 +84,9 @@ struct SealedPartition {
         }
     }
 
-    /// Gives back the space of one that is drained, so that nothing waits for vacuum.
+    /// Gives back the space of a drained partition, so that nothing is left to vacuum.
     ///
-    /// - Returns: Whether it was empty; nil where somebody is in the way.
+    /// - Returns: Whether it was empty; nil when another session is using the partition.
     func truncateIfEmpty(on connection: inout Connection) throws(DatabaseError) -> Bool? {
         do {
             guard try lock(on: &connection) else { return nil }

@@ -1,31 +1,31 @@
-/// Results that could not be understood, and what an operator does with them.
+/// Results that could not be understood: what an operator sees of them and does with them.
 public enum RejectedResults {
-    /// Those that were rejected for the same kind of error.
+    /// Results that were rejected for the same kind of error.
     public struct Group: Sendable {
-        /// The error, with `*` for what differs from row to row.
+        /// The error, with `*` for the parts that differ from row to row.
         public let error: String
         public let results: Int64
-        /// When the first and the last were rejected, in UTC.
+        /// When the first and the last result were rejected, in UTC.
         public let first: String
         public let last: String
-        /// How often one of them was requeued before, at most.
+        /// The greatest number of times that one of them was requeued before.
         public let attempts: Int64
-        /// The `rejected_id` of some, the latest first.
+        /// Up to five `rejected_id` values, the latest first.
         public let samples: String
     }
 
-    /// Which ones are meant.
+    /// Which results to requeue or discard.
     public enum Choice: Sendable {
         case all
         case ids([Int64])
-        /// Those whose error, as `list` shows it, begins so.
+        /// Results whose error, as `list` shows it, begins with this text.
         case error(String)
     }
 
-    /// An error without what differs from row to row: what is quoted, and numbers.
+    /// An error without the parts that differ from row to row: quoted text and numbers.
     private static let kind = "regexp_replace(r.error, '''[^'']*''|[0-9]+', '*', 'g')"
 
-    /// All of them, by kind of error, the most frequent first.
+    /// All rejected results by kind of error, the most frequent first.
     public static func groups(on connection: inout Connection) throws(DatabaseError) -> [Group] {
         let rows = try connection.query(
             """
@@ -44,14 +44,14 @@ public enum RejectedResults {
         }
     }
 
-    /// Puts them back into the queue, with their first `queued_at`.
+    /// Puts results back into the queue, with their original `queued_at`.
     ///
     /// - Returns: How many.
     public static func requeue(_ choice: Choice, on connection: inout Connection) throws(DatabaseError) -> Int64 {
         try apply("SELECT tokenkeeper.requeue_rejected(ARRAY(\(ids(choice))))", choice, on: &connection)
     }
 
-    /// Deletes them.
+    /// Deletes results.
     ///
     /// - Returns: How many.
     public static func discard(_ choice: Choice, on connection: inout Connection) throws(DatabaseError) -> Int64 {

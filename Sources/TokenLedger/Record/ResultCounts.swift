@@ -1,6 +1,6 @@
 internal import TokenModel
 
-/// How many results of each kind a batch held, for `tokenkeeper.result_stat`. The 200s are counted on the server.
+/// How many results of each kind a batch has, for `tokenkeeper.result_stat`. The 200s are counted on the server.
 struct ResultCounts {
     private struct Kind: Hashable {
         var environment: String?
@@ -11,21 +11,21 @@ struct ResultCounts {
 
     private var kinds: [Kind] = []
     private var numbers: [Kind: Int] = [:]
-    /// The kind of each result, in the order in which they were noted.
+    /// The kind of each result, by its row in the batch.
     private var kindOf: [Int32] = []
 
-    /// Notes what one result would count as: whether it counts, its recording shows.
+    /// Notes the kind of the next row's result. Whether it counts is known once the batch is recorded.
     mutating func note(_ result: SendResult, _ verdict: Verdict) {
         let kind =
             if case .unintelligible = verdict {
-                // What could not be understood must not become a row for each of its spellings.
+                // Garbage must not become a row for each of its spellings.
                 Kind(status: Self.countable(result.status), reason: verdict.reason)
             } else {
                 Kind(
                     environment: result.environment ?? Environment.production.rawValue, topic: result.topic,
                     status: result.status, reason: verdict.reason.map(Self.countable))
             }
-        // Most are of the kind of the one before them.
+        // Most results are of the same kind as the one before them.
         if let last = kindOf.last, kinds[Int(last)] == kind { return kindOf.append(last) }
         kindOf.append(number(of: kind))
     }
@@ -39,28 +39,28 @@ struct ResultCounts {
         return Int32(number)
     }
 
-    /// The reason of rejected results that are counted only.
+    /// The reason under which rejected results are counted that are not kept.
     static let notKept = "(rejected, not kept)"
 
-    /// Notes of a rejected result, by the order in which it was noted, that it is not kept.
-    mutating func isNotKept(_ position: Int) {
-        var kind = kinds[Int(kindOf[position])]
+    /// Notes that the rejected result in this row is not kept.
+    mutating func isNotKept(_ row: Int) {
+        var kind = kinds[Int(kindOf[row])]
         kind.reason = Self.notKept
-        kindOf[position] = number(of: kind)
+        kindOf[row] = number(of: kind)
     }
 
-    /// A status that HTTP could have, or nil: a sender must not make a row for each of four billion.
+    /// A status that HTTP could have, or nil: a sender must not create a row for each of four billion numbers.
     static func countable(_ status: Int32?) -> Int32? { status.flatMap { (100...999).contains($0) ? $0 : nil } }
 
     /// A reason as it is counted.
     static func countable(_ reason: String) -> String { Verdict.countable(reason) }
 
-    /// Appends the counts in the transaction that is open.
+    /// Writes the counts in the open transaction.
     ///
-    /// - Parameter counted: Which of the results count, by the order in which they were noted.
+    /// - Parameter counted: The rows whose results count.
     func record(_ counted: [Int], on connection: inout Connection) throws(DatabaseError) {
         var results = [Int64](repeating: 0, count: kinds.count)
-        for position in counted { results[Int(kindOf[position])] += 1 }
+        for row in counted { results[Int(kindOf[row])] += 1 }
         let met = kinds.indices.filter { results[$0] > 0 }
         if met.isEmpty { return }
         _ = try connection.query(
@@ -75,9 +75,9 @@ struct ResultCounts {
             ])
     }
 
-    /// An INSERT that counts 200s on the server, and answers how many of each kind.
+    /// An INSERT that counts 200s on the server and returns how many there are of each kind.
     ///
-    /// - Parameter rows: What has the columns environment and topic of each: a relation, with a condition or without.
+    /// - Parameter rows: A relation with the columns environment and topic, with or without a WHERE clause.
     static func insertAccepted(of rows: String) -> String {
         """
         INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, results)

@@ -3,24 +3,24 @@ internal import Synchronization
 internal import TokenLedger
 internal import TokenModel
 
-/// What the drain did, on one connection or two, in at most one line of each kind a minute: the log is quiet at rest, and no flood
-/// under load.
+/// Summarizes what the drain did, on one connection or two, in at most one log line of each kind per minute: the log is quiet at rest,
+/// and not flooded under load.
 final class DrainSummary: Sendable {
     private struct State {
         var sum = Drain.Pass()
-        var toldAt = ContinuousClock.now
+        var loggedAt = ContinuousClock.now
         var refusals: (batches: Int, rows: Int, first: DatabaseError)?
-        var notTaken: DatabaseError?
+        var bulkReadFailure: DatabaseError?
     }
 
     private let state = Mutex(State())
     private let logger: Logger
 
-    /// The reasons that were told once. Not more: senders write what they like there.
+    /// The undocumented reasons already warned of; a bounded set, because senders may write anything.
     private let undocumented = Mutex<Set<String>>([])
 
     private static let every: Duration = .seconds(60)
-    private static let mostReasons = 100
+    private static let maxReasons = 100
 
     init(logger: Logger) {
         self.logger = logger
@@ -29,31 +29,38 @@ final class DrainSummary: Sendable {
     func add(_ pass: Drain.Pass) {
         let isDue = state.withLock { state in
             state.sum.add(pass)
-            return state.toldAt.duration(to: .now) >= Self.every
+            return state.loggedAt.duration(to: .now) >= Self.every
         }
         if isDue { report() }
     }
 
-    /// Says what has come together since the last time.
+    /// Logs what has accumulated since the last call.
     func report() {
-        let told = state.withLock { state in
+        let state = state.withLock { state in
             defer { state = State() }
             return state
         }
-        if let refusals = told.refusals {
+        logFailures(state)
+        guard state.sum.moved else { return }
+        log(state.sum)
+    }
+
+    private func logFailures(_ state: State) {
+        if let refusals = state.refusals {
             logger.warning(
-                "PostgreSQL refused results; those are in tokenkeeper.rejected_result",
+                "PostgreSQL refused results; they are in tokenkeeper.rejected_result",
                 metadata: [
                     "batches": "\(refusals.batches)", "results": "\(refusals.rows)", "first_error": "\(refusals.first)",
                 ])
         }
-        if let notTaken = told.notTaken {
+        if let error = state.bulkReadFailure {
             logger.warning(
-                "a sealed partition of the queue could not be read whole, and is drained in place",
-                metadata: ["error": "\(notTaken)"])
+                "a partition of the queue could not be read in bulk and is drained in batches",
+                metadata: ["error": "\(error)"])
         }
-        let sum = told.sum
-        guard sum.moved else { return }
+    }
+
+    private func log(_ sum: Drain.Pass) {
         logger.info(
             "drained",
             metadata: [
@@ -76,27 +83,27 @@ final class DrainSummary: Sendable {
         }
     }
 
-    /// At once: a person should act.
-    private func report(_ turn: GuardTransition) {
+    /// Logged at once, because a person should act.
+    private func log(_ turn: GuardTransition) {
         var about: Logger.Metadata = [
             "environment": "\(turn.environment)", "topic": "\(turn.topic)", "tokens": "\(turn.tokens)",
         ]
         guard turn.opened else {
-            logger.notice("the mass-failure guard is closed: suspects are recorded again", metadata: about)
+            logger.notice("the mass-failure guard has reset: suspects are recorded again", metadata: about)
             return
         }
         about["active"] = turn.active.map { "\($0)" }
         about["undo"] = turn.undo.map { "\($0)" }
         logger.warning(
-            "the mass-failure guard is open: suspects are held, see `tokenkeeperd held list` for what to do",
+            "the mass-failure guard has tripped: suspects are held; see `tokenkeeperd held list` for what to do",
             metadata: about)
     }
 
-    /// Warns once of each reason that Apple has not documented for a 410.
+    /// Warns once about each reason that Apple has not documented for a 410.
     func note(undocumented reason: String) {
         let reason = Verdict.countable(reason)
         let isNew = undocumented.withLock { known in
-            known.count < Self.mostReasons && known.insert(reason).inserted
+            known.count < Self.maxReasons && known.insert(reason).inserted
         }
         if !isNew { return }
         logger.warning(
@@ -106,13 +113,14 @@ final class DrainSummary: Sendable {
 
     func note(_ incident: Drain.Incident) {
         switch incident {
-        case .guardChanged(let turn): report(turn)
-        case .partitionNotRead(let error): state.withLock { $0.notTaken = error }
+        case .guardChanged(let turn): log(turn)
+        case .bulkReadFailed(let error): state.withLock { $0.bulkReadFailure = error }
         case .batchSetAside(let error): note(error, batches: 1, rows: 0)
         case .rowRejected(let error): note(error, batches: 0, rows: 1)
         }
     }
 
+    /// Counts batches and rows that PostgreSQL refused.
     private func note(_ refusal: DatabaseError, batches: Int, rows: Int) {
         state.withLock { state in
             let known = state.refusals ?? (0, 0, refusal)

@@ -3,25 +3,27 @@ internal import Logging
 internal import Synchronization
 internal import TokenLedger
 
-/// Drains beside the drain, on a connection of its own, as long as there is a backlog: PostgreSQL then records with two of its
-/// processes, and what is fresh does not wait while the other reads a sealed partition.
+/// Helps the drain on a second connection while there is a backlog: two processes of PostgreSQL then record results, and new results do
+/// not wait while the primary reads a partition in bulk.
 ///
-/// The connection is made for the backlog and closed soon afterwards. Where it cannot be had, the drain is alone.
+/// The connection is opened for a backlog and closed soon afterwards. If it cannot be opened, the primary works alone.
 struct BacklogWorker {
-    /// What the drain says of the queue, and what the two have in common.
+    /// Whether there is a backlog, as the primary drain sees it, and what the two drains share.
     final class Backlog: Sendable {
         let wakeup = Wakeup()
         let pair = DrainPair()
         private let isThere = Atomic(false)
 
-        /// So many pages make a backlog: 8 MiB, some 40,000 to 60,000 results.
+        /// This many unread pages are a backlog: 8 MiB, some 40,000 to 60,000 results.
         private static let worthTwo = 1024
 
-        /// So many batches of so many results in a row, within one pass, make one too: what was committed late does not lie ahead.
+        /// So are this many batches in a row with this many results each, within one pass: rows committed late do not lie ahead.
         private static let (full, inARow) = (1000, 8)
         private let batches = Mutex((results: 0, full: 0))
 
-        /// Says what the drain has done so far in this pass, and how many pages it has not read yet.
+        /// - Parameters:
+        ///   - soFar: What the primary drain has done so far in this pass.
+        ///   - pagesLeft: How many pages it has not read yet.
         func report(_ soFar: Drain.Pass, pagesLeft: Int) {
             let results = soFar.taken
             let row = batches.withLock { batches in
@@ -36,7 +38,7 @@ struct BacklogWorker {
             }
         }
 
-        /// Whether there was a backlog since the last time.
+        /// Whether there has been a backlog since the last call. Until this call, a further backlog does not ring again.
         func take() -> Bool { isThere.exchange(false, ordering: .acquiringAndReleasing) }
     }
 
@@ -44,20 +46,20 @@ struct BacklogWorker {
     let backlog: Backlog
     let summary: DrainSummary
 
-    /// When the drain has seen no backlog for so long, the connection is closed.
+    /// After this long without a backlog, the connection is closed.
     private static let keptFor: Duration = .seconds(30)
 
-    /// The pause after it could not be had or was of no use, and between two words of that.
-    private static let pause: (again: Duration, word: Duration) = (.seconds(10), .seconds(600))
+    /// The pauses after a failure: before the next attempt, and between two warnings.
+    private static let pause: (retry: Duration, warning: Duration) = (.seconds(10), .seconds(600))
 
     func run() {
-        var toldAt: ContinuousClock.Instant?
+        var warnedAt: ContinuousClock.Instant?
         while !worker.stop.isAsked {
             guard backlog.take() else {
                 backlog.wakeup.wait(for: .seconds(60))
                 continue
             }
-            // The sweep comes first, where connections are few.
+            // Where connections are few, the other workers get theirs first.
             guard worker.configuration.secondConnection, worker.report.isComplete else {
                 rest(for: .seconds(1))
                 continue
@@ -65,20 +67,20 @@ struct BacklogWorker {
             do {
                 if try help() { continue }
             } catch {
-                // When PostgreSQL is away, the others find that out, and say so.
+                // When PostgreSQL itself is unreachable, the other workers notice and report it.
                 rest(for: .seconds(1))
-                if worker.report.isComplete, toldAt.map({ $0.duration(to: .now) > Self.pause.word }) ?? true {
-                    toldAt = .now
+                if worker.report.isComplete, warnedAt.map({ $0.duration(to: .now) > Self.pause.warning }) ?? true {
+                    warnedAt = .now
                     worker.logger.warning(
-                        "a backlog is drained by one connection alone: a second one cannot be had, or failed",
+                        "a backlog is drained by one connection alone: the second one failed or could not be opened",
                         metadata: ["error": "\(error)"])
                 }
             }
-            rest(for: Self.pause.again)
+            rest(for: Self.pause.retry)
         }
     }
 
-    /// Waits out a pause, whatever the drain says meanwhile.
+    /// Waits for the whole pause, even if a backlog is reported meanwhile.
     private func rest(for pause: Duration) {
         let until = ContinuousClock.now + pause
         while !worker.stop.isAsked, .now < until {
@@ -86,19 +88,23 @@ struct BacklogWorker {
         }
     }
 
-    /// Drains until there has been no backlog for a while, or something is in the way that the drain will tell.
+    /// Opens the connection and drains until there has been no backlog for a while.
     ///
-    /// - Returns: Whether it is of use to come again at once.
+    /// - Returns: False after a problem that the primary drain reports: then pause before the next attempt.
     private func help() throws -> Bool {
         defer { worker.report.left(worker.part) }
         worker.report.beat(worker.part, within: Worker.grace)
         var connection = try worker.connect()
         worker.atWork.enter()
         defer { worker.atWork.leave() }
-        // The drain may have said its last word before.
+        // The primary may have written its last summary already.
         defer { if worker.stop.isAsked { summary.report() } }
         try Migrator(daemon: Daemon.version).check(&connection)
-        var drain = Drain(worker.configuration, isSecond: true, pair: backlog.pair, summary: summary)
+        return try drain(&connection)
+    }
+
+    private func drain(_ connection: inout Connection) throws -> Bool {
+        var drain = Drain(worker.configuration, role: .helper, pair: backlog.pair, summary: summary)
         var neededAt = ContinuousClock.now
         var lookedAt = neededAt
         var pause = worker.configuration.pollBusy
@@ -112,7 +118,7 @@ struct BacklogWorker {
             }
             summary.add(pass)
             if pass.trouble != nil { return false }
-            // Not oftener: as long as the word stands, the drain does not ring.
+            // Once a second: each call of `take` lets the primary ring again.
             if lookedAt.duration(to: .now) > .seconds(1) {
                 lookedAt = .now
                 if backlog.take() || backlog.pair.isReading { neededAt = .now }

@@ -2,15 +2,15 @@ internal import APNsFeedback
 internal import TokenLedger
 
 extension Drain {
-    /// One that drains as it is configured.
+    /// A drain with the configured settings.
     ///
     /// - Parameters:
-    ///   - pair: What it has in common with the other drain of this process.
-    ///   - summary: Told of a 410's reason that Apple has not documented.
-    init(_ configuration: Configuration, isSecond: Bool = false, pair: DrainPair, summary: DrainSummary) {
+    ///   - pair: What the two drains of this process share.
+    ///   - summary: Notes reasons of 410s that Apple has not documented.
+    init(_ configuration: Configuration, role: Drain.Role = .primary, pair: DrainPair, summary: DrainSummary) {
         self.init(
             lockTimeout: configuration.lockTimeout, guardLimits: configuration.guardLimits,
-            truncates: configuration.queueTruncate, rejectedPerHour: configuration.rejectedPerHour, isSecond: isSecond,
+            truncates: configuration.queueTruncate, rejectedPerHour: configuration.rejectedPerHour, role: role,
             pair: pair,
             interpret: { result in
                 let verdict = Interpretation.verdict(on: result)
@@ -19,7 +19,7 @@ extension Drain {
             })
     }
 
-    /// Takes up what a reload may have changed.
+    /// Applies settings that a reload may have changed.
     mutating func follow(_ configuration: Configuration) {
         lockTimeout = configuration.lockTimeout
         guardLimits = configuration.guardLimits

@@ -1,0 +1,87 @@
+/// The rows of the queue: their columns, and the statements that take them off the queue without reading them here.
+enum QueueRows {
+    static let columns = "environment, topic, token, status, body, apns_id, sent_at, queued_at, attempts"
+
+    /// The bytes of text in a row, computed without fetching what is stored out of line.
+    static let length = ["environment", "topic", "token", "body", "apns_id"]
+        .map { "coalesce(octet_length(\($0)), 0)" }.joined(separator: " + ")
+
+    /// A row with more text than 2,000 bytes is bulky. It waits in the retry partition for its turn alone: memory stays bounded. APNs'
+    /// own responses have about 150 bytes.
+    static let isBulky = "\(length) > 2000"
+
+    /// 200s are counted on the server. All other rows are read here.
+    static let isRead = "status IS DISTINCT FROM 200"
+
+    /// An INSERT that copies rows of the queue to another partition, unchanged, and returns a row for each.
+    static func insert(into partition: Partition, from rows: String) -> String {
+        """
+        INSERT INTO \(partition.table) (\(columns), released, partition_number)
+        SELECT \(columns), released, \(partition.number) FROM \(rows)
+        RETURNING 1
+        """
+    }
+
+    /// Counts the 200s among these rows, and moves some of the others to the retry partition, in the open transaction.
+    ///
+    /// - Parameter condition: Which of the others to move.
+    static func countAccepted(
+        _ rows: RowRange, of partition: Partition, settingAside condition: String, on connection: inout Connection
+    ) throws(DatabaseError) -> (accepted: Int, setAside: Int) {
+        // The 200s have a statement of their own: with all the columns of the others they would take twice as long.
+        let counts = try connection.query(
+            """
+            WITH gone AS (
+                DELETE FROM \(partition.table) WHERE \(rows.predicate) AND status = 200 RETURNING environment, topic
+            ), counted AS (
+                \(ResultCounts.insertAccepted(of: "gone"))
+            ), moving AS (
+                DELETE FROM \(partition.table) WHERE \(rows.predicate) AND \(isRead) AND \(condition)
+                RETURNING \(columns), released
+            ), moved AS (
+                \(insert(into: .retry, from: "moving"))
+            )
+            SELECT (SELECT sum(results)::bigint FROM counted), (SELECT count(*) FROM moved)
+            """)
+        return (Int(counts.integer(0, 0) ?? 0), Int(counts.integer(0, 1) ?? 0))
+    }
+
+    /// Counts the 200s among these rows, and moves all others to the retry partition, in the open transaction.
+    ///
+    /// - Returns: What was done; nil when there were no rows.
+    static func setAside(
+        _ rows: RowRange, of partition: Partition, on connection: inout Connection
+    ) throws(DatabaseError) -> Drain.Pass? {
+        var pass = Drain.Pass()
+        (pass.accepted, pass.putBack) = try countAccepted(rows, of: partition, settingAside: "true", on: &connection)
+        return pass.moved ? pass : nil
+    }
+
+    /// Moves one row to `rejected_result` without reading it, in the open transaction; or only counts it.
+    ///
+    /// - Parameter isKept: False to only count it. A row that an operator has requeued is kept even then.
+    /// - Returns: What was done; nil when the row was gone.
+    static func reject(
+        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, on connection: inout Connection
+    ) throws(DatabaseError) -> Drain.Pass? {
+        let counts = try connection.query(
+            """
+            WITH gone AS (
+                DELETE FROM \(partition.table) WHERE \(row.predicate) RETURNING \(columns)
+            ), counted AS (
+                INSERT INTO tokenkeeper.result_count (hour, status, reason, results)
+                SELECT \(ResultCounts.hourInSQL), CASE WHEN status BETWEEN 100 AND 999 THEN status END,
+                       CASE WHEN $2 OR attempts IS NOT NULL THEN '(rejected)' ELSE '\(ResultCounts.notKept)' END, count(*)
+                FROM gone GROUP BY 2, 3
+            ), kept AS (
+                INSERT INTO tokenkeeper.rejected_result (\(columns), error)
+                SELECT \(columns), $1 FROM gone WHERE $2 OR attempts IS NOT NULL
+            )
+            SELECT count(*), count(*) FILTER (WHERE NOT $2 AND attempts IS NULL) FROM gone
+            """, [.text(error), .bool(isKept)])
+        var pass = Drain.Pass()
+        pass.rejected = Int(counts.integer(0, 0) ?? 0)
+        pass.notKept = Int(counts.integer(0, 1) ?? 0)
+        return pass.moved ? pass : nil
+    }
+}

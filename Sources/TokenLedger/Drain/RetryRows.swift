@@ -1,0 +1,109 @@
+/// The retry partition: results that could not be recorded with their batch, tried again together and then one by one.
+extension BatchRunner {
+    /// Tries a batch of results that were left for a retry. When it fails, or all of it has to wait, its rows are tried one by one; bulky rows
+    /// always are.
+    func retry(
+        _ pages: Range<Int>, into pass: inout Drain.Pass, on connection: inout Connection, report: Drain.Report
+    ) throws(DatabaseError) -> DrainLock.Refusal? {
+        let takenBefore = pass.taken
+        let hasFailed: Bool
+        do {
+            if let refusal = try record(.pages(pages), of: .retry, into: &pass, on: &connection, report: report) {
+                return refusal
+            }
+            hasFailed = false
+        } catch {
+            if error.remedy == .reconnect { throw error }
+            if error.remedy == .retry { pass.lockWaits += 1 }
+            hasFailed = true
+        }
+        // A batch in which every row waits may only have been too much at once.
+        let waits = !hasFailed && pass.taken == takenBefore
+        let rows = try rowsSetAside(pages, onlyBulky: !hasFailed && !waits, on: &connection)
+        try retryRows(rows, maxBlocked: waits ? 3 : 10, into: &pass, on: &connection, report: report)
+        return nil
+    }
+
+    private typealias RetryRow = (position: RowRange, length: Int)
+
+    private func rowsSetAside(
+        _ pages: Range<Int>, onlyBulky: Bool, on connection: inout Connection
+    ) throws(DatabaseError) -> [RetryRow] {
+        let rows = try connection.run(
+            """
+            \(transaction.settings)
+            SELECT (ctid::text::point)[0]::bigint, (ctid::text::point)[1]::bigint, \(QueueRows.length)
+            FROM \(Partition.retry.table)
+            WHERE \(RowRange.pages(pages).predicate) \(onlyBulky ? "AND \(QueueRows.isBulky)" : "")
+            -- In random order: otherwise a row behind those that block would never have its turn.
+            ORDER BY random() LIMIT 1000
+            """)
+        return (0..<rows.count).compactMap { row in
+            func read(_ column: Int) -> Int? { rows.text(row, column).flatMap { Int($0) } }
+            guard let page = read(0), let line = read(1), let length = read(2) else { return nil }
+            return (.row(page: page, line: line), length)
+        }
+    }
+
+    /// - Parameter maxBlocked: After this many rows could not be taken, the rest has to wait.
+    private func retryRows(
+        _ rows: [RetryRow], maxBlocked: Int, into pass: inout Drain.Pass, on connection: inout Connection,
+        report: Drain.Report
+    ) throws(DatabaseError) {
+        let began = ContinuousClock.now
+        var blocked = 0
+        var setupError: DatabaseError?
+        for row in rows {
+            let takenBefore = pass.taken
+            do {
+                try retryRow(row, into: &pass, on: &connection, report: report)
+            } catch {
+                if error.remedy == .reconnect { throw error }
+                if error.remedy == .retry { pass.lockWaits += 1 }
+                if error.remedy == .fixSetup { setupError = error }
+            }
+            if pass.taken == takenBefore { blocked += 1 }
+            // Each blocked row may cost a lock timeout. Other results in the queue must not wait for that.
+            if blocked == maxBlocked || blocked > 0 && .now > began + .seconds(1) { break }
+        }
+        if let setupError { throw setupError }
+    }
+
+    /// A longer row, in bytes of text, is rejected unread: memory stays bounded.
+    private static let maxLength = 1 << 24
+
+    private func retryRow(
+        _ row: RetryRow, into pass: inout Drain.Pass, on connection: inout Connection, report: Drain.Report
+    ) throws(DatabaseError) {
+        if row.length > Self.maxLength {
+            let error = "the row is \(row.length) bytes long, expected at most \(Self.maxLength)"
+            _ = try reject(row, error: error, into: &pass, on: &connection)
+            return
+        }
+        do {
+            _ = try record(row.position, of: .retry, into: &pass, on: &connection, report: report)
+        } catch let error where error.remedy == .fixData {
+            let message = "the database refused to record it: \(error)"
+            if try reject(row, error: message, into: &pass, on: &connection) { report(.rowRejected(error)) }
+        }
+    }
+
+    /// - Returns: False when another session had the row locked, or the row was gone.
+    private func reject(
+        _ row: RetryRow, error: String, into pass: inout Drain.Pass, on connection: inout Connection
+    ) throws(DatabaseError) -> Bool {
+        var isRejected = false
+        _ = try inTransaction(row.position, of: .retry, on: &connection) { connection throws(DatabaseError) in
+            try rejectedAllowance.refresh(on: &connection)
+            let isKept = rejectedAllowance.takes(bytes: row.length)
+            let rejected = try QueueRows.reject(
+                row.position, of: .retry, error: error, isKept: isKept, on: &connection)
+            if rejected == nil { rejectedAllowance.forgetCount() }
+            return rejected
+        } done: { rejected in
+            pass.add(rejected)
+            isRejected = true
+        }
+        return isRejected
+    }
+}

@@ -1,0 +1,209 @@
+internal import TokenModel
+
+/// Some results taken off the queue, and what becomes of each. A batch is one transaction: a result leaves the queue only in the
+/// transaction that records it.
+///
+/// Start here. `take` reads the results and interprets each one: its verdict adds to the `Observations` about tokens and to the
+/// `ResultCounts`. `record` writes both, and sorts out the results that cannot be recorded: rejected, held by the guard, or waiting for a
+/// locked token.
+struct Batch: ~Copyable {
+    /// The results that are not 200s, as PostgreSQL sent them. Keeping each as a value, too, would double the memory.
+    private let rows: Rows
+    private var observations = Observations()
+    private var counts = ResultCounts()
+    private var unintelligible: [(row: Int, error: String)] = []
+    private var sendersFaults: [String: Int] = [:]
+    /// 200s, which were counted on the server.
+    private let accepted: Int
+    /// Bulky results, which went to the retry partition unread.
+    private let bulky: Int
+
+    /// The number of rows taken off the queue.
+    var taken: Int { rows.count + accepted + bulky }
+
+    var hasSuspects: Bool { observations.hasSuspects }
+
+    /// Takes rows off the queue and interprets them, in the open transaction.
+    static func take(
+        _ rows: RowRange, of partition: Partition, interpret: (SendResult) -> Verdict, on connection: inout Connection
+    ) throws(DatabaseError) -> Batch {
+        let unread =
+            partition == .retry
+            ? (accepted: 0, setAside: 0)
+            : try QueueRows.countAccepted(rows, of: partition, settingAside: QueueRows.isBulky, on: &connection)
+        let condition =
+            switch (partition, rows) {
+            case (.retry, .row): "true"
+            // Bulky rows wait for their turn one by one.
+            case (.retry, .pages): "NOT (\(QueueRows.isRead) AND \(QueueRows.isBulky))"
+            default: "\(QueueRows.isRead) AND NOT \(QueueRows.isBulky)"
+            }
+        let taken = try connection.query(
+            """
+            DELETE FROM \(partition.table) WHERE \(rows.predicate) AND \(condition)
+            RETURNING \(QueueRows.columns), released
+            """)
+        return Batch(taken, interpret, accepted: unread.accepted, bulky: unread.setAside)
+    }
+
+    private init(_ taken: consuming Rows, _ interpret: (SendResult) -> Verdict, accepted: Int, bulky: Int) {
+        rows = taken
+        self.accepted = accepted
+        self.bulky = bulky
+        for row in 0..<rows.count {
+            let result = result(row)
+            let verdict = interpret(result)
+            observations.add(verdict, of: result, row: row)
+            counts.note(result, verdict)
+            switch verdict {
+            case .unintelligible(let error): unintelligible.append((row, error))
+            case .sendersFault(let reason):
+                let fault = reason.map(ResultCounts.countable) ?? "status \(result.status ?? 0)"
+                sendersFaults[fault, default: 0] += 1
+            case .accepted, .stale, .suspect, .transient: break
+            }
+        }
+    }
+
+    private func result(_ row: Int) -> SendResult {
+        SendResult(
+            environment: rows.text(row, 0), topic: rows.text(row, 1), token: rows.text(row, 2),
+            status: rows.integer(row, 3).map(Int32.init(truncatingIfNeeded:)), body: rows.text(row, 4),
+            apnsID: rows.text(row, 5), sentAt: rows.instant(row, 6), queuedAt: rows.instant(row, 7) ?? .distantPast,
+            attempts: rows.integer(row, 8).map(Int32.init(truncatingIfNeeded:)),
+            isReleased: isReleased(row))
+    }
+
+    private func isReleased(_ row: Int) -> Bool { rows.bool(row, 9) ?? false }
+
+    /// What a batch has done, once it is committed.
+    struct Recorded {
+        var pass = Drain.Pass()
+        /// Guards that have tripped or reset.
+        var turns: [GuardTransition] = []
+    }
+
+    /// Records what the results say, in the open transaction.
+    ///
+    /// - Returns: Nil when all of it comes from the retry partition and has to wait there still, because applications hold its tokens:
+    ///   then roll back.
+    func record(
+        from partition: Partition, _ limits: GuardLimits, _ allowance: RejectedAllowance,
+        on connection: inout Connection
+    ) throws(DatabaseError) -> Recorded? {
+        let outcome = try observations.record(limits, on: &connection)
+        let sorted = sort(by: outcome)
+        if partition == .retry, sorted.waiting.count == taken { return nil }
+        var counts = counts
+        let notKept = try keepRejected(allowance, &counts, on: &connection)
+        try keepHeld(sorted.held, on: &connection)
+        try setAside(sorted.waiting, on: &connection)
+        try counts.record(sorted.counted, on: &connection)
+        var recorded = Recorded(turns: outcome.turns)
+        recorded.pass.accepted = accepted
+        recorded.pass.rejected = unintelligible.count
+        recorded.pass.notKept = notKept
+        recorded.pass.held = sorted.held.count
+        recorded.pass.putBack = sorted.waiting.count + bulky
+        recorded.pass.lockWaits = sorted.waiting.isEmpty ? 0 : 1
+        recorded.pass.recorded = rows.count - unintelligible.count - sorted.held.count - sorted.waiting.count
+        for (fault, results) in sendersFaults.sorted(by: { $0.key < $1.key }) { recorded.pass.blame(fault, results) }
+        return recorded
+    }
+}
+
+/// What becomes of the results that are not recorded.
+extension Batch {
+    /// Which results the guard holds, which have to wait, and which count now.
+    private func sort(by outcome: Observations.Outcome) -> (held: [HeldResult], waiting: [Int], counted: [Int]) {
+        var held: [HeldResult] = []
+        var waiting: [Int] = []
+        var counted: [Int] = []
+        counted.reserveCapacity(rows.count)
+        for row in 0..<rows.count {
+            if let suspect = outcome.held[row] {
+                held.append(suspect)
+                counted.append(row)
+            } else if outcome.waiting.contains(row) {
+                waiting.append(row)
+            } else if !isReleased(row) {
+                // A released result was counted when it was held.
+                counted.append(row)
+            }
+        }
+        return (held, waiting, counted)
+    }
+
+    /// Keeps the unintelligible results in `rejected_result`, as far as the allowance goes; the others are only counted.
+    ///
+    /// - Returns: How many were only counted.
+    private func keepRejected(
+        _ allowance: RejectedAllowance, _ counts: inout ResultCounts, on connection: inout Connection
+    ) throws(DatabaseError) -> Int {
+        if unintelligible.isEmpty { return 0 }
+        try allowance.refresh(on: &connection)
+        var notKept = 0
+        for part in Self.parts(of: unintelligible.count) {
+            var kept: [(result: SendResult, error: String)] = []
+            for (row, error) in unintelligible[part] {
+                let result = result(row)
+                if allowance.takes(result) {
+                    kept.append((result, error))
+                } else {
+                    counts.isNotKept(row)
+                    notKept += 1
+                }
+            }
+            if kept.isEmpty { continue }
+            try Self.insert(
+                kept.map(\.result), into: "tokenkeeper.rejected_result", ["error"], [.texts(kept.map(\.error))],
+                on: &connection)
+        }
+        return notKept
+    }
+
+    private func keepHeld(_ held: [HeldResult], on connection: inout Connection) throws(DatabaseError) {
+        for part in Self.parts(of: held.count) {
+            try Self.insert(
+                held[part].map { result($0.row) }, into: "tokenkeeper.held_result",
+                ["topic_id", "token_key", "suspect_at", "reason"],
+                try HeldResult.parameters(held[part], on: &connection), on: &connection)
+        }
+    }
+
+    private func setAside(_ waiting: [Int], on connection: inout Connection) throws(DatabaseError) {
+        for part in Self.parts(of: waiting.count) {
+            try Self.insert(
+                waiting[part].map { result($0) }, into: Partition.retry.table, ["partition_number", "released"],
+                [
+                    .int4s(part.map { _ in Int32(Partition.retry.number) }),
+                    .bools(waiting[part].map { isReleased($0) }),
+                ], on: &connection)
+        }
+    }
+
+    /// Results are copied a few hundred at a time: memory stays bounded, whatever a batch holds.
+    private static func parts(of count: Int) -> [Range<Int>] {
+        stride(from: 0, to: count, by: 500).map { $0..<min($0 + 500, count) }
+    }
+
+    /// - Parameters:
+    ///   - columns: The table's columns that the queue does not have, or that are not copied from there.
+    ///   - values: The values of these columns.
+    private static func insert(
+        _ results: [SendResult], into table: String, _ columns: [String], _ values: [Parameter],
+        on connection: inout Connection
+    ) throws(DatabaseError) {
+        let values: [Parameter] =
+            [
+                .texts(results.map(\.environment)), .texts(results.map(\.topic)), .texts(results.map(\.token)),
+                .int4s(results.map(\.status)), .texts(results.map(\.body)), .texts(results.map(\.apnsID)),
+                .instants(results.map(\.sentAt)), .instants(results.map(\.queuedAt)), .int4s(results.map(\.attempts)),
+            ] + values
+        _ = try connection.query(
+            """
+            INSERT INTO \(table) (\(QueueRows.columns), \(columns.joined(separator: ", ")))
+            SELECT * FROM unnest(\((1...values.count).map { "$\($0)" }.joined(separator: ", ")))
+            """, values)
+    }
+}

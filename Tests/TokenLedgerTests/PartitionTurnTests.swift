@@ -1,0 +1,378 @@
+import LedgerTestSupport
+import Testing
+
+@testable import TokenLedger
+
+@Suite struct `A turn of a partition` {
+    private static let start = ContinuousClock.now
+    private static let ahead = Int(Int32.max)
+
+    private func turn(
+        _ cursor: PartitionCursor = PartitionCursor(), role: Drain.Role = .primary, pages: Int,
+        isSealed: Bool = false, suitsBulkRead: Bool = false
+    ) -> PartitionTurn {
+        PartitionTurn(
+            cursor, role: role, pages: pages, isSealed: isSealed, suitsBulkRead: suitsBulkRead,
+            deadline: Self.start + .milliseconds(100))
+    }
+
+    private func next(
+        _ turn: inout PartitionTurn, after milliseconds: Int = 0, mayHelp: Bool = false
+    ) -> PartitionTurn.Step {
+        turn.next(now: Self.start + .milliseconds(milliseconds), mayHelp: mayHelp)
+    }
+
+    /// Brings a turn to the first row, which is on this page.
+    private func find(_ page: Int?, _ turn: inout PartitionTurn) {
+        guard case .look = next(&turn) else {
+            Issue.record("it does not look for rows")
+            return
+        }
+        turn.looked(foundAt: page, now: Self.start)
+    }
+
+    @Test func `an empty partition takes one look`() {
+        var turn = turn(pages: 0)
+        #expect(next(&turn) == .look([0..<Self.ahead]))
+        turn.looked(foundAt: nil, now: Self.start)
+        #expect(next(&turn) == .done)
+        #expect(turn.cursor.page == 0)
+    }
+
+    @Test func `a batch takes the aligned range of the first row, and the next look is behind it`() {
+        var turn = turn(pages: 200)
+        find(70, &turn)
+        #expect(next(&turn) == .batch(64..<128))
+        #expect(turn.unreadPages == 200)
+        turn.ran(64..<128, .finished)
+        #expect(turn.unreadPages == 72)
+        #expect(next(&turn) == .look([128..<Self.ahead]))
+        turn.looked(foundAt: nil, now: Self.start)
+        #expect(next(&turn) == .done)
+        #expect(turn.cursor.page == 199, "the last page may still be filled")
+    }
+
+    @Test func `a row committed late, just behind the cursor, is found at the next turn`() {
+        var cursor = PartitionCursor()
+        cursor.page = 5000
+        var turn = turn(cursor, pages: 5001)
+        #expect(next(&turn) == .look([0..<5000 - RescanSchedule.near]), "the rescan comes first")
+        turn.looked(foundAt: nil, now: Self.start)
+        #expect(next(&turn) == .look([5000 - RescanSchedule.near..<Self.ahead]))
+        turn.looked(foundAt: 4990, now: Self.start)
+        #expect(next(&turn) == .batch(4928..<4992))
+    }
+
+    @Test func `when the time slice is over it yields, and the next turn goes on from there`() {
+        var first = turn(pages: 500)
+        find(0, &first)
+        #expect(next(&first, after: 200) == .batch(0..<64), "every turn runs one batch at least")
+        first.ran(0..<64, .finished)
+        #expect(next(&first, after: 200) == .yield)
+        var second = turn(first.cursor, pages: 500)
+        find(64, &second)
+        #expect(next(&second) == .batch(64..<128))
+        #expect(second.unreadPages == 436)
+    }
+
+    @Test func `a sealed partition of mostly 200s is read in bulk`() {
+        var turn = turn(pages: 100, isSealed: true, suitsBulkRead: true)
+        find(3, &turn)
+        #expect(next(&turn) == .sample(from: 3))
+        turn.sampled(isMostlyAccepted: true)
+        #expect(next(&turn) == .bulkRead)
+        turn.bulkRead(.taken)
+        #expect(next(&turn) == .done)
+        #expect(turn.cursor.page == 0 && turn.cursor.isMostlyAccepted == nil && turn.unreadPages == 0)
+    }
+
+    @Test(arguments: [
+        (false, true, true), (true, false, true), (true, true, false),
+    ])
+    func `any other partition is drained in batches`(isSealed: Bool, suits: Bool, mostlyAccepted: Bool) {
+        for role in [Drain.Role.primary, .helper] {
+            var turn = turn(role: role, pages: 100, isSealed: isSealed, suitsBulkRead: suits)
+            find(3, &turn)
+            if case .sample = next(&turn) { turn.sampled(isMostlyAccepted: mostlyAccepted) }
+            #expect(next(&turn) == .batch(0..<64))
+        }
+    }
+
+    @Test func `a refused bulk read is tried again at the next turn, and batches go on meanwhile`() {
+        var first = turn(pages: 500, isSealed: true, suitsBulkRead: true)
+        find(3, &first)
+        #expect(next(&first) == .sample(from: 3))
+        first.sampled(isMostlyAccepted: true)
+        #expect(next(&first) == .bulkRead)
+        first.bulkRead(.refused)
+        #expect(next(&first) == .batch(0..<64))
+        first.ran(0..<64, .finished)
+        find(64, &first)
+        #expect(next(&first) == .batch(64..<128))
+        var second = turn(first.cursor, pages: 500, isSealed: true, suitsBulkRead: true)
+        find(128, &second)
+        #expect(next(&second) == .bulkRead, "without sampling again")
+    }
+
+    @Test func `a bulk read that fails is not tried again until the partition is drained`() {
+        var first = turn(pages: 500, isSealed: true, suitsBulkRead: true)
+        find(3, &first)
+        _ = next(&first)
+        first.sampled(isMostlyAccepted: true)
+        first.bulkRead(.failed)
+        #expect(next(&first) == .batch(0..<64))
+        var second = turn(first.cursor, pages: 500, isSealed: true, suitsBulkRead: true)
+        find(3, &second)
+        #expect(next(&second) == .batch(0..<64))
+        second.ran(0..<64, .finished)
+        find(nil, &second)
+        #expect(next(&second) == .done)
+        #expect(second.cursor.isMostlyAccepted == nil)
+    }
+
+    @Test func `the helper leaves bulk reads to the primary, unless it may help`() {
+        var first = turn(role: .helper, pages: 500, isSealed: true, suitsBulkRead: true)
+        find(3, &first)
+        #expect(next(&first) == .sample(from: 3))
+        first.sampled(isMostlyAccepted: true)
+        #expect(next(&first) == .leave)
+        var second = turn(first.cursor, role: .helper, pages: 500, isSealed: true, suitsBulkRead: true)
+        #expect(next(&second) == .leave, "without a look")
+        var third = turn(first.cursor, role: .helper, pages: 500, isSealed: true, suitsBulkRead: true)
+        #expect(next(&third, mayHelp: true) == .look([0..<Self.ahead]))
+        third.looked(foundAt: 3, now: Self.start)
+        #expect(next(&third, mayHelp: true) == .batch(0..<64))
+        third.ran(0..<64, .finished)
+        _ = next(&third, mayHelp: true)
+        third.looked(foundAt: 64, now: Self.start)
+        #expect(next(&third, mayHelp: false) == .leave, "the primary tries again")
+        var unsealed = turn(first.cursor, role: .helper, pages: 500)
+        #expect(next(&unsealed) == .look([0..<Self.ahead]), "senders write to it again")
+    }
+
+    @Test func `a locked partition is left, and the cursor stays`() {
+        var turn = turn(pages: 500)
+        find(130, &turn)
+        #expect(next(&turn) == .batch(128..<192))
+        turn.ran(128..<192, .partitionLocked)
+        #expect(next(&turn) == .leave)
+        #expect(turn.cursor.page == 0 && turn.cursor.blocked.isEmpty)
+    }
+
+    @Test func `a range with locked rows is passed over for the rest of the pass`() {
+        var first = turn(pages: 500)
+        find(0, &first)
+        #expect(next(&first) == .batch(0..<64))
+        first.ran(0..<64, .rowsLocked)
+        #expect(next(&first) == .look([64..<Self.ahead]))
+        var second = turn(first.cursor, pages: 500)
+        find(5, &second)
+        #expect(next(&second) == .look([64..<Self.ahead]))
+        var cursor = second.cursor
+        cursor.beginPass(pages: 500)
+        var third = turn(cursor, pages: 500)
+        find(5, &third)
+        #expect(next(&third) == .batch(0..<64))
+    }
+
+    @Test func `after three setup errors the turn is over, however many rows are left`() {
+        var turn = turn(pages: 1000)
+        for (range, outcome) in [
+            PartitionTurn.BatchOutcome.setupFailed, .dataRefused, .setupFailed, .finished, .setupFailed,
+        ].enumerated() {
+            find(range * 64, &turn)
+            #expect(next(&turn) == .batch(range * 64..<range * 64 + 64))
+            turn.ran(range * 64..<range * 64 + 64, outcome)
+        }
+        #expect(next(&turn) == .done)
+    }
+
+    @Test(arguments: [
+        (Drain.Role.primary, true, 16, true), (Drain.Role.primary, true, 15, false),
+        (Drain.Role.primary, false, 16, false), (Drain.Role.helper, true, 16, false),
+    ])
+    func `the primary truncates a sealed partition in which it finds nothing`(
+        role: Drain.Role, isSealed: Bool, pages: Int, truncates: Bool
+    ) {
+        var turn = turn(role: role, pages: pages, isSealed: isSealed)
+        find(nil, &turn)
+        #expect(next(&turn) == (truncates ? .truncate : .done))
+        #expect(turn.cursor.page == pages - 1)
+        guard truncates else { return }
+        let outcomes: [(isEmpty: Bool?, page: Int)] = [(true, 0), (false, 0), (nil, pages - 1)]
+        for (isEmpty, page) in outcomes {
+            var copy = turn
+            copy.truncated(isEmpty: isEmpty)
+            #expect(next(&copy) == .done)
+            #expect(copy.cursor.page == page)
+        }
+    }
+
+    @Test func `a cursor behind the end of its partition starts anew`() {
+        var cursor = PartitionCursor()
+        cursor.page = 50
+        cursor.beginPass(pages: 51)
+        #expect(cursor.page == 50)
+        cursor.beginPass(pages: 50)
+        #expect(cursor.page == 0)
+    }
+}
+
+/// A partition with senders that commit late, locks of other sessions, and errors, drained by turns as `Drain` takes them.
+@Suite struct `A simulated partition` {
+    @Test(arguments: 0..<40)
+    func `is drained completely, late rows are found again, and each rule of the turn holds`(seed: Int) {
+        var simulation = Simulation(seed: UInt64(seed))
+        simulation.run()
+        #expect(simulation.violations == [])
+        #expect(simulation.rows.isEmpty && simulation.uncommitted.isEmpty, "rows are left")
+        #expect(simulation.taken == simulation.inserted)
+    }
+
+    private struct Simulation {
+        var chance: SeededChance
+        /// How many rows each page holds.
+        var rows: [Int: Int] = [:]
+        /// Rows of open transactions, which nobody else sees yet.
+        var uncommitted: [Int: Int] = [:]
+        var pages: Int
+        var inserted = 0
+        var taken = 0
+        var violations: [String] = []
+        /// First pages of ranges in which another session has locked rows.
+        var locked: Set<Int> = []
+        /// First pages of ranges that meet a setup error.
+        var failing: Set<Int> = []
+        var isPartitionLocked = false
+        let role: Drain.Role
+        let isSealed: Bool
+        let isMostlyAccepted: Bool
+        /// What a bulk read meets that no lock keeps from running.
+        let bulkReadOutcome: PartitionTurn.BulkReadOutcome
+        var cursor = PartitionCursor()
+        var now = ContinuousClock.now
+        var blockedInPass: Set<Int> = []
+
+        init(seed: UInt64) {
+            chance = SeededChance(seed: seed)
+            role = Bool.random(using: &chance) ? .primary : .helper
+            isSealed = Bool.random(using: &chance)
+            isMostlyAccepted = Bool.random(using: &chance)
+            bulkReadOutcome = [.taken, .refused, .failed].randomElement(using: &chance)!
+            pages = Int.random(in: 1...20_000, using: &chance)
+            for _ in 0..<Int.random(in: 0...60, using: &chance) { insert() }
+        }
+
+        mutating func insert() {
+            let page = Int.random(in: 0..<max(pages, 1), using: &chance)
+            pages = max(pages, page + 1)
+            inserted += 1
+            if Int.random(in: 0..<4, using: &chance) == 0 {
+                uncommitted[page, default: 0] += 1
+            } else {
+                rows[page, default: 0] += 1
+            }
+        }
+
+        mutating func commit() {
+            rows.merge(uncommitted, uniquingKeysWith: +)
+            uncommitted = [:]
+        }
+
+        mutating func run() {
+            for pass in 0..<2000 {
+                let isDisturbed = pass < 12
+                if isDisturbed {
+                    disturb()
+                } else {
+                    commit()
+                    (locked, failing, isPartitionLocked) = ([], [], false)
+                }
+                cursor.beginPass(pages: pages)
+                blockedInPass = []
+                for _ in 0..<Int.random(in: 1...3, using: &chance) { turn(mayHelp: !isDisturbed) }
+                now += .milliseconds(50)
+                if !isDisturbed, rows.isEmpty { return }
+            }
+        }
+
+        private mutating func disturb() {
+            if Int.random(in: 0..<3, using: &chance) == 0 { commit() }
+            // Nobody queues in a sealed partition any more.
+            if !isSealed { for _ in 0..<Int.random(in: 0...6, using: &chance) { insert() } }
+            let ranges = Set(rows.keys.map { $0 / Partition.pagesPerRange * Partition.pagesPerRange }).sorted()
+            locked = Set(ranges.filter { _ in Int.random(in: 0..<10, using: &chance) == 0 })
+            failing = Set(ranges.filter { _ in Int.random(in: 0..<10, using: &chance) == 0 })
+            isPartitionLocked = Int.random(in: 0..<5, using: &chance) == 0
+        }
+
+        private mutating func turn(mayHelp: Bool) {
+            var turn = PartitionTurn(
+                cursor, role: role, pages: pages, isSealed: isSealed,
+                suitsBulkRead: SealedPartition.bulkReadSizes.contains(pages), deadline: now + .milliseconds(100))
+            defer { cursor = turn.cursor }
+            var setupErrors = 0
+            var batches = 0
+            for _ in 0..<5000 {
+                let mayTouch = role == .primary || turn.cursor.isMostlyAccepted != true || mayHelp
+                switch turn.next(now: now, mayHelp: mayHelp) {
+                case .look(let ranges):
+                    now += .microseconds(500)
+                    turn.looked(foundAt: firstRow(ranges), now: now)
+                case .sample: turn.sampled(isMostlyAccepted: isMostlyAccepted)
+                case .bulkRead: turn.bulkRead(bulkRead())
+                case .batch(let range):
+                    if !mayTouch { violations.append("the helper has taken what the primary wants to read in bulk") }
+                    batches += 1
+                    let outcome = batch(range)
+                    if outcome == .setupFailed { setupErrors += 1 }
+                    turn.ran(range, outcome)
+                case .truncate:
+                    if role == .helper || !isSealed { violations.append("truncated") }
+                    let isEmpty = rows.isEmpty && uncommitted.isEmpty
+                    if isEmpty { pages = 0 }
+                    turn.truncated(isEmpty: uncommitted.isEmpty ? isEmpty : nil)
+                case .yield:
+                    if batches == 0 { violations.append("yielded without a batch") }
+                    return
+                case .leave: return
+                case .done:
+                    if setupErrors > PartitionTurn.errorBudget { violations.append("\(setupErrors) setup errors") }
+                    return
+                }
+            }
+            violations.append("the turn does not end")
+        }
+
+        /// The page of the first row on these pages, which are searched in this order.
+        private func firstRow(_ ranges: [Range<Int>]) -> Int? {
+            for range in ranges {
+                if let page = rows.keys.lazy.filter(range.contains).min() { return page }
+            }
+            return nil
+        }
+
+        private mutating func bulkRead() -> PartitionTurn.BulkReadOutcome {
+            if role == .helper || !isSealed { violations.append("read in bulk") }
+            if isPartitionLocked || !uncommitted.isEmpty || !locked.isEmpty { return .refused }
+            guard bulkReadOutcome == .taken else { return bulkReadOutcome }
+            taken += rows.values.reduce(0, +)
+            rows = [:]
+            pages = 0
+            return .taken
+        }
+
+        private mutating func batch(_ range: Range<Int>) -> PartitionTurn.BatchOutcome {
+            now += .milliseconds(5)
+            if isPartitionLocked { return .partitionLocked }
+            if blockedInPass.contains(range.lowerBound) { violations.append("\(range) was tried twice in a pass") }
+            if locked.contains(range.lowerBound) {
+                blockedInPass.insert(range.lowerBound)
+                return .rowsLocked
+            }
+            if failing.contains(range.lowerBound) { return .setupFailed }
+            for page in range { taken += rows.removeValue(forKey: page) ?? 0 }
+            return .finished
+        }
+    }
+}
