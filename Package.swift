@@ -88,6 +88,7 @@ let package = Package(
             ],
             path: "Benchmarks/tokenkeeper-bench",
             swiftSettings: lenient),
+        .testTarget(name: "TokenModelTests", dependencies: ["TokenModel"], swiftSettings: lenient),
         .testTarget(
             name: "APNsFeedbackTests", dependencies: ["APNsFeedback", "FakeAPNs", "TokenModel"], swiftSettings: lenient),
         .testTarget(

@@ -1,16 +1,16 @@
 /// A device token: the bytes that APNs gave to one app on one device, 1 to 512 of them.
 ///
-/// Apple makes no promise about the length (32 is usual, Live Activities have longer ones), hence no fixed size here.
+/// Apple does not promise a length: 32 bytes are usual, and tokens of Live Activities are longer.
 public struct DeviceToken: Hashable, Sendable {
-    /// The token's bytes, the key of the ledger.
+    /// The token's bytes: the key of the ledger.
     public let bytes: [UInt8]
 
-    /// The most bytes that are accepted.
+    /// The longest token that is accepted, in bytes.
     public static let maximumLength = 512
 
-    /// Reads a token from hex in either case; the same token in another case is the same token.
+    /// Reads a token from hex, in upper or lower case: case makes no difference.
     ///
-    /// - Returns: Nil unless the text is 1 to 512 whole bytes of hex and nothing else (no white space, no `0x`).
+    /// - Returns: Nil unless the text is 1 to 512 whole bytes of hex and nothing else: no white space, no `0x`.
     public init?(hex: String) {
         let digits = hex.utf8
         guard !digits.isEmpty, digits.count <= 2 * Self.maximumLength, digits.count.isMultiple(of: 2) else {
@@ -42,14 +42,14 @@ public struct DeviceToken: Hashable, Sendable {
 }
 
 extension DeviceToken: Comparable {
-    /// Byte order, as PostgreSQL orders `bytea`: the order in which batches lock rows.
+    /// Byte order, as PostgreSQL orders `bytea`. Batches lock rows in this order.
     public static func < (left: DeviceToken, right: DeviceToken) -> Bool {
         precedes(left.bytes.span, right.bytes.span)
     }
 }
 
 extension DeviceToken: CustomStringConvertible {
-    /// The first four bytes and an ellipsis: enough to find it, too little to send to it. A whole token is never logged.
+    /// The first four bytes and an ellipsis: enough to find the token, too little to send to it. Logs never hold a whole token.
     public var description: String {
         let digits = Array("0123456789abcdef")
         return bytes.prefix(4).reduce(into: "") { text, byte in
@@ -59,7 +59,8 @@ extension DeviceToken: CustomStringConvertible {
     }
 }
 
-/// Byte order. The standard library's way goes through two iterators, and this is asked a dozen times a token.
+/// Byte order, as `bytea` and text in the "C" collation have it. The standard library compares through two iterators, which is too
+/// slow for a comparison that runs a dozen times per token.
 func precedes(_ left: Span<UInt8>, _ right: Span<UInt8>) -> Bool {
     var place = 0
     while place < left.count, place < right.count {
@@ -67,4 +68,12 @@ func precedes(_ left: Span<UInt8>, _ right: Span<UInt8>) -> Bool {
         place += 1
     }
     return left.count < right.count
+}
+
+/// Equality byte by byte. Swift's `==` on text also equates different bytes that mean the same characters.
+func isSame(_ left: Span<UInt8>, _ right: Span<UInt8>) -> Bool {
+    guard left.count == right.count else { return false }
+    var place = 0
+    while place < left.count, left[place] == right[place] { place += 1 }
+    return place == left.count
 }

@@ -1,29 +1,29 @@
-/// The `apns-push-type` header: what kind of notification it is.
+/// The `apns-push-type` header: the kind of notification.
 ///
 /// Source: Apple, "Sending notification requests to APNs".
 public enum PushType: String, Hashable, Sendable, CaseIterable {
     case alert, background, voip, complication, fileprovider, mdm, liveactivity, location, pushtotalk, widgets, controls
 
-    /// The most bytes of a payload: 5120 for VoIP, 4096 for all others.
+    /// The largest payload in bytes: 5120 for VoIP, 4096 for all others.
     public var maximumPayload: Int { self == .voip ? 5120 : 4096 }
 }
 
-/// One notification for one device, as APNs is asked to deliver it.
+/// One notification for one device: everything that a request to APNs carries.
 public struct PushRequest: Hashable, Sendable {
-    /// The environment, which names the server; the topic, sent as `apns-topic`; and the token, in the path.
+    /// The environment selects the server, the topic is the `apns-topic` header, and the token is in the path.
     public var address: TokenAddress
     /// The body: JSON, as it goes over the wire.
     public var payload: [UInt8]
     public var pushType: PushType
-    /// `apns-priority`: 10 at once, 5 by the device's power, 1 when nothing wakes it. Nil leaves it to APNs (10).
+    /// `apns-priority`: 10 delivers at once, 5 saves the device's power, 1 never wakes the device. Nil means 10, APNs' default.
     public var priority: Int?
-    /// `apns-expiration`, in seconds since the Unix epoch: until then APNs tries again, 0 is once only. Nil leaves it to APNs.
+    /// `apns-expiration`, in seconds since the Unix epoch: APNs retries until then. 0 allows one try. Nil leaves it to APNs.
     public var expiration: Int64?
-    /// `apns-collapse-id`: notifications of the same one are shown as one. 1 to 64 bytes.
+    /// `apns-collapse-id`, 1 to 64 bytes: the device shows only the latest notification with the same one.
     public var collapseID: String?
-    /// `apns-id`: a UUID in lower case, the same whenever the request is sent again.
+    /// `apns-id`: a UUID in lower case. It stays the same when the request is sent again.
     public var id: String
-    /// Whether it may be sent a second time at once when no answer comes: not what has been tried before.
+    /// Whether the client may repeat the request at once when no response comes. False for a request that was tried before.
     public var mayBeRepeated: Bool
 
     public init(
@@ -42,10 +42,11 @@ public struct PushRequest: Hashable, Sendable {
 }
 
 extension PushRequest {
-    /// The most bytes of a collapse identifier.
+    /// The longest collapse identifier, in bytes.
     public static let maximumCollapseID = 64
 
-    /// What APNs would refuse it for, and what must not get into a header: found and expected, in words; nil when all is well.
+    /// Why APNs would refuse the request, or why it does not fit into headers: what was found and what was expected. Nil for a valid
+    /// request.
     ///
     /// Source of the limits: Apple, "Sending notification requests to APNs".
     public var fault: String? {
@@ -53,7 +54,7 @@ extension PushRequest {
         if payload.count > pushType.maximumPayload {
             return "the payload is \(payload.count) bytes long, expected at most \(pushType.maximumPayload)"
         }
-        // Anything else would be a header of its own, or none.
+        // A line end in a name would start another header.
         if !Self.isVisible(address.topic.name) { return "the topic has characters that no header can carry" }
         if let collapseID {
             guard 1...Self.maximumCollapseID ~= collapseID.utf8.count else {
@@ -70,7 +71,7 @@ extension PushRequest {
         return nil
     }
 
-    /// Printable ASCII, blanks within it included: what a header carries unchanged.
+    /// Printable ASCII, without a blank at either end: what a header carries unchanged.
     private static func isVisible(_ text: String) -> Bool {
         text.utf8.allSatisfy { 0x20...0x7e ~= $0 } && text.utf8.first != 0x20 && text.utf8.last != 0x20
     }

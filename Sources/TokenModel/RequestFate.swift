@@ -1,17 +1,18 @@
-/// What becomes of a request that was in hand, once it is known how its sending ended.
+/// What becomes of a claimed request after an attempt to send it.
 public enum RequestFate: Hashable, Sendable {
-    /// APNs has answered, and that is all.
+    /// APNs responded, and the request is finished.
     case answered
-    /// Given up, for the reason told: to `failed_send`.
+    /// The request moves to `failed_send`, with this error.
     case failed(String)
-    /// Tried again after the pause, because of what is told.
+    /// The request is retried after the pause, because of this error.
     case later(Duration, String)
-    /// It may have been delivered, but no answer came: tried again after the pause, unless that has happened before.
+    /// The attempt was interrupted: the notification may have been delivered, but no response came. The request is retried after the
+    /// pause, unless this has happened before.
     case interrupted(Duration, String)
-    /// It waits again, as if it had not been tried; with a pause or as before.
+    /// The request waits again as if it had not been tried: after the pause, or as long as before if it is nil.
     case returned(Duration?)
 
-    /// What is told of it, if anything.
+    /// The error, if there is one.
     public var error: String? {
         switch self {
         case .answered, .returned: nil

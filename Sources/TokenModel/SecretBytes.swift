@@ -1,17 +1,17 @@
 internal import Glibc
 
-/// The content of a file that holds a secret. The memory is wiped when the last owner lets go of it.
+/// The content of a file that holds a secret. The memory is wiped when the last reference goes away.
 ///
-/// A Swift `String` or `Array` leaves copies behind that nobody can wipe. So none is made of a password file or a private key on
-/// its way to libpq, OpenSSL or libcurl. These libraries may keep copies of their own. `database_url` is no such file: it and the
-/// configuration file become a `String`, which is not wiped, so a password does not belong there.
+/// A Swift `String` or `Array` leaves copies in memory that cannot be wiped. Password files and private keys therefore reach libpq,
+/// OpenSSL and libcurl without becoming either; these libraries may keep copies of their own. `database_url` and the configuration
+/// file do become a `String`, so they should not contain a password.
 ///
 /// Sendable: the bytes never change after `init`.
 @safe public final class SecretBytes: @unchecked Sendable {
-    /// One more than `count`: a NUL, for C.
+    /// One byte longer than `count`: C needs a NUL at the end.
     private let memory: UnsafeMutableRawBufferPointer
 
-    /// - Parameter fill: Writes all bytes; they are zero before.
+    /// - Parameter fill: Writes the bytes, which are zero before.
     public init(count: Int, fill: (UnsafeMutableRawBufferPointer) -> Void) {
         unsafe memory = UnsafeMutableRawBufferPointer.allocate(byteCount: count + 1, alignment: 1)
         _ = unsafe memory.initializeMemory(as: UInt8.self, repeating: 0)
@@ -24,8 +24,8 @@ internal import Glibc
 
     /// Reads a file.
     ///
-    /// - Parameter limit: The most bytes that it may have.
-    /// - Returns: Nil when the file cannot be read or is longer.
+    /// - Parameter limit: The largest size in bytes.
+    /// - Returns: Nil when the file is larger or cannot be read.
     public convenience init?(contentsOf path: String, limit: Int = 1 << 20) {
         let file = unsafe open(path, O_RDONLY | O_CLOEXEC)
         guard file >= 0 else { return nil }
@@ -63,7 +63,7 @@ internal import Glibc
         try unsafe use(UnsafeRawBufferPointer(rebasing: memory[..<count]))
     }
 
-    /// As C takes a text; it ends at the first NUL.
+    /// The bytes as a C string, which ends at the first NUL.
     public func withCString<Answer: ~Copyable, Failure: Error>(
         _ use: (UnsafePointer<CChar>) throws(Failure) -> Answer
     ) throws(Failure) -> Answer {
@@ -72,16 +72,16 @@ internal import Glibc
 
     public func contains(_ byte: UInt8) -> Bool { unsafe withBytes { unsafe $0.contains(byte) } }
 
-    /// What stands before the first end of a line.
+    /// The bytes before the first line end.
     public var firstLine: SecretBytes {
         unsafe withBytes { bytes in unsafe SecretBytes(bytes.prefix { $0 != 0x0A && $0 != 0x0D }) }
     }
 
-    /// A copy that is not wiped: for what is no secret, and for the configuration file, whose values become texts anyway.
+    /// A copy that is not wiped: for public data, and for the configuration file, whose values become a `String` anyway.
     public var unprotected: [UInt8] { unsafe withBytes { unsafe Array($0) } }
 }
 
 extension SecretBytes: CustomStringConvertible {
-    /// Without any of them.
+    /// The size only.
     public var description: String { "\(count) bytes, not shown" }
 }

@@ -1,4 +1,4 @@
-/// One answer of APNs as a sender queued it: a row of `tokenkeeper.send_result`, nothing yet taken for granted.
+/// One response of APNs as a sender queued it: a row of `tokenkeeper.send_result`, not validated yet.
 public struct SendResult: Hashable, Sendable {
     /// `production` or `sandbox`; nil means production.
     public var environment: String?
@@ -6,19 +6,19 @@ public struct SendResult: Hashable, Sendable {
     public var topic: String?
     /// The device token in hex.
     public var token: String?
-    /// The HTTP status of the answer.
+    /// The HTTP status of the response.
     public var status: Int32?
-    /// The body of the answer, verbatim.
+    /// The body of the response, verbatim.
     public var body: String?
-    /// The `apns-id` header of the answer.
+    /// The `apns-id` header of the response.
     public var apnsID: String?
-    /// When the request was started; nil where the sender does not know.
+    /// When the sender started the request; nil if it does not know.
     public var sentAt: Instant?
-    /// When the row was queued first, by the database server's clock.
+    /// When the row was first queued, by the database server's clock.
     public var queuedAt: Instant
-    /// How often it was rejected and requeued before; nil for never.
+    /// How often the row was rejected and requeued before; nil means never.
     public var attempts: Int32?
-    /// Whether an operator has released it: the mass-failure guard must not hold it again.
+    /// Whether an operator has released the row: the mass-failure guard must not hold it again.
     public var isReleased: Bool
 
     public init(

@@ -1,10 +1,7 @@
-/// Which of Apple's two services a token belongs to. The same device has different tokens in each.
-public enum Environment: String, Hashable, Sendable, CaseIterable {
-    case production
-    case sandbox
-}
-
-/// What the ledger keeps a row for: a device token is dead or alive for one topic of one environment, not in general.
+/// Start here: what the ledger keeps a row for, and what every other type of this module is about.
+///
+/// A device token is good or bad for one topic of one environment. A `SendResult` is what a sender reports about an address, and a
+/// `Verdict` is what the report means. A `PushRequest` is a notification for an address, and a `RequestFate` is what became of it.
 public struct TokenAddress: Hashable, Sendable {
     public let environment: Environment
     public let topic: Topic
@@ -15,4 +12,10 @@ public struct TokenAddress: Hashable, Sendable {
         self.topic = topic
         self.token = token
     }
+}
+
+/// Apple's two services. A device has a different token in each.
+public enum Environment: String, Hashable, Sendable, CaseIterable {
+    case production
+    case sandbox
 }

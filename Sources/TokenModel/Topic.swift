@@ -1,10 +1,10 @@
 /// A topic: the `apns-topic` header as it is sent, such as `com.example.app.voip`. 1 to 512 bytes.
 ///
-/// Compared byte by byte, as PostgreSQL does with this column, and not as Swift compares text.
+/// Topics compare byte by byte, as the columns in PostgreSQL do, and not as Swift compares text.
 public struct Topic: Sendable {
     public let name: String
 
-    /// The most bytes that are accepted: a bound for the ledger's index, far above any bundle identifier.
+    /// The longest topic that is accepted, in bytes: far above any bundle identifier, and short enough for the ledger's index.
     public static let maximumLength = 512
 
     /// - Returns: Nil for an empty or overlong name.
@@ -16,11 +16,7 @@ public struct Topic: Sendable {
 
 extension Topic: Hashable {
     public static func == (left: Topic, right: Topic) -> Bool {
-        let (left, right) = (left.name.utf8.span, right.name.utf8.span)
-        guard left.count == right.count else { return false }
-        var place = 0
-        while place < left.count, left[place] == right[place] { place += 1 }
-        return place == left.count
+        isSame(left.name.utf8.span, right.name.utf8.span)
     }
 
     public func hash(into hasher: inout Hasher) {

@@ -1,27 +1,27 @@
-/// What one answer of APNs means for its device token.
+/// What one response of APNs means for its device token.
 public enum Verdict: Hashable, Sendable {
-    /// 200: taken for delivery. Says nothing about the token's future.
+    /// 200: APNs has accepted the notification. It says nothing about the token's future.
     case accepted
-    /// 410 as APNs sends it, with a reason and a timestamp: the token has been dead since `at`. A later registration revives it.
+    /// 410 as APNs sends it, with a reason and a timestamp: the token is stale since `at`. A later registration makes it active again.
     case stale(TokenAddress, at: Instant, reason: String)
-    /// 400 BadDeviceToken and the like: the token is bad for this topic and environment, or the sender is misconfigured.
-    /// Also a 410 that APNs does not send: a proxy answered, or the sender omits the body.
+    /// 400 BadDeviceToken or DeviceTokenNotForTopic: the token is wrong for this topic and environment, or the sender is misconfigured.
+    /// Also a 410 that is not as APNs sends it: a proxy responded, or the sender omits the body.
     case suspect(TokenAddress, at: Instant, reason: String)
-    /// The sender's configuration or this one message is at fault; the token is left alone.
+    /// The sender's configuration or this message is at fault. The token is not affected.
     case sendersFault(reason: String?)
-    /// Worth another try later; the token is left alone.
+    /// The request is worth a retry. The token is not affected.
     case transient(reason: String?)
-    /// The row cannot be understood. The error says what was found and what was expected.
+    /// The row makes no sense. The error says what was found and what was expected.
     case unintelligible(error: String)
 }
 
 extension Verdict {
-    /// What stands for a reason that was not given.
+    /// Stands for a missing reason.
     public static let noReason = "(none given)"
 
-    /// Why a 410 makes its token suspect instead of stale: what APNs sends with every 410, and this one lacks.
+    /// Why a 410 makes its token suspect instead of stale: the part that it lacks.
     ///
-    /// These texts are counted and stored as reasons: they must stay as they are.
+    /// These texts are stored and counted as reasons, so they must not change.
     public enum DoubtfulGone: String, Sendable, CaseIterable {
         case noBody = "410 without a body"
         case foreignBody = "410 with a body that is not from APNs"
@@ -29,8 +29,8 @@ extension Verdict {
         case noTimestamp = "410 without a timestamp"
     }
 
-    /// A reason as it is counted and logged: Apple's are words of letters. Anything else (a proxy's error page with an
-    /// identifier in it) counts as one kind, so that neither counts nor logs grow with it, and no token gets into them.
+    /// A reason as counts and logs show it. Apple's reasons consist of letters. All others, such as a proxy's error page with an
+    /// identifier in it, count as one kind: neither counts nor logs grow with them, and no token gets into either.
     public static func countable(_ reason: String) -> String {
         let isWord =
             reason.utf8.count <= 64
@@ -40,7 +40,7 @@ extension Verdict {
         return isWord || reason == noReason || DoubtfulGone(rawValue: reason) != nil ? reason : "(other)"
     }
 
-    /// APNs' reason as it is counted, or nil where none was given.
+    /// The reason as it is counted; nil if APNs gave none.
     public var reason: String? {
         switch self {
         case .accepted: nil

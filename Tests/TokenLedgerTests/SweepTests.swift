@@ -1,5 +1,6 @@
 import LedgerTestSupport
 import Testing
+import TokenModel
 
 @testable import TokenLedger
 

@@ -368,18 +368,3 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         }
     }
 }
-
-@Suite struct `Back-off` {
-    @Test func `pauses grow to their limit, never beyond, and start over`() {
-        var backoff = Backoff()
-        var last = Duration.zero
-        for step in 0..<40 {
-            let pause = backoff.pause()
-            #expect(pause <= Backoff.longest && pause >= Backoff.first * 0.75)
-            if step > 10 { #expect(pause >= Backoff.longest * 0.75) }
-            last = pause
-        }
-        backoff.reset()
-        #expect(backoff.pause() < last)
-    }
-}

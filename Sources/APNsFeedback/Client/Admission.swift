@@ -1,10 +1,10 @@
-/// How many requests may be under way to one server.
+/// How many requests may be in flight to one server.
 ///
-/// Until the first valid provider token a connection of APNs allows one stream (Apple, "Establishing a token-based connection
-/// to APNs"), and the client learns of it after it has begun to send: so no more than one goes to a connection that has not
-/// yet answered, and those that libcurl had meant for it come back unsent.
+/// Until the first valid provider token, a connection to APNs allows one stream (Apple, "Establishing a token-based connection
+/// to APNs"), and the client learns this only after it has begun to send. So a connection that has not yet responded gets one
+/// request, and any others that libcurl assigns to it come back unsent.
 struct Admission {
-    /// With a connection that has answered: 1 or more.
+    /// The limit with a connection that has responded: 1 or more.
     let most: Int
     private var reduced: Int?
 
@@ -12,19 +12,19 @@ struct Admission {
         self.most = most
     }
 
-    /// - Parameter answering: How many connections have answered already.
+    /// - Parameter answering: How many connections have responded.
     func limit(answering: Int) -> Int {
         answering == 0 ? 1 : reduced ?? most
     }
 
-    /// One came back unsent: libcurl would open another connection for it, which is not yet to have more than one.
+    /// A request came back unsent: libcurl would open another connection for it, which may not have more than one yet.
     ///
-    /// - Parameter underWay: How many are, without it.
+    /// - Parameter underWay: How many requests are in flight without it.
     mutating func cameBack(underWay: Int) {
         reduced = max(1, min(underWay, reduced ?? underWay))
     }
 
-    /// A connection has given its first answer, or has gone without one.
+    /// A connection has responded for the first time, or has closed without a response.
     mutating func connectionsChanged() {
         reduced = nil
     }

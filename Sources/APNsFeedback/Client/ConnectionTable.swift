@@ -1,6 +1,6 @@
-/// The connections that requests have gone to, as far as libcurl tells of them, and what each has done so far.
+/// The connections that carried requests, as far as libcurl reveals them, and the state of each.
 struct ConnectionTable {
-    /// Both ends of a connection: what libcurl calls it when it is about to use it.
+    /// Both ends of a connection: libcurl names them when it is about to use it.
     struct Name: Hashable {
         var localPort: UInt16
         var peerPort: UInt16
@@ -9,29 +9,29 @@ struct ConnectionTable {
 
     struct Connection {
         var server: PushServer
-        /// For shutting it down.
+        /// To shut the connection down.
         var socket: Int32
-        /// How many requests are on it.
+        /// The number of requests on it.
         var load = 0
         var hasAnswered = false
-        /// Whether it is to be closed as soon as it has no requests any more, and to have no more until then.
+        /// Whether it gets no more requests, and is closed after its last one.
         var isUnfit = false
-        /// When anything was last heard on it; at first, when it was opened.
+        /// When data last arrived; at first, when it was opened.
         var heard: ContinuousClock.Instant
     }
 
     private(set) var connections: [Name: Connection] = [:]
-    /// Ever opened, those included that no request went to.
+    /// The number of connections ever opened.
     private(set) var opened = 0
 
     enum Place: Equatable {
-        /// The request may go to it.
+        /// The request may use it.
         case free
-        /// Not yet: there is one on it, and it has not answered.
+        /// It has a request and has not responded: not yet.
         case unproven
-        /// It is to have no more of them.
+        /// It gets no more requests.
         case unfit
-        /// Not known.
+        /// Unknown so far.
         case new
     }
 
@@ -50,7 +50,7 @@ struct ConnectionTable {
         connections[name]?.load += 1
     }
 
-    /// - Returns: The socket to shut down, when it was the last request of a connection that is unfit.
+    /// - Returns: The socket to shut down, if this was the last request of an unfit connection.
     mutating func leave(_ name: Name) -> Int32? {
         guard let place = connections.index(forKey: name) else { return nil }
         connections.values[place].load -= 1
@@ -58,19 +58,19 @@ struct ConnectionTable {
             ? connections.values[place].socket : nil
     }
 
-    /// To be told before the request leaves it.
+    /// Call this before the request leaves the connection.
     mutating func isUnfit(_ name: Name) {
         connections[name]?.isUnfit = true
     }
 
-    /// Whether a server has a connection that is to be closed, and has requests still.
+    /// Whether a server has an unfit connection that still has requests.
     func isDraining(_ server: PushServer) -> Bool {
         connections.values.contains { $0.server == server && $0.isUnfit && $0.load > 0 }
     }
 
-    /// Something came in.
+    /// Data has arrived.
     ///
-    /// - Returns: Whether it was this connection's first answer.
+    /// - Returns: Whether it is the connection's first.
     mutating func heard(_ name: Name, at now: ContinuousClock.Instant) -> Bool {
         guard let place = connections.index(forKey: name) else { return false }
         connections.values[place].heard = now
@@ -79,13 +79,13 @@ struct ConnectionTable {
         return true
     }
 
-    /// - Returns: The connection that had this socket, if a request ever went to it.
+    /// - Returns: The connection of this socket, if it ever carried a request.
     mutating func closed(socket: Int32) -> Connection? {
         guard let name = connections.first(where: { $0.value.socket == socket })?.key else { return nil }
         return connections.removeValue(forKey: name)
     }
 
-    /// How many connections to a server have answered something, and are open.
+    /// The number of open connections to a server that have responded.
     func answering(_ server: PushServer) -> Int {
         connections.values.count { $0.server == server && $0.hasAnswered }
     }

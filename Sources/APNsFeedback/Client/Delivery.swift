@@ -1,21 +1,21 @@
 internal import TokenModel
 
-/// One request on its way, with what has been tried for it; decides whether it is tried again.
+/// One request and the attempts made for it so far; decides whether it is sent again. Pure.
 ///
-/// It is always the same request with the same `apns-id`. Source of the rules: Apple, "Handling notification responses from
+/// Each attempt sends the same request with the same `apns-id`. The rules: Apple, "Handling notification responses from
 /// APNs", and RFC 9113, 8.7.
 struct Delivery: Sendable {
     let request: PushRequest
     private(set) var sentAt: Instant?
     private(set) var sends = 0
-    /// How often it may go to a connection altogether: twice, for one repetition after a loss, whether by libcurl or by us; once if it has
-    /// been tried before.
+    /// How many sends are allowed in total: two, which leaves one for a retry after a loss, by libcurl or by this client. One if an
+    /// earlier attempt has already been made.
     private var allowed: Int
     private var hasRenewed = false
     private var hasChangedConnection = false
-    /// How the last turn failed, if it did and there is to be another.
+    /// How the last turn failed, if it did and another one follows.
     private var lastFailure: (kind: PushFailure.Kind, message: String)?
-    /// The provider token of the last sending.
+    /// The provider token of the last send.
     var authorization: String?
 
     init(_ request: PushRequest) {
@@ -23,14 +23,14 @@ struct Delivery: Sendable {
         allowed = request.mayBeRepeated ? 2 : 1
     }
 
-    /// It is not to go to a connection again.
+    /// Allows no more sends.
     mutating func repeatNoMore() {
         allowed = sends
     }
 
-    /// Takes note that it goes to a connection now.
+    /// Counts a send, which happens now.
     ///
-    /// - Returns: False when it must not, because it did often enough.
+    /// - Returns: False if no more sends are allowed.
     mutating func goes(at time: @autoclosure () -> Instant) -> Bool {
         guard sends < allowed else { return false }
         sends += 1
@@ -40,25 +40,27 @@ struct Delivery: Sendable {
 
     /// How one turn ended.
     enum Turn: Equatable {
-        /// With an answer; a torn one may lack its end.
+        /// With a response. The end of a torn one may be missing.
         case answer(PushResponse, isTorn: Bool)
-        /// With none: why, in a line, and whether it went to a connection in this turn.
+        /// Without a response: why, in one line, and whether the request was sent in this turn.
         case failure(PushFailure.Kind, message: String, wasSent: Bool)
     }
 
     enum Step: Equatable {
         case ends(PushOutcome.End)
-        /// Once more, at once; over another connection, if this one is said to be unfit.
+        /// Send again at once; over another connection if this one is unfit.
         case again(connectionIsUnfit: Bool)
     }
 
-    /// - Parameter renew: Told the provider token that was refused; answers whether there is another one now.
+    /// - Parameter renew: Takes the provider token that was refused. Returns whether there is another one now.
     mutating func step(after turn: Turn, renew: (String) -> Bool) -> Step {
         switch turn {
         case .answer(let answer, let isTorn):
             lastFailure = nil
             if isTorn, sends < allowed { return .again(connectionIsUnfit: false) }
-            if isTorn, answer.body != nil { return .ends(failed(.connectionLost, "the end of the answer is missing")) }
+            if isTorn, answer.body != nil {
+                return .ends(failed(.connectionLost, "the end of the response is missing"))
+            }
             guard answer.status == 403 else { return .ends(.answered(answer)) }
             switch ResponseBody(answer.body).reason {
             case "ExpiredProviderToken":
@@ -74,7 +76,7 @@ struct Delivery: Sendable {
             }
             return .ends(.answered(answer))
         case .failure(let kind, let message, let wasSent):
-            // Where nothing was sent, the server is not to be had, and the next attempt would fail just as well.
+            // If nothing was sent, the server cannot be reached, and another attempt would fail the same way.
             if wasSent, sends < allowed {
                 lastFailure = (kind, message)
                 return .again(connectionIsUnfit: false)
@@ -87,7 +89,7 @@ struct Delivery: Sendable {
         .unanswered(PushFailure(kind: kind, message: message, mayHaveArrived: sends > 0, retryAfter: retryAfter))
     }
 
-    /// How it ends while its server is left in peace.
+    /// How the request ends while its server is in a pause.
     func endInPause(_ pause: Duration, host: String) -> PushOutcome.End {
         guard let (kind, message) = lastFailure else {
             return failed(.backingOff, "\(host) could not be reached a moment ago", retryAfter: pause)
@@ -95,9 +97,9 @@ struct Delivery: Sendable {
         return failed(kind, message, retryAfter: pause)
     }
 
-    /// How it ends when the client stops.
+    /// How the request ends when the client stops.
     var endAtStop: PushOutcome.End {
-        sends == 0 ? .withdrawn : failed(.stopped, "the client was stopped before the answer came")
+        sends == 0 ? .withdrawn : failed(.stopped, "the client was stopped before the response arrived")
     }
 
     func outcome(_ end: PushOutcome.End) -> PushOutcome {

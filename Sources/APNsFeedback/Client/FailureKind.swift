@@ -1,8 +1,8 @@
 internal import CCurl
 
-/// What libcurl's result codes mean here.
+/// Maps libcurl's result codes.
 extension PushFailure.Kind {
-    /// - Parameter wasSent: Whether the request went to a connection in this turn.
+    /// - Parameter wasSent: Whether the request was sent in this turn.
     init(_ code: CURLcode, wasSent: Bool) {
         switch code {
         case CURLE_COULDNT_RESOLVE_HOST, CURLE_COULDNT_RESOLVE_PROXY: self = .nameResolution
@@ -21,6 +21,6 @@ extension PushFailure.Kind {
         }
     }
 
-    /// Whether there was no connection to send anything over.
+    /// Whether no connection could be made.
     var isOfConnecting: Bool { [.nameResolution, .connect, .tls].contains(self) }
 }

@@ -1,17 +1,17 @@
 internal import CCurl
 internal import Glibc
 
-/// The sockets that libcurl has opened for connections, and those that it has closed since one last looked.
+/// The sockets that libcurl has open, and those that it has closed since the last look.
 ///
-/// Belongs to the thread of its multi handle, which outlives all connections, and is outlived by this.
+/// Belongs to the thread of its multi handle. It outlives the handle, and the handle outlives all connections.
 @safe final class OpenSockets {
     private var open: [Int32] = []
     private var closed: [Int32] = []
 
-    /// What libcurl is given to find it by.
+    /// The pointer by which libcurl's callbacks find this object.
     var address: UnsafeMutableRawPointer { unsafe Unmanaged.passUnretained(self).toOpaque() }
 
-    /// Those closed since the last call, in order.
+    /// The sockets closed since the last call, in order.
     func takeClosed() -> [Int32] {
         if closed.isEmpty { return [] }
         defer { closed.removeAll(keepingCapacity: true) }
@@ -20,14 +20,14 @@ internal import Glibc
 
     var openCount: Int { open.count }
 
-    /// The open socket with this local port; the latest, if there are several.
+    /// The open socket with this local port; the latest if there are several.
     func socket(localPort: UInt16) -> Int32? {
         open.last { Self.localPort(of: $0) == localPort }
     }
 
-    /// Whether what is written to open sockets waits until a packet is full (`TCP_CORK`, tcp(7)), or goes at once.
+    /// Holds data back until a packet is full (`TCP_CORK`, tcp(7)), or sends it.
     ///
-    /// One that is opened meanwhile is not held back; letting it go changes nothing.
+    /// Sockets opened in the meantime are not held back; releasing them changes nothing.
     func holdBack(_ isHeld: Bool) {
         var value: Int32 = isHeld ? 1 : 0
         for socket in open {
@@ -36,7 +36,7 @@ internal import Glibc
         }
     }
 
-    /// Ends a connection for both sides: libcurl finds it dead, and so do all requests on it.
+    /// Ends a connection in both directions: libcurl then fails all requests on it.
     static func shutDown(_ socket: Int32) {
         shutdown(socket, Int32(SHUT_RDWR))
     }
@@ -64,7 +64,7 @@ internal import Glibc
         return unsafe withUnsafeMutablePointer(to: &address) { address in
             let general = unsafe UnsafeMutableRawPointer(address).assumingMemoryBound(to: sockaddr.self)
             guard unsafe getsockname(socket, general, &length) == 0 else { return nil }
-            // Both families have the port in the same place.
+            // IPv4 and IPv6 have the port in the same place.
             return unsafe UInt16(
                 bigEndian: UnsafeMutableRawPointer(address).assumingMemoryBound(to: sockaddr_in.self).pointee.sin_port)
         }

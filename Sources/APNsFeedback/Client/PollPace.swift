@@ -1,24 +1,24 @@
-/// How long a thread with many requests under way lets answers gather before it looks for them.
+/// How long a thread with many requests in flight lets responses gather before it polls.
 ///
-/// libcurl 7.88 asks each of its transfers, with a system call, whether something came for it, whenever it looks at all: with
-/// 500 under way and answers coming singly that is 500 calls an answer. So it looks at most twenty times within the time that
-/// an answer takes: what comes in between comes at the most a twentieth later, and an answer costs at the most twenty calls.
+/// With each poll, libcurl 7.88 makes a system call for each of its transfers: with 500 in flight and single responses, that is 500
+/// calls per response. So the thread polls at most twenty times within the usual response time. A response is then late by at
+/// most a twentieth of that time, and costs at most twenty calls.
 struct PollPace {
-    /// Smoothed; nil before the first answer.
+    /// The smoothed response time; nil before the first response.
     private var usual: Duration?
 
-    /// With fewer under way there is nothing to be saved.
+    /// With fewer requests in flight there is nothing to save.
     static let fewest = 16
-    /// What a request that is submitted meanwhile may have to wait.
+    /// The longest delay for a request that is submitted in between.
     static let longest: Duration = .milliseconds(20)
     static let share = 20
 
-    /// Takes note of how long an answer took.
+    /// Records the time that a response took.
     mutating func answered(after time: Duration) {
         usual = usual.map { $0 + (time - $0) / 16 } ?? time
     }
 
-    /// The least time between one look and the next.
+    /// The shortest time between two polls.
     func interval(underWay: Int) -> Duration {
         guard underWay >= Self.fewest, let usual else { return .zero }
         return min(usual / Self.share, Self.longest)

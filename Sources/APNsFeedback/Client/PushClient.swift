@@ -1,13 +1,17 @@
 public import TokenModel
 
-/// Sends notifications to APNs, over few HTTP/2 connections, from one thread.
+/// Start here: sends notifications to APNs from one thread, over a few HTTP/2 connections.
 ///
-/// One client has one identity, and serves both environments. Give it a thread for `run`; everything else may be called from
-/// any thread. What each request came to is to be had from `collect`, once, in the order of their ends.
+/// A client has one identity and serves both environments. Give it a thread for `run`, and call everything else from any
+/// thread. `collect` returns the outcome of each request once, in the order in which the requests ended.
 ///
-/// A request is sent at most twice when connections or streams get lost, and once more where APNs refuses the provider token
-/// as expired or as unrelated to the connection; always with the same `apns-id`. A server that cannot be reached is left in
-/// peace for a while, in which its requests end at once.
+/// A request is sent at most twice when connections or streams are lost, and once more if APNs refuses the provider token as
+/// expired or as unrelated to the connection; always with the same `apns-id`. When a server cannot be reached, the client
+/// pauses, and requests for that server end at once.
+///
+/// The parts: `PushMailbox` is shared with other threads. `PushLoop` is the thread's loop. A `Delivery` decides whether its request
+/// is sent again, a `Transfer` is the request's libcurl handle, and `ConnectionTable`, `Admission` and `ServerBackoff` decide
+/// when a request may go out.
 public final class PushClient: Sendable {
     private let mailbox = PushMailbox()
     private let multi: MultiHandle
@@ -15,8 +19,8 @@ public final class PushClient: Sendable {
     private let options: PushClientOptions
     private let ended: @Sendable () -> Void
 
-    /// - Parameter ended: Called when there are outcomes to collect, from the thread of `run`: once for all that ended
-    ///   together. After the stop also from `submit`.
+    /// - Parameter ended: Called on the thread of `run` when there are outcomes to collect, once for all requests that ended
+    ///   together. After the stop, `submit` calls it too.
     public init(_ identity: PushIdentity, _ options: PushClientOptions, ended: @escaping @Sendable () -> Void) {
         self.identity = identity
         self.options = options
@@ -24,23 +28,23 @@ public final class PushClient: Sendable {
         multi = MultiHandle(connections: max(1, options.connections))
     }
 
-    /// Adds requests to the queue, which has no limit: see `state`.
+    /// Adds requests to the queue. The queue has no limit: see `state`.
     public func submit(_ requests: [PushRequest]) {
         if mailbox.put(requests) { multi.wake() } else { ended() }
     }
 
-    /// What has ended since the last call.
+    /// The requests that have ended since the last call.
     public func collect() -> [PushOutcome] { mailbox.takeOutcomes() }
 
-    /// Begins nothing new: what has not been sent ends as withdrawn at once, what has been is waited for.
+    /// Sends nothing new. Unsent requests end as withdrawn at once; requests in flight may still get their response.
     ///
-    /// - Parameter patience: How long at most; then it ends as unanswered.
+    /// - Parameter patience: How long to wait for responses. Requests without one then end as unanswered.
     public func stop(patience: Duration) {
         mailbox.stop(by: .now + patience)
         multi.wake()
     }
 
-    /// Does the work, until a stop is over. To be called once.
+    /// Does the work until the client has stopped. Call it once.
     public func run() {
         PushLoop(mailbox, multi, identity, options, ended: ended).run()
         mailbox.close()

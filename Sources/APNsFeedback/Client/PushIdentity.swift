@@ -1,15 +1,15 @@
 public import TokenModel
 
-/// How requests prove who sends them: a provider token in each, or a client certificate on the connection.
+/// How a client proves who it is: with a provider token in each request, or with a client certificate on the connection.
 ///
 /// A connection belongs to one team (Apple, "Establishing a token-based connection to APNs"), so a client has one identity.
 public struct PushIdentity: Sendable {
-    /// The provider token, a JWT, asked for before each sending on the client's thread; what it throws ends the request unsent.
-    /// Nil: requests carry none.
+    /// Returns the provider token, a JWT. Called on the client's thread before each send; an error ends the request unsent.
+    /// Nil if requests carry no token.
     public var authorization: (@Sendable () throws -> String)?
-    /// Told which provider token APNs refused as expired; answers whether `authorization` now has another one.
+    /// Takes the provider token that APNs refused as expired. Returns whether `authorization` now has another one.
     public var renew: (@Sendable (_ refused: String) -> Bool)?
-    /// A client certificate and those that vouch for it, and its key; both in PEM, both or neither.
+    /// A client certificate with its chain, and its key. Both in PEM; set both or neither.
     public var certificateChainPEM: [UInt8]?
     public var keyPEM: SecretBytes?
 

@@ -2,7 +2,7 @@ internal import CCurl
 internal import Glibc
 internal import TokenModel
 
-/// What a client's thread does: hands requests to libcurl, lets it work, and takes what has ended from it.
+/// The loop of a client's thread: hands requests to libcurl, lets it work, and takes what has ended.
 final class PushLoop: TransferWatcher {
     private let mailbox: PushMailbox
     private let multi: MultiHandle
@@ -36,7 +36,7 @@ final class PushLoop: TransferWatcher {
 
     func run() {
         let tick = max(.milliseconds(10), min(.seconds(1), options.answerTimeout / 10))
-        var swept = now
+        var checkedAt = now
         while true {
             let turnBegan = now
             now = .now
@@ -47,20 +47,20 @@ final class PushLoop: TransferWatcher {
             multi.perform()
             while let (transfer, code) = multi.nextEnded() { end(transfer, code) }
             noteClosedConnections()
-            if now - swept >= tick {
-                swept = now
-                sweep()
+            if now - checkedAt >= tick {
+                checkedAt = now
+                endOverdue()
             }
             publish()
             if stopBy != nil, underWay == 0, scopes.values.allSatisfy(\.queue.isEmpty) { return }
-            // What ended has made room: no wait before that is used.
+            // What ended has made room: use it before waiting.
             if scopes.values.contains(where: hasWork) { continue }
             multi.wait(milliseconds: underWay == 0 ? 60_000 : tick.wholeMilliseconds)
             rest(until: now + pace.interval(underWay: underWay))
         }
     }
 
-    /// Sleeps, unless it is over.
+    /// Sleeps until then, if that is still ahead.
     private func rest(until end: ContinuousClock.Instant) {
         let left = ContinuousClock.now.duration(to: end)
         if left > .microseconds(50) { usleep(UInt32(left.components.attoseconds / 1_000_000_000_000)) }
@@ -97,16 +97,16 @@ final class PushLoop: TransferWatcher {
         endAtOnce { $0.connection == nil || now >= stopBy }
     }
 
-    /// After a standstill another daemon may have been given all that this client has: nothing is begun, and nothing repeated.
+    /// After a standstill, another daemon may have taken over all requests of this client: begins nothing and repeats nothing.
     private func abandon() {
         endAtOnce { $0.delivery?.sends == 0 }
         for transfer in transfers { transfer.delivery?.repeatNoMore() }
     }
 
-    /// Ends all that waits for its turn, and of what has been handed to libcurl that for which it holds.
-    private func endAtOnce(_ holds: (Transfer) -> Bool) {
+    /// Ends all queued requests, and those handed to libcurl that meet the condition.
+    private func endAtOnce(_ condition: (Transfer) -> Bool) {
         for transfer in transfers {
-            guard let delivery = transfer.delivery, holds(transfer) else { continue }
+            guard let delivery = transfer.delivery, condition(transfer) else { continue }
             takeBack(transfer)
             outcomes.append(delivery.outcome(delivery.endAtStop))
         }
@@ -160,7 +160,7 @@ final class PushLoop: TransferWatcher {
     func mayGo(_ transfer: Transfer, on name: ConnectionTable.Name) -> Bool {
         noteClosedConnections()
         if let old = transfer.connection {
-            // libcurl sends it again by itself, after the connection was lost.
+            // libcurl lost the connection, and sends the request again by itself.
             leave(old)
             transfer.connection = nil
         }
@@ -203,28 +203,28 @@ final class PushLoop: TransferWatcher {
             guard let connection = table.closed(socket: socket) else { continue }
             for scope in scopes.values where scope.server == connection.server {
                 scope.admission.connectionsChanged()
-                // It takes connections, and answers nothing.
+                // The server accepts connections and never responds.
                 if !connection.hasAnswered { scope.backoff.failed(at: now) }
             }
         }
     }
 
-    /// What takes too long. libcurl's own limits begin when it is handed a request, and would count its wait for a connection.
-    private func sweep() {
+    /// Ends what takes too long. libcurl's own timeouts begin when it gets a request, and would include its wait for a connection.
+    private func endOverdue() {
         for transfer in transfers {
             guard var delivery = transfer.delivery else { continue }
             if let wentAt = transfer.wentAt {
                 guard now - wentAt > options.answerTimeout else { continue }
                 if let name = transfer.connection, let connection = table.connections[name], connection.heard <= wentAt
                 {
-                    // Nobody is at the other end; libcurl would go on using it.
+                    // Nothing came since the request left: the connection is dead, and libcurl would go on using it.
                     OpenSockets.shutDown(connection.socket)
                 }
                 let turn = Delivery.Turn.failure(
-                    .timeout, message: "no answer within \(options.answerTimeout)", wasSent: true)
+                    .timeout, message: "no response within \(options.answerTimeout)", wasSent: true)
                 proceed(transfer, &delivery, after: turn)
             } else if now - transfer.handedAt > options.connectTimeout + .seconds(5) {
-                // Perhaps libcurl has forgotten it.
+                // libcurl may have lost track of it.
                 takeBack(transfer)
                 scope(of: delivery).queue.giveBack(delivery)
             }
@@ -235,51 +235,29 @@ final class PushLoop: TransferWatcher {
 
     private func end(_ transfer: Transfer, _ code: CURLcode) {
         guard var delivery = transfer.delivery else { return multi.remove(transfer) }
+        if transfer.obstacle == .notYet { return queueAgain(transfer, delivery) }
         let scope = scope(of: delivery)
-        let turn: Delivery.Turn
-        switch transfer.obstacle {
-        case .notYet:
-            takeBack(transfer)
-            scope.admission.cameBack(underWay: scope.underWay)
-            scope.queue.giveBack(delivery)
-            return
-        case .notHTTP2:
-            scope.backoff.failed(at: now)
-            turn = .failure(.protocolError, message: "\(scope.server.host) does not speak HTTP/2", wasSent: false)
-        case .often:
-            turn = .failure(.connectionLost, message: "the connection was lost again", wasSent: true)
-        case nil:
-            turn = self.turn(transfer, code)
-            if case .failure(let kind, _, _) = turn, kind.isOfConnecting {
-                if table.answering(scope.server) > 0, scope.underWay > 1, delivery.sends == 0 {
-                    // Another one works, and others are on it: it need not have one of its own.
-                    takeBack(transfer)
-                    scope.admission.cameBack(underWay: scope.underWay)
-                    scope.queue.giveBack(delivery)
-                    return
-                }
-                scope.backoff.failed(at: now)
+        let turn = transfer.turn(code, host: scope.server.host)
+        switch (transfer.obstacle, turn) {
+        case (.notHTTP2, _): scope.backoff.failed(at: now)
+        case (nil, .failure(let kind, _, _)) where kind.isOfConnecting:
+            // Another connection works and has requests: this request can use that one.
+            if table.answering(scope.server) > 0, scope.underWay > 1, delivery.sends == 0 {
+                return queueAgain(transfer, delivery)
             }
+            scope.backoff.failed(at: now)
+        default: break
         }
         if code == CURLE_OK, let wentAt = transfer.wentAt { pace.answered(after: now - wentAt) }
         proceed(transfer, &delivery, after: turn)
     }
 
-    private func turn(_ transfer: Transfer, _ code: CURLcode) -> Delivery.Turn {
-        let answer = transfer.answer
-        let wasSent = transfer.connection != nil
-        if let head = answer.answer, wasSent {
-            guard answer.isHTTP2 else {
-                return .failure(.protocolError, message: "the answer is none of HTTP/2", wasSent: false)
-            }
-            if code == CURLE_OK { return .answer(head, isTorn: answer.isTorn) }
-            // Accepted is accepted, whatever happens to the rest.
-            if head.status == 200 || answer.length > ResponseParser.longest { return .answer(head, isTorn: false) }
-        } else if code == CURLE_OK {
-            return .failure(.protocolError, message: "an answer without a status", wasSent: wasSent)
-        }
-        let kind = PushFailure.Kind(code, wasSent: wasSent)
-        return .failure(kind, message: transfer.message(code), wasSent: wasSent && !kind.isOfConnecting)
+    /// The request came back unsent, and waits until there is room on a connection.
+    private func queueAgain(_ transfer: Transfer, _ delivery: Delivery) {
+        takeBack(transfer)
+        let scope = scope(of: delivery)
+        scope.admission.cameBack(underWay: scope.underWay)
+        scope.queue.giveBack(delivery)
     }
 
     private func proceed(_ transfer: Transfer, _ delivery: inout Delivery, after turn: Delivery.Turn) {
@@ -296,7 +274,7 @@ final class PushLoop: TransferWatcher {
         if let socket = table.leave(name) { OpenSockets.shutDown(socket) }
     }
 
-    /// Takes a transfer from libcurl, and makes it free for another request.
+    /// Takes a transfer from libcurl, and frees it for another request.
     private func takeBack(_ transfer: Transfer) {
         multi.remove(transfer)
         if let name = transfer.connection { leave(name) }

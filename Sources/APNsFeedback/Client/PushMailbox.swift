@@ -1,7 +1,7 @@
 internal import Synchronization
 internal import TokenModel
 
-/// What the thread of a client and all others exchange.
+/// What a client's thread and all other threads exchange.
 final class PushMailbox: Sendable {
     private struct Contents {
         var inbox: [PushRequest] = []
@@ -13,7 +13,7 @@ final class PushMailbox: Sendable {
 
     private let contents = Mutex(Contents())
 
-    /// - Returns: False when the client has stopped: the requests then have ended as withdrawn.
+    /// - Returns: False if the client has stopped. The requests then end as withdrawn.
     func put(_ requests: [PushRequest]) -> Bool {
         contents.withLock { contents in
             if contents.isOver {
@@ -47,12 +47,12 @@ final class PushMailbox: Sendable {
         }
     }
 
-    /// The earlier of two stops holds.
+    /// Of two stops, the earlier one counts.
     func stop(by end: ContinuousClock.Instant) {
         contents.withLock { $0.stopBy = min($0.stopBy ?? end, end) }
     }
 
-    /// Nothing is taken from here any more: what was not taken is withdrawn.
+    /// The thread takes no more requests: the rest end as withdrawn.
     func close() {
         contents.withLock { contents in
             contents.isOver = true
@@ -71,15 +71,15 @@ final class PushMailbox: Sendable {
     }
 }
 
-/// How much a client has to do, and with how many connections it does it.
+/// How much a client has to do, and how many connections it uses.
 public struct PushClientState: Sendable, Equatable {
-    /// Requests that have not begun.
+    /// Requests that wait to be sent.
     public internal(set) var queued = 0
-    /// Requests that libcurl has, whether they are on a connection yet or not.
+    /// Requests that libcurl has, with or without a connection.
     public internal(set) var inFlight = 0
-    /// Connections that were made ready for requests since the client began.
+    /// Connections opened since the client started.
     public internal(set) var connectionsOpened = 0
-    /// Sockets that are open now, those included that are still being connected.
+    /// Open sockets, including those that are still connecting.
     public internal(set) var connectionsOpen = 0
 
     init() {}

@@ -1,11 +1,11 @@
 public import TokenModel
 
-/// What became of one request that a client was given. Each request has exactly one.
+/// What became of one request that a client was given. Each request has exactly one outcome.
 public struct PushOutcome: Sendable, Equatable {
     public var request: PushRequest
-    /// When it first went to a connection, by this machine's clock; nil when it never did.
+    /// When it was first sent, by this machine's clock; nil if it never was.
     public var sentAt: Instant?
-    /// How often it went to a connection, repetitions by libcurl itself included.
+    /// How often it was sent, including repetitions by libcurl itself.
     public var sends: Int
     public var end: End
 
@@ -17,43 +17,25 @@ public struct PushOutcome: Sendable, Equatable {
     }
 
     public enum End: Sendable, Equatable {
-        /// APNs' answer, whatever its status: the last one, if the request was repeated.
+        /// A response with any status: the last one, if the request was repeated.
         case answered(PushResponse)
-        /// No answer that could be relied upon, at the second try neither where there was one.
+        /// No reliable response, after a second attempt where one was allowed.
         case unanswered(PushFailure)
-        /// APNs would refuse it, or no header could carry it: `PushRequest.fault`, in words. Never sent.
+        /// APNs would refuse the request, or headers cannot carry it: `PushRequest.fault`. Never sent.
         case unsendable(String)
-        /// Given back at the stop of the client. Never sent.
+        /// Given back when the client stopped. Never sent.
         case withdrawn
     }
 }
 
-/// An answer as it came.
-public struct PushResponse: Sendable, Equatable {
-    public var status: Int32
-    /// At most 4 KiB, what is no UTF-8 replaced; nil when there was none.
-    public var body: String?
-    /// `apns-id`; at most 100 bytes of printable ASCII, as is the next.
-    public var apnsID: String?
-    /// `apns-unique-id`, which the sandbox gives.
-    public var uniqueID: String?
-
-    public init(status: Int32, body: String? = nil, apnsID: String? = nil, uniqueID: String? = nil) {
-        self.status = status
-        self.body = body
-        self.apnsID = apnsID
-        self.uniqueID = uniqueID
-    }
-}
-
-/// Why there is no answer.
+/// Why there is no response.
 public struct PushFailure: Sendable, Equatable {
     public var kind: Kind
     /// One line for people, without secrets.
     public var message: String
-    /// Whether APNs may have taken it for delivery nevertheless. It may be sent again, with the same `apns-id`.
+    /// Whether APNs may have accepted the notification nevertheless.
     public var mayHaveArrived: Bool
-    /// When the server is tried again, where that is known: always with `backingOff`.
+    /// When the server is tried again, if that is known: always with `backingOff`.
     public var retryAfter: Duration?
 
     public init(kind: Kind, message: String, mayHaveArrived: Bool, retryAfter: Duration? = nil) {
@@ -64,23 +46,23 @@ public struct PushFailure: Sendable, Equatable {
     }
 
     public enum Kind: String, Sendable {
-        /// The server's name, or the proxy's, has no address.
+        /// The name of the server or the proxy has no address.
         case nameResolution
-        /// The server, or the proxy, could not be reached in time.
+        /// The server or the proxy could not be reached in time.
         case connect
-        /// No TLS: a certificate that is not to be trusted, one of ours that cannot be used, a version below 1.2.
+        /// The TLS handshake failed: an untrusted server certificate, an unusable client certificate, or a version below 1.2.
         case tls
-        /// The server is connected and does not answer.
+        /// The server accepted the connection and did not respond.
         case timeout
-        /// The connection, or the request's stream on it, ended before the answer.
+        /// The connection or the request's stream ended before the response.
         case connectionLost
-        /// The server does not speak HTTP/2, or not well.
+        /// The server does not support HTTP/2, or violates it.
         case protocolError
-        /// No provider token was to be had.
+        /// No provider token could be made.
         case identity
-        /// The server could not be reached a moment ago, and is left in peace until `retryAfter` has passed.
+        /// The server could not be reached a moment ago. The client tries it again after `retryAfter`.
         case backingOff
-        /// The client was stopped, and the answer did not come in time.
+        /// The client was stopped, and the response did not arrive in time.
         case stopped
         /// Anything else: libcurl's message says what.
         case other

@@ -1,10 +1,10 @@
 public import TokenModel
 
-/// Where an environment's requests go.
+/// The server for an environment's requests.
 public struct PushServer: Sendable, Hashable {
-    /// A host name or an address, as its certificate has it.
+    /// A host name or an address, as in the server's certificate.
     public var host: String
-    /// 1 to 65535; Apple's listens on 443 and on 2197.
+    /// 1 to 65535. Apple's servers listen on 443 and 2197.
     public var port: Int
 
     public init(host: String, port: Int = 443) {
@@ -12,7 +12,7 @@ public struct PushServer: Sendable, Hashable {
         self.port = port
     }
 
-    /// Apple's server of an environment. Source: Apple, "Sending notification requests to APNs".
+    /// Apple's server for an environment. Source: Apple, "Sending notification requests to APNs".
     public static func apple(_ environment: Environment) -> PushServer {
         switch environment {
         case .production: PushServer(host: "api.push.apple.com")
@@ -23,27 +23,26 @@ public struct PushServer: Sendable, Hashable {
 
 /// How a client connects, and how much it does at a time.
 ///
-/// The environment variables that libcurl knows, `https_proxy` and `no_proxy`, hold for it as for everything else on the
-/// machine that speaks through libcurl: providers behind a proxy have no other way.
+/// libcurl's environment variables `https_proxy` and `no_proxy` apply: behind a proxy there is no other way to APNs.
 public struct PushClientOptions: Sendable {
-    /// An environment that is not among them has Apple's.
+    /// Replaces Apple's servers, by environment.
     public var servers: [Environment: PushServer]
-    /// A file of certificates in PEM: those are trusted, and no others. Nil: those that the system trusts.
+    /// A PEM file with the only certificates to trust. Nil for those that the system trusts.
     public var authorityFile: String?
-    /// The most requests that a server has not yet answered: 1 or more. APNs allows 1000 on a connection.
+    /// The most requests in flight to a server: 1 or more. APNs allows 1000 per connection.
     public var inFlight: Int
-    /// The most connections to a server: 1 or more. Another one is opened only when the server allows no more on the first.
+    /// The most connections to a server: 1 or more. The client opens another one only when the first is full.
     public var connections: Int
-    /// How long a connection may take from the name to the end of the TLS handshake.
+    /// How long a connection may take, from name resolution to the end of the TLS handshake.
     public var connectTimeout: Duration
-    /// How long an answer may take, from the request being handed to the connection to the answer's last byte.
+    /// How long a response may take, from sending the request to the last byte of the response.
     public var answerTimeout: Duration
-    /// How long a connection without requests is still taken for a good one. Apple wants connections kept for hours, and a
-    /// PING after an hour without traffic; libcurl 7.88 sends no PING on connections of a multi handle, hence an hour.
+    /// How long an idle connection is reused. Apple wants connections to stay open for hours, with a PING after an hour without
+    /// traffic. libcurl 7.88 sends no PING on connections of a multi handle, hence one hour.
     public var idleTimeout: Duration
-    /// When the client stood still for longer than this, it begins and repeats nothing of what it has: another daemon may have it now.
+    /// After a standstill longer than this, the client sends none of its requests: another daemon may have taken them over.
     public var standstill: Duration
-    /// What libcurl does, line by line, for debugging. Neither a provider token nor a whole device token is in it.
+    /// Receives libcurl's debug log, line by line, without provider tokens and whole device tokens.
     public var trace: (@Sendable (String) -> Void)?
 
     public init(

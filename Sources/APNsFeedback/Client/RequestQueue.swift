@@ -1,7 +1,7 @@
-/// Requests that wait for their turn, the first come first; those that came back go before all others.
+/// Requests that wait to be sent, in their order. Requests that came back unsent go first.
 struct RequestQueue {
     private var waiting: [Delivery] = []
-    /// How many at the front of `waiting` have left.
+    /// How many at the front of `waiting` are gone.
     private var gone = 0
     private var returned: [Delivery] = []
 
@@ -21,7 +21,7 @@ struct RequestQueue {
         guard gone < waiting.count else { return nil }
         defer {
             gone += 1
-            // Each is moved once, on average.
+            // On average, each element moves once.
             if gone > 1024, gone * 2 > waiting.count {
                 waiting.removeSubrange(..<gone)
                 gone = 0

@@ -1,15 +1,15 @@
 internal import TokenModel
 
-/// A request's URL and headers, as bytes: one line after the other, each with a zero at its end, as C wants them.
+/// A request's URL and headers as bytes: one line after the other, each terminated by a NUL for C.
 ///
-/// Built for each request, so nothing is allocated once it has grown to the size of the longest. The request must have no
-/// `fault`: that is what keeps line ends out of the headers.
+/// Reused for all requests: it allocates nothing once it has grown to the longest. The request must have no `fault`: that keeps line
+/// ends out of the headers.
 struct RequestText {
     private(set) var bytes: [UInt8] = []
-    /// Where each line begins: the first is the URL, the others are headers.
+    /// Where each line begins. The first line is the URL; the others are headers.
     private(set) var starts: [Int] = []
 
-    /// - Parameter devices: What stands before the token, see `devices(at:)`.
+    /// - Parameter devices: The URL up to the token: see `devices(at:)`.
     mutating func write(_ request: PushRequest, devices: [UInt8], authorization: String?) {
         bytes.removeAll(keepingCapacity: true)
         starts.removeAll(keepingCapacity: true)
@@ -27,18 +27,18 @@ struct RequestText {
         if let expiration = request.expiration { header("apns-expiration: ", String(expiration)) }
         if let collapseID = request.collapseID { header("apns-collapse-id: ", collapseID) }
         if let authorization { header("authorization: bearer ", authorization) }
-        // libcurl would say that this is a form, and that anything is acceptable.
+        // Otherwise libcurl adds a form's content type, and `accept: */*`.
         header("content-type:", "")
         header("accept:", "")
     }
 
-    /// What all URLs of a server have in common. Source: Apple, "Sending notification requests to APNs".
+    /// The common part of a server's URLs. Source: Apple, "Sending notification requests to APNs".
     static func devices(at server: PushServer) -> [UInt8] {
         let host = server.host.contains(":") ? "[\(server.host)]" : server.host
         return Array("https://\(host):\(server.port)/3/device/".utf8)
     }
 
-    /// The most headers that `write` makes.
+    /// The most headers that `write` produces.
     static let mostHeaders = 9
 
     private mutating func header(_ name: String, _ value: String) {

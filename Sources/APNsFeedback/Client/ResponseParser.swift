@@ -1,22 +1,22 @@
-/// An answer as it comes in, header by header and piece by piece, whatever the server sends.
+/// Collects a response header by header and piece by piece. Accepts whatever a server sends.
 struct ResponseParser: Equatable {
-    /// Of the last status line; zero before the first.
+    /// The status of the last status line; zero before the first.
     private(set) var status: Int32 = 0
-    /// Whether that line was one of HTTP/2.
+    /// Whether that line named HTTP/2.
     private(set) var isHTTP2 = false
     private(set) var body: [UInt8] = []
-    /// How long the body has been so far, what is not kept included.
+    /// The length of the body so far, including what is not kept.
     private(set) var length = 0
     private var apnsID: String?
     private var uniqueID: String?
 
-    /// What is kept of a body. APNs' own have less than 100 bytes.
+    /// How many bytes of a body are kept. APNs sends fewer than 100.
     static let kept = 4096
-    /// A body of more is not read to its end.
+    /// A longer body is not read to its end.
     static let longest = 1 << 20
     private static let longestIdentifier = 100
 
-    /// Makes room for another one; keeps the memory.
+    /// Prepares for another response; keeps the memory.
     mutating func clear() {
         status = 0
         isHTTP2 = false
@@ -26,7 +26,7 @@ struct ResponseParser: Equatable {
         uniqueID = nil
     }
 
-    /// Takes one line of the head, as libcurl hands it over: a status line, a header, or the empty one at the end.
+    /// Takes one line of the head as libcurl passes it: a status line, a header, or the empty line at the end.
     mutating func take(line: Span<UInt8>) {
         if Self.starts(line, with: "HTTP/") {
             takeStatus(line)
@@ -39,7 +39,7 @@ struct ResponseParser: Equatable {
 
     /// Takes a piece of the body.
     ///
-    /// - Returns: False when there has been enough of it.
+    /// - Returns: False if the body is too long.
     mutating func take(piece: Span<UInt8>) -> Bool {
         length += piece.count
         var place = 0
@@ -50,10 +50,10 @@ struct ResponseParser: Equatable {
         return length <= Self.longest
     }
 
-    /// Whether there is a status that ends the exchange: 200 and above.
+    /// Whether the status ends the exchange: 200 and above.
     var hasFinalStatus: Bool { status >= 200 }
 
-    /// The answer, if it were complete; nil without a final status.
+    /// The response, assuming that it is complete; nil without a final status.
     var answer: PushResponse? {
         guard hasFinalStatus else { return nil }
         return PushResponse(
@@ -61,9 +61,9 @@ struct ResponseParser: Equatable {
             uniqueID: uniqueID)
     }
 
-    /// Whether the body looks like one of which the end is missing, though libcurl noticed nothing: it takes a stream that
-    /// is reset with NO_ERROR for a whole answer. A 410 without its timestamp would be taken for another one than it is.
-    /// A 200 is none whatever follows it: repeated, it would be delivered twice.
+    /// Whether the end of the body seems to be missing. libcurl does not notice: it takes a stream that was reset with NO_ERROR for
+    /// a complete response, and a 410 that lost its timestamp would mean something else. A 200 is never torn: its notification
+    /// was accepted, and would be delivered twice if the request were repeated.
     var isTorn: Bool {
         if length > Self.kept || status == 200 { return false }
         if body.isEmpty { return status == 410 }
@@ -71,7 +71,7 @@ struct ResponseParser: Equatable {
     }
 
     private mutating func takeStatus(_ line: Span<UInt8>) {
-        // Of several, such as 103 and 200, the last one counts, with the headers that follow it.
+        // Of several, such as 103 and 200, the last one counts, with its headers.
         clear()
         isHTTP2 = Self.starts(line, with: "HTTP/2 ")
         var place = 5
@@ -86,7 +86,7 @@ struct ResponseParser: Equatable {
         status = value
     }
 
-    /// In either case, as HTTP has it.
+    /// Upper and lower case are equal, as in HTTP.
     private static func starts(_ line: Span<UInt8>, with literal: String) -> Bool {
         let text = literal.utf8.span
         guard line.count >= text.count else { return false }

@@ -1,11 +1,10 @@
-/// When a server that could not be reached is tried again: after 250 ms, then after twice as long each time, up to a minute,
-/// each pause shortened by chance by up to a quarter, so that many clients do not come back at the same instant.
-struct ServerBackoff {
-    private var next: Duration = first
-    private var until: ContinuousClock.Instant?
+internal import TokenModel
 
-    static let first: Duration = .milliseconds(250)
-    static let longest: Duration = .seconds(60)
+/// When a server that could not be reached is tried again: after 250 ms, then with exponential backoff up to a minute, each time with
+/// up to 25 % jitter.
+struct ServerBackoff {
+    private var backoff = Backoff(from: .milliseconds(250), to: .seconds(60))
+    private var until: ContinuousClock.Instant?
 
     /// What is left of the pause; nil when there is none.
     func remaining(at now: ContinuousClock.Instant) -> Duration? {
@@ -13,18 +12,17 @@ struct ServerBackoff {
         return now.duration(to: until)
     }
 
-    /// Begins a pause, unless one is under way: attempts that began together fail together, and count once.
+    /// Begins a pause, unless one is running: attempts that began together fail together, and count once.
     ///
-    /// - Parameter share: Of the pause, 0.75 to 1.
+    /// - Parameter share: The part of the pause that the jitter keeps, 0.75 to 1.
     mutating func failed(at now: ContinuousClock.Instant, share: Double = .random(in: 0.75...1)) {
         guard remaining(at: now) == nil else { return }
-        until = now + next * share
-        next = min(next * 2, Self.longest)
+        until = now + backoff.next().jittered(keeping: share)
     }
 
-    /// The server has answered something.
+    /// The server has responded: the next pause is the first again.
     mutating func answered() {
-        guard until != nil else { return }
-        self = ServerBackoff()
+        until = nil
+        backoff.reset()
     }
 }

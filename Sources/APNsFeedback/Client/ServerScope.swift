@@ -1,4 +1,4 @@
-/// What a client has to do with one environment's server.
+/// A client's work for one environment's server.
 final class ServerScope {
     let server: PushServer
     /// See `RequestText`.
@@ -6,7 +6,7 @@ final class ServerScope {
     var queue = RequestQueue()
     var admission: Admission
     var backoff = ServerBackoff()
-    /// How many requests libcurl has.
+    /// The number of requests that libcurl has.
     var underWay = 0
 
     init(_ server: PushServer, most: Int) {

@@ -1,6 +1,6 @@
 internal import CCurl
 
-/// Where libcurl's own account of what it does goes, without what nobody must see.
+/// Receives libcurl's debug log, and removes secrets.
 final class TraceSink: Sendable {
     private let sink: @Sendable (String) -> Void
 
@@ -8,7 +8,7 @@ final class TraceSink: Sendable {
         self.sink = sink
     }
 
-    /// One line of libcurl's as it may be shown; nil when it may not. A path keeps 8 digits of its token.
+    /// A line of libcurl's log without secrets; nil if the whole line is one. A path keeps 8 digits of its token.
     static func presentable(_ line: String) -> String? {
         let small = line.lowercased()
         if small.contains("authorization") || small.contains("bearer") { return nil }
@@ -19,7 +19,7 @@ final class TraceSink: Sendable {
             + (presentable(String(rest)) ?? "")
     }
 
-    /// Takes libcurl's remarks; headers and bodies are not among them.
+    /// Takes libcurl's remarks, but neither headers nor bodies.
     static let callback: curl_debug_callback = { _, kind, bytes, count, this in
         guard kind == CURLINFO_TEXT, let bytes = unsafe bytes, let this = unsafe this else { return 0 }
         let text = unsafe String(decoding: UnsafeRawBufferPointer(start: bytes, count: count), as: UTF8.self)

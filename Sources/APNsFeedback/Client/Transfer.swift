@@ -2,39 +2,39 @@ internal import CCurl
 internal import Glibc
 internal import TokenModel
 
-/// What a client's loop is asked and told while libcurl is at work; on its thread, from within libcurl.
+/// What libcurl's callbacks ask and tell a client's loop. Called on the loop's thread, from within libcurl.
 protocol TransferWatcher: AnyObject {
-    /// Whether the request may go to this connection now.
+    /// Whether the request may use this connection now.
     func mayGo(_ transfer: Transfer, on name: ConnectionTable.Name) -> Bool
-    /// Something of the answer came in.
+    /// A part of the response has arrived.
     func heard(_ transfer: Transfer)
 }
 
-/// A handle of libcurl for one request at a time, with the memory that libcurl reads it from and the answer that it writes.
+/// libcurl's handle for one request at a time, with the memory that libcurl reads the request from, and the response.
 ///
-/// Belongs to one thread. libcurl keeps pointers to the lines, the payload, the key and this object: they are freed after the
+/// Belongs to one thread. libcurl keeps pointers to the lines, the payload, the key and this object, so they are freed after the
 /// handle.
 @safe final class Transfer {
     let easy: UnsafeMutableRawPointer
     unowned let watcher: any TransferWatcher
 
-    /// The request that is under way; nil when there is none.
+    /// The current request; nil if there is none.
     var delivery: Delivery?
     var answer = ResponseParser()
-    /// The connection that it went to in this turn.
+    /// The connection that carries the request in this turn.
     var connection: ConnectionTable.Name?
-    /// Why it was not allowed to go to the connection that libcurl had for it.
+    /// Why the request was not allowed to use the connection that libcurl assigned.
     var obstacle: Obstacle?
-    /// When it was handed to libcurl, and when it went to the connection.
+    /// When libcurl got the request, and when it was sent.
     var handedAt = ContinuousClock.now
     var wentAt: ContinuousClock.Instant?
 
     enum Obstacle {
-        /// The connection has one and has not yet answered, or is to be closed.
+        /// The connection has a request and has not responded yet, or it is about to be closed.
         case notYet
-        /// The connection does not speak HTTP/2.
+        /// The connection does not use HTTP/2.
         case notHTTP2
-        /// It went often enough.
+        /// The request was sent often enough.
         case often
     }
 
@@ -45,10 +45,10 @@ protocol TransferWatcher: AnyObject {
     private var payloadCapacity = 512
     private let complaint = UnsafeMutablePointer<CChar>.allocate(capacity: Int(CURL_ERROR_SIZE))
     private let trace: TraceSink?
-    /// libcurl reads the key from here for each connection: a copy of its own would not be wiped.
+    /// libcurl reads the key from here for each connection: its own copy would not be wiped.
     private let keyPEM: SecretBytes?
 
-    /// - Returns: Nil when libcurl has no memory.
+    /// - Returns: Nil if libcurl has no memory.
     init?(_ watcher: any TransferWatcher, sockets: OpenSockets, identity: PushIdentity, options: PushClientOptions) {
         guard let easy = unsafe curl_easy_init() else { return nil }
         unsafe self.easy = easy
@@ -60,6 +60,7 @@ protocol TransferWatcher: AnyObject {
         unsafe complaint.initialize(repeating: 0, count: Int(CURL_ERROR_SIZE))
         setConnection(sockets, identity, options)
         setExchange()
+        setTrace()
     }
 
     deinit {
@@ -70,7 +71,7 @@ protocol TransferWatcher: AnyObject {
         unsafe complaint.deallocate()
     }
 
-    /// What libcurl knows it by, for finding it again.
+    /// Finds the transfer of a libcurl handle.
     static func of(_ easy: UnsafeMutableRawPointer) -> Transfer? {
         var found: UnsafeMutableRawPointer?
         guard unsafe ck_get_pointer(easy, CURLINFO_PRIVATE, &found) == CURLE_OK, let found = unsafe found else {
@@ -79,7 +80,7 @@ protocol TransferWatcher: AnyObject {
         return unsafe Unmanaged<Transfer>.fromOpaque(found).takeUnretainedValue()
     }
 
-    /// Writes the request where libcurl finds it.
+    /// Writes a request where libcurl reads it.
     func load(_ text: RequestText, payload body: [UInt8]) {
         if text.bytes.count > linesCapacity {
             unsafe lines.deallocate()
@@ -104,7 +105,7 @@ protocol TransferWatcher: AnyObject {
             let next = unsafe place + 1 < count ? headers + place + 1 : nil
             unsafe (headers + place).initialize(to: curl_slist(data: lines + text.starts[place + 1], next: next))
         }
-        // libcurl copies the URL only.
+        // libcurl copies the URL and nothing else.
         unsafe ck_set_text(easy, CURLOPT_URL, lines + text.starts[0])
         unsafe ck_set_headers(easy, headers)
         unsafe ck_set_size(easy, CURLOPT_POSTFIELDSIZE_LARGE, curl_off_t(body.count))
@@ -116,10 +117,37 @@ protocol TransferWatcher: AnyObject {
         wentAt = nil
     }
 
-    /// What libcurl says about a failure, in one line.
+    /// libcurl's error message, in one line.
     func message(_ code: CURLcode) -> String {
         let text = unsafe complaint[0] == 0 ? String(cString: curl_easy_strerror(code)) : String(cString: complaint)
         return text.split(whereSeparator: \.isNewline).joined(separator: "; ")
+    }
+
+    /// What came of the request in this turn.
+    ///
+    /// - Parameter host: The server, for messages.
+    func turn(_ code: CURLcode, host: String) -> Delivery.Turn {
+        switch obstacle {
+        case .notHTTP2: .failure(.protocolError, message: "\(host) does not support HTTP/2", wasSent: false)
+        case .often: .failure(.connectionLost, message: "the connection was lost again", wasSent: true)
+        case .notYet, nil: turn(code)
+        }
+    }
+
+    private func turn(_ code: CURLcode) -> Delivery.Turn {
+        let wasSent = connection != nil
+        if let head = answer.answer, wasSent {
+            guard answer.isHTTP2 else {
+                return .failure(.protocolError, message: "the response does not use HTTP/2", wasSent: false)
+            }
+            if code == CURLE_OK { return .answer(head, isTorn: answer.isTorn) }
+            // Accepted is accepted, whatever happens to the rest.
+            if head.status == 200 || answer.length > ResponseParser.longest { return .answer(head, isTorn: false) }
+        } else if code == CURLE_OK {
+            return .failure(.protocolError, message: "a response without a status", wasSent: wasSent)
+        }
+        let kind = PushFailure.Kind(code, wasSent: wasSent)
+        return .failure(kind, message: message(code), wasSent: wasSent && !kind.isOfConnecting)
     }
 
     private func setConnection(_ sockets: OpenSockets, _ identity: PushIdentity, _ options: PushClientOptions) {
@@ -130,7 +158,7 @@ protocol TransferWatcher: AnyObject {
         unsafe ck_set_long(easy, CURLOPT_SSL_VERIFYHOST, 2)
         if let file = options.authorityFile {
             unsafe ck_set_text(easy, CURLOPT_CAINFO, file)
-            // The system's directory would be trusted as well.
+            // Otherwise libcurl would trust the system's directory as well.
             unsafe ck_set_text(easy, CURLOPT_CAPATH, nil)
         }
         if let chain = identity.certificateChainPEM, let key = keyPEM {
@@ -144,7 +172,7 @@ protocol TransferWatcher: AnyObject {
             }
         }
         unsafe ck_set_long(easy, CURLOPT_NOSIGNAL, 1)
-        // A thread that still asks for a name is not waited for: a broken DNS would hold up everything else.
+        // Does not wait for the thread that resolves a name: a broken DNS would delay the shutdown.
         unsafe ck_set_long(easy, CURLOPT_QUICK_EXIT, 1)
         unsafe ck_set_long(easy, CURLOPT_PIPEWAIT, 1)
         unsafe ck_set_long(easy, CURLOPT_TCP_NODELAY, 1)
@@ -164,9 +192,9 @@ protocol TransferWatcher: AnyObject {
         unsafe ck_set_pointer(easy, CURLOPT_PRIVATE, this)
         unsafe ck_set_pointer(easy, CURLOPT_ERRORBUFFER, complaint)
         unsafe ck_set_long(easy, CURLOPT_POST, 1)
-        // An answer may come before the request has been read; it is no reason to close what others use.
+        // A response may arrive before the request is sent completely: the connection must stay open for the other requests.
         unsafe ck_set_long(easy, CURLOPT_KEEP_SENDING_ON_ERROR, 1)
-        // The least that libcurl allows: a payload has at most 5 KiB, an answer some hundred bytes.
+        // The smallest sizes that libcurl allows: a payload has at most 5 KiB, a response some hundred bytes.
         unsafe ck_set_long(easy, CURLOPT_UPLOAD_BUFFERSIZE, 16384)
         unsafe ck_set_long(easy, CURLOPT_BUFFERSIZE, 4096)
         unsafe ck_set_pointer(easy, CURLOPT_HEADERDATA, this)
@@ -193,14 +221,16 @@ protocol TransferWatcher: AnyObject {
                 peer: unsafe Transfer.digest(peer))
             return transfer.watcher.mayGo(transfer, on: name) ? CURL_PREREQFUNC_OK : CURL_PREREQFUNC_ABORT
         }
-        if let trace {
-            unsafe ck_set_pointer(easy, CURLOPT_DEBUGDATA, Unmanaged.passUnretained(trace).toOpaque())
-            unsafe ck_set_trace(easy, TraceSink.callback)
-            unsafe ck_set_long(easy, CURLOPT_VERBOSE, 1)
-        }
     }
 
-    /// Whether the connection that it is about to go to has agreed on HTTP/2.
+    private func setTrace() {
+        guard let trace else { return }
+        unsafe ck_set_pointer(easy, CURLOPT_DEBUGDATA, Unmanaged.passUnretained(trace).toOpaque())
+        unsafe ck_set_trace(easy, TraceSink.callback)
+        unsafe ck_set_long(easy, CURLOPT_VERBOSE, 1)
+    }
+
+    /// Whether the assigned connection has negotiated HTTP/2.
     var hasAgreedOnHTTP2: Bool { unsafe ck_has_agreed_on_h2(easy) != 0 }
 
     private static func at(_ address: UnsafeMutableRawPointer?) -> Transfer? {
@@ -212,7 +242,7 @@ protocol TransferWatcher: AnyObject {
         unsafe UnsafeRawBufferPointer(start: bytes, count: count).assumingMemoryBound(to: UInt8.self)
     }
 
-    /// FNV-1a of an address in text: two servers that answer to one name have different ones.
+    /// FNV-1a of an address in text: tells servers with the same name apart.
     private static func digest(_ text: UnsafeMutablePointer<CChar>?) -> UInt64 {
         guard var place = unsafe text else { return 0 }
         var digest: UInt64 = 0xcbf2_9ce4_8422_2325

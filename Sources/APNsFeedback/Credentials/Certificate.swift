@@ -1,7 +1,7 @@
 internal import COpenSSL
 internal import TokenModel
 
-/// An X.509 certificate. Owns the `X509`; no pointer of it leaves, but to `PrivateKey`.
+/// An X.509 certificate. Owns the `X509`; only `PrivateKey` sees the pointer.
 @safe final class Certificate {
     private let certificate: OpaquePointer
 
@@ -14,7 +14,7 @@ internal import TokenModel
         unsafe X509_free(certificate)
     }
 
-    /// Nil when the bytes are no certificate, or have others after it.
+    /// Nil unless the bytes are one certificate and nothing else.
     convenience init?(der bytes: [UInt8]) {
         var isWhole = false
         let read: OpaquePointer? = unsafe bytes.withUnsafeBufferPointer { buffer in
@@ -27,7 +27,7 @@ internal import TokenModel
         if !isWhole { return nil }
     }
 
-    /// Nil where OpenSSL cannot write it.
+    /// Nil if OpenSSL cannot write it.
     var pem: [UInt8]? {
         var bytes: UnsafeMutablePointer<UInt8>?
         let length = unsafe i2d_X509(certificate, &bytes)
@@ -41,7 +41,7 @@ internal import TokenModel
         unsafe key.belongs(to: certificate)
     }
 
-    /// Nil where the date is malformed.
+    /// Nil if the date is malformed.
     var validFrom: Instant? { unsafe Self.instant(X509_get0_notBefore(certificate)) }
     var expiresAt: Instant? { unsafe Self.instant(X509_get0_notAfter(certificate)) }
 
@@ -49,9 +49,9 @@ internal import TokenModel
     /// The attribute `UID` of the subject, 0.9.2342.19200300.100.1.1.
     var userIDs: [String] { subject(NID_userId) }
 
-    /// The bytes of an extension; nil where there is none.
+    /// The bytes of an extension; nil if the certificate does not have it.
     ///
-    /// - Parameter identifier: In figures and dots.
+    /// - Parameter identifier: In digits and dots.
     func content(ofExtension identifier: String) -> [UInt8]? {
         guard let object = unsafe OBJ_txt2obj(identifier, 1) else { return nil }
         defer { unsafe ASN1_OBJECT_free(object) }
@@ -62,7 +62,7 @@ internal import TokenModel
         return unsafe Array(UnsafeBufferPointer(start: start, count: Int(ASN1_STRING_length(value))))
     }
 
-    /// The values of an attribute of the subject, in its order and in UTF-8.
+    /// The values of an attribute of the subject, in order, as UTF-8.
     private func subject(_ attribute: CInt) -> [String] {
         guard let name = unsafe X509_get_subject_name(certificate) else { return [] }
         var values: [String] = []

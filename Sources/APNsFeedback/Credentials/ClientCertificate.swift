@@ -1,34 +1,34 @@
 import FoundationEssentials
 public import TokenModel
 
-/// A certificate of APNs with its private key, by which a provider is known at the TLS handshake.
+/// An APNs certificate with its private key: it identifies a provider in the TLS handshake.
 ///
 /// Source: Apple, "Establishing a certificate-based connection to APNs".
 public struct ClientCertificate: Sendable {
-    /// The certificate, and after it those that came with it, as PEM: `CURLOPT_SSLCERT_BLOB`.
+    /// The certificate and then the others of its file, in PEM: `CURLOPT_SSLCERT_BLOB`.
     public let chainPEM: [UInt8]
-    /// The private key, PKCS#8 as PEM, unencrypted: `CURLOPT_SSLKEY_BLOB`.
+    /// The private key as unencrypted PKCS#8 in PEM: `CURLOPT_SSLKEY_BLOB`.
     public let keyPEM: SecretBytes
     public let validFrom: Instant
-    /// Apple's are valid for 13 months.
+    /// Apple's certificates are valid for 13 months.
     public let expiresAt: Instant
-    /// The common name of the subject, such as `Apple Push Services: com.example.app`; empty where there is none.
+    /// The common name of the subject, such as `Apple Push Services: com.example.app`; empty if there is none.
     public let name: String
-    /// The topics that it may push to: those of Apple's extensions 1.2.840.113635.100.6.3.6 and .4, or else the UID of the subject.
-    /// Empty where the certificate names none; that does not mean that it may push to any.
+    /// The topics that the certificate is for: those of Apple's extensions 1.2.840.113635.100.6.3.6 and .4, or else the UID of the
+    /// subject. Empty if the certificate names none, which does not mean that it is for all.
     public let topics: [String]
-    /// By Apple's extensions 1.2.840.113635.100.6.3.1 (sandbox) and .2 (production); all where it has neither.
+    /// By Apple's extensions 1.2.840.113635.100.6.3.1 (sandbox) and .2 (production); both if it has neither.
     public let environments: Set<Environment>
 
     /// Reads PEM. Never prompts.
     ///
     /// - Parameters:
-    ///   - pem: The certificate and those of its issuers, in any order; the key as well where `key` is nil.
-    ///   - key: The private key, where it is in a file of its own.
-    ///   - password: That of the private key; not looked at when the key is not encrypted.
-    ///   - now: The time of day; nil where one that has expired will do.
-    /// - Throws: What is wrong: no certificate or no key, a password that is missing or wrong, a key of another certificate, or a
-    ///   date outside of its validity.
+    ///   - pem: The certificate and those of its issuers, in any order; also the key if `key` is nil.
+    ///   - key: The private key, if it has a file of its own.
+    ///   - password: The password of the private key; ignored if the key is not encrypted.
+    ///   - now: The time of day; nil to accept an expired certificate.
+    /// - Throws: What is wrong: no certificate or no key, a missing or wrong password, the key of another certificate, or a certificate
+    ///   that is not valid now.
     public init(
         pem: SecretBytes, key: SecretBytes? = nil, password: SecretBytes? = nil, at now: Instant?
     ) throws(CredentialError) {
@@ -44,9 +44,9 @@ public struct ClientCertificate: Sendable {
     ///
     /// - Parameters:
     ///   - pkcs12: The content of a `.p12` or `.pfx` file.
-    ///   - password: Nil where there is none.
-    ///   - now: The time of day; nil where one that has expired will do.
-    /// - Throws: What is wrong: as with PEM, and encryption that OpenSSL 3 has put aside, RC2-40 above all, with the commands that
+    ///   - password: Nil if there is none.
+    ///   - now: The time of day; nil to accept an expired certificate.
+    /// - Throws: What is wrong: as with PEM; and encryption that OpenSSL 3 disables by default, mostly RC2-40, with the commands that
     ///   convert the file.
     public init(pkcs12: SecretBytes, password: SecretBytes?, at now: Instant?) throws(CredentialError) {
         self = try ErrorQueue.confined { () throws(CredentialError) in
@@ -55,18 +55,18 @@ public struct ClientCertificate: Sendable {
         }
     }
 
-    /// Whether it may be used at an instant: asked again from time to time, since a daemon may run for longer than a certificate.
+    /// Checks the validity at an instant. Check again from time to time: a daemon may run longer than a certificate is valid.
     ///
-    /// - Throws: When it has expired or is not valid yet, with the date.
+    /// - Throws: The date, if the certificate has expired or is not valid yet.
     public func requireValidity(at now: Instant) throws(CredentialError) {
         if now > expiresAt {
             throw CredentialError(
-                "the certificate '\(name)' expired at \(Self.text(expiresAt)): make a new one at Apple's developer site"
+                "the certificate '\(name)' expired at \(Self.text(expiresAt)): create a new one at Apple's developer site"
             )
         }
         if now < validFrom {
             throw CredentialError(
-                "the certificate '\(name)' is not valid before \(Self.text(validFrom)): look at the clock of this machine, "
+                "the certificate '\(name)' is not valid before \(Self.text(validFrom)): check the clock of this machine, "
                     + "it is now \(Self.text(now))")
         }
     }
@@ -77,7 +77,7 @@ public struct ClientCertificate: Sendable {
         }
         guard let own = certificates.first(where: { $0.isOf(key) }) else {
             throw CredentialError(
-                "the private key is not that of the certificate '\(Self.name(of: first))': use the key that its request "
+                "the private key does not belong to the certificate '\(Self.name(of: first))': use the key that its request "
                     + "was made with")
         }
         guard let validFrom = own.validFrom, let expiresAt = own.expiresAt, let keyPEM = key.pem else {
@@ -88,7 +88,7 @@ public struct ClientCertificate: Sendable {
         self.expiresAt = expiresAt
         self.keyPEM = keyPEM
         chainPEM = ([own] + certificates.filter { $0 !== own }).flatMap { $0.pem ?? [] }
-        // Both may be there, and name the same.
+        // A certificate may have both, with the same topics.
         let lists = [PushExtension.topics, PushExtension.voipTopics].compactMap { own.content(ofExtension: $0) }
         var listed: [String] = []
         for topic in lists.flatMap(PushExtension.topics) where !listed.contains(topic) { listed.append(topic) }
@@ -114,8 +114,8 @@ public struct ClientCertificate: Sendable {
             throw CredentialError(
                 blocks.isEmpty
                     ? "no PEM was found: use a file with -----BEGIN CERTIFICATE-----, or set a .p12 file as PKCS#12"
-                    : "the PEM has no certificate: add the one that Apple made, "
-                        + "which `openssl x509 -inform der -in aps.cer` turns into PEM")
+                    : "the PEM has no certificate: add the one that Apple issued; "
+                        + "`openssl x509 -inform der -in aps.cer` converts it to PEM")
         }
         return certificates
     }
@@ -132,7 +132,7 @@ public struct ClientCertificate: Sendable {
             case .wrongPassword: throw CredentialError("the password of the private key is wrong: correct it")
             case .unsupportedCipher:
                 throw CredentialError(
-                    "the private key is encrypted by an algorithm that OpenSSL 3 opens no longer: "
+                    "the private key is encrypted with an algorithm that OpenSSL 3 disables by default: "
                         + "`openssl pkey -provider legacy -provider default -in old.pem -aes256 -out new.pem` converts it"
                 )
             case .isBroken: throw CredentialError("the private key is damaged: export it anew")
@@ -140,7 +140,7 @@ public struct ClientCertificate: Sendable {
         }
     }
 
-    /// It ends in logs: without control characters.
+    /// Logs show the name, so it has no control characters.
     private static func name(of certificate: Certificate) -> String {
         var name = ""
         for scalar in (certificate.commonNames.first ?? "").unicodeScalars {
@@ -155,6 +155,6 @@ public struct ClientCertificate: Sendable {
 }
 
 extension ClientCertificate: CustomStringConvertible {
-    /// Without the key.
+    /// Does not contain the key.
     public var description: String { "the certificate '\(name)', valid until \(Self.text(expiresAt))" }
 }

@@ -1,8 +1,8 @@
 /// Why a key, a provider token or a certificate cannot be used.
 ///
-/// Nothing of a key or of a password is ever in it, so that it may be logged.
+/// Contains no part of a key or a password, so it may be logged.
 public struct CredentialError: Error, Hashable, Sendable {
-    /// One line: what was found, and what to do about it. No full stop at its end.
+    /// One line: what was found, and what to do about it. No period at the end.
     public let message: String
 
     init(_ message: String) {

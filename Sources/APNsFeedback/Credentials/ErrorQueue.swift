@@ -1,11 +1,11 @@
 internal import COpenSSL
 
-/// OpenSSL's errors, which pile up for each thread until someone takes them.
+/// OpenSSL's error queue. Each thread has one, and errors stay in it until somebody takes them.
 ///
-/// Whoever calls OpenSSL clears it before, lest an older error be taken for its own, and after, lest libcurl, which uses the
-/// same library on the same thread, find ours.
+/// Clear it before calls to OpenSSL, so that no older error is mistaken for theirs; and afterwards, because libcurl uses the same
+/// library on the same thread, and must not find our errors.
 enum ErrorQueue {
-    /// Runs calls of OpenSSL between two clearings.
+    /// Runs calls to OpenSSL, and clears the queue before and after.
     static func confined<Value: ~Copyable>(_ body: () throws(CredentialError) -> Value) throws(CredentialError) -> Value
     {
         ERR_clear_error()
@@ -13,11 +13,13 @@ enum ErrorQueue {
         return try body()
     }
 
-    /// Whether this thread has no error: so it must be left.
+    /// Whether this thread's queue is empty, as it must be left.
     static var isEmpty: Bool { ERR_peek_error() == 0 }
 
-    /// Takes all errors. Whether one says that no provider has the algorithm: since OpenSSL 3 those that are no longer safe,
-    /// RC2, RC4 and single DES among them, are in a "legacy" provider that is not loaded.
+    /// Takes all errors.
+    ///
+    /// - Returns: Whether one of them says that no provider has the algorithm. Since OpenSSL 3, unsafe algorithms such as RC2, RC4
+    ///   and single DES are in a "legacy" provider that is not loaded.
     static func takeUnsupportedAlgorithm() -> Bool {
         var found = false
         while case let error = ERR_get_error(), error != 0 {

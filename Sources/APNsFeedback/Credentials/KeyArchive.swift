@@ -1,20 +1,20 @@
 internal import COpenSSL
 internal import TokenModel
 
-/// What a PKCS#12 file holds: a private key and certificates.
+/// The content of a PKCS#12 file: a private key and certificates.
 struct KeyArchive {
     var key: PrivateKey
-    /// The one of the key first, where there is one, and then the others in the order of the file.
+    /// The key's certificate first, if there is one, then the others in the order of the file.
     var certificates: [Certificate]
 
     /// - Parameters:
     ///   - bytes: The content of a `.p12` or `.pfx` file.
-    ///   - password: Nil where there is none. Some programs then take the empty text, some nothing at all: both are tried.
+    ///   - password: Nil if there is none. Some programs then use an empty password and others none at all; both are tried.
     init(_ bytes: SecretBytes, password: SecretBytes?) throws(CredentialError) {
         let archive = try PKCS12Handle(bytes)
         if let password, password.contains(0) {
             throw CredentialError(
-                "the password of the PKCS#12 file has a NUL character, which no program takes: correct it")
+                "the password of the PKCS#12 file has a NUL character, which no program accepts: correct it")
         }
         guard archive.isOpened(by: password) else {
             if ErrorQueue.takeUnsupportedAlgorithm() { throw Self.oldCipher(in: bytes) }
@@ -36,10 +36,10 @@ struct KeyArchive {
         certificates = content.certificates
     }
 
-    /// Says which of the algorithms that OpenSSL 3 has put aside it is. They are named in the file by identifiers that begin with
-    /// 1.2.840.113549.1.12.1 (RFC 7292, appendix C), in clear, and in that order.
+    /// Names the algorithms of the file that OpenSSL 3 disables by default. The file names them in clear text, by identifiers that begin
+    /// with 1.2.840.113549.1.12.1 (RFC 7292, appendix C).
     private static func oldCipher(in file: SecretBytes) -> CredentialError {
-        // Encrypted, all that is secret in it.
+        // Everything secret in it is encrypted.
         let bytes = file.unprotected
         let names: [UInt8: String] = [1: "RC4-128", 2: "RC4-40", 5: "RC2-128", 6: "RC2-40"]
         let identifier: [UInt8] = [0x06, 0x0a, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x0c, 0x01]
@@ -50,9 +50,9 @@ struct KeyArchive {
         }
         let cipher = found.isEmpty ? "an old algorithm" : found.sorted().joined(separator: " and ")
         return CredentialError(
-            "the PKCS#12 file is encrypted with \(cipher), which OpenSSL 3 opens no longer: convert it with "
-                + "`openssl pkcs12 -legacy -in old.p12 -nodes -out push.pem` and use push.pem, or make a new PKCS#12 file of "
-                + "that with `openssl pkcs12 -export -in push.pem -out new.p12`")
+            "the PKCS#12 file is encrypted with \(cipher), which OpenSSL 3 disables by default: convert it with "
+                + "`openssl pkcs12 -legacy -in old.p12 -nodes -out push.pem` and use push.pem, or make a new PKCS#12 file "
+                + "from it with `openssl pkcs12 -export -in push.pem -out new.p12`")
     }
 }
 
@@ -72,7 +72,7 @@ struct KeyArchive {
                 } else if Certificate(der: bytes.unprotected) != nil {
                     "it is a certificate without its private key (a .cer): export both together as .p12"
                 } else {
-                    "it is of another kind or damaged: export the certificate and its key as .p12"
+                    "it is damaged or something else: export the certificate and its key as .p12"
                 }
             throw CredentialError("the file is not a PKCS#12 file, \(found)")
         }
@@ -83,7 +83,7 @@ struct KeyArchive {
         unsafe PKCS12_free(archive)
     }
 
-    /// Whether the password makes the file's checksum right. A file without one is open to any.
+    /// Whether the password matches the file's checksum. A file without a checksum accepts any password.
     func isOpened(by password: SecretBytes?) -> Bool {
         guard unsafe PKCS12_mac_present(archive) == 1 else { return true }
         guard let password, password.count > 0 else {
@@ -92,7 +92,7 @@ struct KeyArchive {
         return unsafe password.withCString { unsafe PKCS12_verify_mac(archive, $0, -1) == 1 }
     }
 
-    /// Nil when it cannot be decrypted or is malformed.
+    /// Nil if the file is malformed or cannot be decrypted.
     func content(_ password: SecretBytes?) -> (key: PrivateKey?, certificates: [Certificate])? {
         var key: OpaquePointer?
         var own: OpaquePointer?

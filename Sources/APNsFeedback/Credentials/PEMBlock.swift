@@ -2,17 +2,17 @@ internal import COpenSSL
 import FoundationEssentials
 internal import TokenModel
 
-/// One `-----BEGIN …-----` to `-----END …-----` of a text.
+/// One block of a text, from `-----BEGIN …-----` to `-----END …-----`.
 ///
-/// What stands between blocks is passed over: `openssl pkcs12` writes "Bag Attributes" there. Source of the form: RFC 7468,
-/// and RFC 1421 for the headers of encrypted keys.
+/// Text between blocks is skipped: `openssl pkcs12` writes "Bag Attributes" there. The format: RFC 7468, and RFC 1421 for the
+/// headers of encrypted keys.
 struct PEMBlock {
     /// Such as `PRIVATE KEY`.
     var label: String
-    /// With both of its lines, and lines ended by a line feed, whatever ended them before.
+    /// Including the first and the last line. All lines end in a line feed, whatever ended them before.
     var text: SecretBytes
 
-    /// The blocks of a text in their order; one that is not ended, or by another label, is left out.
+    /// The blocks of a text, in order. Skips a block without an end, or with another label at its end.
     static func all(in text: SecretBytes) -> [PEMBlock] {
         unsafe text.withBytes { bytes in
             var blocks: [PEMBlock] = []
@@ -37,7 +37,7 @@ struct PEMBlock {
 
     private init(label: String, lines: [Slice<UnsafeRawBufferPointer>]) {
         self.label = label
-        // Headers are ended by an empty line, which splitting has dropped.
+        // An empty line ends the headers; splitting has dropped it.
         let headers = unsafe lines.prefix { unsafe $0.contains(UInt8(ascii: ":")) }.count
         let (first, last) = (Array("-----BEGIN \(label)-----\n".utf8), Array("-----END \(label)-----\n".utf8))
         let count = unsafe lines.reduce(first.count + last.count + (headers > 0 ? 1 : 0)) { unsafe $0 + $1.count + 1 }
@@ -58,10 +58,10 @@ struct PEMBlock {
         }
     }
 
-    /// A text with this content.
+    /// A block with this content.
     static func text(label: String, content: SecretBytes) -> SecretBytes {
         let (first, last) = (Array("-----BEGIN \(label)-----\n".utf8), Array("-----END \(label)-----\n".utf8))
-        // 48 bytes are a line of 64 characters.
+        // 48 bytes make a line of 64 characters.
         let lines = (content.count + 47) / 48
         let count = first.count + (content.count + 2) / 3 * 4 + lines + last.count
         return unsafe SecretBytes(count: count) { memory in
@@ -70,7 +70,7 @@ struct PEMBlock {
             unsafe content.withBytes { bytes in
                 for start in stride(from: 0, to: bytes.count, by: 48) {
                     let line = unsafe UnsafeRawBufferPointer(rebasing: bytes[start..<min(start + 48, bytes.count)])
-                    // A NUL follows what it writes; the line feed takes its place.
+                    // EVP_EncodeBlock writes a NUL at the end; the line feed replaces it.
                     let written = unsafe EVP_EncodeBlock(
                         (memory.baseAddress! + end).assumingMemoryBound(to: UInt8.self),
                         line.baseAddress!.assumingMemoryBound(to: UInt8.self), CInt(line.count))
@@ -83,13 +83,13 @@ struct PEMBlock {
         }
     }
 
-    /// What the base64 of a certificate says; nil where it is none, and where there are headers. Nothing wipes it.
+    /// The decoded content; nil if it is not base64, or if there are headers. It is not wiped, so use it for certificates only.
     var content: [UInt8]? {
         let lines = String(decoding: text.unprotected, as: UTF8.self).split(separator: "\n")
         return Data(base64Encoded: lines.dropFirst().dropLast().joined()).map(Array.init)
     }
 
-    /// Without blanks around it, and without the mark that some editors put at the beginning of a file.
+    /// Without surrounding blanks, and without the byte order mark that some editors write at the beginning of a file.
     private static func trimmed(_ line: Slice<UnsafeRawBufferPointer>) -> Slice<UnsafeRawBufferPointer> {
         func isBlank(_ byte: UInt8) -> Bool { byte == 0x20 || (0x09...0x0D).contains(byte) }
         var line = unsafe line
@@ -111,6 +111,6 @@ extension PEMBlock {
     /// A private key of any kind, encrypted or not.
     var isPrivateKey: Bool { label == "PRIVATE KEY" || label.hasSuffix(" PRIVATE KEY") }
 
-    /// `X509 CERTIFICATE` is an old name of it; `TRUSTED CERTIFICATE`, OpenSSL's own, is another thing.
+    /// `X509 CERTIFICATE` is an old label. OpenSSL's own `TRUSTED CERTIFICATE` is something else.
     var isCertificate: Bool { label == "CERTIFICATE" || label == "X509 CERTIFICATE" }
 }

@@ -1,9 +1,9 @@
 internal import COpenSSL
 internal import TokenModel
 
-/// A private key of any kind. Owns the `EVP_PKEY`; no pointer of it leaves, but to the files beside this one.
+/// A private key of any kind. Owns the `EVP_PKEY`; the pointer never leaves this folder.
 ///
-/// Sendable: nothing changes the key once it is made, and OpenSSL lets any number of threads use such an object at once
+/// Sendable: nothing changes the key after `init`, and OpenSSL allows any number of threads to use such an object at once
 /// (openssl-threads(7)).
 @safe final class PrivateKey: @unchecked Sendable {
     private let key: OpaquePointer
@@ -19,11 +19,11 @@ internal import TokenModel
 
     /// Why a PEM could not be read.
     enum Fault: Error {
-        /// It is encrypted, and there is no password.
+        /// The key is encrypted, and no password is given.
         case isEncrypted
-        /// It is encrypted, and not with this password.
+        /// The key is encrypted with another password.
         case wrongPassword
-        /// It is encrypted by what OpenSSL no longer knows.
+        /// The key is encrypted with an algorithm that OpenSSL disables.
         case unsupportedCipher
         case isBroken
     }
@@ -55,7 +55,7 @@ internal import TokenModel
         unsafe EVP_PKEY_get0_type_name(key).map { unsafe String(cString: $0) } ?? "unknown"
     }
 
-    /// The curve of an EC key by OpenSSL's name, `prime256v1` for P-256; nil for other kinds, and for a curve without a name.
+    /// OpenSSL's name of an EC key's curve, `prime256v1` for P-256. Nil for other kinds, and for a curve without a name.
     var curve: String? {
         var length = 0
         var name = [UInt8](repeating: 0, count: 80)
@@ -65,12 +65,12 @@ internal import TokenModel
         return isKnown == 1 ? String(decoding: name.prefix(length), as: UTF8.self) : nil
     }
 
-    /// Whether it is the key of a certificate.
+    /// Whether this is the key of a certificate.
     func belongs(to certificate: OpaquePointer) -> Bool {
         unsafe X509_check_private_key(certificate, key) == 1
     }
 
-    /// PKCS#8, unencrypted, as PEM; nil where OpenSSL cannot write it so.
+    /// The key as unencrypted PKCS#8 in PEM; nil if OpenSSL cannot write it.
     var pem: SecretBytes? {
         guard let information = unsafe EVP_PKEY2PKCS8(key) else { return nil }
         defer { unsafe PKCS8_PRIV_KEY_INFO_free(information) }
@@ -85,8 +85,8 @@ internal import TokenModel
         return PEMBlock.text(label: "PRIVATE KEY", content: content)
     }
 
-    /// ECDSA over the SHA-256 of the bytes: r and s, 32 bytes each with leading zeros kept, as JWS wants them (RFC 7518, 3.4);
-    /// OpenSSL makes DER of them, with leading zeros dropped. Nil where OpenSSL fails. The key must be of P-256.
+    /// The ECDSA signature of the message's SHA-256: r and s, 32 bytes each with leading zeros, as JWS requires (RFC 7518, 3.4).
+    /// OpenSSL itself writes DER, without leading zeros. The key must be on P-256. Nil if OpenSSL fails.
     func signatureES256(of message: [UInt8]) -> [UInt8]? {
         guard let context = unsafe EVP_MD_CTX_new() else { return nil }
         defer { unsafe EVP_MD_CTX_free(context) }

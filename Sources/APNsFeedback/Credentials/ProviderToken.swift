@@ -2,28 +2,27 @@ import FoundationEssentials
 import Synchronization
 public import TokenModel
 
-/// The JSON Web Token that a provider shows with each request, made when it is needed and used again while it is young.
+/// Start here: the JSON Web Token that a provider sends with each request. It is signed by a `SigningKey` on demand, and reused
+/// while it is young. The alternative to a provider token is a `ClientCertificate`.
 ///
-/// Apple, "Establishing a token-based connection to APNs": a token whose `iat` is more than an hour ago is refused (403
-/// `ExpiredProviderToken`), and so is a new one within 20 minutes of the last (429 `TooManyProviderTokenUpdates`).
+/// Apple, "Establishing a token-based connection to APNs": APNs refuses a token whose `iat` is more than an hour ago (403
+/// `ExpiredProviderToken`), and a new token within 20 minutes of the last one (429 `TooManyProviderTokenUpdates`).
 ///
-/// Two clocks decide. How long ago the last one was made is asked of a clock that nobody sets, so that there are never two
-/// within 20 minutes, whatever is done to the time of day. What is in `iat` is the time of day, and APNs compares it with its own:
-/// so a new token is due
+/// Two clocks decide. `uptime`, which nobody sets, measures a token's age, so that two tokens are never made within 20 minutes,
+/// whatever happens to the time of day. `iat` is the time of day, and APNs compares it with its own clock. So a new token is due
 ///
-/// - when the token is `reusedFor` old by the one clock or by the other: the first holds though the time of day is set back
-///   again and again, the second takes notice when it is set forward, since an `iat` of a slow clock is too old for APNs before its
-///   time;
-/// - when `iat` lies ahead of the time of day by more than `toleratedLead`: the clock was fast and has been set right.
+/// - when the token is `reusedFor` old by either clock. `uptime` works even if the time of day is set back again and again. The time of
+///   day notices when a slow clock is set forward: the `iat` of a slow clock is too old for APNs early;
+/// - when `iat` is ahead of the time of day by more than `toleratedLead`: the clock was fast and has been corrected.
 ///
-/// Where a clock was wrong by half an hour or more APNs may refuse the token for up to 20 minutes after it is right again.
-/// A second token would be refused as well.
+/// If a clock was wrong by half an hour or more, APNs may refuse the token for up to 20 minutes after the correction. It would refuse
+/// a second token as well.
 public final class ProviderToken: Sendable {
-    /// 20 minutes: Apple's least time from one token to the next.
+    /// 20 minutes: Apple's minimum between two tokens.
     public static let leastAge = Duration.seconds(20 * 60)
-    /// 58 minutes: Apple's hour, less what a request may take and two clocks may differ by.
+    /// 58 minutes: Apple's hour, minus a margin for the time of a request and the difference between two clocks.
     public static let greatestAge = Duration.seconds(58 * 60)
-    /// One minute, by which the time of day may be stepped back without a new token.
+    /// One minute: the time of day may be set back this far without a new token.
     static let toleratedLead: Int64 = 60_000_000
 
     private let key: SigningKey
@@ -33,7 +32,7 @@ public final class ProviderToken: Sendable {
     private let uptime: @Sendable () -> Duration
     private let current = Mutex<Made?>(nil)
 
-    /// A token that was made.
+    /// The current token.
     private struct Made {
         var text: String
         /// By the time of day.
@@ -43,12 +42,12 @@ public final class ProviderToken: Sendable {
     }
 
     /// - Parameters:
-    ///   - keyID: The ten characters that Apple names the key by, of A to Z and 0 to 9; they are in the name of its file.
-    ///   - teamID: The ten characters of the developer team.
-    ///   - reusedFor: How long one token is used: 20 to 58 minutes.
-    ///   - uptime: A clock that is never set, counted from any instant and with the time that the machine sleeps. Only tests
-    ///     give one.
-    /// - Throws: When one of them is not as described.
+    ///   - keyID: Apple's identifier of the key, ten characters from A to Z and 0 to 9. The key file's name contains it.
+    ///   - teamID: The identifier of the developer team, ten characters of the same kind.
+    ///   - reusedFor: How long a token is used: 20 to 58 minutes.
+    ///   - uptime: A clock that is never set, counted from any instant, including the time that the machine sleeps. Only tests
+    ///     replace it.
+    /// - Throws: If one of them is not as described.
     public init(
         key: SigningKey, keyID: String, teamID: String, reusedFor: Duration = .seconds(50 * 60),
         uptime: @escaping @Sendable () -> Duration = ProviderToken.uptime
@@ -67,10 +66,10 @@ public final class ProviderToken: Sendable {
         self.uptime = uptime
     }
 
-    /// The token to send now, without `bearer `. Any number of threads may ask.
+    /// The token to send now, without `bearer `. Call it from any thread.
     ///
     /// - Parameter now: The time of day.
-    /// - Throws: When it cannot be signed.
+    /// - Throws: If it cannot be signed.
     public func text(at now: Instant) throws(CredentialError) -> String {
         try current.withLock { made throws(CredentialError) in
             if let made, !isDue(made, at: now) { return made.text }
@@ -83,10 +82,10 @@ public final class ProviderToken: Sendable {
     /// - Parameters:
     ///   - now: The time of day.
     ///   - refused: The token that was refused.
-    /// - Returns: Whether `text(at:)` has another one than `refused`: true as well when it had been replaced already. False when
-    ///   the refused one is younger than 20 minutes: then `iat` is wrong because the clock is, or the refusal is, and APNs
-    ///   would answer another token with 429 `TooManyProviderTokenUpdates`.
-    /// - Throws: When it cannot be signed.
+    /// - Returns: Whether `text(at:)` now returns another token than `refused`; true as well if the token had been replaced before. False
+    ///   if the refused token is younger than 20 minutes: then the clock is wrong or the refusal is, and APNs would respond to
+    ///   another token with 429 `TooManyProviderTokenUpdates`.
+    /// - Throws: If it cannot be signed.
     public func renew(at now: Instant, refused: String) throws(CredentialError) -> Bool {
         try current.withLock { made throws(CredentialError) in
             if let made {
@@ -98,7 +97,7 @@ public final class ProviderToken: Sendable {
         }
     }
 
-    /// The time since it was asked for first, with the time that the machine sleeps.
+    /// The time since the first call, including the time that the machine sleeps.
     @Sendable public static func uptime() -> Duration {
         origin.duration(to: ContinuousClock.now)
     }
@@ -116,7 +115,7 @@ public final class ProviderToken: Sendable {
     }
 
     private func make(at now: Instant, in made: inout Made?) throws(CredentialError) -> String {
-        // Neither identifier has a character that JSON would want escaped. Apple takes `iat` only as a number.
+        // Neither identifier has a character that JSON escapes. Apple accepts `iat` only as a number.
         let issuedAt = now.microseconds / 1_000_000
         let header = Self.base64URL(Array(#"{"alg":"ES256","kid":"\#(keyID)"}"#.utf8))
         let claims = Self.base64URL(Array(#"{"iss":"\#(teamID)","iat":\#(issuedAt)}"#.utf8))
@@ -144,7 +143,7 @@ public final class ProviderToken: Sendable {
             UInt8(ascii: "A")...UInt8(ascii: "Z") ~= $0 || UInt8(ascii: "0")...UInt8(ascii: "9") ~= $0
         }
         guard isRight, identifier.utf8.count == 10 else {
-            // Not the text itself: it may be a secret that was put into the wrong place.
+            // The text may be a secret in the wrong place, so the message does not show it.
             throw CredentialError(
                 "the \(name) has \(identifier.count) characters\(isRight ? "" : ", some other than A to Z and 0 to 9"), "
                     + "expected 10 of A to Z and 0 to 9: \(source)")

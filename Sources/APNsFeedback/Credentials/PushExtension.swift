@@ -1,4 +1,4 @@
-/// What is in Apple's extensions to the certificates of APNs.
+/// Reads Apple's extensions to the certificates of APNs.
 ///
 /// Source: Apple, "Communicating with APNs" (archived; it shows the list of topics) and "Sending notification requests to APNs", which
 /// names both extensions of topics.
@@ -7,13 +7,13 @@ enum PushExtension {
     static let topics = "1.2.840.113635.100.6.3.6"
     /// Those of a certificate of the kind "VoIP Services".
     static let voipTopics = "1.2.840.113635.100.6.3.4"
-    /// There for the sandbox, with nothing in it.
+    /// Present for the sandbox; empty.
     static let development = "1.2.840.113635.100.6.3.1"
-    /// There for production, with nothing in it.
+    /// Present for production; empty.
     static let production = "1.2.840.113635.100.6.3.2"
 
     /// The topics in a list: a SEQUENCE in which each topic, a UTF8String, is followed by a SEQUENCE of its kinds (`app`,
-    /// `voip`, `complication`). Empty when it is not DER, or something else.
+    /// `voip`, `complication`). Empty for anything else.
     static func topics(in der: [UInt8]) -> [String] {
         guard let outer = elements(of: der[...])?.first, outer.tag == 0x30, let list = elements(of: outer.content)
         else {
@@ -27,7 +27,7 @@ enum PushExtension {
         var content: ArraySlice<UInt8>
     }
 
-    /// The elements that bytes consist of; nil when they do not.
+    /// Splits the bytes into DER elements; nil if they are not DER.
     private static func elements(of bytes: ArraySlice<UInt8>) -> [Element]? {
         var rest = bytes
         var elements: [Element] = []
@@ -35,7 +35,7 @@ enum PushExtension {
             guard let first = rest.popFirst() else { return nil }
             var length = Int(first)
             if first >= 0x80 {
-                // The long form; two bytes are more than a certificate has topics for.
+                // The long form. Two bytes suffice for any list of topics.
                 let figures = Int(first & 0x7f)
                 guard 1...2 ~= figures, rest.count >= figures else { return nil }
                 length = rest.prefix(figures).reduce(0) { $0 << 8 | Int($1) }

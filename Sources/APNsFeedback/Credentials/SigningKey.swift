@@ -1,23 +1,23 @@
 public import TokenModel
 
-/// The private key that Apple gives for APNs, an `AuthKey_XXXXXXXXXX.p8`: it signs provider tokens.
+/// The private key that Apple issues for APNs, an `AuthKey_XXXXXXXXXX.p8`. It signs provider tokens.
 ///
 /// Source: Apple, "Establishing a token-based connection to APNs".
 public final class SigningKey: Sendable {
     private let key: PrivateKey
 
-    /// Reads the content of a `.p8` file: PKCS#8 as PEM, unencrypted, of the elliptic curve P-256. Never prompts.
+    /// Reads the content of a `.p8` file: unencrypted PKCS#8 in PEM, on the elliptic curve P-256. Never prompts.
     ///
-    /// - Throws: What was found in its stead, and what to do.
+    /// - Throws: What was found instead, and what to do.
     public init(p8: SecretBytes) throws(CredentialError) {
         let blocks = PEMBlock.all(in: p8)
         guard let block = blocks.first(where: \.isPrivateKey) else { throw Self.absence(blocks, in: p8) }
         key = try ErrorQueue.confined { () throws(CredentialError) in try Self.read(block) }
     }
 
-    /// The ECDSA signature of P-256 and SHA-256 (ES256): r and s, 32 bytes each.
+    /// The ES256 signature (ECDSA with P-256 and SHA-256): r and s, 32 bytes each.
     ///
-    /// - Throws: When OpenSSL fails, as for want of memory or of random numbers.
+    /// - Throws: If OpenSSL fails, for example without memory or random numbers.
     public func sign(_ bytes: [UInt8]) throws(CredentialError) -> [UInt8] {
         try ErrorQueue.confined { () throws(CredentialError) in
             guard let signature = key.signatureES256(of: bytes) else {
@@ -28,7 +28,7 @@ public final class SigningKey: Sendable {
         }
     }
 
-    private static let wanted = "use the AuthKey_….p8 file of an APNs key, as Apple's developer site gave it"
+    private static let wanted = "use the AuthKey_….p8 file of an APNs key, as downloaded from Apple's developer site"
 
     private static func read(_ block: PEMBlock) throws(CredentialError) -> PrivateKey {
         let key: PrivateKey
@@ -39,11 +39,11 @@ public final class SigningKey: Sendable {
                 "the private key is encrypted, expected one without a password: "
                     + "`openssl pkey -in encrypted.p8 -out plain.p8` decrypts it")
         } catch {
-            throw CredentialError("the private key cannot be read, it is cut off or damaged: \(wanted)")
+            throw CredentialError("the private key cannot be read: it is truncated or damaged: \(wanted)")
         }
         guard key.kind == "EC" else {
             throw CredentialError(
-                "the private key is of the kind \(key.kind), expected EC on the curve P-256: \(wanted)")
+                "the private key is \(key.kind), expected EC on the curve P-256: \(wanted)")
         }
         guard let curve = key.curve, curve == "prime256v1" else {
             throw CredentialError(
@@ -53,7 +53,7 @@ public final class SigningKey: Sendable {
         return key
     }
 
-    /// Why there is no private key in it.
+    /// Why no private key was found.
     private static func absence(_ blocks: [PEMBlock], in bytes: SecretBytes) -> CredentialError {
         guard let block = blocks.first else {
             let size =

@@ -1,25 +1,27 @@
 public import TokenModel
 
-/// What APNs' answers mean. Pure and total: every input has a verdict, and none throws.
+/// Start here: what each response of APNs means for its device token. Pure and total: every input has a verdict, and none throws.
 ///
-/// Source of statuses and reasons: Apple, "Handling notification responses from APNs".
+/// `ResponseBody` reads the body, and `RetryPolicy` decides what the same response means for the request.
+///
+/// Statuses and reasons: Apple, "Handling notification responses from APNs".
 public enum Interpretation {
-    /// The reasons of a 400 that speak of the token and not of the message.
+    /// The reasons of a 400 that concern the token and not the message.
     static let suspectReasons: Set<String> = ["BadDeviceToken", "DeviceTokenNotForTopic"]
 
-    /// Five minutes: how long before it was queued a result is taken to have been sent where the sender does not say.
-    /// A device that registered between the send and the insert must not be suppressed.
+    /// Five minutes. A result without `sent_at` counts as sent this long before it was queued: a device that registered between the
+    /// send and the insert must not be suppressed.
     static let assumedDelay: Int64 = 300_000_000
 
-    /// One day: a 410's timestamp further ahead of the server's clock than this is a mistake and not a fast clock.
+    /// One day. A timestamp further ahead of the server's clock is a mistake, and not a fast clock.
     static let toleratedLead: Int64 = 86_400_000_000
 
     /// The verdict on one queued result.
     ///
     /// - A 410 makes a token stale only if APNs could have sent it: a JSON object with a reason, known or not, and an integer
-    ///   `timestamp`. Every other 410 makes it suspect as of the send, behind the mass-failure guard: a proxy that answers
-    ///   410 must not cost a fleet.
-    /// - An instant in the future counts as `queuedAt`, so that the verdict depends on nothing but the row.
+    ///   `timestamp`. Every other 410 makes the token suspect as of the send, behind the mass-failure guard: a proxy that
+    ///   responds with 410 must not suppress a whole fleet.
+    /// - An instant in the future counts as `queuedAt`, so that the verdict depends on the row alone.
     public static func verdict(on result: SendResult) -> Verdict {
         guard let status = result.status else {
             return .unintelligible(error: "status is missing, expected the HTTP status that APNs answered")
@@ -59,7 +61,7 @@ public enum Interpretation {
         }
     }
 
-    /// The reason that a 410 counts under which does not make its token stale.
+    /// The reason under which a 410 counts that makes its token suspect.
     private static func doubt(about body: ResponseBody) -> String {
         switch body.form {
         case .missing: Verdict.DoubtfulGone.noBody.rawValue
@@ -70,7 +72,7 @@ public enum Interpretation {
         }
     }
 
-    /// The reason of a 410 that made a token stale, if Apple has not documented it for 410: Apple adds reasons without notice.
+    /// The reason of a 410 that made a token stale, if Apple does not document it for 410: Apple adds reasons without notice.
     public static func undocumentedReason(of verdict: Verdict) -> String? {
         guard case .stale(_, _, let reason) = verdict, reason != "Unregistered", reason != "ExpiredToken" else {
             return nil
@@ -100,7 +102,7 @@ public enum Interpretation {
             throw Unintelligible(message: "device token is missing, expected hex")
         }
         guard let token = DeviceToken(hex: text) else {
-            // Only its beginning: it may be a whole token with one blank too many, and errors end in logs.
+            // The beginning only: it may be a whole token with a blank too many, and logs must not hold one.
             throw Unintelligible(
                 message: "device token \(quoted(text, atMost: 8)) (\(text.utf8.count) bytes of text) is not hex of "
                     + "1 to \(DeviceToken.maximumLength) bytes")
@@ -116,7 +118,7 @@ public enum Interpretation {
         return min(sentAt, result.queuedAt)
     }
 
-    /// Where `sent_at` decides, it must be one that can be.
+    /// A suspect's verdict depends on `sent_at`, so the instant must be possible.
     private static func sinceAPNs(_ sentAt: Instant) throws(Unintelligible) -> Instant {
         guard sentAt >= .beforeAPNs else {
             throw Unintelligible(message: "sent_at lies before 2008, when there was no APNs")

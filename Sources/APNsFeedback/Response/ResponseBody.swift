@@ -1,37 +1,37 @@
 import FoundationEssentials
 
-/// What could be read from the body of an APNs answer, `{"reason": "…", "timestamp": 1508249865488}`.
+/// The body of a response, `{"reason": "…", "timestamp": 1508249865488}`, as far as it can be read.
 ///
 /// Apple, "Handling notification responses from APNs": `reason` with every error, `timestamp` only with 410, in
-/// milliseconds since the Unix epoch. Neither is relied upon: a body that cannot be read is one that says nothing.
+/// milliseconds since the Unix epoch. The code relies on neither: a body that cannot be read says nothing.
 struct ResponseBody: Equatable {
-    /// What kind of text the body is.
+    /// The kind of text.
     enum Form: Equatable {
-        /// No text, or only white space.
+        /// No text, or white space only.
         case missing
-        /// A JSON object, as APNs sends it.
+        /// A JSON object, as APNs sends.
         case object
-        /// One of Apple's reasons without any JSON: some clients pass on the reason alone.
+        /// One of Apple's reasons without JSON: some clients pass on the reason alone.
         case word
-        /// Anything else, such as a proxy's error page. APNs does not send it.
+        /// Anything else, such as a proxy's error page. APNs never sends this.
         case foreign
     }
 
     var form: Form
-    /// Nil when missing, empty or no string. At most 100 characters, control characters replaced.
+    /// Nil if it is missing, empty or not a string. At most 100 characters, with control characters replaced.
     var reason: String?
-    /// Milliseconds since the Unix epoch, as found, however absurd; nil when missing or no integer.
+    /// Milliseconds since the Unix epoch, unchecked; nil if it is missing or not an integer.
     var timestamp: Int64?
 
     /// Reads a body of any content and length.
     ///
-    /// Where a key stands twice, the first one counts. A timestamp must be an integer: a number in a string, or one with a
-    /// fraction, is none. (`1794000000123.0` and `1.794000000123e12` are integers in JSON.)
+    /// Of a repeated key, the first one counts. The timestamp must be an integer, and neither a string nor a fraction.
+    /// (`1794000000123.0` and `1.794000000123e12` are integers in JSON.)
     init(_ text: String?) {
         self = text.map { Self.usual($0) ?? Self.decoded($0) } ?? ResponseBody(.missing)
     }
 
-    /// Whatever text it is.
+    /// Reads any text.
     static func decoded(_ text: String) -> ResponseBody {
         guard let first = text.utf8.first(where: { !isBlank($0) }) else { return ResponseBody(.missing) }
         if first == UInt8(ascii: "{"), let answer = try? JSONDecoder().decode(Lenient.self, from: Data(text.utf8)) {
@@ -46,7 +46,7 @@ struct ResponseBody: Equatable {
         self.timestamp = timestamp
     }
 
-    /// The reason in a body that is nothing but one of Apple's reasons, in quotation marks or not.
+    /// The reason in a body that consists of one of Apple's reasons, with or without quotation marks.
     private static func bareReason(_ text: String) -> String? {
         guard text.utf8.count <= 200 else { return nil }
         var word = Substring(text).utf8.drop(while: isBlank)
@@ -73,8 +73,8 @@ struct ResponseBody: Equatable {
 
     private static func isBlank(_ byte: UInt8) -> Bool { byte == 0x20 || 0x09...0x0d ~= byte }
 
-    /// What APNs itself writes, to the byte: `{"reason":"Word"}`, with `,"timestamp":digits` after it or not. A decoder takes
-    /// fifty times as long, which is a third of what a 410 costs. Nil for anything else.
+    /// Reads exactly what APNs writes: `{"reason":"Word"}`, or the same with `,"timestamp":digits`. A JSON decoder takes fifty times
+    /// as long, which is a third of the cost of a 410. Nil for anything else.
     static func usual(_ text: String) -> ResponseBody? {
         let body = text.utf8.span
         guard starts(body, with: "{\"reason\":\"", at: 0) else { return nil }
@@ -92,7 +92,7 @@ struct ResponseBody: Equatable {
                 value = value &* 10 &+ Int64(body[place] - UInt8(ascii: "0"))
                 place += 1
             }
-            // JSON has no number with a zero in front; and 18 digits fit.
+            // JSON allows no leading zero, and 18 digits fit into an Int64.
             guard 1...18 ~= place - digits, body[digits] != UInt8(ascii: "0") else { return nil }
             timestamp = value
         } else {
@@ -115,7 +115,7 @@ struct ResponseBody: Equatable {
         UInt8(ascii: "a")...UInt8(ascii: "z") ~= byte | 0x20
     }
 
-    /// A reason is stored, logged and grouped by: it must be short, and text that PostgreSQL takes (no NUL).
+    /// Reasons are stored, logged and grouped by: they must be short, and valid in PostgreSQL (no NUL).
     private static func presentable(_ reason: String) -> String? {
         guard !reason.isEmpty else { return nil }
         var text = ""
@@ -125,7 +125,7 @@ struct ResponseBody: Equatable {
         return text
     }
 
-    /// Each field by itself, so that one of the wrong type does not take the other with it.
+    /// Decodes each field by itself: a field of the wrong type does not spoil the other.
     private struct Lenient: Decodable {
         var reason: String?
         var timestamp: Int64?
@@ -147,7 +147,7 @@ struct ResponseBody: Equatable {
                 }
         }
 
-        /// Held at the ends of the range: 1e300 is absurd, and must be found so rather than missing. Nil for a fraction.
+        /// Clamped, because 1e300 must be reported as absurd and not as missing. Nil for a fraction.
         private static func whole(_ value: Double) -> Int64? {
             guard value == value.rounded(.towardZero) else { return nil }
             return Int64(exactly: value) ?? (value > 0 ? .max : .min)

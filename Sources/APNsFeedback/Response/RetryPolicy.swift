@@ -1,17 +1,17 @@
 public import TokenModel
 
-/// What becomes of a request after each outcome, and of those behind it. Pure.
+/// Decides what becomes of a request after each outcome, and of the requests behind it. Pure.
 ///
-/// Source of what is worth another try, and when: Apple, "Handling notification responses from APNs".
+/// Which responses are worth a retry, and when: Apple, "Handling notification responses from APNs".
 public struct RetryPolicy: Sendable, Equatable {
-    /// How long after it was first sent a request is tried again.
+    /// How long a request is retried after it was first sent.
     public var retryFor: Duration
 
     public init(retryFor: Duration) {
         self.retryFor = retryFor
     }
 
-    /// What one outcome means.
+    /// What follows from one outcome.
     public struct Step: Sendable, Equatable {
         public var fate: RequestFate
         public var blame: Blame
@@ -22,27 +22,34 @@ public struct RetryPolicy: Sendable, Equatable {
         }
     }
 
-    /// Whom the outcome speaks of, beside the request.
+    /// What the outcome blames, apart from the request.
     public enum Blame: Sendable, Equatable {
         case nobody
-        /// The device token: others for the same one wait until the ledger has learned of it, or as long as this one.
+        /// The device token. Its other requests wait until the ledger has recorded the response, or as long as this request.
         case token
-        /// This one message. Many in a row are a fault of who makes them.
+        /// This message. Many in a row mean that the program that writes them is at fault.
         case message(String)
-        /// The topic's configuration or credentials: the same would befall all that wait.
+        /// The topic's configuration or credential: every waiting request would meet the same.
         case topic(String)
         /// APNs does not send such a response: something between the daemon and APNs did. A few in a row pause the topic.
         case foreign(String)
-        /// The server is troubled or cannot be reached. Many in a row: all that wait had better wait on.
+        /// The server returns errors or cannot be reached. After many in a row, it rests.
         case server
-        /// The credential asks for a pause of that length.
+        /// APNs wants a pause of this length for the credential.
         case credential(Duration)
     }
 
+    private static let unreachable = Backoff(from: .seconds(5), to: .seconds(300))
+    private static let tooManyRequests = Backoff(from: .seconds(60), to: .seconds(3600))
+    private static let serverError = Backoff(from: .seconds(15 * 60), to: .seconds(4 * 3600))
+    private static let foreignResponse = Backoff(from: .seconds(5), to: .seconds(300))
+    /// APNs accepts a new provider token every 20 minutes.
+    private static let tokenUpdates: Duration = .seconds(20 * 60)
+
     /// - Parameters:
-    ///   - attempts: How often the request has been tried in vain before.
+    ///   - attempts: How often the request has failed before.
     ///   - firstSentAt: When it was first tried.
-    ///   - now: By the same clock, more or less.
+    ///   - now: By the same clock as `firstSentAt`, or nearly.
     public func step(
         after end: PushOutcome.End, of request: PushRequest, attempts: Int, firstSentAt: Instant, now: Instant
     ) -> Step {
@@ -53,22 +60,26 @@ public struct RetryPolicy: Sendable, Equatable {
             return step(
                 after: answer, Try(of: request, attempts: attempts, firstSentAt: firstSentAt, now: now))
         case .unanswered(let failure):
-            switch failure.kind {
-            case .backingOff: return Step(.returned(failure.retryAfter ?? .seconds(1)), .server)
-            case .stopped where !failure.mayHaveArrived: return Step(.returned(nil))
-            case .identity: return Step(.returned(nil), .topic(failure.message))
-            default:
-                let blame = failure.kind == .stopped ? Blame.nobody : .server
-                let attempt = Try(of: request, attempts: attempts, firstSentAt: firstSentAt, now: now)
-                let pause = failure.kind == .stopped ? .zero : Self.growing(.seconds(5), attempts, to: .seconds(300))
-                let fate = again(after: pause, failure.message, attempt)
-                // It shall not be shown again and again because a server takes it and does not answer.
-                if failure.mayHaveArrived, case .later(let pause, let words) = fate {
-                    return Step(.interrupted(pause, words), blame)
-                }
-                return Step(fate, blame)
-            }
+            return step(after: failure, Try(of: request, attempts: attempts, firstSentAt: firstSentAt, now: now))
         }
+    }
+
+    private func step(after failure: PushFailure, _ attempt: Try) -> Step {
+        switch failure.kind {
+        case .backingOff: return Step(.returned(failure.retryAfter ?? .seconds(1)), .server)
+        case .stopped where !failure.mayHaveArrived: return Step(.returned(nil))
+        case .identity: return Step(.returned(nil), .topic(failure.message))
+        default: break
+        }
+        let wasStopped = failure.kind == .stopped
+        let pause = wasStopped ? .zero : Self.unreachable.pause(after: attempt.attempts)
+        let blame = wasStopped ? Blame.nobody : .server
+        let fate = again(after: pause, failure.message, attempt)
+        // A server that accepts a request and never responds must not show it again and again.
+        if failure.mayHaveArrived, case .later(let pause, let words) = fate {
+            return Step(.interrupted(pause, words), blame)
+        }
+        return Step(fate, blame)
     }
 
     /// One try of a request.
@@ -89,29 +100,26 @@ public struct RetryPolicy: Sendable, Equatable {
         case (400, let reason?) where Interpretation.suspectReasons.contains(reason): return Step(.answered, .token)
         case (400, "IdleTimeout"): return Step(again(after: .seconds(1), words, attempt))
         case (429, "TooManyProviderTokenUpdates"):
-            let pause = Duration.seconds(20 * 60)
-            return Step(again(after: pause, words, attempt), .credential(pause))
+            return Step(again(after: Self.tokenUpdates, words, attempt), .credential(Self.tokenUpdates))
         case (429, _):
-            return Step(
-                again(after: Self.growing(.seconds(60), attempt.attempts, to: .seconds(3600)), words, attempt), .token)
+            return Step(again(after: Self.tooManyRequests.pause(after: attempt.attempts), words, attempt), .token)
         case (500...599, _):
-            let pause = Self.growing(.seconds(15 * 60), attempt.attempts, to: .seconds(4 * 3600))
-            return Step(again(after: pause, words, attempt), .server)
+            return Step(again(after: Self.serverError.pause(after: attempt.attempts), words, attempt), .server)
         case (400, "BadTopic"), (400, "MissingTopic"), (400, "TopicDisallowed"), (400, "MissingDeviceToken"),
             (400, "DuplicateHeaders"), (403, _), (404, _), (405, _):
             return Step(.returned(nil), .topic(words))
-        // PayloadTooLarge, BadPriority and the like; and new reasons, which appear without notice.
+        // PayloadTooLarge, BadPriority and others; and new reasons, which Apple adds without notice.
         case (400, _), (413, _): return Step(.failed(words), .message(words))
         default: return foreign(answer.status, attempt)
         }
     }
 
-    /// So often a request is tried that gets responses which are not from APNs.
+    /// How often a request is tried whose responses are not from APNs.
     static let foreignTries = 20
 
-    /// A status that APNs does not use, or a 410 without what APNs sends with it. It says nothing of the message, so the
-    /// request waits for another try, within the same limits as any other. An expiration of 0 allows one try only; this one
-    /// does not count, because most likely APNs has not received it.
+    /// A status that APNs does not use, or a 410 without what APNs sends with it. It says nothing about the message, so the
+    /// request is retried within the usual limits. An expiration of 0 allows one try; this one does not count, because most
+    /// likely APNs has not received it.
     private func foreign(_ status: Int32, _ attempt: Try) -> Step {
         let words =
             "the server answered \(status), " + (status == 410 ? "but not as APNs does" : "which APNs does not use")
@@ -120,11 +128,11 @@ public struct RetryPolicy: Sendable, Equatable {
         }
         var attempt = attempt
         if attempt.of.expiration == 0 { attempt.of.expiration = nil }
-        let pause = Self.growing(.seconds(5), attempt.attempts, to: .seconds(300))
-        return Step(again(after: pause, words, attempt), .foreign(words))
+        return Step(
+            again(after: Self.foreignResponse.pause(after: attempt.attempts), words, attempt), .foreign(words))
     }
 
-    /// Another try, unless it would come too late.
+    /// A retry, unless it would come too late.
     private func again(after pause: Duration, _ words: String, _ attempt: Try) -> RequestFate {
         let at = attempt.now.advanced(byMicroseconds: pause.microseconds)
         if let expiration = attempt.of.expiration, expiration > 0, at.microseconds / 1_000_000 >= expiration {
@@ -135,10 +143,5 @@ public struct RetryPolicy: Sendable, Equatable {
             return .failed("\(words); failed after \(attempt.attempts + 1) tries")
         }
         return .later(pause, words)
-    }
-
-    /// A pause that doubles with each try in vain, up to a limit.
-    private static func growing(_ first: Duration, _ attempts: Int, to longest: Duration) -> Duration {
-        min(first * (1 << min(max(attempts, 0), 16)), longest)
     }
 }

@@ -22,17 +22,8 @@ public struct Outbox: Sendable {
     /// So long a daemon may be silent before another takes over what it has in hand: longer than a request may take.
     public static let silence: Duration = .seconds(60)
 
-    /// A topic that has requests, as they name it: it may be none at all.
-    public struct TopicScope: Hashable, Sendable {
-        public var environment: String
-        /// Empty where it is missing.
-        public var topic: String
-
-        public init(environment: String, topic: String) {
-            self.environment = environment
-            self.topic = topic
-        }
-    }
+    /// A topic that has requests, as they name it.
+    public typealias TopicScope = TopicScope
 
     /// A part of the topics of which requests wait.
     public struct Scopes: Sendable {

@@ -1,3 +1,5 @@
+public import TokenModel
+
 /// What started a sweep. The raw value is that of `sweep_run.trigger`.
 public enum SweepTrigger: String, Sendable, ColumnDecodable {
     case timer

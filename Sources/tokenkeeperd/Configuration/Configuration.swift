@@ -195,7 +195,7 @@ struct Configuration: Sendable {
     }
 
     private func share(_ key: String) -> Share {
-        guard let share = ShareText.share(text(key)) else {
+        guard let share = Share(text(key)) else {
             preconditionFailure("\(key) has no share: the table of settings and the configuration differ")
         }
         return share

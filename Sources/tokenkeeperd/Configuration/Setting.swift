@@ -1,3 +1,5 @@
+internal import TokenModel
+
 /// One row of the configuration table: everything that can be set, and the only place where it is declared.
 struct Setting: Sendable {
     enum Kind: Sendable {
@@ -251,7 +253,7 @@ struct Setting: Sendable {
         case .duration(let range, let off):
             (off && text == "off") || DurationText.duration(text).map(range.contains) ?? false
         case .integer(let range): Int(text).map(range.contains) ?? false
-        case .share: ShareText.share(text) != nil
+        case .share: Share(text) != nil
         case .choice(let words): words.contains(text)
         case .toggle: text == "on" || text == "off"
         case .words: text.contains { $0 != " " }

@@ -2,73 +2,39 @@ internal import APNsFeedback
 internal import FoundationEssentials
 internal import TokenModel
 
-/// A credential of APNs with its files read: what a client needs, and what people are told of it.
+/// An APNs credential whose files have been read: what a client needs, and what operators see.
 struct LoadedCredential: Sendable {
     let settings: CredentialSettings
     let identity: PushIdentity
     /// `provider token` or `certificate`.
     let kind: String
-    /// Nil for a provider token, which is made anew again and again.
+    /// Nil for a provider token, which is replaced all the time.
     let expiresAt: Instant?
-    /// The files of it that hold a key or a password.
+    /// The files that hold a key or a password.
     let secretFiles: [String]
 
-    /// A certificate that has expired is taken, and told of: the drain goes on all the same.
+    /// Accepts an expired certificate, because the drain must go on; the log and `status` name it.
     ///
-    /// - Parameter folders: Where a file is looked for that is named without a folder, the first that has it.
+    /// - Parameter folders: Where to look for a file that is named without a folder. The first one that has it counts.
     init(_ settings: CredentialSettings, folders: [String]) throws(ConfigurationError) {
+        let files = CredentialFiles(settings: settings, folders: folders)
         self.settings = settings
-        func path(_ name: String) -> String {
-            if name.hasPrefix("/") { return name }
-            return folders.map { $0 + name }.first { FileManager.default.fileExists(atPath: $0) }
-                ?? (folders.last ?? "") + name
-        }
-        func bytes(_ name: String, of key: String) throws(ConfigurationError) -> SecretBytes {
-            guard let bytes = SecretBytes(contentsOf: path(name)) else {
-                throw ConfigurationError(["credential.\(settings.name).\(key): \(path(name)) cannot be read"])
-            }
-            return bytes
-        }
-        // A certificate with its key in a file of its own is public.
-        let certificate = settings.certificateKeyFile == nil ? settings.certificateFile : nil
-        secretFiles = [
-            settings.keyFile, certificate, settings.certificateKeyFile, settings.certificatePasswordFile,
-        ].compactMap { $0.map(path) }
+        secretFiles = files.secret
         do {
             if let file = settings.keyFile {
-                let token = try ProviderToken(
-                    key: SigningKey(p8: try bytes(file, of: "key_file")), keyID: settings.keyID, teamID: settings.teamID
-                )
-                identity = PushIdentity(
-                    authorization: { try token.text(at: .now) },
-                    renew: { (try? token.renew(at: .now, refused: $0)) ?? false })
+                identity = try files.providerToken(signedBy: file)
                 kind = "provider token"
                 expiresAt = nil
             } else {
-                let file = settings.certificateFile ?? ""
-                var password: SecretBytes?
-                if let file = settings.certificatePasswordFile {
-                    password = try bytes(file, of: "certificate_password_file").firstLine
-                }
-                let contents = try bytes(file, of: "certificate_file")
-                let certificate =
-                    if Self.isPEM(contents) {
-                        try ClientCertificate(
-                            pem: contents,
-                            key: try settings.certificateKeyFile.map { try bytes($0, of: "certificate_key_file") },
-                            password: password, at: nil)
-                    } else {
-                        try ClientCertificate(pkcs12: contents, password: password, at: nil)
-                    }
+                let certificate = try files.certificate()
                 try Self.check(certificate, against: settings)
                 identity = PushIdentity(certificateChainPEM: certificate.chainPEM, keyPEM: certificate.keyPEM)
                 kind = "certificate"
                 expiresAt = certificate.expiresAt
             }
         } catch let error as CredentialError {
-            throw ConfigurationError([
-                "credential.\(settings.name): \(path(settings.keyFile ?? settings.certificateFile ?? "")): \(error.message)"
-            ])
+            let file = files.path(settings.keyFile ?? settings.certificateFile ?? "")
+            throw ConfigurationError(["credential.\(settings.name): \(file): \(error.message)"])
         } catch let error as ConfigurationError {
             throw error
         } catch {
@@ -76,7 +42,7 @@ struct LoadedCredential: Sendable {
         }
     }
 
-    /// A certificate is good for what is named in it: APNs would refuse the rest, and pause the topic.
+    /// A certificate is for the topics and environments that it names: APNs refuses all others.
     private static func check(_ certificate: ClientCertificate, against settings: CredentialSettings) throws {
         let named = certificate.topics
         if let other = settings.topics.first(where: { !$0.hasSuffix("*") && !named.isEmpty && !named.contains($0) }) {
@@ -91,17 +57,7 @@ struct LoadedCredential: Sendable {
         }
     }
 
-    /// `openssl pkcs12` writes words before the first block.
-    private static func isPEM(_ contents: SecretBytes) -> Bool {
-        let mark = Array("-----BEGIN".utf8)
-        return unsafe contents.withBytes { bytes in
-            // DER has NULs.
-            unsafe !bytes.contains(0)
-                && bytes.indices.contains { unsafe bytes[$0...].starts(with: mark) }
-        }
-    }
-
-    /// What is told of it, to `sending_daemon`; no secret is in it.
+    /// What `sending_daemon` says about it; contains no secret.
     private struct Told: Encodable {
         var name: String
         var kind: String
@@ -115,7 +71,7 @@ struct LoadedCredential: Sendable {
         }
     }
 
-    /// A JSON array of what is told of several.
+    /// A JSON array of several, for `sending_daemon`.
     static func told(_ credentials: [LoadedCredential]) -> String {
         let told = credentials.map { credential in
             Told(

@@ -1,60 +1,62 @@
 internal import TokenLedger
 internal import TokenModel
 
-/// The requests that this daemon has claimed: of those for one device token one is under way at a time, in their order.
+/// The requests that this daemon has claimed with one credential for one environment. Pure.
 ///
-/// So the first answer speaks for those behind it: when it is a 410, they have not been sent.
+/// Only one request per token is in flight; the others queue behind it in their order. So the first response speaks for all of
+/// them: after a 410, the others are never sent.
 struct RequestsInFlight {
-    /// Of each token: the one under way, and those that wait behind it.
-    private var lines: [TokenAddress: [ClaimedRequest]] = [:]
-    /// How many there are, those that wait included.
+    /// For each token, the request in flight and the queue behind it.
+    private var queues: [TokenAddress: [ClaimedRequest]] = [:]
+    /// The number of requests, queued ones included.
     private(set) var count = 0
 
-    var isEmpty: Bool { lines.isEmpty }
+    var isEmpty: Bool { queues.isEmpty }
 
-    /// Takes requests that were claimed.
+    /// Adds claimed requests.
     ///
-    /// - Returns: Those to send now.
+    /// - Returns: The requests to send now.
     mutating func take(_ claimed: [ClaimedRequest]) -> [PushRequest] {
         count += claimed.count
         return claimed.compactMap { claimed in
-            lines[claimed.request.address, default: []].append(claimed)
-            return lines[claimed.request.address]?.count == 1 ? claimed.request : nil
+            queues[claimed.request.address, default: []].append(claimed)
+            return queues[claimed.request.address]?.count == 1 ? claimed.request : nil
         }
     }
 
-    /// The numbers of all.
-    var numbers: Set<Int64> { Set(lines.values.joined().map(\.number)) }
+    /// The `request_id` of every request.
+    var numbers: Set<Int64> { Set(queues.values.joined().map(\.number)) }
 
-    /// Drops what is not this daemon's any more.
+    /// Drops queued requests that another daemon has taken over. A request in flight stays until its outcome arrives.
     mutating func keep(only numbers: Set<Int64>) {
-        for (address, line) in lines {
-            // The one under way stays at its place: those behind it wait for its end.
-            let kept = line.prefix(1) + line.dropFirst().filter { numbers.contains($0.number) }
-            count -= line.count - kept.count
-            lines[address] = Array(kept)
+        for (address, queue) in queues {
+            let kept = queue.prefix(1) + queue.dropFirst().filter { numbers.contains($0.number) }
+            count -= queue.count - kept.count
+            queues[address] = Array(kept)
         }
     }
 
-    /// The one under way for a token.
-    func underWay(_ address: TokenAddress) -> ClaimedRequest? { lines[address]?.first }
+    /// The request in flight for a token.
+    func inFlight(_ address: TokenAddress) -> ClaimedRequest? { queues[address]?.first }
 
-    /// The one under way has ended, and the next is to be sent.
-    mutating func goOn(_ address: TokenAddress) -> PushRequest? {
-        guard var line = lines.removeValue(forKey: address) else { return nil }
+    /// The request in flight has ended.
+    ///
+    /// - Returns: The next one for the token, to send now.
+    mutating func sendNext(_ address: TokenAddress) -> PushRequest? {
+        guard var queue = queues.removeValue(forKey: address) else { return nil }
         count -= 1
-        line.removeFirst()
-        if line.isEmpty { return nil }
-        lines[address] = line
-        return line[0].request
+        queue.removeFirst()
+        if queue.isEmpty { return nil }
+        queues[address] = queue
+        return queue[0].request
     }
 
-    /// The one under way has ended, and those behind it are not to be sent.
+    /// The request in flight has ended, and the token gets no more for now.
     ///
-    /// - Returns: Those behind it.
+    /// - Returns: The queue behind it, to give back to the outbox.
     mutating func giveBack(_ address: TokenAddress) -> [ClaimedRequest] {
-        guard let line = lines.removeValue(forKey: address) else { return [] }
-        count -= line.count
-        return Array(line.dropFirst())
+        guard let queue = queues.removeValue(forKey: address) else { return [] }
+        count -= queue.count
+        return Array(queue.dropFirst())
     }
 }

@@ -2,18 +2,20 @@ internal import Logging
 internal import TokenLedger
 internal import TokenModel
 
-/// What the sending did, in at most one line a minute; and at once what a person should act upon.
+/// Logs what the sender did, in at most one line per minute, and at once what a person should act upon.
 struct SendSummary {
     private let logger: Logger
     private var answered = 0
     private var failed = 0
-    private var later = 0
+    private var retried = 0
     private var suppressed = 0
-    private var toldAt = ContinuousClock.now
-    private var troubleToldAt: [String: ContinuousClock.Instant] = [:]
+    private var loggedAt = ContinuousClock.now
+    private var problemLoggedAt: [String: ContinuousClock.Instant] = [:]
 
     private static let every: Duration = .seconds(60)
-    private static let troubleEvery: Duration = .seconds(600)
+    private static let problemEvery: Duration = .seconds(600)
+    /// A certificate that expires within 30 days is worth a warning.
+    private static let expiryNotice: Int64 = 30 * 86_400_000_000
 
     init(logger: Logger) {
         self.logger = logger
@@ -21,7 +23,7 @@ struct SendSummary {
 
     func begins(_ credentials: [LoadedCredential]) {
         for credential in credentials {
-            let soon = Instant.now.advanced(byMicroseconds: 30 * 86_400_000_000)
+            let soon = Instant.now.advanced(byMicroseconds: Self.expiryNotice)
             let expires = credential.expiresAt.map { $0 < soon } ?? false
             logger.log(
                 level: expires ? .warning : .notice,
@@ -34,7 +36,7 @@ struct SendSummary {
         switch ending.fate {
         case .answered: answered += 1
         case .failed: failed += 1
-        case .later, .interrupted: later += 1
+        case .later, .interrupted: retried += 1
         case .returned: break
         }
     }
@@ -45,54 +47,54 @@ struct SendSummary {
     }
 
     mutating func reportIfDue() {
-        if toldAt.duration(to: .now) >= Self.every { report() }
+        if loggedAt.duration(to: .now) >= Self.every { report() }
     }
 
-    /// Says what has come together since the last time.
+    /// Logs the counts since the last time, if there are any.
     mutating func report() {
-        defer { (answered, failed, later, suppressed, toldAt) = (0, 0, 0, 0, .now) }
-        if answered + failed + later + suppressed == 0 { return }
+        defer { (answered, failed, retried, suppressed, loggedAt) = (0, 0, 0, 0, .now) }
+        if answered + failed + retried + suppressed == 0 { return }
         logger.info(
             "sent",
             metadata: [
-                "answered": "\(answered)", "suppressed": "\(suppressed)", "to_try_again": "\(later)",
-                "given_up": "\(failed)",
+                "answered": "\(answered)", "suppressed": "\(suppressed)", "retried": "\(retried)",
+                "failed": "\(failed)",
             ])
         if failed > 0 {
-            logger.warning("requests were failed; see tokenkeeper.failed_send", metadata: ["requests": "\(failed)"])
+            logger.warning("requests failed; see tokenkeeper.failed_send", metadata: ["requests": "\(failed)"])
         }
     }
 
-    func paused(_ scope: Outbox.TopicScope, _ reason: String) {
+    func paused(_ topic: TopicScope, _ reason: String) {
         logger.error(
-            "the sending of a topic is paused; when that is mended: SELECT tokenkeeper.resume_sending(topic, environment)",
-            metadata: ["topic": "\(scope.topic)", "environment": "\(scope.environment)", "reason": "\(reason)"])
+            "sending to a topic is paused; fix the cause, then run: SELECT tokenkeeper.resume_sending(topic, environment)",
+            metadata: ["topic": "\(topic.topic)", "environment": "\(topic.environment)", "reason": "\(reason)"])
     }
 
-    func leftInPeace(_ line: SendingHealth.Line, for pause: Duration, because words: String?) {
+    func rests(_ scope: CredentialScope, for pause: Duration, lastError: String?) {
         logger.warning(
-            "APNs is troubled or cannot be reached; requests wait",
+            "APNs returns errors or cannot be reached; requests wait",
             metadata: [
-                "credential": "\(line.credential)", "environment": "\(line.environment)",
+                "credential": "\(scope.credential)", "environment": "\(scope.environment)",
                 "for": "\(DurationText.text(pause))",
-                "last": "\(words ?? "")",
+                "last": "\(lastError ?? "")",
             ])
     }
 
-    func takenOver(_ requests: Int) {
+    func tookOver(_ requests: Int) {
         if requests == 0 { return }
         logger.notice(
-            "took over requests that a daemon had in hand when it ended; some of them may be sent a second time",
+            "took over requests that another daemon had in flight when it ended; some of them may be sent twice",
             metadata: ["requests": "\(requests)"])
     }
 
-    /// What keeps requests waiting, again every ten minutes.
-    mutating func report(waiting troubles: [String]) {
-        troubleToldAt = troubleToldAt.filter { troubles.contains($0.key) }
-        for trouble in troubles
-        where troubleToldAt[trouble].map({ $0.duration(to: .now) > Self.troubleEvery }) ?? true {
-            troubleToldAt[trouble] = .now
-            logger.warning("\(trouble)")
+    /// Logs each sentence about waiting requests, and again every ten minutes while it holds.
+    mutating func report(waiting problems: [String]) {
+        problemLoggedAt = problemLoggedAt.filter { problems.contains($0.key) }
+        for problem in problems
+        where problemLoggedAt[problem].map({ $0.duration(to: .now) > Self.problemEvery }) ?? true {
+            problemLoggedAt[problem] = .now
+            logger.warning("\(problem)")
         }
     }
 }

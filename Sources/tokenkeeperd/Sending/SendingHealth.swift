@@ -2,90 +2,99 @@ internal import APNsFeedback
 internal import TokenLedger
 internal import TokenModel
 
-/// What outcomes in a row say of a topic, a server and a credential: when to stop, and when to leave one in peace. Pure.
+/// Counts failures in a row, and decides when a topic is paused and when a server or a credential rests. Pure.
 struct SendingHealth {
-    /// So many messages of a topic that APNs calls faulty, one after the other, are a fault of who makes them.
+    /// A topic is paused after this many refused messages in a row: the program that writes them is at fault.
     static let messagesInARow = 20
-    /// So many responses of a topic that are not from APNs, one after the other, pause it.
+    /// A topic is paused after this many responses in a row that are not from APNs.
     static let foreignInARow = 5
-    /// So many troubled answers of a server, one after the other, are trouble for all.
-    static let troublesInARow = 20
-    /// How long a server is left in peace then: this, doubled each time up to the longest.
-    static let rest: (first: Duration, longest: Duration) = (.seconds(15), .seconds(15 * 60))
+    /// A server rests after this many errors in a row.
+    static let errorsInARow = 20
+    /// How long a server rests, each time longer until it answers again.
+    static let rest = Backoff(from: .seconds(15), to: .seconds(15 * 60))
 
-    /// A credential's way to a server.
-    struct Line: Hashable {
-        var credential: String
-        var environment: String
+    private struct Server {
+        var errors = 0
+        var backoff = SendingHealth.rest
+        var restsUntil: ContinuousClock.Instant?
     }
 
-    private var faults: [Outbox.TopicScope: Int] = [:]
-    private var foreign: [Outbox.TopicScope: Int] = [:]
-    private var servers: [Line: (troubles: Int, rest: Duration, until: ContinuousClock.Instant?)] = [:]
-    /// Where APNs asked for a pause of the credential, which holds for all that it sends.
-    private var pauses: [Line: ContinuousClock.Instant] = [:]
+    private var refused: [TopicScope: Int] = [:]
+    private var foreign: [TopicScope: Int] = [:]
+    private var servers: [CredentialScope: Server] = [:]
+    /// Pauses that APNs asked a credential for. They hold in both environments.
+    private var pauses: [CredentialScope: ContinuousClock.Instant] = [:]
+    private var lastErrors: [CredentialScope: String] = [:]
 
-    /// What is to be done about the topic or the server.
+    /// What one outcome leads to.
     enum Measure: Equatable {
-        case nothing
-        /// Stop the topic, for the reason told.
+        case none
+        /// Pause the topic, for this reason.
         case pauseTopic(String)
-        /// The server of the environment is left in peace for so long.
-        case leaveInPeace(Duration)
+        /// Send nothing with the credential in this environment for so long.
+        case rest(Duration)
     }
 
     mutating func note(
-        _ step: RetryPolicy.Step, of scope: Outbox.TopicScope, by credential: String, at now: ContinuousClock.Instant
+        _ step: RetryPolicy.Step, of topic: TopicScope, by credential: String, at now: ContinuousClock.Instant
     ) -> Measure {
-        let line = Line(credential: credential, environment: scope.environment)
+        let scope = CredentialScope(credential: credential, environment: topic.environment)
+        if let error = step.fate.error { lastErrors[scope] = error }
         switch step.blame {
         case .message(let words):
-            faults[scope, default: 0] += 1
-            if faults[scope, default: 0] < Self.messagesInARow { return .nothing }
-            faults[scope] = nil
-            return .pauseTopic("\(Self.messagesInARow) messages in a row were refused, the last: \(words)")
+            return Self.reached(Self.messagesInARow, of: topic, in: &refused)
+                ? .pauseTopic("\(Self.messagesInARow) messages in a row were refused, the last: \(words)") : .none
         case .topic(let words): return .pauseTopic(words)
         case .foreign(let words):
-            foreign[scope, default: 0] += 1
-            if foreign[scope, default: 0] < Self.foreignInARow { return .nothing }
-            foreign[scope] = nil
-            return .pauseTopic(
-                "\(Self.foreignInARow) responses in a row are not from APNs, the last: \(words); "
-                    + "check send.\(scope.environment)_server and any proxy between the daemon and APNs")
+            return Self.reached(Self.foreignInARow, of: topic, in: &foreign)
+                ? .pauseTopic(
+                    "\(Self.foreignInARow) responses in a row are not from APNs, the last: \(words); "
+                        + "check send.\(topic.environment)_server and any proxy between the daemon and APNs") : .none
         case .credential(let pause):
-            if isLeftInPeace(line, at: now) { return .nothing }
-            pauses[line] = now + pause
-            return .leaveInPeace(pause)
-        case .server:
-            // Those that were under way when it began say nothing new.
-            if isLeftInPeace(line, at: now) { return .nothing }
-            var server = servers[line] ?? (0, Self.rest.first, nil)
-            server.troubles += 1
-            let pause = server.rest
-            if server.troubles >= Self.troublesInARow {
-                server = (0, min(pause * 2, Self.rest.longest), now + pause)
-            }
-            servers[line] = server
-            return server.until.map { now < $0 } ?? false ? .leaveInPeace(pause) : .nothing
+            if isResting(scope, at: now) { return .none }
+            pauses[scope] = now + pause
+            return .rest(pause)
+        case .server: return noteServerError(of: scope, at: now)
         case .nobody, .token:
-            guard step.fate == .answered else { return .nothing }
-            faults[scope] = nil
-            foreign[scope] = nil
-            // An answer that was under way when it began says nothing of the rest.
-            if !isLeftInPeace(line, at: now) { servers[line] = nil }
-            return .nothing
+            guard step.fate == .answered else { return .none }
+            refused[topic] = nil
+            foreign[topic] = nil
+            // A response to a request from before the rest does not end the rest.
+            if !isResting(scope, at: now) { servers[scope] = nil }
+            return .none
         }
     }
 
-    /// Those that are.
-    func leftInPeace(at now: ContinuousClock.Instant) -> [Line] {
-        Set(servers.keys).union(pauses.keys).filter { isLeftInPeace($0, at: now) }.sorted {
-            ($0.credential, $0.environment) < ($1.credential, $1.environment)
-        }
+    /// Counts one more for the topic, and starts over at the limit.
+    private static func reached(_ limit: Int, of topic: TopicScope, in counts: inout [TopicScope: Int]) -> Bool {
+        let count = counts[topic, default: 0] + 1
+        counts[topic] = count < limit ? count : nil
+        return count >= limit
     }
 
-    func isLeftInPeace(_ line: Line, at now: ContinuousClock.Instant) -> Bool {
-        if let until = servers[line]?.until, now < until { return true }
-        return pauses.contains { $0.key.credential == line.credential && now < $0.value }
+    private mutating func noteServerError(of scope: CredentialScope, at now: ContinuousClock.Instant) -> Measure {
+        // Requests that were in flight when the rest began say nothing new.
+        if isResting(scope, at: now) { return .none }
+        var server = servers[scope] ?? Server()
+        defer { servers[scope] = server }
+        server.errors += 1
+        if server.errors < Self.errorsInARow { return .none }
+        let pause = server.backoff.next()
+        server.errors = 0
+        server.restsUntil = now + pause
+        return .rest(pause)
     }
+
+    func isResting(_ scope: CredentialScope, at now: ContinuousClock.Instant) -> Bool {
+        if let until = servers[scope]?.restsUntil, now < until { return true }
+        return pauses.contains { $0.key.credential == scope.credential && now < $0.value }
+    }
+
+    /// Those with a rest of their own, in order.
+    func resting(at now: ContinuousClock.Instant) -> [CredentialScope] {
+        Set(servers.keys).union(pauses.keys).filter { isResting($0, at: now) }.sorted()
+    }
+
+    /// What the last failed request of a scope met.
+    func lastError(of scope: CredentialScope) -> String? { lastErrors[scope] }
 }

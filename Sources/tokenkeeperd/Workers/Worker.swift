@@ -1,6 +1,7 @@
 internal import Dispatch
 internal import Logging
 internal import TokenLedger
+internal import TokenModel
 
 /// What the workers have in common: a connection that is made again whenever it is lost.
 ///
@@ -48,7 +49,7 @@ struct Worker: Sendable {
     /// - Parameter work: Calls its second argument when it has made progress, and returns when the process shuts down.
     func run(bell: Wakeup, _ work: (inout Connection, _ succeeded: () -> Void) throws -> Void) {
         defer { report.left(part) }
-        var backoff = Backoff()
+        var backoff = Backoff(from: .milliseconds(250), to: .seconds(5))
         var forgivenAt: ContinuousClock.Instant?
         while !stop.isAsked {
             if part != .drain, let migration, !migration.isDone {
@@ -93,7 +94,7 @@ struct Worker: Sendable {
                     outages.lost(
                         error, part, migrates: migration.map { !$0.isDone } ?? false, holders: holders)
                 }
-                rest(bell, for: backoff.pause())
+                rest(bell, for: backoff.next().jittered())
             } catch {
                 preconditionFailure("a worker threw \(error)")
             }

@@ -174,7 +174,7 @@ let appleExtensions = """
         let message = try refusal { try pem("push.pem", key: "old.pem", password: "secret42") }
         #expect(
             message.hasPrefix(
-                "the private key is encrypted by an algorithm that OpenSSL 3 opens no longer: `openssl pkey"))
+                "the private key is encrypted with an algorithm that OpenSSL 3 disables by default: `openssl pkey"))
         try workshop.run(
             """
             openssl pkey -provider legacy -provider default -in old.pem -aes256 -out new.pem \
@@ -188,7 +188,7 @@ let appleExtensions = """
         _ = try workshop.makeKey("other.key")
         #expect(
             try refusal { try pem("push.pem", key: "other.key") }.hasPrefix(
-                "the private key is not that of the certificate 'Apple Push Services: com.example.app'"))
+                "the private key does not belong to the certificate 'Apple Push Services: com.example.app'"))
     }
 
     @Test func `what lacks a certificate or a key is refused by what it lacks`() throws {
@@ -214,7 +214,7 @@ let appleExtensions = """
             #expect(throws: Never.self) { try pem("push.pem", key: "push.key", at: edge) }
         }
         let day = Date(timeIntervalSince1970: Double(certificate.expiresAt.microseconds) / 1e6).formatted(.iso8601)
-        let expired = "the certificate 'Apple Push Services: com.example.app' expired at \(day): make a new one"
+        let expired = "the certificate 'Apple Push Services: com.example.app' expired at \(day): create a new one"
         #expect(try refusal { try pem("push.pem", key: "push.key", at: after) }.hasPrefix(expired))
         #expect(try refusal { try pem("push.pem", key: "push.key", at: before) }.contains("is not valid before 20"))
         #expect(throws: CredentialError.self) { try certificate.requireValidity(at: after) }

@@ -103,7 +103,7 @@ import Testing
         #expect(
             try stage.database.psql("SELECT reason FROM tokenkeeper.paused_topic")
                 == "APNs answered 403 InvalidProviderToken")
-        #expect(daemon.logged.contains("the sending of a topic is paused"))
+        #expect(daemon.logged.contains("sending to a topic is paused"))
         #expect(daemon.stop() == 0)
         #expect(try stage.count("failed_send") == 0 && stage.count("token", "state <> 'active'") == 0)
 
@@ -238,9 +238,9 @@ import Testing
         try eventually("the others are sent") { try stage.results(200) == 2 }
         try eventually("it is told") {
             try stage.database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
-                "requests of com.example.bad (production) cannot be claimed, and wait: no (SQLSTATE 22000)")
+                "requests for com.example.bad (production) cannot be claimed and wait: no (SQLSTATE 22000)")
         }
-        #expect(daemon.logged.contains("requests of com.example.bad"))
+        #expect(daemon.logged.contains("requests for com.example.bad"))
         #expect(daemon.stop() == 0)
         #expect(try stage.count("send_request") == 1)
     }
@@ -274,12 +274,14 @@ import Testing
         try stage.register(1...5000)
         try stage.enqueue()
         let daemon = try stage.daemon(["send.max_in_flight=50"])
-        try eventually("it is said") { daemon.logged.contains("APNs is troubled or cannot be reached; requests wait") }
+        try eventually("it is said") {
+            daemon.logged.contains("APNs returns errors or cannot be reached; requests wait")
+        }
         try eventually("nothing is in hand") { try stage.count("send_request", "claimed_by IS NOT NULL") == 0 }
         #expect(stage.apns.records.requests <= 100, "what was in hand when it was noticed")
         try eventually("it is in the status") {
             try stage.database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
-                "APNs is troubled or cannot be reached (main, production), and requests wait: APNs answered 503 Shutdown"
+                "APNs returns errors or cannot be reached (main, production), and requests wait: APNs answered 503 Shutdown"
             )
         }
         #expect(daemon.stop() == 0)

@@ -1,0 +1,17 @@
+/// A response of the server, as it came.
+public struct PushResponse: Sendable, Equatable {
+    public var status: Int32
+    /// At most 4 KiB, with invalid UTF-8 replaced; nil if there was none.
+    public var body: String?
+    /// The `apns-id` header: at most 100 bytes of printable ASCII.
+    public var apnsID: String?
+    /// The `apns-unique-id` header, which the sandbox sends: at most 100 bytes of printable ASCII.
+    public var uniqueID: String?
+
+    public init(status: Int32, body: String? = nil, apnsID: String? = nil, uniqueID: String? = nil) {
+        self.status = status
+        self.body = body
+        self.apnsID = apnsID
+        self.uniqueID = uniqueID
+    }
+}

@@ -1,0 +1,30 @@
+internal import TokenModel
+
+/// The topics whose claims fail because of their own requests. The sender leaves each alone for a while, so that the others go on.
+/// Pure.
+struct BlockedTopics {
+    private var blocked: [TopicScope: (error: String, until: ContinuousClock.Instant)] = [:]
+
+    /// How long until a claim is tried again.
+    private static let pause: Duration = .seconds(30)
+
+    mutating func block(_ topic: TopicScope, _ error: String, at now: ContinuousClock.Instant) {
+        blocked[topic] = (error, now + Self.pause)
+    }
+
+    /// A claim has succeeded.
+    mutating func unblock(_ topic: TopicScope) {
+        blocked[topic] = nil
+    }
+
+    func isBlocked(_ topic: TopicScope, at now: ContinuousClock.Instant) -> Bool {
+        blocked[topic].map { now < $0.until } ?? false
+    }
+
+    /// One sentence per topic whose last claim failed, in the order of their names.
+    var problems: [String] {
+        blocked.sorted { $0.key.topic < $1.key.topic }.map {
+            "requests for \($0.key) cannot be claimed and wait: \($0.value.error)"
+        }
+    }
+}

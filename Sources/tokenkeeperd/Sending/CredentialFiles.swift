@@ -1,0 +1,61 @@
+internal import APNsFeedback
+internal import FoundationEssentials
+internal import TokenModel
+
+/// The files of a credential.
+struct CredentialFiles {
+    let settings: CredentialSettings
+    /// Where to look for a file that is named without a folder. The first one that has it counts.
+    let folders: [String]
+
+    func path(_ name: String) -> String {
+        if name.hasPrefix("/") { return name }
+        return folders.map { $0 + name }.first { FileManager.default.fileExists(atPath: $0) }
+            ?? (folders.last ?? "") + name
+    }
+
+    /// The paths of the files that hold a key or a password.
+    var secret: [String] {
+        // A certificate whose key is in another file is public.
+        let certificate = settings.certificateKeyFile == nil ? settings.certificateFile : nil
+        return [settings.keyFile, certificate, settings.certificateKeyFile, settings.certificatePasswordFile]
+            .compactMap { $0.map(path) }
+    }
+
+    func providerToken(signedBy file: String) throws -> PushIdentity {
+        let token = try ProviderToken(
+            key: SigningKey(p8: try bytes(file, of: "key_file")), keyID: settings.keyID, teamID: settings.teamID)
+        return PushIdentity(
+            authorization: { try token.text(at: .now) },
+            renew: { (try? token.renew(at: .now, refused: $0)) ?? false })
+    }
+
+    func certificate() throws -> ClientCertificate {
+        let password = try settings.certificatePasswordFile.map {
+            try bytes($0, of: "certificate_password_file").firstLine
+        }
+        let contents = try bytes(settings.certificateFile ?? "", of: "certificate_file")
+        guard Self.isPEM(contents) else {
+            return try ClientCertificate(pkcs12: contents, password: password, at: nil)
+        }
+        let key = try settings.certificateKeyFile.map { try bytes($0, of: "certificate_key_file") }
+        return try ClientCertificate(pem: contents, key: key, password: password, at: nil)
+    }
+
+    private func bytes(_ name: String, of key: String) throws(ConfigurationError) -> SecretBytes {
+        guard let bytes = SecretBytes(contentsOf: path(name)) else {
+            throw ConfigurationError(["credential.\(settings.name).\(key): \(path(name)) cannot be read"])
+        }
+        return bytes
+    }
+
+    /// The first block need not be at the beginning: `openssl pkcs12` writes text before it.
+    private static func isPEM(_ contents: SecretBytes) -> Bool {
+        let mark = Array("-----BEGIN".utf8)
+        return unsafe contents.withBytes { bytes in
+            // DER contains NULs.
+            unsafe !bytes.contains(0)
+                && bytes.indices.contains { unsafe bytes[$0...].starts(with: mark) }
+        }
+    }
+}

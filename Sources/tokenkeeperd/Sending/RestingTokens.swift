@@ -1,0 +1,29 @@
+internal import TokenModel
+
+/// The tokens that get no request for a moment, because APNs has just said that they are stale or bad and the ledger may not know
+/// it yet. Pure.
+struct RestingTokens {
+    private var until: [TokenAddress: ContinuousClock.Instant] = [:]
+    private var prunedAt: ContinuousClock.Instant?
+
+    /// The ledger has recorded a response by then.
+    static let untilRecorded: Duration = .seconds(2)
+    private static let pruneEvery: Duration = .seconds(1)
+
+    mutating func rest(_ address: TokenAddress, at now: ContinuousClock.Instant) {
+        until[address] = now + Self.untilRecorded
+    }
+
+    /// What is left of a token's rest; nil when it may get requests.
+    func remaining(_ address: TokenAddress, at now: ContinuousClock.Instant) -> Duration? {
+        guard let end = until[address], now < end else { return nil }
+        return now.duration(to: end)
+    }
+
+    /// Forgets the tokens that have rested, from time to time.
+    mutating func prune(at now: ContinuousClock.Instant) {
+        if let prunedAt, prunedAt.duration(to: now) <= Self.pruneEvery { return }
+        prunedAt = now
+        until = until.filter { $0.value > now }
+    }
+}

@@ -1,0 +1,271 @@
+import APNsFeedback
+import LedgerTestSupport
+import Testing
+import TokenModel
+
+@testable import TokenLedger
+@testable import tokenkeeperd
+
+/// Random histories of the sender's state, next to a model that is as simple as the rules.
+@Suite struct `The sender's decisions, in random histories` {
+    @Test(arguments: [1, 3])
+    func `each request ends once, no token gets two at a time or one while it rests, and the limit holds`(topics: Int) {
+        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        var ended = 0
+        for history in 0..<25 {
+            var world = World(seed: seed &+ UInt64(history), topics: topics)
+            for _ in 1...300 { world.step() }
+            world.finish()
+            if !world.problems.isEmpty {
+                Issue.record("seed \(seed), history \(history): \(world.problems.prefix(3).joined(separator: "; "))")
+                return
+            }
+            ended += world.ended
+        }
+        #expect(ended > 250, "seed \(seed): the histories get somewhere")
+    }
+}
+
+/// An outbox, clients and a clock. It only looks at what the state does, and notes what breaks a rule.
+private struct World {
+    private enum Place: Equatable {
+        case waits(due: Int64)
+        case claimed
+        case takenOver
+        case done
+    }
+
+    private struct Row {
+        var claimed: ClaimedRequest
+        var topic: TopicScope
+        var queuedAt: Int64
+        var place: Place
+    }
+
+    private var chance: SeededChance
+    private var state: SendState
+    private let policy = RetryPolicy(retryFor: .seconds(86_400))
+    private let limit = 12
+    private let topics: [TopicScope]
+    /// Microseconds since the beginning, by both clocks.
+    private var time: Int64 = 0
+    private let start = ContinuousClock.now
+    private var rows: [Int64: Row] = [:]
+    private var inFlight: [TokenAddress: Int64] = [:]
+    private var tokensRestUntil: [TokenAddress: Int64] = [:]
+    private var serverRestsUntil: [String: Int64] = [:]
+    private var blockedUntil: [TopicScope: Int64] = [:]
+    private var paused: Set<TopicScope> = []
+    private(set) var problems: [String] = []
+    private(set) var ended = 0
+
+    init(seed: UInt64, topics count: Int) {
+        chance = SeededChance(seed: seed)
+        topics = (0..<count).map { TopicScope(environment: $0 == 2 ? "sandbox" : "production", topic: "t\($0)") }
+        state = SendState(limit: limit) { _ in "main" }
+    }
+
+    private var now: SendState.Moment {
+        SendState.Moment(
+            clock: start + .microseconds(time), timeOfDay: Instant(microseconds: 1_800_000_000_000_000 + time))
+    }
+
+    private mutating func require(_ holds: Bool, _ rule: @autoclosure () -> String) {
+        if !holds { problems.append(rule()) }
+    }
+
+    private mutating func dice(_ sides: Int) -> Int { Int.random(in: 0..<sides, using: &chance) }
+
+    mutating func step() {
+        switch dice(10) {
+        case 0...1: enqueue()
+        case 2...3: claimRound()
+        case 4...6: endOne(Self.ends[dice(Self.ends.count)])
+        case 7: write()
+        case 8: time += [1_000, 300_000, 2_000_000, 6_000_000, 31_000_000, 1_300_000_000][dice(6)]
+        default: lose()
+        }
+    }
+
+    /// Lets everything in flight end, and everything be written.
+    mutating func finish() {
+        while !inFlight.isEmpty { endOne(dice(2) == 0 ? Self.response(200) : .withdrawn) }
+        write()
+        require(state.isEmpty, "something is left")
+        require(!rows.values.contains { $0.place == .claimed }, "a claimed request never ended")
+        require(
+            state.problems(at: now.clock + .seconds(3600)).isEmpty || !blockedUntil.isEmpty, "an old problem is told")
+    }
+
+    private mutating func enqueue() {
+        for _ in 0...dice(8) {
+            let number = Int64(rows.count + 1)
+            let topic = topics[dice(topics.count)]
+            let address = TokenAddress(
+                environment: Environment(rawValue: topic.environment)!, topic: Topic(topic.topic)!,
+                token: DeviceToken(hex: "a\(dice(6))")!)
+            let request = PushRequest(address: address, payload: [], pushType: .alert, id: "\(number)")
+            rows[number] = Row(
+                claimed: ClaimedRequest(number: number, request: request, firstSentAt: now.timeOfDay), topic: topic,
+                queuedAt: time, place: .waits(due: time))
+        }
+    }
+
+    // The database -----------------------------------------------------------------------------------------------------
+
+    private func due(_ topic: TopicScope, from since: Int64 = .min) -> [(number: Int64, at: Int64)] {
+        rows.values.compactMap { row in
+            guard row.topic == topic, case .waits(let due) = row.place, due <= time, due >= since else { return nil }
+            return (row.claimed.number, due)
+        }.sorted { ($0.at, $0.number) < ($1.at, $1.number) }
+    }
+
+    private mutating func claimRound() {
+        // The pipeline writes before it claims; but endings may wait for a lock.
+        while case .pause? = state.nextWrite { write(one: true) }
+        if state.looksForTopics(at: now.clock) {
+            repeat {
+                let rest = topics.filter { topic in state.topicCursor.map { topic.topic > $0.topic } ?? true }
+                var page = Outbox.Scopes()
+                page.due = rest.prefix(2).filter { !paused.contains($0) && !due($0).isEmpty }
+                page.last = rest.count > 2 ? rest[1] : nil
+                if !state.add(page) { break }
+            } while true
+        }
+        for turn in state.turns(at: now.clock) { claim(turn) }
+        if dice(2) == 0 { write() }
+        checkLimit()
+    }
+
+    private mutating func claim(_ turn: SendState.Turn) {
+        require(!paused.contains(turn.topic), "claims from a paused topic")
+        require((serverRestsUntil[turn.topic.environment] ?? 0) <= time, "claims for a server that rests")
+        require((blockedUntil[turn.topic] ?? 0) <= time, "claims from a blocked topic")
+        let room = state.room(for: turn)
+        let since = state.claimsFrom(turn, at: now.clock)
+        if dice(15) == 0 {
+            state.claimFailed(turn, "no", at: now.clock)
+            blockedUntil[turn.topic] = time + 30_000_000
+            return
+        }
+        blockedUntil[turn.topic] = nil
+        let found = due(turn.topic, from: since == .distantPast ? .min : since.microseconds).prefix(room)
+        var claim = Outbox.Claim()
+        claim.requests = found.map { rows[$0.number]!.claimed }.sorted { $0.number < $1.number }
+        claim.dueAt = found.last.map { Instant(microseconds: $0.at) }
+        for (number, _) in found { rows[number]?.place = .claimed }
+        if dice(25) == 0 {
+            // The response to the COMMIT was lost.
+            state.reconcile(claimed: claimedNumbers)
+        } else {
+            perform(state.take(claim, of: turn, at: now.clock))
+        }
+    }
+
+    private var claimedNumbers: Set<Int64> { Set(rows.filter { $0.value.place == .claimed }.keys) }
+
+    private mutating func checkLimit() {
+        guard state.nextWrite == nil else { return }
+        let limit = limit
+        for (environment, rows) in Dictionary(grouping: rows.values, by: \.topic.environment) {
+            let shared = topics.count { $0.environment == environment }
+            let count = rows.count { $0.place == .claimed }
+            require(
+                count <= limit + shared - 1, "\(count) requests of \(environment) are claimed, the limit is \(limit)")
+        }
+    }
+
+    private mutating func write(one: Bool = false) {
+        while let write = state.nextWrite {
+            switch write {
+            case .pause(let topic, _): paused.insert(topic)
+            case .endings(let endings): for ending in endings { end(ending) }
+            }
+            state.wrote()
+            if one { return }
+        }
+    }
+
+    private mutating func end(_ ending: RequestEnding) {
+        guard let row = rows[ending.number] else { return require(false, "\(ending.number) was never queued") }
+        if row.place == .takenOver { return }
+        require(row.place == .claimed, "\(ending.number) ends twice")
+        require(inFlight[row.claimed.request.address] != ending.number, "\(ending.number) ends while it is in flight")
+        switch ending.fate {
+        case .answered, .failed:
+            rows[ending.number]?.place = .done
+            ended += 1
+        case .later(let pause, _), .interrupted(let pause, _), .returned(.some(let pause)):
+            require(pause >= .zero, "a negative pause")
+            rows[ending.number]?.place = .waits(due: time + pause.microseconds)
+        case .returned(nil): rows[ending.number]?.place = .waits(due: row.queuedAt)
+        }
+    }
+
+    /// Loses the connection to the database, or some queued requests to another daemon; or an operator resumes the topics.
+    private mutating func lose() {
+        switch dice(3) {
+        case 0: paused = []
+        case 1:
+            for (number, row) in rows.sorted(by: { $0.key < $1.key })
+            where row.place == .claimed && inFlight[row.claimed.request.address] != number && dice(6) == 0 {
+                rows[number]?.place = .takenOver
+            }
+            state.reconcile(claimed: claimedNumbers)
+        default: state.reconcile(claimed: claimedNumbers)
+        }
+    }
+
+    // The clients ------------------------------------------------------------------------------------------------------
+
+    private mutating func perform(_ actions: [SendState.Action]) {
+        for action in actions {
+            switch action {
+            case .submit(let requests, let credential):
+                require(credential == "main", "sent with another credential")
+                for request in requests { submit(request) }
+            case .logRest(let scope, let pause, _):
+                serverRestsUntil[scope.environment] = time + pause.microseconds
+            }
+        }
+    }
+
+    private mutating func submit(_ request: PushRequest) {
+        let number = Int64(request.id)!
+        require(rows[number]?.place == .claimed, "\(number) is sent and not claimed")
+        require(inFlight[request.address] == nil, "\(number) is the token's second request in flight")
+        require((tokensRestUntil[request.address] ?? 0) <= time, "\(number) is sent while its token rests")
+        inFlight[request.address] = number
+    }
+
+    private mutating func endOne(_ end: PushOutcome.End) {
+        guard let (address, number) = inFlight.sorted(by: { $0.value < $1.value }).randomElement(using: &chance) else {
+            return
+        }
+        inFlight[address] = nil
+        if end == Self.gone || end == Self.bad { tokensRestUntil[address] = time + 2_000_000 }
+        let outcome = PushOutcome(
+            request: rows[number]!.claimed.request, sentAt: now.timeOfDay, sends: 1, end: end)
+        perform(state.take([outcome], of: "main", by: policy, at: now))
+    }
+
+    private static func response(_ status: Int32, _ body: String? = nil) -> PushOutcome.End {
+        .answered(PushResponse(status: status, body: body))
+    }
+
+    private static func lost(_ kind: PushFailure.Kind, mayHaveArrived: Bool) -> PushOutcome.End {
+        .unanswered(PushFailure(kind: kind, message: "lost", mayHaveArrived: mayHaveArrived))
+    }
+
+    private static let gone = response(410, #"{"reason":"Unregistered","timestamp":1700000000000}"#)
+    private static let bad = response(400, #"{"reason":"BadDeviceToken"}"#)
+    private static let ends: [PushOutcome.End] = [
+        response(200), response(200), response(200), response(200), response(200), response(200), gone, gone, bad,
+        response(400, #"{"reason":"PayloadEmpty"}"#), response(429, #"{"reason":"TooManyRequests"}"#),
+        response(429, #"{"reason":"TooManyProviderTokenUpdates"}"#), response(503), response(503), response(503),
+        response(403, #"{"reason":"InvalidProviderToken"}"#), response(308),
+        lost(.connectionLost, mayHaveArrived: true),
+        lost(.connect, mayHaveArrived: false), lost(.backingOff, mayHaveArrived: false), .withdrawn,
+        .unsendable("too long"),
+    ]
+}

@@ -1,0 +1,257 @@
+import APNsFeedback
+import Testing
+import TokenModel
+
+@testable import TokenLedger
+@testable import tokenkeeperd
+
+/// The sender's decisions, without a daemon and without a database.
+@Suite struct `The sender's decisions` {
+    static let topic = TopicScope(environment: "production", topic: "a")
+    static let other = TopicScope(environment: "production", topic: "b")
+    static let main = CredentialScope(credential: "main", environment: "production")
+    let policy = RetryPolicy(retryFor: .seconds(86_400))
+    let start = SendState.Moment(clock: .now, timeOfDay: Instant(microseconds: 1_800_000_000_000_000))
+
+    static func claimed(_ number: Int64, _ token: String = "aa", topic: String = "a", attempts: Int = 0)
+        -> ClaimedRequest
+    {
+        ClaimedRequest(
+            number: number,
+            request: PushRequest(
+                address: TokenAddress(
+                    environment: .production, topic: Topic(topic)!, token: DeviceToken(hex: token)!),
+                payload: [], pushType: .alert, id: "\(number)"),
+            attempts: attempts, firstSentAt: Instant(microseconds: 1_800_000_000_000_000))
+    }
+
+    static func response(_ status: Int32, _ body: String? = nil) -> PushOutcome.End {
+        .answered(PushResponse(status: status, body: body))
+    }
+
+    static let gone = response(410, #"{"reason":"Unregistered","timestamp":1700000000000}"#)
+
+    private func state(limit: Int = 100, covered: Set<String> = ["a", "b"], due: [TopicScope] = [topic]) -> SendState {
+        var state = SendState(limit: limit) { covered.contains($0.topic) ? "main" : nil }
+        look(&state, due)
+        return state
+    }
+
+    private func look(_ state: inout SendState, _ due: [TopicScope], at time: Duration = .zero) {
+        #expect(state.looksForTopics(at: start.clock + time) == true)
+        var page = Outbox.Scopes()
+        page.due = due
+        #expect(state.add(page) == false, "one page is all there is")
+    }
+
+    /// Claims for the first topic, and returns what is submitted.
+    private func claim(
+        _ requests: [ClaimedRequest], _ state: inout SendState, at time: Duration = .zero
+    ) throws -> [String] {
+        let turn = try #require(state.turns(at: start.clock + time).first)
+        var claim = Outbox.Claim()
+        claim.requests = requests
+        claim.dueAt = Instant(microseconds: 1)
+        return submitted(state.take(claim, of: turn, at: start.clock + time))
+    }
+
+    private func submitted(_ actions: [SendState.Action]) -> [String] {
+        actions.flatMap { action -> [String] in
+            guard case .submit(let requests, "main") = action else { return [] }
+            return requests.map(\.id)
+        }
+    }
+
+    private func end(
+        _ end: PushOutcome.End, _ request: ClaimedRequest, _ state: inout SendState, after time: Duration = .zero
+    ) -> [SendState.Action] {
+        let outcome = PushOutcome(request: request.request, sentAt: start.timeOfDay, sends: 1, end: end)
+        let now = SendState.Moment(
+            clock: start.clock + time, timeOfDay: start.timeOfDay.advanced(byMicroseconds: time.microseconds))
+        return state.take([outcome], of: "main", by: policy, at: now)
+    }
+
+    private func written(_ state: inout SendState) -> [RequestEnding] {
+        guard case .endings(let endings)? = state.nextWrite else { return [] }
+        state.wrote()
+        return endings
+    }
+
+    // Outcomes ---------------------------------------------------------------------------------------------------------
+
+    @Test func `after a response the token's next request goes out, and the first is written with its result`() throws {
+        var state = state()
+        #expect(try claim([Self.claimed(1), Self.claimed(2), Self.claimed(3, "bb")], &state) == ["1", "3"])
+        #expect(submitted(end(Self.response(200), Self.claimed(1), &state)) == ["2"])
+        let endings = written(&state)
+        #expect(
+            endings == [RequestEnding(number: 1, fate: .answered, answer: .init(status: 200), sentAt: start.timeOfDay)])
+        #expect(!state.isEmpty && state.nextWrite == nil)
+    }
+
+    @Test func `after a 410 the requests behind it go back unsent, and the token rests for two seconds`() throws {
+        var state = state()
+        _ = try claim([Self.claimed(1), Self.claimed(2), Self.claimed(3)], &state)
+        #expect(end(Self.gone, Self.claimed(1), &state).isEmpty)
+        let pause = RequestFate.returned(.seconds(2))
+        #expect(written(&state).map(\.fate) == [.answered, pause, pause])
+        #expect(state.isEmpty)
+        #expect(try claim([Self.claimed(4), Self.claimed(5, "bb")], &state, at: .seconds(1.5)) == ["5"])
+        #expect(written(&state) == [RequestEnding(number: 4, fate: .returned(.seconds(0.5)))])
+        #expect(try claim([Self.claimed(4)], &state, at: .seconds(2)) == ["4"])
+    }
+
+    @Test func `behind a request that waits for another try, the others wait as long as it`() throws {
+        var state = state()
+        _ = try claim([Self.claimed(1), Self.claimed(2)], &state)
+        #expect(end(Self.response(429, #"{"reason":"TooManyRequests"}"#), Self.claimed(1), &state).isEmpty)
+        #expect(written(&state).map(\.fate.pauseInSeconds) == [60, 60])
+        #expect(state.isEmpty)
+    }
+
+    @Test func `a response that is not from APNs is not written as a result`() throws {
+        var state = state()
+        _ = try claim([Self.claimed(1)], &state)
+        _ = end(Self.response(410, "<html>Gone</html>"), Self.claimed(1), &state)
+        let endings = written(&state)
+        #expect(endings.count == 1 && endings.first?.answer == nil)
+    }
+
+    @Test func `an outcome of a request that is not in flight changes nothing`() throws {
+        var state = state()
+        #expect(end(Self.response(200), Self.claimed(1), &state).isEmpty)
+        _ = try claim([Self.claimed(1)], &state)
+        _ = end(Self.response(200), Self.claimed(1), &state)
+        #expect(end(Self.response(200), Self.claimed(1), &state).isEmpty, "the same outcome again")
+        #expect(written(&state).count == 1 && state.isEmpty)
+    }
+
+    // Writing ----------------------------------------------------------------------------------------------------------
+
+    @Test func `a pause of a topic is written before the endings, and once for all that met the same`() throws {
+        var state = state()
+        _ = try claim([Self.claimed(1), Self.claimed(2, "bb")], &state)
+        let refused = Self.response(403, #"{"reason":"InvalidProviderToken"}"#)
+        _ = end(refused, Self.claimed(1), &state)
+        _ = end(refused, Self.claimed(2, "bb"), &state)
+        #expect(state.nextWrite == .pause(Self.topic, reason: "APNs answered 403 InvalidProviderToken"))
+        #expect(
+            state.nextWrite == .pause(Self.topic, reason: "APNs answered 403 InvalidProviderToken"),
+            "until it is written")
+        state.wrote()
+        #expect(written(&state).map(\.fate) == [.returned(nil), .returned(nil)])
+        #expect(state.isEmpty)
+        #expect(state.turns(at: start.clock).isEmpty, "nothing is claimed until a look finds the topic again")
+    }
+
+    @Test func `endings are written a thousand at a time, and nothing is claimed while many are unwritten`() throws {
+        var state = state()
+        state.reconcile(claimed: Set(1...4001))
+        #expect(state.isBehind && state.turns(at: start.clock).isEmpty)
+        var sizes: [Int] = []
+        while case .endings(let endings)? = state.nextWrite {
+            sizes.append(endings.count)
+            state.wrote()
+            #expect(!state.isBehind)
+        }
+        #expect(sizes == [1000, 1000, 1000, 1000, 1])
+        #expect(state.isEmpty && state.turns(at: start.clock).count == 1)
+    }
+
+    @Test func `what only the database knows as claimed goes back, and what another daemon took is dropped`() throws {
+        var state = state()
+        _ = try claim([Self.claimed(1), Self.claimed(2), Self.claimed(3)], &state)
+        state.reconcile(claimed: [1, 3, 9])
+        #expect(written(&state) == [RequestEnding(number: 9, fate: .returned(nil))])
+        #expect(submitted(end(Self.response(200), Self.claimed(1), &state)) == ["3"])
+        // Its ending is not written yet: it is known.
+        state.reconcile(claimed: [1, 3])
+        #expect(written(&state).map(\.number) == [1])
+    }
+
+    // Claims -----------------------------------------------------------------------------------------------------------
+
+    @Test func `topics of one credential share its room, and few free places are not worth a claim`() throws {
+        var state = state(limit: 100, due: [Self.topic, Self.other])
+        let turns = state.turns(at: start.clock)
+        #expect(turns.map(\.topic) == [Self.topic, Self.other] && turns.allSatisfy { $0.scope == Self.main })
+        #expect(state.room(for: turns[0]) == 50)
+        _ = try claim((1...76).map { Self.claimed($0, String($0 + 100, radix: 16).padded) }, &state)
+        #expect(state.room(for: turns[1]) == 12, "half of what the first has left")
+        #expect(state.turns(at: start.clock).isEmpty, "less than a quarter is free")
+        _ = end(Self.response(200), Self.claimed(1, "65".padded), &state)
+        #expect(state.turns(at: start.clock).count == 2)
+    }
+
+    @Test func `a claim that fails blocks its topic for half a minute, and no other`() throws {
+        var state = state(due: [Self.topic, Self.other])
+        state.claimFailed(state.turns(at: start.clock)[0], "no (SQLSTATE 22000)", at: start.clock)
+        #expect(state.turns(at: start.clock + .seconds(29)).map(\.topic) == [Self.other])
+        #expect(state.blockedTopics == ["requests for a (production) cannot be claimed and wait: no (SQLSTATE 22000)"])
+        #expect(state.turns(at: start.clock + .seconds(30)).count == 2)
+        _ = try claim([], &state, at: .seconds(30))
+        #expect(state.blockedTopics.isEmpty)
+    }
+
+    @Test func `a server that returns errors gets no claims while it rests, and the reason is told`() throws {
+        var state = state()
+        let requests = (1...20).map { Self.claimed(Int64($0), String($0 + 16, radix: 16)) }
+        _ = try claim(requests, &state)
+        let actions = requests.flatMap { end(Self.response(503, #"{"reason":"Shutdown"}"#), $0, &state) }
+        #expect(actions == [.logRest(Self.main, .seconds(15), lastError: "APNs answered 503 Shutdown")])
+        #expect(state.turns(at: start.clock + .seconds(14)).isEmpty)
+        #expect(
+            state.problems(at: start.clock) == [
+                "APNs returns errors or cannot be reached (main, production), and requests wait: APNs answered 503 Shutdown"
+            ])
+        #expect(state.turns(at: start.clock + .seconds(15)).count == 1)
+        #expect(state.problems(at: start.clock + .seconds(15)).isEmpty)
+    }
+
+    @Test func `an uncovered topic is listed, and an invalid one is claimed so that its requests fail`()
+        throws
+    {
+        let moon = TopicScope(environment: "moon", topic: "a")
+        var state = state(covered: [], due: [Self.topic, moon])
+        let turns = state.turns(at: start.clock)
+        #expect(turns.map(\.topic) == [moon])
+        var claim = Outbox.Claim()
+        claim.failed = 3
+        claim.dueAt = Instant(microseconds: 1)
+        #expect(state.take(claim, of: turns[0], at: start.clock).isEmpty)
+        #expect(state.blockedTopics == ["no credential is configured for a (production): its requests wait"])
+    }
+
+    @Test func `a page of uncovered topics does not end the look`() {
+        var state = SendState(limit: 100) { $0.topic == "b" ? "main" : nil }
+        #expect(state.looksForTopics(at: start.clock) == true)
+        var page = Outbox.Scopes()
+        page.due = [Self.topic]
+        page.last = Self.topic
+        #expect(state.add(page) == true)
+        #expect(state.topicCursor == Self.topic)
+        #expect(state.blockedTopics.isEmpty, "not before all pages are read")
+        page.due = [Self.other]
+        page.last = nil
+        #expect(state.add(page) == false)
+        #expect(state.topicCursor == nil)
+        #expect(state.turns(at: start.clock).map(\.topic) == [Self.other])
+        #expect(state.blockedTopics.count == 1)
+        #expect(state.looksForTopics(at: start.clock + .milliseconds(499)) == false, "some are known")
+        #expect(state.looksForTopics(at: start.clock + .milliseconds(500)) == true)
+    }
+}
+
+extension RequestFate {
+    fileprivate var pauseInSeconds: Int64? {
+        switch self {
+        case .later(let pause, _), .interrupted(let pause, _), .returned(.some(let pause)): pause.components.seconds
+        case .answered, .failed, .returned(nil): nil
+        }
+    }
+}
+
+extension String {
+    /// With a digit more, where a token would end in half a byte.
+    fileprivate var padded: String { count.isMultiple(of: 2) ? self : "0" + self }
+}
