@@ -1,5 +1,6 @@
 import LedgerTestSupport
 import Testing
+import TokenModel
 
 @testable import TokenLedger
 
@@ -7,7 +8,7 @@ import Testing
 @Suite struct `The outbox and its input` {
     let database: TestDatabase
     let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
-    let scope = Outbox.TopicScope(environment: "production", topic: "com.example.app")
+    let scope = TopicScope(environment: "production", topic: "com.example.app")
 
     init() throws {
         database = try TestCluster.shared.database()

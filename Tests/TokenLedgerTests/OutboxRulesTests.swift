@@ -8,9 +8,9 @@ import TokenModel
 @Suite struct `The outbox, rule by rule` {
     let database: TestDatabase
     let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
-    let app = Outbox.TopicScope(environment: "production", topic: "com.example.app")
-    let sandbox = Outbox.TopicScope(environment: "sandbox", topic: "com.example.app")
-    let other = Outbox.TopicScope(environment: "production", topic: "com.example.other")
+    let app = TopicScope(environment: "production", topic: "com.example.app")
+    let sandbox = TopicScope(environment: "sandbox", topic: "com.example.app")
+    let other = TopicScope(environment: "production", topic: "com.example.other")
 
     static let alert = #"{"aps":{"alert":"Hello"}}"#
     static let silent = #"{"aps":{"content-available":1}}"#
@@ -22,7 +22,7 @@ import TokenModel
     /// - Returns: Its number.
     @discardableResult
     private func ask(
-        _ payload: String = alert, of scope: Outbox.TopicScope? = nil, token: String = "aa",
+        _ payload: String = alert, of scope: TopicScope? = nil, token: String = "aa",
         _ more: (column: String, value: String)? = nil
     ) throws -> Int64 {
         let scope = scope ?? app
@@ -33,7 +33,7 @@ import TokenModel
         return Int64(try database.psql("SELECT max(request_id) FROM tokenkeeper.send_request")) ?? -1
     }
 
-    private func claim(_ scope: Outbox.TopicScope? = nil, backgroundPerHour: Int = 1) throws -> Outbox.Claim {
+    private func claim(_ scope: TopicScope? = nil, backgroundPerHour: Int = 1) throws -> Outbox.Claim {
         var daemon = try database.connect(user: "a_daemon")
         return try outbox.claim(scope ?? app, most: 100, backgroundPerHour: backgroundPerHour, on: &daemon)
     }

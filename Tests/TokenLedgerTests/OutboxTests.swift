@@ -8,7 +8,7 @@ import TokenModel
 @Suite struct `The outbox` {
     let database: TestDatabase
     let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
-    let scope = Outbox.TopicScope(environment: "production", topic: "com.example.app")
+    let scope = TopicScope(environment: "production", topic: "com.example.app")
 
     init() throws {
         database = try TestCluster.shared.database()
@@ -196,7 +196,7 @@ import TokenModel
             user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
         let claimed = try outbox.claim(
-            Outbox.TopicScope(environment: "production", topic: topic), most: 1, backgroundPerHour: 3, on: &daemon
+            TopicScope(environment: "production", topic: topic), most: 1, backgroundPerHour: 3, on: &daemon
         ).requests
         #expect(claimed.first?.request.pushType.rawValue == type)
         #expect(claimed.first?.request.priority == (type == "background" ? 5 : nil))
@@ -483,7 +483,7 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         var seen: [String] = []
         var parts = 0
-        var last: Outbox.TopicScope?
+        var last: TopicScope?
         repeat {
             let part = try outbox.scopes(after: last, most: 200, on: &daemon)
             seen += part.due.map(\.topic)

@@ -22,9 +22,6 @@ public struct Outbox: Sendable {
     /// So long a daemon may be silent before another takes over what it has in hand: longer than a request may take.
     public static let silence: Duration = .seconds(60)
 
-    /// A topic that has requests, as they name it.
-    public typealias TopicScope = TopicScope
-
     /// A part of the topics of which requests wait.
     public struct Scopes: Sendable {
         /// Those of which something is due, and that are not paused.

@@ -77,7 +77,7 @@ struct CredentialSettings: Equatable, Sendable {
 
     /// Of several the one that fits a topic best; nil where none does.
     static func best<Candidate>(
-        of candidates: [Candidate], for scope: Outbox.TopicScope, settings: (Candidate) -> CredentialSettings
+        of candidates: [Candidate], for scope: TopicScope, settings: (Candidate) -> CredentialSettings
     ) -> Candidate? {
         var best: (candidate: Candidate, fit: Int)?
         for candidate in candidates {
@@ -88,7 +88,7 @@ struct CredentialSettings: Equatable, Sendable {
     }
 
     /// How well it fits a topic: the length of what fits; nil when it is not for that topic.
-    func fit(_ scope: Outbox.TopicScope) -> Int? {
+    func fit(_ scope: TopicScope) -> Int? {
         guard environments.contains(where: { $0.rawValue == scope.environment }) else { return nil }
         return topics.compactMap { pattern in
             if pattern == scope.topic { return Int.max }
