@@ -11,7 +11,7 @@ run: ## Build, start a private PostgreSQL, the daemon and a sample of traffic. W
 fake-apns: ## Build and start an APNs of your own on 127.0.0.1:2197. ARGS='--script FILE' and more: docs/fake-apns.md.
 	@ARGS='$(subst ','\'',$(value ARGS))' exec scripts/fake-apns
 
-test: setup lint ## Build and run all tests, on a private PostgreSQL.
+test: setup lint ## Build and run all tests, on a private PostgreSQL. TEST_SOAK=whole: the soaks, which are small otherwise, in full.
 	@scripts/test
 
 reference: setup ## Rewrite the generated parts of docs/reference and the man page from the sources.

@@ -57,9 +57,10 @@ let package = Package(
 
         .target(
             name: "LedgerTestSupport",
-            dependencies: ["TokenLedger", "TokenModel"],
+            dependencies: ["CLibPQ", "TokenLedger", "TokenModel"],
             path: "Tests/LedgerTestSupport",
             swiftSettings: lenient),
+        .target(name: "TestThreads", path: "Tests/TestThreads", swiftSettings: lenient),
         .target(
             name: "FakeAPNs",
             dependencies: [
@@ -90,11 +91,12 @@ let package = Package(
             swiftSettings: lenient),
         .testTarget(name: "TokenModelTests", dependencies: ["TokenModel"], swiftSettings: lenient),
         .testTarget(
-            name: "APNsFeedbackTests", dependencies: ["APNsFeedback", "FakeAPNs", "TokenModel"], swiftSettings: lenient),
+            name: "APNsFeedbackTests", dependencies: ["APNsFeedback", "FakeAPNs", "TestThreads", "TokenModel"],
+            swiftSettings: lenient),
         .testTarget(
             name: "FakeAPNsTests",
             dependencies: [
-                "FakeAPNs", "fake-apns",
+                "FakeAPNs", "fake-apns", "TestThreads",
                 .product(name: "NIOCore", package: "swift-nio"),
                 .product(name: "NIOPosix", package: "swift-nio"),
                 .product(name: "NIOHPACK", package: "swift-nio-http2"),
@@ -104,12 +106,13 @@ let package = Package(
             swiftSettings: lenient),
         .testTarget(
             name: "TokenLedgerTests",
-            dependencies: ["APNsFeedback", "TokenLedger", "TokenModel", "LedgerTestSupport"],
+            dependencies: ["APNsFeedback", "TokenLedger", "TokenModel", "LedgerTestSupport", "TestThreads"],
             swiftSettings: lenient),
         .testTarget(
             name: "TokenkeeperdTests",
             dependencies: [
                 "tokenkeeperd", "APNsFeedback", "TokenLedger", "TokenModel", "FakeAPNs", "LedgerTestSupport",
+                "TestThreads",
             ],
             swiftSettings: lenient),
     ]

@@ -1,8 +1,9 @@
 import FakeAPNs
 import Foundation
+import TestThreads
 import Testing
 
-@Suite("Client certificates take the place of JWTs")
+@Suite("Client certificates take the place of JWTs", .ownThread)
 struct CertificateTests {
     private func start() throws -> FakeAPNs {
         var options = FakeOptions(Fixture.authority)

@@ -1,8 +1,9 @@
 import FakeAPNs
 import Foundation
+import TestThreads
 import Testing
 
-@Suite("fake-apns, the command")
+@Suite("fake-apns, the command", .ownThread)
 struct CommandTests {
     /// The binary that was built beside the tests.
     private static let program: String = {

@@ -1,8 +1,9 @@
 import FakeAPNs
 import Foundation
+import TestThreads
 import Testing
 
-@Suite("Provider tokens are checked as APNs checks them")
+@Suite("Provider tokens are checked as APNs checks them", .ownThread)
 struct ProviderTokenTests {
     private let clock = HandClock()
 

@@ -1,8 +1,9 @@
 import FakeAPNs
 import Foundation
+import TestThreads
 import Testing
 
-@Suite("Scripts say what is answered")
+@Suite("Scripts say what is answered", .ownThread)
 struct ScriptTests {
     private let clock = HandClock()
 

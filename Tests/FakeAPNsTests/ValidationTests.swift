@@ -1,5 +1,6 @@
 import FakeAPNs
 import Foundation
+import TestThreads
 import Testing
 
 /// One mistake, and what comes of it.
@@ -115,7 +116,7 @@ struct Acceptable: CustomTestStringConvertible, Sendable {
     ]
 }
 
-@Suite("Requests are checked as APNs checks them")
+@Suite("Requests are checked as APNs checks them", .ownThread)
 struct ValidationTests {
     private func start() throws -> FakeAPNs {
         var options = FakeOptions(Fixture.authority)

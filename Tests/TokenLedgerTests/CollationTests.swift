@@ -1,10 +1,11 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
 /// Arguments in every collation that a caller's column may have: the functions behave the same, and use the same indexes.
-@Suite struct `Collations of the caller` {
+@Suite(.ownThread) struct `Collations of the caller` {
     let database: TestDatabase
 
     init() throws {

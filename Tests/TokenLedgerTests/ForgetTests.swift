@@ -1,11 +1,12 @@
 import APNsFeedback
 import Dispatch
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `Erasure` {
+@Suite(.ownThread) struct `Erasure` {
     let database: TestDatabase
 
     init() throws {

@@ -1,11 +1,12 @@
 import APNsFeedback
 import Dispatch
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `Locks among daemons` {
+@Suite(.ownThread) struct `Locks among daemons` {
     let database: TestDatabase
 
     init() throws {
@@ -215,7 +216,7 @@ import Testing
     }
 }
 
-@Suite struct `Who holds a lock` {
+@Suite(.ownThread) struct `Who holds a lock` {
     let database: TestDatabase
 
     init() throws {

@@ -302,7 +302,8 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         #expect(run.status == 0)
         #expect(try printed.psql("SELECT to_regnamespace('tokenkeeper') IS NULL") == "t", "it only prints")
         try TestCluster.run(["psql", "-Xq", "-d", printed.url(user: "owner"), "-f", "-"], input: run.output)
-        var (left, right) = (try printed.connect(), try migrated.connect())
+        var left = try printed.connect()
+        var right = try migrated.connect()
         try Migrator(daemon: v1).migrate(&right) { _ in }
         #expect(try catalog(&left) == catalog(&right))
         #expect(try Migrator(daemon: v1).plan(&left).isEmpty)

@@ -1,11 +1,12 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 import TokenModel
 
 @testable import TokenLedger
 
 /// What the functions of the outbox make of any input: whatever its collation, its escapes, its length.
-@Suite struct `The outbox and its input` {
+@Suite(.ownThread) struct `The outbox and its input` {
     let database: TestDatabase
     let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
     let scope = TopicScope(environment: "production", topic: "com.example.app")

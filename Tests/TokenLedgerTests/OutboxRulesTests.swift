@@ -1,11 +1,12 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 import TokenModel
 
 @testable import TokenLedger
 
 /// What the outbox promises beside the way of a request: who is counted, what is kept, what is left alone.
-@Suite struct `The outbox, rule by rule` {
+@Suite(.ownThread) struct `The outbox, rule by rule` {
     let database: TestDatabase
     let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
     let app = TopicScope(environment: "production", topic: "com.example.app")

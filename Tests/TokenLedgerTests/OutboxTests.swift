@@ -1,11 +1,12 @@
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 import TokenModel
 
 @testable import TokenLedger
 
-@Suite struct `The outbox` {
+@Suite(.ownThread) struct `The outbox` {
     let database: TestDatabase
     let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
     let scope = TopicScope(environment: "production", topic: "com.example.app")

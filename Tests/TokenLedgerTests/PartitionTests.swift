@@ -2,11 +2,12 @@ import APNsFeedback
 import Foundation
 import LedgerTestSupport
 import Synchronization
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `The ring of partitions` {
+@Suite(.ownThread) struct `The ring of partitions` {
     let database: TestDatabase
 
     init() throws {
@@ -201,21 +202,27 @@ import Testing
         var wasFresh = false
         // By its name: the clock may move on meanwhile.
         let current = try past(0)
-        let pass = try drain.pass(
-            on: &daemon, report: { _ in },
-            betweenBatches: { _, soFar, pagesLeft throws(DatabaseError) in
-                batches += 1
-                if batches == 2 {
-                    try sender.run(
-                        "INSERT INTO tokenkeeper.send_result_\(current) (topic, token, status, body, partition_number) VALUES ('t', 'ff', 410, \(Self.death), \(current))"
-                    )
-                }
-                let isSuppressed =
-                    try sender.run("SELECT FROM tokenkeeper.suppressed_token WHERE token_key = '\\xff'").count == 1
-                if isSuppressed, soFar.recorded < 40_000 { wasFresh = true }
-                return true
-            })
-        #expect(pass.recorded > 1)
+        // On a slow machine one pass ends before the current partition's turn comes again.
+        var sum = Drain.Pass()
+        while !wasFresh, sum.recorded < 40_000 {
+            let before = sum.recorded
+            let pass = try drain.pass(
+                on: &daemon, report: { _ in },
+                betweenBatches: { _, soFar, pagesLeft throws(DatabaseError) in
+                    batches += 1
+                    if batches == 2 {
+                        try sender.run(
+                            "INSERT INTO tokenkeeper.send_result_\(current) (topic, token, status, body, partition_number) VALUES ('t', 'ff', 410, \(Self.death), \(current))"
+                        )
+                    }
+                    let isSuppressed =
+                        try sender.run("SELECT FROM tokenkeeper.suppressed_token WHERE token_key = '\\xff'").count == 1
+                    if isSuppressed, before + soFar.recorded < 40_000 { wasFresh = true }
+                    return true
+                })
+            sum.add(pass)
+        }
+        #expect(sum.recorded > 1)
         #expect(wasFresh, "recorded while the greater part of the backlog was still there")
     }
 
@@ -232,13 +239,16 @@ import Testing
                     defer { committed.finish() }
                     var chance = SeededChance(seed: UInt64(worker))
                     var sender = try database.connect()
-                    for round in 0..<25 {
+                    var round = -1
+                    // On a slow machine it goes on until a partition has been read whole.
+                    while round < 24 || committed.partitions == 0 && round < 500 {
+                        round += 1
                         let rows = Int.random(in: 1...2000, using: &chance)
                         try sender.run(
                             """
                             BEGIN;
                             INSERT INTO tokenkeeper.send_result (topic, token, status, body, partition_number)
-                            SELECT 't', lpad(to_hex(\(worker * 100_000 + round * 2000) + i), 8, '0'), CASE i % 29 WHEN 0 THEN 410 ELSE 200 END,
+                            SELECT 't', lpad(to_hex(\(worker * 10_000_000 + round * 2000) + i), 8, '0'), CASE i % 29 WHEN 0 THEN 410 ELSE 200 END,
                                    \(Self.death), (\(round) + i / 1000) % 8
                             FROM generate_series(1, \(rows)) AS i
                             """)

@@ -1,9 +1,10 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `Topic policy` {
+@Suite(.ownThread) struct `Topic policy` {
     let database: TestDatabase
 
     init() throws {

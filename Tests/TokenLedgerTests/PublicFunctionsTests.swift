@@ -1,11 +1,12 @@
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
 /// Random input for every function that a role may call, as that role. `FUZZ_CALLS` says how often each is called; `make fuzz` says 100,000.
-@Suite struct `Public functions` {
+@Suite(.ownThread) struct `Public functions` {
     @Test(arguments: ["sender", "app", "reader", "operator"])
     func `each answers any input, or raises an error that its comment names`(role: String) throws {
         let calls = ProcessInfo.processInfo.environment["FUZZ_CALLS"].flatMap(Int.init) ?? 400

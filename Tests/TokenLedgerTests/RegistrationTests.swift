@@ -1,9 +1,10 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `Registration and gate` {
+@Suite(.ownThread) struct `Registration and gate` {
     let database: TestDatabase
 
     init() throws {

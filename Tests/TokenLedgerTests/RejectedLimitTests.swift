@@ -1,10 +1,11 @@
 import APNsFeedback
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `The hourly limit on rejected results` {
+@Suite(.ownThread) struct `The hourly limit on rejected results` {
     let database: TestDatabase
 
     init() throws {

@@ -1,9 +1,10 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `Rejected results` {
+@Suite(.ownThread) struct `Rejected results` {
     let database: TestDatabase
 
     init() throws {

@@ -1,9 +1,10 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `Roles` {
+@Suite(.ownThread) struct `Roles` {
     let database: TestDatabase
 
     init() throws {

@@ -1,10 +1,11 @@
 import APNsFeedback
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `Status` {
+@Suite(.ownThread) struct `Status` {
     @Test func `it tells what a daemon saw and what was counted, and warns in words`() throws {
         let database = try TestCluster.shared.database()
         let look =

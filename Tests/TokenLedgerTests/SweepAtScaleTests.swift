@@ -1,9 +1,10 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `The sweep at scale` {
+@Suite(.ownThread) struct `The sweep at scale` {
     let database: TestDatabase
 
     init() throws {

@@ -1,10 +1,11 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 import TokenModel
 
 @testable import TokenLedger
 
-@Suite struct `The sweep` {
+@Suite(.ownThread) struct `The sweep` {
     let database: TestDatabase
 
     init() throws {

@@ -1,9 +1,10 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `Counting tokens` {
+@Suite(.ownThread) struct `Counting tokens` {
     let database: TestDatabase
 
     init() throws {

@@ -1,10 +1,11 @@
 import APNsFeedback
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `Undo` {
+@Suite(.ownThread) struct `Undo` {
     let database: TestDatabase
 
     init() throws {

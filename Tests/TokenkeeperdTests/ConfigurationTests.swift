@@ -1,6 +1,7 @@
 import ArgumentParser
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 import TokenLedger
 
@@ -21,7 +22,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     }
 }
 
-@Suite struct `The configuration` {
+@Suite(.ownThread) struct `The configuration` {
     @Test func `with nothing given the defaults are in force, and each default is one that is accepted`() throws {
         let configuration = try load()
         #expect(configuration.sweepInterval == .seconds(3600))
@@ -228,7 +229,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     }
 }
 
-@Suite struct `The documents` {
+@Suite(.ownThread) struct `The documents` {
     private func file(_ path: String) throws -> String {
         let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../..")
         return try String(contentsOf: root.appendingPathComponent(path), encoding: .utf8)

@@ -1,12 +1,13 @@
 import Foundation
 import LedgerTestSupport
 import Synchronization
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
 /// The ways to a database that operations have: libpq's, tried with the real daemon.
-@Suite struct `Ways to the database` {
+@Suite(.ownThread) struct `Ways to the database` {
     private let folder: String
 
     init() throws {
@@ -41,8 +42,11 @@ import Testing
         }
         try eventually("it drains") {
             guard daemon.isRunning else { throw TestFailure(daemon.logged) }
-            return try database.psql(
-                "SELECT count(*) FROM tokenkeeper.suppressed_token WHERE token = '\(token)'", user: "postgres") == "1"
+            // A reader can deadlock with a migration that is still under way: then it reads again.
+            return
+                (try? database.psql(
+                    "SELECT count(*) FROM tokenkeeper.suppressed_token WHERE token = '\(token)'", user: "postgres"))
+                == "1"
         }
     }
 
@@ -50,15 +54,16 @@ import Testing
         let cluster = try TestCluster(rules: ["host d keeper 127.0.0.1/32 scram-sha-256"])
         let database = try prepare(cluster)
         let path = try file("database_password", "first secret\n")
+        let systemd = try NotifyListener()
         let daemon = try DaemonProcess(
             database.url(user: "keeper", overTCP: true), arguments: ["--migrate"],
-            environment: ["CREDENTIALS_DIRECTORY": folder])
+            environment: ["CREDENTIALS_DIRECTORY": folder, "NOTIFY_SOCKET": systemd.address])
         try drains(daemon, database, token: "aa")
-
         try database.psql("ALTER ROLE keeper PASSWORD 'second secret'", user: "postgres")
         try database.psql(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'keeper'", user: "postgres")
-        try eventually("it is refused") { daemon.logged.contains("password authentication failed") }
+        // Of an outage the log tells the first cause only; the status tells the latest.
+        try eventually("it is refused") { systemd.status.contains("password authentication failed") }
         _ = try file("database_password", "second secret")
         try drains(daemon, database, token: "bb")
 

@@ -1,10 +1,11 @@
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import tokenkeeperd
 
-@Suite struct `Command explain` {
+@Suite(.ownThread) struct `Command explain` {
     private static let token = "aabbccdd" + String(repeating: "0", count: 55) + "9"
 
     private func explain(
@@ -15,8 +16,8 @@ import Testing
             environment: environment.merging(["TOKENKEEPER_DATABASE_URL": url]) { $1 })
     }
 
-    private func deadToken() throws -> TestDatabase {
-        let database = try TestCluster.shared.database()
+    private func deadToken(on cluster: TestCluster = .shared) throws -> TestDatabase {
+        let database = try cluster.database()
         try database.psql(
             """
             SELECT tokenkeeper.register('\(Self.token)', 't', registered_at => '2025-01-01 08:00Z', device_id => E'd\\u001B[1m');
@@ -100,8 +101,10 @@ import Testing
     }
 
     @Test func `explain works on a standby`() throws {
-        let database = try deadToken()
-        let standby = try TestCluster(standbyOf: TestCluster.shared)
+        // A copy of the shared cluster would have the databases of all tests in it.
+        let cluster = try TestCluster.prepared()
+        let database = try deadToken(on: cluster)
+        let standby = try TestCluster(standbyOf: cluster)
         let told = try explain(["aabbccdd"], on: standby.url(database: database.name, user: "a_reader"))
         #expect(told.status == 0 && told.output.contains("must not be sent to"), "\(told.errors)")
     }

@@ -1,10 +1,11 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 @testable import tokenkeeperd
 
-@Suite struct `Locks of other sessions` {
+@Suite(.ownThread) struct `Locks of other sessions` {
     let database: TestDatabase
 
     init() throws {
@@ -189,7 +190,7 @@ import Testing
     }
 }
 
-@Suite struct `When a lock is worth a report` {
+@Suite(.ownThread) struct `When a lock is worth a report` {
     private let start = ContinuousClock.now
 
     private func holder(_ pid: Int32, _ kind: LockHolder.Kind = .table, transaction: String = "3/1") -> LockHolder {

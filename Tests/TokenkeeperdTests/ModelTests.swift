@@ -1,5 +1,6 @@
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
@@ -10,8 +11,8 @@ private struct Step {
     var apply: (inout LedgerModel) -> Void
 }
 
-@Suite struct `The rule, by a model` {
-    /// 200 histories of 500 steps each: registrations with and without devices, unregistrations and results, late, repeated and
+@Suite(.ownThread) struct `The rule, by a model` {
+    /// In the whole soak 200 histories of 500 steps each: registrations with and without devices, unregistrations and results, late, repeated and
     /// out of order; suspects that are held and released, undone windows, tokens that are forgotten. `MODEL_SEED` repeats one.
     @Test func `random histories end in the state that the model gives`() throws {
         let seed =
@@ -24,7 +25,8 @@ private struct Step {
         var owner = try database.connect()
         var model = LedgerModel()
         var heldTopics: [String] = []
-        for history in 0..<200 {
+        let histories = Soak.size(50, whole: 200)
+        for history in 0..<histories {
             let topics = [
                 "com.example.\(history)", "com.example.\(history).voip",
                 "com.example.\(history).push-type.liveactivity",
@@ -70,7 +72,7 @@ private struct Step {
         let undoing = "SELECT count(*) FROM tokenkeeper.reinstatement WHERE finished_at IS NULL"
         try eventually("all windows are undone") { try owner.scalar(undoing) == "0" }
         let held = Int(try owner.scalar("SELECT count(*) FROM tokenkeeper.held_result") ?? "") ?? 0
-        #expect(held > 100, "seed \(seed): the guard held \(held)")
+        #expect(held > histories / 2, "seed \(seed): the guard held \(held)")
         // What the guard counts as it goes is what is there.
         let counts =
             "SELECT topic_id, bucket, tokens FROM tokenkeeper.topic_guard_count WHERE tokens <> 0 ORDER BY 1, 2"
@@ -94,7 +96,7 @@ private struct Step {
         #expect(
             surplus.isEmpty && missing.isEmpty,
             "seed \(seed): told \(surplus.sorted().prefix(5)), the model says \(missing.sorted().prefix(5))")
-        #expect(told.count > 7000, "the histories touched \(told.count) tokens")
+        #expect(told.count > histories * 35, "the histories touched \(told.count) tokens")
         // The gate says the same as the view.
         #expect(
             try owner.scalar(

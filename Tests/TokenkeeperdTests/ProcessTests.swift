@@ -1,8 +1,9 @@
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
-@Suite struct `The process` {
+@Suite(.ownThread) struct `The process` {
     @Test func `SIGTERM and SIGINT finish the batch in hand and leave with 0`() throws {
         for number in [SIGTERM, SIGINT] {
             let database = try TestCluster.shared.database()

@@ -1,10 +1,11 @@
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `Reinstating` {
+@Suite(.ownThread) struct `Reinstating` {
     /// Row by row: what the ledger says of each token.
     private static let ledger = """
         SELECT encode(token_key, 'hex'), registered_at, stale_at, suspect_at, suspect_reason, unregistered_by_app_at

@@ -2,6 +2,7 @@ import Dispatch
 import Foundation
 import LedgerTestSupport
 import Synchronization
+import TestThreads
 import Testing
 
 @testable import tokenkeeperd
@@ -10,7 +11,7 @@ private final class Count: Sendable {
     let runs = Atomic(0)
 }
 
-@Suite struct `A reload` {
+@Suite(.ownThread) struct `A reload` {
     /// Each with the beginning of what is said of it.
     static let mistakes: [(text: String, said: String)] = [
         ("[<", "1:2: found '<', expected a key"),

@@ -1,10 +1,11 @@
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import tokenkeeperd
 
-@Suite struct `Secrets` {
+@Suite(.ownThread) struct `Secrets` {
     @Test func `a file is too open by the rule that libpq has for keys`() {
         func isTooOpen(_ mode: mode_t, owner: uid_t) -> Bool {
             SecretFile("f", mode: 0o100000 | mode, owner: owner, group: 7).isTooOpen

@@ -1,11 +1,12 @@
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 @testable import tokenkeeperd
 
-@Suite struct `As a service` {
+@Suite(.ownThread) struct `As a service` {
     @Test func `READY is said when the database has answered, STATUS until then what it waits for`() throws {
         let cluster = try TestCluster()
         do {
@@ -215,7 +216,7 @@ import Testing
     }
 }
 
-@Suite struct `Vital signs` {
+@Suite(.ownThread) struct `Vital signs` {
     private let start = SuspendingClock.now
 
     private func complete() -> ServiceState {

@@ -1,9 +1,10 @@
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 /// What a mistake may cost, and that it can be undone: through real daemons and the commands that an operator types.
-@Suite struct `Trust` {
+@Suite(.ownThread) struct `Trust` {
     let database: TestDatabase
 
     init() throws {
@@ -56,12 +57,13 @@ import Testing
         """
 
     @Test func `one misconfigured sender suppresses hundreds and not a fleet, and it can be undone whole`() throws {
-        // A fleet of 100,000: some dead already, some unregistered, some with a device, and two that were suspect before.
+        // A fleet of 100,000 in the whole soak: some dead already, some unregistered, some with a device, and two that were suspect before.
+        let fleet = Soak.size(45_000, whole: 100_000)
         try database.psql(
             """
             SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), 'com.example.app', registered_at => now() - interval '40 days',
                                               device_id => CASE WHEN i % 50 = 0 THEN 'd' || i / 100 END))
-            FROM generate_series(1, 100000) AS i;
+            FROM generate_series(1, \(fleet)) AS i;
             SELECT count(*) FROM (SELECT tokenkeeper.unregister(lpad(to_hex(i), 64, '0'), 'com.example.app', at => now() - interval '20 days')
                                   FROM generate_series(1, 1000) AS i) AS u;
             INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at, body)
@@ -85,7 +87,7 @@ import Testing
             INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at, body)
             SELECT 'com.example.app', lpad(to_hex(i), 64, '0'), 400, now() - interval '1 hour' - i * interval '1 millisecond',
                    '{"reason":"BadDeviceToken"}'
-            FROM generate_series(1, 100000) AS i ORDER BY hashint4(i)
+            FROM generate_series(1, \(fleet)) AS i ORDER BY hashint4(i)
             """
         // The same instants when they come a second time.
         try database.psql("CREATE TABLE mistake AS SELECT now() AS at")
@@ -95,8 +97,8 @@ import Testing
         #expect(try count(suppressed) < 1000)
         let recorded = try count("tokenkeeper.suspect") - 2
         let held = try count("tokenkeeper.held_result")
-        #expect(recorded + held == 100_000)
-        #expect(held > 95_000)
+        #expect(recorded + held == fleet)
+        #expect(held > fleet - 2_000 - fleet * 3 / 100, "all but what older causes decide, and the allowance")
         let warnings = try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status")
         #expect(warnings.contains("the mass-failure guard of com.example.app (production) is open"))
         let opened = "the mass-failure guard has tripped: suspects are held"
@@ -142,7 +144,7 @@ import Testing
         try drainWithKills()
         #expect(try count(suppressed) < 1000)
         let again = (try count("tokenkeeper.suspect") - 2, try count("tokenkeeper.held_result"))
-        #expect(again.0 + again.1 == 100_000, "\(again)")
+        #expect(again.0 + again.1 == fleet, "\(again)")
         try undoAll(days: 0.1)
 
         // 150 every ten minutes of another day, in no order.
@@ -160,7 +162,7 @@ import Testing
         try undoAll(days: 5)
         #expect(
             try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = 400")
-                == "\(3 * 100_000 + 144 * 150 + 2)",
+                == "\(3 * fleet + 144 * 150 + 2)",
             "each counted once")
     }
 
@@ -209,8 +211,8 @@ import Testing
         #expect(suspects + held == 20_000 && held >= 19_900)
         #expect(try count("tokenkeeper.token WHERE state = 'stale'") == 0)
         let opened = "the mass-failure guard has tripped: suspects are held"
-        try eventually("it is logged", within: 10) { daemon.logged.contains(opened) }
-        try eventually("status warns", within: 10) {
+        try eventually("it is logged") { daemon.logged.contains(opened) }
+        try eventually("status warns") {
             try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
                 "the mass-failure guard of com.example.app (production) is open")
         }

@@ -9,10 +9,12 @@ public final class DrainPair: Sendable {
     private let reading = Atomic(false)
     private let helpedUntil: Mutex<[Partition: ContinuousClock.Instant]> = Mutex([:])
 
-    /// Longer than a batch takes.
-    private static let patience = DispatchTimeInterval.milliseconds(500)
+    private let patience: DispatchTimeInterval
 
-    public init() {}
+    public convenience init() { self.init(patience: .milliseconds(500)) }
+
+    /// - Parameter patience: How long one drain waits for the other at the guard; longer than a batch takes.
+    init(patience: DispatchTimeInterval) { self.patience = patience }
 
     /// Serializes guard decisions within this process.
     ///
@@ -22,7 +24,7 @@ public final class DrainPair: Sendable {
     /// - Returns: False when the other drain took too long. Then PostgreSQL decides which of them waits.
     func enterGuard() -> Bool {
         // Once the other drain is overdue, batches no longer wait for it.
-        let patience = isOverdue.load(ordering: .relaxed) ? DispatchTimeInterval.nanoseconds(0) : Self.patience
+        let patience = isOverdue.load(ordering: .relaxed) ? DispatchTimeInterval.nanoseconds(0) : patience
         let isIn = guardTurn.wait(timeout: .now() + patience) == .success
         isOverdue.store(!isIn, ordering: .relaxed)
         return isIn

@@ -2,13 +2,14 @@ import Dispatch
 import FakeAPNs
 import Foundation
 import Synchronization
+import TestThreads
 import Testing
 import TokenModel
 
 @testable import APNsFeedback
 
 /// The client over real HTTP/2 and TLS, to a fake APNs.
-@Suite struct `The client over HTTP/2` {
+@Suite(.ownThread) struct `The client over HTTP/2` {
     private static let authority: Result<TestAuthority, any Error> = Result {
         let files = try TestAuthority()
         // A static value is never released, and its folder would stay.

@@ -1,11 +1,12 @@
 import Dispatch
+import TestThreads
 import Testing
 import TokenModel
 
 @testable import APNsFeedback
 
 /// Without a server: what one needs for the rest is the fake one.
-@Suite struct PushClientTests {
+@Suite(.ownThread) struct PushClientTests {
     /// Port 1 is privileged, and nothing listens there.
     private let options = PushClientOptions(servers: [
         .production: PushServer(host: "127.0.0.1", port: 1), .sandbox: PushServer(host: "127.0.0.1", port: 1),

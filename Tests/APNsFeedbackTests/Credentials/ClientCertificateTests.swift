@@ -1,4 +1,5 @@
 import Foundation
+import TestThreads
 import Testing
 import TokenModel
 
@@ -24,7 +25,7 @@ let appleExtensions = """
     0 = UTF8:complication
     """
 
-@Suite struct `A client certificate` {
+@Suite(.ownThread) struct `A client certificate` {
     private let workshop: Workshop
 
     init() throws { workshop = try Workshop() }

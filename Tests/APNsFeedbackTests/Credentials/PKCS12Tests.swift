@@ -1,10 +1,11 @@
 import Foundation
+import TestThreads
 import Testing
 import TokenModel
 
 @testable import APNsFeedback
 
-@Suite struct `A client certificate in PKCS#12` {
+@Suite(.ownThread) struct `A client certificate in PKCS#12` {
     private let workshop: Workshop
 
     init() throws { workshop = try Workshop() }

@@ -1,9 +1,10 @@
 import Foundation
+import TestThreads
 import Testing
 
 @testable import APNsFeedback
 
-@Suite struct `The key of APNs` {
+@Suite(.ownThread) struct `The key of APNs` {
     private let workshop: Workshop
 
     init() throws { workshop = try Workshop() }

@@ -1,6 +1,7 @@
 import FakeAPNs
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 import TokenLedger
 
@@ -19,7 +20,7 @@ private func problems(_ flags: [String]) -> [String] {
     }
 }
 
-@Suite struct `Credentials in the configuration` {
+@Suite(.ownThread) struct `Credentials in the configuration` {
     static let key = ["key_file=a.p8", "key_id=ABC1234567", "team_id=TEAM123456", "topics=t"].map {
         "credential.main.\($0)"
     }

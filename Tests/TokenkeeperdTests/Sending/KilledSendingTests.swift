@@ -1,11 +1,12 @@
 import FakeAPNs
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 /// What holds whatever happens to the daemon.
-@Suite struct `Sending, killed` {
-    /// 100,000 requests to 50,000 tokens, of which some die on the way; the daemon is killed ten times.
+@Suite(.ownThread) struct `Sending, killed` {
+    /// In the whole soak 100,000 requests to 50,000 tokens, of which some die on the way; the daemon is killed ten times.
     @Test
     func `every request ends in exactly one way, none is sent more than twice, and the ledger is as the answers were`()
         throws
@@ -15,7 +16,7 @@ import Testing
         var chance = SeededChance(seed: seed)
         let stage = try SendingStage { $0.provesFirst = true }
         defer { stage.apns.stop() }
-        let tokens = 50_000
+        let tokens = Soak.size(10_000, whole: 50_000)
         try stage.register(1...tokens)
         // What is queued as a result is gone soon: what its apns-id was is kept.
         try stage.database.psql(
@@ -28,16 +29,16 @@ import Testing
             """, user: "postgres")
         // So many die, each at a moment of the run that nobody knows beforehand.
         let now = Int64(Date.now.timeIntervalSince1970 * 1000)
-        for _ in 0..<2000 {
+        for _ in 0..<tokens / 25 {
             let token = SendingStage.token(Int.random(in: 1...tokens, using: &chance))
-            stage.apns.deaths.die(token, .init(at: now + Int64.random(in: 1...60_000, using: &chance)))
+            stage.apns.deaths.die(token, .init(at: now + Int64.random(in: 1...Int64(tokens) * 6 / 5, using: &chance)))
         }
         for _ in 0..<2 { #expect(try stage.enqueue() == tokens) }
 
         try stage.database.psql("INSERT INTO asked SELECT apns_id FROM tokenkeeper.send_request", user: "postgres")
         var daemon = try stage.daemon()
         for kill in 1...10 {
-            let progress = kill * 8_000 + Int.random(in: 0..<1000, using: &chance)
+            let progress = kill * (tokens * 4 / 25) + Int.random(in: 0..<tokens / 50, using: &chance)
             try eventually("\(progress) are sent") { stage.apns.records.requests >= progress }
             daemon.signal(SIGKILL)
             #expect(daemon.wait() == -SIGKILL)

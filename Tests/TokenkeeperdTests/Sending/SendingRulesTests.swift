@@ -2,6 +2,7 @@ import APNsFeedback
 import Foundation
 import LedgerTestSupport
 import Logging
+import TestThreads
 import Testing
 import TokenModel
 
@@ -9,7 +10,7 @@ import TokenModel
 @testable import tokenkeeperd
 
 /// The parts of the sender, each by itself.
-@Suite struct `Sending, rule by rule` {
+@Suite(.ownThread) struct `Sending, rule by rule` {
     let topic = TopicScope(environment: "production", topic: "t")
     let main = CredentialScope(credential: "main", environment: "production")
     let error = RetryPolicy.Step(.later(.seconds(900), "503"), .server)

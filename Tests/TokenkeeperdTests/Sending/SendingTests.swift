@@ -2,12 +2,13 @@ import FakeAPNs
 import Foundation
 import LedgerTestSupport
 import Synchronization
+import TestThreads
 import Testing
 
 @testable import tokenkeeperd
 
 /// From `enqueue` to the ledger, through a real daemon, real HTTP/2 and a fake APNs.
-@Suite struct `Sending` {
+@Suite(.ownThread) struct `Sending` {
     @Test func `a campaign by tag: gate, APNs, 410, ledger, and the next campaign leaves the dead out`() throws {
         let stage = try SendingStage { $0.provesFirst = true }
         defer { stage.apns.stop() }
@@ -261,8 +262,10 @@ import Testing
         try eventually("the other topic is through") {
             try stage.count("send_request", "topic = 'com.example.other'") == 0
         }
-        #expect(stage.apns.records.requests < 2000)
         #expect(daemon.stop() == 0)
+        // However late this test looks, the order in which they were sent stays.
+        let others = stage.apns.records.exchanges.map(\.request).filter { $0.topic == "com.example.other" }
+        #expect(others.count == 10 && others.allSatisfy { $0.ordinal < 2000 })
     }
 
     @Test func `a server in trouble is left in peace instead of being asked for every request`() throws {
@@ -289,29 +292,37 @@ import Testing
     }
 
     @Test func `GOAWAY, refused streams and torn connections cost a second send at most, and no request`() throws {
+        // Each campaign has one event that interrupts requests: a request that is interrupted twice may fail, and when the machine
+        // is slow, both events could meet the same one.
+        let sentBefore = Atomic(0)
         let stage = try SendingStage { _ in
         } answer: { request in
-            switch request.ordinal {
-            case 500, 1500, 2500: .goAway(.init(last: .thisNotProcessed, closing: .afterStreams))
-            case 1000: .goAway(.init(last: .thisProcessed, closing: .atOnce))
-            case 700, 701, 702: .reset(code: 7)
-            case 2000: .close
+            let earlier = sentBefore.load(ordering: .acquiring)
+            return switch (earlier == 0, request.ordinal - earlier) {
+            case (_, 500), (_, 1500), (_, 2500): .goAway(.init(last: .thisNotProcessed, closing: .afterStreams))
+            case (true, 1000): .goAway(.init(last: .thisProcessed, closing: .atOnce))
+            case (true, 700...702): .reset(code: 7)
+            case (false, 1000): .close
             default: nil
             }
         }
         defer { stage.apns.stop() }
         try stage.register(1...3000)
-        try stage.enqueue()
         let daemon = try stage.daemon()
-        try eventually("those that were not sent again at once wait") {
-            try stage.database.psql(
-                "UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL AND scheduled_at IS NOT NULL"
-            )
-            return try stage.count("send_request") == 0
+        for campaign in 1...2 {
+            sentBefore.store(stage.apns.records.requests, ordering: .releasing)
+            try stage.enqueue()
+            try eventually("those that were not sent again at once wait") {
+                try stage.database.psql(
+                    "UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL AND scheduled_at IS NOT NULL"
+                )
+                return try stage.count("send_request") == 0
+            }
+            try stage.settled()
+            #expect(try stage.database.psql("SELECT DISTINCT error FROM tokenkeeper.failed_send") == "")
+            #expect(try stage.results(200) == campaign * 3000)
         }
-        try stage.settled()
-        #expect(try stage.results(200) == 3000 && stage.count("failed_send") == 0)
-        #expect(stage.sends.count == 3000 && stage.sends.values.allSatisfy { $0 <= 3 })
+        #expect(stage.sends.count == 6000 && stage.sends.values.allSatisfy { $0 <= 3 })
         #expect(stage.apns.records.connections < 20)
         #expect(daemon.stop() == 0)
     }

@@ -1,0 +1,19 @@
+import Foundation
+
+/// Checks again and again until it is so. Three minutes without that are a failure.
+///
+/// It blocks its thread, so the test's suite needs the trait `ownThread`.
+public func eventually(
+    _ what: String, within seconds: Int = 180, _ isSo: () throws -> Bool
+) throws {
+    let clock = ContinuousClock()
+    let deadline = clock.now + .seconds(seconds)
+    // Check often at first, then less often: the checks and the daemon share the cores.
+    var pause: UInt32 = 2_000
+    while true {
+        if try isSo() { return }
+        guard clock.now < deadline else { throw TestFailure("not within \(seconds) s: \(what)") }
+        usleep(pause)
+        pause = min(pause * 3 / 2, 40_000)
+    }
+}
