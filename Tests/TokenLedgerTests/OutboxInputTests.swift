@@ -109,7 +109,7 @@ import TokenModel
 
     // Payloads ---------------------------------------------------------------------------------------------------------
 
-    private static let escape = "payload has an escape that is no character"
+    private static let escape = "payload has an escape that is not a character"
 
     @Test(arguments: [
         (#"{"alert":"\\u0000"}"#, escape), (#"{"\\u0000":1}"#, escape), (#"{"alert":"\\ud83d"}"#, escape),

@@ -129,7 +129,7 @@ import Testing
         try count(database)
         #expect(
             try warnings(database) == [
-                "1 tokens of t are suspect in production, where they were registered, and active in the other environment: does the app say the right environment?"
+                "1 tokens of t are suspect in production, where they were registered, and active in the other environment: does the app report the right environment?"
             ])
         try database.psql("SELECT tokenkeeper.register('aa', 't')")
         try count(database)
