@@ -1,5 +1,6 @@
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
@@ -51,7 +52,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         """, columns: 1)
 }
 
-@Suite struct `Migrations` {
+@Suite(.ownThread) struct `Migrations` {
     @Test func `of two migrators at once, one waits and finds nothing left to do`() async throws {
         let database = try TestCluster.shared.database(migrated: false)
         let applied = await withTaskGroup(of: [Int].self) { group in
@@ -189,7 +190,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
     }
 }
 
-@Suite struct `Functions and views` {
+@Suite(.ownThread) struct `Functions and views` {
     private static let gate = (old: "RETURN NOT FOUND;", new: "RETURN NOT FOUND; -- Changed.")
 
     private func body(_ function: String, _ connection: inout Connection) throws -> String {

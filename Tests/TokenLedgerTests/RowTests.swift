@@ -1,10 +1,11 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 import TokenModel
 
 @testable import TokenLedger
 
-@Suite struct `Rows are decoded in order` {
+@Suite(.ownThread) struct `Rows are decoded in order` {
     let database: TestDatabase
 
     init() throws {
@@ -130,7 +131,7 @@ import TokenModel
     }
 }
 
-@Suite struct `Errors of the database` {
+@Suite(.ownThread) struct `Errors of the database` {
     @Test func `a lost connection and an unreadable password file are told apart`() throws {
         let address = try DatabaseAddress("host=/nonexistent dbname=x")
         let lost = #expect(throws: DatabaseError.self) { _ = try Connection(to: address) }

@@ -1,5 +1,6 @@
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
@@ -7,7 +8,7 @@ import Testing
 private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
     .appendingPathComponent("../../migrations").standardized
 
-@Suite struct `The schema` {
+@Suite(.ownThread) struct `The schema` {
     @Test func `the binary holds the files of migrations byte for byte`() throws {
         let files = try FileManager.default.subpathsOfDirectory(atPath: folder.path).filter { $0.hasSuffix(".sql") }
         #expect(Set(files) == Set(SchemaFiles.embeddedTexts.keys))

@@ -1,9 +1,10 @@
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import TokenLedger
 
-@Suite struct `Transactions` {
+@Suite(.ownThread) struct `Transactions` {
     let database: TestDatabase
 
     init() throws {

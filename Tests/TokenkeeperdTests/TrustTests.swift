@@ -100,7 +100,7 @@ import Testing
         #expect(recorded + held == fleet)
         #expect(held > fleet - 2_000 - fleet * 3 / 100, "all but what older causes decide, and the allowance")
         let warnings = try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status")
-        #expect(warnings.contains("the mass-failure guard of com.example.app (production) is open"))
+        #expect(warnings.contains("the mass-failure guard of com.example.app (production) tripped at"))
         let opened = "the mass-failure guard has tripped: suspects are held"
         try eventually("it is logged") { daemon.logged.contains(opened) }
         #expect(daemon.logged.components(separatedBy: opened).count == 2, "once")
@@ -214,7 +214,7 @@ import Testing
         try eventually("it is logged") { daemon.logged.contains(opened) }
         try eventually("status warns") {
             try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
-                "the mass-failure guard of com.example.app (production) is open")
+                "the mass-failure guard of com.example.app (production) tripped at")
         }
         let wanted = Dictionary(grouping: Self.doubtful, by: \.1).mapValues { $0.count * 20_000 / Self.doubtful.count }
         #expect(
