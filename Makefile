@@ -8,7 +8,7 @@ help: ## Show this.
 run: ## Build, start a private PostgreSQL, the daemon and a sample of traffic. With DATABASE_URL=…: your database, no sample.
 	@DATABASE_URL='$(subst ','\'',$(value DATABASE_URL))' exec scripts/run
 
-fake-apns: ## Build and start an APNs of your own on 127.0.0.1:2197. ARGS='--script FILE' and more: docs/fake-apns.md.
+fake-apns: ## Build and start an APNs of your own on 127.0.0.1:2197. ARGS='--script FILE' and more: docs/reference/fake-apns.md.
 	@ARGS='$(subst ','\'',$(value ARGS))' exec scripts/fake-apns
 
 test: setup lint ## Build and run all tests, on a private PostgreSQL. TEST_SOAK=whole: the soaks, which are small otherwise, in full.

@@ -1,7 +1,7 @@
 import Foundation
 import Synchronization
 
-/// Rules and deaths from a JSON file: `docs/fake-apns.md` describes it.
+/// Rules and deaths from a JSON file: `docs/reference/fake-apns.md` describes it.
 ///
 /// `FakeAPNs.start(options, script:)` follows it. Rules come before deaths; the first rule that matches decides.
 public final class FakeScript: Sendable {

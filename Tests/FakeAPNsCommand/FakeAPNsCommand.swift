@@ -8,7 +8,7 @@ struct FakeAPNsCommand: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "fake-apns",
         abstract: "An APNs of your own, on this machine.",
-        discussion: "docs/fake-apns.md has the script's format and examples. SIGTERM or SIGINT ends it.")
+        discussion: "docs/reference/fake-apns.md has the script's format and examples. SIGTERM or SIGINT ends it.")
 
     @Option(help: ArgumentHelp("Where certificates and keys are, and are made if they are not.", valueName: "folder"))
     var authority: String

@@ -12,7 +12,7 @@ struct Welcome {
 
               key      \(files.signingKeyFile), key id \(files.signingKey.id), team \(files.signingKey.team)
               CA       \(files.certificate), for your client to trust
-              script   \(script ?? "none, so all is accepted: --script FILE, see docs/fake-apns.md")
+              script   \(script ?? "none, so all is accepted: --script FILE, see docs/reference/fake-apns.md")
 
             Try it; the provider token is valid for an hour:
 

@@ -165,7 +165,7 @@ struct ScriptTests {
     @Test("the example in the documentation is a script")
     func example() throws {
         let page = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
-            .appendingPathComponent("../../docs/fake-apns.md").standardized
+            .appendingPathComponent("../../docs/reference/fake-apns.md").standardized
         let text = try String(contentsOf: page, encoding: .utf8)
         let examples = text.components(separatedBy: "```json\n").dropFirst().map {
             $0.components(separatedBy: "```")[0]

@@ -235,17 +235,6 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         return try String(contentsOf: root.appendingPathComponent(path), encoding: .utf8)
     }
 
-    @Test func `the README's table names every setting with its default`() throws {
-        let readme = try file("README.md")
-        for setting in Setting.table {
-            let row = "| `\(setting.key)` | \(setting.defaultValue.map { "`\($0)`" } ?? "unset") |"
-            #expect(readme.contains(row), "\(row)")
-        }
-        for setting in Setting.ofCredentials {
-            #expect(readme.contains("| `credential.NAME.\(setting.key)` |"), "\(setting.key)")
-        }
-    }
-
     @Test(arguments: Setting.renamed.sorted { $0.key < $1.key }.map { [$0.key, $0.value] })
     func `an old key, from before the first release, names the new one`(keys: [String]) throws {
         let (old, new) = (keys[0], keys[1])
@@ -343,29 +332,6 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(try file("man/tokenkeeperd.8").contains("\"tokenkeeperd \(version)\""))
         #expect(try file("man/tokenkeeperd.toml.5").contains("\"tokenkeeperd \(version)\""))
         #expect(try file("CHANGELOG.md").contains("## \(version)"))
-        #expect(try file("docs/operations.md").contains("./tokenkeeperd_\(version)_amd64.deb"))
-    }
-
-    /// Lines of the program that log at warning or above, and their messages.
-    private func alarms() throws -> [String] {
-        let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../../Sources")
-        let files =
-            FileManager.default.enumerator(at: root, includingPropertiesForKeys: nil)?.allObjects as? [URL] ?? []
-        let pattern = try NSRegularExpression(pattern: #"logger\.(?:warning|error|critical)\(\s*"([^"]*)""#)
-        return try files.filter { $0.pathExtension == "swift" }.flatMap { file -> [String] in
-            let text = try String(contentsOf: file, encoding: .utf8)
-            return pattern.matches(in: text, range: NSRange(text.startIndex..., in: text)).compactMap { match in
-                Range(match.range(at: 1), in: text).map { String(text[$0]) }
-            }
-        }
-    }
-
-    @Test func `what each line of warning or above means is told to operators`() throws {
-        let found = try alarms()
-        #expect(found.count >= 9, "the pattern finds them: \(found)")
-        let operations = try file("docs/operations.md")
-        for message in found where !message.hasPrefix("\\(") {
-            #expect(operations.contains("`\(message)`"), "\(message)")
-        }
+        #expect(try file("README.md").contains("./tokenkeeperd_\(version)_amd64.deb"))
     }
 }

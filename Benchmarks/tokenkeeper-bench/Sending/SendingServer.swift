@@ -30,7 +30,7 @@ final class SendingServer {
     private static let fake = URL(fileURLWithPath: DaemonProcess.program).deletingLastPathComponent()
         .appendingPathComponent("fake-apns")
 
-    /// - Parameter script: What the fake shall answer: JSON, see docs/fake-apns.md; nil accepts all.
+    /// - Parameter script: What the fake shall answer: JSON, see docs/reference/fake-apns.md; nil accepts all.
     init(_ kind: Kind, _ work: SendingWork, script: String? = nil) throws {
         let name = UUID().uuidString.prefix(8)
         reportFile = "\(work.folder)/report-\(name).json"

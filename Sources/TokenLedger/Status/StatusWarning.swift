@@ -53,7 +53,7 @@ struct StatusWarning {
         name: "publications",
         statement: """
             SELECT format('publication %s includes the queue, and its subscribers cannot keep up with that: '
-                          'see "Logical replication" in docs/operations.md', p.pubname)
+                          'see docs/how-to/replicate.md', p.pubname)
             FROM pg_catalog.pg_publication_tables AS p
             WHERE p.schemaname = 'tokenkeeper' AND p.tablename ~ '^send_re(sult|quest)'
             GROUP BY p.pubname

@@ -45,7 +45,7 @@ struct ConfigurationOptions: ParsableArguments {
             guard let bytes = SecretBytes(contentsOf: path, limit: TOMLScanner.maximumSize) else {
                 throw ConfigurationError(["\(path): cannot be read, or has more than 1 MiB"])
             }
-            // Not wiped, and neither is a password in database_url: see docs/operations.md.
+            // Not wiped, and neither is a password in database_url: docs/how-to/connect-to-postgresql.md says so.
             file = (bytes.unprotected, path)
         }
         let flags = settings + (databaseURL.map { ["database_url=\($0)"] } ?? [])

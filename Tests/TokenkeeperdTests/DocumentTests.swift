@@ -1,0 +1,112 @@
+import Foundation
+import Testing
+
+/// Every relative link in the documents leads to a file, and to a heading where it names one.
+@Suite struct `Links in documents` {
+    @Test func `every relative link and anchor resolves`() throws {
+        let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../..")
+            .standardized
+        let documents = try Document.all(below: root)
+        #expect(documents.contains { $0.path == "README.md" } && documents.count > 10, "the search finds them")
+        let links = documents.reduce(0) { $0 + $1.links.count }
+        #expect(links > 50, "the pattern finds them")
+        for document in documents {
+            for link in document.links {
+                let fault = document.fault(of: link, among: documents, root: root)
+                #expect(fault == nil, "\(document.path): \(link): \(fault ?? "")")
+            }
+        }
+    }
+
+    @Test func `a link without a target is noticed`() {
+        let page = Document(
+            path: "docs/a.md",
+            text: """
+                # A page
+                ## `make run`, and what it does
+                ## Twice
+                ## Twice
+                See [b](b.md#one-two), [no file](c.md), [here](#make-run-and-what-it-does), [again](#twice-1), [no heading](#x)
+                and [elsewhere](https://example.com/c.md). `[code](no.md)`
+                ```sh
+                # [code](no.md)
+                ```
+                """)
+        let other = Document(path: "docs/b.md", text: "## One *two*!\n")
+        #expect(page.links == ["b.md#one-two", "c.md", "#make-run-and-what-it-does", "#twice-1", "#x"])
+        #expect(page.anchors == ["a-page", "make-run-and-what-it-does", "twice", "twice-1"])
+        let faults = page.links.map {
+            page.fault(of: $0, among: [page, other], root: URL(fileURLWithPath: "/nonexistent"))
+        }
+        #expect(faults == [nil, "no file docs/c.md", nil, nil, "no heading #x in docs/a.md"])
+    }
+}
+
+/// A Markdown file, as far as links are concerned.
+private struct Document {
+    /// Below the root, with slashes.
+    let path: String
+    /// The targets of its links, except those with a scheme.
+    let links: [String]
+    /// What its headings are called in a link.
+    let anchors: [String]
+
+    init(path: String, text: String) {
+        self.path = path
+        var isCode = false
+        var prose: [String] = []
+        var anchors: [String] = []
+        for line in text.split(separator: "\n", omittingEmptySubsequences: false) {
+            if line.drop(while: { $0 == " " }).hasPrefix("```") {
+                isCode.toggle()
+            } else if !isCode {
+                if line.hasPrefix("#"), line.drop(while: { $0 == "#" }).hasPrefix(" ") {
+                    anchors.append(Self.anchor(of: line, after: anchors))
+                }
+                prose.append(String(line).replacing(#/`+[^`]*`+/#, with: "code"))
+            }
+        }
+        self.anchors = anchors
+        links = prose.joined(separator: "\n").matches(of: #/\]\(([^)\s]+)\)/#).map { String($0.output.1) }
+            .filter { !$0.contains(":") }
+    }
+
+    static func all(below root: URL) throws -> [Document] {
+        let left = [".build", ".run", "dist", ".git"]
+        let files = try #require(FileManager.default.enumerator(atPath: root.path))
+        var documents: [Document] = []
+        while let path = files.nextObject() as? String {
+            if left.contains(path) { files.skipDescendants() }
+            guard path.hasSuffix(".md") else { continue }
+            let text = try String(contentsOf: root.appendingPathComponent(path), encoding: .utf8)
+            documents.append(Document(path: path, text: text))
+        }
+        return documents
+    }
+
+    /// What is wrong with a link of this document; nil for nothing.
+    func fault(of link: String, among documents: [Document], root: URL) -> String? {
+        let parts = link.split(separator: "#", maxSplits: 1, omittingEmptySubsequences: false).map(String.init)
+        let folder = URL(fileURLWithPath: "/" + path).deletingLastPathComponent()
+        let absolute = folder.appendingPathComponent(parts[0]).standardized.path
+        let target = parts[0].isEmpty ? path : String(absolute.dropFirst())
+        let document = documents.first { $0.path == target }
+        guard document != nil || FileManager.default.fileExists(atPath: root.appendingPathComponent(target).path) else {
+            return "no file \(target)"
+        }
+        guard parts.count > 1 else { return nil }
+        return document?.anchors.contains(parts[1]) == true ? nil : "no heading #\(parts[1]) in \(target)"
+    }
+
+    /// As the usual hosts make it: lower case, without punctuation, with a number when there are several.
+    private static func anchor(of heading: Substring, after others: [String]) -> String {
+        let text = String(heading.drop { $0 == "#" }).replacing(#/\[([^\]]*)\]\([^)]*\)/#) { $0.output.1 }
+        let anchor = text.trimmingCharacters(in: .whitespaces).lowercased()
+            .filter { $0.isLetter || $0.isNumber || $0 == " " || $0 == "-" || $0 == "_" }
+            .replacingOccurrences(of: " ", with: "-")
+        let count = others.count { other in
+            other == anchor || other.hasPrefix(anchor + "-") && Int(other.dropFirst(anchor.count + 1)) != nil
+        }
+        return count == 0 ? anchor : "\(anchor)-\(count)"
+    }
+}
