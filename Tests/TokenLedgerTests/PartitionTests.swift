@@ -241,7 +241,7 @@ import Testing
                     var sender = try database.connect()
                     var round = -1
                     // On a slow machine it goes on until a partition has been read whole.
-                    while round < 24 || committed.partitions == 0 && round < 500 {
+                    while round < 24 || committed.bulkReads == 0 && round < 500 {
                         round += 1
                         let rows = Int.random(in: 1...2000, using: &chance)
                         try sender.run(

@@ -241,7 +241,8 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(Setting.named(old) == nil && Setting.named(new) != nil)
         let parts = old.split(separator: ".")
         let ways: [(String?, [String: String], [String])] = [
-            ("[\(parts[0])]\n\(parts[1]) = 1", [:], []), (nil, [Setting.variable(of: old): "1"], []), (nil, [:], ["\(old)=1"]),
+            ("[\(parts[0])]\n\(parts[1]) = 1", [:], []), (nil, [Setting.variable(of: old): "1"], []),
+            (nil, [:], ["\(old)=1"]),
         ]
         for (file, environment, flags) in ways {
             let error = #expect(throws: ConfigurationError.self) {

@@ -84,7 +84,8 @@ struct Observations {
             if let held = indexes[1] {
                 let suspect = arguments.suspects[held]
                 outcome.held[suspect.row] = HeldResult(
-                    row: suspect.row, address: TokenAddress(
+                    row: suspect.row,
+                    address: TokenAddress(
                         environment: places[suspect.place].environment, topic: places[suspect.place].topic,
                         token: suspect.token),
                     at: suspect.at, reason: suspect.reason)

@@ -157,7 +157,8 @@ struct Setting: Sendable {
             "The identifier of the team that owns the key: 10 characters."),
         Setting(
             "certificate_file", .text, nil, reloadable: false, example: "push.p12",
-            "A client certificate instead of a key: PKCS#12 (.p12), or PEM with its key in the same file or in certificate_key_file."),
+            "A client certificate instead of a key: PKCS#12 (.p12), or PEM with its key in the same file or in certificate_key_file."
+        ),
         Setting(
             "certificate_key_file", .text, nil, reloadable: false, example: "push.key",
             "The certificate's private key in PEM, when it has its own file."),
