@@ -298,7 +298,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         let settings = try file("man/tokenkeeperd.toml.5")
         for setting in Setting.table {
             let needsRestart = setting.reloadable ? "" : "; restart"
-            let head = ".BR \(setting.key) \" (default: \(setting.defaultValue ?? "unset")\(needsRestart)"
+            let head = ".BR \(setting.key) \" (default: \(setting.documentedDefault ?? "unset")\(needsRestart)"
             #expect(settings.contains(head), "\(head)")
         }
         for setting in Setting.ofCredentials {

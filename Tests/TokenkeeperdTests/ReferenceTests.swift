@@ -287,7 +287,7 @@ private enum SettingsText {
         for setting in settings {
             let unset = prefix.isEmpty ? "unset" : "none"
             let cells = [
-                "`\(prefix)\(setting.key)`", setting.defaultValue.map { "`\($0)`" } ?? unset, setting.expected,
+                "`\(prefix)\(setting.key)`", setting.documentedDefault.map { "`\($0)`" } ?? unset, setting.expected,
                 prefix.isEmpty ? "`\(setting.variable)`" : "–", setting.reloadable ? "reload" : "restart",
             ]
             text += "| \(cells.joined(separator: " | ")) |\n"
@@ -305,7 +305,7 @@ private enum SettingsText {
                 section = String(setting.key[..<dot])
                 text += ".SS [\(section)]\n"
             }
-            let value = setting.defaultValue.map { "default: \($0)" } ?? (prefix.isEmpty ? "default: unset" : "")
+            let value = setting.documentedDefault.map { "default: \($0)" } ?? (prefix.isEmpty ? "default: unset" : "")
             let about = [value, setting.reloadable || !prefix.isEmpty ? "" : "restart", setting.expected]
             text += ".TP\n.BR \(prefix)\(setting.key) \" ("
             text += escaped(about.filter { !$0.isEmpty }.joined(separator: "; ")).replacing("\"", with: "")

@@ -280,7 +280,7 @@ import Testing
         #expect(refused.status == 70 && refused.output.contains("4000 of 10000 tokens are due, more than 1000"))
         let dry = try command("sweep", "--dry-run", user: "a_daemon")
         #expect(
-            dry.status == 0 && dry.output.contains("t (production), dead: 4000 tokens refused")
+            dry.status == 0 && dry.output.contains("t (production), stale: 4000 tokens refused")
                 && dry.output.contains("such as 00"),
             "\(dry)")
         #expect(try count("tokenkeeper.token") == 10_000)

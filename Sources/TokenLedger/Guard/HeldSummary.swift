@@ -9,12 +9,12 @@ public struct HeldSummary: Sendable {
     public let queued: (first: String, last: String)?
     /// Why, and how many: `BadDeviceToken 99500, DeviceTokenNotForTopic 3`; nil when none is held.
     public let reasons: String?
-    /// Since when the guard is open, in UTC; nil when it is not.
+    /// When the guard tripped, in UTC; nil if it has not.
     public let openSince: String?
     /// What undoes that which was recorded before it opened; nil when it is not open.
     public let undo: String?
 
-    /// All topics of which something is held, or whose guard is open.
+    /// All topics with held results or a tripped guard.
     public static func all(on connection: inout Connection) throws(DatabaseError) -> [HeldSummary] {
         let rows = try connection.query(
             """

@@ -247,6 +247,11 @@ struct Setting: Sendable {
         }
     }
 
+    /// The default as the documents show it: without quotes, `true` or `false` for a boolean.
+    var documentedDefault: String? {
+        if case .toggle = kind { defaultValue.map(inTOML) } else { defaultValue }
+    }
+
     /// Whether a value, as text, is one of those expected.
     func accepts(_ text: String) -> Bool {
         switch kind {

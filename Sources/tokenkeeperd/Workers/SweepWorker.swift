@@ -85,7 +85,7 @@ struct SweepWorker {
     private func closeQuietGuards(on connection: inout Connection) throws {
         for closed in try MassFailureGuard.closeQuiet(worker.configuration.guardLimits, on: &connection) {
             worker.logger.notice(
-                "the mass-failure guard is closed: suspects are recorded again",
+                "the mass-failure guard has reset: suspects are recorded again",
                 metadata: ["environment": "\(closed.environment)", "topic": "\(closed.topic)"])
         }
     }

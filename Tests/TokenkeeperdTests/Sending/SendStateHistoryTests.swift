@@ -148,7 +148,6 @@ private struct World {
             blockedUntil[turn.topic] = time + 30_000_000
             return
         }
-        blockedUntil[turn.topic] = nil
         let found = due(turn.topic, from: since == .distantPast ? .min : since.microseconds).prefix(room)
         var claim = Outbox.Claim()
         claim.requests = found.map { rows[$0.number]!.claimed }.sorted { $0.number < $1.number }
@@ -158,6 +157,7 @@ private struct World {
             // The response to the COMMIT was lost.
             state.reconcile(claimed: claimedNumbers)
         } else {
+            blockedUntil[turn.topic] = nil
             perform(state.take(claim, of: turn, at: now.clock))
         }
     }
