@@ -1,4 +1,4 @@
-/// The same durable change by bare SQL in one session: a whole sealed leaf in one statement, and its TRUNCATE.
+/// The same durable change by bare SQL in one session: a whole sealed partition in one statement, and its TRUNCATE.
 struct Floor {
     let workload: Workload
     /// False for the ledger alone, by a bulk upsert.

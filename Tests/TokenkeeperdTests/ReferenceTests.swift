@@ -64,7 +64,7 @@ import TokenModel
         }
         let states = try #require(
             try connection.scalar(
-                "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE oid = 'tokenkeeper.state_of(tokenkeeper.ledger)'::regprocedure"
+                "SELECT string_agg(pg_get_functiondef(oid), '') FROM pg_proc WHERE oid::regproc IN ('tokenkeeper.state_of', 'tokenkeeper.cause_of')"
             ))
         for state in ["active", "stale", "suspect", "superseded", "unregistered_by_app"] {
             #expect(states.contains("'\(state)'") && page.text.contains("| `\(state)` |"), "\(state)")

@@ -1,4 +1,4 @@
-/// A leaf of the queue, in the terms of migration 0002.
+/// A partition of the queue: see migrations/versions/0004_queue.sql.
 struct Partition {
     let number: Int
     var table: String { "tokenkeeper.send_result_\(number)" }
@@ -7,7 +7,7 @@ struct Partition {
         Partition(number: Int(try session.number("SELECT (date_part('epoch', clock_timestamp())::bigint >> 7) & 7")))
     }
 
-    /// The leaf before the one before the current one: no sender writes to it any more, and the daemon knows that.
+    /// The second partition before the current one: no sender writes to it any more, and the daemon knows that.
     static func past(_ session: Session) throws -> Partition {
         Partition(number: (try current(session).number + 6) % 8)
     }
