@@ -102,8 +102,3 @@ struct Observations {
         return outcome
     }
 }
-
-extension Rows {
-    /// An array index that SQL counts from 1; nil for null.
-    fileprivate func index(_ row: Int, _ column: Int) -> Int? { integer(row, column).map { Int($0) - 1 } }
-}
