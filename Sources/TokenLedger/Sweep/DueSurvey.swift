@@ -101,10 +101,11 @@ struct DueSurvey {
         to due: inout DueTokens, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
         let topic = due.topic
-        var causes: [DueTokens.Cause] = []
+        // By slice: one that fails at its end is counted again.
+        var slices: [String: [DueTokens.Cause]] = [:]
         try sweep.eachSlice(after: "", &rows, on: &connection, while: goesOn) { connection, _, after, size in
             var last: String?
-            causes += try connection.query(
+            let causes: [DueTokens.Cause] = try connection.query(
                 """
                 WITH met AS MATERIALIZED (
                     SELECT l.token_key, l.suppressed_since < $2 AS due,
@@ -123,9 +124,12 @@ struct DueSurvey {
                 last = try row.read()
                 return cause
             }
+            slices[after] = causes
             return last
         }
-        for cause in causes { due.add(cause) }
+        for (_, causes) in slices.sorted(by: { $0.key < $1.key }) {
+            for cause in causes { due.add(cause) }
+        }
     }
 
     /// All tokens of a topic: as they were last counted, or else counted in slices of its key.
