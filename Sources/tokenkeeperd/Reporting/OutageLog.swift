@@ -41,17 +41,17 @@ final class OutageLog: Sendable {
     func lost(
         _ error: DatabaseError, _ part: ServiceState.Part, migrates: Bool = false, holders: [LockHolder] = []
     ) {
-        let (history, words): (Outage, String) =
+        let (outage, words): (Outage, String) =
             switch error.remedy {
             case .reconnect: (.away, "waiting for PostgreSQL")
             case .retry: (Self.locked(by: holders), Self.waiting)
             case .fixData, .fixSetup: (.refused(error.sqlState), "PostgreSQL refuses")
             }
         let who = holders.isEmpty ? "" : "; \(holders.words)"
-        report.inTheWay("\(words): \(error)\(who)", isAway: history == .away, of: part)
-        if !isNews(history, of: part) { return }
+        report.inTheWay("\(words): \(error)\(who)", isAway: outage == .away, of: part)
+        if !isNews(outage, of: part) { return }
         let details = Self.details(holders).merging(["worker": "\(part.rawValue)", "error": "\(error)"]) { $1 }
-        switch history {
+        switch outage {
         case .away, .locked:
             logger.warning("\(words)", metadata: details)
         case .refused("42501") where migrates:
@@ -78,15 +78,15 @@ final class OutageLog: Sendable {
     /// Records the problem of a worker.
     ///
     /// - Returns: Whether to log it now.
-    private func isNews(_ history: Outage, of part: ServiceState.Part) -> Bool {
+    private func isNews(_ outage: Outage, of part: ServiceState.Part) -> Bool {
         state.withLock { state in
-            state.held[part] = history
-            let pause = state.open.contains(history) ? Self.pause.whileOpen : Self.pause.again
-            if let last = state.toldAt[history], last.duration(to: .now) < pause { return false }
+            state.held[part] = outage
+            let pause = state.open.contains(outage) ? Self.pause.whileOpen : Self.pause.again
+            if let last = state.toldAt[outage], last.duration(to: .now) < pause { return false }
             // Holders come and go: old entries are removed.
             state.toldAt = state.toldAt.filter { $0.value.duration(to: .now) < Self.pause.whileOpen }
-            state.toldAt[history] = .now
-            state.open.insert(history)
+            state.toldAt[outage] = .now
+            state.open.insert(outage)
             return true
         }
     }
