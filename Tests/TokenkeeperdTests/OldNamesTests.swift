@@ -11,7 +11,9 @@ import Testing
 
     /// Everything that people read: documents, man pages, SQL, scripts, the package and the sources.
     private static func files() throws -> [String] {
-        let folders = ["docs", "man", "migrations", "systemd", "debian", "scripts", "Sources", "Benchmarks"]
+        let folders = [
+            "docs", "man", "migrations", "systemd", "debian", "scripts", "Sources", "Benchmarks", "Tests/deployment",
+        ]
         let found = folders.flatMap { folder -> [String] in
             let names = FileManager.default.enumerator(atPath: root.appending(path: folder).path)
             return (names?.allObjects as? [String] ?? []).map { "\(folder)/\($0)" }

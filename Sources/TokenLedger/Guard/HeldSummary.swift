@@ -10,8 +10,8 @@ public struct HeldSummary: Sendable {
     /// Why, and how many: `BadDeviceToken 99500, DeviceTokenNotForTopic 3`; nil when none is held.
     public let reasons: String?
     /// When the guard tripped, in UTC; nil if it has not.
-    public let openSince: String?
-    /// What undoes that which was recorded before it opened; nil when it is not open.
+    public let trippedAt: String?
+    /// What undoes that which was recorded before the guard tripped; nil when it is not open.
     public let undo: String?
 
     /// All topics with held results or a tripped guard.
@@ -44,7 +44,7 @@ public struct HeldSummary: Sendable {
                 environment: rows.text(row, 0) ?? "", topic: rows.text(row, 1) ?? "",
                 results: rows.integer(row, 2) ?? 0,
                 tokens: rows.integer(row, 3) ?? 0, queued: rows.text(row, 4).map { ($0, rows.text(row, 5) ?? $0) },
-                reasons: rows.text(row, 6), openSince: rows.text(row, 7), undo: rows.text(row, 8))
+                reasons: rows.text(row, 6), trippedAt: rows.text(row, 7), undo: rows.text(row, 8))
         }
     }
 

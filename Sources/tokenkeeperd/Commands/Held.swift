@@ -15,7 +15,7 @@ struct Held: ParsableCommand {
 
     struct List: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "List what is held, by topic, and which guards are open.")
+            abstract: "List what is held, by topic, and which guards have tripped.")
 
         @OptionGroup var options: ConfigurationOptions
 
@@ -34,7 +34,7 @@ struct Held: ParsableCommand {
             ]
             if let reasons = held.reasons { lines.append("  reasons   \(reasons)") }
             if let queued = held.queued { lines.append("  queued    \(queued.first) to \(queued.last)") }
-            lines.append("  guard     " + (held.openSince.map { "open since \($0)" } ?? "closed"))
+            lines.append("  guard     " + (held.trippedAt.map { "tripped at \($0)" } ?? "has not tripped"))
             if held.undo != nil || held.results > 0 { lines.append("  If the sender is at fault, fix it, then run:") }
             if let undo = held.undo { lines += ["    \(undo) --dry-run", "    \(undo)"] }
             if held.results > 0 {
@@ -42,9 +42,10 @@ struct Held: ParsableCommand {
                     "    tokenkeeperd held discard \(of)", "  If the tokens are really bad, run:",
                     "    tokenkeeperd held release \(of)",
                 ]
-            } else if held.openSince != nil {
+            } else if held.trippedAt != nil {
                 lines.append(
-                    "  It closes ten minutes after the last suspect, once few tokens have failed within a day.")
+                    "  It resets ten minutes after the last suspect, once the day's count is down to half of the limit."
+                )
             }
             return lines.map(HistoryText.plain).joined(separator: "\n")
         }

@@ -65,7 +65,7 @@ struct SweepOnce: ParsableCommand {
             "\(verb) \(report.deletedRejected) rejected results past sweep.rejected_retention",
             "\(verb) \(report.deletedHeld) held results past sweep.held_retention",
             "\(verb) \(report.deletedRuns) old sweep runs",
-            "\(verb) \(report.deletedSends) suppressed sends and sends that were failed",
+            "\(verb) \(report.deletedSends) suppressed and failed requests",
         ].compactMap { $0 }
         return lines.map(HistoryText.plain).joined(separator: "\n")
     }

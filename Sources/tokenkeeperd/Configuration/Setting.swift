@@ -65,7 +65,7 @@ struct Setting: Sendable {
             "How long the daemon waits for a lock before it yields. Keep it below the server's deadlock_timeout."),
         Setting(
             "drain.queue_truncate", .toggle, "on",
-            "Whether sealed partitions of the queue are read whole and truncated. Turn it off where standbys serve reads: they replay the TRUNCATE with its lock."
+            "Whether sealed partitions of the queue are read in bulk and truncated. Turn it off where standbys serve reads: they replay the TRUNCATE with its lock."
         ),
         Setting(
             "drain.second_connection", .toggle, "on",
@@ -114,7 +114,7 @@ struct Setting: Sendable {
             "The most rows that one transaction of a sweep deletes."),
         Setting(
             "sweep.send_retention", .duration(days(1)...days(3650), off: false), "30d",
-            "How long requests are kept that the gate suppressed or that were failed."),
+            "How long suppressed and failed requests are kept."),
         Setting(
             "send.max_in_flight", .integer(1...1000), "500", reloadable: false,
             "The most requests that a credential has in flight to a server."),

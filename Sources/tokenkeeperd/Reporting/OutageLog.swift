@@ -43,6 +43,8 @@ final class OutageLog: Sendable {
     ) {
         let (outage, words): (Outage, String) =
             switch error.remedy {
+            // A missing function: the schema has moved on, or is not the daemon's. The server is there.
+            case .reconnect where error.sqlState == "42883": (.refused("42883"), "PostgreSQL refuses")
             case .reconnect: (.away, "waiting for PostgreSQL")
             case .retry: (Self.locked(by: holders), Self.waiting)
             case .fixData, .fixSetup: (.refused(error.sqlState), "PostgreSQL refuses")
