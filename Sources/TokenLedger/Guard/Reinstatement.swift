@@ -2,8 +2,8 @@ internal import TokenModel
 
 /// The undo of suspects: those of a topic whose instant lies in a window do not count, now and whenever they arrive.
 ///
-/// `tokenkeeper.reinstate` records the window. The recorded suspects are undone afterwards, in short transactions, by the daemons or by
-/// whoever calls `undo`; several at once are safe, and whatever ends one, what is left stands in `tokenkeeper.suspect`.
+/// `tokenkeeper.reinstate` records the window. The recorded suspects are undone afterwards, in short transactions, by the daemons and by
+/// callers of `undo`. Several may run at once. If one ends early, `tokenkeeper.suspect` still has the rest.
 public struct Reinstatement: Sendable {
     /// Suspects that were recorded and are to be undone. Of a dry run, the tokens that would be sendable again.
     public let suspects: Int64

@@ -30,7 +30,7 @@ public struct Outbox: Sendable {
         public var last: TopicScope?
     }
 
-    /// The topics of which requests are due, but for those that are paused.
+    /// The topics that have requests due, except paused topics.
     ///
     /// - Parameters:
     ///   - lane: The one to begin behind; nil for the first.

@@ -111,7 +111,7 @@ public struct DatabaseAddress: Sendable, Equatable {
         }
     }
 
-    /// Two arrays as libpq takes them, both ended by a null. What was copied for that is wiped afterwards.
+    /// Passes two null-terminated arrays, as libpq takes them. The copies are wiped afterwards.
     ///
     /// - Parameter password: It wins over one in the parameters.
     static func withCStrings<Answer>(

@@ -14,7 +14,7 @@ struct Observations {
         }
     }
 
-    /// What was not recorded, by the result's row in the batch; and the guards that have changed.
+    /// The results that were not recorded, by their row in the batch, and the guards that tripped or reset.
     struct Outcome {
         /// Suspects that the mass-failure guard holds, with what they would be recorded as.
         var held: [Int: HeldResult] = [:]

@@ -22,7 +22,7 @@ public struct StatusCache {
 
     public init() {}
 
-    /// What was found, by the source's name. What took too long or met a lock is not among it, and stays as it was.
+    /// The findings, by the source's name. A source that took too long or met a lock has none, and keeps its last row.
     private struct Findings {
         var rows: [(source: String, rows: Int64?)] = []
         var words: [(source: String, word: String)] = []

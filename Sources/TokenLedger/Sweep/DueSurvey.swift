@@ -50,7 +50,7 @@ struct DueSurvey {
         }
     }
 
-    /// What is due in a topic, and whether that is too much.
+    /// The due tokens of a topic, and whether they are too many to prune.
     ///
     /// - Parameter suppressed: Whether any suppressed token may be due.
     mutating func due(

@@ -1,6 +1,6 @@
 internal import TokenModel
 
-/// What is due in one topic, counted before anything is deleted: too large a share of a topic is refused.
+/// The due tokens of one topic, counted before any are deleted: a sweep refuses to prune too large a share.
 struct DueTokens {
     /// A topic with the retentions and limits in force: its policy's, or else the plan's.
     struct Topic {
@@ -17,7 +17,7 @@ struct DueTokens {
         var words: String { "\(name) (\(environment))" }
     }
 
-    /// What is due for one cause.
+    /// The due tokens of one cause.
     struct Cause {
         /// As in `sweep_topic.cause`.
         var name: String

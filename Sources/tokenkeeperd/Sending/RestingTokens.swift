@@ -14,7 +14,7 @@ struct RestingTokens {
         until[address] = now + Self.untilRecorded
     }
 
-    /// What is left of a token's rest; nil when it may get requests.
+    /// How long a token still rests; nil if requests may be sent to it.
     func remaining(_ address: TokenAddress, at now: ContinuousClock.Instant) -> Duration? {
         guard let end = until[address], now < end else { return nil }
         return now.duration(to: end)
