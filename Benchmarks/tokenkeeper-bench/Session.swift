@@ -13,19 +13,18 @@ final class Session: @unchecked Sendable {  // One thread at a time.
         try connection.run(script, patience: .seconds(3600))
     }
 
-    /// The first column of the first row.
+    /// The only column of the first row.
     func text(_ script: String) throws -> String? {
         let rows = try connection.run(script, patience: .seconds(3600))
-        return rows.count == 0 ? nil : rows.text(0, 0)
+        return rows.count == 0 ? nil : try rows.at(0) { row throws(DatabaseError) in try row.read(String?.self) }
     }
 
     func number(_ script: String) throws -> Double {
         try text(script).flatMap(Double.init) ?? 0
     }
 
-    /// The first column of all rows.
+    /// The only column of all rows.
     func texts(_ script: String) throws -> [String] {
-        let rows = try connection.run(script, patience: .seconds(3600))
-        return (0..<rows.count).map { rows.text($0, 0) ?? "" }
+        try connection.run(script, patience: .seconds(3600)).values()
     }
 }

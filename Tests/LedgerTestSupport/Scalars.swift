@@ -1,17 +1,19 @@
 import TokenLedger
 
 extension Connection {
-    /// The first column of the first row, as text.
+    /// The only column of the first row, as text.
     public mutating func scalar(_ sql: String) throws -> String? {
         let rows = try run(sql)
-        return rows.count == 0 ? nil : rows.text(0, 0)
+        return rows.count == 0 ? nil : try rows.at(0) { row throws(DatabaseError) in try row.read(String?.self) }
     }
 
     /// All rows, as text, columns joined by a bar; null is empty.
     public mutating func lines(_ sql: String, columns: Int) throws -> [String] {
         let rows = try run(sql)
-        return (0..<rows.count).map { row in
-            (0..<columns).map { rows.text(row, $0) ?? "" }.joined(separator: "|")
+        return try rows.decode { row throws(DatabaseError) in
+            var values: [String] = []
+            for _ in 0..<columns { values.append(try row.read(String?.self) ?? "") }
+            return values.joined(separator: "|")
         }
     }
 

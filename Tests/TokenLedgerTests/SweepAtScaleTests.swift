@@ -46,7 +46,7 @@ import Testing
         try database.psql(twice)
         var daemon = try database.connect(user: "a_daemon")
         var calls = 1
-        while try daemon.query("SELECT tokenkeeper.roll_up_result_count(10)").bool(0, 0) == true { calls += 1 }
+        while try daemon.query("SELECT tokenkeeper.roll_up_result_count(10)").value(Bool.self) { calls += 1 }
         #expect(calls > 5, "ten rows at a time")
         let sums = "SELECT count(*), sum(results), max(results) FROM tokenkeeper.result_count"
         #expect(try database.psql(sums) == "56|168|4")
@@ -64,7 +64,7 @@ import Testing
             """)
         var daemon = try database.connect(user: "a_daemon")
         var calls = 1
-        while try daemon.query("SELECT tokenkeeper.roll_up_result_count(50)").bool(0, 0) == true { calls += 1 }
+        while try daemon.query("SELECT tokenkeeper.roll_up_result_count(50)").value(Bool.self) { calls += 1 }
         #expect(calls >= 10)
         #expect(
             try database.psql("SELECT topic, results FROM tokenkeeper.result_count ORDER BY 1")
@@ -84,7 +84,7 @@ import Testing
                   UNION ALL VALUES ('production', 'known', 1), ('production', 'large', 10)) AS k (e, t, n)
             """)
         var daemon = try database.connect(user: "a_daemon")
-        while try daemon.query("SELECT tokenkeeper.roll_up_result_count(50, 2)").bool(0, 0) == true {}
+        while try daemon.query("SELECT tokenkeeper.roll_up_result_count(50, 2)").value(Bool.self) {}
         #expect(
             try database.psql("SELECT environment, topic, results FROM tokenkeeper.result_stat ORDER BY 1, 2")
                 == "(other)|(other)|1\nproduction|(other)|500\nproduction|known|1\nproduction|large|10")

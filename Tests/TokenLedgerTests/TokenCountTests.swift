@@ -114,7 +114,7 @@ import Testing
             UPDATE tokenkeeper.token_count_progress SET counted_at = clock_timestamp() - CASE counted WHEN 1 THEN interval '2 hours' ELSE interval '3 hours' END
             """)
         try register(3001, 3001, topic: "large")
-        let later = TokenCount(slice: 10, writtenAt: try daemon.query("SELECT clock_timestamp()").instant(0, 0))
+        let later = TokenCount(slice: 10, writtenAt: try daemon.query("SELECT clock_timestamp()").value())
         #expect(try later.due(on: &daemon).map(\.number) == [try topic("large"), try topic("small")])
     }
 }

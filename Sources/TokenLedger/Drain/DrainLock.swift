@@ -4,7 +4,7 @@
 /// these tables are empty and serve only as locks. Nobody has privileges on them; functions of the schema lock them.
 enum DrainLock {
     /// The lock of another session that keeps a batch from beginning.
-    enum Refusal: String {
+    enum Refusal: String, ColumnDecodable {
         /// `forget` is running: no batch begins anywhere.
         case erasure
         /// The partition is locked as a whole.
@@ -46,17 +46,12 @@ extension BatchTransaction {
     func beginTaking(
         _ partition: Partition, firstPage: Int, on connection: inout Connection
     ) throws(DatabaseError) -> DrainLock.Refusal? {
-        let word = try connection.run(
+        try connection.run(
             """
             \(beginUnsorted)
             SELECT \(DrainLock.batch(partition, firstPage: firstPage))
             """
-        ).text(0, 0)
-        guard let word else { return nil }
-        guard let refusal = DrainLock.Refusal(rawValue: word) else {
-            throw DatabaseError(sqlState: "0A000", message: "tokenkeeper.lock_batch returned an unknown word")
-        }
-        return refusal
+        ).value()
     }
 
     /// Without statistics of the queue, the planner would sort what is only to be counted.

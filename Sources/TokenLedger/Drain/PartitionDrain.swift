@@ -123,14 +123,14 @@ struct PartitionDrain {
         }
         do {
             // NOWAIT: do not wait for a daemon that reads the partition in bulk.
-            let rows = try connection.run(
+            return try connection.run(
                 """
                 \(transaction.settings)
                 SET LOCAL synchronize_seqscans = off; -- With it, a scan may begin in the middle.
                 LOCK TABLE \(partition.table) IN ACCESS SHARE MODE NOWAIT;
                 SELECT page FROM (\(looks.joined(separator: " UNION ALL "))) AS look (page) LIMIT 1
-                """)
-            return rows.count == 0 ? nil : rows.text(0, 0).flatMap { Int($0) }
+                """
+            ).first { row throws(DatabaseError) in try row.read() }
         } catch let error where error.remedy == .retry {
             return nil
         }

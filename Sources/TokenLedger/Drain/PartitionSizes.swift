@@ -36,17 +36,23 @@ extension PartitionSizes {
         let rows = try connection.run(
             """
             \(transaction.settings)
-            SELECT \(Partition.currentInSQL), \(Partition.inSQL(secondsAgo: Self.grace)), current_setting('block_size'),
+            SELECT \(Partition.currentInSQL), \(Partition.inSQL(secondsAgo: Self.grace)), current_setting('block_size')::integer,
                    s.bytes
             FROM unnest(tokenkeeper.partition_sizes()) WITH ORDINALITY AS s (bytes, number) ORDER BY s.number
             """)
-        func read(_ row: Int, _ column: Int) -> Int? {
-            rows.text(row, column).flatMap { Int($0) }
+        let partitions = try rows.decode { row throws(DatabaseError) in
+            (
+                current: try row.read(Int.self), before: try row.read(Int.self), blockSize: try row.read(Int.self),
+                bytes: try row.read(Int?.self)
+            )
         }
-        let blockSize = max(read(0, 2) ?? 0, 1)
-        let bytes = Partition.all.indices.map { read($0, 3) }
+        guard partitions.count == Partition.all.count else {
+            throw DatabaseError(
+                .unexpectedRow, "partition_sizes() returned \(partitions.count) sizes, expected \(Partition.all.count)")
+        }
         self.init(
-            pages: bytes.map { ($0 ?? 0) / blockSize }, current: Partition(number: read(0, 0) ?? 0),
-            before: Partition(number: read(0, 1) ?? 0), locked: bytes.count { $0 == nil })
+            pages: partitions.map { ($0.bytes ?? 0) / $0.blockSize },
+            current: Partition(number: partitions[0].current), before: Partition(number: partitions[0].before),
+            locked: partitions.count { $0.bytes == nil })
     }
 }

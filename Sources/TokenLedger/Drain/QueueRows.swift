@@ -29,7 +29,7 @@ enum QueueRows {
         _ rows: RowRange, of partition: Partition, settingAside condition: String, on connection: inout Connection
     ) throws(DatabaseError) -> (accepted: Int, setAside: Int) {
         // The 200s have a statement of their own: with all the columns of the others they would take twice as long.
-        let counts = try connection.query(
+        try connection.query(
             """
             WITH gone AS (
                 DELETE FROM \(partition.table) WHERE \(rows.predicate) AND status = 200 RETURNING environment, topic
@@ -41,9 +41,9 @@ enum QueueRows {
             ), moved AS (
                 \(insert(into: .retry, from: "moving"))
             )
-            SELECT (SELECT sum(results)::bigint FROM counted), (SELECT count(*) FROM moved)
-            """)
-        return (Int(counts.integer(0, 0) ?? 0), Int(counts.integer(0, 1) ?? 0))
+            SELECT (SELECT coalesce(sum(results), 0)::bigint FROM counted), (SELECT count(*) FROM moved)
+            """
+        ).one { row throws(DatabaseError) in (try row.read(), try row.read()) }
     }
 
     /// Counts the 200s among these rows, and moves all others to the retry partition, in the open transaction.
@@ -64,7 +64,8 @@ enum QueueRows {
     static func reject(
         _ row: RowRange, of partition: Partition, error: String, isKept: Bool, on connection: inout Connection
     ) throws(DatabaseError) -> Drain.Pass? {
-        let counts = try connection.query(
+        var pass = Drain.Pass()
+        (pass.rejected, pass.notKept) = try connection.query(
             """
             WITH gone AS (
                 DELETE FROM \(partition.table) WHERE \(row.predicate) RETURNING \(columns)
@@ -78,10 +79,8 @@ enum QueueRows {
                 SELECT \(columns), $1 FROM gone WHERE $2 OR attempts IS NOT NULL
             )
             SELECT count(*), count(*) FILTER (WHERE NOT $2 AND attempts IS NULL) FROM gone
-            """, [.text(error), .bool(isKept)])
-        var pass = Drain.Pass()
-        pass.rejected = Int(counts.integer(0, 0) ?? 0)
-        pass.notKept = Int(counts.integer(0, 1) ?? 0)
+            """, [.text(error), .bool(isKept)]
+        ).one { row throws(DatabaseError) in (try row.read(), try row.read()) }
         return pass.moved ? pass : nil
     }
 }

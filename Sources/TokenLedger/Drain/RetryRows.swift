@@ -38,10 +38,8 @@ extension BatchRunner {
             -- In random order: otherwise a row behind those that block would never have its turn.
             ORDER BY random() LIMIT 1000
             """)
-        return (0..<rows.count).compactMap { row in
-            func read(_ column: Int) -> Int? { rows.text(row, column).flatMap { Int($0) } }
-            guard let page = read(0), let line = read(1), let length = read(2) else { return nil }
-            return (.row(page: page, line: line), length)
+        return try rows.decode { row throws(DatabaseError) in
+            (.row(page: try row.read(), line: try row.read()), try row.read())
         }
     }
 

@@ -25,7 +25,7 @@ struct SealedPartition {
                 SELECT count(*) FILTER (WHERE \(QueueRows.isRead)) <= \(Self.worthMoving) * count(*)
                 FROM (SELECT status FROM \(partition.table) WHERE ctid >= '(\(page),0)' LIMIT 1000) AS head
                 """
-            ).text(0, 0) == "t"
+            ).value()
         } catch let error where error.remedy == .retry {
             return false
         }
@@ -39,13 +39,13 @@ struct SealedPartition {
     /// - Returns: False when a writer, a dump, another daemon or `forget` is using the partition; then no transaction is open.
     private func lock(on connection: inout Connection) throws(DatabaseError) -> Bool {
         do {
-            let isOurs = try connection.run(
+            let isOurs: Bool = try connection.run(
                 """
                 \(transaction.beginUnsorted)
                 SELECT \(DrainLock.partition(partition))
                 """
-            ).text(0, 0)
-            if isOurs == "t" { return true }
+            ).value()
+            if isOurs { return true }
             connection.rollback()
             return false
         } catch {
@@ -65,16 +65,16 @@ struct SealedPartition {
         // sorting by the whole key.
         let rest = "\(partition.table) WHERE \(QueueRows.isRead) ORDER BY lower(token COLLATE \"C\")"
         do {
-            let rows = try connection.query(
+            let taken = try connection.query(
                 """
                 WITH counted AS (
                     \(ResultCounts.insertAccepted(of: "\(partition.table) WHERE status = 200"))
                 ), moved AS (
                     \(QueueRows.insert(into: .backlog, from: rest))
                 )
-                SELECT (SELECT sum(results)::bigint FROM counted), (SELECT count(*) FROM moved)
-                """)
-            let taken = (accepted: Int(rows.integer(0, 0) ?? 0), moved: Int(rows.integer(0, 1) ?? 0))
+                SELECT (SELECT coalesce(sum(results), 0)::bigint FROM counted), (SELECT count(*) FROM moved)
+                """
+            ).one { row throws(DatabaseError) in (accepted: try row.read(Int.self), moved: try row.read(Int.self)) }
             try connection.run("TRUNCATE \(partition.table)")
             try connection.commit()
             return taken

@@ -16,15 +16,18 @@ public struct GuardTransition: Equatable, Sendable {
     init(
         _ environment: Environment, _ topic: Topic, opened: Bool, on connection: inout Connection
     ) throws(DatabaseError) {
-        let row = try connection.query(
+        let guardRow = try connection.query(
             "SELECT tokens, active, undo FROM tokenkeeper.guard WHERE environment = $1 AND topic = $2",
-            [.text(environment.rawValue), .text(topic.name)])
+            [.text(environment.rawValue), .text(topic.name)]
+        ).first { row throws(DatabaseError) in
+            (tokens: try row.read(Int64.self), active: try row.read(Int64?.self), undo: try row.read(String?.self))
+        }
         self.environment = environment.rawValue
         self.topic = topic.name
         self.opened = opened
-        tokens = row.count == 1 ? row.integer(0, 0) ?? 0 : 0
-        active = row.count == 1 ? row.integer(0, 1) : nil
-        undo = row.count == 1 ? row.text(0, 2) : nil
+        tokens = guardRow?.tokens ?? 0
+        active = guardRow?.active
+        undo = guardRow?.undo
     }
 }
 
@@ -39,12 +42,12 @@ public enum MassFailureGuard {
         // Cheaper than a transaction, every time but a few.
         let open = try connection.query("SELECT FROM tokenkeeper.guard WHERE tripped LIMIT 1")
         if open.count == 0 { return [] }
-        return try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100)).begin) {
+        return try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100))) {
             connection throws(DatabaseError) in
-            let closed = try connection.query(
+            try connection.query(
                 "SELECT environment, topic FROM tokenkeeper.reset_guards($1, $2 / 1000000::numeric)",
-                [.int8(limits.allowance), .int8(limits.maxShare.millionths)])
-            return (0..<closed.count).map { (closed.text($0, 0) ?? "", closed.text($0, 1) ?? "") }
+                [.int8(limits.allowance), .int8(limits.maxShare.millionths)]
+            ).decode { row throws(DatabaseError) in (try row.read(), try row.read()) }
         }
     }
 }

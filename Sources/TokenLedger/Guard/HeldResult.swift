@@ -18,11 +18,10 @@ struct HeldResult {
             WHERE (t.environment, t.topic) IN (SELECT * FROM unnest($1, $2))
             """,
             [.texts(held.map(\.address.environment.rawValue)), .texts(held.map(\.address.topic.name))])
-        var numbers: [String: Int32] = [:]
-        for row in 0..<topics.count {
-            numbers["\(topics.text(row, 0) ?? "") \(topics.text(row, 1) ?? "")"] = topics.integer(row, 2).map(
-                Int32.init(truncatingIfNeeded:))
-        }
+        let numbers: [String: Int32] = Dictionary(
+            uniqueKeysWithValues: try topics.decode { row throws(DatabaseError) in
+                ("\(try row.read(String.self)) \(try row.read(String.self))", try row.read())
+            })
         return [
             .int4s(held.map { numbers["\($0.address.environment.rawValue) \($0.address.topic.name)"] }),
             .byteas(held.map(\.address.token.bytes)), .instants(held.map(\.at)), .texts(held.map(\.reason)),

@@ -39,13 +39,17 @@ public struct HeldSummary: Sendable {
             LEFT JOIN token AS k USING (environment, topic)
             ORDER BY topic, environment
             """)
-        return (0..<rows.count).map { row in
+        return try rows.decode { row throws(DatabaseError) in
             HeldSummary(
-                environment: rows.text(row, 0) ?? "", topic: rows.text(row, 1) ?? "",
-                results: rows.integer(row, 2) ?? 0,
-                tokens: rows.integer(row, 3) ?? 0, queued: rows.text(row, 4).map { ($0, rows.text(row, 5) ?? $0) },
-                reasons: rows.text(row, 6), trippedAt: rows.text(row, 7), undo: rows.text(row, 8))
+                environment: try row.read(), topic: try row.read(), results: try row.read(), tokens: try row.read(),
+                queued: Self.range(try row.read(), try row.read()), reasons: try row.read(),
+                trippedAt: try row.read(), undo: try row.read())
         }
+    }
+
+    /// Both are null, or neither.
+    private static func range(_ first: String?, _ last: String?) -> (first: String, last: String)? {
+        if let first, let last { (first, last) } else { nil }
     }
 
     /// Lets all held results of a topic count. A daemon records them within seconds.
@@ -69,21 +73,8 @@ public struct HeldSummary: Sendable {
     private static func decide(
         _ function: String, _ topic: String, _ environment: String, on connection: inout Connection
     ) throws(DatabaseError) -> Int64 {
-        try connection.transaction(OperatorTransaction.begin) { connection throws(DatabaseError) in
-            try connection.query(
-                "SELECT tokenkeeper.\(function)($1, $2)", [.text(topic), .text(environment)]
-            ).integer(0, 0) ?? 0
+        try connection.transaction(.command) { connection throws(DatabaseError) in
+            try connection.query("SELECT tokenkeeper.\(function)($1, $2)", [.text(topic), .text(environment)]).value()
         }
     }
-}
-
-/// How the transaction of an operator begins: read committed, whatever the database's default, and in UTC, so that an instant
-/// without a zone means the same everywhere. A daemon's batch is waited for.
-enum OperatorTransaction {
-    static let begin = """
-        BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
-        SET LOCAL timezone = 'UTC';
-        SET LOCAL lock_timeout = '60s';
-        SET LOCAL idle_in_transaction_session_timeout = '60s';
-        """
 }

@@ -25,23 +25,26 @@ public struct Reinstatement: Sendable {
         on connection: inout Connection
     ) throws(DatabaseError) {
         let function = dryRun ? "would_reinstate" : "reinstate"
-        let row = try connection.transaction(OperatorTransaction.begin) { connection throws(DatabaseError) in
-            let row = try connection.query(
+        let begun = try connection.transaction(.command) { connection throws(DatabaseError) in
+            try connection.query(
                 """
                 SELECT tokenkeeper.\(function)($1, $2, w.since, w.until), w.since::text, w.until::text,
                        (SELECT count(*) FROM tokenkeeper.held_result AS h
                         WHERE h.topic = $1 AND coalesce(h.environment, 'production') = $2), statement_timestamp()
                 FROM (SELECT $3::text::timestamptz AS since, coalesce($4::text::timestamptz, clock_timestamp()) AS until) AS w
-                """, [.text(topic), .text(environment), .text(since), .text(until)])
-            return (
-                row.integer(0, 0) ?? 0, row.text(0, 1) ?? "", row.text(0, 2) ?? "", row.integer(0, 3) ?? 0,
-                row.instant(0, 4) ?? .distantPast
-            )
+                """, [.text(topic), .text(environment), .text(since), .text(until)]
+            ).one { row throws(DatabaseError) in
+                (
+                    suspects: try row.read(Int64.self),
+                    window: (since: try row.read(String.self), until: try row.read(String.self)),
+                    held: try row.read(Int64.self), at: try row.read(Instant.self)
+                )
+            }
         }
-        suspects = row.0
-        window = (row.1, row.2)
-        held = row.3
-        begunAt = row.4
+        suspects = begun.suspects
+        window = begun.window
+        held = begun.held
+        begunAt = begun.at
         self.topic = topic
         self.environment = environment
     }
@@ -63,11 +66,14 @@ public struct Reinstatement: Sendable {
                 SELECT coalesce(sum(r.remaining) FILTER (WHERE r.finished_at IS NULL), 0)::bigint, count(*) FILTER (WHERE r.finished_at IS NULL),
                        coalesce(sum(r.tokens) FILTER (WHERE coalesce(r.finished_at >= $3, true)), 0)::bigint
                 FROM tokenkeeper.reinstatement AS r WHERE r.topic = $1 AND r.environment = $2
-                """, [.text(topic), .text(environment), .instant(begunAt)])
-            if state.integer(0, 1) == 0 { return state.integer(0, 2) ?? 0 }
+                """, [.text(topic), .text(environment), .instant(begunAt)]
+            ).one { row throws(DatabaseError) in
+                (left: try row.read(Int64.self), windows: try row.read(Int64.self), tokens: try row.read(Int64.self))
+            }
+            if state.windows == 0 { return state.tokens }
             if toldAt.duration(to: .now) > .seconds(1) {
                 toldAt = .now
-                progress(state.integer(0, 0) ?? 0, state.integer(0, 2) ?? 0)
+                progress(state.left, state.tokens)
             }
             // A daemon is at it, or an application holds what is left.
             pause.wait(for: .milliseconds(50))
@@ -85,18 +91,18 @@ public struct Reinstatement: Sendable {
         var idle: Int64 = 0
         var open = Int64.max
         while true {
-            let left =
-                try connection.query("SELECT count(*) FROM tokenkeeper.reinstatement WHERE finished_at IS NULL")
-                .integer(0, 0) ?? 0
+            let left: Int64 = try connection.query(
+                "SELECT count(*) FROM tokenkeeper.reinstatement WHERE finished_at IS NULL"
+            ).value()
             // Twice nothing for each window: what is left is in the hands of applications, and waits for the next call.
             if left == 0 || (left == open && idle >= 2 * left) { return false }
             if left != open { idle = 0 }
             open = left
             guard goesOn(), ContinuousClock.now < end else { return true }
             do {
-                let undone = try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100)).begin) {
+                let undone: Int64? = try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100))) {
                     connection throws(DatabaseError) in
-                    try connection.query("SELECT tokenkeeper.undo_suspects()").integer(0, 0)
+                    try connection.query("SELECT tokenkeeper.undo_suspects()").value()
                 }
                 guard let undone else { return false }
                 idle = undone == 0 ? idle + 1 : 0

@@ -69,13 +69,6 @@ extension Connection {
         _ transaction: BatchTransaction, settings: String = "",
         _ work: (inout Connection) throws(DatabaseError) -> Value
     ) throws(DatabaseError) -> Value {
-        try self.transaction(transaction.begin + settings, work)
-    }
-
-    /// Runs a transaction whose work may throw other errors than those of the database.
-    mutating func transaction<Value>(
-        _ transaction: BatchTransaction, settings: String = "", _ work: (inout Connection) throws -> Value
-    ) throws -> Value {
         do {
             try run(transaction.begin + settings)
             let value = try work(&self)
@@ -87,12 +80,12 @@ extension Connection {
         }
     }
 
-    /// Runs a transaction that opens with these statements: for folders that do not pass a `BatchTransaction` yet.
+    /// Runs a transaction whose work may throw other errors than those of the database.
     mutating func transaction<Value>(
-        _ opening: String, _ work: (inout Connection) throws(DatabaseError) -> Value
-    ) throws(DatabaseError) -> Value {
+        _ transaction: BatchTransaction, settings: String = "", _ work: (inout Connection) throws -> Value
+    ) throws -> Value {
         do {
-            try run(opening)
+            try run(transaction.begin + settings)
             let value = try work(&self)
             try commit()
             return value

@@ -13,6 +13,8 @@ struct Batch: ~Copyable {
     private var counts = ResultCounts()
     private var unintelligible: [(row: Int, error: String)] = []
     private var sendersFaults: [String: Int] = [:]
+    /// The rows that an operator has released.
+    private var released: Set<Int> = []
     /// 200s, which were counted on the server.
     private let accepted: Int
     /// Bulky results, which went to the retry partition unread.
@@ -43,15 +45,18 @@ struct Batch: ~Copyable {
             DELETE FROM \(partition.table) WHERE \(rows.predicate) AND \(condition)
             RETURNING \(QueueRows.columns), released
             """)
-        return Batch(taken, interpret, accepted: unread.accepted, bulky: unread.setAside)
+        return try Batch(taken, interpret, accepted: unread.accepted, bulky: unread.setAside)
     }
 
-    private init(_ taken: consuming Rows, _ interpret: (SendResult) -> Verdict, accepted: Int, bulky: Int) {
+    private init(
+        _ taken: consuming Rows, _ interpret: (SendResult) -> Verdict, accepted: Int, bulky: Int
+    ) throws(DatabaseError) {
         rows = taken
         self.accepted = accepted
         self.bulky = bulky
         for row in 0..<rows.count {
-            let result = result(row)
+            let result = try result(row)
+            if result.isReleased { released.insert(row) }
             let verdict = interpret(result)
             observations.add(verdict, of: result, row: row)
             counts.note(result, verdict)
@@ -65,16 +70,14 @@ struct Batch: ~Copyable {
         }
     }
 
-    private func result(_ row: Int) -> SendResult {
-        SendResult(
-            environment: rows.text(row, 0), topic: rows.text(row, 1), token: rows.text(row, 2),
-            status: rows.integer(row, 3).map(Int32.init(truncatingIfNeeded:)), body: rows.text(row, 4),
-            apnsID: rows.text(row, 5), sentAt: rows.instant(row, 6), queuedAt: rows.instant(row, 7) ?? .distantPast,
-            attempts: rows.integer(row, 8).map(Int32.init(truncatingIfNeeded:)),
-            isReleased: isReleased(row))
+    private func result(_ row: Int) throws(DatabaseError) -> SendResult {
+        try rows.at(row) { row throws(DatabaseError) in
+            SendResult(
+                environment: try row.read(), topic: try row.read(), token: try row.read(), status: try row.read(),
+                body: try row.read(), apnsID: try row.read(), sentAt: try row.read(), queuedAt: try row.read(),
+                attempts: try row.read(), isReleased: try row.read(Bool?.self) ?? false)
+        }
     }
-
-    private func isReleased(_ row: Int) -> Bool { rows.bool(row, 9) ?? false }
 
     /// What a batch has done, once it is committed.
     struct Recorded {
@@ -126,7 +129,7 @@ extension Batch {
                 counted.append(row)
             } else if outcome.waiting.contains(row) {
                 waiting.append(row)
-            } else if !isReleased(row) {
+            } else if !released.contains(row) {
                 // A released result was counted when it was held.
                 counted.append(row)
             }
@@ -146,7 +149,7 @@ extension Batch {
         for part in Self.parts(of: unintelligible.count) {
             var kept: [(result: SendResult, error: String)] = []
             for (row, error) in unintelligible[part] {
-                let result = result(row)
+                let result = try result(row)
                 if allowance.takes(result) {
                     kept.append((result, error))
                 } else {
@@ -165,7 +168,7 @@ extension Batch {
     private func keepHeld(_ held: [HeldResult], on connection: inout Connection) throws(DatabaseError) {
         for part in Self.parts(of: held.count) {
             try Self.insert(
-                held[part].map { result($0.row) }, into: "tokenkeeper.held_result",
+                try held[part].map { held throws(DatabaseError) in try result(held.row) }, into: "tokenkeeper.held_result",
                 ["topic_id", "token_key", "suspect_at", "reason"],
                 try HeldResult.parameters(held[part], on: &connection), on: &connection)
         }
@@ -174,10 +177,10 @@ extension Batch {
     private func setAside(_ waiting: [Int], on connection: inout Connection) throws(DatabaseError) {
         for part in Self.parts(of: waiting.count) {
             try Self.insert(
-                waiting[part].map { result($0) }, into: Partition.retry.table, ["partition_number", "released"],
+                try waiting[part].map { row throws(DatabaseError) in try result(row) }, into: Partition.retry.table, ["partition_number", "released"],
                 [
                     .int4s(part.map { _ in Int32(Partition.retry.number) }),
-                    .bools(waiting[part].map { isReleased($0) }),
+                    .bools(waiting[part].map(released.contains)),
                 ], on: &connection)
         }
     }

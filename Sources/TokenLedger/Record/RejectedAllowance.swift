@@ -39,15 +39,15 @@ final class RejectedAllowance: Sendable {
             return state.perHour
         }
         guard let perHour else { return }
-        let used = try connection.query(
+        let used: Int64 = try connection.query(
             """
             SELECT coalesce(sum(1 + r.bytes / 8192), 0)::bigint
             FROM (SELECT \(QueueRows.length) AS bytes FROM tokenkeeper.rejected_result
                   WHERE attempts IS NULL AND rejected_at > now() - interval '1 hour' LIMIT $1) AS r
             """, [.int8(perHour)]
-        ).integer(0, 0)
+        ).value()
         state.withLock { state in
-            state.used = used ?? 0
+            state.used = used
             state.readAt = now
         }
     }

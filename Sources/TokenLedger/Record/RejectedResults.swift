@@ -37,10 +37,10 @@ public enum RejectedResults {
                   FROM tokenkeeper.rejected_result AS r GROUP BY 1) AS g
             ORDER BY g.results DESC, g.kind
             """)
-        return (0..<rows.count).map { row in
+        return try rows.decode { row throws(DatabaseError) in
             Group(
-                error: rows.text(row, 0) ?? "", results: rows.integer(row, 1) ?? 0, first: rows.text(row, 2) ?? "",
-                last: rows.text(row, 3) ?? "", attempts: rows.integer(row, 4) ?? 0, samples: rows.text(row, 5) ?? "")
+                error: try row.read(), results: try row.read(), first: try row.read(), last: try row.read(),
+                attempts: try row.read(), samples: try row.read())
         }
     }
 
@@ -80,8 +80,8 @@ public enum RejectedResults {
             case .ids(let ids): [.int8s(ids)]
             case .error(let text): [.text(text)]
             }
-        return try connection.transaction(OperatorTransaction.begin) { connection throws(DatabaseError) in
-            try connection.query(statement, parameters).integer(0, 0) ?? 0
+        return try connection.transaction(.command) { connection throws(DatabaseError) in
+            try connection.query(statement, parameters).value()
         }
     }
 }
