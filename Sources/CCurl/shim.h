@@ -2,7 +2,7 @@
 #include <curl/curl.h>
 #include <openssl/ssl.h>
 
-/* curl_easy_setopt and its kin are variadic, which Swift does not call: one function for each kind of argument. */
+/* Swift cannot call variadic functions such as curl_easy_setopt: one function for each kind of argument. */
 
 static inline CURLcode ck_set_long(CURL *easy, CURLoption option, long value) {
     return curl_easy_setopt(easy, option, value);

@@ -1,7 +1,7 @@
 #pragma once
 #include <sys/prctl.h>
 
-// prctl(2) is variadic, which Swift does not call.
+// Swift cannot call prctl(2), which is variadic.
 
 // No core dump, no debugger of the same user, and /proc/PID belongs to root; until the next execve(2). 0, or -1.
 static inline int tk_forbid_dumps(void) {

@@ -11,10 +11,10 @@
 #include <openssl/x509v3.h>
 #include <string.h>
 
-// What Swift does not import: macros with a cast or a type in them, and a callback that OpenSSL calls back into.
+// What Swift cannot import: macros that contain a cast or a type, and a callback for OpenSSL.
 
-// Whether an error says that no provider has the algorithm, as of RC2-40. DECODER's "unsupported" means another thing:
-// that it does not know the input.
+// Whether an error says that no provider has the algorithm, such as RC2-40. DECODER's "unsupported" means that it does not know
+// the input.
 static inline int tk_is_unsupported_algorithm(unsigned long error) {
     return ERR_GET_LIB(error) == ERR_LIB_EVP && ERR_GET_REASON(error) == ERR_R_UNSUPPORTED;
 }
@@ -44,7 +44,7 @@ static inline EVP_PKEY *tk_private_key(const void *pem, int count, struct tk_pas
     return key;
 }
 
-// Stacks are macros, one for each type.
+// The functions of stacks are macros, one for each type.
 static inline int tk_certificate_count(const STACK_OF(X509) *stack) {
     return stack == NULL ? 0 : sk_X509_num(stack);
 }

@@ -1,10 +1,10 @@
 /// Exponential backoff: the pause doubles with each failure, from `first` up to `longest`.
 ///
-/// A pure value. Whoever waits takes the pauses from it and keeps the time.
+/// A pure value: it computes the pauses, and the caller waits.
 public struct Backoff: Hashable, Sendable {
     /// The pause after the first failure.
     public let first: Duration
-    /// No pause is longer.
+    /// The longest pause.
     public let longest: Duration
     /// How many pauses were taken since the last reset.
     private var taken = 0

@@ -16,7 +16,7 @@ public struct Instant: Hashable, Comparable, Sendable {
         return Instant(microseconds: Int64(time.tv_sec) * 1_000_000 + Int64(time.tv_nsec) / 1000)
     }
 
-    /// PostgreSQL's `infinity` and `-infinity`. No result and no registration may carry them.
+    /// PostgreSQL's `infinity` and `-infinity`. No result and no registration may have them.
     public static let distantFuture = Instant(microseconds: .max)
     public static let distantPast = Instant(microseconds: .min)
 

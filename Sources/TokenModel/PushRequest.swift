@@ -45,7 +45,7 @@ extension PushRequest {
     /// The longest collapse identifier, in bytes.
     public static let maximumCollapseID = 64
 
-    /// Why APNs would refuse the request, or why it does not fit into headers: what was found and what was expected. Nil for a valid
+    /// Why APNs would refuse the request, or why headers cannot carry it: what was found and what was expected. Nil for a valid
     /// request.
     ///
     /// Source of the limits: Apple, "Sending notification requests to APNs".
@@ -54,7 +54,7 @@ extension PushRequest {
         if payload.count > pushType.maximumPayload {
             return "the payload is \(payload.count) bytes long, expected at most \(pushType.maximumPayload)"
         }
-        // A line end in a name would start another header.
+        // A line end in a name would begin another header.
         if !Self.isVisible(address.topic.name) { return "the topic has characters that no header can carry" }
         if let collapseID {
             guard 1...Self.maximumCollapseID ~= collapseID.utf8.count else {

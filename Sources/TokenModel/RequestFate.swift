@@ -9,7 +9,7 @@ public enum RequestFate: Hashable, Sendable {
     /// The attempt was interrupted: the notification may have been delivered, but no response came. The request is retried after the
     /// pause, unless this has happened before.
     case interrupted(Duration, String)
-    /// The request waits again as if it had not been tried: after the pause, or as long as before if it is nil.
+    /// The request waits again as if it had not been tried: for the pause, or until its earlier due time if the pause is nil.
     case returned(Duration?)
 
     /// The error, if there is one.

@@ -11,7 +11,7 @@ internal import Glibc
     /// One byte longer than `count`: C needs a NUL at the end.
     private let memory: UnsafeMutableRawBufferPointer
 
-    /// - Parameter fill: Writes the bytes, which are zero before.
+    /// - Parameter fill: Writes the bytes, which are zero initially.
     public init(count: Int, fill: (UnsafeMutableRawBufferPointer) -> Void) {
         unsafe memory = UnsafeMutableRawBufferPointer.allocate(byteCount: count + 1, alignment: 1)
         _ = unsafe memory.initializeMemory(as: UInt8.self, repeating: 0)

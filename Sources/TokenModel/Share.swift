@@ -1,4 +1,4 @@
-/// A part of a whole, in millionths: exact, where a binary fraction would not be.
+/// A part of a whole, in millionths, which are exact where a binary fraction would not be.
 public struct Share: Hashable, Comparable, Sendable {
     /// 0 to 1,000,000.
     public let millionths: Int64

@@ -1,4 +1,4 @@
-/// Start here: what the ledger keeps a row for, and what every other type of this module is about.
+/// Start here: the ledger has one row per address, and every other type of this module is about addresses.
 ///
 /// A device token is good or bad for one topic of one environment. A `SendResult` is what a sender reports about an address, and a
 /// `Verdict` is what the report means. A `PushRequest` is a notification for an address, and a `RequestFate` is what became of it.

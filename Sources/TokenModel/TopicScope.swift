@@ -5,7 +5,7 @@
 public struct TopicScope: Sendable {
     /// `production` or `sandbox`, if the scope is valid.
     public var environment: String
-    /// The `apns-topic`, 1 to 512 bytes if the scope is valid; empty where the request names none.
+    /// The `apns-topic`, 1 to 512 bytes if the scope is valid; empty if the request names none.
     public var topic: String
 
     public init(environment: String, topic: String) {

@@ -4,14 +4,14 @@ public enum Verdict: Hashable, Sendable {
     case accepted
     /// 410 as APNs sends it, with a reason and a timestamp: the token is stale since `at`. A later registration makes it active again.
     case stale(TokenAddress, at: Instant, reason: String)
-    /// 400 BadDeviceToken or DeviceTokenNotForTopic: the token is wrong for this topic and environment, or the sender is misconfigured.
-    /// Also a 410 that is not as APNs sends it: a proxy responded, or the sender omits the body.
+    /// 400 BadDeviceToken or DeviceTokenNotForTopic: the token is wrong for this topic and environment, or the sender is
+    /// misconfigured. Also a 410 that lacks what APNs sends with it: a proxy responded, or the sender omits the body.
     case suspect(TokenAddress, at: Instant, reason: String)
     /// The sender's configuration or this message is at fault. The token is not affected.
     case sendersFault(reason: String?)
     /// The request is worth a retry. The token is not affected.
     case transient(reason: String?)
-    /// The row makes no sense. The error says what was found and what was expected.
+    /// The row cannot be understood. The error says what was found and what was expected.
     case unintelligible(error: String)
 }
 
@@ -19,7 +19,7 @@ extension Verdict {
     /// Stands for a missing reason.
     public static let noReason = "(none given)"
 
-    /// Why a 410 makes its token suspect instead of stale: the part that it lacks.
+    /// Why a 410 makes its token suspect instead of stale: what it lacks.
     ///
     /// These texts are stored and counted as reasons, so they must not change.
     public enum DoubtfulGone: String, Sendable, CaseIterable {

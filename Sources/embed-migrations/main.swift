@@ -12,7 +12,7 @@ var source =
 for path in arguments.dropFirst(2).sorted() {
     guard path.hasPrefix(root) else { fatalError("\(path) is not in \(root)") }
     let text = try String(contentsOfFile: path, encoding: .utf8)
-    // Three number signs: no SQL closes such a literal. The content begins and ends on its own lines.
+    // Three number signs, because no SQL closes such a literal. The content begins and ends on its own lines.
     source +=
         "        (\n            name: \"\(path.dropFirst(root.count))\",\n            text: ###\"\"\"\n\(text)\n\"\"\"###),\n"
 }

@@ -187,15 +187,15 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 60, ago: "3 days")
         try drainAll(&daemon, drain: makeDrain())
-        #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).isEmpty, "ten minutes have not passed")
+        #expect(try MassFailureGuard.resetQuiet(limits, on: &daemon).isEmpty, "ten minutes have not passed")
         try database.psql("UPDATE tokenkeeper.topic_guard SET touched_at = now() - interval '11 minutes'")
-        #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).map(\.topic) == ["t"])
-        #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).isEmpty)
+        #expect(try MassFailureGuard.resetQuiet(limits, on: &daemon).map(\.topic) == ["t"])
+        #expect(try MassFailureGuard.resetQuiet(limits, on: &daemon).isEmpty)
         #expect(try states() == "0|60")
         try fail(101, 160, ago: "1 hour")
         try drainAll(&daemon, drain: makeDrain())
         try database.psql("UPDATE tokenkeeper.topic_guard SET touched_at = now() - interval '11 minutes'")
-        #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).isEmpty, "it was within this day")
+        #expect(try MassFailureGuard.resetQuiet(limits, on: &daemon).isEmpty, "it was within this day")
     }
 
     @Test func `a topic's policy comes first`() throws {
@@ -231,7 +231,7 @@ import TokenModel
             try drainAll(&daemon, drain: makeDrain())
             #expect(try database.psql(isOpen) == "t")
             try database.psql("UPDATE tokenkeeper.topic_policy SET \(change)", user: "a_operator")
-            #expect(try MassFailureGuard.closeQuiet(limits, on: &daemon).map(\.topic) == ["t"])
+            #expect(try MassFailureGuard.resetQuiet(limits, on: &daemon).map(\.topic) == ["t"])
         }
         try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 0, guard_allowance = 0")
         try fail(21, 22)

@@ -322,7 +322,7 @@ import Testing
         #expect(holders.map(\.kind) == [.reading])
         #expect(
             holders.first?.words.hasPrefix(
-                "tokenkeeper.send_result_3 is read whole by another daemon, pid \(pid), role a_daemon, application tokenkeeperd"
+                "tokenkeeper.send_result_3 is being read by another daemon, pid \(pid), role a_daemon, application tokenkeeperd"
             ) == true)
         // Any other session that has locked the partition is named.
         fellow.rollback()

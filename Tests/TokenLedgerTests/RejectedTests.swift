@@ -25,7 +25,7 @@ import Testing
         #expect(
             groups.map { "\($0.results) \($0.error)" } == [
                 "2 device token * (* bytes of text) is not hex of * to * bytes",
-                "2 timestamp * lies before *, expected milliseconds since * (not seconds)",
+                "2 timestamp * is before *, expected milliseconds since * (not seconds)",
                 "1 topic is missing, expected the apns-topic header",
             ])
         #expect(groups.map(\.samples.count) == [3, 3, 1] && groups.allSatisfy { $0.attempts == 0 })

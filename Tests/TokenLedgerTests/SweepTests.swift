@@ -155,7 +155,7 @@ import TokenModel
             "what it did without the right is undone")
         #expect(
             try database.psql("SELECT outcome, message FROM tokenkeeper.sweep_run ORDER BY run_id")
-                == "interrupted|first fell silent; the next sweep goes on where this one stopped\nrunning|")
+                == "interrupted|first fell silent; the next sweep continues where this one stopped\nrunning|")
     }
 
     @Test func `the timer's count goes on across daemons, and a request does not wait for it`() throws {
@@ -278,7 +278,7 @@ import TokenModel
         #expect(
             report?.prunedSuppressed == 99
                 && report?.message
-                    == "1 tokens that were due are left to the next sweep: an application holds them locked, or they came back"
+                    == "1 due tokens are left for the next sweep: an application has locked them, or registered them again"
         )
     }
 

@@ -118,7 +118,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         let credential = "certificate_file = \"a\"\n" + topics
         let shared = problems("[credential.a]\n\(credential)[credential.b]\n\(credential)")
         #expect(shared.count == 21 && shared.last == "and 19980 more" && isShort(shared), "\(shared)")
-        #expect(shared.first == "credential.b: topics has com.example.app1, and so has credential.a: keep one")
+        #expect(shared.first == "credential.b: topics has com.example.app1, and so does credential.a: keep one")
     }
 
     @Test func `a variable that names no setting is refused, other programs' are not looked at`() {

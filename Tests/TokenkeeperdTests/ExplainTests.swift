@@ -45,7 +45,7 @@ import Testing
                     && $0.hasSuffix(
                         "UTC  registered for the first time, as of 2025-01-01 08:00:00 UTC, device d\u{FFFD}[1m")
             })
-        #expect(lines.last == "  (repeated news that changes nothing leaves no event)")
+        #expect(lines.last == "  (repeated results and registrations that change nothing leave no event)")
         #expect(!told.output.contains("\u{1B}"))
         let byDevice = try explain(["--device", "d\u{1B}[1m"], on: database.url(user: "a_operator"))
         #expect(byDevice.output == told.output)
@@ -68,7 +68,7 @@ import Testing
         #expect(
             told.status == 0
                 && told.output
-                    == "nothing is known of it: it may be sent to\nhistory is kept for sweep.event_retention (60d)\n"
+                    == "the token is not known: it may be sent to\nhistory is kept for sweep.event_retention (60d)\n"
         )
     }
 

@@ -85,16 +85,16 @@ private let escapes = #"\b, \t, \n, \f, \r, \", \\, \uXXXX or \UXXXXXXXX"#
         ("a..b = 1", "1:3: found '.', expected a key"),
         ("é = 1", "1:1: found 'é', expected a key"),
         ("a b = 1", "1:3: found 'b', expected = or a dot"),
-        ("a = 1\na = 2", "2:1: found the key a for the second time, expected a key that is not there yet"),
-        ("a = 1\n'a' = 2", "2:1: found the key a for the second time, expected a key that is not there yet"),
-        ("a = 1\na.b = 2", "2:1: found a key inside a value, expected a key that is not there yet"),
-        ("[a]\n[ a ]", "2:1: found the section [a] for the second time, expected a section that is not there yet"),
-        ("a = 1\n[a]", "2:1: found a section named like a key before it, expected a section that is not there yet"),
-        ("a.b = 1\n[a]", "2:1: found a section named like a key before it, expected a section that is not there yet"),
-        ("a = 1\n[a.b]", "2:1: found a section inside a value, expected a section that is not there yet"),
+        ("a = 1\na = 2", "2:1: found the key a for the second time, expected a new key"),
+        ("a = 1\n'a' = 2", "2:1: found the key a for the second time, expected a new key"),
+        ("a = 1\na.b = 2", "2:1: found a key inside a value, expected a new key"),
+        ("[a]\n[ a ]", "2:1: found the section [a] for the second time, expected a new section"),
+        ("a = 1\n[a]", "2:1: found a section named like a key before it, expected a new section"),
+        ("a.b = 1\n[a]", "2:1: found a section named like a key before it, expected a new section"),
+        ("a = 1\n[a.b]", "2:1: found a section inside a value, expected a new section"),
         (
             "[a.b]\n[a]\nb.c = 1",
-            "3:1: found a key of a section that has a header of its own, expected a key that is not there yet"
+            "3:1: found a key of a section that has a header of its own, expected a new key"
         ),
         ("a.b.c.d.e.f.g.h.i = 1", "1:1: found a key of more than 8 parts, expected a setting's key"),
         // Values.
@@ -128,8 +128,8 @@ private let escapes = #"\b, \t, \n, \f, \r, \", \\, \uXXXX or \UXXXXXXXX"#
         ("a = \"é\\q\"", "1:7: found an unknown escape, expected \(escapes)"),
         ("a = \"\\u12g4\"", "1:10: found 'g', expected 4 hexadecimal digits"),
         ("a = \"\\u１２３４\"", "1:8: found '１', expected 4 hexadecimal digits"),
-        ("a = \"\\ud800\"", "1:6: found an escape that is no character, expected a Unicode scalar value"),
-        ("a = \"\\U00110000\"", "1:6: found an escape that is no character, expected a Unicode scalar value"),
+        ("a = \"\\ud800\"", "1:6: found an escape that is not a character, expected a Unicode scalar value"),
+        ("a = \"\\U00110000\"", "1:6: found an escape that is not a character, expected a Unicode scalar value"),
         ("a = \"\u{7}\"", "1:6: found U+0007, expected the text to end with \" on its line"),
         ("a = '\u{7F}'", "1:6: found U+007F, expected the text to end with ' on its line"),
         // Arrays.

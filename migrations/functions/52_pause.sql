@@ -11,7 +11,7 @@ DECLARE
 BEGIN
     -- A typing error must not look like a pause.
     IF the_environment NOT IN ('production', 'sandbox') OR coalesce(the_topic, '') = '' THEN
-        RAISE EXCEPTION 'expected a topic, and production or sandbox' USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'expected a topic, and the environment production or sandbox' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF octet_length(the_topic) > 512 THEN
         RAISE EXCEPTION 'topic is % bytes long, expected at most 512', octet_length(the_topic) USING ERRCODE = 'invalid_parameter_value';

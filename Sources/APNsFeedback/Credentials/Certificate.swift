@@ -51,7 +51,7 @@ internal import TokenModel
 
     /// The bytes of an extension; nil if the certificate does not have it.
     ///
-    /// - Parameter identifier: In digits and dots.
+    /// - Parameter identifier: The extension's OID, in digits and dots.
     func content(ofExtension identifier: String) -> [UInt8]? {
         guard let object = unsafe OBJ_txt2obj(identifier, 1) else { return nil }
         defer { unsafe ASN1_OBJECT_free(object) }

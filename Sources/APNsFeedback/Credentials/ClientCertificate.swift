@@ -5,7 +5,7 @@ public import TokenModel
 ///
 /// Source: Apple, "Establishing a certificate-based connection to APNs".
 public struct ClientCertificate: Sendable {
-    /// The certificate and then the others of its file, in PEM: `CURLOPT_SSLCERT_BLOB`.
+    /// The certificate, followed by the other certificates of its file, in PEM: `CURLOPT_SSLCERT_BLOB`.
     public let chainPEM: [UInt8]
     /// The private key as unencrypted PKCS#8 in PEM: `CURLOPT_SSLKEY_BLOB`.
     public let keyPEM: SecretBytes
@@ -14,16 +14,16 @@ public struct ClientCertificate: Sendable {
     public let expiresAt: Instant
     /// The common name of the subject, such as `Apple Push Services: com.example.app`; empty if there is none.
     public let name: String
-    /// The topics that the certificate is for: those of Apple's extensions 1.2.840.113635.100.6.3.6 and .4, or else the UID of the
-    /// subject. Empty if the certificate names none, which does not mean that it is for all.
+    /// The topics that the certificate is for: from Apple's extensions 1.2.840.113635.100.6.3.6 and .4, or otherwise the UID of
+    /// the subject. Empty if the certificate names none, which does not mean that it is for all topics.
     public let topics: [String]
-    /// By Apple's extensions 1.2.840.113635.100.6.3.1 (sandbox) and .2 (production); both if it has neither.
+    /// From Apple's extensions 1.2.840.113635.100.6.3.1 (sandbox) and .2 (production); both environments if it has neither.
     public let environments: Set<Environment>
 
     /// Reads PEM. Never prompts.
     ///
     /// - Parameters:
-    ///   - pem: The certificate and those of its issuers, in any order; also the key if `key` is nil.
+    ///   - pem: The certificate and its issuers' certificates, in any order; also the key if `key` is nil.
     ///   - key: The private key, if it has a file of its own.
     ///   - password: The password of the private key; ignored if the key is not encrypted.
     ///   - now: The time of day; nil to accept an expired certificate.
@@ -46,7 +46,7 @@ public struct ClientCertificate: Sendable {
     ///   - pkcs12: The content of a `.p12` or `.pfx` file.
     ///   - password: Nil if there is none.
     ///   - now: The time of day; nil to accept an expired certificate.
-    /// - Throws: What is wrong: as with PEM; and encryption that OpenSSL 3 disables by default, mostly RC2-40, with the commands that
+    /// - Throws: What is wrong, as with PEM. For encryption that OpenSSL 3 disables by default (mostly RC2-40), the commands that
     ///   convert the file.
     public init(pkcs12: SecretBytes, password: SecretBytes?, at now: Instant?) throws(CredentialError) {
         self = try ErrorQueue.confined { () throws(CredentialError) in
@@ -73,7 +73,7 @@ public struct ClientCertificate: Sendable {
 
     private init(_ key: PrivateKey, _ certificates: [Certificate], at now: Instant?) throws(CredentialError) {
         guard let first = certificates.first else {
-            throw CredentialError("there is a private key and no certificate: export both together")
+            throw CredentialError("found a private key without a certificate: export both together")
         }
         guard let own = certificates.first(where: { $0.isOf(key) }) else {
             throw CredentialError(
@@ -81,14 +81,14 @@ public struct ClientCertificate: Sendable {
                     + "was made with")
         }
         guard let validFrom = own.validFrom, let expiresAt = own.expiresAt, let keyPEM = key.pem else {
-            throw CredentialError("the certificate '\(Self.name(of: own))' or its key is malformed: export both anew")
+            throw CredentialError("the certificate '\(Self.name(of: own))' or its key is malformed: export both again")
         }
         name = Self.name(of: own)
         self.validFrom = validFrom
         self.expiresAt = expiresAt
         self.keyPEM = keyPEM
         chainPEM = ([own] + certificates.filter { $0 !== own }).flatMap { $0.pem ?? [] }
-        // A certificate may have both, with the same topics.
+        // A certificate may have both extensions, with the same topics.
         let lists = [PushExtension.topics, PushExtension.voipTopics].compactMap { own.content(ofExtension: $0) }
         var listed: [String] = []
         for topic in lists.flatMap(PushExtension.topics) where !listed.contains(topic) { listed.append(topic) }
@@ -106,7 +106,7 @@ public struct ClientCertificate: Sendable {
         var certificates: [Certificate] = []
         for block in blocks where block.isCertificate {
             guard let certificate = block.content.flatMap({ Certificate(der: $0) }) else {
-                throw CredentialError("certificate \(certificates.count + 1) of the PEM is damaged: export it anew")
+                throw CredentialError("certificate \(certificates.count + 1) of the PEM is damaged: export it again")
             }
             certificates.append(certificate)
         }
@@ -135,7 +135,7 @@ public struct ClientCertificate: Sendable {
                     "the private key is encrypted with an algorithm that OpenSSL 3 disables by default: "
                         + "`openssl pkey -provider legacy -provider default -in old.pem -aes256 -out new.pem` converts it"
                 )
-            case .isBroken: throw CredentialError("the private key is damaged: export it anew")
+            case .isBroken: throw CredentialError("the private key is damaged: export it again")
             }
         }
     }

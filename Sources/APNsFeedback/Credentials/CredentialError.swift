@@ -1,6 +1,6 @@
 /// Why a key, a provider token or a certificate cannot be used.
 ///
-/// Contains no part of a key or a password, so it may be logged.
+/// It contains no part of a key or a password, so it may be logged.
 public struct CredentialError: Error, Hashable, Sendable {
     /// One line: what was found, and what to do about it. No period at the end.
     public let message: String

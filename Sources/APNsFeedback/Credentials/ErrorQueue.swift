@@ -1,9 +1,9 @@
 internal import COpenSSL
 
-/// OpenSSL's error queue. Each thread has one, and errors stay in it until somebody takes them.
+/// OpenSSL's error queue. Each thread has one, and errors stay in it until they are read.
 ///
-/// Clear it before calls to OpenSSL, so that no older error is mistaken for theirs; and afterwards, because libcurl uses the same
-/// library on the same thread, and must not find our errors.
+/// Clear it before a call to OpenSSL, so that no older error is mistaken for an error of the call. Clear it afterwards, because
+/// libcurl uses OpenSSL on the same thread and must not find our errors.
 enum ErrorQueue {
     /// Runs calls to OpenSSL, and clears the queue before and after.
     static func confined<Value: ~Copyable>(_ body: () throws(CredentialError) -> Value) throws(CredentialError) -> Value

@@ -9,7 +9,7 @@ struct KeyArchive {
 
     /// - Parameters:
     ///   - bytes: The content of a `.p12` or `.pfx` file.
-    ///   - password: Nil if there is none. Some programs then use an empty password and others none at all; both are tried.
+    ///   - password: Nil if there is none. Some programs then write an empty password, others none at all; both are tried.
     init(_ bytes: SecretBytes, password: SecretBytes?) throws(CredentialError) {
         let archive = try PKCS12Handle(bytes)
         if let password, password.contains(0) {
@@ -20,12 +20,12 @@ struct KeyArchive {
             if ErrorQueue.takeUnsupportedAlgorithm() { throw Self.oldCipher(in: bytes) }
             throw CredentialError(
                 password == nil
-                    ? "the PKCS#12 file is protected by a password and none is given: set it"
-                    : "the password of the PKCS#12 file is wrong: correct it, or export the file anew")
+                    ? "the PKCS#12 file is protected by a password, and none is given: set it"
+                    : "the password of the PKCS#12 file is wrong: correct it, or export the file again")
         }
         guard let content = archive.content(password) else {
             if ErrorQueue.takeUnsupportedAlgorithm() { throw Self.oldCipher(in: bytes) }
-            throw CredentialError("the PKCS#12 file cannot be read, it is damaged: export it anew")
+            throw CredentialError("the PKCS#12 file is damaged: export it again")
         }
         guard let key = content.key else {
             throw CredentialError(
@@ -39,7 +39,7 @@ struct KeyArchive {
     /// Names the algorithms of the file that OpenSSL 3 disables by default. The file names them in clear text, by identifiers that begin
     /// with 1.2.840.113549.1.12.1 (RFC 7292, appendix C).
     private static func oldCipher(in file: SecretBytes) -> CredentialError {
-        // Everything secret in it is encrypted.
+        // Not wiped: everything secret in the file is encrypted.
         let bytes = file.unprotected
         let names: [UInt8: String] = [1: "RC4-128", 2: "RC4-40", 5: "RC2-128", 6: "RC2-40"]
         let identifier: [UInt8] = [0x06, 0x0a, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x0c, 0x01]
@@ -68,11 +68,11 @@ struct KeyArchive {
         guard let read = unsafe read else {
             let found =
                 if !PEMBlock.all(in: bytes).isEmpty {
-                    "it is PEM: set it as such"
+                    "it is PEM: configure it as PEM"
                 } else if Certificate(der: bytes.unprotected) != nil {
                     "it is a certificate without its private key (a .cer): export both together as .p12"
                 } else {
-                    "it is damaged or something else: export the certificate and its key as .p12"
+                    "it is damaged or of another format: export the certificate and its key as .p12"
                 }
             throw CredentialError("the file is not a PKCS#12 file, \(found)")
         }

@@ -7,9 +7,9 @@ internal import TokenModel
 /// Text between blocks is skipped: `openssl pkcs12` writes "Bag Attributes" there. The format: RFC 7468, and RFC 1421 for the
 /// headers of encrypted keys.
 struct PEMBlock {
-    /// Such as `PRIVATE KEY`.
+    /// The type of the content, such as `PRIVATE KEY`.
     var label: String
-    /// Including the first and the last line. All lines end in a line feed, whatever ended them before.
+    /// The block, including its first and last line. All lines end in a line feed, whatever ended them before.
     var text: SecretBytes
 
     /// The blocks of a text, in order. Skips a block without an end, or with another label at its end.
@@ -89,7 +89,7 @@ struct PEMBlock {
         return Data(base64Encoded: lines.dropFirst().dropLast().joined()).map(Array.init)
     }
 
-    /// Without surrounding blanks, and without the byte order mark that some editors write at the beginning of a file.
+    /// The line without surrounding blanks, and without the byte order mark that some editors write at the beginning of a file.
     private static func trimmed(_ line: Slice<UnsafeRawBufferPointer>) -> Slice<UnsafeRawBufferPointer> {
         func isBlank(_ byte: UInt8) -> Bool { byte == 0x20 || (0x09...0x0D).contains(byte) }
         var line = unsafe line

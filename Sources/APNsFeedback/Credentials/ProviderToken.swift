@@ -9,10 +9,10 @@ public import TokenModel
 /// `ExpiredProviderToken`), and a new token within 20 minutes of the last one (429 `TooManyProviderTokenUpdates`).
 ///
 /// Two clocks decide. `uptime`, which nobody sets, measures a token's age, so that two tokens are never made within 20 minutes,
-/// whatever happens to the time of day. `iat` is the time of day, and APNs compares it with its own clock. So a new token is due
+/// whatever happens to the time of day. `iat` is a time of day, and APNs compares it with its own clock. So a new token is due
 ///
-/// - when the token is `reusedFor` old by either clock. `uptime` works even if the time of day is set back again and again. The time of
-///   day notices when a slow clock is set forward: the `iat` of a slow clock is too old for APNs early;
+/// - when the token is `reusedFor` old by either clock. `uptime` works even if the time of day is set back again and again. The
+///   time of day reveals that a slow clock has been set forward: a slow clock's `iat` becomes too old for APNs early;
 /// - when `iat` is ahead of the time of day by more than `toleratedLead`: the clock was fast and has been corrected.
 ///
 /// If a clock was wrong by half an hour or more, APNs may refuse the token for up to 20 minutes after the correction. It would refuse
@@ -47,7 +47,7 @@ public final class ProviderToken: Sendable {
     ///   - reusedFor: How long a token is used: 20 to 58 minutes.
     ///   - uptime: A clock that is never set, counted from any instant, including the time that the machine sleeps. Only tests
     ///     replace it.
-    /// - Throws: If one of them is not as described.
+    /// - Throws: If a parameter is not as described.
     public init(
         key: SigningKey, keyID: String, teamID: String, reusedFor: Duration = .seconds(50 * 60),
         uptime: @escaping @Sendable () -> Duration = ProviderToken.uptime
@@ -57,7 +57,7 @@ public final class ProviderToken: Sendable {
         guard Self.leastAge...Self.greatestAge ~= reusedFor else {
             throw CredentialError(
                 "a provider token would be used for \(reusedFor.components.seconds) seconds, expected 1200 to 3480 "
-                    + "(20 to 58 minutes), as Apple wants it")
+                    + "(20 to 58 minutes), as Apple requires")
         }
         self.key = key
         self.keyID = keyID
@@ -82,9 +82,9 @@ public final class ProviderToken: Sendable {
     /// - Parameters:
     ///   - now: The time of day.
     ///   - refused: The token that was refused.
-    /// - Returns: Whether `text(at:)` now returns another token than `refused`; true as well if the token had been replaced before. False
-    ///   if the refused token is younger than 20 minutes: then the clock is wrong or the refusal is, and APNs would respond to
-    ///   another token with 429 `TooManyProviderTokenUpdates`.
+    /// - Returns: Whether `text(at:)` now returns another token than `refused`; true as well if the token had already been
+    ///   replaced. False if the refused token is younger than 20 minutes: then either the clock or the refusal is wrong, and APNs
+    ///   would respond to another token with 429 `TooManyProviderTokenUpdates`.
     /// - Throws: If it cannot be signed.
     public func renew(at now: Instant, refused: String) throws(CredentialError) -> Bool {
         try current.withLock { made throws(CredentialError) in
@@ -143,7 +143,7 @@ public final class ProviderToken: Sendable {
             UInt8(ascii: "A")...UInt8(ascii: "Z") ~= $0 || UInt8(ascii: "0")...UInt8(ascii: "9") ~= $0
         }
         guard isRight, identifier.utf8.count == 10 else {
-            // The text may be a secret in the wrong place, so the message does not show it.
+            // The text may be a misplaced secret, so the message does not show it.
             throw CredentialError(
                 "the \(name) has \(identifier.count) characters\(isRight ? "" : ", some other than A to Z and 0 to 9"), "
                     + "expected 10 of A to Z and 0 to 9: \(source)")

@@ -5,11 +5,11 @@
 enum PushExtension {
     /// All topics of a certificate of the kind "Apple Push Services".
     static let topics = "1.2.840.113635.100.6.3.6"
-    /// Those of a certificate of the kind "VoIP Services".
+    /// All topics of a certificate of the kind "VoIP Services".
     static let voipTopics = "1.2.840.113635.100.6.3.4"
-    /// Present for the sandbox; empty.
+    /// Empty; present if the certificate is for the sandbox.
     static let development = "1.2.840.113635.100.6.3.1"
-    /// Present for production; empty.
+    /// Empty; present if the certificate is for production.
     static let production = "1.2.840.113635.100.6.3.2"
 
     /// The topics in a list: a SEQUENCE in which each topic, a UTF8String, is followed by a SEQUENCE of its kinds (`app`,

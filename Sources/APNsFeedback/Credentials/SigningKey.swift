@@ -17,7 +17,7 @@ public final class SigningKey: Sendable {
 
     /// The ES256 signature (ECDSA with P-256 and SHA-256): r and s, 32 bytes each.
     ///
-    /// - Throws: If OpenSSL fails, for example without memory or random numbers.
+    /// - Throws: If OpenSSL fails, for example because it has no memory or random numbers.
     public func sign(_ bytes: [UInt8]) throws(CredentialError) -> [UInt8] {
         try ErrorQueue.confined { () throws(CredentialError) in
             guard let signature = key.signatureES256(of: bytes) else {
@@ -39,7 +39,7 @@ public final class SigningKey: Sendable {
                 "the private key is encrypted, expected one without a password: "
                     + "`openssl pkey -in encrypted.p8 -out plain.p8` decrypts it")
         } catch {
-            throw CredentialError("the private key cannot be read: it is truncated or damaged: \(wanted)")
+            throw CredentialError("the private key is truncated or damaged: \(wanted)")
         }
         guard key.kind == "EC" else {
             throw CredentialError(

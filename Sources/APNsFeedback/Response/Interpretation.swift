@@ -6,14 +6,14 @@ public import TokenModel
 ///
 /// Statuses and reasons: Apple, "Handling notification responses from APNs".
 public enum Interpretation {
-    /// The reasons of a 400 that concern the token and not the message.
+    /// The reasons of a 400 that are about the token, and not about the message.
     static let suspectReasons: Set<String> = ["BadDeviceToken", "DeviceTokenNotForTopic"]
 
     /// Five minutes. A result without `sent_at` counts as sent this long before it was queued: a device that registered between the
     /// send and the insert must not be suppressed.
     static let assumedDelay: Int64 = 300_000_000
 
-    /// One day. A timestamp further ahead of the server's clock is a mistake, and not a fast clock.
+    /// One day. A timestamp further ahead of the server's clock is a mistake: no clock is that fast.
     static let toleratedLead: Int64 = 86_400_000_000
 
     /// The verdict on one queued result.
@@ -61,7 +61,7 @@ public enum Interpretation {
         }
     }
 
-    /// The reason under which a 410 counts that makes its token suspect.
+    /// The reason under which a 410 counts if it makes its token suspect.
     private static func doubt(about body: ResponseBody) -> String {
         switch body.form {
         case .missing: Verdict.DoubtfulGone.noBody.rawValue
@@ -102,7 +102,7 @@ public enum Interpretation {
             throw Unintelligible(message: "device token is missing, expected hex")
         }
         guard let token = DeviceToken(hex: text) else {
-            // The beginning only: it may be a whole token with a blank too many, and logs must not hold one.
+            // Only the beginning: the text may be a whole token with an extra blank, and logs must not show whole tokens.
             throw Unintelligible(
                 message: "device token \(quoted(text, atMost: 8)) (\(text.utf8.count) bytes of text) is not hex of "
                     + "1 to \(DeviceToken.maximumLength) bytes")
@@ -118,10 +118,10 @@ public enum Interpretation {
         return min(sentAt, result.queuedAt)
     }
 
-    /// A suspect's verdict depends on `sent_at`, so the instant must be possible.
+    /// A suspect's instant is `sent_at`, so `sent_at` must be plausible.
     private static func sinceAPNs(_ sentAt: Instant) throws(Unintelligible) -> Instant {
         guard sentAt >= .beforeAPNs else {
-            throw Unintelligible(message: "sent_at lies before 2008, when there was no APNs")
+            throw Unintelligible(message: "sent_at is before 2008, when APNs did not exist")
         }
         return sentAt
     }
@@ -131,10 +131,10 @@ public enum Interpretation {
         let at = overflow ? (milliseconds > 0 ? .distantFuture : .distantPast) : Instant(microseconds: microseconds)
         guard at >= .beforeAPNs else {
             throw Unintelligible(
-                message: "timestamp \(milliseconds) lies before 2008, expected milliseconds since 1970 (not seconds)")
+                message: "timestamp \(milliseconds) is before 2008, expected milliseconds since 1970 (not seconds)")
         }
         guard at <= queuedAt.advanced(byMicroseconds: toleratedLead) else {
-            throw Unintelligible(message: "timestamp \(milliseconds) lies more than a day ahead")
+            throw Unintelligible(message: "timestamp \(milliseconds) is more than a day in the future")
         }
         return min(at, queuedAt)
     }

@@ -1,4 +1,4 @@
-/// A response of the server, as it came.
+/// A response of the server, as received.
 public struct PushResponse: Sendable, Equatable {
     public var status: Int32
     /// At most 4 KiB, with invalid UTF-8 replaced; nil if there was none.

@@ -25,7 +25,7 @@ struct ResponseBody: Equatable {
 
     /// Reads a body of any content and length.
     ///
-    /// Of a repeated key, the first one counts. The timestamp must be an integer, and neither a string nor a fraction.
+    /// If a key is repeated, the first one counts. The timestamp must be an integer, not a string or a fraction.
     /// (`1794000000123.0` and `1.794000000123e12` are integers in JSON.)
     init(_ text: String?) {
         self = text.map { Self.usual($0) ?? Self.decoded($0) } ?? ResponseBody(.missing)
@@ -125,7 +125,7 @@ struct ResponseBody: Equatable {
         return text
     }
 
-    /// Decodes each field by itself: a field of the wrong type does not spoil the other.
+    /// Decodes each field separately: a field of the wrong type does not affect the other.
     private struct Lenient: Decodable {
         var reason: String?
         var timestamp: Int64?
@@ -147,7 +147,7 @@ struct ResponseBody: Equatable {
                 }
         }
 
-        /// Clamped, because 1e300 must be reported as absurd and not as missing. Nil for a fraction.
+        /// Clamped, so that 1e300 is reported as out of range and not as missing. Nil for a fraction.
         private static func whole(_ value: Double) -> Int64? {
             guard value == value.rounded(.towardZero) else { return nil }
             return Int64(exactly: value) ?? (value > 0 ? .max : .min)

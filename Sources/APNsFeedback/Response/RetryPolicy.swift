@@ -29,13 +29,13 @@ public struct RetryPolicy: Sendable, Equatable {
         case token
         /// This message. Many in a row mean that the program that writes them is at fault.
         case message(String)
-        /// The topic's configuration or credential: every waiting request would meet the same.
+        /// The topic's configuration or credential: every waiting request would get the same response.
         case topic(String)
         /// APNs does not send such a response: something between the daemon and APNs did. A few in a row pause the topic.
         case foreign(String)
         /// The server returns errors or cannot be reached. After many in a row, it rests.
         case server
-        /// APNs wants a pause of this length for the credential.
+        /// APNs requests a pause of this length for the credential.
         case credential(Duration)
     }
 
@@ -48,8 +48,8 @@ public struct RetryPolicy: Sendable, Equatable {
 
     /// - Parameters:
     ///   - attempts: How often the request has failed before.
-    ///   - firstSentAt: When it was first tried.
-    ///   - now: By the same clock as `firstSentAt`, or nearly.
+    ///   - firstSentAt: When the request was first tried.
+    ///   - now: The time of day, by about the same clock as `firstSentAt`.
     public func step(
         after end: PushOutcome.End, of request: PushRequest, attempts: Int, firstSentAt: Instant, now: Instant
     ) -> Step {
@@ -75,7 +75,7 @@ public struct RetryPolicy: Sendable, Equatable {
         let pause = wasStopped ? .zero : Self.unreachable.pause(after: attempt.attempts)
         let blame = wasStopped ? Blame.nobody : .server
         let fate = again(after: pause, failure.message, attempt)
-        // A server that accepts a request and never responds must not show it again and again.
+        // A server that accepts requests but never responds must not cause repeated deliveries.
         if failure.mayHaveArrived, case .later(let pause, let words) = fate {
             return Step(.interrupted(pause, words), blame)
         }
@@ -108,13 +108,13 @@ public struct RetryPolicy: Sendable, Equatable {
         case (400, "BadTopic"), (400, "MissingTopic"), (400, "TopicDisallowed"), (400, "MissingDeviceToken"),
             (400, "DuplicateHeaders"), (403, _), (404, _), (405, _):
             return Step(.returned(nil), .topic(words))
-        // PayloadTooLarge, BadPriority and others; and new reasons, which Apple adds without notice.
+        // PayloadTooLarge, BadPriority and others, including new reasons, which Apple adds without notice.
         case (400, _), (413, _): return Step(.failed(words), .message(words))
         default: return foreign(answer.status, attempt)
         }
     }
 
-    /// How often a request is tried whose responses are not from APNs.
+    /// The most tries of a request whose responses are not from APNs.
     static let foreignTries = 20
 
     /// A status that APNs does not use, or a 410 without what APNs sends with it. It says nothing about the message, so the

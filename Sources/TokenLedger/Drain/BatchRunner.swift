@@ -2,7 +2,7 @@ internal import TokenModel
 
 /// Runs batches, each in one transaction, and decides what happens to the rows of a batch that fails.
 ///
-/// A batch that fails is left for a retry unread, in the retry partition. Its rows are looked at there one by one (`RetryRows.swift`), so that a
+/// The rows of a failed batch move unread to the retry partition and are tried there one by one (`RetryRows.swift`), so that a
 /// single row cannot stop the queue.
 struct BatchRunner {
     let interpret: @Sendable (SendResult) -> Verdict
@@ -11,7 +11,7 @@ struct BatchRunner {
     var transaction: BatchTransaction
     var guardLimits: GuardLimits
 
-    /// Runs a batch, and what is needed when it fails.
+    /// Runs a batch, and moves its rows to the retry partition if it fails.
     ///
     /// - Throws: When the connection is lost.
     func run(
@@ -101,7 +101,7 @@ struct BatchRunner {
         }
     }
 
-    /// Takes the locks of a batch, and commits what `work` does; or rolls back when it returns nil, having changed nothing that is to stay.
+    /// Takes the locks of a batch, runs `work` and commits. Rolls back if `work` returns nil.
     ///
     /// - Parameter done: Called after the commit with what `work` returned.
     /// - Returns: The lock of another session that kept the batch from beginning, if there was one.

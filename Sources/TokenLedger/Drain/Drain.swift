@@ -8,7 +8,7 @@ public struct Drain {
     /// Which of the two drains of a process this is.
     public enum Role: Sendable {
         case primary
-        /// Drains on a second connection while there is a backlog. It never reads in bulk and never truncates, because it would be in
+        /// Drains on a second connection while there is a backlog. It never reads in bulk and never truncates: that would get in
         /// the primary's way.
         case helper
     }
@@ -17,7 +17,7 @@ public struct Drain {
     public typealias GoesOn =
         (inout Connection, _ soFar: Pass, _ pagesLeft: Int) throws(DatabaseError) -> Bool
 
-    /// Whether sealed partitions are truncated. Not where standbys are queried: there, replaying a TRUNCATE takes its lock.
+    /// Whether sealed partitions are truncated. Turn it off where standbys serve reads: they replay the TRUNCATE with its lock.
     public var truncates: Bool
     private let role: Role
     private var runner: BatchRunner
@@ -60,24 +60,24 @@ public struct Drain {
             transaction: BatchTransaction(lockTimeout: lockTimeout), guardLimits: guardLimits)
     }
 
-    /// A pass ends after this time, whatever is left: the clock moves on to the next partition, and results left for a retry are due for a
-    /// retry.
+    /// A pass ends after this time, whatever is left: the clock moves on to the next partition, and the retry partition needs a
+    /// turn.
     private static let longestPass = Duration.seconds(5)
 
-    /// How long a turn takes, at most: of a partition of the queue, and of the results left for a retry.
+    /// The longest turn: of a partition of the ring or the backlog, and of the retry partition.
     private static let (slice, retrySlice) = (Duration.milliseconds(100), Duration.milliseconds(200))
 
-    /// The pause after a retry in which every result still had to wait: an application may hold its tokens for long.
+    /// The pause after a retry in which every result still had to wait: an application may hold their tokens locked for long.
     private static let retryPause = Duration.milliseconds(500)
 
-    /// Goes through the queue: the partitions in turn, the current one first, then the results left for a retry; for about five seconds at
-    /// most.
+    /// Goes through the queue for about five seconds at most: the partitions in turn, the current one first, then the retry
+    /// partition.
     ///
     /// - Parameters:
     ///   - report: Called with incidents, once they are committed.
     ///   - betweenBatches: Called before the first batch and after each one, with what the pass has done so far and the number of unread
     ///     pages. Returns whether to go on. Stopping here loses nothing.
-    /// - Throws: When the connection is lost, or the queue cannot be searched. If single ranges fail, the pass goes on, and its
+    /// - Throws: If the connection is lost, or the queue cannot be searched. If single ranges fail, the pass continues, and its
     ///   `trouble` says why.
     public mutating func pass(
         on connection: inout Connection, report: Report, betweenBatches goesOn: GoesOn

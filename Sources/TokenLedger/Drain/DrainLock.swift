@@ -1,7 +1,8 @@
 /// The locks that daemons, `forget` and operators take among themselves: on tables of the schema, until the transaction ends.
 ///
-/// Not advisory locks: any login of the database can take those, even one without a single privilege, and could stop the drain. Most of
-/// these tables are empty and serve only as locks. Nobody has privileges on them; functions of the schema lock them.
+/// Not advisory locks: any login of the database can take an advisory lock, even without a single privilege, and could stop the
+/// drain. Most of these tables are empty and serve only as locks. Nobody has privileges on them; functions of the schema lock
+/// them.
 enum DrainLock {
     /// The lock of another session that keeps a batch from beginning.
     enum Refusal: String, ColumnDecodable {
@@ -15,8 +16,8 @@ enum DrainLock {
 
     /// The number of lock tables that stand for the ranges of all partitions.
     ///
-    /// Two batches whose ranges share a table do not run at once: the later one goes on with another range. With eight connections at
-    /// work, fewer than a quarter of the attempts meet such a lock, at 0.1 ms each; a batch takes 5 to 40 ms.
+    /// Two batches whose ranges share a table do not run at once: the later one continues with another range. With eight
+    /// connections at work, fewer than a quarter of the attempts meet such a lock, at 0.1 ms each; a batch takes 5 to 40 ms.
     static let rangeSlots = 32
 
     /// An SQL expression that takes the locks of a batch: null, or a `Refusal`.
@@ -42,7 +43,7 @@ enum DrainLock {
 extension BatchTransaction {
     /// Begins a transaction that takes results off the queue.
     ///
-    /// - Returns: The lock of another session that is in the way, then roll back; nil when this transaction has its locks.
+    /// - Returns: The lock of another session that is in the way: then roll back. Nil if this transaction has its locks.
     func beginTaking(
         _ partition: Partition, firstPage: Int, on connection: inout Connection
     ) throws(DatabaseError) -> DrainLock.Refusal? {
@@ -54,6 +55,6 @@ extension BatchTransaction {
         ).value()
     }
 
-    /// Without statistics of the queue, the planner would sort what is only to be counted.
+    /// Without statistics of the queue, the planner would sort rows that are only counted.
     var beginUnsorted: String { begin + "SET LOCAL enable_sort = off;" }
 }

@@ -1,8 +1,8 @@
 internal import Dispatch
 internal import Synchronization
 
-/// What the two drains of a process share: turns at the mass-failure guard, and whether the helper may help with a partition that the
-/// primary wants to read in bulk.
+/// What the two drains of a process share: their turns at the mass-failure guard, and whether the helper may drain a partition
+/// that the primary wants to read in bulk.
 public final class DrainPair: Sendable {
     private let guardTurn = DispatchSemaphore(value: 1)
     private let isOverdue = Atomic(false)
@@ -21,7 +21,7 @@ public final class DrainPair: Sendable {
     /// The row of a topic's guard is locked from its decision until the batch commits. A drain that waits in PostgreSQL instead would
     /// run into the lock timeout, and write its suspects a second time, to the retry partition.
     ///
-    /// - Returns: False when the other drain took too long. Then PostgreSQL decides which of them waits.
+    /// - Returns: False if the other drain took too long. Then PostgreSQL decides which drain waits.
     func enterGuard() -> Bool {
         // Once the other drain is overdue, batches no longer wait for it.
         let patience = isOverdue.load(ordering: .relaxed) ? DispatchTimeInterval.nanoseconds(0) : patience

@@ -6,7 +6,7 @@ struct Partition: Hashable, Sendable {
     static let ring = (0..<8).map(Partition.init(number:))
     /// Results that wait for a retry.
     static let retry = Partition(number: 8)
-    /// What bulk reads took out of sealed partitions and batches are still to record.
+    /// Results that bulk reads moved out of sealed partitions, for batches to record.
     static let backlog = Partition(number: 9)
 
     static let all = ring + [retry, backlog]

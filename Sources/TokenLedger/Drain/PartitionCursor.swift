@@ -14,7 +14,7 @@ struct PartitionCursor {
     /// range. The next pass tries these ranges again.
     var blocked: Set<Int> = []
 
-    /// Forgets what holds for one pass only; and everything, if the partition has shrunk: it was truncated since.
+    /// Forgets what holds for one pass only. Forgets everything if the partition has shrunk, because it has been truncated since.
     mutating func beginPass(pages: Int) {
         if page >= pages { restart() }
         blocked = []

@@ -39,7 +39,7 @@ struct PartitionDrain {
         _ conditions: Conditions, _ runner: BatchRunner, into pass: inout Drain.Pass, on connection: inout Connection,
         report: Drain.Report, betweenBatches goesOn: Drain.GoesOn
     ) throws(DatabaseError) -> Ending {
-        // Blocked ranges still wait: what watches the locks must learn of that throughout the pass, not only once.
+        // Blocked ranges still wait: `LockWatch` must learn of them throughout the pass, and not only once.
         if !cursor.blocked.isEmpty { pass.lockWaits += 1 }
         var turn = PartitionTurn(
             cursor, role: role, pages: conditions.pages, isSealed: conditions.isSealed,

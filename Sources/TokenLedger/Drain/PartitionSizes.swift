@@ -1,12 +1,12 @@
 /// The size of each partition, and which ones senders may be writing to.
 struct PartitionSizes {
-    /// By the number of the partition; 0 for a locked one.
+    /// By partition number; 0 for a locked partition.
     let pages: [Int]
-    /// The one that results are queued in now.
+    /// The partition in which results are queued now.
     let current: Partition
-    /// The one that results were queued in ten seconds ago.
+    /// The partition in which results were queued ten seconds ago.
     let before: Partition
-    /// How many partitions another session has locked even against reading their size.
+    /// How many partitions other sessions have locked so that not even their size can be read.
     var locked = 0
 
     /// A smaller partition, in pages, is left until its next turn in the ring: a TRUNCATE costs a flush, reading a few pages costs
@@ -18,7 +18,7 @@ struct PartitionSizes {
 
     func pages(of partition: Partition) -> Int { pages[partition.number] }
 
-    /// Whether senders may write to it, now or within the next two minutes.
+    /// Whether senders may write to the partition, now or within the next two minutes.
     func isInUse(_ partition: Partition) -> Bool {
         partition == current || partition == before || partition.number == (current.number + 1) % Partition.ring.count
     }

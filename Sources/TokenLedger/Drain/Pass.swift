@@ -18,7 +18,8 @@ extension Drain {
         /// Results for which APNs blames the sender, by reason; they count as recorded, too.
         public private(set) var sendersFaults: [String: Int] = [:]
 
-        /// What keeps results in the queue until a person acts: a missing privilege, a full disk. The rest goes on meanwhile.
+        /// What keeps results in the queue until a person acts: a missing privilege, a full disk. The drain continues with the
+        /// rest.
         public internal(set) var trouble: DatabaseError?
 
         /// Apple has fewer reasons than this. The rest counts as one, so that no log line grows without bound.
@@ -49,20 +50,20 @@ extension Drain {
         /// Results that have left their partition.
         public var taken: Int { accepted + recorded + rejected + putBack + held + movedToBacklog }
 
-        /// Results that the daemon is done with. Those moved to another partition are not.
+        /// Results that the daemon is done with, which excludes results moved to another partition.
         public var settled: Int { accepted + recorded + rejected + held }
 
         /// Whether any row has left its partition. If so, look again soon.
         public var moved: Bool { taken + bulkReads > 0 }
     }
 
-    /// Something that people should know about a row or a batch. The pass goes on.
+    /// Something that people should know about a row or a batch. The pass continues.
     public enum Incident: Sendable {
         /// The mass-failure guard of a topic has tripped or reset.
         case guardChanged(GuardTransition)
         /// A partition could not be read in bulk, and is drained in batches.
         case bulkReadFailed(DatabaseError)
-        /// PostgreSQL refused the data of a batch. The batch was left for a retry, to be looked at row by row.
+        /// PostgreSQL refused the data of a batch. Its rows moved to the retry partition and are tried one by one.
         case batchSetAside(DatabaseError)
         /// PostgreSQL refused a row, which is now in `rejected_result`.
         case rowRejected(DatabaseError)

@@ -24,11 +24,11 @@ enum QueueRows {
 
     /// Counts the 200s among these rows, and moves some of the others to the retry partition, in the open transaction.
     ///
-    /// - Parameter condition: Which of the others to move.
+    /// - Parameter condition: Selects the other rows to move.
     static func countAccepted(
         _ rows: RowRange, of partition: Partition, settingAside condition: String, on connection: inout Connection
     ) throws(DatabaseError) -> (accepted: Int, setAside: Int) {
-        // The 200s have a statement of their own: with all the columns of the others they would take twice as long.
+        // The 200s have a statement of their own: reading all the columns that other rows need would take twice as long.
         try connection.query(
             """
             WITH gone AS (
@@ -48,7 +48,7 @@ enum QueueRows {
 
     /// Counts the 200s among these rows, and moves all others to the retry partition, in the open transaction.
     ///
-    /// - Returns: What was done; nil when there were no rows.
+    /// - Returns: What was done; nil if there were no rows.
     static func setAside(
         _ rows: RowRange, of partition: Partition, on connection: inout Connection
     ) throws(DatabaseError) -> Drain.Pass? {
@@ -60,7 +60,7 @@ enum QueueRows {
     /// Moves one row to `rejected_result` without reading it, in the open transaction; or only counts it.
     ///
     /// - Parameter isKept: False to only count it. A row that an operator has requeued is kept even then.
-    /// - Returns: What was done; nil when the row was gone.
+    /// - Returns: What was done; nil if the row was gone.
     static func reject(
         _ row: RowRange, of partition: Partition, error: String, isKept: Bool, on connection: inout Connection
     ) throws(DatabaseError) -> Drain.Pass? {

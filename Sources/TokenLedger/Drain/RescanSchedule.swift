@@ -1,7 +1,7 @@
 /// Decides which pages behind the cursor a drain looks at again.
 ///
-/// A row can be committed late. And a sender that queues little keeps filling the page it has begun, or one that has been emptied, long
-/// after others have extended the partition. So the rescan is needed for completeness, and for freshness as well.
+/// A row can be committed late. A sender that queues little keeps filling the page that it began, or an emptied page, long after
+/// other senders have extended the partition. So the rescan keeps the drain complete, and prompt as well.
 struct RescanSchedule {
     /// Every turn looks at this many pages before the cursor.
     static let near = 1024
@@ -14,7 +14,7 @@ struct RescanSchedule {
     private var page = 0
     /// How many pages that look covers.
     private var window = 4096
-    /// Not before this moment.
+    /// The next look is not before this moment.
     private var nextLook: ContinuousClock.Instant?
     private var underway: (range: Range<Int>, since: ContinuousClock.Instant)?
 
@@ -41,7 +41,8 @@ struct RescanSchedule {
         return known + [range]
     }
 
-    /// Takes the result of a look. The next one begins behind the page found, so that a row that cannot be taken is not found forever.
+    /// Takes the result of a look. The next look begins behind the page found, so that a row that cannot be taken is not found
+    /// again and again.
     mutating func looked(foundAt found: Int?, now: ContinuousClock.Instant) {
         if let found { note(found, before: found + 1) }
         guard let (range, since) = underway else { return }

@@ -1,7 +1,7 @@
-/// The retry partition: results that could not be recorded with their batch, tried again together and then one by one.
+/// The retry partition: results that could not be recorded with their batch are retried together, then one by one.
 extension BatchRunner {
-    /// Tries a batch of results that were left for a retry. When it fails, or all of it has to wait, its rows are tried one by one; bulky rows
-    /// always are.
+    /// Tries a batch of the retry partition. If the batch fails, or all of it has to wait, tries its rows one by one. Bulky rows
+    /// are always tried alone.
     func retry(
         _ pages: Range<Int>, into pass: inout Drain.Pass, on connection: inout Connection, report: Drain.Report
     ) throws(DatabaseError) -> DrainLock.Refusal? {
@@ -17,7 +17,7 @@ extension BatchRunner {
             if error.remedy == .retry { pass.lockWaits += 1 }
             hasFailed = true
         }
-        // A batch in which every row waits may only have been too much at once.
+        // If every row of a batch waits, the rows may still succeed one by one.
         let waits = !hasFailed && pass.taken == takenBefore
         let rows = try rowsSetAside(pages, onlyBulky: !hasFailed && !waits, on: &connection)
         try retryRows(rows, maxBlocked: waits ? 3 : 10, into: &pass, on: &connection, report: report)
@@ -43,7 +43,7 @@ extension BatchRunner {
         }
     }
 
-    /// - Parameter maxBlocked: After this many rows could not be taken, the rest has to wait.
+    /// - Parameter maxBlocked: Once this many rows could not be taken, the rest has to wait.
     private func retryRows(
         _ rows: [RetryRow], maxBlocked: Int, into pass: inout Drain.Pass, on connection: inout Connection,
         report: Drain.Report

@@ -1,8 +1,8 @@
-/// A sealed partition: no sender writes to it any more. So it can be read in bulk and truncated in one transaction: its rows need not be
-/// deleted one by one, and nothing is left to vacuum.
+/// A sealed partition: no sender writes to it any more. So it can be read in bulk and truncated in one transaction: no row is
+/// deleted individually, and nothing is left to vacuum.
 ///
-/// A bulk read counts the 200s and moves all other rows to the backlog, from which batches record them. So the partition is locked only
-/// while it is read, and tokens only for one batch.
+/// A bulk read counts the 200s and moves all other rows to the backlog, from which batches record them. So the partition is
+/// locked only during the read, and a token only during its batch.
 struct SealedPartition {
     let partition: Partition
     let transaction: BatchTransaction
@@ -33,8 +33,8 @@ struct SealedPartition {
 
     /// Begins a transaction and locks the partition against everybody.
     ///
-    /// The lock comes before the statements that read: a row committed in between would be lost. NOWAIT: it disturbs no other session,
-    /// and none queues up behind it.
+    /// The lock comes before the statements that read: a row committed in between would be lost. With NOWAIT it disturbs no other
+    /// session, and no session queues up behind it.
     ///
     /// - Returns: False when a writer, a dump, another daemon or `forget` is using the partition; then no transaction is open.
     private func lock(on connection: inout Connection) throws(DatabaseError) -> Bool {
@@ -61,7 +61,7 @@ struct SealedPartition {
     ///   partition.
     func take(on connection: inout Connection) throws(DatabaseError) -> (accepted: Int, moved: Int)? {
         guard try lock(on: &connection) else { return nil }
-        // In the order of the tokens: a batch then finds its rows close together. Sorting by one column is three times as fast as
+        // Sorted by token, so that a batch finds its ledger rows close together. Sorting by one column is three times as fast as
         // sorting by the whole key.
         let rest = "\(partition.table) WHERE \(QueueRows.isRead) ORDER BY lower(token COLLATE \"C\")"
         do {

@@ -1,11 +1,11 @@
 public import TokenModel
 
-/// How many tokens suspects may silence within a day before the mass-failure guard holds them back. A topic's own limits, in
-/// `tokenkeeper.topic_policy`, come first.
+/// How many tokens of a topic suspects may suppress within a day before the mass-failure guard holds further suspects. A topic's
+/// own limits, in `tokenkeeper.topic_policy`, override these.
 public struct GuardLimits: Equatable, Sendable {
-    /// So many in any case.
+    /// This many tokens, whatever their share.
     public var allowance: Int64
-    /// Beyond that, this share of the topic's active tokens. All of them turns the guard off.
+    /// Beyond the allowance, this share of the topic's active tokens. 100 % turns the guard off.
     public var maxShare: Share
 
     public init(allowance: Int64, maxShare: Share) {

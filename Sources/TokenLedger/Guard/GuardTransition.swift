@@ -1,20 +1,20 @@
 internal import TokenModel
 
-/// That the mass-failure guard of a topic has opened or closed.
+/// The mass-failure guard of a topic has tripped or reset.
 public struct GuardTransition: Equatable, Sendable {
     public var environment: String
     public var topic: String
-    /// False when it has closed.
-    public var opened: Bool
+    /// False if the guard has reset.
+    public var tripped: Bool
     /// Tokens that suspects have suppressed, or would have, within a day.
     public var tokens: Int64
-    /// The active tokens of the topic; nil when they were not counted.
+    /// The active tokens of the topic; nil if they have not been counted.
     public var active: Int64?
-    /// The command that undoes what was recorded before it opened; nil when it has closed.
+    /// The command that undoes what was recorded before the guard tripped; nil if it has reset.
     public var undo: String?
 
     init(
-        _ environment: Environment, _ topic: Topic, opened: Bool, on connection: inout Connection
+        _ environment: Environment, _ topic: Topic, tripped: Bool, on connection: inout Connection
     ) throws(DatabaseError) {
         let guardRow = try connection.query(
             "SELECT tokens, active, undo FROM tokenkeeper.guard WHERE environment = $1 AND topic = $2",
@@ -24,24 +24,24 @@ public struct GuardTransition: Equatable, Sendable {
         }
         self.environment = environment.rawValue
         self.topic = topic.name
-        self.opened = opened
+        self.tripped = tripped
         tokens = guardRow?.tokens ?? 0
         active = guardRow?.active
         undo = guardRow?.undo
     }
 }
 
-/// The guards of topics in which it has become quiet.
+/// Resets the mass-failure guard of topics that have become quiet.
 public enum MassFailureGuard {
-    /// Closes those of topics without a suspect for ten minutes, and few within the last day.
+    /// Resets the guard of each topic that has had no suspect for ten minutes, and few within the last day.
     ///
-    /// - Returns: Which.
-    public static func closeQuiet(
+    /// - Returns: The topics whose guard was reset.
+    public static func resetQuiet(
         _ limits: GuardLimits, on connection: inout Connection
     ) throws(DatabaseError) -> [(environment: String, topic: String)] {
-        // Cheaper than a transaction, every time but a few.
-        let open = try connection.query("SELECT FROM tokenkeeper.guard WHERE tripped LIMIT 1")
-        if open.count == 0 { return [] }
+        // Usually no guard has tripped, and this query is cheaper than a transaction.
+        let tripped = try connection.query("SELECT FROM tokenkeeper.guard WHERE tripped LIMIT 1")
+        if tripped.count == 0 { return [] }
         return try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100))) {
             connection throws(DatabaseError) in
             try connection.query(

@@ -1,14 +1,14 @@
 internal import TokenModel
 
-/// A suspect that the mass-failure guard holds back, and what it would count as.
+/// A suspect that the mass-failure guard holds, and what it would be recorded as.
 struct HeldResult {
-    /// Which of its batch it is.
+    /// The result's row in its batch.
     var row: Int
     var address: TokenAddress
     var at: Instant
     var reason: String
 
-    /// The columns of `held_result` that the queue has not: topic_id, token_key, suspect_at, reason.
+    /// The columns of `held_result` that the queue does not have: topic_id, token_key, suspect_at, reason.
     static func parameters(
         _ held: ArraySlice<HeldResult>, on connection: inout Connection
     ) throws(DatabaseError) -> [Parameter] {

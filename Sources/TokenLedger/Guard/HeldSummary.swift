@@ -1,17 +1,17 @@
-/// What the mass-failure guard holds of a topic, for the operator who is to decide.
+/// What the mass-failure guard holds of a topic, for the operator who decides about it.
 public struct HeldSummary: Sendable {
     public let environment: String
     public let topic: String
     public let results: Int64
-    /// How many different tokens they are of.
+    /// The number of different tokens.
     public let tokens: Int64
-    /// When the first and the last were queued, in UTC; nil when none is held.
+    /// When the first and the last result were queued, in UTC; nil if none is held.
     public let queued: (first: String, last: String)?
-    /// Why, and how many: `BadDeviceToken 99500, DeviceTokenNotForTopic 3`; nil when none is held.
+    /// The reasons, with the number of results of each: `BadDeviceToken 99500, DeviceTokenNotForTopic 3`; nil if none is held.
     public let reasons: String?
     /// When the guard tripped, in UTC; nil if it has not.
     public let trippedAt: String?
-    /// What undoes that which was recorded before the guard tripped; nil when it is not open.
+    /// The command that undoes what was recorded before the guard tripped; nil if it has not.
     public let undo: String?
 
     /// All topics with held results or a tripped guard.
@@ -52,7 +52,7 @@ public struct HeldSummary: Sendable {
         if let first, let last { (first, last) } else { nil }
     }
 
-    /// Lets all held results of a topic count. A daemon records them within seconds.
+    /// Releases all held results of a topic. A daemon records them within seconds.
     ///
     /// - Returns: How many.
     public static func release(
@@ -61,7 +61,7 @@ public struct HeldSummary: Sendable {
         try decide("release_held", topic, environment, on: &connection)
     }
 
-    /// Deletes all held results of a topic: they never count.
+    /// Deletes all held results of a topic. They will never count.
     ///
     /// - Returns: How many.
     public static func discard(

@@ -1,13 +1,14 @@
 internal import TokenModel
 
-/// The undo of suspects: those of a topic whose instant lies in a window do not count, now and whenever they arrive.
+/// Undoes suspects: those of a topic whose instant lies within a window do not count, whether they are recorded already or arrive
+/// later.
 ///
-/// `tokenkeeper.reinstate` records the window. The recorded suspects are undone afterwards, in short transactions, by the daemons and by
-/// callers of `undo`. Several may run at once. If one ends early, `tokenkeeper.suspect` still has the rest.
+/// `tokenkeeper.reinstate` records the window. Then daemons and callers of `undo` undo the recorded suspects, in short
+/// transactions. Several may run at once. If one ends early, the rest is still in `tokenkeeper.suspect`.
 public struct Reinstatement: Sendable {
-    /// Suspects that were recorded and are to be undone. Of a dry run, the tokens that would be sendable again.
+    /// The recorded suspects to undo. In a dry run, the tokens that would be sendable again.
     public let suspects: Int64
-    /// How many results of the topic the guard holds still.
+    /// How many results of the topic the guard still holds.
     public let held: Int64
     /// The window, as PostgreSQL understood it, in UTC.
     public let window: (since: String, until: String)
@@ -17,9 +18,9 @@ public struct Reinstatement: Sendable {
     private let environment: String
 
     /// - Parameters:
-    ///   - since: As PostgreSQL takes a `timestamptz`; UTC where it names no zone.
-    ///   - until: The same; nil for this moment.
-    ///   - dryRun: Counts only, and locks nothing.
+    ///   - since: A `timestamptz` as PostgreSQL reads it; in UTC if it names no zone.
+    ///   - until: The same; nil for now.
+    ///   - dryRun: Only counts, and locks nothing.
     public init(
         topic: String, environment: String, since: String, until: String?, dryRun: Bool,
         on connection: inout Connection
@@ -49,11 +50,12 @@ public struct Reinstatement: Sendable {
         self.environment = environment
     }
 
-    /// Undoes the suspects of this window to the end, and of every other window of the topic that is not finished, or sees daemons do it.
+    /// Undoes the suspects of this window and of every other unfinished window of the topic, together with any daemons that do
+    /// the same. Returns when all are undone.
     ///
-    /// - Parameter progress: Called once a second with the number of suspects left, of which more than 10,000 are told as 10,000, and that of
-    ///   tokens that may be sent to again so far.
-    /// - Returns: How many tokens may be sent to again because of these windows.
+    /// - Parameter progress: Called once a second with the number of suspects left, at most 10,000, and the number of tokens that
+    ///   are sendable again so far.
+    /// - Returns: How many tokens are sendable again because of these windows.
     public func finish(
         on connection: inout Connection, progress: (_ left: Int64, _ tokens: Int64) -> Void
     ) throws(DatabaseError) -> Int64 {
@@ -75,15 +77,15 @@ public struct Reinstatement: Sendable {
                 toldAt = .now
                 progress(state.left, state.tokens)
             }
-            // A daemon is at it, or an application holds what is left.
+            // A daemon is working on the rest, or an application has locked it.
             pause.wait(for: .milliseconds(50))
         }
     }
 
-    /// Takes the next steps of what `tokenkeeper.reinstate` has left to do, of whatever topic: short transactions, one after the other.
+    /// Undoes recorded suspects of all unfinished windows, of any topic, in short transactions one after the other.
     ///
     /// - Parameter goesOn: Asked before each step.
-    /// - Returns: Whether there is more to do at once. False also where all that is left is in the hands of applications, or of another session.
+    /// - Returns: Whether there is more to do now. False as well if other sessions have locked all that is left.
     public static func undo(
         within time: Duration, on connection: inout Connection, while goesOn: () -> Bool
     ) throws(DatabaseError) -> Bool {
@@ -94,7 +96,7 @@ public struct Reinstatement: Sendable {
             let left: Int64 = try connection.query(
                 "SELECT count(*) FROM tokenkeeper.reinstatement WHERE finished_at IS NULL"
             ).value()
-            // Twice nothing for each window: what is left is in the hands of applications, and waits for the next call.
+            // Every window has yielded nothing twice: applications have locked what is left, and it waits for the next call.
             if left == 0 || (left == open && idle >= 2 * left) { return false }
             if left != open { idle = 0 }
             open = left
@@ -107,7 +109,7 @@ public struct Reinstatement: Sendable {
                 guard let undone else { return false }
                 idle = undone == 0 ? idle + 1 : 0
             } catch let error where error.remedy == .retry {
-                // Somebody is at the topic's guard.
+                // Another session has locked the topic's guard.
                 return false
             }
         }

@@ -47,6 +47,6 @@ public struct TokenHistory: Sendable {
     /// Whether there are older events, which `events` does not contain.
     public var isInterrupted: Bool { events.count { $0.source == .history } >= Self.mostEvents }
 
-    /// Only so many of the latest events are read.
+    /// Only this many of the latest events are read.
     static let mostEvents = 500
 }

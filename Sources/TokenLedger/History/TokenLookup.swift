@@ -31,9 +31,9 @@ public struct TokenLookup: Sendable {
         self.environment = environment
     }
 
-    /// The most tokens that are explained by their first digits; a person means one of them.
+    /// The most tokens to explain by their first digits: a person means one of them.
     static let mostByBeginning = 10
-    /// The most tokens that are explained by a whole token or a device; all of them are meant.
+    /// The most tokens to explain by a whole token or a device: a person means all of them.
     static let mostByName = 1000
 
     /// Looks up everything as of one moment. Writes nothing and works on a standby.

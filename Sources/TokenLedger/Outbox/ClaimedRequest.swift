@@ -1,13 +1,13 @@
 public import TokenModel
 
-/// A request of `tokenkeeper.send_request` that this daemon has in hand.
+/// A request in `tokenkeeper.send_request` that this daemon has claimed.
 public struct ClaimedRequest: Hashable, Sendable {
     /// Its `request_id`.
     public var number: Int64
     public var request: PushRequest
-    /// How often APNs has asked for another try, or did not answer, before.
+    /// How many attempts have failed before: APNs asked for a retry, or did not respond.
     public var attempts: Int
-    /// When a daemon had it in hand first, by the database server's clock.
+    /// When a daemon first claimed it, by the database server's clock.
     public var firstSentAt: Instant
 
     public init(number: Int64, request: PushRequest, attempts: Int = 0, firstSentAt: Instant) {
@@ -18,7 +18,7 @@ public struct ClaimedRequest: Hashable, Sendable {
     }
 }
 
-/// What has become of a request that this daemon had in hand.
+/// What became of a request that this daemon had claimed.
 public struct RequestEnding: Hashable, Sendable {
     /// What APNs answered, for `send_result`.
     public struct Answer: Hashable, Sendable {
@@ -37,7 +37,7 @@ public struct RequestEnding: Hashable, Sendable {
     /// Its `request_id`.
     public var number: Int64
     public var fate: RequestFate
-    /// Nil where there was none.
+    /// Nil if APNs did not respond.
     public var answer: Answer?
     /// When the request was started.
     public var sentAt: Instant?
@@ -50,7 +50,7 @@ public struct RequestEnding: Hashable, Sendable {
     }
 }
 
-/// A text that any database takes: with question marks for all that is not printable ASCII.
+/// A text that a database of any encoding can store: everything except printable ASCII becomes a question mark.
 func inPlainASCII(_ text: String) -> String {
     String(decoding: text.utf8.map { 0x20...0x7e ~= $0 ? $0 : UInt8(ascii: "?") }, as: UTF8.self)
 }
@@ -72,7 +72,7 @@ extension RequestEnding {
 }
 
 extension RequestFate {
-    /// As finish_requests calls it.
+    /// The name of this fate in `finish_requests`.
     var word: String {
         switch self {
         case .answered: "answered"

@@ -1,4 +1,4 @@
-/// JSON as PostgreSQL writes a `jsonb`, without the blanks that it puts behind colons and commas: APNs counts every byte.
+/// The text of a `jsonb` without the blanks that PostgreSQL writes after colons and commas: APNs counts every byte.
 ///
 /// - Parameter text: Valid JSON.
 func compactJSON(_ text: String) -> [UInt8] {

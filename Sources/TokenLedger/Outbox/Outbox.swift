@@ -1,14 +1,15 @@
 public import TokenModel
 
-/// The outbox as a daemon that sends sees it: what waits, what it takes in hand, and what has become of that.
+/// Start here: the outbox as a sending daemon uses it. The daemon looks for due topics, claims their requests, and writes what
+/// became of them.
 ///
-/// Every request that is claimed is finished by the one who claimed it; or, when that one has ended without a word, taken over by another.
+/// The daemon that claims a request finishes it. If that daemon dies first, another one takes the request over.
 public struct Outbox: Sendable {
     /// Unique among all daemons of the database, such as `host/pid/start`.
     public let daemonID: String
-    /// The machine's boot and space of process numbers.
+    /// The machine's boot and PID namespace.
     public let processScope: String
-    /// How long it waits for a lock.
+    /// How long a statement waits for a lock.
     public var lockTimeout: Duration
 
     public init(daemonID: String, processScope: String, lockTimeout: Duration) {
@@ -19,26 +20,26 @@ public struct Outbox: Sendable {
 
     var transaction: BatchTransaction { BatchTransaction(lockTimeout: lockTimeout) }
 
-    /// So long a daemon may be silent before another takes over what it has in hand: longer than a request may take.
+    /// A daemon may be silent for this long before another takes over its claimed requests. No request takes as long.
     public static let silence: Duration = .seconds(60)
 
-    /// A part of the topics of which requests wait.
+    /// One page of the topics that have waiting requests.
     public struct Scopes: Sendable {
-        /// Those of which something is due, and that are not paused.
+        /// The topics with due requests, except paused ones.
         public var due: [TopicScope] = []
-        /// The last that was looked at, where there may be more.
+        /// The last topic of the page; nil if there are no more.
         public var last: TopicScope?
     }
 
-    /// The topics that have requests due, except paused topics.
+    /// Reads one page of the topics that have due requests, except paused topics.
     ///
     /// - Parameters:
-    ///   - lane: The one to begin behind; nil for the first.
-    ///   - most: How many are looked at. Senders write what they like there.
+    ///   - scope: The last topic of the previous page; nil for the first page.
+    ///   - most: The length of a page. Senders may invent any number of topics.
     public func scopes(
         after scope: TopicScope? = nil, most: Int = 200, on connection: inout Connection
     ) throws(DatabaseError) -> Scopes {
-        // From one to the next along the index: not one look a request.
+        // Steps along the index from topic to topic, instead of reading every request.
         let topic = "left(coalesce(r.topic, ''), 513)"
         let environment = "left(coalesce(r.environment, 'production'), 20)"
         let next = """
@@ -72,29 +73,29 @@ public struct Outbox: Sendable {
         }
     }
 
-    /// What came of a claim.
+    /// The outcome of a claim.
     public struct Claim: Sendable {
-        /// Those to send, in the order of their numbers.
+        /// The requests to send, in the order of their numbers.
         public var requests: [ClaimedRequest] = []
-        /// How many the gate kept back, to `suppressed_send`.
+        /// How many requests the gate withheld; they moved to `suppressed_send`.
         public var suppressed = 0
-        /// How many cannot be sent, to `failed_send`.
+        /// How many requests cannot be sent; they moved to `failed_send`.
         public var failed = 0
-        /// When the last of those that were looked at was due; nil when nothing was.
+        /// When the last request that the claim looked at was due; nil if it found none.
         public var dueAt: Instant?
     }
 
-    /// Takes requests in hand that are due, the oldest first. The gate is asked in the same statement.
+    /// Claims due requests, the oldest first, and asks the gate in the same statement.
     ///
     /// - Parameters:
-    ///   - most: How many at most are dealt with.
-    ///   - since: What was due earlier is not looked at: what has been claimed from there may still be in the way, dead.
+    ///   - most: The most requests to look at.
+    ///   - since: Skips requests that were due earlier: the index may still have dead entries of claimed requests there.
     ///   - backgroundPerHour: How many background pushes a device may have within an hour, unless the topic's policy says otherwise; 0 for no limit.
     public func claim(
         _ scope: TopicScope, most: Int, since: Instant = .distantPast, backgroundPerHour: Int,
         on connection: inout Connection
     ) throws(DatabaseError) -> Claim {
-        // Nothing is sent that a crash of the server would forget to be in somebody's hand.
+        // The claim must survive a crash of the server before anything is sent.
         try connection.transaction(transaction.beginDurable) { connection throws(DatabaseError) in
             let rows = try connection.query(
                 """
@@ -143,23 +144,24 @@ public struct Outbox: Sendable {
         }
     }
 
-    /// The requests that this daemon has in hand, as the database sees it.
+    /// The requests that this daemon has claimed, according to the database.
     public func claimed(on connection: inout Connection) throws(DatabaseError) -> Set<Int64> {
         let rows = try connection.query(
             "SELECT r.request_id FROM tokenkeeper.send_request AS r WHERE r.claimed_by = $1", [.text(daemonID)])
         return Set((0..<rows.count).compactMap { rows.integer($0, 0) })
     }
 
-    /// Says what has become of requests, in one transaction: answers go into the queue of results, requests out of the outbox or back.
+    /// Writes what became of requests, in one transaction: responses enter the queue, and requests leave the outbox or wait
+    /// again.
     ///
-    /// - Returns: How many were still in this daemon's hand.
+    /// - Returns: How many of them this daemon still had claimed.
     @discardableResult
     public func finish(_ endings: [RequestEnding], on connection: inout Connection) throws(DatabaseError) -> Int {
         if endings.isEmpty { return 0 }
         do {
             return try write(endings, on: &connection)
         } catch  where error.remedy == .fixData {
-            // A server may answer anything, such as what this database's encoding has no character for.
+            // A server may respond with characters that this database's encoding does not have.
             return try write(endings.map(\.inASCII), on: &connection)
         }
     }
@@ -180,9 +182,9 @@ public struct Outbox: Sendable {
         }
     }
 
-    /// Stops a topic: its requests wait until `resume_sending`.
+    /// Pauses a topic: its requests wait until `resume_sending`.
     ///
-    /// - Returns: False when it was stopped already.
+    /// - Returns: False if it was already paused.
     public func pauseTopic(
         _ scope: TopicScope, reason: String, on connection: inout Connection
     ) throws(DatabaseError) -> Bool {

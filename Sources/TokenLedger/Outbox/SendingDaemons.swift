@@ -1,12 +1,12 @@
 import TokenModel
 
-/// The daemons that send, each with its row in `tokenkeeper.sending_daemon`: one that has gone leaves requests that another takes over.
+/// The sending daemons, each with its row in `tokenkeeper.sending_daemon`. When one ends, another takes over its requests.
 extension Outbox {
-    /// Says that this daemon lives.
+    /// Writes this daemon's heartbeat.
     ///
     /// - Parameters:
     ///   - credentials: A JSON array of objects with `name`, `kind`, `topics` and, of a certificate, `expires_at`; never a secret.
-    ///   - trouble: What keeps requests waiting, in words.
+    ///   - trouble: What keeps requests waiting, one sentence each.
     public func beat(
         credentials: String, trouble: [String], on connection: inout Connection
     ) throws(DatabaseError) {
@@ -26,7 +26,7 @@ extension Outbox {
         }
     }
 
-    /// Says that this daemon leaves, and has nothing in hand any more.
+    /// Signs off: this daemon stops, and has claimed nothing.
     public func signOff(on connection: inout Connection) throws(DatabaseError) {
         try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
             _ = try connection.query(
@@ -35,16 +35,16 @@ extension Outbox {
         }
     }
 
-    /// Has what others have left in hand wait again: those that said signOff, that have been silent for a minute, or of which it is
-    /// known here that they have ended.
+    /// Returns the requests of ended daemons to the outbox. A daemon has ended if it signed off, was silent for a minute, or ran
+    /// in this process scope and its process is gone.
     ///
-    /// Such a request may have been sent already, hence the count of `interruptions`: after the second time it is failed instead of being
-    /// sent again.
+    /// Such a request may have been sent already, so `interruptions` counts this. After the second interruption it fails instead
+    /// of being sent again.
     ///
     /// - Parameters:
-    ///   - silentToo: False while one cannot tell who is silent: after the database was away all are.
-    ///   - isAlive: Whether a daemon of this same processScope still runs.
-    /// - Returns: How many requests.
+    ///   - silentToo: Whether silence counts. False after an outage of the database, when every daemon has been silent.
+    ///   - isAlive: Whether a daemon of this process scope still runs.
+    /// - Returns: How many requests were returned.
     @discardableResult
     public func takeOver(
         silentToo: Bool = true, on connection: inout Connection, isAlive: (_ daemonID: String) -> Bool

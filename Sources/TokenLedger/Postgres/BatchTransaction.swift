@@ -1,9 +1,9 @@
 internal import TokenModel
 
-/// How a transaction opens: every transaction opens with one of these.
+/// How a transaction begins: its isolation, access mode and timeouts.
 ///
 /// The settings are always `SET LOCAL`: behind a transaction pooler a session setting would leak into other applications. The
-/// timeouts also free others from a process that was stopped in the middle of a transaction.
+/// timeouts also release the locks of a process that was stopped in the middle of a transaction.
 struct BatchTransaction {
     /// What the transaction sees, and whether it writes.
     enum Mode: String {
@@ -19,7 +19,7 @@ struct BatchTransaction {
     var statementTimeout: Duration? = .seconds(60)
     /// Whether instants that are read or written as text are in UTC, whatever the zone of the database.
     var isInUTC = false
-    /// Whether a crash of the server right after the commit must not undo it. Otherwise the next run repeats the work.
+    /// Whether the commit must survive a crash of the server right after it. Otherwise the next run repeats the work.
     var isDurable = false
 
     /// A person's command. It waits for the batches of the daemons.
@@ -80,7 +80,7 @@ extension Connection {
         }
     }
 
-    /// Runs a transaction whose work may throw other errors than those of the database.
+    /// Runs a transaction whose work may also throw errors other than `DatabaseError`.
     mutating func transaction<Value>(
         _ transaction: BatchTransaction, settings: String = "", _ work: (inout Connection) throws -> Value
     ) throws -> Value {

@@ -27,10 +27,11 @@ internal import TokenModel
     /// How long a thread may be silent between two statements or ticks: the machine may be busy.
     static let grace: Duration = .seconds(30)
 
-    /// Tells a thread that waits for the server from a thread that hangs. Called before and during everything that may take long.
+    /// Lets the watchdog tell a thread that waits for the server from one that hangs. Called before and during everything that
+    /// may take long.
     ///
     /// - Parameters:
-    ///   - heardOfWithin: The wait is over, or this is called again, within this time.
+    ///   - heardOfWithin: Within this time, the wait is over or this is called again.
     ///   - silentFor: How long the server has been silent.
     public typealias Waiting = @Sendable (_ heardOfWithin: Duration, _ silentFor: Duration) -> Void
 
@@ -126,7 +127,7 @@ internal import TokenModel
             statement, cancelWhen: stop, patience: stop == nil ? patience.usual : patience.stoppable)
     }
 
-    /// Commits. The server answers the COMMIT of an aborted transaction with ROLLBACK and no error: that is an error here.
+    /// Commits. The server responds to the COMMIT of an aborted transaction with ROLLBACK and no error, which is an error here.
     package mutating func commit() throws(DatabaseError) {
         let tag = try run("COMMIT").commandTag
         guard tag == "COMMIT" else {
@@ -134,7 +135,7 @@ internal import TokenModel
         }
     }
 
-    /// Rolls back if the connection still works: otherwise the server does it.
+    /// Rolls back if the connection still works. Otherwise the server rolls back.
     package mutating func rollback() {
         _ = try? run("ROLLBACK").count
     }
@@ -166,7 +167,7 @@ internal import TokenModel
                 unsafe PQclear(result)
             }
         }
-        // A request to cancel that is still on its way would hit the next statement.
+        // A cancel request that is still on its way would hit the next statement.
         if stop != nil { cancelling.wait() }
         if let failure {
             unsafe PQclear(rows)
@@ -176,7 +177,7 @@ internal import TokenModel
         return unsafe Rows(owning: rows, of: statement)
     }
 
-    /// Sends what is left to send and waits for the next result, in one `poll(2)`.
+    /// Sends the rest of the statement and waits for the next result, in one `poll(2)`.
     private func waitForResult(cancelWhen stop: Wakeup?, patience: Duration) throws(DatabaseError) {
         let clock = ContinuousClock()
         var heard = clock.now
@@ -203,14 +204,14 @@ internal import TokenModel
                 cancel()
             }
             if clock.now > heard + patience {
-                // A statement that still runs ends by the timeouts of its transaction.
+                // A statement that still runs is ended by its transaction's timeouts.
                 throw DatabaseError(.connection, "the server has not answered for \(patience)")
             }
         }
     }
 
-    /// Asks the server to cancel the statement. libpq's function blocks, without limit if the server does not respond: it runs on a
-    /// thread of its own, one at a time.
+    /// Asks the server to cancel the statement. libpq's function blocks, without limit if the server does not respond. So it runs
+    /// on a thread of its own, one at a time.
     private func cancel() {
         guard cancelling.begin() else { return }
         guard let request = unsafe PQgetCancel(handle) else { return cancelling.end() }

@@ -44,14 +44,14 @@ public struct DatabaseAddress: Sendable, Equatable {
         }
     }
 
-    /// Whether the database is named anywhere: otherwise libpq takes the one that has the user's name.
+    /// Whether the database is named anywhere. Otherwise libpq takes the database with the user's name.
     public var namesDatabase: Bool {
         let known = knownToLibpq
         let isInEnvironment = unsafe getenv("PGDATABASE").map { unsafe $0.pointee != 0 } ?? false
         return explicit["dbname"] != nil || isInEnvironment || known["dbname"] != known["user"]
     }
 
-    /// The password in the text, so that it can be wiped from where it does not belong.
+    /// The password in the text, so that the process list can be wiped of it.
     public var password: String? { explicit["password"] }
 
     /// How to connect.
@@ -83,8 +83,8 @@ public struct DatabaseAddress: Sendable, Equatable {
         return Attempt(parameters: parameters, password: password, patience: Self.patience(known))
     }
 
-    /// libpq's timeout applies to each address of each host, and name lookups add to it. Too long a time only delays the detection of
-    /// a hang; too short a time would report one that is none.
+    /// libpq's timeout applies to each address of each host, and name lookups add to it. Too long a time only delays the
+    /// detection of a hang; too short a time reports a hang where there is none.
     private static func patience(_ known: [String: String]) -> Duration {
         func count(_ keyword: String) -> Int { (known[keyword] ?? "").split(separator: ",").count }
         let timeout = known["connect_timeout"].flatMap { Int($0) } ?? 0
@@ -100,8 +100,8 @@ public struct DatabaseAddress: Sendable, Equatable {
         ].filter { known[$0.0] == nil }
     }
 
-    /// What libpq would use, from the text, the environment and service files together. libpq tells this only of a connection, so one
-    /// is started to an impossible port: libpq refuses the port before it looks up any host.
+    /// What libpq would use, from the text, the environment and service files together. libpq reveals this only for a connection,
+    /// so this starts one to an impossible port: libpq refuses the port before it looks up any host.
     private var knownToLibpq: [String: String] {
         unsafe Self.withCStrings((text.map { [("dbname", $0)] } ?? []) + [("port", "0")]) { keywords, values in
             let connection = unsafe PQconnectStartParams(keywords, values, 1)
@@ -113,7 +113,7 @@ public struct DatabaseAddress: Sendable, Equatable {
 
     /// Passes two null-terminated arrays, as libpq takes them. The copies are wiped afterwards.
     ///
-    /// - Parameter password: It wins over one in the parameters.
+    /// - Parameter password: Overrides a password in the parameters.
     static func withCStrings<Answer>(
         _ parameters: [(keyword: String, value: String)], password: SecretBytes? = nil,
         _ use: ([UnsafePointer<CChar>?], [UnsafePointer<CChar>?]) -> Answer

@@ -7,7 +7,7 @@ public struct DatabaseError: Error, Equatable {
         case server(sqlState: String)
         /// No connection could be made, or the server stopped responding, or the connection was lost.
         case connection
-        /// What the daemon was told to connect with cannot be used: the connection string, or the password file.
+        /// The connection string or the password file cannot be used.
         case configuration
         /// The server returned other rows or values than the code expects: a programming error, or a schema of another release.
         case unexpectedRow
@@ -15,20 +15,20 @@ public struct DatabaseError: Error, Equatable {
 
     /// What helps.
     public enum Remedy: Equatable, Sendable {
-        /// The connection is gone, or leads to a server that cannot write; or the schema has moved on since it was checked (a function is
-        /// missing): make a new one, which checks the schema.
+        /// The connection is lost, or leads to a server that cannot write, or a function is missing because the schema has been
+        /// upgraded since it was checked. Make a new connection, which checks the schema.
         case reconnect
         /// Another session was in the way (a lock, a deadlock, a timeout): the same statement may succeed later.
         case retry
-        /// The data of this very statement is at fault: the same statement fails again.
+        /// The data of this statement is at fault: the same statement would fail again.
         case fixData
         /// A person has to act: privileges, disk space, a missing object. Worth another try after a pause.
         case fixSetup
     }
 
     public let kind: Kind
-    /// The primary message, in one line. Never the detail, which may show a token; except for 2BP01, whose detail names the objects that
-    /// depend on one that was to be dropped.
+    /// The primary message, in one line. Never the detail, which may show a token. The exception is 2BP01: its detail names the
+    /// objects that depend on the object to be dropped.
     public let message: String
 
     public init(_ kind: Kind, _ message: String) {

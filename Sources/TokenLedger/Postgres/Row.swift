@@ -3,8 +3,8 @@ package import TokenModel
 
 /// One row, read column by column from left to right.
 ///
-/// A row that does not have the columns that the code reads is a programming error. It is thrown, with the column's name and the
-/// statement, and never replaced by a default.
+/// If a row does not have the columns that the code reads, that is a programming error. It throws an error with the column's name
+/// and the statement, and never returns a default.
 @safe package struct Row: ~Copyable {
     private let result: OpaquePointer
     private let statement: String

@@ -1,4 +1,4 @@
-/// Quotes words for a shell. People copy the commands that they are shown, and a topic is whatever a sender wrote.
+/// Quotes words for a shell. People copy the commands that messages show, and a topic is whatever a sender wrote.
 public enum ShellWord {
     /// An option with its value: `--topic com.example.app`.
     public static func option(_ name: String, _ value: String) -> String {

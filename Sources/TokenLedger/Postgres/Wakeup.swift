@@ -9,7 +9,7 @@ public final class Wakeup: Sendable {
     public init() {
         var ends: [Int32] = [-1, -1]
         let made = unsafe pipe(&ends)
-        precondition(made == 0, "no pipe to be had: out of file descriptors")
+        precondition(made == 0, "cannot create a pipe: out of file descriptors")
         for end in ends {
             _ = fcntl(end, F_SETFL, O_NONBLOCK)
             _ = fcntl(end, F_SETFD, FD_CLOEXEC)

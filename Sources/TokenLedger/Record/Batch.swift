@@ -88,8 +88,8 @@ struct Batch: ~Copyable {
 
     /// Records what the results say, in the open transaction.
     ///
-    /// - Returns: Nil when all of it comes from the retry partition and has to wait there still, because applications hold its tokens:
-    ///   then roll back.
+    /// - Returns: Nil if all results come from the retry partition and still have to wait there, because applications have locked
+    ///   their tokens: then roll back.
     func record(
         from partition: Partition, _ limits: GuardLimits, _ allowance: RejectedAllowance,
         on connection: inout Connection

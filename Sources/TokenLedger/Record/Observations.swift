@@ -18,7 +18,7 @@ struct Observations {
     struct Outcome {
         /// Suspects that the mass-failure guard holds, with what they would be recorded as.
         var held: [Int: HeldResult] = [:]
-        /// Results to be tried again: another session has locked their token, or is at the guard of their topic.
+        /// Results to be retried: another session has locked their token, or the guard of their topic.
         var waiting: Set<Int> = []
         var turns: [GuardTransition] = []
     }
@@ -97,7 +97,7 @@ struct Observations {
         for transition in transitions {
             let place = arguments.places[transition.topic]
             outcome.turns.append(
-                try GuardTransition(place.environment, place.topic, opened: transition.tripped, on: &connection))
+                try GuardTransition(place.environment, place.topic, tripped: transition.tripped, on: &connection))
         }
         return outcome
     }

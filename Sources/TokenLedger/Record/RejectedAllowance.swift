@@ -3,8 +3,9 @@ internal import TokenModel
 
 /// How many more rejected results may be kept: a sender that writes garbage must not fill the disk.
 ///
-/// The rows in `rejected_result` count, whichever daemon has put them there, and what this drain has added since they were last counted.
-/// So no drain waits for a shared counter, and each further drain may exceed the limit by what it rejects within a second.
+/// Two things count: the rows in `rejected_result`, whichever daemon put them there, and what this drain has added since it last
+/// counted them. So no drain waits for a shared counter, and each further drain may exceed the limit by what it rejects within a
+/// second.
 final class RejectedAllowance: Sendable {
     private struct State {
         var perHour: Int64
@@ -29,10 +30,10 @@ final class RejectedAllowance: Sendable {
 
     /// How many rows a result counts for: one for each 8 KiB of text, so that the limit also bounds the bytes.
     ///
-    /// - Parameter bytes: The length of its texts.
+    /// - Parameter bytes: The length of the result's texts.
     static func rows(of bytes: Int) -> Int64 { 1 + Int64(bytes) / 8192 }
 
-    /// Counts the rows in `rejected_result`, unless that was done a moment ago; in the open transaction.
+    /// Counts the rows in `rejected_result` in the open transaction, unless this drain has just done so.
     func refresh(on connection: inout Connection, now: ContinuousClock.Instant = .now) throws(DatabaseError) {
         let perHour: Int64? = state.withLock { state in
             if let readAt = state.readAt, readAt.duration(to: now) < Self.memory { return nil }
@@ -52,7 +53,7 @@ final class RejectedAllowance: Sendable {
         }
     }
 
-    /// Makes the next refresh count anew, after a rollback of what was taken since the last one.
+    /// Makes the next refresh count again. Needed after a rollback, which undoes what was added since the last one.
     func forgetCount() { state.withLock { $0.readAt = nil } }
 
     /// Whether one more result may be kept. If so, it counts.

@@ -1,4 +1,4 @@
-/// Results that could not be understood: what an operator sees of them and does with them.
+/// Results that could not be understood: an operator lists, requeues or discards them.
 public enum RejectedResults {
     /// Results that were rejected for the same kind of error.
     public struct Group: Sendable {
@@ -8,7 +8,7 @@ public enum RejectedResults {
         /// When the first and the last result were rejected, in UTC.
         public let first: String
         public let last: String
-        /// The greatest number of times that one of them was requeued before.
+        /// How often the most frequently requeued result was requeued.
         public let attempts: Int64
         /// Up to five `rejected_id` values, the latest first.
         public let samples: String

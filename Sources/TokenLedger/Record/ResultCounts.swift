@@ -39,7 +39,7 @@ struct ResultCounts {
         return Int32(number)
     }
 
-    /// The reason under which rejected results are counted that are not kept.
+    /// The reason under which rejected results that are not kept are counted.
     static let notKept = "(rejected, not kept)"
 
     /// Notes that the rejected result in this row is not kept.

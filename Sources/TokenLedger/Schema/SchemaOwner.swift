@@ -7,9 +7,9 @@ public enum SchemaOwner {
     /// Session state: use it on a connection of one's own, which is closed afterwards.
     public static func assume(_ role: String, on connection: inout Connection) throws(DatabaseError) {
         _ = try connection.query("SELECT set_config('role', $1, false)", [.text(role)])
-        // `none` is SQL's word for the role that one came with.
+        // The name `none` would return to the session's own role instead.
         guard try whom(&connection).role == role else {
-            throw DatabaseError(sqlState: nil, message: "\(role) is no role to work as")
+            throw DatabaseError(sqlState: nil, message: "cannot SET ROLE to \(role)")
         }
     }
 

@@ -1,4 +1,4 @@
-/// What holds back the cleanup of dead rows, and since when this daemon has seen it.
+/// What holds back the cleanup of dead rows, and when this daemon first saw it.
 ///
 /// While an old snapshot exists, PostgreSQL cannot reuse the space of earlier row versions. A registration then writes to the indexes
 /// too: HOT updates fall from 96 to 15 percent. None of our settings can prevent that, so `status` names the holder.
@@ -13,7 +13,7 @@ struct CleanupHolder {
             self.transactionID = transactionID
         }
 
-        /// The oldest one; nil if there is none. The daemon sees the horizon of every session, but not since when it exists.
+        /// The oldest holder; nil if there is none. Any role sees the horizon of every session, but not how long it has existed.
         init?(on connection: inout Connection) throws(DatabaseError) {
             let oldest = try connection.query(
                 """

@@ -4,7 +4,7 @@ internal import TokenModel
 public struct Heartbeat {
     private let daemonID: String
     private let version: Version
-    /// How long it waits for a lock.
+    /// How long a statement waits for a lock.
     public var lockTimeout: Duration
     private let startedAt: Instant
 
@@ -39,10 +39,10 @@ public struct Heartbeat {
     ///
     /// - Parameters:
     ///   - sweepInterval: Nil if the timer is off.
-    ///   - pagesLeft: The pages that the drain has not read yet, from which a long queue is estimated.
+    ///   - pagesLeft: The number of pages that the drain has not read yet: a long queue is estimated from it.
     ///   - trouble: What a person must fix, for the warnings of `status`.
     ///   - waitingFor: Which locks of other sessions keep results in the queue, in words.
-    /// - Returns: The state of the queue, and whether it was reported: not if another session has locked the table.
+    /// - Returns: The state of the queue, and whether it was reported: false if another session has locked the table.
     @discardableResult
     public func beat(
         sweepInterval: Duration?, pagesLeft: Int, trouble: DatabaseError?, waitingFor: String? = nil,
@@ -66,7 +66,7 @@ public struct Heartbeat {
             (depth, oldest) = (nil, nil)
         }
         let exact = depth.map { $0 <= Int64(limit) } ?? false
-        // Of results of usual size, 52 fill a page if they are 200s, 38 if they are 410s.
+        // A page holds 52 results of usual size if they are 200s, and 38 if they are 410s.
         let told = exact ? depth ?? 0 : max(depth ?? 0, Int64(pagesLeft) * 50)
         let queue = Queue(depth: told, exact: exact)
         do {
@@ -103,7 +103,7 @@ public struct Heartbeat {
         }
     }
 
-    /// Signs off: this daemon stops in good order.
+    /// Signs off: this daemon stops as intended.
     public func signOff(on connection: inout Connection) throws(DatabaseError) {
         try connection.transaction(transaction) { connection throws(DatabaseError) in
             _ = try connection.query(

@@ -8,7 +8,7 @@ public struct LockHolder: Hashable, Sendable {
         case queued
         /// It has changed or locked rows in a transaction that is still open: perhaps the rows that the daemon needs.
         case rows
-        /// It is a daemon that reads a whole partition of the queue, which ends by itself.
+        /// It is a daemon that reads a whole partition of the queue. The lock ends with the read.
         case reading
     }
 
@@ -24,7 +24,7 @@ public struct LockHolder: Hashable, Sendable {
     public let table: String
     /// As in SQL, such as `SHARE`.
     public let mode: String
-    /// Nil for a process of the server.
+    /// Nil for a background process of the server.
     public let role: String?
     /// Its application_name; nil if it is not set.
     public let application: String?
@@ -49,12 +49,12 @@ public struct LockHolder: Hashable, Sendable {
         switch kind {
         case .table: "tokenkeeper.\(table) is locked (\(mode)) by \(who)"
         case .rows: "rows of tokenkeeper.\(table) may be locked by \(who)"
-        case .reading: "tokenkeeper.\(table) is read whole by another daemon, \(who)"
+        case .reading: "tokenkeeper.\(table) is being read by another daemon, \(who)"
         case .queued: "\(who) waits for tokenkeeper.\(table) (\(mode))" + (behind.map { " behind \($0)" } ?? "")
         }
     }
 
-    /// Identifies the same lock at another look.
+    /// Identifies a lock across looks.
     public struct Identity: Hashable, Sendable {
         let pid: Int32?
         let transaction: String
@@ -80,8 +80,8 @@ extension LockHolder {
     /// The queue and its partitions.
     private static let queue = ["send_result"] + Partition.all.map { "\($0.table.dropFirst("tokenkeeper.".count))" }
 
-    /// All other sessions whose locks on tables of the schema conflict with changing rows, one lock of each. Sessions that hold a whole
-    /// table come first.
+    /// All other sessions whose locks on tables of the schema conflict with changing rows, with one lock each. Sessions that lock
+    /// a whole table come first.
     ///
     /// Any role may call this. It locks no table of the schema and takes some milliseconds at most.
     public static func all(on connection: inout Connection) throws(DatabaseError) -> [LockHolder] {

@@ -1,6 +1,6 @@
 internal import TokenModel
 
-/// Stores what the view `status` cannot find within milliseconds: counts of large tables, and warnings that are slow to look for.
+/// Stores what the view `status` cannot compute within milliseconds: counts of large tables, and warnings that take a search.
 ///
 /// Start here for `status`: the view is in `migrations/`, and `Heartbeat`, `TokenCount` and this file write the tables that it reads.
 /// The cache takes at most 1 % of the daemon's time.
@@ -22,7 +22,7 @@ public struct StatusCache {
 
     public init() {}
 
-    /// The findings, by the source's name. A source that took too long or met a lock has none, and keeps its last row.
+    /// The findings, by the source's name. A source that took too long or met a lock adds none, and keeps its stored row.
     private struct Findings {
         var rows: [(source: String, rows: Int64?)] = []
         var words: [(source: String, word: String)] = []
@@ -69,7 +69,7 @@ public struct StatusCache {
         if let rows = lately?.first { findings.rows.append(("rejected_result within an hour", rows)) }
     }
 
-    /// Whether the cache is older than the pause. False also while another session has locked the table.
+    /// Whether the cache is older than the pause. False as well while another session has locked the table.
     private func isOld(on connection: inout Connection) throws(DatabaseError) -> Bool {
         try look(
             """
@@ -93,7 +93,7 @@ public struct StatusCache {
         }
     }
 
-    /// Stores everything in one statement. If another session holds a lock, what was stored before stays.
+    /// Stores all findings in one statement. If another session holds a lock, the earlier findings stay.
     private func store(_ findings: Findings, on connection: inout Connection) throws(DatabaseError) {
         do {
             try connection.transaction(transaction) { connection throws(DatabaseError) in

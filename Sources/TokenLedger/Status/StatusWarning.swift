@@ -1,4 +1,4 @@
-/// A warning of `status` that takes too long to look for when the view is read. `StatusCache` looks for it.
+/// A warning that takes too long to search for when `status` is read. `StatusCache` searches for it beforehand.
 struct StatusWarning {
     /// Unique among the sources of `tokenkeeper.status_cache`. Warnings are shown in the order of these names.
     let name: String

@@ -7,20 +7,20 @@ internal import TokenModel
 /// their count, so that a small topic does not wait for a large one.
 public struct TokenCount {
     private var again = ContinuousClock.now
-    /// When the time spent is down to 1 % again.
+    /// When the share of time spent is down to 1 % again.
     private var rested = ContinuousClock.now
     private var writesSeen: Int64 = -1
     /// When this daemon last noticed that something had been written, by the server's clock.
     private var writtenAt = Instant.distantPast
     private var confirmAgain = ContinuousClock.now
-    /// Tokens a slice.
+    /// The number of tokens in a slice.
     private var slice = 20_000
     private var adapts = true
     private let clock = ContinuousClock()
 
     /// The shortest pause between two turns.
     static let pause: Duration = .seconds(10)
-    /// How long a turn lasts: usually, while some topic has never been counted, and when it looks only at new topics.
+    /// How long a turn lasts: usually; while some topic has never been counted; and when it looks only at new topics.
     private static let turn: (usual: Duration, first: Duration, new: Duration) = (
         .milliseconds(100), .seconds(5), .milliseconds(20)
     )
@@ -34,14 +34,14 @@ public struct TokenCount {
 
     /// - Parameters:
     ///   - slice: Tokens in each slice, however long a slice takes.
-    ///   - writtenAt: When the ledger was written last; nil for long ago.
+    ///   - writtenAt: When the ledger was last written; nil for long ago.
     init(slice: Int, writtenAt: Instant? = nil) {
         self.slice = slice
         adapts = false
         self.writtenAt = writtenAt ?? .distantPast
     }
 
-    /// Counts for a turn if it is time and the ledger was written since.
+    /// Counts for a turn, if it is time and the ledger has been written since the last count.
     ///
     /// - Parameter stop: Cancels the current slice, which is then counted again.
     public mutating func refresh(on connection: inout Connection, stop: Wakeup) throws(DatabaseError) {
@@ -64,7 +64,7 @@ public struct TokenCount {
         let isRested = clock.now >= rested
         let end =
             began + (!isRested ? Self.turn.new : due.contains(where: \.isFirst) ? Self.turn.first : Self.turn.usual)
-        // Also after a slice that timed out: the next one would time out too.
+        // This holds after a slice that timed out, too: the next one would also time out.
         defer { if isRested { rested = clock.now + began.duration(to: clock.now) * 100 } }
         var turns = due.filter { isRested || $0.isNew }
         while !turns.isEmpty {
@@ -109,9 +109,9 @@ public struct TokenCount {
     /// A topic to be counted.
     struct Due {
         var number: Int32
-        /// Whether it has never been counted to its end.
+        /// Whether the topic has never been counted completely.
         var isFirst: Bool
-        /// Whether no slice of it has been counted.
+        /// Whether no slice of the topic has been counted.
         var isNew: Bool
     }
 
@@ -135,7 +135,7 @@ public struct TokenCount {
         }
     }
 
-    /// Confirms all counts, because nothing has been written since, and deletes those of topics that are gone.
+    /// Confirms all counts, because nothing has been written since, and deletes the counts of topics that are gone.
     private mutating func confirm(on connection: inout Connection) throws(DatabaseError) {
         guard clock.now >= confirmAgain else { return }
         confirmAgain = clock.now + Self.confirmEvery

@@ -2,8 +2,8 @@ internal import TokenModel
 
 /// The tokens that no app has registered again. They are in no index: they are pruned on the pages where `DueSurvey` has found some.
 extension Sweep {
-    /// How many dormant tokens may still be pruned, by the topic's number. An import of old registrations may add some after the
-    /// survey: no more are pruned than were counted; of all topics but the last, at most one batch more.
+    /// How many dormant tokens may still be pruned, by the topic's number. An import of old registrations may add dormant tokens
+    /// after the survey. No more tokens are pruned than were counted, except for one batch at most in every topic but the last.
     private struct Allowance {
         private let topics: [DueTokens.Topic]
         private var left: [Int32: Int64]
@@ -13,10 +13,10 @@ extension Sweep {
             left = Dictionary(uniqueKeysWithValues: due.map { ($0.topic.number, $0.dormant) })
         }
 
-        /// The topics of which some are left.
+        /// The topics whose allowance is not used up.
         var unspent: [DueTokens.Topic] { topics.filter { left[$0.number, default: 0] > 0 } }
 
-        /// How many are left of all topics.
+        /// How many tokens may still be pruned in all topics together.
         var total: Int64 { left.values.filter { $0 > 0 }.reduce(0, +) }
 
         mutating func take(_ tokens: Int64, of topic: Int32) { left[topic, default: 0] -= tokens }
@@ -26,7 +26,7 @@ extension Sweep {
         _ due: [DueTokens], _ pages: [Range<Int>], on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
         var allowance = Allowance(due)
-        // So many pages hold about a batch: some tens of rows each.
+        // This many pages hold about a batch: each page has some tens of rows.
         let some = max(plan.batch / 64, 1)
         for range in pages {
             for page in stride(from: range.lowerBound, to: range.upperBound, by: some) {

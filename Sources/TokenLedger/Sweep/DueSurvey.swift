@@ -7,7 +7,7 @@ struct DueSurvey {
     let sweep: Sweep
     /// How many tokens of a topic sweeps have pruned within the last day without force, by the topic's number.
     private let prunedToday: [Int32: Int64]
-    /// Rows of a slice that an index finds.
+    /// The number of rows in a slice that is read by index.
     private var rows = SliceSize(20_000, in: 50...100_000)
     /// The dormant tokens that `findDormant` has counted, by the topic's number.
     private(set) var dormant: [Int32: DueTokens.Cause] = [:]
@@ -29,8 +29,7 @@ struct DueSurvey {
         prunedToday = Dictionary(uniqueKeysWithValues: pruned)
     }
 
-    /// Of some topics, those in which any suppressed token is due: one look into the index per topic. All of them, if that takes
-    /// too long.
+    /// Which of some topics have any suppressed token due: one index lookup per topic. All of them, if the lookups take too long.
     func withAnyDue(
         _ topics: ArraySlice<DueTokens.Topic>, on connection: inout Connection, while goesOn: () -> Bool
     ) throws -> Set<Int32> {
@@ -70,7 +69,7 @@ struct DueSurvey {
 
     /// Adds the suppressed tokens that are due in a topic, in one statement.
     ///
-    /// - Returns: False if they are more than one slice. Then nothing was added.
+    /// - Returns: False if there are more than fit into one slice. Then nothing was added.
     private mutating func addSuppressedAtOnce(
         to due: inout DueTokens, on connection: inout Connection, while goesOn: () -> Bool
     ) throws -> Bool {
@@ -95,13 +94,14 @@ struct DueSurvey {
         return isAll
     }
 
-    /// Adds the suppressed tokens that are due in a topic, in the order of the key. Not of the instant: a million tokens may be
-    /// suppressed since the same instant. The index holds suppressed tokens only, and most of them are due here.
+    /// Adds the suppressed tokens that are due in a topic, in the order of the key. The order of the instant would not do: a
+    /// million tokens may be suppressed since the same instant. The index holds only suppressed tokens, and most of them are due
+    /// here.
     private mutating func addSuppressedInSlices(
         to due: inout DueTokens, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
         let topic = due.topic
-        // By slice: one that fails at its end is counted again.
+        // Kept per slice: a slice that fails at its end is counted again.
         var slices: [String: [DueTokens.Cause]] = [:]
         try sweep.eachSlice(after: "", &rows, on: &connection, while: goesOn) { connection, _, after, size in
             var last: String?
@@ -132,7 +132,7 @@ struct DueSurvey {
         }
     }
 
-    /// All tokens of a topic: as they were last counted, or else counted in slices of its key.
+    /// The number of tokens in a topic: from the last count, or counted here in slices of the key.
     private mutating func tokens(
         of topic: DueTokens.Topic, on connection: inout Connection, while goesOn: () -> Bool
     ) throws -> Int64 {
@@ -158,7 +158,8 @@ struct DueSurvey {
         return total
     }
 
-    /// Counts the dormant tokens of all topics at once: no index knows them, so the ledger is read from its first page to its last.
+    /// Counts the dormant tokens of all topics at once. No index contains them, so this reads the ledger from its first page to
+    /// its last.
     mutating func findDormant(
         in topics: [DueTokens.Topic], on connection: inout Connection, while goesOn: () -> Bool
     ) throws {

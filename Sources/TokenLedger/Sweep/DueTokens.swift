@@ -2,14 +2,14 @@ internal import TokenModel
 
 /// The due tokens of one topic, counted before any are deleted: a sweep refuses to prune too large a share.
 struct DueTokens {
-    /// A topic with the retentions and limits in force: its policy's, or else the plan's.
+    /// A topic with the retentions and limits in force: from its policy, or otherwise from the plan.
     struct Topic {
         var number: Int32
         var environment: String
         var name: String
         /// Tokens suppressed since before this are due.
         var suppressedBefore: Instant
-        /// Tokens registered last before this are due; nil for none.
+        /// Tokens last registered before this are due; nil if dormant tokens are never due.
         var dormantBefore: Instant?
         var allowance: Int64
         var maxShare: Share
@@ -28,11 +28,11 @@ struct DueTokens {
 
     let topic: Topic
     private var causes: [Cause] = []
-    /// All tokens of the topic; nil when those due are too few to matter.
+    /// The number of all tokens of the topic; nil if too few are due for it to matter.
     private var ofTokens: Int64?
     private var maxTokens: Int64?
 
-    /// So many tokens of each cause are named.
+    /// The most tokens of each cause to name.
     static let maxSamples = 5
 
     init(in topic: Topic) {
@@ -42,10 +42,10 @@ struct DueTokens {
     /// How many tokens are due, for all causes.
     var total: Int64 { causes.reduce(0) { $0 + $1.tokens } }
 
-    /// How many of them are due because no app has registered them again.
+    /// How many tokens are due because no app has registered them again.
     var dormant: Int64 { causes.reduce(0) { $0 + ($1.name == "dormant" ? $1.tokens : 0) } }
 
-    /// Whether they are more than may be pruned.
+    /// Whether more tokens are due than may be pruned.
     var isRefused: Bool { maxTokens.map { total > $0 } ?? false }
 
     /// Adds what one slice has found.
@@ -62,7 +62,7 @@ struct DueTokens {
         topic.maxShare < .percent(100) && total > 0 && total + today > topic.allowance
     }
 
-    /// Sets the limit. It holds for a day: otherwise an hourly sweep would prune in parts what one sweep is refused.
+    /// Sets the limit. It holds for a day: otherwise hourly sweeps would prune bit by bit what a single sweep may not.
     mutating func limit(ofTokens: Int64, today: Int64) {
         let share = (ofTokens + today).multipliedFullWidth(by: topic.maxShare.millionths)
         let most = Int64(1_000_000).dividingFullWidth(share).quotient
@@ -70,7 +70,7 @@ struct DueTokens {
         maxTokens = max(max(topic.allowance, most) - today, 0)
     }
 
-    /// Records what was found and whether it is refused.
+    /// Records what was found, and whether the sweep refuses to prune it.
     func record(run: Int64, on connection: inout Connection) throws(DatabaseError) {
         for cause in causes {
             _ = try connection.query(
@@ -99,8 +99,8 @@ extension DueTokens.Cause {
 }
 
 extension DueTokens.Topic {
-    /// All topics, also those with nothing due. The instants are as of now and hold for the whole sweep: tokens that become due
-    /// later have not been counted.
+    /// All topics, including those with nothing due. The instants are as of now and hold for the whole sweep: tokens that become
+    /// due later have not been counted.
     static func all(_ plan: SweepPlan, on connection: inout Connection) throws(DatabaseError) -> [DueTokens.Topic] {
         let now = try connection.query("SELECT clock_timestamp()").value(Instant.self)
         return try connection.query(

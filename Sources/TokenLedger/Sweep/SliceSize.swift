@@ -1,5 +1,5 @@
-/// How much one statement of a sweep looks at, in rows or pages: more while statements are quick, less once they are slow. What a
-/// statement can do in its time depends on the disk and the cache, and nobody should have to configure that.
+/// How much one statement of a sweep reads, in rows or pages: more while statements are quick, less once they are slow. How much
+/// a statement can read in its time depends on the disk and the cache, and nobody should have to configure that.
 struct SliceSize {
     private(set) var value: Int
     private let range: ClosedRange<Int>

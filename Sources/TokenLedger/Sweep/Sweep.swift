@@ -1,4 +1,4 @@
-/// A sweep: deletes what has been kept for its time.
+/// A sweep: deletes what is older than its retention.
 ///
 /// Start here: `clearAway` is the order of the steps. `SweepLease` decides who may sweep, `SweepStep.swift` is one transaction.
 ///
@@ -21,7 +21,7 @@ public struct Sweep {
         case leaseLost
     }
 
-    /// The order of a sweep. A dry run only counts.
+    /// The steps of a sweep, in order. A dry run only counts.
     private func clearAway(
         into findings: inout SweepFindings, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
@@ -51,7 +51,7 @@ public struct Sweep {
             return try finish(
                 .interrupted,
                 "it was stopped; "
-                    + (lease.forced ? "ask for another one, with force" : "the next sweep goes on from there"),
+                    + (lease.forced ? "request another forced sweep" : "the next sweep continues from there"),
                 on: &connection)
         } catch Ended.leaseLost {
             return try finish(.interrupted, nil, on: &connection)
@@ -73,7 +73,7 @@ public struct Sweep {
             """, [.int8(lease.runID)]
         ).value(Int64.self)
         return left > 0
-            ? "\(left) tokens that were due are left to the next sweep: an application holds them locked, or they came back"
+            ? "\(left) due tokens are left for the next sweep: an application has locked them, or registered them again"
             : nil
     }
 

@@ -6,7 +6,7 @@ struct SweepFindings {
     private(set) var failures: [String] = []
     private var moreFailures = 0
 
-    /// Further failures are only counted.
+    /// Failures beyond this number are only counted.
     private static let maxFailures = 10
 
     mutating func failed(_ what: String, _ error: DatabaseError) {

@@ -1,6 +1,6 @@
 internal import TokenModel
 
-/// The months and transaction ids of the history, and the topics that nothing refers to any more.
+/// The sweep's steps for the history (its months and transaction ids), and for topics that nothing refers to any more.
 extension Sweep {
     func tidyHistory(
         into findings: inout SweepFindings, on connection: inout Connection, while goesOn: () -> Bool
@@ -12,7 +12,7 @@ extension Sweep {
                 }
                 while try forgetMonth(on: &connection, while: goesOn) {}
             } catch let error as DatabaseError where error.sqlState == "55P03" {
-                // A long transaction reads the history. The next sweep is early enough: months are prepared well ahead.
+                // A long transaction is reading the history. The next sweep is soon enough: months are prepared well ahead.
             }
         }
         try attempt("the history's transaction ids", into: &findings) {
@@ -34,8 +34,9 @@ extension Sweep {
         }
     }
 
-    /// After a restore from a dump into a younger cluster, the transaction ids of the events lie in the future: a reader who follows
-    /// the history by them would see no old events, and new ones out of order. The id of the last sweep shows that at no cost.
+    /// After a restore from a dump into a younger cluster, the transaction ids of the events lie in the future: a reader that
+    /// follows the history by transaction id would miss old events and see new ones out of order. The id of the last sweep
+    /// reveals this at no cost.
     private func resetTransactionIDs(on connection: inout Connection, while goesOn: () -> Bool) throws {
         let isAhead = try connection.query(
             """

@@ -10,7 +10,7 @@ public struct SweepLease: Sendable {
     let forced: Bool
     let holder: String
 
-    /// A sweep whose heartbeat is older than this has lost its right.
+    /// A sweep whose heartbeat is older than this has lost the lease.
     static let silence: Duration = .seconds(60)
 
     /// Which sweep to start.
@@ -95,7 +95,7 @@ public struct SweepLease: Sendable {
         return .milliseconds(milliseconds ?? 0)
     }
 
-    /// What `sweep_run` shows.
+    /// A look at `sweep_run`.
     public struct Look: Sendable {
         /// Whether a sweep was requested.
         public var isRequested: Bool
@@ -103,7 +103,7 @@ public struct SweepLease: Sendable {
         public var last: (endedAt: Instant, outcome: String)?
     }
 
-    /// Looks for a request, which costs less than a claim, and marks runs that fell silent as interrupted.
+    /// Looks for a request, which costs less than a claim, and marks runs whose heartbeat stopped as interrupted.
     public static func look(on connection: inout Connection) throws(DatabaseError) -> Look {
         let (isRequested, isSilent, endedAt, outcome) = try connection.query(
             """
@@ -160,9 +160,9 @@ public struct SweepLease: Sendable {
         }
     }
 
-    /// An SQL expression: what happens to the rest of an interrupted sweep.
+    /// An SQL expression for the message of an interrupted sweep: what happens to the rest.
     private static let goesOn =
-        "CASE WHEN forced THEN 'ask for another one, with force' ELSE 'the next sweep goes on where this one stopped' END"
+        "CASE WHEN forced THEN 'request another forced sweep' ELSE 'the next sweep continues where this one stopped' END"
 
     /// A transaction that starts, ends or requests a sweep: one at a time, across all daemons.
     private static func decide<Value>(

@@ -1,6 +1,6 @@
 internal import TokenModel
 
-/// Rows that have been kept for their time. Every statement looks at a bounded part: no table grows too large to be swept.
+/// Deletes rows that are older than their retention. Every statement reads a bounded part, so no table grows too large to sweep.
 ///
 /// Start here: `deleteOldRows` and `tidyCounts` list the tables.
 extension Sweep {
@@ -13,7 +13,7 @@ extension Sweep {
         var countedIn: WritableKeyPath<RunCounts, Int64>
     }
 
-    /// Deletes results and requests that no operator came for, and the reports of old sweeps.
+    /// Deletes rejected and held results, suppressed and failed requests, and the reports of old sweeps.
     func deleteOldRows(
         into findings: inout SweepFindings, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
@@ -43,8 +43,8 @@ extension Sweep {
 
     /// Deletes old rows from the front, until a slice has none.
     ///
-    /// An index on the time would cost each insert: the keys show where the old rows are. A row that another session holds locked is
-    /// left to the next sweep.
+    /// An index on the time would cost every insert, and the keys already show where the old rows are. A row that another session
+    /// has locked is left for the next sweep.
     private func deleteOldRows(
         of table: AgingTable, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
@@ -78,7 +78,7 @@ extension Sweep {
         into findings: inout SweepFindings, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
         try attempt("tokenkeeper.result_count", into: &findings) {
-            // The old ones first: it is of no use to add up what will be deleted.
+            // Delete old counts first: there is no point in adding up what will be deleted.
             try deleteOldCounts(on: &connection, while: goesOn)
             while try rollUpCounts(on: &connection, while: goesOn) {}
         }
@@ -115,7 +115,7 @@ extension Sweep {
         }
     }
 
-    /// By the index on the hour.
+    /// Finds them by the index on the hour.
     private func deleteOldCounts(on connection: inout Connection, while goesOn: () -> Bool) throws {
         var size = SliceSize(10_000, in: 100...100_000)
         try eachSlice(after: Instant.distantPast, &size, on: &connection, while: goesOn) { connection, _, since, size in
@@ -166,7 +166,7 @@ extension Sweep {
                     [.int8(retention.microseconds)])
             }
         } catch let error as DatabaseError where error.sqlState == "55P03" {
-            // Another session holds a row locked: the next sweep will do.
+            // Another session has locked a row: the next sweep deletes it.
         }
     }
 }

@@ -1,6 +1,6 @@
 public import TokenModel
 
-/// What started a sweep. The raw value is that of `sweep_run.trigger`.
+/// What started a sweep. The raw value is stored in `sweep_run.trigger`.
 public enum SweepTrigger: String, Sendable, ColumnDecodable {
     case timer
     case signal
@@ -10,17 +10,17 @@ public enum SweepTrigger: String, Sendable, ColumnDecodable {
 
 /// What a sweep deletes.
 public struct SweepPlan: Equatable, Sendable {
-    /// Tokens suppressed for longer than this, counted from when the ledger learned of it.
+    /// Deletes tokens that have been suppressed for longer than this, counted from when the ledger learned of it.
     public var suppressedRetention: Duration
-    /// Tokens not registered again for longer than this; nil for never.
+    /// Deletes tokens that have not been registered for longer than this; nil for never.
     public var dormantAfter: Duration?
-    /// Months of history that ended longer ago than this. Sweep runs and counts are kept for the same time.
+    /// Deletes months of history that ended longer ago than this. Sweep runs and counts are kept for the same time.
     public var eventRetention: Duration
-    /// Rejected results older than this.
+    /// Deletes rejected results older than this.
     public var rejectedRetention: Duration
-    /// Results that the mass-failure guard has held for longer than this.
+    /// Deletes results that the mass-failure guard has held for longer than this.
     public var heldRetention: Duration
-    /// Requests that were suppressed or failed longer ago than this.
+    /// Deletes requests that were suppressed or failed longer ago than this.
     public var sendRetention: Duration
     /// This many tokens of a topic may be pruned within a day, whatever their share.
     public var allowance: Int64
@@ -65,7 +65,7 @@ public struct SweepReport: Equatable, Sendable {
     public var deletedHeld: Int64
     public var deletedRuns: Int64
     public var deletedSends: Int64
-    /// Tokens that were due, but were too large a share of their topic.
+    /// Tokens that were due but not pruned, because they were too large a share of their topic.
     public var refused: Int64
     public var message: String?
     /// What was due, by topic and cause.
@@ -75,19 +75,19 @@ public struct SweepReport: Equatable, Sendable {
     public struct Topic: Equatable, Sendable {
         public var environment: String
         public var topic: String
-        /// `dead`, `suspect`, `unregistered`, `superseded` or `dormant`.
+        /// `stale`, `suspect`, `unregistered_by_app`, `superseded` or `dormant`.
         public var cause: String
         public var tokens: Int64
         public var refused: Bool
-        /// All tokens of the topic; nil when they were too few to matter.
+        /// All tokens of the topic; nil if too few were due for it to matter.
         public var ofTokens: Int64?
         /// The most that could be pruned within this day; nil if there was no limit.
         public var maxTokens: Int64?
-        /// The first 8 digits of some of them.
+        /// The first 8 digits of some of these tokens.
         public var samples: [String]
     }
 
-    /// How many rows it deleted, or would have deleted in a dry run.
+    /// How many rows the sweep deleted, or would have deleted in a dry run.
     public var total: Int64 {
         prunedSuppressed + prunedDormant + deletedEvents + deletedRejected + deletedHeld + deletedRuns
             + deletedSends

@@ -2,10 +2,10 @@ internal import TokenModel
 
 /// The transactions of a sweep: each is short, and renews the lease.
 extension Sweep {
-    /// The planner must not read all of a large table whose statistics are those of a small one.
+    /// The planner must not scan a large table that still has the statistics of a small one.
     static let byIndex = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off;"
 
-    /// Does something that may fail without stopping the rest. A lost connection, a lost lease and a request to stop do stop it.
+    /// Runs work that may fail without stopping the rest. A lost connection, a lost lease or a request to stop ends the sweep.
     ///
     /// - Returns: What the work returns; nil if it failed, which is then among the findings.
     @discardableResult
@@ -36,7 +36,7 @@ extension Sweep {
         }
     }
 
-    /// One transaction that looks at a slice; a smaller slice if the transaction hits its time limit.
+    /// Reads a slice in one transaction, and a smaller slice if the transaction hits its time limit.
     func slice<Value>(
         _ size: inout SliceSize, settings: String = "", on connection: inout Connection, while goesOn: () -> Bool,
         _ work: (inout Connection, inout RunCounts, _ size: Int) throws -> Value
@@ -50,15 +50,15 @@ extension Sweep {
                 size.took(began.duration(to: .now))
                 return value
             } catch let error as DatabaseError where error.sqlState == "57014" && size.timedOut() {
-                // Once more, with a smaller slice.
+                // Try again with a smaller slice.
             }
         }
     }
 
-    /// Goes through a table in the order of a key, a slice of rows per transaction. Each slice begins where the one before ended:
-    /// from the front, it would first pass all that has been deleted.
+    /// Goes through a table in the order of a key, a slice of rows per transaction. Each slice begins where the previous one
+    /// ended: from the front, it would first skip everything that has been deleted.
     ///
-    /// - Parameter work: Gets the key that the slice before has reached, and how many rows to look at. Returns the key that it has
+    /// - Parameter work: Takes the key that the previous slice reached, and how many rows to read. Returns the key that it
     ///   reached; nil at the end.
     func eachSlice<Key>(
         after first: Key, _ size: inout SliceSize, on connection: inout Connection, while goesOn: () -> Bool,
@@ -76,8 +76,8 @@ extension Sweep {
     /// Goes through a table from its first page to its last, a slice of pages per transaction.
     ///
     /// - Parameters:
-    ///   - table: Its name in SQL.
-    ///   - largest: The most pages of a slice.
+    ///   - table: The table's name in SQL.
+    ///   - largest: The most pages in a slice.
     func eachSlice(
         of table: String, largest: Int, on connection: inout Connection, while goesOn: () -> Bool,
         _ work: (inout Connection, inout RunCounts, _ pages: Range<Int>) throws -> Void

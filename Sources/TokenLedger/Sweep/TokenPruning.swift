@@ -2,7 +2,7 @@ internal import TokenModel
 
 /// The tokens that a sweep prunes: counted by topic first (`DueSurvey`), then deleted in batches.
 extension Sweep {
-    /// So many topics are looked at in one statement for anything that is due.
+    /// One statement checks this many topics for due tokens.
     private static let topicsAtOnce = 1000
 
     func pruneTokens(
@@ -24,9 +24,9 @@ extension Sweep {
         }
     }
 
-    /// Surveys some topics, and prunes the suppressed tokens of those that are not refused.
+    /// Surveys some topics, and prunes the suppressed tokens of the topics that are not refused.
     ///
-    /// - Returns: The topics that are not refused and of which dormant tokens are due.
+    /// - Returns: The topics that are not refused and have dormant tokens due.
     private func pruneSuppressed(
         _ topics: ArraySlice<DueTokens.Topic>, _ survey: inout DueSurvey, into findings: inout SweepFindings,
         on connection: inout Connection, while goesOn: () -> Bool
@@ -67,7 +67,7 @@ extension Sweep {
     private func pruneSuppressed(
         _ topic: DueTokens.Topic, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
-        // Each batch begins where the one before ended: from the front, it would first pass all that have been deleted.
+        // Each batch begins where the previous one ended: from the front, it would first skip all tokens that have been deleted.
         var since = Instant.distantPast
         while true {
             let (pruned, reached) = try step(settings: Self.byIndex, on: &connection, while: goesOn) {
@@ -76,16 +76,16 @@ extension Sweep {
                 counts.prunedSuppressed = pruned
                 return (pruned, reached ?? since)
             }
-            // An application may have changed all of a batch in between: there can be more behind it.
+            // An application may have changed every token of a batch in the meantime, so there can be more behind it.
             if pruned == 0, reached == since { return }
             since = reached
         }
     }
 
-    /// Prunes a batch of suppressed tokens. The condition is repeated: a token that came back between the look and the delete
-    /// survives. Rows that an application holds locked are left to the next sweep.
+    /// Prunes a batch of suppressed tokens. The condition is repeated: a token that was registered again between the look and the
+    /// delete survives. Rows that an application has locked are left for the next sweep.
     ///
-    /// - Returns: How many were pruned, and up to when those that were due are suppressed; nil if none was due.
+    /// - Returns: How many tokens were pruned, and the latest `suppressed_since` among the due tokens; nil if none was due.
     private func pruneBatch(
         of topic: DueTokens.Topic, since: Instant, on connection: inout Connection
     ) throws(DatabaseError) -> (pruned: Int64, reached: Instant?) {

@@ -99,8 +99,8 @@ struct ConfigurationOptions: ParsableArguments {
         }
     }
 
-    /// Removes a password from the process list, where everybody on the machine can read it. It was visible for a moment, hence the
-    /// warning: it belongs in a file.
+    /// Removes a password from the process list, where everybody on the machine can read it. It was visible for a moment, so a
+    /// warning says to keep it in a file.
     private func wipePassword() {
         for argument in CommandLine.arguments.dropFirst() {
             let text = argument.split(separator: "=", maxSplits: 1).last.map(String.init) ?? ""
@@ -131,13 +131,13 @@ extension Configuration {
     /// For a command that changes the schema: the database must be named, and is not libpq's default.
     func withNamedDatabase(_ work: (inout Connection) throws -> Void) throws {
         guard address.namesDatabase else {
-            ConfigurationOptions.complain("no database is named: say --database-url postgresql:///NAME")
+            ConfigurationOptions.complain("no database is named: use --database-url postgresql:///NAME")
             throw ExitCode(ExitStatus.configuration.rawValue)
         }
         try withConnection(work)
     }
 
-    /// For a command that works on a schema that fits this daemon.
+    /// For a command that needs a schema that fits this daemon.
     ///
     /// - Parameters:
     ///   - writes: Whether the primary is needed.
@@ -164,7 +164,7 @@ extension Configuration {
             ConfigurationOptions.complain(error.description)
             if error.sqlState == "42501" {
                 ConfigurationOptions.complain(
-                    role.map { "this role lacks rights: the command needs those of \($0)" }
+                    role.map { "this role lacks rights: the command needs the rights of \($0)" }
                         ?? "this role lacks rights: see `tokenkeeperd migrate --help` and `tokenkeeperd grants --help`")
             }
             throw ExitCode(ExitStatus.unavailable.rawValue)

@@ -63,7 +63,7 @@ struct Held: ParsableCommand {
             try options.load().withLedger(as: "tokenkeeper_operator") { connection in
                 let results = try HeldSummary.release(
                     topic: which.topic, environment: which.environment, on: &connection)
-                print("\(results) results are back in the queue, and will be recorded")
+                print("\(results) results are back in the queue and will be recorded")
             }
         }
     }
@@ -80,7 +80,7 @@ struct Held: ParsableCommand {
             try options.load().withLedger(as: "tokenkeeper_operator") { connection in
                 let results = try HeldSummary.discard(
                     topic: which.topic, environment: which.environment, on: &connection)
-                print("\(results) results are deleted, and have not been recorded")
+                print("\(results) results are deleted and were not recorded")
             }
         }
     }

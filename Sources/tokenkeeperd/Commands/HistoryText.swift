@@ -14,7 +14,7 @@ enum HistoryText {
         if history.isInterrupted { lines.append("    (there are earlier events; these are the latest)") }
         lines += history.events.map { "    \($0.at.toTheSecond)  \(Explanation.event($0))" }
         if history.events.isEmpty { lines.append("    (no event of it is kept)") }
-        lines.append("  (repeated news that changes nothing leaves no event)")
+        lines.append("  (repeated results and registrations that change nothing leave no event)")
         return lines.map(plain).joined(separator: "\n")
     }
 
@@ -24,14 +24,14 @@ enum HistoryText {
     static func nothing(_ subject: TokenLookup.Subject, rejected: Int, retention: String) -> String {
         var words =
             switch subject {
-            case .device: "nothing is known of any token of that device"
-            case .token(let digits) where digits.canBeWhole: "nothing is known of it: it may be sent to"
-            case .token: "nothing is known of a token that begins so: it may be sent to, once it is whole"
+            case .device: "no token of that device is known"
+            case .token(let digits) where digits.canBeWhole: "the token is not known: it may be sent to"
+            case .token: "no token that begins with these digits is known"
             }
         words += "\nhistory is kept for sweep.event_retention (\(retention))"
         if rejected > 0 {
             words +=
-                "\n\(rejected) results with it could not be understood and did not count; see `tokenkeeperd rejected list`"
+                "\n\(rejected) results with such a token could not be understood and did not count; see `tokenkeeperd rejected list`"
         }
         return words
     }
@@ -45,7 +45,8 @@ enum HistoryText {
         } + (andMore ? ["…"] : [])).joined(separator: "\n")
     }
 
-    /// One line without control characters, which could move a terminal's cursor: parts of it come from applications and senders.
+    /// One line without control characters, which could move a terminal's cursor: parts of the text come from applications and
+    /// senders.
     static func plain(_ text: String) -> String {
         String(
             String.UnicodeScalarView(

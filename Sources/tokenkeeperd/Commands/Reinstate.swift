@@ -3,7 +3,7 @@ internal import TokenLedger
 
 struct Reinstate: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "Undo the suspects of requests that were sent within a window, also those that arrive later.",
+        abstract: "Undo the suspects of requests that were sent within a window, including results that arrive later.",
         discussion: """
             Undoes the damage of a misconfigured sender. Whatever else is known about a token counts again: an older 410, suspect or \
             unregistration. 410s from APNs are not undone: a later registration revives their tokens. An instant without a zone is in UTC. \

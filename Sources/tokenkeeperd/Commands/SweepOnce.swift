@@ -61,7 +61,9 @@ struct SweepOnce: ParsableCommand {
             "\(verb) \(report.prunedSuppressed) suppressed tokens past sweep.suppressed_retention",
             "\(verb) \(report.prunedDormant) tokens past sweep.dormant_after",
             report.refused > 0 ? "refused to delete \(report.refused) tokens: see --force" : nil,
-            "\(report.dryRun ? "does not count" : "deleted \(report.deletedEvents)") events past sweep.event_retention",
+            report.dryRun
+                ? "did not count events past sweep.event_retention"
+                : "deleted \(report.deletedEvents) events past sweep.event_retention",
             "\(verb) \(report.deletedRejected) rejected results past sweep.rejected_retention",
             "\(verb) \(report.deletedHeld) held results past sweep.held_retention",
             "\(verb) \(report.deletedRuns) old sweep runs",

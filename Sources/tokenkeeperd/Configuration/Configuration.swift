@@ -3,18 +3,17 @@ internal import Logging
 internal import TokenLedger
 internal import TokenModel
 
-/// The settings in force, checked. Flags win over the environment, that over systemd's credentials, those over the file,
-/// the file over the defaults.
+/// The settings in force, checked. In order of precedence: flags, the environment, systemd's credentials, the file, the defaults.
 struct Configuration: Sendable {
     /// A setting's value, and where it came from.
     struct Resolved: Equatable, Sendable {
         var value: String?
         var rank = Rank.defaultValue
-        /// In words: the file and line, or the rank.
+        /// The file and line, or the rank, in words.
         var origin: String
     }
 
-    /// What can say a value; the later wins.
+    /// The source of a value; a later one overrides the earlier ones.
     enum Rank: Int, Sendable, Comparable {
         case defaultValue, file, credential, environment, flag
 
@@ -24,22 +23,23 @@ struct Configuration: Sendable {
     let values: [String: Resolved]
     let address: DatabaseAddress
 
-    /// Names that begin like a setting's variable and are none: our own, and those that Kubernetes and Docker make up for
-    /// a service that is called tokenkeeper.
+    /// Variables that begin like a setting's but are not settings: our own `TOKENKEEPER_CONFIG`, and the ones that Kubernetes and
+    /// Docker set for a service named tokenkeeper.
     private static func isNoSetting(_ variable: String) -> Bool {
         variable == "TOKENKEEPER_CONFIG" || variable.hasPrefix("TOKENKEEPER_PORT")
             || variable.hasPrefix("TOKENKEEPER_SERVICE_")
     }
 
-    /// What stands in keys. Anything else is not repeated in an error: it may be a connection string with a password.
+    /// The characters of keys. An error does not repeat a key with any other character: it may be a connection string with a
+    /// password.
     private static let keyCharacters = Set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.".utf8)
 
     /// - Parameters:
-    ///   - file: The configuration file's contents and name, where there is one.
-    ///   - credentials: The database's URL and the path of its password, as handed over by systemd.
+    ///   - file: The configuration file's contents and name; nil if there is none.
+    ///   - credentials: The database's URL and the path of its password file, as passed by systemd.
     ///   - environment: All variables of the process.
-    ///   - flags: `key=value` as given with `--set`, and what other flags stand for.
-    /// - Throws: Every problem there is, not only the first; of more than 20 the number.
+    ///   - flags: `key=value` as given with `--set`, and the other flags in the same form.
+    /// - Throws: All problems, not only the first; problems beyond 20 are only counted.
     init(
         file: (contents: [UInt8], name: String)?, credentials: DatabaseCredentials = DatabaseCredentials(),
         environment: [String: String],
@@ -76,7 +76,7 @@ struct Configuration: Sendable {
                         + "expected \(setting.expected)")
                 return
             }
-            // Flags and variables have texts only.
+            // Flags and variables carry only text.
             let text: String? =
                 if rank != .file, case .text(let text) = value { text } else { value.flatMap { setting.text(of: $0) } }
             guard let text, setting.accepts(text) else {
@@ -135,7 +135,8 @@ struct Configuration: Sendable {
         self.address = address
     }
 
-    /// Whether a value may hold a database password. No setting but `database_url` has such a value, so it is not repeated.
+    /// Whether a value may contain a database password. Only `database_url` has such a value, so errors about other settings do
+    /// not repeat it.
     private static func looksLikeAddress(_ value: TOMLDocument.Value?) -> Bool {
         switch value {
         case .text(let text): StrayAddress.isLikely(text)
@@ -154,8 +155,8 @@ struct Configuration: Sendable {
         }
     }
 
-    /// The URL with its password. One in a file is for the database that was named with it or before it, and not for another one
-    /// that somebody names by hand: unless it was handed over to this very process.
+    /// The URL with its password. A password file belongs to the URL of the same rank or a lower one. It is not used for a
+    /// database that somebody names by hand, unless systemd passed the file to this process.
     private static func address(
         _ values: [String: Resolved], _ credentials: DatabaseCredentials
     ) throws(ConfigurationError) -> DatabaseAddress {
@@ -172,14 +173,14 @@ struct Configuration: Sendable {
         if isForOther && !isHandedOver { return address }
         if address.password != nil && url.rank == file.rank {
             throw ConfigurationError([
-                "\(file.origin): database_password_file is set, and database_url has a password too: keep one"
+                "\(file.origin): database_password_file is set, and database_url contains a password: keep one"
             ])
         }
         if address.password == nil || url.rank < file.rank { address.passwordFile = path }
         return address
     }
 
-    /// Settings that have been checked already.
+    /// Takes settings that have been checked already.
     init(values: [String: Resolved], address: DatabaseAddress) {
         self.values = values
         self.address = address
@@ -189,14 +190,14 @@ struct Configuration: Sendable {
 
     private func duration(_ key: String) -> Duration {
         guard let duration = DurationText.duration(text(key)) else {
-            preconditionFailure("\(key) has no duration: the table of settings and the configuration differ")
+            preconditionFailure("\(key) is not a duration: the table of settings and the configuration differ")
         }
         return duration
     }
 
     private func share(_ key: String) -> Share {
         guard let share = Share(text(key)) else {
-            preconditionFailure("\(key) has no share: the table of settings and the configuration differ")
+            preconditionFailure("\(key) is not a share: the table of settings and the configuration differ")
         }
         return share
     }
@@ -212,9 +213,9 @@ struct Configuration: Sendable {
     var guardLimits: GuardLimits {
         GuardLimits(allowance: Int64(text("guard.allowance")) ?? 50, maxShare: share("guard.max_share"))
     }
-    /// Nil when the timer is off.
+    /// Nil if the timer is off.
     var sweepInterval: Duration? { durationOrOff("sweep.interval") }
-    /// What it sends with; nothing where it does not send.
+    /// The credentials to send with; empty if the daemon does not send.
     var credentials: [CredentialSettings] { CredentialSettings.all(in: values) }
     var clientOptions: PushClientOptions {
         var servers: [Environment: PushServer] = [:]

@@ -1,4 +1,4 @@
-/// What is wrong with the configuration: everything at once, a line each, never the value of a secret.
+/// What is wrong with the configuration: all problems at once, one line each, never the value of a secret.
 struct ConfigurationError: Error, Equatable, CustomStringConvertible {
     let problems: [String]
 

@@ -1,9 +1,9 @@
-/// The configuration file: sections and keys of the table of settings, and no others.
+/// The entries of the configuration file, in order, with the sections joined to the keys.
 struct ConfigurationFile {
     struct Entry: Equatable {
-        /// With its section: `sweep.interval`. A part that is no plain word stands in quotes, and so in no setting's key.
+        /// With its section: `sweep.interval`. A part that TOML requires to be quoted stays in quotes, so it matches no setting.
         var key: String
-        /// Nil for a section in which nothing stands.
+        /// Nil for an empty section.
         var value: TOMLDocument.Value?
         var line: Int
     }
@@ -11,7 +11,7 @@ struct ConfigurationFile {
     /// In the order of the file.
     let entries: [Entry]
 
-    /// - Throws: `ConfigurationError` with line and column when it is not the TOML that is read here.
+    /// - Throws: A problem with line and column, if the text is not in the supported subset of TOML.
     init(_ contents: [UInt8], name: String) throws(ConfigurationError) {
         let document: TOMLDocument
         do {
@@ -23,7 +23,7 @@ struct ConfigurationFile {
         for key in document.entries.map(\.key) + document.sections.map(\.key) {
             for count in 1..<key.count { outer.insert(Array(key.prefix(count))) }
         }
-        // A section of settings may have all of them commented out.
+        // A section may have all its settings commented out.
         let empty = document.sections.filter { !outer.contains($0.key) && !Self.isOfSettings(Self.text($0.key)) }
         entries =
             (document.entries.map { Entry(key: Self.text($0.key), value: $0.value, line: $0.line) }

@@ -1,8 +1,8 @@
-/// Collects what is wrong with the configuration: the first problems in words, the others as a number.
+/// Collects the problems of a configuration: the text of the first ones, and the number of the rest.
 ///
-/// Whoever writes the file decides how many problems it has, so the words must not grow with them.
+/// A broken file can have any number of problems, and the output must not grow with them.
 struct ConfigurationProblems {
-    /// The most problems that are told in words.
+    /// The most problems that are reported with their text.
     static let maximum = 20
 
     private var told: [String] = []
@@ -21,7 +21,7 @@ struct ConfigurationProblems {
     /// One line each; the last one may be `and 7 more`.
     var lines: [String] { untold == 0 ? told : told + ["and \(untold) more"] }
 
-    /// The longest quotation of a key, in Unicode scalars, and of a value.
+    /// The longest quotation of a key or a value, in Unicode scalars.
     private static let maximumQuotation = 60
 
     /// The beginning of a key or another word from the configuration.

@@ -2,17 +2,17 @@ internal import APNsFeedback
 internal import TokenLedger
 internal import TokenModel
 
-/// One credential of APNs as it is configured: the section `[credential.NAME]`.
+/// The settings of one APNs credential: the section `[credential.NAME]`.
 struct CredentialSettings: Equatable, Sendable {
     let name: String
-    /// Nil for a credential that is a certificate.
+    /// Nil for a certificate.
     let keyFile: String?
     let keyID: String
     let teamID: String
     let certificateFile: String?
     let certificateKeyFile: String?
     let certificatePasswordFile: String?
-    /// Topics, and beginnings of topics that end in `*`.
+    /// Topics, and beginnings of topics followed by `*`.
     let topics: [String]
     let environments: Set<Environment>
 
@@ -29,7 +29,7 @@ struct CredentialSettings: Equatable, Sendable {
         environments = Environment(rawValue: value("environment") ?? "both").map { [$0] } ?? Set(Environment.allCases)
     }
 
-    /// All of them, by name.
+    /// The settings of all credentials, sorted by name.
     static func all(in values: [String: Configuration.Resolved]) -> [CredentialSettings] {
         Set(
             values.keys.compactMap { key -> String? in
@@ -39,11 +39,11 @@ struct CredentialSettings: Equatable, Sendable {
         ).sorted().map { CredentialSettings($0, values) }
     }
 
-    /// Adds what is missing or too much.
+    /// Adds a problem for each setting that is missing, superfluous or contradictory.
     static func addProblems(
         in values: [String: Configuration.Resolved], to problems: inout ConfigurationProblems
     ) {
-        // The first credential that has a topic. To compare each topic with all others would take the square of their number.
+        // The first credential that has a topic. Comparing every topic with every other would take quadratic time.
         var holders: [Environment: [String: String]] = [:]
         for credential in all(in: values) {
             let place = "credential.\(credential.name)"
@@ -65,7 +65,7 @@ struct CredentialSettings: Equatable, Sendable {
                 ])
                 for other in others.sorted() {
                     problems.add(
-                        "\(place): topics has \(ConfigurationProblems.cut(topic)), and so has credential.\(other): keep one"
+                        "\(place): topics has \(ConfigurationProblems.cut(topic)), and so does credential.\(other): keep one"
                     )
                 }
                 for environment in credential.environments where holders[environment]?[topic] == nil {
@@ -75,7 +75,7 @@ struct CredentialSettings: Equatable, Sendable {
         }
     }
 
-    /// Of several the one that fits a topic best; nil where none does.
+    /// The candidate that fits a topic best; nil if none fits.
     static func best<Candidate>(
         of candidates: [Candidate], for scope: TopicScope, settings: (Candidate) -> CredentialSettings
     ) -> Candidate? {
@@ -87,7 +87,7 @@ struct CredentialSettings: Equatable, Sendable {
         return best?.candidate
     }
 
-    /// How well it fits a topic: the length of what fits; nil when it is not for that topic.
+    /// How well the credential fits a topic: the length of the longest match. Nil if it does not cover the topic.
     func fit(_ scope: TopicScope) -> Int? {
         guard environments.contains(where: { $0.rawValue == scope.environment }) else { return nil }
         return topics.compactMap { pattern in

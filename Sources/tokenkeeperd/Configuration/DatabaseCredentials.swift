@@ -1,26 +1,26 @@
 internal import FoundationEssentials
 internal import TokenModel
 
-/// The database's URL and password, where they are kept in files of their own.
+/// The database's URL and password, if they have files of their own.
 struct DatabaseCredentials: Equatable {
-    /// A file's contents.
+    /// The content of the URL's file.
     var databaseURL: String?
-    /// A file's path: it is read for each connection.
+    /// The path of the password file, which is read for each connection.
     var databasePasswordFile: String?
-    /// Given to this very process, and so meant for whatever database it is told.
+    /// Whether systemd passed the files to this process. Then the password is for any database that the process is given.
     var areHandedOver = false
 
-    /// What the unit hands over: `url` and `password` in it become the credentials `database_url` and `database_password`.
+    /// The unit passes the files `url` and `password` of this folder as the credentials `database_url` and `database_password`.
     static let folderOfService = "/etc/tokenkeeperd/credentials"
 
     init() {}
 
-    /// As systemd hands them over with LoadCredential, in files that the service alone can read.
+    /// Takes the files that systemd passes with LoadCredential, which only the service can read.
     ///
     /// https://systemd.io/CREDENTIALS/
     ///
     /// - Parameter folder: The variable CREDENTIALS_DIRECTORY.
-    /// - Throws: When the folder or the URL in it is there and cannot be read.
+    /// - Throws: If the folder or the URL's file exists but cannot be read.
     init(handedOverIn folder: String) throws(ConfigurationError) {
         let isThere = FileManager.default.fileExists(atPath: folder)
         guard let names = isThere ? try? FileManager.default.contentsOfDirectory(atPath: folder) : [] else {
@@ -28,13 +28,13 @@ struct DatabaseCredentials: Equatable {
         }
         for name in names where name.hasPrefix("database_") && !["database_url", "database_password"].contains(name) {
             ConfigurationOptions.complain(
-                "warning: \(name) is no credential that is known here; known are database_url and database_password")
+                "warning: unknown systemd credential \(name), expected database_url or database_password")
         }
         try self.init(url: folder + "/database_url", password: folder + "/database_password")
         areHandedOver = true
     }
 
-    /// The service's own, for a command that root gives by hand; none for anybody else.
+    /// Takes the service's own files, for a command that root runs by hand. Other users cannot read them.
     init(ofServiceIn folder: String) throws(ConfigurationError) {
         try self.init(url: folder + "/url", password: folder + "/password")
     }

@@ -4,7 +4,7 @@ enum DurationText {
         ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("ms", 1), ("s", 1000),
     ]
 
-    /// - Returns: Nil for anything else: no unit, a fraction, a sign, white space, or more than 10,000 days.
+    /// - Returns: Nil for anything else: without a unit, with a fraction, a sign or white space, or more than 10,000 days.
     static func duration(_ text: String) -> Duration? {
         let digits = text.prefix { $0.isASCII && $0.isNumber }
         guard let count = Int(digits), let unit = units.first(where: { $0.suffix == text.dropFirst(digits.count) }),
@@ -13,7 +13,7 @@ enum DurationText {
         return .milliseconds(count * unit.milliseconds)
     }
 
-    /// The shortest way to write it: 90,000 ms are `90s`.
+    /// The shortest text of a duration: 90,000 ms are `90s`.
     static func text(_ duration: Duration) -> String {
         let milliseconds = Int(duration / .milliseconds(1))
         for suffix in ["d", "h", "m", "s"] {

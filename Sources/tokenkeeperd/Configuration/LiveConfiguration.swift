@@ -1,6 +1,6 @@
 internal import Synchronization
 
-/// The configuration in force, which a reload can change while the workers work by it.
+/// The configuration in force. A reload can change it while the workers use it.
 final class LiveConfiguration: Sendable {
     private let configuration: Mutex<Configuration>
 
@@ -10,15 +10,15 @@ final class LiveConfiguration: Sendable {
 
     var current: Configuration { configuration.withLock { $0 } }
 
-    /// What a reload has done.
+    /// What a reload changed.
     struct Outcome: Equatable {
-        /// `key: before -> after` of what is in force from now on; of a secret the key alone.
+        /// `key: before -> after` for each setting that has changed; only the key for a secret.
         var taken: [String] = []
-        /// The keys of what waits for a restart.
+        /// The keys of settings that need a restart.
         var waiting: [String] = []
     }
 
-    /// Takes up what can be, and tells both that and the rest.
+    /// Applies the reloadable settings, and returns what has changed and what needs a restart.
     func take(_ new: Configuration) -> Outcome {
         configuration.withLock { configuration in
             var outcome = Outcome()
@@ -34,7 +34,7 @@ final class LiveConfiguration: Sendable {
                     outcome.waiting.append(setting.key)
                 }
             }
-            // Credentials come, go and change with a restart.
+            // Any change of credentials needs a restart.
             let ofCredentials = Set(values.keys).union(new.values.keys).filter { $0.hasPrefix("credential.") }
             outcome.waiting += ofCredentials.filter { values[$0]?.value != new.values[$0]?.value }.sorted()
             configuration = Configuration(values: values, address: configuration.address)

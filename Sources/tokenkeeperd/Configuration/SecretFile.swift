@@ -1,14 +1,14 @@
 internal import Glibc
 internal import TokenLedger
 
-/// A file that holds a password or a private key, and who may read it.
+/// A file that holds a password or a private key, with its permissions.
 struct SecretFile: Equatable {
     let path: String
     let mode: mode_t
     let owner: uid_t
     let group: gid_t
 
-    /// Nil where there is no such file.
+    /// Nil if there is no such file.
     init?(_ path: String) {
         var about = stat()
         guard unsafe stat(path, &about) == 0 else { return nil }
@@ -22,14 +22,14 @@ struct SecretFile: Equatable {
         self.group = group
     }
 
-    /// Whether libpq would refuse it as a private key: root's own file may be readable by its group (0640), that of anybody else
-    /// by its owner alone (0600).
+    /// Whether libpq would refuse it as a private key. A file of root may be readable by its group (0640), a file of any other
+    /// user only by its owner (0600).
     ///
     /// https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-CLIENTCERT
     var isTooOpen: Bool { mode & (owner == 0 ? 0o037 : 0o077) != 0 }
 
-    /// - Parameter processGroup: That of this process, which may read the file only because everybody may.
-    /// - Returns: Nil when the file is not too open.
+    /// - Parameter processGroup: The group of this process, for the advice.
+    /// - Returns: Nil if the permissions are strict enough.
     func warning(processGroup: gid_t = getegid(), processUser: uid_t = geteuid()) -> String? {
         guard isTooOpen else { return nil }
         let word = ShellWord.quoted(path)

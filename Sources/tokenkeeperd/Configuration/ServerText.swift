@@ -2,7 +2,7 @@ internal import APNsFeedback
 
 /// A host and a port as people write them: `api.push.apple.com:443`, `[::1]:2197`.
 enum ServerText {
-    /// - Returns: Nil when it is none.
+    /// - Returns: Nil if the text is not a host and a port.
     static func server(_ text: String) -> PushServer? {
         guard let colon = text.lastIndex(of: ":"), let port = Int(text[text.index(after: colon)...]), 1...65535 ~= port
         else { return nil }

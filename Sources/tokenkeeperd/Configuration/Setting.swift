@@ -1,10 +1,10 @@
 internal import TokenModel
 
-/// One row of the configuration table: everything that can be set, and the only place where it is declared.
+/// One row of the configuration table, which is the only place where settings are declared.
 struct Setting: Sendable {
     enum Kind: Sendable {
         case text
-        /// A duration such as `"90d"`; with `off` also the word "off".
+        /// A duration such as `"90d"`; also the word "off" if `off` is true.
         case duration(ClosedRange<Duration>, off: Bool)
         case integer(ClosedRange<Int>)
         /// A share such as `"0.5%"`.
@@ -21,13 +21,13 @@ struct Setting: Sendable {
     /// As in the file, with its section: `sweep.interval`.
     private(set) var key: String
     let kind: Kind
-    /// As it would stand in the file without quotes; nil where unset is meant.
+    /// As in the file, without quotes; nil if the setting is unset by default.
     let defaultValue: String?
     let secret: Bool
-    /// Whether a reload takes it up; else a restart does.
+    /// Whether a reload applies it. Otherwise it needs a restart.
     let reloadable: Bool
     let meaning: String
-    /// What to show in the default file where there is no default.
+    /// What the default file shows if there is no default.
     let example: String?
 
     init(
@@ -143,7 +143,7 @@ struct Setting: Sendable {
             "The lowest severity that is logged."),
     ]
 
-    /// What a credential of APNs consists of: `credential.NAME.key_file` and so on, for any name.
+    /// The settings of a credential for APNs: `credential.NAME.key_file` and so on, for any name.
     static let ofCredentials: [Setting] = [
         Setting(
             "key_file", .text, nil, reloadable: false, example: "AuthKey_ABC1234567.p8",
@@ -190,7 +190,7 @@ struct Setting: Sendable {
         "TOKENKEEPER_" + key.uppercased().map { $0 == "." ? "_" : String($0) }.joined()
     }
 
-    /// The setting of that key, in the table or of a credential.
+    /// The setting with this key, from the table or of a credential.
     static func named(_ key: String) -> Setting? {
         if let setting = table.first(where: { $0.key == key }) { return setting }
         let parts = key.split(separator: ".", omittingEmptySubsequences: false)
@@ -224,7 +224,7 @@ struct Setting: Sendable {
         }
     }
 
-    /// What a value of the file means, as text; nil where its type is not the setting's.
+    /// The value from the file as text; nil if its type does not match the setting's.
     func text(of value: TOMLDocument.Value) -> String? {
         switch (kind, value) {
         case (.integer, .integer(let number)): String(number)
@@ -252,7 +252,7 @@ struct Setting: Sendable {
         if case .toggle = kind { defaultValue.map(inTOML) } else { defaultValue }
     }
 
-    /// Whether a value, as text, is one of those expected.
+    /// Whether a value, as text, is valid for the setting.
     func accepts(_ text: String) -> Bool {
         switch kind {
         case .text: !text.isEmpty

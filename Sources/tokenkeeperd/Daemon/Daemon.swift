@@ -18,7 +18,7 @@ struct Daemon {
     let credentials: [LoadedCredential]
     let migrates: Bool
 
-    /// How long a shutdown waits for running batches. PostgreSQL rolls back a batch that takes longer: nothing is lost.
+    /// How long a shutdown waits for running batches. PostgreSQL rolls back a batch that takes longer, and nothing is lost.
     private static let patience: DispatchTimeInterval = .seconds(25)
 
     /// The exit status of the process, once something has ended it.
@@ -26,7 +26,7 @@ struct Daemon {
         private let status = Mutex<ExitStatus?>(nil)
         private let said = DispatchSemaphore(value: 0)
 
-        /// The first status counts. It is reported before the shutdown begins.
+        /// Takes the first status only, and reports it before the shutdown begins.
         func say(_ status: ExitStatus, report: () -> Void) {
             self.status.withLock { known in
                 if known == nil { report() }
@@ -109,7 +109,7 @@ struct Daemon {
         let inTime = atWork.wait(timeout: .now() + Self.patience) == .success
         if !inTime {
             logger.warning(
-                "a batch did not end in time; PostgreSQL rolls it back, and the next start takes it up again")
+                "a batch did not end in time; PostgreSQL rolls it back, and it runs again after the next start")
         }
         withExtendedLifetime((signals, reportTimer)) { logger.notice("stopped") }
         report.stopped(inTime: inTime)

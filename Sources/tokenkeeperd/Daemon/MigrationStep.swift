@@ -6,7 +6,7 @@ final class MigrationStep: Sendable {
     private let done = Atomic(false)
     private let bell: Wakeup
 
-    /// - Parameter bell: Of the worker that waits.
+    /// - Parameter bell: The bell of the worker that waits.
     init(ringing bell: Wakeup) {
         self.bell = bell
     }

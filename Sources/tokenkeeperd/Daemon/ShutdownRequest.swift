@@ -8,7 +8,7 @@ final class ShutdownRequest: Sendable {
 
     var isAsked: Bool { asked.load(ordering: .acquiring) }
 
-    /// Also rings this on a request to shut down.
+    /// Also rings this bell when a shutdown is requested.
     func alsoRing(_ other: Wakeup) {
         bells.withLock { $0.append(other) }
     }

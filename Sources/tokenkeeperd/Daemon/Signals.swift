@@ -25,8 +25,8 @@ final class Signals {
         _ = unsafe pthread_sigmask(how, &set, nil)
     }
 
-    /// Signals that arrive at once may count as one: a signal means "at least once". However many arrive during `act`, it runs once
-    /// more. A slow action, such as a reload, does not delay other signals.
+    /// Signals that arrive at once may count as one: a signal means "at least once". However many arrive while `act` runs, it
+    /// runs once more. A slow action, such as a reload, does not delay other signals.
     func on(_ number: Int32, _ act: @escaping @Sendable () -> Void) {
         let work = CoalescedWork(on: DispatchQueue(label: "signal \(number)"), act)
         let source = DispatchSource.makeSignalSource(signal: number, queue: queue)

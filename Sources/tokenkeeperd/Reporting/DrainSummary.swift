@@ -88,7 +88,7 @@ final class DrainSummary: Sendable {
         var about: Logger.Metadata = [
             "environment": "\(turn.environment)", "topic": "\(turn.topic)", "tokens": "\(turn.tokens)",
         ]
-        guard turn.opened else {
+        guard turn.tripped else {
             logger.notice("the mass-failure guard has reset: suspects are recorded again", metadata: about)
             return
         }

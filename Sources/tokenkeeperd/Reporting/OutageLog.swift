@@ -2,13 +2,13 @@ internal import Logging
 internal import Synchronization
 internal import TokenLedger
 
-/// Logs once that the database is unavailable or refuses, and once that it works again, however many workers notice it and however
-/// often they try. A problem that comes and goes is logged at most once a minute.
+/// Logs once that the database is unavailable or refuses statements, and once that it works again, however many workers notice it
+/// and however often they try. A problem that comes and goes is logged at most once a minute.
 final class OutageLog: Sendable {
     /// Problems that are logged as one: a lost connection with all its consequences, a lock, or a refusal by its SQLSTATE.
     private enum Outage: Hashable {
         case away
-        /// Whose lock, on which table: another lock is another problem.
+        /// Who holds the lock on which table. Another lock is another problem.
         case locked(String)
         case refused(String?)
 
@@ -27,7 +27,7 @@ final class OutageLog: Sendable {
     private let report: ServiceNotifier
     private let logger: Logger
 
-    /// After this, a problem that lasts, or that has come back, is logged again.
+    /// The time after which a problem is logged again: one that lasts, and one that comes back.
     private static let pause: (whileOpen: Duration, again: Duration) = (.seconds(600), .seconds(60))
 
     init(report: ServiceNotifier, logger: Logger) {
@@ -43,7 +43,7 @@ final class OutageLog: Sendable {
     ) {
         let (outage, words): (Outage, String) =
             switch error.remedy {
-            // A missing function: the schema has moved on, or is not the daemon's. The server is there.
+            // A function is missing: the schema has been upgraded, or is not the daemon's. The server itself is available.
             case .reconnect where error.sqlState == "42883": (.refused("42883"), "PostgreSQL refuses")
             case .reconnect: (.away, "waiting for PostgreSQL")
             case .retry: (Self.locked(by: holders), Self.waiting)
@@ -69,7 +69,7 @@ final class OutageLog: Sendable {
         }
     }
 
-    /// Locks of other sessions keep a worker from a part of its work. The rest continues.
+    /// Locks of other sessions block a part of a worker's work. The rest continues.
     func waits(for holders: [LockHolder], _ part: ServiceState.Part) {
         report.inTheWay("\(Self.waiting): \(holders.words)", knowsQueue: true, of: part)
         if !isNews(Self.locked(by: holders), of: part) { return }
@@ -85,7 +85,7 @@ final class OutageLog: Sendable {
             state.held[part] = outage
             let pause = state.open.contains(outage) ? Self.pause.whileOpen : Self.pause.again
             if let last = state.toldAt[outage], last.duration(to: .now) < pause { return false }
-            // Holders come and go: old entries are removed.
+            // Holders come and go, so old entries are removed.
             state.toldAt = state.toldAt.filter { $0.value.duration(to: .now) < Self.pause.whileOpen }
             state.toldAt[outage] = .now
             state.open.insert(outage)
@@ -112,7 +112,7 @@ final class OutageLog: Sendable {
         return details
     }
 
-    /// PostgreSQL responds to a worker again. Whether it still refuses, the next statement shows.
+    /// PostgreSQL responds to a worker again. The next statement shows whether it still refuses.
     func connected(_ part: ServiceState.Part) {
         report.connected(part)
         if state.withLock({ $0.held[part] }) == .away { reached(part) }

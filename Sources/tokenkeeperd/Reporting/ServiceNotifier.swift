@@ -7,11 +7,12 @@ internal import TokenLedger
 /// Reports the daemon's state to systemd: READY, STATUS, RELOADING, STOPPING, and the watchdog.
 ///
 /// Start here: the workers report to this class. It keeps their reports in `ServiceState`, a pure value, and sends what changes.
-/// A timer feeds the watchdog, but only while every worker reports within the time that it has promised: a worker that hangs stops it.
+/// A timer feeds the watchdog, but only while every worker reports within the time that it has promised. A worker that hangs
+/// stops it.
 final class ServiceNotifier: Sendable {
     private struct State {
         var serviceState = ServiceState()
-        /// Datagrams that must be delivered and are not yet. Empty if systemd does not listen.
+        /// Datagrams that must be delivered and have not been sent yet. Empty if systemd does not listen.
         var unsent: [[String]] = []
         /// The status that was sent last, and when.
         var told = ""
@@ -64,7 +65,7 @@ final class ServiceNotifier: Sendable {
 
     /// Sends what is still unsent, in order, and the status if it has changed.
     ///
-    /// The status is a datagram of its own: systemd drops a datagram that is too long, and nothing else must be lost with it.
+    /// The status has its own datagram: systemd drops a datagram that is too long, and nothing else must be lost with it.
     private func flush(_ state: inout State) {
         guard let socket else { return }
         while let next = state.unsent.first, socket.send(next) { state.unsent.removeFirst() }
@@ -128,7 +129,7 @@ final class ServiceNotifier: Sendable {
         var now = timespec()
         _ = unsafe clock_gettime(CLOCK_MONOTONIC, &now)
         state.withLock { state in
-            // A daemon that is not ready yet does not report this: the end of the reload would report READY.
+            // Before the daemon is ready, this reports nothing: the end of the reload would report READY.
             guard state.serviceState.phase == .running else { return }
             state.serviceState.phase = .reloading
             report(["RELOADING=1", "MONOTONIC_USEC=\(now.tv_sec * 1_000_000 + now.tv_nsec / 1000)"], in: &state)

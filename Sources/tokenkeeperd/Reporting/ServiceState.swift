@@ -6,9 +6,9 @@ internal import TokenModel
 struct ServiceState {
     enum Part: String, CaseIterable, Sendable {
         case drain, sweep
-        /// Only with configured credentials.
+        /// Present only if credentials are configured.
         case send
-        /// Only during a backlog.
+        /// Present only during a backlog.
         case secondDrain = "second drain"
     }
 
@@ -20,13 +20,14 @@ struct ServiceState {
 
     /// The last report of a worker.
     private struct Report {
-        /// If it has not reported again by then, it hangs.
+        /// A worker that has not reported again by then hangs.
         var heardOfBy: SuspendingClock.Instant
-        /// How long the server has not responded to its statement.
+        /// How long the server has not responded to the worker's statement.
         var unansweredFor: Duration = .zero
         /// The database has responded, and the schema fits.
         var connected = false
-        /// What blocks it, since when, whether PostgreSQL is unavailable, and whether it still looks at the queue.
+        /// What blocks the worker, since when, whether PostgreSQL is unavailable, and whether the worker still looks at the
+        /// queue.
         var obstacle: (words: String, since: Date, isAway: Bool, knowsQueue: Bool)?
     }
 
@@ -41,7 +42,7 @@ struct ServiceState {
     /// Why the last reload changed nothing.
     var refusedReload: String?
 
-    /// A worker is alive, and will report again by then.
+    /// A worker is alive, and will report again by this time.
     mutating func beat(_ part: Part, heardOfBy: SuspendingClock.Instant, unansweredFor: Duration = .zero) {
         reports[part, default: Report(heardOfBy: heardOfBy)].heardOfBy = heardOfBy
         reports[part]?.unansweredFor = unansweredFor
@@ -75,7 +76,7 @@ struct ServiceState {
         reports[part]?.obstacle = words.map { ($0, since, isAway, knowsQueue) }
     }
 
-    /// What blocks the drain, or otherwise another worker. Usually all are blocked by the same thing.
+    /// What blocks the drain or, if nothing does, another worker. Usually the same thing blocks all of them.
     private var obstacle: (words: String, since: Date)? {
         if let all = reports[.drain]?.obstacle { return (all.words, all.since) }
         for (part, name) in [(Part.sweep, "sweep"), (.send, "sending")] {
@@ -84,7 +85,7 @@ struct ServiceState {
         return nil
     }
 
-    /// Whether the process is ready: the database has responded to all of it, and the schema fits.
+    /// Whether the process is ready: the database has responded to every worker that always runs, and the schema fits.
     var isComplete: Bool { [.drain, .sweep].allSatisfy { reports[$0]?.connected == true } }
 
     /// Whether every worker has reported in time. A worker that waits for PostgreSQL reports, and is alive.
@@ -104,7 +105,7 @@ struct ServiceState {
     ///
     /// - Parameter failure: What a person must fix, if that is the reason.
     mutating func stopping(failure: String?) {
-        // A daemon that never was ready leaves what it waited for as its last status.
+        // If the daemon was never ready, its last status says what it waited for.
         let waited = phase == .starting ? obstacle.map { "never was ready; \($0.words)" } : nil
         phase = (failure ?? waited).map { .ended($0) } ?? .stopping
     }
@@ -112,7 +113,7 @@ struct ServiceState {
     /// - Parameter inTime: False if a batch was interrupted.
     mutating func stopped(inTime: Bool) {
         if phase == .stopping {
-            phase = .ended(inTime ? "stopped" : "stopped; a batch was cut off, and the next start takes it up again")
+            phase = .ended(inTime ? "stopped" : "stopped; a batch was interrupted, and runs again after the next start")
         }
     }
 
@@ -141,7 +142,7 @@ struct ServiceState {
         }
         var parts: [String] = []
         if let obstacle { parts.append("\(obstacle.words) (since \(Self.text(obstacle.since)))") }
-        // The queue is unknown while nobody looks at it.
+        // The state of the queue is unknown while no worker looks at it.
         if let queue, reports[.drain]?.obstacle?.knowsQueue ?? true, unanswered(.drain) == nil {
             parts.append(
                 queue.depth == 0

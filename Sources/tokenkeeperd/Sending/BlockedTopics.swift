@@ -1,7 +1,7 @@
 internal import TokenModel
 
-/// The topics whose claims fail because of their own requests. The sender leaves each alone for a while, so that the others go on.
-/// Pure.
+/// The topics whose claims fail because of their own requests. The sender skips each of them for a while, so that the others
+/// continue. Pure.
 struct BlockedTopics {
     private var blocked: [TopicScope: (error: String, until: ContinuousClock.Instant)] = [:]
 

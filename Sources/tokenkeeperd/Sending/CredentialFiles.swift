@@ -5,7 +5,7 @@ internal import TokenModel
 /// The files of a credential.
 struct CredentialFiles {
     let settings: CredentialSettings
-    /// Where to look for a file that is named without a folder. The first one that has it counts.
+    /// The folders in which to look for a file that is named without one. The first folder that has the file wins.
     let folders: [String]
 
     func path(_ name: String) -> String {
@@ -49,7 +49,7 @@ struct CredentialFiles {
         return bytes
     }
 
-    /// The first block need not be at the beginning: `openssl pkcs12` writes text before it.
+    /// The first block may follow other text: `openssl pkcs12` writes some before it.
     private static func isPEM(_ contents: SecretBytes) -> Bool {
         let mark = Array("-----BEGIN".utf8)
         return unsafe contents.withBytes { bytes in

@@ -1,4 +1,4 @@
-/// A credential in one environment: the requests of one scope go to one server and share its pauses.
+/// A credential in one environment. The requests of one scope go to one server and share its pauses.
 struct CredentialScope: Hashable, Sendable {
     /// The name in `[credential.NAME]`.
     var credential: String

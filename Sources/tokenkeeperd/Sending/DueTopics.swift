@@ -3,24 +3,24 @@ internal import TokenModel
 
 /// The topics that have requests due, and how far each has been claimed. Pure.
 ///
-/// The sender does not ask the database for either in every turn, because claimed requests leave dead entries at the front of the
-/// index until PostgreSQL clears them away.
+/// Claimed requests leave dead entries at the front of the index until PostgreSQL removes them. So the sender does not search for
+/// due topics in every turn, and does not start every claim at the front.
 struct DueTopics {
-    /// Topics with requests to claim: a credential covers them, or they are invalid and their requests are to fail.
+    /// Topics with requests to claim: a credential covers the topic, or the topic is invalid and its requests must fail.
     private(set) var claimable: [TopicScope] = []
     /// Topics that no credential covers, as of the last complete look.
     private(set) var uncovered: [TopicScope] = []
-    /// The same, as far as the present look has come.
+    /// The uncovered topics that the current look has found so far.
     private var uncoveredSoFar: [TopicScope] = []
     private var lookedAt: ContinuousClock.Instant?
     /// The last topic of the page that was read last; nil before the first page. There may be thousands of topics.
     private(set) var cursor: TopicScope?
     private var claimedUntil: [TopicScope: (dueAt: Instant, since: ContinuousClock.Instant)] = [:]
 
-    /// How often to look for topics while some are known.
+    /// How often to look for topics while some are claimable.
     private static let lookEvery: Duration = .milliseconds(500)
 
-    /// How often a topic is claimed from its front, where late commits and returned requests are.
+    /// How often a claim starts at the front of a topic, where late commits and returned requests are.
     private static let fromFrontEvery: Duration = .seconds(5)
 
     /// Whether to read pages now, until `needsAnotherPage` is false.
@@ -46,7 +46,7 @@ struct DueTopics {
         }
     }
 
-    /// A page of uncovered topics only must not end the look: the next page may have others.
+    /// A page that has only uncovered topics must not end the look: the next page may have others.
     var needsAnotherPage: Bool { claimable.isEmpty && cursor != nil }
 
     /// Where the next claim of a topic begins.

@@ -13,9 +13,10 @@ struct LoadedCredential: Sendable {
     /// The files that hold a key or a password.
     let secretFiles: [String]
 
-    /// Accepts an expired certificate, because the drain must go on; the log and `status` name it.
+    /// Accepts an expired certificate, because the drain must continue. The log and `status` name the certificate.
     ///
-    /// - Parameter folders: Where to look for a file that is named without a folder. The first one that has it counts.
+    /// - Parameter folders: The folders in which to look for a file that is named without one. The first folder that has the file
+    ///   wins.
     init(_ settings: CredentialSettings, folders: [String]) throws(ConfigurationError) {
         let files = CredentialFiles(settings: settings, folders: folders)
         self.settings = settings
@@ -42,7 +43,7 @@ struct LoadedCredential: Sendable {
         }
     }
 
-    /// A certificate is for the topics and environments that it names: APNs refuses all others.
+    /// Checks that the certificate names the topics and environments of its settings: APNs refuses all others.
     private static func check(_ certificate: ClientCertificate, against settings: CredentialSettings) throws {
         let named = certificate.topics
         if let other = settings.topics.first(where: { !$0.hasSuffix("*") && !named.isEmpty && !named.contains($0) }) {
@@ -57,8 +58,8 @@ struct LoadedCredential: Sendable {
         }
     }
 
-    /// What `sending_daemon` says about it; contains no secret.
-    private struct Told: Encodable {
+    /// The credential as described in `sending_daemon`; contains no secret.
+    private struct Described: Encodable {
         var name: String
         var kind: String
         var topics: [String]
@@ -71,15 +72,15 @@ struct LoadedCredential: Sendable {
         }
     }
 
-    /// A JSON array of several, for `sending_daemon`.
-    static func told(_ credentials: [LoadedCredential]) -> String {
-        let told = credentials.map { credential in
-            Told(
+    /// A JSON array that describes the credentials, for `sending_daemon`.
+    static func described(_ credentials: [LoadedCredential]) -> String {
+        let described = credentials.map { credential in
+            Described(
                 name: credential.settings.name, kind: credential.kind, topics: credential.settings.topics,
                 environments: credential.settings.environments.map(\.rawValue).sorted(),
                 expiresAt: credential.expiresAt.map { ServiceState.text($0.date) })
         }
-        return (try? JSONEncoder().encode(told)).map { String(decoding: $0, as: UTF8.self) } ?? "[]"
+        return (try? JSONEncoder().encode(described)).map { String(decoding: $0, as: UTF8.self) } ?? "[]"
     }
 }
 

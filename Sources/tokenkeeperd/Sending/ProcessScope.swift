@@ -1,12 +1,12 @@
 internal import FoundationEssentials
 internal import Glibc
 
-/// Where a daemon runs: a boot of a machine and a PID namespace. A daemon can tell at once whether another one in the same place has
-/// ended.
+/// Where a daemon runs: a boot of a machine and a PID namespace. A daemon can tell at once whether another one in the same scope
+/// has ended.
 enum ProcessScope {
     /// - Parameters:
     ///   - environment: May hold `BOOT_ID`, which the unit sets: a service with `ProcSubset=pid` cannot read it from /proc.
-    ///   - daemonID: Stands for a place that cannot be determined: no other daemon is in it.
+    ///   - daemonID: The scope's name if the scope cannot be determined. Then no other daemon shares it.
     static func name(environment: [String: String], daemonID: String) -> String {
         let boot =
             (try? String(contentsOfFile: "/proc/sys/kernel/random/boot_id", encoding: .utf8)) ?? environment["BOOT_ID"]
@@ -15,7 +15,7 @@ enum ProcessScope {
         return "\(boot)/\(space)"
     }
 
-    /// Whether the process of another daemon in this place still runs. True as well if another process now has its number.
+    /// Whether the process of another daemon in this scope still runs. True as well if another process now has its number.
     ///
     /// - Parameter daemonID: `host/pid/start`.
     static func isAlive(_ daemonID: String) -> Bool {

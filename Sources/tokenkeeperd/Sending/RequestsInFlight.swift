@@ -3,8 +3,8 @@ internal import TokenModel
 
 /// The requests that this daemon has claimed with one credential for one environment. Pure.
 ///
-/// Only one request per token is in flight; the others queue behind it in their order. So the first response speaks for all of
-/// them: after a 410, the others are never sent.
+/// Only one request per token is in flight; the others queue behind it in order. So the first response decides about all of them:
+/// after a 410, the others are never sent.
 struct RequestsInFlight {
     /// For each token, the request in flight and the queue behind it.
     private var queues: [TokenAddress: [ClaimedRequest]] = [:]

@@ -6,7 +6,7 @@ struct RestingTokens {
     private var until: [TokenAddress: ContinuousClock.Instant] = [:]
     private var prunedAt: ContinuousClock.Instant?
 
-    /// The ledger has recorded a response by then.
+    /// Within this time, the ledger has recorded the response.
     static let untilRecorded: Duration = .seconds(2)
     private static let pruneEvery: Duration = .seconds(1)
 
@@ -20,7 +20,7 @@ struct RestingTokens {
         return now.duration(to: end)
     }
 
-    /// Forgets the tokens that have rested, from time to time.
+    /// Forgets the tokens whose rest is over. Does so only from time to time.
     mutating func prune(at now: ContinuousClock.Instant) {
         if let prunedAt, prunedAt.duration(to: now) <= Self.pruneEvery { return }
         prunedAt = now

@@ -32,14 +32,14 @@ struct SendPipeline {
     var blockedTopics: [String] { state.blockedTopics }
     var problems: [String] { state.problems(at: .now) }
 
-    /// Gives back what the database says that this daemon has claimed and the state does not know.
+    /// Gives back the requests that this daemon has claimed according to the database, but that the state does not know.
     mutating func reconcile(_ outbox: Outbox, on connection: inout Connection) throws(DatabaseError) {
         state.reconcile(claimed: try outbox.claimed(on: &connection))
     }
 
-    /// Takes the outcomes from the clients, and writes what became of the requests.
+    /// Takes outcomes from the clients, and writes what became of the requests.
     ///
-    /// - Returns: Whether it wrote anything. False as well when somebody has locked a row: the next turn tries again.
+    /// - Returns: Whether it wrote anything. False as well if another session has locked a row: the next turn tries again.
     mutating func finish(
         by policy: RetryPolicy, _ outbox: Outbox, on connection: inout Connection
     ) throws(DatabaseError) -> Bool {
@@ -54,17 +54,17 @@ struct SendPipeline {
                 hasWritten = true
             }
         } catch {
-            // An open transaction that forgets a person or deletes requests holds the lock.
+            // An open transaction that runs `forget` or deletes requests holds the lock.
             if error.remedy != .retry { throw error }
             return false
         }
         return hasWritten
     }
 
-    /// What came of a round of claims.
+    /// The outcome of a round of claims.
     enum Claimed {
         case some
-        /// Requests are due, and none of them can be sent now.
+        /// Requests are due, but none can be sent now.
         case dueOnly
         case none
     }

@@ -13,7 +13,7 @@ struct SendPresence {
     static let beatEvery: Duration = .seconds(5)
     private static let takeOverEvery: Duration = .seconds(10)
 
-    /// After an outage of the database, other daemons may reconnect later than this one: until then silence proves nothing.
+    /// After an outage of the database, other daemons may reconnect later than this one. Until then, silence proves nothing.
     private static let trustsSilenceAfter: Duration = .seconds(30)
 
     init(credentials: String) {

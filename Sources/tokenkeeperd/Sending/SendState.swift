@@ -11,8 +11,8 @@ internal import TokenModel
 /// - Each claimed request ends exactly once.
 /// - No two requests of one token are in flight at a time.
 /// - Nothing is sent to a token that rests. Nothing is claimed for a server that rests, or for a topic that was just paused.
-/// - A credential holds at most `limit` requests per environment. Where more topics share it than have room, each gets one request
-///   all the same, so that none starves.
+/// - A credential holds at most `limit` requests per environment. If more topics share a credential than it has room for, each
+///   still gets one request, so that none starves.
 struct SendState {
     /// The most requests of one credential in one environment, queued ones included.
     private let limit: Int
@@ -30,11 +30,11 @@ struct SendState {
         self.credential = credential
     }
 
-    /// What the pipeline is to do outside of the database.
+    /// What the pipeline does outside the database.
     enum Action: Equatable {
         /// Give the requests to the client of the credential.
         case submit([PushRequest], credential: String)
-        /// Log that a credential sends nothing in an environment for so long.
+        /// Log that a credential sends nothing in an environment for this time.
         case logRest(CredentialScope, Duration, lastError: String?)
     }
 
@@ -49,7 +49,7 @@ struct SendState {
     /// Whether nothing is claimed and everything is written.
     var isEmpty: Bool { requests.values.allSatisfy(\.isEmpty) && unwritten.isEmpty }
 
-    /// Topics whose requests all wait, one sentence each: no credential covers them, or the database cannot claim from them.
+    /// Topics whose requests all wait, one sentence each: no credential covers the topic, or claims from it fail.
     var blockedTopics: [String] {
         topics.uncovered.prefix(20).map { "no credential is configured for \($0): its requests wait" }
             + blocked.problems.prefix(20)
@@ -98,7 +98,8 @@ struct SendState {
     ) -> RequestEnding {
         var answer: RequestEnding.Answer?
         switch (outcome.end, step.blame) {
-        // It is not from APNs, so it says nothing about the token: recorded as a result, it would make the token suspect.
+        // The response is not from APNs, so it says nothing about the token. Recorded as a result, it would make the token
+        // suspect.
         case (.answered, .foreign): break
         case (.answered(let response), _):
             answer = RequestEnding.Answer(status: response.status, body: response.body, apnsID: response.apnsID)
@@ -107,7 +108,7 @@ struct SendState {
         return RequestEnding(number: claimed.number, fate: step.fate, answer: answer, sentAt: outcome.sentAt)
     }
 
-    /// - Returns: The token's next request, unless it must wait like the one that has ended.
+    /// - Returns: The token's next request, unless it has to wait like the one that has ended.
     private mutating func goOn(
         _ address: TokenAddress, in scope: CredentialScope, after step: RetryPolicy.Step,
         at now: ContinuousClock.Instant
@@ -130,11 +131,11 @@ struct SendState {
     /// What to write to the database next; nil when everything is written. Call `wrote` after the COMMIT.
     var nextWrite: UnwrittenEndings.Write? { unwritten.next }
 
-    /// What `nextWrite` named is in the database.
+    /// What `nextWrite` returned is in the database.
     mutating func wrote() { unwritten.wrote() }
 
-    /// Compares with what the database says that this daemon has claimed. A COMMIT whose response was lost may have claimed or
-    /// finished requests, and another daemon may have taken some over.
+    /// Compares the state with what this daemon has claimed according to the database. A COMMIT whose response was lost may have
+    /// claimed or finished requests, and another daemon may have taken some over.
     mutating func reconcile(claimed: Set<Int64>) {
         let known = requests.values.reduce(into: unwritten.numbers) { $0.formUnion($1.numbers) }
         unwritten.giveBack(numbers: claimed.subtracting(known))
@@ -143,16 +144,16 @@ struct SendState {
 
     // MARK: - Claims
 
-    /// A topic whose turn it is to be claimed from.
+    /// A topic's turn to be claimed from.
     struct Turn: Equatable {
         var topic: TopicScope
-        /// The credential's name is empty for an invalid topic, whose requests all fail in the claim.
+        /// The credential's name is empty if the topic is invalid: then all its requests fail in the claim.
         var scope: CredentialScope
-        /// How many turns of the round share the credential's room.
+        /// How many turns of this round share the credential's room.
         var sharers = 1
     }
 
-    /// Whether so many endings are unwritten that they go first, before any claim.
+    /// Whether so many endings are unwritten that they must be written before anything is claimed.
     var isBehind: Bool { unwritten.isBacklog }
 
     /// Whether the pipeline is to look for topics now, page by page.
@@ -173,7 +174,7 @@ struct SendState {
         tokens.prune(at: now)
         var turns = topics.claimable.compactMap { topic -> Turn? in
             let scope = CredentialScope(credential: credential(topic) ?? "", environment: topic.environment)
-            // Not for a few: a claim of one request costs about as much as one of many.
+            // Skip scopes with little room: a claim of one request costs about as much as a claim of many.
             let hasRoom = room(in: scope) >= max(limit / 4, 1)
             return hasRoom && !blocked.isBlocked(topic, at: now) && !health.isResting(scope, at: now)
                 ? Turn(topic: topic, scope: scope) : nil
@@ -185,7 +186,7 @@ struct SendState {
 
     private func room(in scope: CredentialScope) -> Int { limit - (requests[scope]?.count ?? 0) }
 
-    /// How many requests a turn may claim: its share of the room that the turns before it have left.
+    /// How many requests a turn may claim: its share of the room that the earlier turns have left.
     func room(for turn: Turn) -> Int { max(room(in: turn.scope) / turn.sharers, 1) }
 
     /// Where the claim of a turn begins.

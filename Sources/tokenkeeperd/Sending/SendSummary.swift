@@ -2,7 +2,7 @@ internal import Logging
 internal import TokenLedger
 internal import TokenModel
 
-/// Logs what the sender did, in at most one line per minute, and at once what a person should act upon.
+/// Logs what the sender did, in at most one line per minute. Logs at once what a person should act on.
 struct SendSummary {
     private let logger: Logger
     private var answered = 0
@@ -88,7 +88,7 @@ struct SendSummary {
             metadata: ["requests": "\(requests)"])
     }
 
-    /// Logs each sentence about waiting requests, and again every ten minutes while it holds.
+    /// Logs each problem that keeps requests waiting, and again every ten minutes while it lasts.
     mutating func report(waiting problems: [String]) {
         problemLoggedAt = problemLoggedAt.filter { problems.contains($0.key) }
         for problem in problems

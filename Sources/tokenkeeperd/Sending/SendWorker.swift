@@ -20,13 +20,13 @@ struct SendWorker {
 
     func run() {
         let senders = startClients()
-        // Twice what can be in flight: when responses arrive, the next requests are there.
+        // Twice what can be in flight, so that the next requests are ready when responses arrive.
         var pipeline = SendPipeline(
             senders, limit: 2 * worker.configuration.clientOptions.inFlight, summary: SendSummary(logger: worker.logger)
         )
         pipeline.summary.begins(credentials)
         let place = ProcessScope.name(environment: ProcessInfo.processInfo.environment, daemonID: daemonID)
-        let described = LoadedCredential.told(credentials)
+        let described = LoadedCredential.described(credentials)
         worker.run(bell: bell) { connection, succeeded in
             var outbox = Outbox(daemonID: daemonID, processScope: place, lockTimeout: worker.configuration.lockTimeout)
             var presence = SendPresence(credentials: described)
@@ -74,7 +74,7 @@ struct SendWorker {
             pause = min(pause * 2, configuration.pollIdle, SendPresence.beatEvery)
             worker.rest(bell, for: pause)
             return
-        // Everything due was suppressed or failed, or somebody has locked it.
+        // Everything due was suppressed or failed, or another session has locked it.
         case .dueOnly: worker.rest(bell, for: configuration.pollBusy)
         case .some, .none: usleep(UInt32(Self.pace.microseconds))
         }

@@ -10,7 +10,7 @@ struct SendingHealth {
     static let foreignInARow = 5
     /// A server rests after this many errors in a row.
     static let errorsInARow = 20
-    /// How long a server rests, each time longer until it answers again.
+    /// How long a server rests: longer each time, until it responds again.
     static let rest = Backoff(from: .seconds(15), to: .seconds(15 * 60))
 
     private struct Server {
@@ -22,16 +22,16 @@ struct SendingHealth {
     private var refused: [TopicScope: Int] = [:]
     private var foreign: [TopicScope: Int] = [:]
     private var servers: [CredentialScope: Server] = [:]
-    /// Pauses that APNs asked a credential for. They hold in both environments.
+    /// Pauses that APNs requested for a credential. They apply to both environments.
     private var pauses: [CredentialScope: ContinuousClock.Instant] = [:]
     private var lastErrors: [CredentialScope: String] = [:]
 
-    /// What one outcome leads to.
+    /// What follows from one outcome.
     enum Measure: Equatable {
         case none
         /// Pause the topic, for this reason.
         case pauseTopic(String)
-        /// Send nothing with the credential in this environment for so long.
+        /// Send nothing with the credential in this environment for this time.
         case rest(Duration)
     }
 
@@ -65,7 +65,7 @@ struct SendingHealth {
         }
     }
 
-    /// Counts one more for the topic, and starts over at the limit.
+    /// Counts one more for the topic, and starts again at zero once the limit is reached.
     private static func reached(_ limit: Int, of topic: TopicScope, in counts: inout [TopicScope: Int]) -> Bool {
         let count = counts[topic, default: 0] + 1
         counts[topic] = count < limit ? count : nil
@@ -90,11 +90,11 @@ struct SendingHealth {
         return pauses.contains { $0.key.credential == scope.credential && now < $0.value }
     }
 
-    /// Those with a rest of their own, in order.
+    /// The scopes that rest or pause, in order.
     func resting(at now: ContinuousClock.Instant) -> [CredentialScope] {
         Set(servers.keys).union(pauses.keys).filter { isResting($0, at: now) }.sorted()
     }
 
-    /// What the last failed request of a scope met.
+    /// The error of the last failed request of a scope.
     func lastError(of scope: CredentialScope) -> String? { lastErrors[scope] }
 }

@@ -1,7 +1,7 @@
 internal import TokenLedger
 internal import TokenModel
 
-/// What the sender has decided and not yet written to the database: endings of requests, and pauses of topics. Pure.
+/// What the sender has decided but not yet written to the database: endings of requests, and pauses of topics. Pure.
 struct UnwrittenEndings {
     private var endings: [RequestEnding] = []
     private var pauses: [(topic: TopicScope, reason: String)] = []
@@ -26,9 +26,9 @@ struct UnwrittenEndings {
         endings.append(ending)
     }
 
-    /// Adds requests that wait again, as if they had not been tried.
+    /// Adds requests that go back to the outbox, as if they had not been tried.
     ///
-    /// - Parameter pause: How long they wait at least; nil for no longer than before.
+    /// - Parameter pause: The shortest time that they wait; nil for no longer than before.
     mutating func giveBack(_ requests: [ClaimedRequest], after pause: Duration?) {
         endings += requests.map { RequestEnding(number: $0.number, fate: .returned(pause)) }
     }
@@ -38,7 +38,7 @@ struct UnwrittenEndings {
         endings += numbers.map { RequestEnding(number: $0, fate: .returned(nil)) }
     }
 
-    /// Adds a pause, unless one of the topic is waiting already: its reason is the first one.
+    /// Adds a pause, unless one of the same topic is unwritten already: the first reason stays.
     mutating func pause(_ topic: TopicScope, reason: String) {
         if !pauses.contains(where: { $0.topic == topic }) { pauses.append((topic, reason)) }
     }
@@ -49,7 +49,7 @@ struct UnwrittenEndings {
         return endings.isEmpty ? nil : .endings(Array(endings.prefix(Self.batch)))
     }
 
-    /// What `next` named is in the database.
+    /// What `next` returned is in the database.
     mutating func wrote() {
         if pauses.isEmpty { endings.removeFirst(min(Self.batch, endings.count)) } else { pauses.removeFirst() }
     }

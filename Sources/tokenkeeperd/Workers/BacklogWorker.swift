@@ -3,7 +3,7 @@ internal import Logging
 internal import Synchronization
 internal import TokenLedger
 
-/// Helps the drain on a second connection while there is a backlog: two processes of PostgreSQL then record results, and new results do
+/// Helps the drain on a second connection while there is a backlog. Two server processes then record results, and new results do
 /// not wait while the primary reads a partition in bulk.
 ///
 /// The connection is opened for a backlog and closed soon afterwards. If it cannot be opened, the primary works alone.
@@ -17,7 +17,8 @@ struct BacklogWorker {
         /// This many unread pages are a backlog: 8 MiB, some 40,000 to 60,000 results.
         private static let worthTwo = 1024
 
-        /// So are this many batches in a row with this many results each, within one pass: rows committed late do not lie ahead.
+        /// This many consecutive batches of at least this many results within one pass are a backlog, too: rows that were
+        /// committed late are behind the cursor, and not among the unread pages.
         private static let (full, inARow) = (1000, 8)
         private let batches = Mutex((results: 0, full: 0))
 
@@ -59,7 +60,7 @@ struct BacklogWorker {
                 backlog.wakeup.wait(for: .seconds(60))
                 continue
             }
-            // Where connections are few, the other workers get theirs first.
+            // If connections are scarce, the other workers get theirs first.
             guard worker.configuration.secondConnection, worker.report.isComplete else {
                 rest(for: .seconds(1))
                 continue
@@ -72,7 +73,7 @@ struct BacklogWorker {
                 if worker.report.isComplete, warnedAt.map({ $0.duration(to: .now) > Self.pause.warning }) ?? true {
                     warnedAt = .now
                     worker.logger.warning(
-                        "a backlog is drained by one connection alone: the second one failed or could not be opened",
+                        "a backlog is drained by one connection alone: the second connection failed or could not be opened",
                         metadata: ["error": "\(error)"])
                 }
             }

@@ -1,12 +1,12 @@
 internal import TokenLedger
 
-/// What the drain reports about itself while it works: heartbeats, the locks in its way, and what it cannot record.
+/// Reports what the drain does: heartbeats, the locks in its way, and what it cannot record.
 struct DrainReporting {
     private let worker: Worker
     private var heartbeat: Heartbeat
     private var configuration: Configuration
     private var beatAt: ContinuousClock.Instant?
-    /// When a lock of another session kept the last heartbeat from being written; nil when none did.
+    /// When a lock of another session prevented the last heartbeat; nil if none did.
     private var beatRefusedAt: ContinuousClock.Instant?
     private var locks = LockWatch()
     private var trouble: DatabaseError?
@@ -27,7 +27,7 @@ struct DrainReporting {
     /// Whether locks of other sessions are in the way at the moment.
     var isMeetingLocks: Bool { locks.isMeeting }
 
-    /// Whether locks of other sessions have been in the way for so long that this is reported.
+    /// Whether locks of other sessions have been in the way long enough to be reported.
     var isHeldUp: Bool { locks.reported != nil }
 
     mutating func passBegins(_ configuration: Configuration) {
@@ -65,7 +65,7 @@ struct DrainReporting {
         _ pass: Drain.Pass, on connection: inout Connection
     ) throws(DatabaseError) {
         let wasHeldUp = isHeldUp
-        // A refused heartbeat is retried only now and then; its lock is there meanwhile.
+        // A refused heartbeat is retried only from time to time. Until then, assume that its lock remains.
         locks.note(
             waits: pass.lockWaits - counted.lockWaits + (beatRefusedAt == nil ? 0 : 1),
             settled: pass.settled - counted.settled, now: .now)

@@ -9,7 +9,7 @@ struct DrainWorker {
     let summary: DrainSummary
     let backlog: BacklogWorker.Backlog
 
-    /// A problem is over when it has not been met for this long: not every pass comes by the results left for a retry.
+    /// A problem is over when it has not occurred for this long. Not every pass reads the retry partition.
     private static let problemLasts: Duration = .seconds(2)
 
     func run() {

@@ -1,7 +1,7 @@
 internal import TokenLedger
 
-/// Decides when a lock of another session is worth reporting: results wait for locks, and the same transaction holds one for seconds.
-/// Pure.
+/// Decides when a lock of another session is worth reporting: when results wait, and the same transaction holds a lock for
+/// seconds. Pure.
 ///
 /// It is normal that a batch meets a lock: an application that registers a token holds its row. So sessions are looked up only after
 /// locks have been met for a while, and reported only if they are found repeatedly.
@@ -12,7 +12,7 @@ struct LockWatch {
     static let seenFor: Duration = .seconds(3)
     /// The time between two looks: before and after something is reported.
     static let lookEvery: (before: Duration, after: Duration) = (.milliseconds(500), .seconds(5))
-    /// The problem is over when no lock has been met for this long. Not every pass reads the results that wait.
+    /// The problem is over when no lock has been met for this long. Not every pass reads the waiting results.
     static let quiet: Duration = .seconds(3)
     /// Without any progress for this long, the wait is reported even if no session holds a lock for long.
     static let standstill: Duration = .seconds(6)
@@ -23,7 +23,8 @@ struct LockWatch {
     private var lookedAt: ContinuousClock.Instant?
     private var firstSeen: [LockHolder.Identity: ContinuousClock.Instant] = [:]
 
-    /// The sessions to report, those that hold whole tables first. Nil for nothing to report; empty if no session holds a lock for long.
+    /// The sessions to report, starting with those that lock whole tables. Nil if there is nothing to report; empty if no session
+    /// holds a lock for long.
     private(set) var reported: [LockHolder]?
 
     /// Whether locks are being met now.

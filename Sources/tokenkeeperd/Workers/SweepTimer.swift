@@ -1,7 +1,7 @@
 internal import Dispatch
 internal import TokenLedger
 
-/// The timer of the sweep: a Dispatch timer on the wall clock. It says that a sweep may be due; the database decides.
+/// The timer of the sweep: a Dispatch timer on the wall clock. It signals that a sweep may be due; the database decides.
 final class SweepTimer {
     private let source: any DispatchSourceTimer
 

@@ -4,10 +4,10 @@ internal import Synchronization
 internal import TokenLedger
 internal import TokenModel
 
-/// Sweeps on the timer, on SIGUSR1, and when SQL requests it. In between, it resets guards, finishes what `reinstate` has left to do,
-/// and counts the tokens for `status`.
+/// Sweeps on the timer, on SIGUSR1, and when SQL requests it. In between, it resets guards, undoes the suspects of reinstated
+/// windows, and counts the tokens for `status`.
 struct SweepWorker {
-    /// What the signal handlers and the timer leave for this worker.
+    /// The requests of the signal handlers and the timer to this worker.
     final class Bells: Sendable {
         let wakeup = Wakeup()
         private let signalled = Atomic(false)
@@ -43,7 +43,7 @@ struct SweepWorker {
     private struct State {
         var count = TokenCount()
         var statusCache = StatusCache()
-        /// The topics that the last sweep refused: a timer refuses the same each hour, which is logged once.
+        /// The topics that the last sweep refused. The timer's sweeps refuse the same topics every hour, which is logged once.
         var refused: Set<String> = []
     }
 
@@ -55,7 +55,7 @@ struct SweepWorker {
             bells.markDue()
             while !worker.stop.isAsked {
                 try requestIfSignalled(on: &connection)
-                try closeQuietGuards(on: &connection)
+                try resetQuietGuards(on: &connection)
                 let undoes = try Reinstatement.undo(within: .seconds(1), on: &connection) { !worker.stop.isAsked }
                 if try sweepIfRequested(&state, on: &connection) {
                     succeeded()
@@ -82,11 +82,11 @@ struct SweepWorker {
         }
     }
 
-    private func closeQuietGuards(on connection: inout Connection) throws {
-        for closed in try MassFailureGuard.closeQuiet(worker.configuration.guardLimits, on: &connection) {
+    private func resetQuietGuards(on connection: inout Connection) throws {
+        for reset in try MassFailureGuard.resetQuiet(worker.configuration.guardLimits, on: &connection) {
             worker.logger.notice(
                 "the mass-failure guard has reset: suspects are recorded again",
-                metadata: ["environment": "\(closed.environment)", "topic": "\(closed.topic)"])
+                metadata: ["environment": "\(reset.environment)", "topic": "\(reset.topic)"])
         }
     }
 
@@ -103,7 +103,7 @@ struct SweepWorker {
         return true
     }
 
-    /// - Returns: Whether the timer has fired; then it is set again.
+    /// - Returns: Whether the timer has fired. Then the caller sets it again.
     private func sweepIfDue(
         _ timer: SweepTimer, _ state: inout State, on connection: inout Connection
     ) throws(DatabaseError) -> Bool {

@@ -3,14 +3,14 @@ internal import Logging
 internal import TokenLedger
 internal import TokenModel
 
-/// What the workers have in common: a connection that is made again whenever it is lost.
+/// The common part of all workers: keeps a connection, and connects again whenever it is lost.
 ///
 /// Start here: `run` is the loop of every worker.
 struct Worker: Sendable {
     let part: ServiceState.Part
     let settings: LiveConfiguration
     let stop: ShutdownRequest
-    /// Entered while a connection is in use: a shutdown waits for this, and not for an attempt to connect.
+    /// Entered while a connection is in use. A shutdown waits for this, but not for an attempt to connect.
     let atWork: DispatchGroup
     let outages: OutageLog
     let report: ServiceNotifier
@@ -23,7 +23,7 @@ struct Worker: Sendable {
     /// The current settings.
     var configuration: Configuration { settings.current }
 
-    /// One lost connection within this time is not logged.
+    /// The first lost connection within this time is not logged.
     private static let forgivesEvery: Duration = .seconds(60)
 
     /// How long a worker may be silent while it does not wait for the server.
@@ -78,14 +78,15 @@ struct Worker: Sendable {
                         backoff.reset()
                     }
                 } catch let error as DatabaseError where error.remedy == .retry {
-                    // Who holds a lock can be seen only while it is held.
+                    // The holder of a lock is visible only while it holds the lock.
                     holders = ((try? LockHolder.all(on: &connection)) ?? []).filter(\.isOfWholeTable)
                     throw error
                 }
             } catch let error as SchemaError {
                 return giveUp(error)
             } catch let error as DatabaseError {
-                // Servers close idle connections: one that was lost after useful work is not worth a log line, unless it happens often.
+                // Servers close idle connections. A connection that is lost after useful work is not worth a log line, unless it
+                // happens often.
                 if worked, error.remedy == .reconnect,
                     forgivenAt.map({ $0.duration(to: .now) > Self.forgivesEvery }) ?? true
                 {

@@ -1,6 +1,6 @@
 internal import Glibc
 
-/// A thread for a worker that blocks in `poll(2)`, which must not happen on Swift's cooperative pool.
+/// A thread for a worker. Workers block in `poll(2)`, which must not happen on Swift's cooperative pool.
 enum WorkerThread {
     private final class Body: Sendable {
         let run: @Sendable () -> Void

@@ -93,16 +93,16 @@ import TokenModel
                 "the PKCS#12 file has no private key"))
         #expect(
             try refusal { try pkcs12("key.p12", password: "secret42") }.hasPrefix(
-                "there is a private key and no certificate"))
+                "found a private key without a certificate"))
     }
 
     @Test func `what is not a PKCS#12 file is refused by what it is`() throws {
         try workshop.makeCertificate()
         try workshop.run("openssl x509 -in push.pem -outform der -out push.cer; printf 'garbage' > garbage; : > empty")
-        #expect(try refusal { try pkcs12("push.pem") } == "the file is not a PKCS#12 file, it is PEM: set it as such")
+        #expect(try refusal { try pkcs12("push.pem") } == "the file is not a PKCS#12 file, it is PEM: configure it as PEM")
         #expect(try refusal { try pkcs12("push.cer") }.contains("it is a certificate without its private key"))
-        #expect(try refusal { try pkcs12("garbage") }.contains("it is damaged or something else"))
-        #expect(try refusal { try pkcs12("empty") }.contains("it is damaged or something else"))
+        #expect(try refusal { try pkcs12("garbage") }.contains("it is damaged or of another format"))
+        #expect(try refusal { try pkcs12("empty") }.contains("it is damaged or of another format"))
     }
 
     @Test func `a PKCS#12 file with any byte wrong is refused, or is what it was`() throws {

@@ -1,5 +1,5 @@
-/// A configuration in a strict subset of TOML 1.0: comments, sections, keys, texts on one line, whole decimal numbers,
-/// booleans and arrays of texts. Everything else is refused, and what is accepted means the same in TOML.
+/// A document in a strict subset of TOML 1.0: comments, tables ("sections"), keys, single-line strings ("texts"), decimal
+/// integers, booleans and arrays of strings. Everything else is refused. Every accepted document means the same in TOML.
 ///
 /// https://toml.io/en/v1.0.0
 struct TOMLDocument: Equatable {
@@ -11,7 +11,7 @@ struct TOMLDocument: Equatable {
     }
 
     struct Entry: Equatable {
-        /// With the parts of its section.
+        /// Starts with the parts of its section.
         var key: [String]
         var value: Value
         /// From 1.
@@ -24,19 +24,19 @@ struct TOMLDocument: Equatable {
         var line: Int
     }
 
-    /// The most keys and sections. The settings are some forty, and eight more for each credential.
+    /// The most keys and sections. There are some forty settings, and eight more for each credential.
     static let maximumKeys = 1000
 
     /// In the order of the text.
     private(set) var entries: [Entry] = []
     private(set) var sections: [Section] = []
 
-    /// What a key stands for. TOML forbids to define a key twice, and to add to a section from outside of it.
+    /// How a key was defined. TOML does not allow a key to be defined twice, or a section to be extended from outside.
     private enum Definition {
         case value
-        /// By a header of its own.
+        /// By its own header.
         case section
-        /// By the header of a section inside it: its own may still follow.
+        /// By the header of a section inside it. Its own header may still follow.
         case implied
         /// By a key with dots.
         case dotted
@@ -61,14 +61,14 @@ struct TOMLDocument: Equatable {
                 section = try scanner.key()
                 guard scanner.take("]") else { throw scanner.failure(expected: "] or a dot") }
                 if let other = Self.define(section: section, in: &known) {
-                    throw scanner.failure(found: other, expected: "a section that is not there yet", at: start)
+                    throw scanner.failure(found: other, expected: "a new section", at: start)
                 }
                 sections.append(Section(key: section, line: line))
             } else {
                 let key = try scanner.key()
                 guard scanner.take("=") else { throw scanner.failure(expected: "= or a dot") }
                 if let other = Self.define(key: key, of: section, in: &known) {
-                    throw scanner.failure(found: other, expected: "a key that is not there yet", at: start)
+                    throw scanner.failure(found: other, expected: "a new key", at: start)
                 }
                 scanner.skipBlanks()
                 entries.append(Entry(key: section + key, value: try Self.value(&scanner), line: line))
@@ -133,7 +133,7 @@ struct TOMLDocument: Equatable {
             found: "a number that is not a whole decimal one of 64 bits, or a date", expected: values, at: start)
     }
 
-    /// A sign, and digits without leading zeros; single underscores may stand between digits.
+    /// An optional sign and digits without leading zeros. Single underscores may separate digits.
     private static func integer(_ word: String) -> Int64? {
         let unsigned = word.first == "+" || word.first == "-" ? word.dropFirst() : word[...]
         let groups = unsigned.split(separator: "_", omittingEmptySubsequences: false)

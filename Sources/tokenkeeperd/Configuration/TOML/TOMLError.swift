@@ -1,6 +1,6 @@
-/// Why a text is not in the TOML that is read here: where, what was found and what is expected.
+/// Why a text is not in the supported subset of TOML: where, what was found and what is expected.
 ///
-/// It quotes one character at most, never a value, which may be a secret.
+/// It quotes at most one character and never a value, which may be a secret.
 struct TOMLError: Error, Equatable, CustomStringConvertible {
     /// Both from 1. The column counts Unicode scalars.
     var line: Int

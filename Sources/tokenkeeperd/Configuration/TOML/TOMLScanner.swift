@@ -1,7 +1,7 @@
 /// Reads the tokens of TOML from bytes, and knows the line and column of each byte.
 ///
-/// Nothing here recurses, each byte is read a bounded number of times, and the size of the document, of a key and of a text
-/// is limited. So no document ends or delays the process, as long as `TOMLDocument` limits the number of keys too.
+/// Nothing here recurses, each byte is read a bounded number of times, and the sizes of the document, of keys and of texts are
+/// limited. `TOMLDocument` limits the number of keys. So no document can crash or delay the process.
 struct TOMLScanner {
     /// The most bytes of a document.
     static let maximumSize = 1 << 20
@@ -17,7 +17,7 @@ struct TOMLScanner {
     private(set) var line = 1
     private var lineStart = 0
 
-    /// - Throws: When the text is too long or not UTF-8, with the place of the first wrong byte.
+    /// - Throws: If the text is too long or not UTF-8, with the position of the first wrong byte.
     init(_ bytes: [UInt8]) throws(TOMLError) {
         self.bytes = bytes
         if bytes.count > Self.maximumSize {
@@ -30,7 +30,7 @@ struct TOMLScanner {
     }
 
     private static func firstInvalidByte(in bytes: [UInt8]) -> Int? {
-        // The quick way where all is well.
+        // The fast path for valid text.
         if String(validating: bytes, as: UTF8.self) != nil { return nil }
         var parser = Unicode.UTF8.ForwardParser()
         var iterator = bytes.makeIterator()
@@ -68,7 +68,7 @@ struct TOMLScanner {
         return true
     }
 
-    /// Blanks and a comment.
+    /// Skips blanks and a comment.
     mutating func skipComment() throws(TOMLError) {
         skipBlanks()
         guard take("#") else { return }
@@ -78,12 +78,12 @@ struct TOMLScanner {
         }
     }
 
-    /// Blanks, comments and ends of lines.
+    /// Skips blanks, comments and line ends.
     mutating func skipLines() throws(TOMLError) {
         repeat { try skipComment() } while takeNewline()
     }
 
-    /// Parts with dots between them: bare, or in quotes.
+    /// Reads a key: parts separated by dots, bare or in quotes.
     mutating func key() throws(TOMLError) -> [String] {
         let start = offset
         var parts: [String] = []
@@ -112,7 +112,7 @@ struct TOMLScanner {
         return parts
     }
 
-    /// The longest run of such ASCII characters; maybe none.
+    /// Reads the longest run of such ASCII characters, which may be empty.
     mutating func bareWord(_ isPart: (UInt8) -> Bool) -> String {
         let start = offset
         while let byte = next, isPart(byte) { offset += 1 }
@@ -127,7 +127,7 @@ struct TOMLScanner {
         }
     }
 
-    /// A text in `"` with escapes, or in `'` without; on one line.
+    /// Reads a text on one line: in `"` with escapes, or in `'` without.
     mutating func quoted() throws(TOMLError) -> String {
         let start = offset
         guard let quote = next, quote == UInt8(ascii: "\"") || quote == UInt8(ascii: "'") else {
@@ -187,7 +187,7 @@ struct TOMLScanner {
             offset += 1
         }
         guard let scalar = UnicodeScalar(value) else {
-            throw failure(found: "an escape that is no character", expected: "a Unicode scalar value", at: start)
+            throw failure(found: "an escape that is not a character", expected: "a Unicode scalar value", at: start)
         }
         return Array(String(Character(scalar)).utf8)
     }
@@ -196,7 +196,7 @@ struct TOMLScanner {
         next == 0x0A || (next == 0x0D && offset + 1 < bytes.count && bytes[offset + 1] == 0x0A)
     }
 
-    /// Neither a control character nor an end of a line; a tab is none of them.
+    /// Whether a byte may appear in text: no control character except the tab.
     private static func isText(_ byte: UInt8) -> Bool { byte == 0x09 || (byte >= 0x20 && byte != 0x7F) }
 
     /// In the line that is being read.
