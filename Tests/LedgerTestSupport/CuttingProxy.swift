@@ -1,11 +1,11 @@
 import Foundation
 import Synchronization
 
-/// A TCP proxy before PostgreSQL that interruptions connections at the worst instants: just before a COMMIT arrives, just before
-/// its reply goes back, or just after.
+/// A TCP proxy in front of PostgreSQL that cuts connections at the worst moments: just before a COMMIT arrives, just before its
+/// reply goes back, or just after.
 public final class CuttingProxy: Sendable {
     public let port: Int
-    /// How many connections were cut at each of the three instants.
+    /// How many connections were cut at each of the three moments.
     public let interruptions = Mutex([0, 0, 0])
 
     private let server: Int
@@ -40,7 +40,7 @@ public final class CuttingProxy: Sendable {
         }
     }
 
-    /// From now on everything passes.
+    /// From now on, cuts no more connections.
     public func behave() { interruptionsNow.store(false, ordering: .releasing) }
 
     public func close() {

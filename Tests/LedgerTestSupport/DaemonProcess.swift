@@ -5,13 +5,13 @@ public final class DaemonProcess: @unchecked Sendable {  // Process is only touc
     private let process = Process()
     private let log: String
 
-    /// The binary that was built beside the tests.
+    /// The binary that was built with the tests.
     public static let program: String = {
         let tests = (try? FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/exe")) ?? ""
         return URL(fileURLWithPath: tests).deletingLastPathComponent().appendingPathComponent("tokenkeeperd").path
     }()
 
-    /// - Parameter url: Of the database; nil where `environment` or `arguments` say it.
+    /// - Parameter url: The database; nil if `environment` or `arguments` name it.
     public init(
         _ url: String?, settings: [String] = [], arguments: [String] = [], environment: [String: String] = [:]
     ) throws {
@@ -40,21 +40,21 @@ public final class DaemonProcess: @unchecked Sendable {  // Process is only touc
         kill(process.processIdentifier, number)
     }
 
-    /// Waits for the end and answers the exit status, negative for a signal.
+    /// Waits for the process to end and returns the exit status, negative for a signal.
     @discardableResult
     public func wait() -> Int32 {
         process.waitUntilExit()
         return process.terminationReason == .uncaughtSignal ? -process.terminationStatus : process.terminationStatus
     }
 
-    /// Ends it in order.
+    /// Stops it as intended.
     @discardableResult
     public func stop() -> Int32 {
         signal(SIGTERM)
         return wait()
     }
 
-    /// All that it has logged so far.
+    /// Everything that it has logged so far.
     public var logged: String {
         (try? String(contentsOfFile: log, encoding: .utf8)) ?? ""
     }

@@ -1,4 +1,4 @@
-/// The rule, as a model: the ledger as a function of all that was ever said, in whatever order it came.
+/// The rule as a model: the ledger as a function of all registrations and results, in whatever order they arrived.
 public struct LedgerModel {
     public struct Key: Hashable, Sendable {
         public var environment: String
@@ -50,7 +50,7 @@ public struct LedgerModel {
         exclusions.append((environment, topic, window))
     }
 
-    /// Forgets a token, in every topic.
+    /// Forgets a token in every topic.
     public mutating func forget(_ token: String) {
         registrations = registrations.filter { $0.key.token != token }
         stale = stale.filter { $0.key.token != token }
@@ -64,7 +64,8 @@ public struct LedgerModel {
 
     private func registered(_ key: Key) -> Int? { registrations[key]?.map(\.at).max() }
 
-    /// The token that each device's latest registration names: of those that named the device, and those of the tokens that are its.
+    /// The token that each device's latest registration names. A registration belongs to the device if it names the device, or if
+    /// its token does.
     private func named() -> [[String]: String] {
         var latest: [[String]: (at: Int, token: String)] = [:]
         func says(_ key: Key, _ device: String, _ at: Int) {
@@ -79,12 +80,12 @@ public struct LedgerModel {
         return latest.mapValues(\.token)
     }
 
-    /// The latest tags that a registration of the token had.
+    /// The tags of the token's latest registration that had any.
     private func ownTags(_ key: Key) -> (at: Int, tags: String)? {
         registrations[key]?.compactMap { said in said.tags.map { (said.at, $0) } }.max { $0 < $1 }
     }
 
-    /// The latest tags of each device's tokens: what its current token has when it never had any of its own.
+    /// The latest tags of each device's tokens: the current token inherits them if it never had any of its own.
     private func deviceTags() -> [[String]: String] {
         var latest: [[String]: (at: Int, tags: String)] = [:]
         for key in registrations.keys {
@@ -96,7 +97,7 @@ public struct LedgerModel {
         return latest.mapValues(\.tags)
     }
 
-    /// `environment|topic|token|state|registered_at|invalidated_at|reason|device|tags`, one per token that is known.
+    /// `environment|topic|token|state|registered_at|invalidated_at|reason|device|tags`, one line per known token.
     public func told() -> Set<String> {
         let named = named()
         let deviceTags = deviceTags()
@@ -141,7 +142,7 @@ public struct LedgerModel {
         return lines
     }
 
-    /// The same of the ledger.
+    /// The same lines, read from the ledger.
     public static let ledger = """
         SELECT t.environment, t.topic, t.token, t.state, extract(epoch FROM t.registered_at)::bigint,
                extract(epoch FROM t.invalidated_at)::bigint, t.reason, t.device_id,

@@ -1,6 +1,6 @@
 import Foundation
 
-/// The end of NOTIFY_SOCKET on which systemd listens.
+/// Listens on NOTIFY_SOCKET like systemd.
 public final class NotifyListener: @unchecked Sendable {  // The messages are behind the lock.
     /// The value of NOTIFY_SOCKET.
     public let address: String
@@ -8,7 +8,7 @@ public final class NotifyListener: @unchecked Sendable {  // The messages are be
     private let lock = NSLock()
     private var received: [[String]] = []
 
-    /// - Parameter reads: False to let what comes lie, until `read` is called.
+    /// - Parameter reads: False to leave datagrams unread until `read` is called.
     public init(abstract: Bool = false, reads: Bool = true) throws {
         let name = "tokenkeeperd-\(UUID().uuidString)"
         address = abstract ? "@\(name)" : NSTemporaryDirectory() + name
@@ -27,7 +27,7 @@ public final class NotifyListener: @unchecked Sendable {  // The messages are be
         if reads { read() }
     }
 
-    /// Reads what comes, from now on.
+    /// Reads datagrams from now on.
     public func read() {
         let thread = Thread { [descriptor, weak self] in
             var buffer = [UInt8](repeating: 0, count: 4096)
@@ -47,7 +47,7 @@ public final class NotifyListener: @unchecked Sendable {  // The messages are be
         unlink(address)
     }
 
-    /// Sends to itself until nothing more can be sent: whoever is next must wait until it is read.
+    /// Fills the socket: the next sender has to wait until it is read.
     public func fill() {
         let sender = socket(AF_UNIX, Int32(SOCK_DGRAM.rawValue), 0)
         defer { close(sender) }
@@ -67,7 +67,7 @@ public final class NotifyListener: @unchecked Sendable {  // The messages are be
     /// The datagrams, each with its assignments.
     public var messages: [[String]] { lock.withLock { received } }
 
-    /// The status told last.
+    /// The last status.
     public var status: String {
         assignments.last { $0.hasPrefix("STATUS=") }.map { String($0.dropFirst(7)) } ?? ""
     }

@@ -23,7 +23,7 @@ final class PlainSession {
         return PQstatus(handle) != CONNECTION_OK || poll(&watched, 1, 0) != 0
     }
 
-    /// All rows of all statements: columns joined by a bar, null empty, a line for each row.
+    /// All rows of all statements, one line per row: columns joined by `|`, null as an empty text.
     func run(_ sql: String) throws -> String {
         guard PQsendQuery(handle, sql) == 1 else { throw TestFailure(String(cString: PQerrorMessage(handle))) }
         var lines: [String] = []
@@ -44,14 +44,14 @@ final class PlainSession {
         return lines.joined(separator: "\n").trimmingCharacters(in: .newlines)
     }
 
-    /// Forgets all that a statement may have left in the session.
+    /// Resets everything that a statement may have changed in the session.
     ///
-    /// - Returns: False where that cannot be, as in an open transaction.
+    /// - Returns: False if that is not possible, such as in an open transaction.
     func reset() -> Bool { (try? run("DISCARD ALL")) != nil }
 }
 
-/// Sessions that were used and may be used again. As many are open as were ever needed at once.
-final class IdleSessions: @unchecked Sendable {  // The sessions are behind the lock; one that is taken has one user.
+/// Sessions that can be reused. As many are open as were ever needed at once.
+final class IdleSessions: @unchecked Sendable {  // The sessions are behind the lock; a session that is taken has one user.
     private let lock = NSLock()
     private var idle: [String: [PlainSession]] = [:]
 

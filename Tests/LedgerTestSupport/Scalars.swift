@@ -7,7 +7,7 @@ extension Connection {
         return rows.count == 0 ? nil : try rows.at(0) { row throws(DatabaseError) in try row.read(String?.self) }
     }
 
-    /// All rows, as text, columns joined by a bar; null is empty.
+    /// All rows as text: columns joined by `|`, null as an empty text.
     public mutating func lines(_ sql: String, columns: Int) throws -> [String] {
         let rows = try run(sql)
         return try rows.decode { row throws(DatabaseError) in
@@ -22,7 +22,7 @@ extension Connection {
     }
 }
 
-/// Repeatable chance: splitmix64. The seed is printed by the tests that use it.
+/// Repeatable random numbers: splitmix64. The tests that use it print the seed.
 public struct SeededChance: RandomNumberGenerator, Sendable {
     private var state: UInt64
 

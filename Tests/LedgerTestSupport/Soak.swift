@@ -1,8 +1,8 @@
 import Foundation
 
-/// The size of the tests that try their luck many times.
+/// The size of the randomized tests.
 ///
-/// `make test` runs them small, so that it takes minutes. Continuous integration runs them whole: `TEST_SOAK=whole`.
+/// `make test` runs them small, so that it takes minutes. Continuous integration runs them in full: `TEST_SOAK=whole`.
 public enum Soak {
     public static let isWhole = ProcessInfo.processInfo.environment["TEST_SOAK"] == "whole"
 

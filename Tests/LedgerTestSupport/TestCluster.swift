@@ -1,19 +1,19 @@
 import Foundation
 import TokenLedger
 
-/// A PostgreSQL of our own: `initdb` in a temporary folder, a Unix socket and a port of 127.0.0.1. It goes away with the
-/// process that started it, also after a `kill -9`: it stands under a shell that reads from a pipe of ours.
+/// A private PostgreSQL: `initdb` in a temporary folder, a Unix socket and a port of 127.0.0.1. It ends with the process that
+/// started it, even after a `kill -9`, because it runs under a shell that reads from our pipe.
 public final class TestCluster: @unchecked Sendable {  // All stored properties are immutable or behind the lock.
     public let folder: String
     public var port: Int { lock.withLock { chosenPort } }
     private var chosenPort: Int
     private let lock = NSLock()
-    /// PostgreSQL copies a template for one database at a time.
+    /// PostgreSQL copies a template to one database at a time.
     private let creating = NSLock()
     private var keepers: [(shell: Process, lifeline: Pipe)] = []
     private let options: [String]
 
-    /// The one cluster for a run of tests.
+    /// The cluster that all tests of a run share.
     public static let shared: TestCluster = {
         do {
             return try prepared()
@@ -22,7 +22,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         }
     }()
 
-    /// A cluster whose databases can be had ready for use.
+    /// A cluster with a migrated template database.
     public static func prepared() throws -> TestCluster {
         let cluster = try TestCluster()
         var admin = try cluster.connect(database: "postgres")
@@ -36,11 +36,11 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         return cluster
     }
 
-    /// PostgreSQL refuses to run as root: then it runs as the user that Debian's package made.
+    /// PostgreSQL refuses to run as root. Then it runs as the user of Debian's package.
     static let asUser: [String] =
         getuid() == 0 ? ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"] : []
 
-    /// The folder of the server's programs: the newest that Debian has installed.
+    /// The folder of the server's programs, of the newest installed version.
     static let programs: String = {
         let root = "/usr/lib/postgresql"
         let versions = (try? FileManager.default.contentsOfDirectory(atPath: root)) ?? []
@@ -49,9 +49,9 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
     }()
 
     /// - Parameters:
-    ///   - rules: Lines for pg_hba.conf, to be tried before that which trusts everybody.
+    ///   - rules: Lines for pg_hba.conf, before the line that trusts everybody.
     ///   - options: More settings for the server, `name=value`.
-    ///   - files: More files for its data folder.
+    ///   - files: More files for the data folder.
     public init(rules: [String] = [], options: [String] = [], files: [String: String] = [:]) throws {
         folder = NSTemporaryDirectory() + "tk-\(UUID().uuidString.prefix(8))"
         chosenPort = Self.likelyFreePort()
@@ -66,7 +66,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         try startOnFreePort()
     }
 
-    /// What `initdb` makes, once: a copy takes a tenth of the time.
+    /// The output of `initdb`, made once: a copy takes a tenth of the time.
     private static let blank = Result { try BlankCluster() }
 
     /// A standby of another cluster.
@@ -92,7 +92,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         try Self.run(Self.asUser + ["sh", "-c", "umask 077; cat >\(folder)/data/\(name)"], input: text)
     }
 
-    /// Makes a primary of a standby.
+    /// Promotes a standby to primary.
     public func promote() throws {
         try Self.run(Self.asUser + ["\(Self.programs)/pg_ctl", "promote", "-D", "\(folder)/data", "-w"])
     }
@@ -110,7 +110,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         try? FileManager.default.removeItem(atPath: folder)
     }
 
-    /// Starts the server for the first time: where another process has the port, on another one.
+    /// Starts the server for the first time, on another port if the port is taken.
     private func startOnFreePort() throws {
         for _ in 1...10 {
             do {
@@ -124,7 +124,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
 
     private struct PortTaken: Error {}
 
-    /// Starts the server and waits until it takes connections.
+    /// Starts the server and waits until it accepts connections.
     public func start() throws {
         let log = folder + "/log"
         let logged = (try? Data(contentsOf: URL(fileURLWithPath: log)).count) ?? 0
@@ -143,7 +143,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         ]
         let lifeline = Pipe()
         server.standardInput = lifeline
-        // It outlives us while it removes the folder: who reads our output must not wait for that.
+        // The shell outlives us while it removes the folder: a reader of our output must not wait for that.
         server.standardOutput = FileHandle.nullDevice
         server.standardError = FileHandle.nullDevice
         try server.run()
@@ -158,7 +158,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         }
     }
 
-    /// Stops it, as `pg_ctl` does; `start` brings it back.
+    /// Stops the server, as `pg_ctl` does; `start` starts it again.
     public func stop(mode: String = "immediate") {
         _ = try? Self.run(Self.asUser + ["\(Self.programs)/pg_ctl", "stop", "-D", "\(folder)/data", "-m", mode, "-w"])
     }
@@ -168,12 +168,12 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         "postgresql://\(user)@/\(database)?host=\(overTCP ? "127.0.0.1" : folder)&port=\(port ?? self.port)"
     }
 
-    /// - Parameter writes: Whether a standby will not do.
+    /// - Parameter writes: Whether the primary is needed.
     public func connect(database: String, user: String = "postgres", writes: Bool = true) throws -> Connection {
         try Connection(to: DatabaseAddress(url(database: database, user: user)), writes: writes)
     }
 
-    /// A database of one's own, in a cluster that is prepared: migrated, with roles and their logins a_sender, a_app, a_reader, a_operator, a_daemon.
+    /// A new database in a prepared cluster: migrated, with roles and the logins a_sender, a_app, a_reader, a_operator, a_daemon.
     public func database(migrated: Bool = true) throws -> TestDatabase {
         let name = "t_\(UUID().uuidString.prefix(8).lowercased())"
         try creating.withLock {
@@ -183,7 +183,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         return TestDatabase(cluster: self, name: name)
     }
 
-    /// A port that the kernel gives to nobody by itself, since a cluster that is restarted needs it again.
+    /// A port outside the kernel's ephemeral range, because a restarted cluster needs the same port again.
     private static func likelyFreePort() -> Int { Int.random(in: 16_384..<32_768) }
 
     /// A port of 127.0.0.1 that nobody listens on.
@@ -220,7 +220,7 @@ extension sockaddr_in {
     }
 }
 
-/// The files of a cluster that has never been started. They go away with this process.
+/// The files of a cluster that has never been started. They are deleted with this process.
 private final class BlankCluster: Sendable {
     let folder = NSTemporaryDirectory() + "tk-blank-\(UUID().uuidString.prefix(8))"
     private let lifeline = Pipe()

@@ -22,13 +22,13 @@ public struct TestDatabase: Sendable {
 
     /// Runs statements as `psql -c` does, and returns their rows as `psql -XAtq` prints them.
     ///
-    /// A `psql` process would take 46 ms a call.
+    /// A `psql` process would take 46 ms per call.
     @discardableResult
     public func psql(_ sql: String, user: String = "owner") throws -> String {
         try sessions.run(sql, user: user, url: url(user: user))
     }
 
-    /// Runs one statement in a real `psql`, which feeds it the input.
+    /// Runs one statement in a real `psql`, with this input.
     @discardableResult
     public func psql(_ sql: String, user: String = "owner", input: String) throws -> String {
         try TestCluster.run(

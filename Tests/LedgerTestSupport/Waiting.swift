@@ -1,6 +1,6 @@
 import Foundation
 
-/// Checks again and again until it is so. Three minutes without that are a failure.
+/// Repeats a check until it holds. Fails after three minutes.
 ///
 /// It blocks its thread, so the test's suite needs the trait `ownThread`.
 public func eventually(

@@ -32,8 +32,8 @@ extension Trait where Self == OwnThread {
     public static var ownThread: Self { Self() }
 }
 
-/// The durations of these tests without the wait for their turn, which Swift's own report includes: a line for each in the file that
-/// the variable TEST_DURATIONS names.
+/// Writes the durations of these tests, one line each, to the file that the variable TEST_DURATIONS names. Swift's own report
+/// includes the wait for a test's turn; this one does not.
 private struct Durations {
     static let shared = ProcessInfo.processInfo.environment["TEST_DURATIONS"].flatMap {
         FileHandle(forWritingAtPath: $0)
@@ -48,7 +48,7 @@ private struct Durations {
     }
 }
 
-/// Limits how many of these tests run at once: more would only slow each other down.
+/// Limits how many of these tests run at once: more would only slow one another down.
 private actor Turns {
     static let shared = Turns(ProcessInfo.processInfo.activeProcessorCount * 3)
 
@@ -90,7 +90,7 @@ private final class TestThread: TaskExecutor, @unchecked Sendable {  // The stat
         }
     }
 
-    /// Lets what is already enqueued run.
+    /// Still runs what is already enqueued.
     func end() {
         condition.withLock {
             isOver = true

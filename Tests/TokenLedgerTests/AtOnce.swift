@@ -1,6 +1,7 @@
 import Foundation
 
-/// Runs it so many times at once, each on a thread of its own, and waits for all: `concurrentPerform` takes no more than there are cores.
+/// Runs the closure this many times at once, each on its own thread, and waits for all. `concurrentPerform` would use no more
+/// threads than there are cores.
 func atOnce(_ count: Int, _ work: @escaping @Sendable (Int) -> Void) {
     let group = DispatchGroup()
     for worker in 0..<count {
@@ -13,7 +14,7 @@ func atOnce(_ count: Int, _ work: @escaping @Sendable (Int) -> Void) {
     group.wait()
 }
 
-/// What went wrong in other threads.
+/// The failures of other threads.
 final class Failures: @unchecked Sendable {  // Behind the lock.
     private let lock = NSLock()
     private var messages: [String] = []

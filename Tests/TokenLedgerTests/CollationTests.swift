@@ -5,7 +5,7 @@ import Testing
 @testable import TokenLedger
 
 /// Arguments in every collation that a caller's column may have: the functions behave the same, and use the same indexes.
-@Suite(.ownThread) struct `Collations of the caller` {
+@Suite(.ownThread) struct `The caller's collations` {
     let database: TestDatabase
 
     init() throws {
@@ -21,7 +21,7 @@ import Testing
     private static let collations = ["\"default\"", "\"C\"", "public.ours", "public.blind"]
 
     @Test(arguments: collations)
-    func `every function takes them`(collation: String) throws {
+    func `every function accepts any collation`(collation: String) throws {
         var owner = try database.connect()
         func text(_ value: String) -> String { "'\(value)' COLLATE \(collation)" }
         let (topic, production) = (text("com.example.app"), text("production"))
@@ -56,7 +56,7 @@ import Testing
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token") == "0")
     }
 
-    @Test func `two arguments of different collations are no conflict`() throws {
+    @Test func `two arguments of different collations do not conflict`() throws {
         try database.psql(
             """
             CREATE TABLE mine (token text COLLATE ours, topic text COLLATE blind, device text COLLATE "C");
@@ -74,7 +74,7 @@ import Testing
     }
 
     @Test(arguments: collations)
-    func `a registration reads its device's tokens and no others`(collation: String) throws {
+    func `a registration reads only the tokens of its device`(collation: String) throws {
         var app = try database.connect()
         try app.execute(
             "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', device_id => 'd' || i)) FROM generate_series(1, 3000) AS i"
@@ -86,7 +86,7 @@ import Testing
             """
         try app.execute("BEGIN")
         let before = Int(try app.scalar(read) ?? "") ?? 0
-        // As our own views have them: the new token of a known device, by text of that collation.
+        // A query like those of our own views: the new token of a known device, by text of that collation.
         try app.execute(
             "SELECT tokenkeeper.register('ff' || token, topic, environment, device_id => device_id COLLATE \(collation)) FROM tokenkeeper.token WHERE token_key = '\\x0000000a'"
         )

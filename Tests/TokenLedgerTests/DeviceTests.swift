@@ -35,7 +35,7 @@ import Testing
         }
     }
 
-    @Test func `six registrations of one device in every order leave the same one token`() throws {
+    @Test func `six registrations of one device leave the same token in every order`() throws {
         let six = (1...6).map { Said(token: "a\($0)", device: "phone", at: 1_700_000_000 + $0) }
         var owner = try database.connect()
         for (number, order) in permutations(six).enumerated() {
@@ -49,7 +49,7 @@ import Testing
             try owner.scalar("SELECT count(*) FROM tokenkeeper.token WHERE state = 'superseded'") == "\(720 * 5)")
     }
 
-    @Test func `ties, moves and registrations without a device end the same in every order`() throws {
+    @Test func `ties, moves and registrations without a device end alike in every order`() throws {
         let base = 1_700_000_000
         let six = [
             Said(token: "a1", device: "phone", at: base + 10, tags: "x"),
@@ -76,9 +76,9 @@ import Testing
             "it has moved to the tablet, and is its token")
     }
 
-    /// Many devices, and few of them, between which tokens move all the time.
+    /// With many devices, and with few, between which tokens move all the time.
     @Test(arguments: [(64, 12), (12, 4), (4, 3)])
-    func `thousands of registrations at once leave what the model says`(tokens: Int, devices: Int) throws {
+    func `thousands of concurrent registrations leave what the model says`(tokens: Int, devices: Int) throws {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
         var chance = SeededChance(seed: seed)
         let base = 1_700_000_000
@@ -147,7 +147,7 @@ import Testing
                 == "aa|active|z\nbb|active|y")
     }
 
-    /// Calls functions at once, each on a connection of its own; the group is left when all have answered.
+    /// Calls functions at once, each on its own connection. The group is left when all calls have returned.
     private func call(_ calls: [String], _ failures: Failures) -> DispatchGroup {
         let database = database
         let group = DispatchGroup()
@@ -163,7 +163,7 @@ import Testing
         return group
     }
 
-    @Test func `a registration that waited for its token does not keep it from others in the wrong order`() throws {
+    @Test func `a registration that waited for its token keeps the lock order`() throws {
         try database.psql(
             "SELECT tokenkeeper.register('aa', 't', device_id => 'd1'), tokenkeeper.register('bb', 't', device_id => 'd3')"
         )
@@ -182,13 +182,13 @@ import Testing
         #expect(failures.all == [])
     }
 
-    @Test func `a registration whose token moves meanwhile gives its locks back`() throws {
+    @Test func `a registration whose token moves in the meantime releases its locks`() throws {
         var first = try database.connect()
         try first.execute("SELECT tokenkeeper.register(t, 't', device_id => 'm') FROM unnest('{bb,aa}'::text[]) AS t")
         try first.execute("SELECT tokenkeeper.unregister('aa', 't')")
         try first.execute("BEGIN; SELECT tokenkeeper.register('aa', 't', device_id => 'a')")
         let failures = Failures()
-        // The one has device m and then wants a; the other the reverse.
+        // One registration has device m and then wants a; the other has a and wants m.
         let group = call(
             ["register('aa', 't', device_id => 'm')", "register('bb', 't', device_id => 'a')"], failures)
         var watcher = try database.connect()
@@ -202,7 +202,7 @@ import Testing
         #expect(failures.all == [])
     }
 
-    @Test func `a superseded token comes back with a later registration, and supersedes in turn`() throws {
+    @Test func `a later registration revives a superseded token, which then supersedes the other`() throws {
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd')")
         try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'd')")
@@ -222,7 +222,7 @@ import Testing
             "an earlier registration, late, says so")
     }
 
-    @Test func `a 410 of the device's token does not bring the superseded ones back`() throws {
+    @Test func `a 410 of the device's token does not revive superseded tokens`() throws {
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd')")
         try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'd')")
@@ -232,7 +232,7 @@ import Testing
                 == ["aa|superseded", "bb|unregistered_by_app"])
     }
 
-    @Test func `a token that moves to another device leaves the first one's others superseded`() throws {
+    @Test func `a token that moves to another device leaves the other tokens of the first superseded`() throws {
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'old')")
         try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'old')")
@@ -243,10 +243,10 @@ import Testing
                 == ["aa|superseded|old", "bb|active|new", "cc|superseded|new"])
     }
 
-    @Test func `a transaction with an older snapshot fails instead of leaving two tokens`() throws {
+    @Test func `a transaction with an older snapshot fails and does not leave two tokens`() throws {
         var first = try database.connect()
         var second = try database.connect()
-        // The device has no token of its own any more.
+        // The device has no token any more.
         try first.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd')")
         try first.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'e')")
         try second.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM tokenkeeper.token")
@@ -257,7 +257,7 @@ import Testing
         #expect(error?.sqlState == "40001")
     }
 
-    @Test func `Live Activities and controls have many tokens a device`() throws {
+    @Test func `Live Activities and controls have many tokens per device`() throws {
         var owner = try database.connect()
         for topic in ["com.example.push-type.liveactivity", "com.example.push-type.controls"] {
             for token in ["aa", "bb"] {
@@ -268,7 +268,7 @@ import Testing
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token WHERE sendable") == "4")
     }
 
-    @Test func `topics and environments have devices of their own`() throws {
+    @Test func `each topic and environment has its own devices`() throws {
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd')")
         try owner.execute("SELECT tokenkeeper.register('bb', 't.voip', device_id => 'd')")
@@ -276,7 +276,7 @@ import Testing
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token WHERE sendable") == "3")
     }
 
-    @Test func `a new token without tags inherits those of its device, and its own come first`() throws {
+    @Test func `a new token without tags inherits its device's tags, and its own tags win`() throws {
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd', tags => '{World,Sport}')")
         try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'd')")
@@ -286,14 +286,14 @@ import Testing
         try owner.execute("SELECT tokenkeeper.register('cc', 't', device_id => 'd')")
         #expect(try owner.lines(tags, columns: 1) == ["Local"])
         try owner.execute("SELECT tokenkeeper.register('cc', 't', tags => '{}')")
-        #expect(try owner.lines(tags, columns: 1) == [""], "none is said, too")
+        #expect(try owner.lines(tags, columns: 1) == [""], "explicitly no tags")
         #expect(
             try owner.scalar("SELECT tokenkeeper.register('dd', 't', device_id => 'd', registered_at => '2024-01-01Z')")
                 == "f")
         #expect(try owner.lines("SELECT token FROM tokenkeeper.sendable_token", columns: 1) == ["cc"])
     }
 
-    @Test func `the last token that is pruned takes its device along`() throws {
+    @Test func `pruning the last token of a device deletes the device`() throws {
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd')")
         try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'd')")
@@ -313,7 +313,7 @@ import Testing
         #expect(try owner.lines("SELECT device_id FROM tokenkeeper.device", columns: 1) == ["d"])
     }
 
-    @Test func `an empty device_id is none`() throws {
+    @Test func `an empty device_id counts as none`() throws {
         var owner = try database.connect()
         #expect(
             try owner.scalar(
@@ -323,7 +323,7 @@ import Testing
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token WHERE sendable") == "2")
     }
 
-    @Test func `a constant for a device_id is warned of`() throws {
+    @Test func `a constant device_id causes a warning`() throws {
         try database.psql(
             "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', device_id => '00000000')) FROM generate_series(1, 60) AS i"
         )
@@ -364,7 +364,7 @@ import Testing
         )
     }
 
-    @Test func `a device's token keeps what it inherited when the token that it came from is pruned or forgotten`()
+    @Test func `a token keeps its inherited tags when the earlier token is pruned or forgotten`()
         throws
     {
         var owner = try database.connect()
@@ -373,7 +373,7 @@ import Testing
             "SELECT tokenkeeper.register(token => 'aa', topic => 't', device_id => 'd', tags => '{World}')")
         try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'd')")
         try owner.execute("DELETE FROM tokenkeeper.ledger WHERE token_key = '\\xaa'")
-        // The one that inherited is superseded in turn.
+        // The token that inherited is superseded in turn.
         try owner.execute("SELECT tokenkeeper.register('cc', 't', device_id => 'd')")
         #expect(try owner.lines(tags, columns: 1) == ["World"])
         try owner.execute("SELECT tokenkeeper.register('cc', 't', tags => '{Sport}')")
@@ -384,7 +384,7 @@ import Testing
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.device WHERE tags_of = '\\xcc'") == "0")
     }
 
-    @Test func `a device takes no more than a thousand tokens, and the rest have none`() throws {
+    @Test func `a device has at most a thousand tokens, and further tokens have no device`() throws {
         var app = try database.connect()
         try app.execute(
             "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', device_id => '0000')) FROM generate_series(1, 1005) AS i"
@@ -398,7 +398,7 @@ import Testing
                 == ["50|0000", "1000|0000"])
         #expect(
             try app.lines("SELECT device_id, tokens FROM tokenkeeper.crowded_device", columns: 2) == ["0000|1000"])
-        // Once the others are gone it takes tokens again.
+        // Once the others are gone, it accepts tokens again.
         try app.execute(
             """
             DELETE FROM tokenkeeper.ledger WHERE device_id = '0000' AND suppressed;
@@ -410,12 +410,12 @@ import Testing
         #expect(try app.scalar("SELECT count(device_id) FROM tokenkeeper.operation") == "0")
     }
 
-    @Test func `a device's many tokens are not locked for the registration of one`() throws {
+    @Test func `a registration does not lock all tokens of its device`() throws {
         var app = try database.connect()
         try app.execute(
             "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', device_id => 'd')) FROM generate_series(1, 200) AS i"
         )
-        // Somebody holds a superseded token: that of the registration and the current one are others.
+        // Another session locks a superseded token, which is neither the registered token nor the current one.
         var other = try database.connect()
         try other.execute("BEGIN; SELECT FROM tokenkeeper.ledger WHERE token_key = '\\x00000010' FOR UPDATE")
         #expect(
@@ -423,7 +423,7 @@ import Testing
                 == "t")
     }
 
-    @Test func `a session that began with an empty ledger finds a device's tokens without reading its topic`() throws {
+    @Test func `a session that began with an empty ledger finds a device's tokens by index`() throws {
         var app = try database.connect()
         try app.execute("ALTER TABLE tokenkeeper.ledger SET (autovacuum_enabled = off)")
         let fetched = """

@@ -15,7 +15,7 @@ import TokenModel
 
     private static let death = #"'{"reason":"Unregistered","timestamp":1794000000123}'"#
 
-    @Test func `an unintelligible row is kept whole, and the rest of its batch is recorded`() throws {
+    @Test func `an unintelligible row is kept unchanged, and the rest of its batch is recorded`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
             """
@@ -70,7 +70,7 @@ import TokenModel
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.result_count") == "9")
     }
 
-    @Test func `bulky rows are looked at one by one and keep every byte`() throws {
+    @Test func `bulky rows are read one by one and keep every byte`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
             """
@@ -129,7 +129,7 @@ import TokenModel
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "3")
     }
 
-    @Test func `a token that an application is just adding does not hold up the rest`() throws {
+    @Test func `a token that an application is adding does not delay the rest`() throws {
         try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01Z')")
         var app = try database.connect()
         try app.execute("BEGIN; SELECT tokenkeeper.register('bb', 't', registered_at => '2025-02-01Z')")
@@ -150,7 +150,7 @@ import TokenModel
     }
 
     @Test func `a row that the database refuses is rejected, and the rest of its batch is recorded`() throws {
-        // A constraint added by somebody stands for any cause that nobody has thought of.
+        // An added constraint stands for any unforeseen cause.
         try database.psql("ALTER TABLE tokenkeeper.ledger ADD CHECK (token_key <> '\\xbb')")
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', t, 410, \(Self.death) FROM unnest('{aa,bb,cc}'::text[]) AS t",
@@ -166,7 +166,7 @@ import TokenModel
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "3")
     }
 
-    @Test func `ranges that can neither be recorded nor left for a retry stay, and rows behind them are recorded`()
+    @Test func `ranges that can be neither recorded nor moved stay, and rows behind them are recorded`()
         throws
     {
         try database.psql(
@@ -184,14 +184,14 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         var drain = Drain(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
         var told = 0
-        // On a slow machine one pass ends before it has come to the last range.
+        // On a slow machine, one pass ends before it reaches the last range.
         var pass = Drain.Pass()
         try eventually("what lies behind them is recorded") {
             pass.add(try drain.pass(on: &daemon, report: { _ in told += 1 }, betweenBatches: { _, _, _ in true }))
             return pass.recorded == 1
         }
         #expect(pass.trouble?.sqlState == "23514")
-        #expect(told == 0, "nothing has been left for a retry, and nothing is in rejected_result")
+        #expect(told == 0, "nothing is in the retry partition or in rejected_result")
         #expect(try database.psql("SELECT string_agg(token, ',') FROM tokenkeeper.suppressed_token") == "cc")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result WHERE token = 'bb'") == "5")
     }
@@ -240,7 +240,7 @@ import TokenModel
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "60000")
     }
 
-    @Test func `an empty sealed partition is truncated, and one that a dump reads is left alone`() throws {
+    @Test func `an empty sealed partition is truncated unless a dump is reading it`() throws {
         let past = Int(try database.psql("SELECT (\(Partition.currentInSQL) + 4) % 8"))!
         let fill =
             "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 200, \(past) FROM generate_series(1, 20000)"
@@ -261,7 +261,7 @@ import TokenModel
         }
     }
 
-    @Test func `a locked partition does not hold up the others`() throws {
+    @Test func `a locked partition does not delay the others`() throws {
         let current = Int(try database.psql("SELECT \(Partition.currentInSQL)"))!
         var admin = try database.connect()
         try admin.execute("BEGIN; LOCK TABLE tokenkeeper.send_result_\((current + 4) % 8) IN ACCESS EXCLUSIVE MODE")
@@ -272,7 +272,7 @@ import TokenModel
         #expect(try drainAll(&daemon).recorded == 1)
     }
 
-    @Test func `it works where the default is REPEATABLE READ and read only`() throws {
+    @Test func `it works if the database defaults to REPEATABLE READ and read only`() throws {
         try database.psql(
             "ALTER DATABASE \(database.name) SET default_transaction_isolation = 'repeatable read'; ALTER DATABASE \(database.name) SET default_transaction_read_only = on"
         )
@@ -292,7 +292,7 @@ import TokenModel
         #expect(DatabaseError(sqlState: "53100", message: "").remedy == .fixSetup)
     }
 
-    @Test func `locked tokens, and topics and tokens just being added, do not hold up the rest`() throws {
+    @Test func `locked tokens, new topics and new tokens do not delay the rest`() throws {
         try database.psql(
             "SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-01-01Z') FROM generate_series(1, 5000) AS i"
         )
@@ -322,7 +322,7 @@ import TokenModel
     }
 
     @Test(arguments: ["LATIN1", "SQL_ASCII"])
-    func `it works in databases of other encodings, and keeps what is not text in them`(encoding: String) throws {
+    func `it works in databases of other encodings, and keeps bytes that are not text there`(encoding: String) throws {
         let name = "e_\(encoding.lowercased())_\(UInt32.random(in: 0...UInt32.max))"
         let other = TestDatabase(cluster: database.cluster, name: name)
         try database.psql(

@@ -61,7 +61,7 @@ import Testing
         "held_result", "ledger", "rejected_result", "suspect",
     ]
 
-    @Test func `every trace of a token goes, except a count, and the drain does not bring it back`() throws {
+    @Test func `it removes every trace of a token except counts, and the drain does not restore it`() throws {
         try fill("aaaaaaaa", device: "phone")
         let before = try traces("aaaaaaaa")
         #expect(Set(everywhere).isSubset(of: before) && before.contains { $0.hasPrefix("token_event_log_") })
@@ -79,7 +79,7 @@ import Testing
         #expect(try database.psql("SELECT tokenkeeper.forget('aaaaaaaa')", user: "a_operator") == "0")
     }
 
-    @Test func `a device is forgotten with all its tokens, those pruned since included`() throws {
+    @Test func `a device is forgotten with all its tokens, including pruned ones`() throws {
         try fill("aaaaaaaa", device: "phone")
         try database.psql(
             "SELECT tokenkeeper.register('bbbbbbbb', 't', registered_at => '2024-01-01Z', device_id => 'phone')")
@@ -92,10 +92,10 @@ import Testing
         #expect(try database.psql("SELECT device_id FROM tokenkeeper.device") == "other")
     }
 
-    @Test func `a batch that is under way is waited for, and none begins meanwhile`() throws {
+    @Test func `it waits for running batches, and no batch begins meanwhile`() throws {
         try database.psql("SELECT tokenkeeper.register('aaaaaaaa', 't', registered_at => '2025-01-01Z')")
         try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aaaaaaaa', 410)")
-        // A batch, by hand: the result has left the queue, and what it says is not committed.
+        // A manual batch: the result has left the queue, but the transaction is not committed.
         var batch = try database.connect()
         try batch.execute(
             """
@@ -121,7 +121,7 @@ import Testing
                 "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'tokenkeeper.lock_erasure'::regclass AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
             ) == "1"
         }
-        // A daemon finds results, and leaves them alone.
+        // A daemon finds results and does not touch them.
         try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'dd', 410)")
         var daemon = try database.connect(user: "a_daemon")
         #expect(try drainAll(&daemon).recorded == 0)
@@ -133,7 +133,7 @@ import Testing
             try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.token") == "aaaaaaaa01,dd")
     }
 
-    @Test func `no token, no device: a clear error`() throws {
+    @Test func `without a token or a device it raises a clear error`() throws {
         for call in ["forget('xyz')", "forget(NULL)", "forget_device(NULL)"] {
             var app = try database.connect(user: "a_app")
             let error = #expect(throws: DatabaseError.self) { try app.execute("SELECT tokenkeeper.\(call)") }
@@ -141,7 +141,7 @@ import Testing
         }
     }
 
-    @Test func `however a rejected result has the token, it goes, and others with a few of its digits stay`() throws {
+    @Test func `rejected results with the token in any spelling go, and others with some of its digits stay`() throws {
         let token = String(repeating: "ab12cd34", count: 8)
         try database.psql(
             """
@@ -156,14 +156,14 @@ import Testing
         #expect(try database.psql("SELECT tokenkeeper.forget('12cd')", user: "a_app") == "0")
     }
 
-    @Test func `the device that a token has left goes too`() throws {
+    @Test func `the device that a token has left is deleted, too`() throws {
         try database.psql(
             "SELECT tokenkeeper.register('aaaaaaaa', 't', device_id => d) FROM unnest('{old,new}'::text[]) AS d")
         try database.psql("SELECT tokenkeeper.forget('aaaaaaaa')", user: "a_app")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.device") == "0")
     }
 
-    @Test func `registrations, undo, discarding and erasure at once never wait for each other crosswise`() throws {
+    @Test func `concurrent registration, undo, discarding and erasure never deadlock`() throws {
         try database.psql(
             """
             SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', device_id => 'd' || i % 5, registered_at => '2025-01-01Z')) FROM generate_series(1, 20) AS i;
@@ -189,7 +189,7 @@ import Testing
         #expect(failures.all == [])
     }
 
-    @Test func `of a crowded device nothing is left when its last token is forgotten`() throws {
+    @Test func `a crowded device is gone when its last token is forgotten`() throws {
         try database.psql(
             "SELECT tokenkeeper.register(lpad(to_hex(i), 4, '0'), 't', device_id => 'constant') FROM generate_series(1, 55) AS i"
         )
@@ -202,7 +202,7 @@ import Testing
         #expect(try database.psql(left) == "0|0")
     }
 
-    /// Forgets the device `old`, which waits for a lock of another session until `release` lets go of it.
+    /// Forgets the device `old`, and waits for a lock of another session until `release` releases it.
     ///
     /// - Returns: The errors of the forgetting session.
     private func failuresOfForgettingOldDevice(release: () throws -> Void) throws -> [String] {
@@ -229,7 +229,7 @@ import Testing
         return failures.all
     }
 
-    @Test func `a token that has moved to another device meanwhile is not forgotten with the first`() throws {
+    @Test func `a token that has moved to another device is not forgotten with the first`() throws {
         try database.psql(
             "SELECT tokenkeeper.register(t, 't', device_id => 'old') FROM unnest('{aaaaaaaa,bbbbbbbb}'::text[]) AS t")
         var moving = try database.connect()
@@ -239,13 +239,13 @@ import Testing
         #expect(try database.psql("SELECT token, device_id FROM tokenkeeper.token") == "aaaaaaaa|new")
     }
 
-    @Test func `forgetting a device that waits for a token holds no device meanwhile`() throws {
+    @Test func `forgetting a device that waits for a token locks no device`() throws {
         try database.psql(
             "SELECT tokenkeeper.register(t, 't', device_id => 'old') FROM unnest('{aaaaaaaa,bbbbbbbb}'::text[]) AS t")
         var holding = try database.connect()
         try holding.execute("BEGIN; SELECT FROM tokenkeeper.ledger WHERE token_key = '\\xaaaaaaaa' FOR UPDATE")
         let failures = try failuresOfForgettingOldDevice {
-            // Before, this was a deadlock.
+            // This was once a deadlock.
             try holding.execute("SELECT FROM tokenkeeper.device WHERE device_id = 'old' FOR UPDATE; COMMIT")
         }
         #expect(failures == [])

@@ -30,7 +30,7 @@ import TokenModel
             """)
     }
 
-    /// BadDeviceToken for each of those tokens, queued so long ago.
+    /// BadDeviceToken for each of these tokens, queued this long ago.
     private func fail(_ first: Int, _ last: Int, topic: String = "t", ago: String = "1 minute") throws {
         try database.psql(
             """
@@ -51,7 +51,7 @@ import TokenModel
 
     private var isOpen: String { "SELECT coalesce(bool_or(tripped), false) FROM tokenkeeper.guard" }
 
-    @Test func `fifty suspects a day are recorded, and the batch that goes beyond is held`() throws {
+    @Test func `fifty suspects a day are recorded, and a batch beyond the limit is held`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 50)
@@ -75,7 +75,7 @@ import TokenModel
             "what is held is counted when it is taken from the queue")
     }
 
-    @Test func `of a large topic the share counts`() throws {
+    @Test func `in a large topic the share counts`() throws {
         try register(1, 20_000)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 100)
@@ -85,7 +85,7 @@ import TokenModel
         #expect(try states() == "100|2")
     }
 
-    @Test func `a token counts once, however often it fails, and after it has come back`() throws {
+    @Test func `a token counts once, however often it fails, even after it was revived`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         for _ in 1...5 {
@@ -96,7 +96,7 @@ import TokenModel
         }
         #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.topic_guard_count") == "40")
         #expect(try database.psql(isOpen) == "f")
-        // Held ones too: ten more tokens, a hundred times.
+        // Held suspects, too: ten more tokens, a hundred times.
         try fail(41, 60)
         try drainAll(&daemon, drain: makeDrain())
         for _ in 1...5 {
@@ -106,7 +106,7 @@ import TokenModel
         #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.topic_guard_count") == "60")
     }
 
-    @Test func `what suppresses nobody is not held: dead already, or registered since`() throws {
+    @Test func `a suspect that suppresses nothing is not held: already suppressed, or registered since`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
@@ -119,7 +119,7 @@ import TokenModel
         #expect(try database.psql(isOpen) == "f")
     }
 
-    @Test func `410s as APNs sends them are never held, and one in the same batch as the suspect decides`() throws {
+    @Test func `genuine 410s are never held, and count before a suspect of the same batch`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
@@ -135,7 +135,7 @@ import TokenModel
             try database.psql("SELECT state, count(*) FROM tokenkeeper.suppressed_token GROUP BY 1") == "stale|400")
     }
 
-    @Test func `it holds whatever comes slowly, too, and in any order`() throws {
+    @Test func `it holds suspects that arrive slowly and in any order`() throws {
         try register(1, 30_000)
         var daemon = try database.connect(user: "a_daemon")
         // 100 every ten minutes for four hours, the latest first, each recorded before the next is queued.
@@ -153,7 +153,7 @@ import TokenModel
         try fail(1, 45, ago: "2 days")
         try fail(46, 90, ago: "10 minutes")
         #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 90)
-        // A day that touches both would be too much.
+        // A day that spans both would be over the limit.
         try fail(91, 96, ago: "30 hours")
         try drainAll(&daemon, drain: makeDrain())
         #expect(try states() == "90|6")
@@ -164,13 +164,13 @@ import TokenModel
         return (try #require(numbers.first), try #require(numbers.last))
     }
 
-    @Test func `when the share has fallen by half, suspects are recorded again, and the held ones stay`() throws {
+    @Test func `when the count has halved, suspects are recorded again, and held ones stay held`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 60, ago: "3 days")
         try drainAll(&daemon, drain: makeDrain())
         #expect(try states() == "0|60")
-        // 30 are more than half of 50: still held, though 30 alone would not have opened it.
+        // 30 are more than half of 50: still held, although 30 alone would not have tripped the guard.
         try fail(101, 130, ago: "40 hours")
         try drainAll(&daemon, drain: makeDrain())
         #expect(try states() == "0|90")
@@ -182,7 +182,7 @@ import TokenModel
                 == "guard_tripped\nguard_reset")
     }
 
-    @Test func `it closes by itself when all is quiet`() throws {
+    @Test func `it resets when no suspects arrive`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 60, ago: "3 days")
@@ -198,7 +198,7 @@ import TokenModel
         #expect(try MassFailureGuard.resetQuiet(limits, on: &daemon).isEmpty, "it was within this day")
     }
 
-    @Test func `a topic's policy comes first`() throws {
+    @Test func `a topic's policy overrides the limits`() throws {
         try register(1, 1000)
         try register(1, 1000, topic: "u")
         var daemon = try database.connect(user: "a_daemon")
@@ -222,7 +222,7 @@ import TokenModel
                 == "guard_max_share is 0.2, was the default")
     }
 
-    @Test func `an open guard follows its policy, and closes`() throws {
+    @Test func `a tripped guard follows its policy, and resets`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         for change in ["guard_max_share = 1", "guard_allowance = 1000, guard_max_share = NULL"] {
@@ -239,15 +239,15 @@ import TokenModel
         try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 1", user: "a_operator")
         try fail(23, 24)
         #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 2)
-        #expect(try database.psql(isOpen) == "f", "by the next suspect, too")
+        #expect(try database.psql(isOpen) == "f", "also on the next suspect")
     }
 
-    @Test func `one that was sent long before does not stretch the undo over years`() throws {
+    @Test func `a suspect that was sent long before does not extend the undo window`() throws {
         try register(1, 1000)
         try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2015-01-01Z')")
         try database.psql("SELECT tokenkeeper.register('bb', 't', registered_at => '2015-01-01Z')")
         var daemon = try database.connect(user: "a_daemon")
-        // One before, one among the others: in one statement, so that they come in one batch.
+        // One before, one among the others. One statement queues them, so that they are in one batch.
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
@@ -265,12 +265,12 @@ import TokenModel
         #expect(
             try database.psql("SELECT undo_since > now() - interval '1 hour', undo IS NOT NULL FROM tokenkeeper.guard")
                 == "t|t")
-        // Done, it is not offered again.
+        // Once undone, it is not offered again.
         try database.psql("SELECT tokenkeeper.reinstate('t', 'production', undo_since, now()) FROM tokenkeeper.guard")
         #expect(try database.psql("SELECT tripped, undo FROM tokenkeeper.guard") == "t|")
     }
 
-    @Test func `discarded, nothing of it counts; released, all of it does, and is not held again`() throws {
+    @Test func `discarded results never count; released results count and are not held again`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 60)
@@ -279,7 +279,7 @@ import TokenModel
         #expect(try states() == "0|0")
         try fail(1, 60)
         try drainAll(&daemon, drain: makeDrain())
-        #expect(try states() == "0|60", "the guard is open still: the sender has not been mended")
+        #expect(try states() == "0|60", "the guard is still tripped: the sender has not been fixed")
         #expect(try database.psql("SELECT tokenkeeper.release_held('t', 'production')", user: "a_operator") == "60")
         #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 60)
         #expect(try states() == "60|0")
@@ -288,10 +288,10 @@ import TokenModel
             "counted once each, when they came")
         try fail(61, 100)
         try drainAll(&daemon, drain: makeDrain())
-        #expect(try states() == "100|0", "it starts anew")
+        #expect(try states() == "100|0", "the count starts again")
     }
 
-    @Test func `an operator who is at the guard keeps the suspects waiting, and nothing else`() throws {
+    @Test func `an operator who locks the guard delays suspects and nothing else`() throws {
         try register(1, 10)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 1)
@@ -309,7 +309,7 @@ import TokenModel
         #expect(try drainAll(&daemon, drain: self.makeDrain()).recorded == 1)
     }
 
-    @Test func `tokens that are new do not wait because the judging took long`() throws {
+    @Test func `new tokens do not wait for a slow guard decision`() throws {
         try register(1, 10)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 1)
@@ -329,14 +329,14 @@ import TokenModel
         try someone.execute("COMMIT")
     }
 
-    @Test func `what is left for a retry and has to wait as a whole is looked at row by row`() throws {
+    @Test func `a retried batch that has to wait as a whole is tried row by row`() throws {
         try register(1, 10)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 1)
         try drainAll(&daemon, drain: makeDrain())
         var someone = try database.connect()
         try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard FOR UPDATE")
-        // A topic that is new, and in the same batch a suspect that keeps it waiting for longer than half of deadlock_timeout.
+        // A new topic, and in the same batch a suspect that delays it for longer than half of deadlock_timeout.
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result_retry (topic, token, status, body, partition_number) VALUES
@@ -366,7 +366,7 @@ import TokenModel
             try database.psql("SELECT count(*), max(tokens), min(tokens) FROM tokenkeeper.topic_guard") == "800|3|3")
     }
 
-    @Test func `a guard that opens for one topic of a batch holds nothing of another`() throws {
+    @Test func `a guard that trips for one topic of a batch holds nothing of another`() throws {
         try register(1, 1000)
         try register(1, 1000, topic: "u")
         var daemon = try database.connect(user: "a_daemon")
@@ -377,7 +377,7 @@ import TokenModel
         #expect(try database.psql("SELECT topic, tripped FROM tokenkeeper.guard ORDER BY topic") == "t|t\nu|f")
     }
 
-    /// A count of topic t, begun so long ago.
+    /// A count of topic t that was begun this long ago.
     private func counted(_ state: String, _ tokens: Int, ago: String) throws {
         try database.psql(
             """
@@ -386,7 +386,7 @@ import TokenModel
             """)
     }
 
-    @Test func `a count is trusted for a day, and not longer`() throws {
+    @Test func `a count is trusted for a day`() throws {
         let limits = GuardLimits(allowance: 5, maxShare: .percent(10))
         try register(1, 100)
         var daemon = try database.connect(user: "a_daemon")
@@ -408,14 +408,14 @@ import TokenModel
             "half of none, as counted")
     }
 
-    @Test func `what the guard itself has looked at is kept for ten minutes`() throws {
+    @Test func `the guard's own count is kept for ten minutes`() throws {
         let limits = GuardLimits(allowance: 5, maxShare: .percent(1))
         try register(1, 2000)
         var daemon = try database.connect(user: "a_daemon")
         let isKept = "SELECT active, active_as_of IS NOT NULL FROM tokenkeeper.topic_guard"
         try fail(1, 4)
         try drainAll(&daemon, drain: makeDrain(limits))
-        #expect(try database.psql(isKept) == "2000|f", "so few are looked at each time")
+        #expect(try database.psql(isKept) == "2000|f", "each time it counts only this many")
         try database.psql(
             """
             INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at)
@@ -423,13 +423,13 @@ import TokenModel
             """)
         try fail(5, 6)
         try drainAll(&daemon, drain: makeDrain(limits))
-        #expect(try database.psql(isKept) == "29996|t", "and of many only 30,000")
+        #expect(try database.psql(isKept) == "29996|t", "and at most 30,000 of many")
         try database.psql("UPDATE tokenkeeper.topic_guard SET active = 0")
         try fail(7, 8)
-        #expect(try drainAll(&daemon, drain: makeDrain(limits)).held == 2, "not looked at again")
+        #expect(try drainAll(&daemon, drain: makeDrain(limits)).held == 2, "not counted again")
     }
 
-    @Test func `two drains of one process take turns at the guard, and set nothing aside`() throws {
+    @Test func `two drains of one process take turns at the guard, and move nothing to the retry partition`() throws {
         try register(1, 8000)
         try fail(1, 8000)
         let database = database
@@ -453,7 +453,7 @@ import TokenModel
         #expect(pass.recorded == 8000 && pass.putBack == 0)
     }
 
-    @Test func `held results are kept thirty days and then deleted, unrecorded`() throws {
+    @Test func `held results are deleted unrecorded after thirty days`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 60)

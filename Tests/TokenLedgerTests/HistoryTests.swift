@@ -5,19 +5,19 @@ import Testing
 
 @testable import TokenLedger
 
-@Suite(.ownThread) struct `Outage` {
+@Suite(.ownThread) struct `Histories` {
     let database: TestDatabase
 
     init() throws {
         database = try TestCluster.shared.database()
     }
 
-    /// A token of 32 bytes that begins so.
+    /// A token of 32 bytes with this beginning.
     private func token(_ beginning: String) -> String {
         beginning + String(repeating: "0", count: 64 - beginning.count)
     }
 
-    /// What the drain does for one result of topic t; the guard is far away.
+    /// Records one result of topic t as the drain does, far below the guard's limit.
     private func record(_ token: String, staleAt: String? = nil, suspectAt: String? = nil, reason: String) throws {
         try database.psql(
             """
@@ -38,13 +38,13 @@ import Testing
             """)
     }
 
-    /// As the daemons do it.
+    /// As the daemons do.
     private func undo() throws {
         var daemon = try database.connect(user: "a_daemon")
         try TokenLedgerTests.undo(&daemon)
     }
 
-    /// As the sweep does it.
+    /// As the sweep does.
     private func prune(_ token: String) throws {
         try database.psql(
             """
@@ -91,7 +91,7 @@ import Testing
     }
 
     @Test(arguments: ["a_reader", "a_operator"])
-    func `a token that APNs declared dead: against which registration, and what would revive it`(user: String) throws {
+    func `a stale token shows the registration that it suppresses, and what would revive it`(user: String) throws {
         try register(token("aabbccdd"), at: "2025-01-01 08:00Z", device: "d1")
         try record(token("aabbccdd"), staleAt: "2025-01-02 20:00Z", reason: "Unregistered")
         let history = try history(token("aabbccdd").uppercased(), user: user)
@@ -123,7 +123,7 @@ import Testing
             "instants of the same second are told apart")
     }
 
-    @Test func `what came too late is told, and the token stays alive`() throws {
+    @Test func `a late 410 is shown, and the token stays active`() throws {
         try register(token("aabbccdd"), at: "2025-01-03Z")
         try record(token("aabbccdd"), staleAt: "2025-01-02Z", reason: "Unregistered")
         let history = try history("aabbccdd")
@@ -137,7 +137,7 @@ import Testing
         )
     }
 
-    @Test func `a suspect comes back by the command that is named`() throws {
+    @Test func `the command that the explanation names revives a suspect`() throws {
         try register(token("aabbccdd"), at: "2025-01-01Z")
         try record(token("aabbccdd"), suspectAt: "2025-01-02 20:00:00.123456Z", reason: "BadDeviceToken")
         let words = try #require(Explanation.revival(try history("aabbccdd")))
@@ -161,7 +161,7 @@ import Testing
         )
     }
 
-    @Test func `what was known by a suspect alone is unknown after its undoing`() throws {
+    @Test func `a token known only by a suspect is unknown after the undo`() throws {
         try record(token("aabbccdd"), suspectAt: "2025-01-02Z", reason: "BadDeviceToken")
         #expect(
             Explanation.verdict(try history("aabbccdd")).hasSuffix(
@@ -174,7 +174,7 @@ import Testing
             Explanation.verdict(history).hasPrefix("may be sent to: it is unknown again since it was reinstated at 20"))
     }
 
-    @Test func `a superseded token is told by its device's newer one, and a later registration revives it`() throws {
+    @Test func `a superseded token shows its device's newer token, and a later registration revives it`() throws {
         try register(token("aabbccdd"), at: "2025-01-01Z", device: "d1")
         try register(token("11223344"), at: "2025-01-02Z", device: "d1")
         try register(token("99999999"), at: "2025-01-09Z", topic: "u", device: "d1")
@@ -192,7 +192,7 @@ import Testing
         #expect(try isActive(token("aabbccdd")))
     }
 
-    @Test func `a dead token whose device has a newer one needs a registration later than both`() throws {
+    @Test func `a stale token whose device has a newer one needs a registration later than both`() throws {
         try register(token("aabbccdd"), at: "2025-01-01Z", device: "d1")
         try record(token("aabbccdd"), staleAt: "2025-01-02Z", reason: "Unregistered")
         try register(token("11223344"), at: "2025-01-05Z", device: "d1")
@@ -200,12 +200,12 @@ import Testing
         #expect(history.state == "stale")
         #expect(Explanation.revival(history)?.contains("11223344…: 2025-01-05 00:00:00.000000 UTC") == true)
         try register(token("aabbccdd"), at: "2025-01-04Z")
-        #expect(try !isActive(token("aabbccdd")), "else the words would ask too much")
+        #expect(try !isActive(token("aabbccdd")), "otherwise the text would ask for too much")
         try register(token("aabbccdd"), at: "2025-01-06Z")
         #expect(try isActive(token("aabbccdd")))
     }
 
-    @Test func `the app's own word is told as such`() throws {
+    @Test func `an unregistration by the app is shown as such`() throws {
         try register(token("aabbccdd"), at: "2025-01-01Z")
         try database.psql("SELECT tokenkeeper.unregister('\(token("aabbccdd"))', 't', at => '2025-01-02Z')")
         let history = try history("aabbccdd")
@@ -216,7 +216,7 @@ import Testing
             history.events.last.map(Explanation.event)?.hasPrefix("unregistered by the app as of 2025-01-02") == true)
     }
 
-    @Test func `the story survives pruning`() throws {
+    @Test func `the history survives pruning`() throws {
         try register(token("aabbccdd"), at: "2025-01-01Z", device: "d1")
         try record(token("aabbccdd"), staleAt: "2025-01-02Z", reason: "Unregistered")
         try prune(token("aabbccdd"))
@@ -234,7 +234,7 @@ import Testing
         )
     }
 
-    @Test func `where the gate only observes, it is said that it answers true`() throws {
+    @Test func `with an observing gate, the verdict says that the gate answers true`() throws {
         try record(token("aabbccdd"), staleAt: "2025-01-02Z", reason: "Unregistered")
         try database.psql("UPDATE tokenkeeper.topic_policy SET gate = 'observe'")
         let history = try history("aabbccdd")
@@ -247,7 +247,7 @@ import Testing
                 == "(topic) the policy was changed by owner: gate is observe, was the default")
     }
 
-    @Test func `a token is found by its beginning, in either case, also by half a byte`() throws {
+    @Test func `a token is found by its first digits, in either case, even an odd number of them`() throws {
         for beginning in ["aabbccdd", "aabbccde", "ffffffff", "fffffffe"] {
             try register(token(beginning), at: "2025-01-01Z")
         }
@@ -259,11 +259,11 @@ import Testing
         #expect(try histories("aabbccdd1").isEmpty)
         #expect(try histories("fffffffff").map(\.token) == [all, all + "ff"])
         #expect(try histories("ffffffff").map(\.token) == [token("ffffffff"), all, all + "ff"])
-        #expect(try histories(all).map(\.token) == [all], "a whole token is meant, whatever begins with it")
+        #expect(try histories(all).map(\.token) == [all], "a whole token matches only itself")
         #expect(try histories(String(repeating: "f", count: 1024)).isEmpty)
     }
 
-    @Test func `a token of several topics and environments is told of each, or of the one that is asked for`() throws {
+    @Test func `a token in several topics and environments is explained in each, or in the requested one`() throws {
         try register(token("aabbccdd"), at: "2025-01-01Z")
         try register(token("aabbccdd"), at: "2025-01-01Z", topic: "u")
         try register(token("aabbccdd"), at: "2025-01-01Z", environment: "sandbox")
@@ -277,7 +277,7 @@ import Testing
         for history in try histories("aabbccdd") { #expect(history.events.count == 1, "each has its own history") }
     }
 
-    @Test func `a beginning that fits more than ten is listed, a whole token never is too many`() throws {
+    @Test func `first digits that match more than ten tokens list them; a whole token is always explained`() throws {
         for number in 0..<10 { try register(token("aabbccdd\(number)"), at: "2025-01-01Z") }
         #expect(try histories("aabbccdd").count == 10)
         try register(token("aabbccdda"), at: "2025-01-01Z", topic: "u")
@@ -290,7 +290,7 @@ import Testing
         #expect(try histories(token("11223344")).count == 11)
     }
 
-    @Test func `a device's tokens are those that it has and those that it had`() throws {
+    @Test func `a device's tokens include former ones`() throws {
         try register(token("aabbccdd"), at: "2025-01-01Z", device: "d1")
         try register(token("11223344"), at: "2025-01-02Z", device: "d1")
         try register(token("55667788"), at: "2025-01-02Z", device: "d2")
@@ -301,14 +301,14 @@ import Testing
         #expect(
             found.map { "\($0.token.prefix(8)) \($0.state ?? "unknown")" } == ["11223344 active", "aabbccdd unknown"])
         guard case .nothing(rejected: 0) = try answer(.device("d3")) else {
-            return #expect(Bool(false), "d3 is nobody")
+            return #expect(Bool(false), "d3 is unknown")
         }
         guard case .nothing(rejected: 0) = try answer(.device("d1"), topic: "u") else {
-            return #expect(Bool(false), "it is of another topic")
+            return #expect(Bool(false), "it belongs to another topic")
         }
     }
 
-    @Test func `held and rejected results belong to the story, those of other topics do not`() throws {
+    @Test func `held and rejected results belong to the history, except those of other topics`() throws {
         try register(token("aabbccdd"), at: "2025-01-01Z")
         try register(token("11223344"), at: "2025-01-01Z")
         try hold(token("aabbccdd"))
@@ -331,13 +331,13 @@ import Testing
         #expect(history.events.compactMap(\.message) == ["no topic", "no such environment"])
         #expect(try self.history("11223344").events.map(\.event) == ["registered"])
         let held = try self.history("55667788")
-        #expect(held.state == nil && held.isSendable && held.events.map(\.event) == ["held"], "nothing else knows it")
+        #expect(held.state == nil && held.isSendable && held.events.map(\.event) == ["held"], "nothing else is known of it")
         guard case .nothing(rejected: 1) = try answer(.token(#require(TokenDigits(token("99999999"))))) else {
-            return #expect(Bool(false), "it is known by a rejected result alone")
+            return #expect(Bool(false), "only a rejected result has it")
         }
     }
 
-    @Test func `what was done to the topic is told from the token's first news on, and of its own topic`() throws {
+    @Test func `operations on the token's topic are shown from the token's first event on`() throws {
         try register(token("99999999"), at: "2025-01-01Z")
         try register(token("99999999"), at: "2025-01-01Z", topic: "u")
         let operation = "INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message) VALUES"
@@ -357,7 +357,7 @@ import Testing
             ])
     }
 
-    @Test func `programs get one line of JSON with the same words`() throws {
+    @Test func `the JSON is one line with the same words`() throws {
         try register(token("aabbccdd"), at: "2025-01-01Z", device: "d\n\"1\"")
         try record(token("aabbccdd"), staleAt: "2025-01-02 20:00Z", reason: "Unregistered")
         try record(token("aabbccde"), staleAt: "2025-01-02 20:00Z", reason: "Unregistered")
@@ -381,7 +381,7 @@ import Testing
         #expect(try HistoryJSON.array(of: [], on: &reader) == "[]")
     }
 
-    @Test func `no more than a few rows are read of a ledger, a history and held results of many`() throws {
+    @Test func `the search reads only a few rows of large tables`() throws {
         // The statistics of a session arrive when it ends: this one must not stay open.
         do {
             var setup = try database.connect()
@@ -425,11 +425,11 @@ import Testing
             ("aabbccd", nil), ("aabbccdg", nil), ("aabb ccdd", nil), ("", nil), ("ａａｂｂｃｃｄｄ", nil), ("0xaabbccdd", nil),
             (String(repeating: "a", count: 1025), nil), ("AAbbCCdd", "aabbccdd"),
         ] as [(String, String?)])
-    func `a token's digits are 8 to 1024 of hex`(text: String, digits: String?) {
+    func `digits of a token are 8 to 1024 hex digits`(text: String, digits: String?) {
         #expect(TokenDigits(text)?.text == digits)
     }
 
-    @Test func `a topic stands in a command so that a shell takes it`() {
+    @Test func `a topic in a command is quoted for a shell`() {
         #expect(ShellWord.quoted("com.example.app-1_x") == "com.example.app-1_x")
         #expect(ShellWord.quoted("a b'; rm") == "'a b'\"'\"'; rm'")
     }

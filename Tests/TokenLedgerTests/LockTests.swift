@@ -37,7 +37,7 @@ import Testing
             connection.rollback()
             #expect(error?.sqlState == "42501", "\(table)")
         }
-        // Readers may read the migrations, and no more: a migration's lock excludes only sessions that change the table.
+        // Readers may only read the migrations: a migration's lock excludes only sessions that change the table.
         let error = #expect(throws: DatabaseError.self) {
             try connection.run("BEGIN; LOCK TABLE tokenkeeper.migration IN ROW SHARE MODE")
         }
@@ -45,7 +45,7 @@ import Testing
         #expect(error?.sqlState == "42501")
     }
 
-    @Test func `a batch's locks take no transaction id, and do not keep a dump waiting`() throws {
+    @Test func `a batch's locks take no transaction id and do not delay a dump`() throws {
         var daemon = try database.connect(user: "a_daemon")
         for partition in Partition.all {
             try daemon.execute("BEGIN")
@@ -91,7 +91,7 @@ import Testing
         }
     }
 
-    @Test func `a range that another daemon is working on is passed over, and others are drained`() throws {
+    @Test func `a range that another daemon is working on is skipped, and others are drained`() throws {
         // In one partition, the slot of its first range taken.
         let partition = Partition(number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
         try database.psql(
@@ -112,7 +112,7 @@ import Testing
     }
 
     @Test(arguments: [(0, 403), (4, 403), (4, 200)])
-    func `a locked row of the queue keeps back its range and no other`(
+    func `a locked row of the queue delays only its range`(
         partitionsAhead: Int, status: Int
     ) throws {
         let partition = Partition(
@@ -137,7 +137,7 @@ import Testing
         #expect(try drainAll(&daemon, drain: drain).settled == Int(left)!)
     }
 
-    @Test func `while forget runs, a pass ends at once; afterwards the drain goes on from where it was`() throws {
+    @Test func `while forget runs, a pass ends at once; afterwards the drain continues where it was`() throws {
         let partition = Partition(number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 403, \(partition.number) FROM generate_series(1, 400000)"
@@ -230,7 +230,7 @@ import Testing
         return session
     }
 
-    @Test func `is named by table, mode, process, role and application; a dump that only reads is not`() throws {
+    @Test func `is named by table, mode, process, role and application, except a dump that only reads`() throws {
         var daemon = try database.connect(user: "a_daemon")
         #expect(try LockHolder.all(on: &daemon) == [])
         var dump = try database.connect()
@@ -255,7 +255,7 @@ import Testing
             })
     }
 
-    @Test func `a session that waits for the whole table is named, and so are the ones it waits for`() throws {
+    @Test func `a session that waits for a whole table is named with the sessions it waits for`() throws {
         var reader = try session("report")
         let readerPID = try reader.scalar("SELECT pg_backend_pid()")!
         try reader.execute("BEGIN; LOCK TABLE tokenkeeper.ledger IN ACCESS SHARE MODE")
@@ -310,7 +310,7 @@ import Testing
         }
     }
 
-    @Test func `a daemon that reads a partition in bulk is told apart`() throws {
+    @Test func `a daemon that reads a partition in bulk is recognized`() throws {
         var fellow = try database.connect(user: "a_daemon")
         try fellow.execute("SET application_name = 'tokenkeeperd'")
         let pid = try fellow.scalar("SELECT pg_backend_pid()")!

@@ -26,7 +26,7 @@ private func version(_ file: String, _ sql: String, oldestDaemon: String = "0.1.
     Migration(file: file, sql: "-- oldest daemon: \(oldestDaemon)\n\(sql)\n")!
 }
 
-/// All that a migration can change, one line for each thing, sorted.
+/// Everything that a migration can change, one line each, sorted.
 private func catalog(_ connection: inout Connection) throws -> [String] {
     try connection.lines(
         """
@@ -98,13 +98,13 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         #expect(error == .unreleased(version: 1, name: "ledger"))
         #expect(error?.description.hasPrefix("version 1 (ledger) of this database's schema is in no release") == true)
         #expect(error?.description.contains(". ") == false, "one sentence")
-        // The right names with no record of functions are no release's either.
+        // The right names without a record of functions do not belong to a release either.
         try owner.execute(
             "DELETE FROM tokenkeeper.migration; INSERT INTO tokenkeeper.migration VALUES (1, 'schema', 'aa', '0.1.0')")
         #expect(throws: SchemaError.unreleased(version: 1, name: "schema")) { try Migrator(daemon: v1).check(&owner) }
     }
 
-    @Test func `a schema that has moved on refuses only daemons that are too old for it`() throws {
+    @Test func `a newer schema refuses only daemons that are too old for it`() throws {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
         let tolerant = version("0100_tolerant.sql", "CREATE TABLE tokenkeeper.more ();")
@@ -119,7 +119,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         try Migrator(daemon: Version(major: 0, minor: 10, patch: 0)).check(&owner)
     }
 
-    @Test func `a version that fails leaves nothing behind, of itself or of the functions`() throws {
+    @Test func `a version that fails leaves nothing behind, neither its own changes nor the functions`() throws {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
         let before = try catalog(&owner)
@@ -185,7 +185,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         ("0001_x.txt", "-- oldest daemon: 0.1.0\n"),
         ("0001_x.sql", "SELECT 1;\n"), ("0_x.sql", "-- oldest daemon: 0.1.0\n"), ("0001_x.sql", ""),
     ])
-    func `a file that does not declare what it must is no version`(file: String, sql: String) {
+    func `a file without the required header is not a version`(file: String, sql: String) {
         #expect(Migration(file: file, sql: sql) == nil)
     }
 }
@@ -197,7 +197,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         try connection.scalar("SELECT prosrc FROM pg_proc WHERE oid = '\(function)'::regprocedure") ?? ""
     }
 
-    @Test func `a changed body comes to an existing database, with all other functions and views`() throws {
+    @Test func `a changed body reaches an existing database, with all other functions and views`() throws {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
         let migrator = Migrator(later(replacing: [Self.gate]), daemon: v2)
@@ -293,7 +293,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         #expect(try empty.psql("SELECT to_regnamespace('tokenkeeper') IS NULL") == "t")
     }
 
-    @Test func `what --print prints, run by psql, equals what migrate does`() throws {
+    @Test func `running the output of --print in psql equals migrate`() throws {
         let (printed, migrated) = (
             try TestCluster.shared.database(migrated: false), try TestCluster.shared.database(migrated: false)
         )
@@ -337,7 +337,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         #expect(try Migrator(daemon: v1).plan(&admin).isEmpty)
     }
 
-    @Test func `a missing function means that the schema has moved on: the daemon connects and checks again`() {
+    @Test func `after a missing function the daemon connects again and checks the schema`() {
         #expect(
             DatabaseError(sqlState: "42883", message: "function tokenkeeper.record() does not exist").remedy
                 == .reconnect)
@@ -357,7 +357,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         let sending = Task.detached {
             var sender = try database.connect(user: "a_sender")
             for batch in 0..<batches {
-                // Tokens of each batch get a 410, and a result more that only counts.
+                // Each batch has 410s for tokens, and one more result that only counts.
                 try sender.execute(
                     """
                     INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)

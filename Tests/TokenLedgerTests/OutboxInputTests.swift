@@ -5,8 +5,8 @@ import TokenModel
 
 @testable import TokenLedger
 
-/// What the functions of the outbox make of any input: whatever its collation, its escapes, its length.
-@Suite(.ownThread) struct `The outbox and its input` {
+/// The functions of the outbox with any input: any collation, any escapes, any length.
+@Suite(.ownThread) struct `Input of the outbox` {
     let database: TestDatabase
     let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
     let scope = TopicScope(environment: "production", topic: "com.example.app")
@@ -121,7 +121,7 @@ import TokenModel
         (String(repeating: "[", count: 2000) + String(repeating: "]", count: 2000), "payload is a JSON array"),
         ("null", "payload is a JSON null"),
     ])
-    func `a payload that is JSON and cannot be sent fails by itself, in words`(spelling: String, complaint: String)
+    func `a JSON payload that cannot be sent fails alone, with a clear error`(spelling: String, complaint: String)
         throws
     {
         let payload = "replace('\(spelling)', '\\\\', '\\')::json"
@@ -139,12 +139,12 @@ import TokenModel
         #expect(
             try database.psql("SELECT payload::text = \(payload)::text FROM tokenkeeper.failed_send") == "t",
             "kept as it came")
-        // Put back, it fails again, and holds up nothing.
+        // Requeued, it fails again and delays nothing.
         try database.psql("SELECT tokenkeeper.requeue_failed()", user: "a_operator")
         #expect(try self.claim().failed == 1)
     }
 
-    @Test func `a payload is sent in its shortest spelling, whatever the sender's`() throws {
+    @Test func `a payload is sent in its shortest form`() throws {
         try database.psql(
             #"""
             INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES
@@ -175,7 +175,7 @@ import TokenModel
         ("everyone => true, environment => repeat('x', 5000)", "environment is"),
         ("everyone => true, topic => repeat('x', 513)", "512 bytes"),
     ])
-    func `enqueue refuses what is too long, and what would expire before it may be sent`(
+    func `enqueue refuses overlong texts, and requests that expire before they may be sent`(
         arguments: String, complaint: String
     ) throws {
         let topic = arguments.contains("topic =>") ? "" : ", topic => 'com.example.app'"
@@ -183,7 +183,7 @@ import TokenModel
         #expect(refused.state == "22023" && refused.message.contains(complaint), "\(refused)")
     }
 
-    @Test func `a tag of 512 bytes, and an expiration after scheduled_at, are taken`() throws {
+    @Test func `a tag of 512 bytes and an expiration after scheduled_at are accepted`() throws {
         try database.psql("SELECT tokenkeeper.register('aa', 'com.example.app', tags => ARRAY[repeat('x', 512)])")
         #expect(
             try database.psql(
@@ -196,7 +196,7 @@ import TokenModel
     }
 
     @Test
-    func `a row that would expire before it may be sent fails with these words, one that a daemon put off does not`()
+    func `a request that expires before its scheduled_at fails, unless a daemon delayed it`()
         throws
     {
         try database.psql(
@@ -212,7 +212,7 @@ import TokenModel
         let expired = "its expiration passed before it could be sent"
         let wrong = "expiration is not later than scheduled_at: the request would expire before it may be sent"
         #expect(try database.psql(errors) == "aa: \(wrong), ac: \(expired)")
-        // Another try is later than its expiration.
+        // The next try would be after its expiration.
         var daemon = try database.connect(user: "a_daemon")
         _ = try outbox.finish(
             first.requests.map { RequestEnding(number: $0.number, fate: .returned(.zero)) }, on: &daemon)
@@ -223,7 +223,7 @@ import TokenModel
         #expect(try database.psql(errors) == "aa: \(wrong), ab: \(expired), ac: \(expired)")
     }
 
-    @Test func `a pause is refused what no index takes`() throws {
+    @Test func `pause_sending refuses texts that are too long`() throws {
         for wrong in ["repeat('x', 513)", "repeat('x', 5000)", "'t', 'production', repeat('x', 1001)"] {
             let refused = try refusal("SELECT tokenkeeper.pause_sending(\(wrong))", user: "a_operator")
             #expect(refused.state == "22023" && refused.message.contains("bytes long"), "\(refused)")
@@ -238,7 +238,7 @@ import TokenModel
     /// Input that PostgreSQL itself refuses, and our own 22023.
     private static let documented: Set<String> = ["22023", "22021", "22P02", "22P05", "22003", "22007", "22008"]
 
-    @Test func `any input is answered, or refused with a documented error`() throws {
+    @Test func `any input gets an answer or a documented error`() throws {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
         print("outbox seed \(seed)")
         var chance = SeededChance(seed: seed)
@@ -275,7 +275,7 @@ import TokenModel
         }
         #expect(answered.count == 3 && answered.values.allSatisfy { $0 > 10 }, "\(answered)")
         #expect(refused.isSuperset(of: ["22023", "22021", "22P02", "22007"]), "\(refused)")
-        // What was taken can be claimed.
+        // Everything that was accepted can be claimed.
         try database.psql("DELETE FROM tokenkeeper.paused_topic")
         let taken = try count("send_request", "coalesce(scheduled_at, '-infinity') < now()")
         let claim = try claim()
@@ -302,7 +302,7 @@ import TokenModel
             }
             return "E'" + bytes.map { "\\x" + ($0 < 16 ? "0" : "") + String($0, radix: 16) }.joined() + "'"
         case 2: return "repeat('x', \([511, 512, 513, 3000, 70_000].randomElement(using: &chance)!))::\(type(of: name))"
-        // Not below zero: PostgreSQL reads a minus sign in a timestamp as a zone, and refuses that with 22009.
+        // Not negative: PostgreSQL reads a minus sign in a timestamp as a time zone, and refuses it with 22009.
         case 3: return "'\(Int64.random(in: 0 ... .max, using: &chance))'"
         default: return "'\((usual[name] ?? ["x"]).randomElement(using: &chance)!)'"
         }

@@ -5,7 +5,7 @@ import TokenModel
 
 @testable import TokenLedger
 
-/// What the outbox promises beside the way of a request: who is counted, what is kept, what is left alone.
+/// The rules of the outbox in detail: what it counts, keeps and leaves alone.
 @Suite(.ownThread) struct `The outbox, rule by rule` {
     let database: TestDatabase
     let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
@@ -20,7 +20,7 @@ import TokenModel
         database = try TestCluster.shared.database()
     }
 
-    /// - Returns: Its number.
+    /// - Returns: The request's number.
     @discardableResult
     private func ask(
         _ payload: String = alert, of scope: TopicScope? = nil, token: String = "aa",
@@ -56,7 +56,7 @@ import TokenModel
 
     // Background pushes ------------------------------------------------------------------------------------------------
 
-    @Test func `each environment and topic has a share of its own, and keeps no other's requests from waiting`() throws
+    @Test func `each environment and topic has its own limit, which does not affect other requests`() throws
     {
         var sent: [Int64] = []
         for scope in [app, sandbox, other] {
@@ -67,7 +67,7 @@ import TokenModel
             sent += claimed
         }
         #expect(try count("send_request", "postponed AND claimed_by IS NULL") == 3 && count("suppressed_send") == 0)
-        // One that was not sent is none of the share of its own environment.
+        // A push that was not sent does not count in its environment.
         try finish([sent[1]], .returned(nil))
         #expect(
             try database.psql(
@@ -76,12 +76,12 @@ import TokenModel
                 == "1 0 1")
     }
 
-    @Test func `alerts for the same device neither count, nor are suppressed, nor stand for the newest`() throws {
+    @Test func `alerts to the same device do not count, are not suppressed and overtake nothing`() throws {
         let later = try ask(Self.alert, ("scheduled_at", "now() + interval '1 hour'"))
         for _ in 1...2 { try ask() }
         try ask(Self.silent)
         try ask()
-        #expect(try claim().requests.count == 4, "three alerts, and the share")
+        #expect(try claim().requests.count == 4, "three alerts, and the limit")
         let newest = try ask(Self.silent)
         try ask()
         let second = try claim()
@@ -90,7 +90,7 @@ import TokenModel
     }
 
     @Test
-    func `the one that waits does so until an hour after the first of the share, and is told when it is overtaken`()
+    func `the delayed push waits until an hour after the first, and is reported when overtaken`()
         throws
     {
         try ask(Self.silent)
@@ -106,10 +106,10 @@ import TokenModel
         try database.psql(
             "DELETE FROM tokenkeeper.background_send; UPDATE tokenkeeper.send_request SET scheduled_at = NULL")
         #expect(try claim().requests.map(\.number).contains(newest))
-        #expect(try count("send_request", "postponed") == 0, "it waits no more")
+        #expect(try count("send_request", "postponed") == 0, "it no longer waits")
     }
 
-    @Test func `one that was overtaken is told once, and an older one overtakes none`() throws {
+    @Test func `an overtaken push is reported once, and an older one overtakes nothing`() throws {
         let older = try ask(Self.silent, ("scheduled_at", "now() + interval '1 hour'"))
         try ask(Self.silent)
         let first = try ask(Self.silent)
@@ -125,7 +125,7 @@ import TokenModel
     }
 
     @Test
-    func `of a share of several, what was not delivered is taken off, and no more; what was cut off may have been`()
+    func `undelivered pushes do not count against the limit, but interrupted ones do`()
         throws
     {
         for _ in 1...3 { try ask(Self.silent) }
@@ -138,7 +138,7 @@ import TokenModel
 
     // Claims and endings -----------------------------------------------------------------------------------------------
 
-    @Test func `what expired while it waited is failed`() throws {
+    @Test func `a request that expired while it waited fails`() throws {
         try ask(Self.alert, ("expiration", "now() - interval '1 second'"))
         try ask(Self.alert, ("expiration", "now() + interval '1 minute'"))
         try ask(Self.alert, ("expiration", "'epoch'"))
@@ -149,7 +149,7 @@ import TokenModel
                 == "its expiration passed before it could be sent")
     }
 
-    @Test func `the gate is asked in the request's own environment and topic`() throws {
+    @Test func `the claim asks the gate of the request's environment and topic`() throws {
         try database.psql(
             """
             SELECT tokenkeeper.register('aa', 'com.example.app'), tokenkeeper.register('aa', 'com.example.app', 'sandbox'),
@@ -161,7 +161,7 @@ import TokenModel
         }
     }
 
-    @Test func `a request that was asked for without an apns-id has one when it is claimed, and keeps it`() throws {
+    @Test func `a request without an apns-id gets one when it is claimed, and keeps it`() throws {
         try ask(Self.alert, ("apns_id", "NULL"))
         let claimed = try #require(try claim().requests.first)
         #expect(claimed.request.id.utf8.count == 36)
@@ -170,7 +170,7 @@ import TokenModel
     }
 
     @Test
-    func `what was returned untried counts from its next try, what was tried from its first; and errors are kept`()
+    func `first_sent_at restarts for untried requests and stays for tried ones, and errors are kept`()
         throws
     {
         let (untried, tried, cut) = (try ask(), try ask(token: "bb"), try ask(token: "cc"))
@@ -193,7 +193,7 @@ import TokenModel
         #expect(try waiting("first_sent_at IS NOT NULL") == "\(cut)")
     }
 
-    @Test func `what is returned without a pause waits as it was asked to, and what another has in hand stays there`()
+    @Test func `a request returned without a pause keeps its schedule, and another daemon's claim stays`()
         throws
     {
         let number = try ask(Self.alert, ("scheduled_at", "'2020-01-01Z'"))
@@ -206,7 +206,7 @@ import TokenModel
         #expect(try waiting("scheduled_at = '2020-01-01Z'") == "\(number)")
     }
 
-    @Test func `answers bear the environment of their requests`() throws {
+    @Test func `results carry the environment of their requests`() throws {
         let number = try ask(of: sandbox)
         #expect(try claim(sandbox).requests.count == 1)
         var daemon = try database.connect(user: "a_daemon")
@@ -220,7 +220,7 @@ import TokenModel
         #expect(try waiting("last_error = '???'") == "\(number)")
     }
 
-    @Test func `what somebody has locked is left for later, and keeps the others from nothing`() throws {
+    @Test func `locked requests are left for later and do not delay others`() throws {
         let (locked, free) = (try ask(), try ask(token: "bb"))
         var other = try database.connect()
         try other.execute("BEGIN; SELECT FROM tokenkeeper.send_request WHERE request_id = \(locked) FOR UPDATE")
@@ -235,7 +235,7 @@ import TokenModel
         #expect(try heir.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
     }
 
-    @Test func `what was not answered makes no result`() throws {
+    @Test func `a request without a response adds no result`() throws {
         for token in ["aa", "bb", "cc", "dd"] { try ask(token: token) }
         let claimed = try claim().requests.map(\.number)
         try finish([claimed[0]], .failed("x"))
@@ -245,7 +245,7 @@ import TokenModel
         #expect(try count("send_result") == 0 && count("send_request") == 3)
     }
 
-    @Test func `what suppressed a request is told with its reason and its instant, whichever it was`() throws {
+    @Test func `a suppressed request shows the cause with its reason and instant`() throws {
         try database.psql(
             """
             SELECT tokenkeeper.register(t, 'com.example.app', registered_at => now() - interval '30 days') FROM unnest(ARRAY['aa', 'bb']) AS t;
@@ -264,7 +264,7 @@ import TokenModel
                 == "suspect BadDeviceToken t, unregistered_by_app unregistered by the app t")
     }
 
-    @Test func `what is claimed and what has ended is on disk before anything comes of it`() throws {
+    @Test func `claims and endings are on disk before anything follows from them`() throws {
         try database.psql(
             """
             CREATE TABLE public.durability (of text, setting text);
@@ -290,13 +290,13 @@ import TokenModel
         (#"{"a":"\#(String(repeating: "x", count: 5000))"}"#, "push_type", "'voip'", true),
         (#"{"a":"\#(String(repeating: "x", count: 5113))"}"#, "push_type", "'voip'", false),
     ])
-    func `what APNs takes is not refused`(payload: String, column: String, value: String, isSent: Bool) throws {
+    func `a request that APNs accepts is not refused`(payload: String, column: String, value: String, isSent: Bool) throws {
         try ask(payload, of: sandbox, (column, value))
         #expect(try claim(sandbox).requests.count == (isSent ? 1 : 0))
         #expect(try count("failed_send") == (isSent ? 0 : 1))
     }
 
-    @Test func `a payload that no text can hold is failed, and keeps no other waiting`() throws {
+    @Test func `a payload that text cannot hold fails and delays no other`() throws {
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_request (topic, token, payload)
@@ -315,7 +315,7 @@ import TokenModel
                 == "payload is over 4096 bytes long")
     }
 
-    @Test func `those that are postponed are found device by device, however many they are`() throws {
+    @Test func `postponed requests are found by device, however many there are`() throws {
         var daemon = try database.connect()
         let read = "SELECT pg_stat_get_xact_tuples_returned('tokenkeeper.send_request_postponed'::regclass)"
         func ask(devices: Int) throws {
@@ -325,7 +325,7 @@ import TokenModel
                 SELECT 'com.example.app', lpad(to_hex(i), 8, '0'), '\(Self.silent)' FROM generate_series(1, \(devices)) AS i
                 """)
         }
-        // What is known of the table is of a time when nothing was postponed.
+        // The table's statistics are from a time when nothing was postponed.
         try daemon.execute("ALTER TABLE tokenkeeper.send_request SET (autovacuum_enabled = off)")
         try daemon.execute(
             """
@@ -349,7 +349,7 @@ import TokenModel
         #expect(after - before <= 100, "\(after - before) index entries for 10 devices")
     }
 
-    @Test func `nothing is claimed of a paused topic, whoever thinks that it goes on`() throws {
+    @Test func `nothing is claimed from a paused topic, even by a daemon that missed the pause`() throws {
         try ask()
         try database.psql("SELECT tokenkeeper.pause_sending('com.example.app')", user: "a_operator")
         #expect(try claim().dueAt == nil && waiting() != "")
@@ -357,7 +357,7 @@ import TokenModel
 
     // What operators call ----------------------------------------------------------------------------------------------
 
-    @Test func `a pause holds for its own environment, and a slip of the pen is refused`() throws {
+    @Test func `a pause applies to one environment, and a typing error is refused`() throws {
         for scope in [app, sandbox] { try ask(of: scope) }
         for wrong in ["''", "NULL", "'com.example.app', 'prod'", "'', 'sandbox'"] {
             #expect(throws: TestFailure.self, "\(wrong)") {
@@ -384,7 +384,7 @@ import TokenModel
                 == "sending_paused sandbox, sending_paused production, sending_resumed production")
     }
 
-    @Test func `requests are requeued by their numbers, whole, and that is recorded`() throws {
+    @Test func `failed requests are requeued by number, unchanged, and the operation is recorded`() throws {
         for token in ["aa", "bb"] {
             try database.psql(
                 """
@@ -408,7 +408,7 @@ import TokenModel
         #expect(try database.psql("SELECT operation, rows FROM tokenkeeper.operation") == "failed_requeued|1")
     }
 
-    @Test func `a token that was never registered is not addressed`() throws {
+    @Test func `a token that was never registered is not selected`() throws {
         try database.psql(
             "SELECT tokenkeeper.register('aa', 'com.example.app'), tokenkeeper.register('bb', 'com.example.app')")
         try database.psql("UPDATE tokenkeeper.ledger SET registered_at = DEFAULT WHERE token_key = '\\xbb'")
@@ -439,14 +439,14 @@ import TokenModel
             "UPDATE tokenkeeper.sending_daemon SET heartbeat_at = heartbeat_at - interval '2 days' WHERE daemon_id = 'host/2/1'"
         )
         try outbox.beat(credentials: "[]", trouble: [], on: &daemon)
-        #expect(try count("sending_daemon") == 2, "it has something in hand")
-        #expect(try outbox.takeOver(silentToo: false, on: &daemon, isAlive: { _ in true }) == 0, "all were silent")
+        #expect(try count("sending_daemon") == 2, "it has claimed something")
+        #expect(try outbox.takeOver(silentToo: false, on: &daemon, isAlive: { _ in true }) == 0, "silence does not count")
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
         try outbox.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try count("sending_daemon") == 1)
     }
 
-    @Test func `no daemon takes over from itself`() throws {
+    @Test func `a daemon does not take over its own requests`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try ask()
         #expect(try claim().requests.count == 1)
@@ -455,7 +455,7 @@ import TokenModel
 
     // What is left behind ----------------------------------------------------------------------------------------------
 
-    @Test func `status: only daemons that beat send, and nothing is said when nothing waits`() throws {
+    @Test func `status counts only daemons with a heartbeat, and is silent when nothing waits`() throws {
         func warnings() throws -> String {
             try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status", user: "a_reader")
         }
@@ -469,13 +469,13 @@ import TokenModel
         try outbox.beat(credentials: "[]", trouble: ["trouble"], on: &daemon)
         let second = Outbox(daemonID: "host/2/1", processScope: "here", lockTimeout: .milliseconds(500))
         try second.beat(credentials: "[]", trouble: ["trouble"], on: &daemon)
-        #expect(try warnings().split(separator: "\n").count { $0 == "trouble" } == 1, "said once, whoever has it")
+        #expect(try warnings().split(separator: "\n").count { $0 == "trouble" } == 1, "reported once, however many have it")
         try database.psql(
             "UPDATE tokenkeeper.sending_daemon SET heartbeat_at = clock_timestamp() - interval '61 seconds'")
         #expect(try warnings().contains("no running daemon sends") && !warnings().contains("trouble"))
     }
 
-    @Test func `forget erases what mentions a token without being one`() throws {
+    @Test func `forget erases malformed tokens that contain the token`() throws {
         try database.psql("SELECT tokenkeeper.register('\(String(repeating: "ab", count: 32))', 'com.example.app')")
         let token = String(repeating: "ab", count: 32)
         for text in [" \(token)", "<\(token.uppercased())>", "cd"] { try ask(token: text) }

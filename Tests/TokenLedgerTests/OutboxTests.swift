@@ -15,7 +15,7 @@ import TokenModel
         database = try TestCluster.shared.database()
     }
 
-    /// A token that says its number.
+    /// A token that contains its number.
     private static func token(_ number: Int) -> String { String(format: "%064x", number) }
 
     private func register(_ numbers: ClosedRange<Int>, tags: String = "{World}") throws {
@@ -52,7 +52,7 @@ import TokenModel
 
     // Who is addressed -------------------------------------------------------------------------------------------------
 
-    @Test func `a tag addresses the sendable tokens that bear it, a device its own, everyone all of the topic`() throws
+    @Test func `a tag, a device or everyone selects the matching sendable tokens`() throws
     {
         try register(1...5)
         try register(6...7, tags: "{World,username:anna}")
@@ -74,7 +74,7 @@ import TokenModel
         #expect(try enqueue("everyone => true") == "7", "the gate only observes")
     }
 
-    @Test func `nobody is addressed by mistake`() throws {
+    @Test func `enqueue with a missing or ambiguous selection is refused`() throws {
         try register(1...2)
         for arguments in [
             "tags => NULL", "device_id => NULL", "tags => NULL, everyone => NULL",
@@ -104,7 +104,7 @@ import TokenModel
     ]
 
     @Test(arguments: faulty)
-    func `what APNs would refuse is refused at once by enqueue, and failed by the claim`(
+    func `enqueue refuses what APNs would refuse, and the claim fails it`(
         payload: String, argument: String, complaint: String
     ) throws {
         try register(1...1)
@@ -123,7 +123,7 @@ import TokenModel
         #expect(try count("send_request") == 0)
     }
 
-    @Test func `what is claimed the client sends: one of the two never lets pass what the other refuses`() throws {
+    @Test func `the claim and the client agree on what is valid`() throws {
         try database.psql(
             #"""
             INSERT INTO tokenkeeper.send_request (topic, token, payload, push_type, priority, expiration, collapse_id)
@@ -152,7 +152,7 @@ import TokenModel
         #expect(try count("send_request", "claimed_by IS NULL") == 0 && count("failed_send") > 5000)
     }
 
-    @Test func `garbage never fails a sender's batch, and stays whole`() throws {
+    @Test func `garbage never fails a sender's batch and stays unchanged`() throws {
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_request (environment, topic, token, payload)
@@ -189,7 +189,7 @@ import TokenModel
         ("com.example.app.push-type.controls", "{}", "controls"),
         ("com.example.app.location-query", "{}", "location"), ("com.example.app.voip-ptt", "{}", "pushtotalk"),
     ])
-    func `a request that names no push type has that of its topic or its payload`(
+    func `a request without a push type gets it from its topic or payload`(
         topic: String, payload: String, type: String
     ) throws {
         try database.psql(
@@ -206,7 +206,7 @@ import TokenModel
 
     // The gate ---------------------------------------------------------------------------------------------------------
 
-    @Test func `a token that dies while requests wait suppresses them, and a new registration lets new ones out`()
+    @Test func `a token that becomes stale suppresses its waiting requests, and a registration allows new ones`()
         throws
     {
         try register(1...3)
@@ -228,7 +228,7 @@ import TokenModel
         #expect(try claim().count == 5)
     }
 
-    @Test func `every state that suppresses is told, and an observing gate suppresses nothing`() throws {
+    @Test func `every suppressing state is reported, and an observing gate suppresses nothing`() throws {
         try register(1...4)
         try enqueue()
         try database.psql("SELECT tokenkeeper.unregister('\(Self.token(1))', 'com.example.app')")
@@ -245,7 +245,7 @@ import TokenModel
 
     // Claims and endings -----------------------------------------------------------------------------------------------
 
-    @Test func `what one daemon has in hand, no other claims; the oldest goes first; scheduled_at is kept`() throws {
+    @Test func `no two daemons claim the same request; the oldest goes first; scheduled_at is kept`() throws {
         try register(1...10)
         try enqueue("tags => '{World}', scheduled_at => clock_timestamp() + interval '1 hour'")
         #expect(try claim() == [])
@@ -261,7 +261,7 @@ import TokenModel
         #expect(try count("send_request", "claimed_by IS NOT NULL") == 10)
     }
 
-    @Test func `endings: answered and failed leave, later and returned wait again, and answers are results`() throws {
+    @Test func `answered and failed requests leave, later and returned ones wait again, and responses become results`() throws {
         try register(1...5)
         try enqueue("tags => '{World}', priority => 5, collapse_id => 'c', expiration => '2040-01-01Z'")
         let claimed = try claim()
@@ -287,7 +287,7 @@ import TokenModel
             RequestEnding(number: claimed[4].number, fate: .returned(nil)),
         ]
         #expect(try finish(endings) == 5)
-        #expect(try finish(endings) == 0, "a second word changes nothing")
+        #expect(try finish(endings) == 0, "a second ending changes nothing")
         #expect(
             try database.psql(
                 "SELECT string_agg(status::text, ' ' ORDER BY status) FROM tokenkeeper.send_result WHERE sent_at = '2026-11-06 21:20:00Z'"
@@ -310,7 +310,7 @@ import TokenModel
         #expect(try claim().map(\.request.id) == [claimed[2].request.id])
     }
 
-    @Test func `each ending costs the same, however much is in hand`() throws {
+    @Test func `each ending costs the same, however much is claimed`() throws {
         var daemon = try database.connect()
         let read = "SELECT pg_stat_get_xact_tuples_returned('tokenkeeper.send_request_claimed'::regclass)"
         try register(1...300)
@@ -332,7 +332,7 @@ import TokenModel
         #expect(try count("send_request") == 180)
     }
 
-    @Test func `what a request must be is asked within the claim, not by a statement for each`() throws {
+    @Test func `the claim checks requests without a statement for each`() throws {
         #expect(
             try !database.psql(
                 """
@@ -343,7 +343,7 @@ import TokenModel
             ).contains("send_fault("))
     }
 
-    @Test func `an answer that the database has no characters for is written down all the same`() throws {
+    @Test func `a response that the database's encoding cannot hold is still recorded`() throws {
         try register(1...2)
         try enqueue()
         let claimed = try claim()
@@ -357,7 +357,7 @@ import TokenModel
         #expect(try count("send_result", "body = 'a?b'") == 1)
     }
 
-    @Test func `a daemon that has gone leaves its requests to others, and after the second time they are failed`()
+    @Test func `the requests of an ended daemon are taken over, and fail after the second time`()
         throws
     {
         try register(1...1)
@@ -366,12 +366,12 @@ import TokenModel
         let gone = Outbox(daemonID: "host/7/1", processScope: "here", lockTimeout: .milliseconds(500))
         try gone.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try claim(by: gone).count == 1)
-        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 0, "it lives")
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 0, "it is alive")
         let elsewhere = Outbox(daemonID: "host/9/1", processScope: "elsewhere", lockTimeout: .milliseconds(500))
-        #expect(try elsewhere.takeOver(on: &daemon, isAlive: { _ in false }) == 0, "from elsewhere that cannot be told")
+        #expect(try elsewhere.takeOver(on: &daemon, isAlive: { _ in false }) == 0, "another scope cannot tell")
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in false }) == 1)
         #expect(try claim(by: elsewhere).count == 1, "it may be sent a second time")
-        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1, "one that has no heartbeat has gone")
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1, "a daemon without a heartbeat has ended")
         #expect(try claim() == [], "not a third time")
         #expect(try database.psql("SELECT error FROM tokenkeeper.failed_send").contains("may have been delivered"))
         #expect(
@@ -383,7 +383,7 @@ import TokenModel
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
     }
 
-    @Test func `a daemon of another place is taken over when it has been silent for a minute`() throws {
+    @Test func `a daemon of another process scope is taken over after a minute of silence`() throws {
         try register(1...1)
         try enqueue()
         var daemon = try database.connect(user: "a_daemon")
@@ -398,7 +398,7 @@ import TokenModel
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
     }
 
-    @Test func `a paused topic waits, others do not, and it goes on when it is resumed`() throws {
+    @Test func `a paused topic waits until it is resumed, and others do not wait`() throws {
         try register(1...2)
         try enqueue()
         try database.psql(
@@ -421,7 +421,7 @@ import TokenModel
                 == "sending_paused sending_resumed")
     }
 
-    @Test func `what was cut off is tried once more, or not at all where it allows one try only`() throws {
+    @Test func `an interrupted request is retried once, or not at all if it allows one try only`() throws {
         try register(1...2)
         try enqueue("device_id => 'd1'")
         try enqueue("device_id => 'd2', expiration => 'epoch'")
@@ -438,18 +438,18 @@ import TokenModel
                 + "it was interrupted twice while it was being sent; it may have been delivered")
     }
 
-    @Test func `of many requests for one token some are taken at a time, and the others keep nobody out`() throws {
+    @Test func `only some of many requests for one token are claimed at a time, and the others block nobody`() throws {
         try register(1...3)
         for number in 1...50 { try enqueue("device_id => 'd1'", payload: #"{"aps":{"alert":"\#(number)"}}"#) }
         try enqueue("tags => '{World}'")
         let claimed = try claim(60)
-        #expect(claimed.count == 7, "five of the one, and the two others")
+        #expect(claimed.count == 7, "five of one token, and the two others")
         #expect(
             try count("send_request", "scheduled_at > queued_at AND claimed_by IS NULL") == 46,
             "the rest has its turn in a second")
     }
 
-    @Test func `a claim tells how many it suppressed and gave up, and goes on from where it came to`() throws {
+    @Test func `a claim reports how many requests it suppressed and failed, and how far it came`() throws {
         try register(1...4)
         try enqueue()
         try database.psql("SELECT tokenkeeper.unregister('\(Self.token(2))', 'com.example.app')")
@@ -460,13 +460,13 @@ import TokenModel
         let dueAt = try #require(claim.dueAt)
         _ = try finish(claim.requests.map { RequestEnding(number: $0.number, fate: .returned(nil)) })
         let next = try outbox.claim(scope, most: 10, since: dueAt, backgroundPerHour: 3, on: &daemon)
-        #expect(next.requests.map(\.request.address.token.bytes.last) == [4], "what came back lies before that")
+        #expect(next.requests.map(\.request.address.token.bytes.last) == [4], "the returned request was due earlier")
         #expect(try outbox.claim(scope, most: 10, since: dueAt, backgroundPerHour: 3, on: &daemon).dueAt == nil)
         #expect(try self.claim().map(\.request.address.token.bytes.last) == [1])
         #expect(try outbox.claimed(on: &daemon).count == 2)
     }
 
-    @Test func `no length of a text fails a sender's batch`() throws {
+    @Test func `no text is too long for a sender's batch`() throws {
         try database.psql(
             "INSERT INTO tokenkeeper.send_request (environment, topic, token, payload) SELECT string_agg(md5(i::text), ''), string_agg(md5(i::text), ''), "
                 + "string_agg(md5(i::text), ''), '{}' FROM generate_series(1, 400) AS i", user: "a_sender")
@@ -477,7 +477,7 @@ import TokenModel
         #expect(try count("send_request") == 0 && count("failed_send", "length(topic) = 12800") == 1)
     }
 
-    @Test func `topics by the thousand are dealt with in parts, each in its turn`() throws {
+    @Test func `thousands of topics are read in pages`() throws {
         try database.psql(
             "INSERT INTO tokenkeeper.send_request (topic, token, payload, scheduled_at) SELECT 't' || i, 'aa', '{}', CASE WHEN i = 7 THEN timestamptz 'infinity' END "
                 + "FROM generate_series(1, 450) AS i", user: "a_sender")
@@ -495,7 +495,7 @@ import TokenModel
 
     // Background pushes ------------------------------------------------------------------------------------------------
 
-    @Test func `a device has three background pushes an hour, and of those beyond the newest waits`() throws {
+    @Test func `a device gets three background pushes an hour, and only the newest excess push waits`() throws {
         try register(1...2)
         for number in 1...6 {
             try enqueue("device_id => 'd1'", payload: #"{"aps":{"content-available":1},"n":\#(number)}"#)
@@ -512,7 +512,7 @@ import TokenModel
                 "SELECT payload -> 'n', scheduled_at BETWEEN now() + interval '59 minutes' AND now() + interval '1 hour' FROM tokenkeeper.send_request WHERE claimed_by IS NULL"
             )
                 == "6|t")
-        // One that comes later takes the place of the one that waits.
+        // A later push replaces the one that waits.
         try enqueue("device_id => 'd1'", payload: #"{"aps":{"content-available":1},"n":7}"#)
         #expect(try claim() == [])
         #expect(
@@ -531,7 +531,7 @@ import TokenModel
                 == "1")
     }
 
-    @Test func `the share of background pushes can be another one, or none, for all or for a topic`() throws {
+    @Test func `the limit on background pushes can be changed or removed, for all topics or one`() throws {
         try register(1...1)
         func ask(_ requests: Int) throws {
             for _ in 0..<requests { try enqueue(payload: #"{"aps":{"content-available":1}}"#) }
@@ -546,7 +546,7 @@ import TokenModel
         #expect(try claim(backgroundPerHour: 1).count == 3)
     }
 
-    @Test func `a background push that was not delivered is none of its device's share`() throws {
+    @Test func `an undelivered background push does not count against its device's limit`() throws {
         try register(1...1)
         for _ in 1...3 { try enqueue(payload: #"{"aps":{"content-available":1}}"#) }
         for _ in 1...5 {
@@ -574,7 +574,7 @@ import TokenModel
 
     // What is left behind ----------------------------------------------------------------------------------------------
 
-    @Test func `forget erases a token from the outbox and all that came of it`() throws {
+    @Test func `forget erases a token from the outbox and its results`() throws {
         try register(1...2)
         try enqueue()
         try enqueue(payload: #"{"aps":{"content-available":1}}"#)
@@ -591,7 +591,7 @@ import TokenModel
         for table in ["suppressed_send", "failed_send", "send_request"] {
             #expect(try count(table, "lower(token) = '\(Self.token(1))'") == 0, "\(table)")
         }
-        #expect(try count("send_request") > 0, "those of the other token stay")
+        #expect(try count("send_request") > 0, "requests of the other token stay")
         #expect(try count("background_send", "token_key = tokenkeeper.token_key('\(Self.token(1))')") == 0)
     }
 
@@ -621,7 +621,7 @@ import TokenModel
         #expect(try count("background_send") == 0)
     }
 
-    @Test func `status tells what waits, was failed, and when a certificate expires`() throws {
+    @Test func `status shows what waits, what failed, and when a certificate expires`() throws {
         try register(1...3)
         try enqueue()
         func warnings() throws -> String {
@@ -655,7 +655,7 @@ import TokenModel
         (#"{"a": 1, "b": [1, 2]}"#, #"{"a":1,"b":[1,2]}"#), (#"{"a": "x: y, z"}"#, #"{"a":"x: y, z"}"#),
         (#"{"a": "\" , \\", "b": 1}"#, #"{"a":"\" , \\","b":1}"#), ("{}", "{}"), (#"{"ü": "ä ö"}"#, #"{"ü":"ä ö"}"#),
     ])
-    func `JSON is made compact, and what is quoted stays`(text: String, compact: String) {
+    func `JSON is compacted, and strings stay unchanged`(text: String, compact: String) {
         #expect(String(decoding: compactJSON(text), as: UTF8.self) == compact)
     }
 }

@@ -23,7 +23,7 @@ import Testing
 
     /// Queues results in a sealed partition: 200s, except that every fiftieth is a 410 of a token of its own.
     private func fill(_ partition: Int, _ results: Int, prefix: String = "") throws {
-        // A vacuum would be in the way.
+        // A vacuum would get in the way.
         try database.psql("ALTER TABLE tokenkeeper.send_result_\(partition) SET (autovacuum_enabled = off)")
         try database.psql(
             """
@@ -72,7 +72,7 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "401")
     }
 
-    @Test func `a writer that sleeps in its transaction delays neither the rest of its partition nor others`()
+    @Test func `a writer with an open transaction delays neither the rest of its partition nor others`()
         throws
     {
         let (partition, other) = (try past(4), try past(5))
@@ -200,9 +200,9 @@ import Testing
         var drain = makeDrain()
         var batches = 0
         var wasFresh = false
-        // By its name: the clock may move on meanwhile.
+        // Addressed by name: the clock may move on in the meantime.
         let current = try past(0)
-        // On a slow machine one pass ends before the current partition's turn comes again.
+        // On a slow machine, one pass ends before the current partition's turn comes again.
         var sum = Drain.Pass()
         while !wasFresh, sum.recorded < 40_000 {
             let before = sum.recorded
@@ -240,7 +240,7 @@ import Testing
                     var chance = SeededChance(seed: UInt64(worker))
                     var sender = try database.connect()
                     var round = -1
-                    // On a slow machine it goes on until a partition has been read whole.
+                    // On a slow machine, it continues until a partition has been read in bulk.
                     while round < 24 || committed.bulkReads == 0 && round < 500 {
                         round += 1
                         let rows = Int.random(in: 1...2000, using: &chance)
@@ -257,7 +257,7 @@ import Testing
                         let rollsBack = round % 20 == 7
                         try sender.run(rollsBack ? "ROLLBACK" : "COMMIT")
                         if !rollsBack { committed.add(rows) }
-                        // A bulk read needs a moment in which nobody writes to the partition.
+                        // A bulk read needs a moment when nobody writes to the partition.
                         try sender.run("SELECT pg_sleep(0.05)")
                     }
                 case 5:
@@ -302,8 +302,8 @@ import Testing
         #expect(pass.accepted == 4900 && pass.recorded == 100 && pass.trouble == nil)
     }
 
-    @Test func `tokens that an application is just adding keep no others waiting, wherever they are`() throws {
-        // However slow this machine is.
+    @Test func `tokens that an application is adding delay no others, wherever they are`() throws {
+        // Holds however slow this machine is.
         try database.psql("ALTER DATABASE \(database.name) SET deadlock_timeout = '1min'", user: "postgres")
         try database.psql("SELECT tokenkeeper.register('aa', 't')")
         var app = try database.connect()
@@ -348,7 +348,7 @@ import Testing
 
     @Test func `a deadlock with the daemon never ends the application's transaction`() throws {
         try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01Z')")
-        // So that every session that waits looks for a deadlock at once.
+        // Every waiting session checks for a deadlock at once.
         try database.psql("ALTER DATABASE \(database.name) SET deadlock_timeout = '1ms'", user: "postgres")
         let database = database
         let failures = Failures()
@@ -386,7 +386,7 @@ import Testing
     }
 
     @Test func `a row far behind the cursor is found, wherever it is`() throws {
-        // In the current partition, so that nothing is read in bulk; its pages are drained and have room again.
+        // Uses the current partition, so that nothing is read in bulk. Its pages are drained and have room again.
         let fill = "SELECT 't', 'aa', 200, repeat('x', 1900) FROM generate_series(1, 8000)"
         try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status, body) \(fill)")
         var daemon = try database.connect(user: "a_daemon")

@@ -63,7 +63,7 @@ import Testing
         #expect(next(&turn) == .batch(4928..<4992))
     }
 
-    @Test func `when the time slice is over it yields, and the next turn goes on from there`() {
+    @Test func `at the end of the time slice it yields, and the next turn continues there`() {
         var first = turn(pages: 500)
         find(0, &first)
         #expect(next(&first, after: 200) == .batch(0..<64), "every turn runs one batch at least")
@@ -98,7 +98,7 @@ import Testing
         }
     }
 
-    @Test func `a refused bulk read is tried again at the next turn, and batches go on meanwhile`() {
+    @Test func `a refused bulk read is tried again at the next turn, and batches continue meanwhile`() {
         var first = turn(pages: 500, isSealed: true, suitsBulkRead: true)
         find(3, &first)
         #expect(next(&first) == .sample(from: 3))
@@ -159,7 +159,7 @@ import Testing
         #expect(turn.cursor.page == 0 && turn.cursor.blocked.isEmpty)
     }
 
-    @Test func `a range with locked rows is passed over for the rest of the pass`() {
+    @Test func `a range with locked rows is skipped for the rest of the pass`() {
         var first = turn(pages: 500)
         find(0, &first)
         #expect(next(&first) == .batch(0..<64))
@@ -175,7 +175,7 @@ import Testing
         #expect(next(&third) == .batch(0..<64))
     }
 
-    @Test func `after three setup errors the turn is over, however many rows are left`() {
+    @Test func `three setup errors end the turn, however many rows are left`() {
         var turn = turn(pages: 1000)
         for (range, outcome) in [
             PartitionTurn.BatchOutcome.setupFailed, .dataRefused, .setupFailed, .finished, .setupFailed,
@@ -208,7 +208,7 @@ import Testing
         }
     }
 
-    @Test func `a cursor behind the end of its partition starts anew`() {
+    @Test func `a cursor behind the end of its partition starts again`() {
         var cursor = PartitionCursor()
         cursor.page = 50
         cursor.beginPass(pages: 51)
@@ -221,7 +221,7 @@ import Testing
 /// A partition with senders that commit late, locks of other sessions, and errors, drained by turns as `Drain` takes them.
 @Suite struct `A simulated partition` {
     @Test(arguments: 0..<40)
-    func `is drained completely, late rows are found again, and each rule of the turn holds`(seed: Int) {
+    func `is drained completely, late rows are found, and every rule of the turn holds`(seed: Int) {
         var simulation = Simulation(seed: UInt64(seed))
         simulation.run()
         #expect(simulation.violations == [])
@@ -247,7 +247,7 @@ import Testing
         let role: Drain.Role
         let isSealed: Bool
         let isMostlyAccepted: Bool
-        /// What a bulk read meets that no lock keeps from running.
+        /// The outcome of a bulk read that no lock prevents.
         let bulkReadOutcome: PartitionTurn.BulkReadOutcome
         var cursor = PartitionCursor()
         var now = ContinuousClock.now
@@ -298,7 +298,7 @@ import Testing
 
         private mutating func disturb() {
             if Int.random(in: 0..<3, using: &chance) == 0 { commit() }
-            // Nobody queues in a sealed partition any more.
+            // Nobody writes to a sealed partition any more.
             if !isSealed { for _ in 0..<Int.random(in: 0...6, using: &chance) { insert() } }
             let ranges = Set(rows.keys.map { $0 / Partition.pagesPerRange * Partition.pagesPerRange }).sorted()
             locked = Set(ranges.filter { _ in Int.random(in: 0..<10, using: &chance) == 0 })

@@ -12,7 +12,7 @@ import Testing
     }
 
     @Test
-    func `observed, every gate answers true and the view shows what would be withheld; one UPDATE later it enforces`()
+    func `an observing gate answers true and shows what it would withhold; one UPDATE makes it enforce`()
         throws
     {
         try database.psql(
@@ -52,7 +52,7 @@ import Testing
                 == "production|t|gate is enforce, was observe|a_operator")
     }
 
-    @Test func `every topic seen has a row, and null means the default`() throws {
+    @Test func `every known topic has a row, and null means the default`() throws {
         try database.psql("SELECT tokenkeeper.register('aa', 't', 'sandbox')", user: "a_app")
         #expect(
             try database.psql(
@@ -64,7 +64,7 @@ import Testing
         "gate = 'off'", "suppressed_retention = '1 minute'", "dormant_after = '1 hour'", "guard_max_share = 50",
         "guard_allowance = -1", "prune_max_share = -0.1", "prune_allowance = -1",
     ])
-    func `a value that is none is refused`(_ change: String) throws {
+    func `an invalid value is refused`(_ change: String) throws {
         try database.psql("SELECT tokenkeeper.register('aa', 't')")
         var someone = try database.connect(user: "a_operator")
         let error = #expect(throws: DatabaseError.self) {
@@ -73,7 +73,7 @@ import Testing
         #expect(error?.sqlState == "23514")
     }
 
-    @Test func `an operator changes policies and not topics`() throws {
+    @Test func `an operator may change policies, but not topics`() throws {
         try database.psql("SELECT tokenkeeper.register('aa', 't')")
         for statement in [
             "UPDATE tokenkeeper.topic_policy SET topic = 'u'", "DELETE FROM tokenkeeper.topic_policy",

@@ -5,7 +5,8 @@ import Testing
 
 @testable import TokenLedger
 
-/// Random input for every function that a role may call, as that role. `FUZZ_CALLS` says how often each is called; `make fuzz` says 100,000.
+/// Calls every function that a role may call with random input, as that role. `FUZZ_CALLS` sets the calls per function; `make
+/// fuzz` sets 100,000.
 @Suite(.ownThread) struct `Public functions` {
     @Test(arguments: ["sender", "app", "reader", "operator"])
     func `each answers any input, or raises an error that its comment names`(role: String) throws {
@@ -36,7 +37,7 @@ import Testing
         for function in functions {
             var answered = 0
             for chunk in stride(from: 0, to: calls, by: 500) {
-                // In transactions of their own: each call that fails costs a subtransaction.
+                // In transactions of limited size: each call that fails costs a subtransaction.
                 let met = try caller.lines(
                     "SELECT state, calls, example FROM pg_temp.fuzz(\(function[0]), \(min(500, calls - chunk)))",
                     columns: 3)
@@ -72,7 +73,7 @@ import Testing
                 WHEN 2 THEN upper(encode(bytes, 'hex'))
                 WHEN 3 THEN left(encode(bytes, 'hex'), (random() * 64)::integer)
                 WHEN 4 THEN convert_from(bytes, 'UTF8')
-                -- A character that is cut off.
+                -- A truncated character.
                 WHEN 5 THEN convert_from(substring(convert_to(chr(233) || chr(8364) || chr(128512), 'UTF8') FROM 1 FOR (random() * 9)::integer), 'UTF8')
                 WHEN 6 THEN convert_from(bytes, 'LATIN1')
                 WHEN 7 THEN repeat(left(encode(bytes, 'hex'), 4), (random() * 5000)::integer)

@@ -33,7 +33,8 @@ import Testing
     @Test func `an active token's registration is a HOT update and no event`() throws {
         var owner = try database.connect()
         let tokens = "unnest('{aa,bb,cc,dd,ee}'::text[]) AS t"
-        // So few that the page has room for all versions: whether old ones can be pruned depends on others' snapshots.
+        // Few enough that the page has room for all versions: whether old ones can be pruned depends on other sessions'
+        // snapshots.
         for _ in 0...4 {
             try owner.execute(
                 "SELECT tokenkeeper.register(t, 't', device_id => 'd' || t, tags => '{World}') FROM \(tokens)")
@@ -49,7 +50,8 @@ import Testing
         #expect(try watcher.scalar("SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'ledger'") == "20")
     }
 
-    /// How many transaction ids were handed out meanwhile. Other databases of the cluster use some, too: so the least of many.
+    /// How many transaction ids were assigned meanwhile. Other databases of the cluster use some, too, so this takes the minimum
+    /// of many tries.
     private func transactionIDs(_ sql: (Int) -> String) throws -> Int? {
         var owner = try database.connect()
         let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
@@ -79,7 +81,7 @@ import Testing
             } == 1, "an active token")
     }
 
-    @Test func `tags that cannot be held are refused in words`() throws {
+    @Test func `tags that cannot be stored are refused with a clear error`() throws {
         var app = try database.connect(user: "a_app")
         let many = "(SELECT array_agg(i::text) FROM generate_series(1, 1001) AS i)"
         for (tags, words) in [
@@ -99,7 +101,7 @@ import Testing
         #expect(try app.scalar("SELECT tokenkeeper.register('aa', 't', tags => '{}')") == "t")
     }
 
-    @Test func `a session that began with an empty ledger never reads all of it`() throws {
+    @Test func `a session that began with an empty ledger never scans it`() throws {
         var owner = try database.connect()
         let tokens = "(SELECT lpad(to_hex(i), 64, '0') AS token FROM generate_series(1, 3000) AS i) AS d"
         try owner.execute(
@@ -152,7 +154,7 @@ import Testing
                 == ["registered|registration", "invalidated|stale", "revived|registration"])
     }
 
-    @Test func `a late 410 does not silence a device that came back`() throws {
+    @Test func `a late 410 does not suppress a device that came back`() throws {
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-02 00:00Z')")
         try record(&owner, "aa", staleAt: "'2025-01-01 00:00Z'")
@@ -165,7 +167,7 @@ import Testing
                 == ["registered", "late_feedback_ignored"])
     }
 
-    @Test func `a log-out and a log-in in one transaction do not tie`() throws {
+    @Test func `a logout and a login in one transaction do not tie`() throws {
         var owner = try database.connect()
         try owner.execute(
             "SELECT tokenkeeper.register('aa', 't'); SELECT tokenkeeper.unregister('aa', 't'); SELECT pg_sleep(0.001); SELECT tokenkeeper.register('aa', 't')"
@@ -180,7 +182,7 @@ import Testing
                 == ["registered", "unregistered_by_app", "revived", "unregistered_by_app"])
     }
 
-    @Test func `an unregistration older than the registration changes nothing that is seen`() throws {
+    @Test func `an unregistration older than the registration has no visible effect`() throws {
         var owner = try database.connect()
         try owner.execute(
             "SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-02Z'); SELECT tokenkeeper.unregister('aa', 't', at => '2025-01-01Z')"
@@ -198,7 +200,7 @@ import Testing
             try owner.scalar("SELECT tokenkeeper.register('aa', 't')") == "t", "the log-out did not become immortal")
     }
 
-    @Test func `the first registration of a token that was declared dead before is one`() throws {
+    @Test func `the first registration of a token that was already stale is recorded as the first`() throws {
         var owner = try database.connect()
         try record(&owner, "aa", staleAt: "'2025-01-02 00:00Z'")
         #expect(
@@ -212,7 +214,7 @@ import Testing
                 == ["invalidated", "registered", "revived"])
     }
 
-    @Test func `null device and tags keep what there is`() throws {
+    @Test func `a null device and null tags keep the existing ones`() throws {
         var owner = try database.connect()
         let look = "SELECT device_id, tags FROM tokenkeeper.token"
         try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd1', tags => '{World}')")
@@ -221,7 +223,7 @@ import Testing
         try owner.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd2', tags => '{}')")
         #expect(try owner.lines(look, columns: 2) == ["d2|{}"])
         try owner.execute("SELECT tokenkeeper.register('aa', 't', registered_at => '2020-01-01Z', device_id => 'd0')")
-        #expect(try owner.lines(look, columns: 2) == ["d2|{}"], "what comes late does not overwrite what is newer")
+        #expect(try owner.lines(look, columns: 2) == ["d2|{}"], "a late registration does not overwrite newer values")
     }
 
     @Test(arguments: [
@@ -247,7 +249,7 @@ import Testing
         #expect(error?.message.contains("ababababab") == false)
     }
 
-    @Test func `the gate lets unknown tokens pass, stops malformed ones, and never fails`() throws {
+    @Test func `the gate lets unknown tokens pass, withholds malformed ones, and never fails`() throws {
         var owner = try database.connect()
         for (call, answer) in [
             ("'aa', 't'", "t"), ("'xyz', 't'", "f"), ("NULL, 't'", "f"), ("'', 't'", "f"), ("'aa', NULL", "t"),
@@ -276,7 +278,7 @@ import Testing
             try owner.lines("SELECT * FROM tokenkeeper.sendable('{bb}', 'u')", columns: 1) == ["bb"], "another topic")
     }
 
-    @Test func `the views part the registered tokens from the suppressed`() throws {
+    @Test func `the views separate sendable and suppressed tokens`() throws {
         var owner = try database.connect()
         try owner.execute(
             "SELECT tokenkeeper.register('aa', 't', tags => '{World}'); SELECT tokenkeeper.register('bb', 't'); SELECT tokenkeeper.register('cc', 't', 'sandbox')"
@@ -292,7 +294,7 @@ import Testing
                 == ["bb|stale", "dd|stale"])
     }
 
-    @Test func `the gate reads only: it works where nothing may be written`() throws {
+    @Test func `the gate works in a read-only transaction`() throws {
         var owner = try database.connect()
         #expect(
             try owner.scalar(
@@ -301,7 +303,7 @@ import Testing
                 == "2")
     }
 
-    @Test func `a tie between causes is told in the order of the design`() throws {
+    @Test func `a tie between causes is resolved in a fixed order`() throws {
         var owner = try database.connect()
         try owner.execute(
             """

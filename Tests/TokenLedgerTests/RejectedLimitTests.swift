@@ -60,7 +60,7 @@ import Testing
         #expect(try kept() == "2")
     }
 
-    @Test func `what an operator has requeued is kept in any case`() throws {
+    @Test func `a requeued result is always kept`() throws {
         try garbage(10)
         var daemon = try database.connect(user: "a_daemon")
         try drainAll(&daemon, drain: makeDrain(10))
@@ -89,7 +89,7 @@ import Testing
     }
 
     @Test func `a batch that is rolled back uses nothing of it`() throws {
-        // This makes the batch as a whole fail, but not its rows one by one.
+        // This makes the whole batch fail, but not its single rows.
         try database.psql("ALTER TABLE tokenkeeper.result_count ADD CHECK (results < 3)")
         try garbage(3)
         var daemon = try database.connect(user: "a_daemon")
@@ -109,7 +109,7 @@ import Testing
         #expect(other.takes(bytes: 1))
     }
 
-    @Test func `a row that is gone when it is to be rejected does not count`() throws {
+    @Test func `a row that vanishes before it is rejected does not count`() throws {
         // The trigger keeps the row, as if another session had been faster.
         try database.psql(
             """

@@ -31,7 +31,7 @@ import Testing
         #expect(groups.map(\.samples.count) == [3, 3, 1] && groups.allSatisfy { $0.attempts == 0 })
     }
 
-    @Test func `are all kept whole, however many a batch has`() throws {
+    @Test func `are all kept unchanged, however many a batch has`() throws {
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, apns_id) SELECT 't', 'x' || i, 410, i FROM generate_series(1, 1201) AS i"
         )

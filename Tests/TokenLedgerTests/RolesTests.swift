@@ -213,7 +213,7 @@ import Testing
     ]
 
     @Test(arguments: ["sender", "app", "reader", "operator", "daemon", "nobody"])
-    func `each does its own and nothing else`(role: String) throws {
+    func `each may do its own work and nothing else`(role: String) throws {
         var owner = try database.connect()
         if try owner.scalar("SELECT count(*) FROM pg_roles WHERE rolname = 'a_nobody'") == "0" {
             try owner.execute("CREATE ROLE a_nobody LOGIN")
@@ -233,7 +233,7 @@ import Testing
         }
     }
 
-    @Test func `a sender writes by COPY, tolerantly`() throws {
+    @Test func `a sender writes by COPY, even malformed rows`() throws {
         try database.psql(
             "COPY tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at) FROM STDIN",
             user: "a_sender",

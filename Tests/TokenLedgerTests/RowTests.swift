@@ -54,7 +54,7 @@ import TokenModel
         #expect(try connection.run("SELECT false").value(Bool.self) == false)
     }
 
-    @Test func `no row is nil where one may be missing, and an error where it must be there`() throws {
+    @Test func `a missing row is nil if it is optional, and an error if it is required`() throws {
         var connection = try database.connect()
         #expect(
             try connection.query("SELECT 1 WHERE false").first { row throws(DatabaseError) in try row.read(Int.self) }
@@ -72,7 +72,7 @@ import TokenModel
 
     private enum Size: String, ColumnDecodable { case small, large }
 
-    @Test func `a word is one of a fixed set`() throws {
+    @Test func `a word outside its fixed set is an error`() throws {
         var connection = try database.connect()
         #expect(try connection.query("SELECT 'large'").value(Size.self) == .large)
         #expect(try connection.query("SELECT NULL::text").value(Size?.self) == nil)
@@ -106,10 +106,10 @@ import TokenModel
             try readPair(statement, on: &connection)
         }
         #expect(DatabaseError(.unexpectedRow, "").remedy == .fixSetup)
-        #expect(try connection.query("SELECT 1").value(Int.self) == 1, "the connection is still of use")
+        #expect(try connection.query("SELECT 1").value(Int.self) == 1, "the connection still works")
     }
 
-    @Test func `an array of texts is read whole, and may not contain null`() throws {
+    @Test func `an array of texts is read completely, and must not contain null`() throws {
         var connection = try database.connect()
         #expect(try connection.query("SELECT ARRAY['a', '', 'ü']").value([String].self) == ["a", "", "ü"])
         #expect(try connection.query("SELECT '{}'::text[]").value([String].self) == [])

@@ -128,7 +128,7 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
         #expect(owners == ["owner|false"])
     }
 
-    @Test func `a publication for all tables forbids nothing`() throws {
+    @Test func `a publication for all tables blocks nothing`() throws {
         let database = try TestCluster.shared.database()
         try database.psql("CREATE PUBLICATION everything FOR ALL TABLES", user: "postgres")
         try database.psql("SELECT tokenkeeper.register('aa', 't')", user: "a_app")
@@ -139,7 +139,7 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
         try drainAll(&daemon)
         var owner = try database.connect()
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.send_result") == "0")
-        // What has neither key nor identity could not be deleted from.
+        // Rows of a table without a key or replica identity could not be deleted.
         let bare = try owner.lines(
             """
             SELECT c.relname FROM pg_class AS c
@@ -157,7 +157,7 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
         #expect(try owner.scalar(months) == "5", "four months and the rest")
         try owner.execute("SELECT tokenkeeper.prepare_event_months()")
         #expect(try owner.scalar(months) == "5")
-        // A month that is long past.
+        // A month from long ago.
         try owner.execute(
             """
             CREATE TABLE tokenkeeper.token_event_log_2024_01 (LIKE tokenkeeper.token_event_log INCLUDING ALL);
@@ -174,7 +174,7 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token_event") == "2")
     }
 
-    @Test func `no month of history younger than the least retention is dropped`() throws {
+    @Test func `no month of history younger than the shortest retention is dropped`() throws {
         let database = try TestCluster.shared.database()
         for before in ["now() - interval '30 days'", "now() + interval '90 days'", "'infinity'", "NULL"] {
             var daemon = try database.connect(user: "a_daemon")
@@ -185,7 +185,7 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
         }
     }
 
-    @Test func `every index on a text column of ours is in the order of bytes, which no library's upgrade changes`()
+    @Test func `every index on our text columns uses byte order, which no library upgrade changes`()
         throws
     {
         var owner = try TestCluster.shared.database().connect()

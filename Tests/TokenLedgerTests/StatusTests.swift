@@ -6,7 +6,7 @@ import Testing
 @testable import TokenLedger
 
 @Suite(.ownThread) struct `Status` {
-    @Test func `it tells what a daemon saw and what was counted, and warns in words`() throws {
+    @Test func `it shows what a daemon saw and counted, and its warnings`() throws {
         let database = try TestCluster.shared.database()
         let look =
             "SELECT queue_depth, queue_depth_estimated, rejected, held, tokens_active, tokens_stale, live_daemons, warnings FROM tokenkeeper.status"
@@ -40,7 +40,7 @@ import Testing
             ) == "0|t")
     }
 
-    @Test func `a count takes states that are gone away`() throws {
+    @Test func `a new count removes states that no token has any more`() throws {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.unregister('aa', 't'); SELECT tokenkeeper.register('bb', 't')")
@@ -54,7 +54,7 @@ import Testing
         #expect(try owner.lines(look, columns: 2) == ["active|2"])
     }
 
-    @Test func `a count that is under way ends when it is told to`() throws {
+    @Test func `a running count stops on request`() throws {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
         let stop = Wakeup()
@@ -136,7 +136,7 @@ import Testing
         #expect(try warnings(database) == [])
     }
 
-    @Test func `it warns of an open guard and of what it holds`() throws {
+    @Test func `it warns of a tripped guard and of what it holds`() throws {
         let database = try TestCluster.shared.database()
         try database.psql(
             """
@@ -181,21 +181,21 @@ import Testing
         try database.psql("UPDATE tokenkeeper.status_cache SET rows = 7 WHERE source = 'rejected_result'")
         #expect(try database.psql(look) == "7", "what the daemon has counted")
         try database.psql("UPDATE tokenkeeper.status_cache SET as_of = as_of - interval '11 minutes'")
-        #expect(try database.psql(look) == "10000", "a daemon that is gone counts no more")
-        // What is dead counts for the size, until it is vacuumed.
+        #expect(try database.psql(look) == "10000", "an ended daemon no longer counts")
+        // Dead rows count towards the size until they are vacuumed.
         try database.psql("DELETE FROM tokenkeeper.rejected_result")
         try refreshCache(&daemon)
         #expect(try database.psql(look) == "0")
     }
 
-    @Test func `what takes too long to count is estimated`() throws {
+    @Test func `tables that take too long to count are estimated`() throws {
         let database = try TestCluster.shared.database()
         try database.psql(
             "INSERT INTO tokenkeeper.failed_send (error, request_id, queued_at, attempts) SELECT 'e', i, now(), 1 FROM generate_series(1, 7) AS i"
         )
         var daemon = try database.connect(user: "a_daemon")
         var owner = try database.connect()
-        // Somebody is in the way of the count: a lock stands for whatever takes long.
+        // A lock blocks the count. It stands for any cause that takes long.
         try owner.execute("BEGIN; LOCK TABLE tokenkeeper.failed_send IN ACCESS EXCLUSIVE MODE")
         try refreshCache(&daemon)
         try owner.execute("COMMIT")
@@ -245,7 +245,7 @@ import Testing
             ])
     }
 
-    @Test func `it names a crowded device, as long as it is crowded and named`() throws {
+    @Test func `it names a crowded device while it is crowded and in use`() throws {
         let database = try TestCluster.shared.database()
         try database.psql(
             "SELECT tokenkeeper.register(lpad(to_hex(i), 4, '0'), 't', device_id => 'it''s me') FROM generate_series(1, 60) AS i"
@@ -253,14 +253,14 @@ import Testing
         let told = "device_id 'it''s me' of t (production) has 60 tokens: is it a constant?"
         #expect(try warnings(database) == [told])
         try database.psql("UPDATE tokenkeeper.crowded_device SET named_at = now() - interval '26 hours'")
-        #expect(try warnings(database) == [], "the application says it no more")
+        #expect(try warnings(database) == [], "the application no longer uses it")
         try database.psql("UPDATE tokenkeeper.crowded_device SET named_at = now()")
         #expect(try warnings(database) == [told])
         try database.psql("DELETE FROM tokenkeeper.ledger WHERE get_byte(token_key, 1) > 40")
         #expect(try warnings(database) == [], "the tokens are gone")
     }
 
-    @Test func `it tells which lock a daemon waits for`() throws {
+    @Test func `it shows which lock a daemon waits for`() throws {
         let database = try TestCluster.shared.database()
         var daemon = try database.connect(user: "a_daemon")
         let heartbeat = try Heartbeat(
@@ -273,7 +273,7 @@ import Testing
         }
     }
 
-    @Test func `who holds back the cleanup of dead rows is named after a quarter of an hour`() throws {
+    @Test func `it names whoever holds back the cleanup of dead rows for a quarter of an hour`() throws {
         let start = ContinuousClock.now
         let one = CleanupHolder.Sighting(what: "session 7 of app", transactionID: "700")
         let moved = CleanupHolder.Sighting(what: "session 7 of app", transactionID: "800")
@@ -284,7 +284,7 @@ import Testing
         #expect(told?.hasPrefix("session 7 of app has held back the cleanup of dead rows") ?? false)
         #expect(holder.note(moved, at: start + .seconds(902)) == nil, "its next transaction is another one")
         #expect(holder.note(nil, at: start + .seconds(903)) == nil)
-        #expect(holder.note(moved, at: start + .seconds(2000)) == nil, "it began anew")
+        #expect(holder.note(moved, at: start + .seconds(2000)) == nil, "it began again")
 
         let database = try TestCluster.shared.database()
         var old = try database.connect(user: "a_app")
@@ -297,7 +297,7 @@ import Testing
         #expect(try CleanupHolder.Sighting(on: &daemon)?.what != "session \(pid) of a_app")
     }
 
-    @Test func `a refresh stores all that it has found at once`() throws {
+    @Test func `a refresh stores all its findings at once`() throws {
         let database = try TestCluster.shared.database()
         var daemon = try database.connect(user: "a_daemon")
         try refreshCache(&daemon)
@@ -306,7 +306,7 @@ import Testing
             "four tables, the rejected results of an hour, five warnings, and the cleanup")
     }
 
-    /// As if the pause between two looks were over.
+    /// Pretends that the pause between two looks is over.
     private func refreshCache(_ daemon: inout Connection) throws {
         try daemon.execute("UPDATE tokenkeeper.status_cache SET as_of = as_of - interval '10 seconds'")
         var cache = StatusCache()

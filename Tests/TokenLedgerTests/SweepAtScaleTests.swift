@@ -23,7 +23,7 @@ import Testing
         return try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon, while: goesOn)
     }
 
-    /// Tokens that are due in some topics, so many in each.
+    /// Due tokens in some topics, this many in each.
     private func fill(_ topics: [String], tokens: Int) throws {
         for topic in topics {
             try database.psql(
@@ -37,7 +37,7 @@ import Testing
 
     // Counts
 
-    @Test func `counts are added up an hour at a time, and not looked at again`() throws {
+    @Test func `counts are added up by hour, and not read again`() throws {
         let twice = """
             INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, reason, results)
             SELECT date_bin('1 hour', now(), '2000-01-01Z') - h * interval '1 hour', 'production', 't', s, NULL, 2
@@ -71,7 +71,7 @@ import Testing
                 == "t0|166\nt1|167\nt2|167")
     }
 
-    @Test func `of topics that a sender invents, an hour keeps those that are known and those with the most results`()
+    @Test func `of invented topics, an hour keeps the known ones and those with the most results`()
         throws
     {
         try database.psql(
@@ -129,7 +129,7 @@ import Testing
         #expect(report.outcome == .failed && report.deletedSends == 1)
     }
 
-    @Test func `what is due in a large topic is counted in slices, and can be stopped between two`() throws {
+    @Test func `due tokens of a large topic are counted in slices, and the count can stop between two`() throws {
         try fill(["large"], tokens: 45_000)
         var daemon = try database.connect(user: "a_daemon")
         var asked = 0
@@ -143,7 +143,7 @@ import Testing
         #expect(whole.topics.map { "\($0.cause) \($0.tokens) \($0.samples.count)" } == ["stale 45000 5"])
     }
 
-    @Test func `old rows are found by their keys, and one that is locked is left to the next sweep`() throws {
+    @Test func `old rows are found by key, and a locked row is left for the next sweep`() throws {
         try database.psql(
             """
             INSERT INTO tokenkeeper.rejected_result (error, queued_at, rejected_at)
@@ -158,7 +158,7 @@ import Testing
             return true
         }
         #expect(first.outcome == .finished && first.deletedRejected == 49)
-        #expect(asked < 60, "it does not read the young ones")
+        #expect(asked < 60, "it does not read the recent rows")
         try person.execute("COMMIT")
         #expect(try sweep(&daemon).deletedRejected == 1)
     }
@@ -196,7 +196,7 @@ import Testing
                 == "0")
     }
 
-    @Test func `a topic stays as long as the history of its pruned tokens`() throws {
+    @Test func `a topic is kept as long as the history of its pruned tokens`() throws {
         try fill(["t"], tokens: 3)
         try database.psql(old)
         var daemon = try database.connect(user: "a_daemon")
@@ -207,7 +207,7 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.topic") == "0")
     }
 
-    @Test func `a topic that somebody has just read is not deleted under them`() throws {
+    @Test func `a topic that another transaction has just read is not deleted`() throws {
         try database.psql("SELECT tokenkeeper.ensure_topic('production', 't'); \(old)")
         var app = try database.connect()
         try app.execute("BEGIN; SELECT tokenkeeper.register('aa', 't')")
@@ -219,7 +219,7 @@ import Testing
         #expect(try database.psql("SELECT topic, token, state FROM tokenkeeper.token") == "t|aa|active")
     }
 
-    @Test func `under an older snapshot, nobody uses a topic that has been deleted meanwhile`() throws {
+    @Test func `a transaction with an older snapshot does not use a deleted topic`() throws {
         try database.psql("SELECT tokenkeeper.ensure_topic('production', 't'); \(old)")
         for call in ["register('aa', 't')", "unregister('aa', 't')"] {
             var app = try database.connect(user: "a_app")
@@ -237,7 +237,7 @@ import Testing
 
     // The history after a restore
 
-    @Test func `after a restore, transaction ids of the future are reset`() throws {
+    @Test func `after a restore, future transaction ids are reset`() throws {
         try fill(["t"], tokens: 3)
         var daemon = try database.connect(user: "a_daemon")
         #expect(try sweep(&daemon).prunedSuppressed == 3)

@@ -30,7 +30,8 @@ import TokenModel
         return try Sweep(lease, plan ?? self.plan(), lockTimeout: .milliseconds(50)).perform(on: &daemon, while: goesOn)
     }
 
-    /// 300 tokens: 100 active, 100 suppressed since 89 days, 100 since 91, all at the same instant, in two topics.
+    /// 300 tokens in two topics: 100 active, 100 suppressed for 89 days, 100 suppressed for 91 days, each group at the same
+    /// instant.
     private func fill() throws {
         try database.psql(
             """
@@ -41,7 +42,7 @@ import TokenModel
             """)
     }
 
-    @Test func `it prunes what has been suppressed for longer than the retention, since the ledger knew`() throws {
+    @Test func `it prunes tokens suppressed for longer than the retention, counted from when the ledger knew`() throws {
         try fill()
         try database.psql(
             """
@@ -51,7 +52,7 @@ import TokenModel
             """)
         var daemon = try database.connect(user: "a_daemon")
         let report = try sweep(&daemon, plan: plan(batch: 7))
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suspect") == "100", "those of what is still there")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suspect") == "100", "those of the remaining tokens")
         #expect(report?.outcome == .finished && report?.prunedSuppressed == 100)
         #expect(
             try database.psql("SELECT state, count(*) FROM tokenkeeper.token GROUP BY 1 ORDER BY 1")
@@ -79,7 +80,7 @@ import TokenModel
                 == "t|finished|100|100")
     }
 
-    @Test func `tokens that no app registers again are pruned only when asked for`() throws {
+    @Test func `dormant tokens are pruned only if configured`() throws {
         try fill()
         try database.psql("SELECT tokenkeeper.register('00000001', 't1')")
         var daemon = try database.connect(user: "a_daemon")
@@ -88,7 +89,7 @@ import TokenModel
         #expect(try database.psql("SELECT token FROM tokenkeeper.token WHERE state = 'active'") == "00000001")
     }
 
-    @Test func `a token that came back survives, and one that is locked waits for the next sweep`() throws {
+    @Test func `a revived token survives, and a locked one waits for the next sweep`() throws {
         try fill()
         var app = try database.connect()
         try app.execute("BEGIN; SELECT tokenkeeper.register('000000c9', 't1')")
@@ -99,7 +100,7 @@ import TokenModel
         #expect(try database.psql("SELECT state FROM tokenkeeper.token WHERE token = '000000c9'") == "active")
     }
 
-    @Test func `one that is stopped says so, and the next goes on from there`() throws {
+    @Test func `a stopped sweep says so, and the next one continues there`() throws {
         try fill()
         var daemon = try database.connect(user: "a_daemon")
         var batches = 0
@@ -118,7 +119,7 @@ import TokenModel
             try database.psql("SELECT outcome FROM tokenkeeper.sweep_run ORDER BY run_id") == "interrupted\nfinished")
     }
 
-    @Test func `one that fails says why`() throws {
+    @Test func `a failed sweep says why`() throws {
         try fill()
         try database.psql(
             "CREATE FUNCTION tokenkeeper.no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not today'; END $$; CREATE TRIGGER no BEFORE DELETE ON tokenkeeper.ledger EXECUTE FUNCTION tokenkeeper.no()"
@@ -137,14 +138,14 @@ import TokenModel
                 == "t")
     }
 
-    @Test func `only one sweeps at a time, and who is silent for a minute has lost the right`() throws {
+    @Test func `only one daemon sweeps at a time, and a minute of silence loses the lease`() throws {
         try fill()
         var first = try database.connect(user: "a_daemon")
         var second = try database.connect(user: "a_daemon")
         let lease = try #require(try SweepLease.claim(.new(.timer, dryRun: false), holder: "first", on: &first))
         #expect(try SweepLease.claim(.new(.cli, dryRun: false), holder: "second", on: &second) == nil)
         let again = try SweepLease.untilDue(interval: .seconds(3600), on: &second)
-        #expect(again > .seconds(30) && again <= .seconds(61), "one that runs may have died")
+        #expect(again > .seconds(30) && again <= .seconds(61), "a running sweep may have died")
         try database.psql("UPDATE tokenkeeper.sweep_run SET heartbeat_at = heartbeat_at - interval '61 seconds'")
         let taken = try SweepLease.claim(.new(.cli, dryRun: false), holder: "second", on: &second)
         #expect(taken != nil)
@@ -158,7 +159,7 @@ import TokenModel
                 == "interrupted|first fell silent; the next sweep continues where this one stopped\nrunning|")
     }
 
-    @Test func `the timer's count goes on across daemons, and a request does not wait for it`() throws {
+    @Test func `the interval spans daemons, and a request does not wait for it`() throws {
         var daemon = try database.connect(user: "a_daemon")
         let hourly = SweepLease.Claim.due(interval: .seconds(3600))
         #expect(try sweep(&daemon, hourly)?.trigger == .timer)
@@ -173,7 +174,7 @@ import TokenModel
         #expect(try sweep(&daemon, hourly)?.outcome == .finished)
     }
 
-    @Test func `old rejected results and runs go, young ones stay`() throws {
+    @Test func `old rejected results and runs are deleted, recent ones stay`() throws {
         try database.psql(
             """
             INSERT INTO tokenkeeper.rejected_result (error, queued_at, rejected_at)
@@ -188,8 +189,8 @@ import TokenModel
 
     private var limited: SweepPlan { plan(allowance: 10, maxShare: .percent(10)) }
 
-    @Test func `too large a share of a topic is refused with numbers, others are not, and force goes through`() throws {
-        // Of the 150 tokens of each topic 50 are due; of a third one, 5 of 100.
+    @Test func `too large a share of a topic is refused with numbers, unless forced; other topics are pruned`() throws {
+        // 50 of the 150 tokens of each topic are due, and 5 of 100 in a third topic.
         try fill()
         try database.psql(
             """
@@ -219,7 +220,7 @@ import TokenModel
                 == "0")
     }
 
-    @Test func `a dry run says by topic and cause what a sweep would do and refuse, with samples`() throws {
+    @Test func `a dry run reports by topic and cause what a sweep would prune and refuse, with samples`() throws {
         try fill()
         try database.psql("UPDATE tokenkeeper.topic_policy SET prune_max_share = 1 WHERE topic = 't1'")
         var daemon = try database.connect(user: "a_daemon")
@@ -234,9 +235,9 @@ import TokenModel
             try sweep(&daemon, plan: limited)?.prunedSuppressed == 50, "the dry run took nothing of the day's share")
     }
 
-    @Test func `a day's share is not taken in slices`() throws {
+    @Test func `the daily limit holds across sweeps`() throws {
         try fill()
-        // In each topic 20 are due, and later 30: neither more than 45, and both together are.
+        // In each topic 20 are due, and later 30. Neither is more than 45, but both together are.
         try database.psql("UPDATE tokenkeeper.topic_policy SET prune_allowance = 45")
         let later = "WHERE suppressed AND token_key > '\\x000000f0'"
         try database.psql(
@@ -250,7 +251,7 @@ import TokenModel
         #expect(try sweep(&daemon, plan: limited)?.prunedSuppressed == 60)
     }
 
-    @Test func `a topic's policy has retentions of its own`() throws {
+    @Test func `a topic's policy can have its own retentions`() throws {
         try fill()
         try database.psql(
             """
@@ -263,12 +264,12 @@ import TokenModel
         #expect(
             try database.psql("SELECT topic, state, count(*) FROM tokenkeeper.token GROUP BY 1, 2 ORDER BY 1, 2")
                 == "t0|active|50\nt1|stale|100")
-        // Zero is never, where the default is something.
+        // Zero means never, even if the default is a duration.
         try database.psql("UPDATE tokenkeeper.topic_policy SET dormant_after = '0', suppressed_retention = NULL")
         #expect(try sweep(&daemon, plan: plan(dormant: .seconds(86400)))?.prunedDormant == 0)
     }
 
-    @Test func `what is held locked by an application is said to be left`() throws {
+    @Test func `tokens that an application has locked are reported as left`() throws {
         try fill()
         var app = try database.connect()
         try app.execute("BEGIN; SELECT FROM tokenkeeper.ledger WHERE token_key = '\\x000000c9' FOR UPDATE")
@@ -282,7 +283,7 @@ import TokenModel
         )
     }
 
-    @Test func `what becomes due while it sweeps was not counted, and waits`() throws {
+    @Test func `tokens that become due during a sweep wait for the next one`() throws {
         let database = database
         @Sendable func register(_ tokens: ClosedRange<Int>) throws {
             try database.psql(
@@ -292,10 +293,10 @@ import TokenModel
         try register(1...100)
         var daemon = try database.connect(user: "a_daemon")
         var batches = 0
-        // Of which the last one has to be smaller.
+        // The last batch has to be smaller.
         let report = try sweep(&daemon, plan: plan(dormant: .seconds(400 * 86400), batch: 15)) {
             batches += 1
-            // An import of old registrations, when all has been counted.
+            // An import of old registrations, after everything has been counted.
             if batches == 3 { try? register(101...600) }
             return true
         }

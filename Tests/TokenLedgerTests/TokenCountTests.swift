@@ -29,16 +29,16 @@ import Testing
     private static let counts =
         "SELECT string_agg(state || ' ' || tokens, ', ' ORDER BY state) FROM tokenkeeper.token_count"
 
-    @Test func `a count that is interrupted is taken up by another daemon, and counts each token once`() throws {
+    @Test func `another daemon continues an interrupted count, and each token counts once`() throws {
         try register(1, 10)
         let topic = try topic("t")
         var daemon = try database.connect(user: "a_daemon")
         var first = TokenCount(slice: 3)
         #expect(try first.count(topic, on: &daemon, stop: Wakeup()))
         #expect(try first.count(topic, on: &daemon, stop: Wakeup()))
-        #expect(try database.psql(Self.counts) == "", "nothing is said of a topic that is counted in part")
+        #expect(try database.psql(Self.counts) == "", "a partial count is not shown")
         #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.token_count_part") == "6")
-        // Of what has been counted, some change; of what has not, some go.
+        // Some of the counted tokens change, and some of the uncounted ones are deleted.
         try database.psql(
             "SELECT tokenkeeper.unregister('00000002', 't'); DELETE FROM tokenkeeper.ledger WHERE token_key = '\\x0000000a'"
         )
@@ -52,7 +52,7 @@ import Testing
             )
                 == "t|9|0")
         for _ in 1...4 { try second.count(topic, on: &other, stop: Wakeup()) }
-        #expect(try database.psql(Self.counts) == "active 8, unregistered_by_app 1", "the next one knows")
+        #expect(try database.psql(Self.counts) == "active 8, unregistered_by_app 1", "the next count shows it")
     }
 
     @Test func `two daemons do not count the same topic at once`() throws {
@@ -94,16 +94,16 @@ import Testing
         try count.count(large, on: &daemon, stop: Wakeup())
         let order = try count.due(on: &daemon).map(\.number)
         #expect(order.count == 21)
-        #expect(order.first == large, "what has been begun goes on; the second turn is a small one's")
+        #expect(order.first == large, "a started count continues; the second turn goes to a small topic")
         for small in order.dropFirst() { try count.count(small, on: &daemon, stop: Wakeup()) }
-        // All have been written to since, and the small ones were counted last.
+        // All topics have been written since, and the small ones were counted last.
         try database.psql("UPDATE tokenkeeper.token_count_progress SET counted_at = counted_at - interval '1 minute'")
         try count.refresh(on: &daemon, stop: Wakeup())
         #expect(
             try database.psql("SELECT tokens FROM tokenkeeper.token_count WHERE topic_id = \(large)") == "100")
     }
 
-    @Test func `of two topics that are due, the one whose count is older comes first, whatever it costs`() throws {
+    @Test func `of two due topics, the one with the older count comes first, whatever it costs`() throws {
         try register(1, 3000, topic: "large")
         try register(1, 1, topic: "small")
         var daemon = try database.connect(user: "a_daemon")

@@ -26,7 +26,7 @@ import Testing
             """)
     }
 
-    /// Undoes a window to the end, and answers how many tokens came back.
+    /// Undoes a window completely, and returns how many tokens are sendable again.
     private func reinstate(_ since: String, _ until: String) throws -> String {
         try database.psql(
             "SELECT tokenkeeper.reinstate('t', 'production', '\(since)', '\(until)')", user: "a_operator")
@@ -35,7 +35,7 @@ import Testing
         return try database.psql("SELECT tokens FROM tokenkeeper.reinstatement ORDER BY exclusion_id DESC LIMIT 1")
     }
 
-    @Test func `undone, the ledger is row by row what it was, and stays so when the same comes again`() throws {
+    @Test func `the undo restores the ledger row by row, even when the same results arrive again`() throws {
         try database.psql(
             """
             SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z', device_id => 'd' || t) FROM unnest('{01,02,03,04,05,06}'::text[]) AS t;
@@ -51,7 +51,7 @@ import Testing
         try drainAll(&daemon)
         var owner = try database.connect()
         let before = try owner.lines(Self.ledger, columns: 11)
-        // All of them, one that nobody has registered, and one that is a day later.
+        // All of them, one unregistered token, and one suspect that is a day later.
         for round in 1...2 {
             for token in ["01", "02", "03", "04", "05", "06", "66", "77"] { try suspect(token, at: "2025-02-01Z") }
             try drainAll(&daemon)
@@ -98,12 +98,12 @@ import Testing
                 02|unregistered_by_app|2025-01-05 00:00:00|unregistered by the app
                 03|stale|2025-01-05 00:00:00|Unregistered
                 """)
-        // And both windows, in whatever order.
+        // And both windows, in either order.
         #expect(try reinstate("2025-01-01Z", "2025-01-06Z") == "1")
         #expect(try database.psql("SELECT token FROM tokenkeeper.sendable_token") == "01")
     }
 
-    @Test func `suspects outside the window, of other topics and environments stand`() throws {
+    @Test func `suspects outside the window, or of other topics and environments, stay`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try suspect("01", at: "2025-02-01Z")
         try suspect("02", at: "2025-02-03Z")
@@ -113,7 +113,7 @@ import Testing
         #expect(try database.psql("SELECT topic, token FROM tokenkeeper.token ORDER BY 1") == "t|02\nu|01")
     }
 
-    @Test func `what is recorded at the same time is undone too`() throws {
+    @Test func `suspects that are recorded during the undo are undone, too`() throws {
         try database.psql("SELECT tokenkeeper.register('01', 't', registered_at => '2025-01-01Z')")
         var daemon = try database.connect(user: "a_daemon")
         try suspect("01", at: "2025-02-01Z")
@@ -136,7 +136,7 @@ import Testing
         ("'t', 'production', '-infinity', now()", "22023"), ("'typo', 'production', now(), now()", "22023"),
         ("'t', 'staging', now(), now()", "22023"), ("NULL, NULL, now(), now()", "22023"),
     ])
-    func `a window or a topic that is none is a clear error`(_ arguments: String, _ state: String) throws {
+    func `an invalid window or topic is a clear error`(_ arguments: String, _ state: String) throws {
         try database.psql("SELECT tokenkeeper.register('01', 't')")
         var owner = try database.connect()
         let error = #expect(throws: DatabaseError.self) {
@@ -155,7 +155,7 @@ import Testing
         #expect(error?.sqlState == "25001")
     }
 
-    @Test func `a window that ends in the future ends now, and one that is there already is no other`() throws {
+    @Test func `a window that ends in the future ends now, and repeating a window adds none`() throws {
         try database.psql("SELECT tokenkeeper.register('01', 't', registered_at => '2025-01-01Z')")
         #expect(try reinstate("2025-02-01Z", "2100-01-01Z") == "0")
         #expect(
@@ -165,7 +165,7 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.operation") == "1")
     }
 
-    @Test func `what is written down does not depend on the operator's session`() throws {
+    @Test func `the records do not depend on the operator's session settings`() throws {
         try database.psql("SELECT tokenkeeper.register('01', 't')")
         var someone = try database.connect(user: "a_operator")
         try someone.execute(
@@ -176,7 +176,7 @@ import Testing
                 == "suspects from 2025-02-01 00:00:00+00 to 2025-02-02 00:00:00+00 do not count")
     }
 
-    @Test func `a 410 that came after the undone suspect has its whole retention before it`() throws {
+    @Test func `a 410 that came after an undone suspect is kept for its whole retention`() throws {
         try database.psql("SELECT tokenkeeper.register('01', 't', registered_at => '2025-01-01Z')")
         var daemon = try database.connect(user: "a_daemon")
         try suspect("01", at: "2025-02-01Z")
@@ -209,7 +209,7 @@ import Testing
     private static let states =
         "SELECT string_agg(state || ' ' || tokens, ', ' ORDER BY state) FROM (SELECT state, count(*) AS tokens FROM tokenkeeper.token GROUP BY 1) AS s"
 
-    @Test func `reinstate records the window and returns at once; steps undo it, and the view shows what is left`()
+    @Test func `reinstate records the window and returns at once; steps undo it, and the view shows the rest`()
         throws
     {
         var daemon = try database.connect(user: "a_daemon")
@@ -226,12 +226,12 @@ import Testing
         #expect(try database.psql(Self.left) == "1000|0|f")
         #expect(try database.psql(Self.states) == "suspect 1000", "not undone yet: the gate still says no")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.operation") == "0")
-        // The operator's own role takes a step, the daemon's the next.
+        // The operator's role takes one step, the daemon's role the next.
         #expect(try database.psql("SELECT tokenkeeper.undo_suspects(100)", user: "a_operator") == "100")
         #expect(try database.psql("SELECT tokenkeeper.undo_suspects(200)", user: "a_daemon") == "200")
         #expect(try database.psql(Self.left) == "700|300|f")
         #expect(try database.psql(Self.states) == "active 300, suspect 700")
-        // What is left is undone wherever it stands, in a new session too.
+        // The rest is undone in a new session, too.
         try undo(&daemon)
         #expect(try database.psql(Self.left) == "0|1000|t")
         #expect(try database.psql(Self.states) == "active 1000")
@@ -242,7 +242,7 @@ import Testing
         #expect(try database.psql("SELECT tokenkeeper.undo_suspects()", user: "a_daemon") == "")
     }
 
-    @Test func `a token that an application holds is left for later, and the others do not wait`() throws {
+    @Test func `a token that an application has locked is left for later, and others do not wait`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try suspects(50, &daemon)
         try database.psql("SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-02Z')")
@@ -252,11 +252,11 @@ import Testing
         #expect(try database.psql(Self.left) == "1|49|f")
         try app.execute("COMMIT")
         try undo(&daemon)
-        #expect(try database.psql(Self.left) == "0|49|t", "the one has come back by itself")
+        #expect(try database.psql(Self.left) == "0|49|t", "one token was registered again")
         #expect(try database.psql(Self.states) == "active 50")
     }
 
-    @Test func `an undo of one topic that has to wait does not keep another topic's waiting`() throws {
+    @Test func `an undo that has to wait in one topic does not delay another topic`() throws {
         var daemon = try database.connect(user: "a_daemon")
         for topic in ["a", "b"] {
             try database.psql("SELECT tokenkeeper.register('01', '\(topic)', registered_at => '2025-01-01Z')")
@@ -294,10 +294,10 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token_event WHERE event = 'reinstated'") == "1")
     }
 
-    @Test func `the guard's counts lose what is undone, step by step`() throws {
+    @Test func `the guard's counts fall with each step of an undo`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try suspects(100, &daemon)
-        // Held ones of the same tokens count for them from then on.
+        // From then on, held suspects of the same tokens count instead.
         try database.psql("UPDATE tokenkeeper.topic_policy SET guard_allowance = 0, guard_max_share = 0")
         try database.psql(
             """
@@ -319,10 +319,10 @@ import Testing
         try undo(&daemon)
         #expect(try database.psql(counts) == "20")
         try database.psql("SELECT tokenkeeper.recount_guard(topic_id) FROM tokenkeeper.topic_guard")
-        #expect(try database.psql(counts) == "20", "as if counted anew")
+        #expect(try database.psql(counts) == "20", "as if counted again")
     }
 
-    @Test func `arguments of any collation are taken`() throws {
+    @Test func `arguments of any collation are accepted`() throws {
         try database.psql(
             """
             CREATE COLLATION public.nd (provider = icu, locale = 'und', deterministic = false);

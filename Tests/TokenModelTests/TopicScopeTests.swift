@@ -19,7 +19,7 @@ import TokenModel
         #expect(scopes.count == 3)
     }
 
-    @Test func `names are the same only byte by byte, as in PostgreSQL`() {
+    @Test func `names compare byte by byte, as in PostgreSQL`() {
         let (composed, decomposed) = ("caf\u{e9}", "cafe\u{301}")
         #expect(composed == decomposed, "to Swift they are one text")
         #expect(

@@ -39,7 +39,7 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
             try other.psql("SELECT count(*) FROM pg_tables WHERE tablename = 'daemon' AND schemaname = 'tokenkeeper'")
                 == "1"
         }
-        // A reader can deadlock with a migration that is still under way: then it reads again.
+        // A reader can deadlock with a migration that is still running. Then it reads again.
         try eventually("it is alive") { (try? other.psql("SELECT live_daemons FROM tokenkeeper.status")) == "1" }
         #expect(daemon.stop() == 0)
     }
@@ -54,7 +54,7 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `status speaks to people and to programs`() throws {
+    @Test func `status has a form for people and one for programs`() throws {
         let database = try TestCluster.shared.database()
         let people = try run(["status"], url: database.url(user: "a_reader"))
         #expect(
@@ -67,7 +67,7 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
                 && object?["warnings"] as? [String] == ["no daemon has ever run on this database"])
     }
 
-    @Test func `sweep on the command line writes its row and says what it did`() throws {
+    @Test func `sweep on the command line records its run and prints what it did`() throws {
         let database = try TestCluster.shared.database()
         let swept = try run(["sweep", "--dry-run"], url: database.url())
         #expect(swept.status == 0 && swept.output.contains("would delete 0 suppressed tokens"))

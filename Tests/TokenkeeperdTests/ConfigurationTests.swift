@@ -23,7 +23,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
 }
 
 @Suite(.ownThread) struct `The configuration` {
-    @Test func `with nothing given the defaults are in force, and each default is one that is accepted`() throws {
+    @Test func `without any input the defaults are in force, and every default is valid`() throws {
         let configuration = try load()
         #expect(configuration.sweepInterval == .seconds(3600))
         #expect(configuration.sweepPlan.suppressedRetention == .seconds(90 * 86400))
@@ -34,7 +34,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         }
     }
 
-    @Test func `flags win over the environment, that over the file, that over the defaults`() throws {
+    @Test func `flags override the environment, the file and the defaults, in this order`() throws {
         let file = "[sweep]\ninterval = \"2h\"\nbatch = 7\nsuppressed_retention = \"30d\"\n"
         let configuration = try load(
             file, environment: ["TOKENKEEPER_SWEEP_INTERVAL": "3h", "TOKENKEEPER_SWEEP_BATCH": "8", "HOME": "/"],
@@ -59,7 +59,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
                 "t.toml:2: expected the key of a setting, found one with other characters",
                 "t.toml:3: expected the key of a setting, found one with other characters",
             ])
-        #expect(problems("[drain]\n# poll_idle = \"1s\"\n[sweep]\n") == [], "all of it is commented out")
+        #expect(problems("[drain]\n# poll_idle = \"1s\"\n[sweep]\n") == [], "everything is commented out")
     }
 
     @Test func `a wrong type or value is refused with its line, what was found and what was expected`() {
@@ -75,7 +75,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         }
     }
 
-    @Test func `what is no TOML is refused with line and column`() {
+    @Test func `invalid TOML is refused with line and column`() {
         let found = problems("[sweep]\ninterval = \"2h\nbatch = 1\n")
         #expect(found.count == 1 && found[0].hasPrefix("t.toml:2:"), "\(found)")
     }
@@ -86,17 +86,17 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         ("drain.lock_timeout", "off"), ("sweep.dormant_after", ""), ("drain.poll_busy", "0ms"),
         ("sweep.suppressed_retention", "99999999999999999999d"),
     ])
-    func `what lies outside its range is refused`(key: String, value: String) {
+    func `a value outside its range is refused`(key: String, value: String) {
         #expect(
             problems(flags: ["\(key)=\(value)"]).first?.hasPrefix("command line: \(key) is \"\(value)\", expected")
                 == true)
     }
 
-    @Test func `all problems are told at once`() {
+    @Test func `all problems are reported at once`() {
         #expect(problems("a = 1\nb = 2\n", environment: ["TOKENKEEPER_C": "3"], flags: ["d", "e=5"]).count == 5)
     }
 
-    @Test func `of many problems the first twenty are told, and no key or value at length`() {
+    @Test func `only the first twenty problems are reported, with shortened keys and values`() {
         func isShort(_ problems: [String]) -> Bool { problems.allSatisfy { $0.utf8.count < 300 } }
         let long = String(repeating: "a", count: 90)
         let sections = (1...400).map { "[\(long)\($0).\(long).\(long).\(long)]\n\(long) = 1\n" }.joined()
@@ -121,7 +121,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(shared.first == "credential.b: topics has com.example.app1, and so does credential.a: keep one")
     }
 
-    @Test func `a variable that names no setting is refused, other programs' are not looked at`() {
+    @Test func `a variable that names no setting is refused, and other programs' variables are ignored`() {
         #expect(
             problems(environment: ["TOKENKEEPER_SWEEP_INTERVALL": "1h"]) == [
                 "environment variable TOKENKEEPER_SWEEP_INTERVALL: no setting has that name"
@@ -132,7 +132,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
                 == [])
     }
 
-    @Test func `the value of a secret is never told`() {
+    @Test func `the value of a secret is never shown`() {
         for wrong in ["postgresql://u:hunter2@[host/db", "password=hunter2 nonsense", "hunter2"] {
             let found = problems(environment: ["TOKENKEEPER_DATABASE_URL": wrong])
             #expect(!found.isEmpty && !found.joined().contains("hunter2"), "\(found)")
@@ -161,7 +161,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(!typed.isEmpty && !typed.joined().contains("hunter2"), "\(typed)")
     }
 
-    @Test func `a reload takes up what it can, and names what waits for a restart as long as it waits`() throws {
+    @Test func `a reload applies what it can, and names what needs a restart until the restart`() throws {
         let before = try load("database_url = \"host=a\"\n[sweep]\ninterval = \"1h\"\n")
         let after = try load("database_url = \"host=b password=hunter2\"\n[sweep]\ninterval = \"2h\"\nbatch = 7\n")
         let live = LiveConfiguration(before)
@@ -177,7 +177,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
                 == .init(taken: ["sweep.interval: 2h -> 1h", "sweep.batch: 7 -> 4000"], waiting: []))
     }
 
-    @Test func `credentials win over the file and give way to the environment`() throws {
+    @Test func `credentials override the file, and the environment overrides credentials`() throws {
         let file = "database_url = \"host=a\"\n"
         var credentials = DatabaseCredentials()
         credentials.areHandedOver = true
@@ -197,7 +197,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(
             try load(["TOKENKEEPER_DATABASE_URL": "host=c"]).address
                 == DatabaseAddress("host=c", passwordFile: "/run/credentials/database_password"))
-        // Found by hand, and not handed over, the password is for the database that is configured, and for no other one.
+        // A command that finds the service's password uses it for the configured database only. systemd has not passed it.
         credentials.areHandedOver = false
         #expect(
             try load([:]).address == DatabaseAddress("host=b", passwordFile: "/run/credentials/database_password"))
@@ -224,7 +224,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
     }
 
     @Test(arguments: ["", "1", "s", "1 s", "-1s", "1.5h", "1w", "1S", "٣s", "10001d", "1sm"])
-    func `what is no duration is none`(text: String) {
+    func `an invalid duration is refused`(text: String) {
         #expect(DurationText.duration(text) == nil)
     }
 }
@@ -254,7 +254,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         }
     }
 
-    @Test func `on, off and blanks between topics are for variables and flags, not for the file`() throws {
+    @Test func `on, off and blanks between topics are valid in variables and flags, but not in the file`() throws {
         #expect(throws: ConfigurationError.self) { try load("[drain]\nqueue_truncate = \"off\"") }
         #expect(try !load("[drain]\nqueue_truncate = false").queueTruncate)
         #expect(try !load(environment: ["TOKENKEEPER_DRAIN_QUEUE_TRUNCATE": "off"]).queueTruncate)
@@ -279,7 +279,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         let found = try file("systemd/tokenkeeperd.toml")
         #expect(found.contains(expected), "\(expected)")
 
-        // As it is, it changes nothing; with every comment mark gone, it is still a configuration.
+        // As installed, it changes nothing. With every comment mark removed, it is still a valid configuration.
         #expect(try load(found).values.values.allSatisfy { $0.origin == "default" })
         let uncommented = found.split(separator: "\n").map { line in
             line.hasPrefix("#") && !line.hasPrefix("# ") && line.count > 1 ? String(line.dropFirst()) : String(line)
@@ -314,7 +314,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         }
     }
 
-    @Test func `the man page has every option`() throws {
+    @Test func `the man page lists every option`() throws {
         let page = try file("man/tokenkeeperd.8")
         let help = try ProgramRun([DaemonProcess.program, "--experimental-dump-help"]).output
         let options = try NSRegularExpression(pattern: #""kind" : "long",\s*"name" : "([a-z-]+)""#)
@@ -327,7 +327,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         }
     }
 
-    @Test func `the package, the man pages and the daemon are of one version`() throws {
+    @Test func `the package, the man pages and the daemon have the same version`() throws {
         let version = Daemon.version.description
         #expect(try file("debian/changelog").hasPrefix("tokenkeeperd (\(version)) "))
         #expect(try file("man/tokenkeeperd.8").contains("\"tokenkeeperd \(version)\""))

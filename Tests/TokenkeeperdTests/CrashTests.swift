@@ -7,14 +7,14 @@ import Testing
 @testable import TokenLedger
 
 @Suite(.ownThread) struct `Crashes` {
-    /// What a producer has committed: results by status.
+    /// The results that a producer has committed, by status.
     private final class Books: Sendable {
         let committed = Mutex<[Int: Int]>([:])
         let stop = Atomic(false)
     }
 
-    /// Three daemons at work behind a proxy that interruptions around COMMIT, `kill -9` 60 times in the whole soak, producers that commit out of
-    /// order.
+    /// Three daemons behind a proxy that cuts connections around COMMIT, 60 times `kill -9` in the full soak, and producers that
+    /// commit out of order.
     @Test func `every committed result is recorded exactly once, and the queue ends empty`() throws {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
         print("crash seed \(seed)")
@@ -38,7 +38,7 @@ import Testing
 
         var chance = SeededChance(seed: seed)
         var daemons = try (0..<3).map { _ in try DaemonProcess(url, settings: Self.settings) }
-        // It goes on until the proxy has cut everywhere: how many COMMITs there are depends on the machine.
+        // It continues until the proxy has cut at every moment: the number of COMMITs depends on the machine.
         func isEnough() -> Bool {
             books.committed.withLock { $0.values.reduce(0, +) } > 10_000
                 && proxy.interruptions.withLock { $0.allSatisfy { $0 > 0 } }
@@ -46,7 +46,7 @@ import Testing
         var kills = 0
         while kills < Soak.size(20, whole: 60) || !isEnough() && kills < 600 {
             kills += 1
-            // An instant at random, which is the point of it.
+            // A random moment, on purpose.
             usleep(UInt32.random(in: 0..<250_000, using: &chance))
             let victim = Int.random(in: 0..<daemons.count, using: &chance)
             daemons[victim].signal(SIGKILL)
@@ -80,10 +80,10 @@ import Testing
                 == "\(committed[999] ?? 0)")
     }
 
-    /// All of the garbage is kept, so that it can be counted.
+    /// All garbage is kept, so that it can be counted.
     private static let settings = ["drain.rejected_per_hour=1000000"]
 
-    /// Each 410 and each garbage row has a token of its own, so that a lost one and a doubled one both show.
+    /// Each 410 and each garbage row has its own token, so that a lost row and a doubled row both show.
     private static func produce(_ producer: UInt64, seed: UInt64, into database: TestDatabase, _ books: Books) throws {
         var chance = SeededChance(seed: seed &+ producer &+ 1)
         var sender = try database.connect(user: "a_sender")
@@ -111,7 +111,7 @@ import Testing
                 "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES \(rows.joined(separator: ","))"
             switch Int.random(in: 0..<20, using: &chance) {
             case 0 where held.count < 5:
-                // Held open for a while: it commits after others that came later.
+                // Held open for a while, so that it commits after later ones.
                 let late = TestConnection(try database.connect(user: "a_sender"))
                 try late.begin(insert)
                 held.append((late, results))
@@ -129,7 +129,7 @@ import Testing
         for (connection, results) in held { try settle(connection, results) }
     }
 
-    /// A connection in an array: noncopyable values do not go there.
+    /// Lets an array hold a connection, which is noncopyable.
     private final class TestConnection {
         private var connection: Connection
         init(_ connection: consuming Connection) { self.connection = connection }

@@ -6,7 +6,7 @@ import Testing
 
 @testable import TokenLedger
 
-/// The ways to a database that operations have: libpq's, tried with the real daemon.
+/// The ways in which operators connect to a database, through libpq, with the real daemon.
 @Suite(.ownThread) struct `Ways to the database` {
     private let folder: String
 
@@ -15,7 +15,7 @@ import Testing
         try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
     }
 
-    /// Writes a file that nobody else can read, and answers its path.
+    /// Writes a file that nobody else can read, and returns its path.
     private func file(_ name: String, _ text: String) throws -> String {
         let path = folder + "/" + name
         try text.write(toFile: path, atomically: true, encoding: .utf8)
@@ -23,7 +23,7 @@ import Testing
         return path
     }
 
-    /// A cluster of its own with a database `d` that the daemon migrates, and queues a 410.
+    /// Makes a cluster with a database `d` that the daemon migrates, and queues a 410.
     private func prepare(_ cluster: TestCluster, role: String = "keeper PASSWORD 'first secret'") throws -> TestDatabase
     {
         var admin = try cluster.connect(database: "postgres")
@@ -50,7 +50,7 @@ import Testing
         }
     }
 
-    @Test func `a password file is read anew at each connect, and the password shows nowhere`() throws {
+    @Test func `the password file is read for each connection, and the password is shown nowhere`() throws {
         let cluster = try TestCluster(rules: ["host d keeper 127.0.0.1/32 scram-sha-256"])
         let database = try prepare(cluster)
         let path = try file("database_password", "first secret\n")
@@ -62,12 +62,12 @@ import Testing
         try database.psql("ALTER ROLE keeper PASSWORD 'second secret'", user: "postgres")
         try database.psql(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'keeper'", user: "postgres")
-        // Of an outage the log tells the first cause only; the status tells the latest.
+        // The log shows only the first cause of an outage; the status shows the latest.
         try eventually("it is refused") { systemd.status.contains("password authentication failed") }
         _ = try file("database_password", "second secret")
         try drains(daemon, database, token: "bb")
 
-        // Only root may read what the daemon was started with: see `Secrets`.
+        // Only root may read the daemon's command line and environment: see `Secrets`.
         for place in geteuid() == 0 ? ["environ", "cmdline"] : ["cmdline"] {
             let bytes = try Data(contentsOf: URL(fileURLWithPath: "/proc/\(daemon.pid)/\(place)"))
             #expect(!String(decoding: bytes, as: UTF8.self).contains("secret"))
@@ -102,7 +102,7 @@ import Testing
         #expect(byVariable.stop() == 0)
     }
 
-    @Test func `our defaults give way to what a URL or a service file says`() throws {
+    @Test func `a URL or a service file overrides our defaults`() throws {
         func value(_ keyword: String, _ text: String, writes: Bool = true) throws -> String? {
             try DatabaseAddress(text).attempt(writes: writes).parameters.last { $0.keyword == keyword }?.value
         }
@@ -117,7 +117,7 @@ import Testing
             try value("target_session_attrs", "host=a target_session_attrs=any") == nil,
             "said, though it is libpq's default")
 
-        // For each host a minute and a half for names, and its timeout for each of eight addresses.
+        // For each host: a minute and a half for name lookups, and the timeout for each of eight addresses.
         func patience(_ text: String) throws -> Duration { try DatabaseAddress(text).attempt(writes: true).patience }
         #expect(try patience("host=a") == .seconds(90 + 80))
         #expect(try patience("host=a,b port=1,2") == .seconds(2 * (90 + 80)))
@@ -129,7 +129,7 @@ import Testing
         "postgresql://u:hunter2@x@h/d", "postgresql://u:hunter2/x@h/d", "host='hunter2 h'", "host=h port=hunter2",
         "host=h connect_timeout=hunter2",
     ])
-    func `an address that libpq would take for another one is refused, without a word of it`(text: String) {
+    func `an ambiguous address is refused without being quoted`(text: String) {
         do {
             _ = try DatabaseAddress(text)
             Issue.record("taken")
@@ -175,7 +175,7 @@ import Testing
                 user: "postgres") == "t")
         #expect(daemon.stop() == 0)
         let stranger = try DaemonProcess(url("stranger"))
-        try eventually("a certificate of somebody else's is refused") {
+        try eventually("another authority's certificate is refused") {
             stranger.logged.contains("certificate authentication failed")
         }
         #expect(stranger.stop() == 0)
@@ -186,25 +186,25 @@ import Testing
         #expect(elsewhere.stop() == 0)
     }
 
-    @Test func `of several hosts the primary is taken, and after a failover the new one, without losing a result`()
+    @Test func `it uses the primary of several hosts, also after a failover, and loses no result`()
         throws
     {
         let first = try TestCluster()
         let database = try prepare(first, role: "keeper SUPERUSER")
         let second = try TestCluster(standbyOf: first)
-        // The standby stands first in the list: with libpq's own default it would be taken.
+        // The standby is first in the list: libpq's own default would use it.
         let daemon = try DaemonProcess(
             "postgresql://keeper@\(second.folder.replacingOccurrences(of: "/", with: "%2F")):\(second.port),\(first.folder.replacingOccurrences(of: "/", with: "%2F")):\(first.port)/d",
             arguments: ["--migrate"])
         try drains(daemon, database, token: "aa")
-        // The queue fills while the daemon is elsewhere, and what is in it is replicated before the primary goes.
+        // The queue fills while the daemon is stopped, and is replicated before the primary goes away.
         daemon.signal(SIGSTOP)
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', to_hex(4096 + i), 410, \(goneBody) FROM generate_series(1, 1000) AS i",
             user: "postgres")
         let written = try database.psql("SELECT pg_current_wal_lsn()", user: "postgres")
         let standby = TestDatabase(cluster: second, name: "d")
-        try eventually("all is replicated") {
+        try eventually("everything is replicated") {
             try standby.psql("SELECT pg_last_wal_replay_lsn() >= '\(written)'", user: "postgres") == "t"
         }
         first.stop()
@@ -217,7 +217,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a standby alone is refused with its reason, and its status can be read`() throws {
+    @Test func `a lone standby is refused with the reason, and its status can be read`() throws {
         let first = try TestCluster()
         _ = try prepare(first, role: "keeper SUPERUSER")
         let migrated = try ProgramRun([DaemonProcess.program, "migrate", "--database-url", first.url(database: "d")])
@@ -229,14 +229,14 @@ import Testing
         let daemon = try DaemonProcess(url)
         try eventually("it says why it waits") { daemon.logged.contains("server is in hot standby mode") }
         #expect(daemon.stop() == 0)
-        // To what a service file says ours gives way.
+        // A service file overrides our default.
         let services = try file("services", "[push]\ntarget_session_attrs=read-write\n")
         let byService = try DaemonProcess(url + "&service=push", environment: ["PGSERVICEFILE": services])
         try eventually("it says why it waits, in other words") { byService.logged.contains("session is read-only") }
         #expect(byService.stop() == 0)
     }
 
-    @Test func `a server that answers nothing is failed after a time, though a cancellation hangs in it`() throws {
+    @Test func `a server that stops responding counts as lost, even if a cancel request hangs`() throws {
         let cluster = try TestCluster()
         let suppresses = Silences()
         var connection = try Connection(
@@ -254,7 +254,7 @@ import Testing
             } catch {
                 #expect(error.message.hasPrefix("the server has not answered for"))
             }
-            // The next needs a connection that is not in the middle of something.
+            // The next statement needs an idle connection.
             try cluster.signal(SIGCONT)
             connection = try Connection(
                 to: DatabaseAddress(cluster.url(database: "postgres")), writes: true,
@@ -262,10 +262,10 @@ import Testing
             ) { _, silent in suppresses.note(silent) }
             try cluster.signal(SIGSTOP)
         }
-        #expect(suppresses.longest >= .seconds(1), "it has said so meanwhile")
+        #expect(suppresses.longest >= .seconds(1), "it has reported meanwhile")
     }
 
-    @Test func `a database that is not named is not migrated, nor is the owner nobody`() throws {
+    @Test func `migrate needs a named database, and refuses the owner none`() throws {
         let cluster = try TestCluster()
         func run(_ arguments: String...) throws -> ProgramRun {
             try ProgramRun(
@@ -307,7 +307,7 @@ import Testing
     }
 }
 
-/// The longest silence that was told.
+/// The longest silence that was reported.
 private final class Silences: Sendable {
     private let value = Mutex(Duration.zero)
     func note(_ silent: Duration) { value.withLock { $0 = max($0, silent) } }

@@ -1,7 +1,7 @@
 import Foundation
 import Testing
 
-/// Every relative link in the documents leads to a file, and to a heading where it names one.
+/// Every relative link in the documents leads to a file, and to a heading if it names one.
 @Suite struct `Links in documents` {
     @Test func `every relative link and anchor resolves`() throws {
         let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../..")
@@ -18,7 +18,7 @@ import Testing
         }
     }
 
-    @Test func `a link without a target is noticed`() {
+    @Test func `a broken link is noticed`() {
         let page = Document(
             path: "docs/a.md",
             text: """
@@ -42,13 +42,13 @@ import Testing
     }
 }
 
-/// A Markdown file, as far as links are concerned.
+/// The links and anchors of a Markdown file.
 private struct Document {
-    /// Below the root, with slashes.
+    /// Relative to the root, with slashes.
     let path: String
-    /// The targets of its links, except those with a scheme.
+    /// The targets of its links, except links with a scheme.
     let links: [String]
-    /// What its headings are called in a link.
+    /// The anchors of its headings.
     let anchors: [String]
 
     init(path: String, text: String) {
@@ -84,7 +84,7 @@ private struct Document {
         return documents
     }
 
-    /// What is wrong with a link of this document; nil for nothing.
+    /// What is wrong with a link of this document; nil if nothing is.
     func fault(of link: String, among documents: [Document], root: URL) -> String? {
         let parts = link.split(separator: "#", maxSplits: 1, omittingEmptySubsequences: false).map(String.init)
         let folder = URL(fileURLWithPath: "/" + path).deletingLastPathComponent()
@@ -98,7 +98,7 @@ private struct Document {
         return document?.anchors.contains(parts[1]) == true ? nil : "no heading #\(parts[1]) in \(target)"
     }
 
-    /// As the usual hosts make it: lower case, without punctuation, with a number when there are several.
+    /// The anchor as the usual hosts make it: lower case, without punctuation, with a number if it is repeated.
     private static func anchor(of heading: Substring, after others: [String]) -> String {
         let text = String(heading.drop { $0 == "#" }).replacing(#/\[([^\]]*)\]\([^)]*\)/#) { $0.output.1 }
         let anchor = text.trimmingCharacters(in: .whitespaces).lowercased()

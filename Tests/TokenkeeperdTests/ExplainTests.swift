@@ -26,7 +26,7 @@ import Testing
         return database
     }
 
-    @Test func `explain tells the story to people, in UTC, and moves no cursor`() throws {
+    @Test func `explain prints the history in UTC, without control characters`() throws {
         let database = try deadToken()
         let told = try explain(
             ["AABBCCDD"], on: database.url(user: "a_reader"),
@@ -51,7 +51,7 @@ import Testing
         #expect(byDevice.output == told.output)
     }
 
-    @Test func `explain tells it to programs`() throws {
+    @Test func `explain prints JSON for programs`() throws {
         let database = try deadToken()
         let told = try explain([Self.token, "--topic", "t", "--json"], on: database.url(user: "a_reader"))
         #expect(told.status == 0 && told.output.split(separator: "\n").count == 1, "\(told.errors)")
@@ -62,7 +62,7 @@ import Testing
         #expect(nothing.status == 0 && nothing.output == "[]\n")
     }
 
-    @Test func `explain says of an unknown token that it may be sent to`() throws {
+    @Test func `explain says that an unknown token may be sent to`() throws {
         let database = try TestCluster.shared.database()
         let told = try explain([Self.token, "--set", "sweep.event_retention=60d"], on: database.url(user: "a_reader"))
         #expect(
@@ -72,7 +72,7 @@ import Testing
         )
     }
 
-    @Test func `explain lists what a beginning fits, and asks for more`() throws {
+    @Test func `explain lists the tokens that first digits match, and asks for more digits`() throws {
         let database = try TestCluster.shared.database()
         try database.psql(
             "SELECT count(tokenkeeper.register('aabbccdd' || lpad(to_hex(i), 56, '0'), 't')) FROM generate_series(1, 11) AS i"
@@ -86,7 +86,7 @@ import Testing
         [], [token, token], [token, "--device", "d"], ["aabbccd"], [token + "z"], ["--device", ""],
         [token, "--environment", "staging"], [token, "--topic", ""],
     ])
-    func `explain refuses a wrong command line and shows no token`(arguments: [String]) throws {
+    func `explain refuses an invalid command line without showing a token`(arguments: [String]) throws {
         let refused = try explain(arguments, on: "postgresql://127.0.0.1:1/db")
         #expect(refused.status == 64 && refused.errors.contains("xpected"), "\(refused.errors)")
         #expect(!(refused.output + refused.errors).contains(Self.token.prefix(9)))

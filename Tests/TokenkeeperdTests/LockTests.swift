@@ -21,10 +21,10 @@ import Testing
             """, user: "a_sender")
     }
 
-    @Test func `a role without any right stops nothing by taking every advisory lock`() throws {
+    @Test func `a role without rights stops nothing by taking every advisory lock`() throws {
         try database.psql("CREATE ROLE \(database.name)_s LOGIN", user: "postgres")
         var stranger = try database.connect(user: "\(database.name)_s")
-        // The numbers that were taken until migration 0021: four of their own, one a partition, one a range of it.
+        // The numbers of the advisory locks that an unreleased version took: four fixed ones, one per partition, one per range.
         try stranger.execute(
             """
             SELECT count(pg_advisory_lock(29803, n)) FROM (
@@ -48,7 +48,7 @@ import Testing
     }
 
     @Test(arguments: [
-        // CREATE INDEX takes the same one.
+        // CREATE INDEX takes the same lock.
         ("LOCK TABLE tokenkeeper.ledger IN SHARE MODE", "tokenkeeper.ledger is locked (SHARE)", "tokenkeeper.ledger"),
         (
             "LOCK TABLE tokenkeeper.token_event_log IN ACCESS EXCLUSIVE MODE",
@@ -71,7 +71,7 @@ import Testing
             "tokenkeeper.ledger"
         ),
     ])
-    func `one that keeps results waiting is in the log and in the status, with who holds it, until it is gone`(
+    func `a lock that delays results is in the log and the status with its holder until it is gone`(
         lock: String, words: String, table: String
     ) throws {
         let systemd = try NotifyListener()
@@ -108,15 +108,15 @@ import Testing
         try eventually("the log says that it is over") {
             daemon.logged.contains("level=notice msg=\"no longer waiting for a lock in PostgreSQL\"")
         }
-        try eventually("the status says nothing of it") { systemd.status.hasPrefix("the queue is empty") }
-        try eventually("nor does the heartbeat") {
+        try eventually("the status no longer says so") { systemd.status.hasPrefix("the queue is empty") }
+        try eventually("the heartbeat no longer says so") {
             try database.psql("SELECT waiting_for IS NULL FROM tokenkeeper.daemon") == "t"
         }
         #expect(daemon.stop() == 0)
-        #expect(daemon.logged.components(separatedBy: "\"waiting for a lock in PostgreSQL\"").count == 2, "told once")
+        #expect(daemon.logged.components(separatedBy: "\"waiting for a lock in PostgreSQL\"").count == 2, "logged once")
     }
 
-    @Test func `one row of a sealed partition of the queue is reported, whatever else is drained`() throws {
+    @Test func `a locked row of a sealed partition is reported, even while other rows are drained`() throws {
         let past = Int(try database.psql("SELECT (\(Partition.currentInSQL) + 4) % 8"))!
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'cc', 403, \(past) FROM generate_series(1, 20000)"
@@ -138,7 +138,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `one that makes a sweep fail is told with who holds it`() throws {
+    @Test func `a lock that makes a sweep fail is reported with its holder`() throws {
         let daemon = try DaemonProcess(database.url())
         try eventually("the first sweep is over") {
             try database.psql("SELECT outcome FROM tokenkeeper.sweep_run") == "finished"
@@ -155,7 +155,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `one that keeps the daemon from its heartbeat keeps no result waiting`() throws {
+    @Test func `a lock that blocks the heartbeat delays no result`() throws {
         var holder = try database.connect()
         try holder.execute("BEGIN; LOCK TABLE tokenkeeper.daemon IN SHARE MODE")
         let daemon = try DaemonProcess(database.url())
@@ -170,7 +170,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `one that keeps the daemon from its heartbeat is told with who holds it`() throws {
+    @Test func `a lock that blocks the heartbeat is reported with its holder`() throws {
         let systemd = try NotifyListener()
         let daemon = try DaemonProcess(database.url(), environment: ["NOTIFY_SOCKET": systemd.address])
         try eventually("it is ready") { systemd.count("READY=1") == 1 }
@@ -199,7 +199,7 @@ import Testing
             since: nil, behind: nil)
     }
 
-    /// The watch when locks are met all the time, and looked up when it wants: every quarter of a second.
+    /// The watch with locks met all the time, every quarter of a second, and a look whenever it wants one.
     private func watch(
         for seconds: Double, settled: Int = 0, _ holders: (Double) -> [LockHolder]
     ) -> (watch: LockWatch, reportedAfter: Double?) {
@@ -214,22 +214,22 @@ import Testing
         return (watch, reportedAfter)
     }
 
-    @Test func `the same transaction for some seconds is, well within ten`() {
+    @Test func `a transaction seen for some seconds is, well within ten`() {
         let (watch, after) = watch(for: 12) { _ in [holder(1)] }
         #expect(after == 4 && watch.reported == [holder(1)])
     }
 
-    @Test func `others all the time are not, as long as work gets done`() {
+    @Test func `changing transactions are not, as long as work gets done`() {
         #expect(watch(for: 60, settled: 1) { [holder(1, transaction: "3/\($0)")] }.reportedAfter == nil)
     }
 
-    @Test func `a standstill is, though nobody is found`() {
+    @Test func `a standstill is, even if no holder is found`() {
         let (watch, after) = watch(for: 12) { [holder(1, transaction: "3/\($0)")] }
         #expect(after == 6 && watch.reported == [])
         #expect(watch.reported?.words == "no session holds one for long")
     }
 
-    @Test func `a standstill is, also when work was done after the first lock was met`() {
+    @Test func `a standstill is, even if work was done after the first lock was met`() {
         var watch = LockWatch()
         var reportedAfter: Int?
         for second in 0...20 {
@@ -241,23 +241,23 @@ import Testing
         #expect(reportedAfter == 11 && watch.reported == [])
     }
 
-    @Test func `a transaction that lasts is, whatever else is done`() {
+    @Test func `a long transaction is, whatever else gets done`() {
         let (watch, after) = watch(for: 12, settled: 1) { _ in [holder(1, .rows)] }
         #expect(after == 4 && watch.reported == [holder(1, .rows)])
     }
 
-    @Test func `a daemon that reads a partition whole is not, and is no standstill; others are named beside it`() {
+    @Test func `a daemon that reads a partition in bulk is not, and is no standstill; other holders are`() {
         #expect(watch(for: 60) { _ in [holder(1, .reading)] }.reportedAfter == nil)
         #expect(watch(for: 12) { _ in [holder(1, .reading), holder(2, .rows)] }.watch.reported == [holder(2, .rows)])
     }
 
-    @Test func `who holds the table is named, and not those that have rows of it`() {
+    @Test func `the holder of a table is named, and holders of its rows are not`() {
         let (table, rows) = (holder(1), holder(2, .rows))
         #expect(watch(for: 12) { _ in [table, rows] }.watch.reported == [table])
         #expect(watch(for: 12) { _ in [rows] }.watch.reported == [rows])
     }
 
-    @Test func `it is over when no lock has been met for a while, and not before`() {
+    @Test func `it is over once no lock has been met for a while`() {
         var (watch, _) = watch(for: 12) { _ in [holder(1)] }
         watch.note(waits: 0, settled: 100, now: start + .seconds(14))
         #expect(watch.reported != nil && watch.isMeeting)
@@ -265,7 +265,7 @@ import Testing
         #expect(watch.reported == nil && !watch.isMeeting)
     }
 
-    @Test func `nobody is looked up where no lock is met`() {
+    @Test func `holders are not looked up if no lock is met`() {
         var watch = LockWatch()
         for second in 0..<60 {
             watch.note(waits: second == 0 ? 1 : 0, settled: 1, now: start + .seconds(second))

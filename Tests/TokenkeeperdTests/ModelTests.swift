@@ -5,15 +5,16 @@ import Testing
 
 @testable import TokenLedger
 
-/// Something that is said of a token, as SQL and to the model.
+/// A registration, unregistration or result, as SQL and for the model.
 private struct Step {
     var sql: String
     var apply: (inout LedgerModel) -> Void
 }
 
-@Suite(.ownThread) struct `The rule, by a model` {
-    /// In the whole soak 200 histories of 500 steps each: registrations with and without devices, unregistrations and results, late, repeated and
-    /// out of order; suspects that are held and released, undone windows, tokens that are forgotten. `MODEL_SEED` repeats one.
+@Suite(.ownThread) struct `The rule, compared with a model` {
+    /// In the full soak, 200 histories of 500 steps each: registrations with and without devices, unregistrations and results,
+    /// late, repeated and out of order; suspects that are held and released, undone windows, forgotten tokens. `MODEL_SEED`
+    /// repeats a run.
     @Test func `random histories end in the state that the model gives`() throws {
         let seed =
             ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)
@@ -32,7 +33,7 @@ private struct Step {
                 "com.example.\(history).push-type.liveactivity",
             ]
             if history.isMultiple(of: 2) {
-                // Here the guard holds from the first or second token on.
+                // Here the guard trips at the first or second token.
                 heldTopics += topics
                 for topic in topics {
                     try owner.execute(
@@ -46,12 +47,12 @@ private struct Step {
             for _ in 0..<500 {
                 var steps = [Self.step(history, topics, &chance)]
                 if Int.random(in: 0..<10, using: &chance) == 0 { steps += steps }
-                // What comes late: anywhere among the steps of its history.
+                // Late steps: anywhere in their history.
                 for step in steps {
                     batch.insert(step, at: Int.random(in: max(0, batch.count - 60)...batch.count, using: &chance))
                 }
             }
-            // Several in one transaction, at times, and one that is rolled back leaves nothing.
+            // Sometimes several steps in one transaction. A transaction that is rolled back leaves nothing.
             while !batch.isEmpty {
                 let together = batch.prefix(Int.random(in: 1...25, using: &chance))
                 batch.removeFirst(together.count)
@@ -68,18 +69,19 @@ private struct Step {
         }
         let isEmpty = "SELECT count(*) FROM (SELECT FROM tokenkeeper.send_result LIMIT 1) AS r"
         try eventually("the queue is empty") { try owner.scalar(isEmpty) == "0" }
-        // What was undone meanwhile, the daemons have undone in steps of their own.
+        // The daemons have undone the reinstated windows in their own steps.
         let undoing = "SELECT count(*) FROM tokenkeeper.reinstatement WHERE finished_at IS NULL"
         try eventually("all windows are undone") { try owner.scalar(undoing) == "0" }
         let held = Int(try owner.scalar("SELECT count(*) FROM tokenkeeper.held_result") ?? "") ?? 0
         #expect(held > histories / 2, "seed \(seed): the guard held \(held)")
-        // What the guard counts as it goes is what is there.
+        // The guard's running counts equal a recount.
         let counts =
             "SELECT topic_id, bucket, tokens FROM tokenkeeper.topic_guard_count WHERE tokens <> 0 ORDER BY 1, 2"
         let counted = try owner.lines(counts, columns: 3)
         try owner.execute("SELECT tokenkeeper.recount_guard(topic_id) FROM tokenkeeper.topic_guard")
         #expect(try owner.lines(counts, columns: 3) == counted, "seed \(seed)")
-        // The ledger and the held results together do not depend on the order: so released, they end as if nothing had been held.
+        // The ledger and the held results together do not depend on the order. So after a release, the ledger is as if nothing
+        // had been held.
         for topic in heldTopics {
             try owner.execute(
                 "SELECT tokenkeeper.release_held('\(topic)', e) FROM unnest('{production,sandbox}'::text[]) AS e")
@@ -105,13 +107,13 @@ private struct Step {
     }
 
     private static func step(_ history: Int, _ topics: [String], _ chance: inout SeededChance) -> Step {
-        // Seconds; every instant of a history lies in a window of an hour, so that ties are common.
+        // In seconds. All instants of a history are within an hour, so that ties are common.
         let at = 1_700_000_000 + Int.random(in: 0..<60, using: &chance) * 60
         let moment = "to_timestamp(\(at))"
         let environment = ["production", "sandbox"].randomElement(using: &chance)!
         let topic = topics.randomElement(using: &chance)!
         let number = Int.random(in: 0xA0...0xAB, using: &chance)
-        // Some are never of a device, and of one history alone: those may be forgotten.
+        // Some tokens never have a device and belong to one history only: these may be forgotten.
         let isOfDevice = number < 0xA9
         let hex = isOfDevice ? String(number, radix: 16) : String(number << 16 | history, radix: 16)
         let spelling = Bool.random(using: &chance) ? hex : hex.uppercased()
@@ -140,7 +142,7 @@ private struct Step {
                 $0.dies(key, at, reason)
             }
         case 65..<70:
-            // What APNs does not send: suspect, with a reason that says why.
+            // A 410 that APNs does not send: suspect, with a reason that says why.
             let (body, reason) = Self.doubtful(at).randomElement(using: &chance)!
             return Step(sql: result(410, body, sentAt: moment)) { $0.suspect(key, at, reason) }
         case 95:
@@ -169,7 +171,7 @@ private struct Step {
             ].randomElement(using: &chance)!
             return Step(sql: result(status, #"{"reason":"\#(reason)"}"#, sentAt: moment)) { _ in }
         default:
-            // In seconds, or far ahead: not understood.
+            // In seconds instead of milliseconds, or far in the future: not understood.
             let timestamp = [at, 4_000_000_000_000].randomElement(using: &chance)!
             return Step(sql: result(410, #"{"reason":"Unregistered","timestamp":\#(timestamp)}"#, sentAt: moment)) {
                 _ in
@@ -177,7 +179,8 @@ private struct Step {
         }
     }
 
-    /// The bodies of 410s that APNs does not send, and what each counts as. Some have a timestamp, which must not count.
+    /// The bodies of 410s that APNs does not send, and the reason that each counts under. Some have a timestamp, which must not
+    /// count.
     private static func doubtful(_ at: Int) -> [(body: String?, reason: String)] {
         let earlier = at - 600
         return [

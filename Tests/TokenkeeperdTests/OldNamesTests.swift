@@ -26,7 +26,7 @@ import Testing
         }
     }
 
-    @Test func `none is left in what people read`() throws {
+    @Test func `none is left in any text that people read`() throws {
         let names = try Self.text("Tests/TokenkeeperdTests/old-names.txt").split(separator: "\n")
             .filter { !$0.hasPrefix("#") }
         let words = names.map { NSRegularExpression.escapedPattern(for: String($0)) }.joined(separator: "|")

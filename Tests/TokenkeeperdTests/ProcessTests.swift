@@ -4,7 +4,7 @@ import TestThreads
 import Testing
 
 @Suite(.ownThread) struct `The process` {
-    @Test func `SIGTERM and SIGINT finish the batch in hand and leave with 0`() throws {
+    @Test func `SIGTERM and SIGINT finish the current batch and exit with 0`() throws {
         for number in [SIGTERM, SIGINT] {
             let database = try TestCluster.shared.database()
             try database.psql(
@@ -23,14 +23,14 @@ import Testing
         }
     }
 
-    /// Results for more than eight full batches.
+    /// More results than eight full batches.
     private func backlog(_ database: TestDatabase) throws {
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', lpad(to_hex(i), 8, '0'), CASE i % 10 WHEN 0 THEN 410 ELSE 200 END, \(goneBody) FROM generate_series(1, 80000) AS i"
         )
     }
 
-    @Test func `a backlog is drained by two connections, and at rest there are two in all`() throws {
+    @Test func `a second connection helps with a backlog and is closed afterwards`() throws {
         let database = try TestCluster.shared.database()
         func has(_ connections: Int) throws -> Bool {
             try database.psql(
@@ -41,7 +41,7 @@ import Testing
         try eventually("the drain and the sweep have one each") { try has(2) }
         try backlog(database)
         try eventually("the backlog has one more") { try has(3) }
-        try eventually("all is drained") {
+        try eventually("everything is drained") {
             try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "80000"
         }
         try eventually("it is closed") { try has(2) }
@@ -50,7 +50,7 @@ import Testing
     }
 
     @Test(arguments: [true, false])
-    func `where a second connection cannot be had, one drains the backlog, and that is told if it is wanted`(
+    func `without a second connection, one drains the backlog, which is logged unless configured`(
         wanted: Bool
     ) throws {
         let database = try TestCluster.shared.database()
@@ -63,16 +63,16 @@ import Testing
             try database.psql("SELECT count(*) FROM pg_stat_activity WHERE usename = '\(role)'") == "2"
         }
         try backlog(database)
-        try eventually("all is drained") {
+        try eventually("everything is drained") {
             try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "80000"
         }
-        if wanted { try eventually("that is told") { daemon.logged.contains("drained by one connection alone") } }
+        if wanted { try eventually("it is logged") { daemon.logged.contains("drained by one connection alone") } }
         #expect(daemon.stop() == 0)
         #expect(daemon.logged.contains("level=warning") == wanted)
-        #expect(!daemon.logged.contains("waiting for PostgreSQL"), "the sweep has its own")
+        #expect(!daemon.logged.contains("waiting for PostgreSQL"), "the sweep has its own connection")
     }
 
-    @Test func `a signal that comes at once does not kill it`() throws {
+    @Test func `a signal right after the start does not kill it`() throws {
         let database = try TestCluster.shared.database()
         for number in [SIGUSR1, SIGHUP] {
             let daemon = try DaemonProcess(database.url())
@@ -98,14 +98,14 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `the timer sweeps, and a restart does not start its count anew`() throws {
+    @Test func `the timer sweeps, and a restart does not restart the interval`() throws {
         let database = try TestCluster.shared.database()
         let first = try DaemonProcess(database.url(), settings: ["sweep.interval=1h"])
         try eventually("the first sweep has finished") {
             try database.psql("SELECT trigger, outcome FROM tokenkeeper.sweep_run") == "timer|finished"
         }
         #expect(first.stop() == 0)
-        // One more start within the hour: nothing is due. Then the hour is over, by the row's own clock.
+        // Another start within the hour: nothing is due. Then the test moves the row back by an hour.
         let second = try DaemonProcess(database.url(), settings: ["sweep.interval=1h"])
         try eventually("the second daemon works") {
             try database.psql("SELECT live_daemons FROM tokenkeeper.status") == "1"
@@ -120,7 +120,7 @@ import Testing
         #expect(third.stop() == 0)
     }
 
-    @Test func `it waits for PostgreSQL with one line, and goes on after a restart without losing or doubling a row`()
+    @Test func `it waits for PostgreSQL with one log line, and loses or doubles no row after a restart`()
         throws
     {
         let cluster = try TestCluster()
@@ -154,13 +154,14 @@ import Testing
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat", user: "postgres") == "100000")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token", user: "postgres") == "100000")
         #expect(daemon.stop() == 0)
-        // One for the first absence, and one at most for each restart: what is over before it is looked at again is no news.
+        // One line for the first outage, and at most one for each restart: an outage that ends before the next attempt is not
+        // noticed.
         let waits = count("waiting for PostgreSQL")
         #expect((1...3).contains(waits) && count("PostgreSQL is back") == waits, "\(String(daemon.logged))")
     }
 
     @Test
-    func `an application that holds a token for long neither fails nor waits, and the rest is recorded meanwhile`()
+    func `an application that locks a token for long neither fails nor waits, and the rest is recorded`()
         throws
     {
         let database = try TestCluster.shared.database()
@@ -173,11 +174,11 @@ import Testing
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', lpad(to_hex(i), 8, '0'), 410, \(goneBody) FROM generate_series(1, 2000) AS i"
         )
-        try eventually("all but the one are recorded") {
+        try eventually("all others are recorded") {
             try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "1999"
         }
-        // It goes on registering, in an order opposite to the daemon's, tokens that results keep coming for. A short
-        // statement_timeout of its own would end it if it ever had to wait for the daemon for long.
+        // It keeps registering tokens that results keep arriving for, in the opposite order to the daemon's. Its short
+        // statement_timeout would end it if it ever had to wait for the daemon for long.
         try app.execute("SET LOCAL statement_timeout = '900ms'")
         for round in 1...20 {
             try database.psql(
@@ -205,13 +206,13 @@ import Testing
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '\(token)', 410, NULL), ('t', '\(token) ', 410, NULL), ('', '\(token)', 410, NULL), ('t', '\(token)', 400, '{\"reason\":\"BadTopic\"}'), ('t', '\(token)', 400, '{\"reason\":\"Bad \(token)\"}')"
         )
         let daemon = try DaemonProcess(database.url(), settings: ["log.level=trace"])
-        try eventually("all is settled") {
+        try eventually("everything is recorded") {
             try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "5"
         }
         let resident =
             try String(contentsOfFile: "/proc/\(daemon.pid)/status", encoding: .utf8)
             .split(separator: "\n").first { $0.hasPrefix("VmRSS") }.flatMap { Int($0.filter(\.isNumber)) } ?? .max
-        #expect(resident < 40_000, "kB resident, an unoptimised build")
+        #expect(resident < 40_000, "kB resident, in an unoptimized build")
         #expect(daemon.stop() == 0)
         #expect(!daemon.logged.contains("ababababab"))
         #expect(
@@ -219,7 +220,7 @@ import Testing
                 && daemon.logged.contains("reasons=\"(other) 1, BadTopic 1\""))
     }
 
-    @Test func `what a person must mend holds up what it concerns and nothing else, and status says so`() throws {
+    @Test func `a problem that a person must fix delays only what it affects, and status shows it`() throws {
         let database = try TestCluster.shared.database()
         try database.psql("REVOKE INSERT ON tokenkeeper.rejected_result FROM tokenkeeper_daemon")
         try database.psql(
@@ -239,13 +240,13 @@ import Testing
             daemon.logged.components(separatedBy: "PostgreSQL refuses").count == 2,
             "told once: \(String(daemon.logged))")
         try database.psql("GRANT INSERT ON tokenkeeper.rejected_result TO tokenkeeper_daemon")
-        try eventually("it goes on by itself") {
+        try eventually("it continues without help") {
             try database.psql("SELECT token FROM tokenkeeper.rejected_result") == "00000003"
         }
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `what PostgreSQL refuses again and again is said once, and not that it is over`() throws {
+    @Test func `a repeated refusal is logged once, and is not reported as over`() throws {
         let database = try TestCluster.shared.database()
         try database.psql(
             """
@@ -271,7 +272,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a connection that is lost whenever it is used is told`() throws {
+    @Test func `a connection that is lost whenever it is used is logged`() throws {
         let database = try TestCluster.shared.database()
         try database.psql(
             """

@@ -7,8 +7,8 @@ import TokenModel
 
 @testable import tokenkeeperd
 
-/// The reference pages agree with the sources. `REFERENCE=write` in the environment rewrites the pages instead of failing;
-/// CONTRIBUTING.md says how. Text outside the marked blocks is written by hand, and stays.
+/// The reference pages agree with the sources. With `REFERENCE=write` in the environment, the tests rewrite the pages instead of
+/// failing; see CONTRIBUTING.md. Text outside the marked blocks is written by hand and stays.
 @Suite(.serialized) struct `The reference pages` {
     @Test func `configuration.md and the man page list every setting`() throws {
         try ReferencePage("docs/reference/configuration.md").check([
@@ -83,7 +83,7 @@ import TokenModel
             let chosen = messages.filter { levels.contains($0.level) }
             try page.check(block, rows: chosen.map { ([$0.text], $0.level + $0.fields) })
         }
-        // Messages whose whole text varies: the page explains the texts, which must occur in the sources.
+        // For messages whose whole text varies, the page explains each text, which must occur in the sources.
         let sources = try Sources.all().map(\.text).joined()
         for key in page.keys(of: "varying") {
             for part in key.split(separator: "…").map({ $0.trimmingCharacters(in: .whitespaces) }) where part.count > 3
@@ -115,7 +115,7 @@ import TokenModel
         }
     }
 
-    @Test func `a page that differs is noticed, and rewriting keeps what was written by hand`() throws {
+    @Test func `a page that differs is noticed, and rewriting keeps text written by hand`() throws {
         let before = "# Page\n<!-- generated: a -->\nold\n<!-- end: a -->\nby hand\n"
         #expect(ReferencePage.replacing("a", in: before, by: "new\n") == before.replacing("old", with: "new"))
         #expect(ReferencePage.replacing("b", in: before, by: "new\n") == nil)
@@ -151,7 +151,7 @@ private final class ReferencePage {
         text = try String(contentsOf: url, encoding: .utf8)
     }
 
-    /// Generated blocks are equal to what the sources say, to the byte.
+    /// Generated blocks equal the text made from the sources, byte by byte.
     func check(_ blocks: [String: String]) throws {
         for (name, generated) in blocks.sorted(by: { $0.key < $1.key }) {
             let wanted = try #require(
@@ -165,13 +165,13 @@ private final class ReferencePage {
         }
     }
 
-    /// A table has exactly these rows, and each has its last cell written by hand.
+    /// A table has exactly these rows, and the last cell of each is written by hand.
     func check(_ block: String, rows: [(keys: [String], middle: String)]) throws {
         let range = try #require(Self.range(of: block, in: text), "\(url.lastPathComponent) has no block \(block)")
         let head = text[range].split(separator: "\n").prefix { !$0.hasPrefix("|---") }.count + 1
         let lines = text[range].split(separator: "\n", omittingEmptySubsequences: false)
         let body = lines.dropFirst(head).joined(separator: "\n")
-        // Two columns where the middle one says nothing new.
+        // Two columns if the middle one adds nothing.
         let isTwo = rows.allSatisfy { $0.keys == [$0.middle] }
         if Self.writes {
             let new = MarkedTable(body).rewritten(rows.map { ($0.keys, isTwo ? "" : $0.middle) })
@@ -231,8 +231,8 @@ private struct MarkedTable {
         }
     }
 
-    /// The same table with other rows. What was written for a row stays; a row that has only been reworded keeps it too. What
-    /// fits nowhere stays at the end, so that nothing gets lost and the test fails until somebody has looked.
+    /// The same table with other rows. Handwritten text stays with its row, even if the row has been reworded. Text that fits no
+    /// row stays at the end, so that nothing gets lost and the test fails until somebody has checked it.
     func rewritten(_ wanted: [(keys: [String], middle: String)]) -> String {
         let names = Set(wanted.flatMap(\.keys))
         var orphans = rows.filter { !names.contains($0.key) }
@@ -339,7 +339,7 @@ private enum HelpText {
     }
 }
 
-/// What the schema grants to the roles, as its catalog has it.
+/// What the schema grants to the roles, from the catalog.
 private struct Catalog: Decodable {
     struct Column: Decodable {
         var name: String
@@ -347,7 +347,7 @@ private struct Catalog: Decodable {
         var value: String?
         var comment: String?
 
-        /// As one writes it, and not as the catalog spells it out.
+        /// As people write it, and not as the catalog spells it out.
         mutating func shorten() {
             type = type.replacing("timestamp with time zone", with: "timestamptz")
             value = value?.replacing(/::(text|integer|timestamp with time zone)(\[\])?/, with: "")
@@ -475,7 +475,7 @@ private struct Catalog: Decodable {
         """
 }
 
-/// What each of APNs' responses does, by asking the functions that decide it.
+/// The effect of each response of APNs, from the functions that decide it.
 private enum ResponseText {
     private static let now = Instant(microseconds: 1_800_000_000_000_000)
     private static let timestamp = #","timestamp":1794000000123"#
@@ -575,10 +575,10 @@ private enum ResponseText {
 private struct LogMessage: Equatable {
     var text: String
     var level: String
-    /// The names of what is logged with it.
+    /// The keys of its metadata.
     var fields: String
 
-    /// All of them, once each, in the order of their texts. Those whose whole text varies are left out.
+    /// All messages, once each, sorted by text. Messages whose whole text varies are left out.
     static func all() throws -> [LogMessage] {
         var found: [LogMessage] = []
         for file in try Sources.all() {
@@ -612,7 +612,7 @@ private struct LogMessage: Equatable {
         }
     }
 
-    /// The arguments of a call: its texts outside brackets, the texts before a colon within, and the rest.
+    /// The arguments of a call: its texts outside brackets, the texts before a colon inside brackets, and the rest.
     private struct Call {
         var texts: [String] = []
         var fields: [String] = []
@@ -638,7 +638,7 @@ private struct LogMessage: Equatable {
             }
         }
 
-        /// Reads to the end of a literal; what is interpolated becomes "…".
+        /// Reads to the end of a literal. Interpolations become "…".
         private static func literal(_ rest: inout Substring) -> String {
             var text = ""
             while let character = rest.popFirst(), character != "\"" {

@@ -6,7 +6,7 @@ import Testing
 @testable import TokenLedger
 
 @Suite(.ownThread) struct `Reinstating` {
-    /// Row by row: what the ledger says of each token.
+    /// The state of each token in the ledger, row by row.
     private static let ledger = """
         SELECT encode(token_key, 'hex'), registered_at, stale_at, suspect_at, suspect_reason, unregistered_by_app_at
         FROM tokenkeeper.ledger ORDER BY token_key
@@ -39,7 +39,7 @@ import Testing
         while seen < 20_000 {
             let daemon = try DaemonProcess(database.url(user: "a_daemon"), settings: ["sweep.interval=off"])
             let reached = seen
-            try eventually("it goes on where the one before it was killed") {
+            try eventually("it continues where the killed daemon stopped") {
                 seen = Int(try owner.scalar(undone) ?? "") ?? 0
                 return seen > reached
             }
@@ -64,7 +64,7 @@ import Testing
         #expect(try owner.scalar("SELECT coalesce(sum(tokens), 0) FROM tokenkeeper.topic_guard_count") == "0")
     }
 
-    @Test func `the command undoes all of it where no daemon runs, and counts first`() throws {
+    @Test func `the command undoes a window without a daemon, and a dry run counts first`() throws {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
         try owner.execute(

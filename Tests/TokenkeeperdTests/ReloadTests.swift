@@ -12,7 +12,7 @@ private final class Count: Sendable {
 }
 
 @Suite(.ownThread) struct `A reload` {
-    /// Each with the beginning of what is said of it.
+    /// Mistakes, each with the beginning of its message.
     static let mistakes: [(text: String, said: String)] = [
         ("[<", "1:2: found '<', expected a key"),
         ("[*]", "1:2: found '*', expected a key"),
@@ -27,7 +27,7 @@ private final class Count: Sendable {
         ("database_url = \"hunter2\nx", "1:24: found the end of the line, expected"),
     ]
 
-    @Test func `a mistake in the file changes nothing, is told with line and column, and the daemon goes on`() throws {
+    @Test func `a mistake in the file changes nothing, is logged with line and column, and the daemon continues`() throws {
         let database = try TestCluster.shared.database()
         let systemd = try NotifyListener()
         let file = NSTemporaryDirectory() + "tokenkeeperd-\(UUID().uuidString).toml"
@@ -49,14 +49,14 @@ private final class Count: Sendable {
         #expect(!daemon.logged.contains("hunter2"))
         #expect(!daemon.logged.contains("msg=reloaded"))
         #expect(try database.psql("SELECT sweep_interval FROM tokenkeeper.daemon") == "02:00:00")
-        // And the next good file is taken up.
+        // The next valid file is applied.
         try write("[sweep]\ninterval = \"3h\"\n")
         daemon.signal(SIGHUP)
         try eventually("it reloads") { daemon.logged.contains("sweep.interval: 2h -> 3h") }
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `however many are asked for while one runs, one more follows`() {
+    @Test func `any number of requests during a reload causes one more reload`() {
         let (begun, mayGoOn, count) = (DispatchSemaphore(value: 0), DispatchSemaphore(value: 0), Count())
         let queue = DispatchQueue(label: "test")
         let work = CoalescedWork(on: queue) {
@@ -67,7 +67,7 @@ private final class Count: Sendable {
         work.request()
         begun.wait()
         for _ in 0..<10_000 { work.request() }
-        // For each that might have been queued.
+        // One for each run that might have been queued.
         for _ in 0...10_000 { mayGoOn.signal() }
         queue.sync {}
         #expect(count.runs.load(ordering: .sequentiallyConsistent) == 2)

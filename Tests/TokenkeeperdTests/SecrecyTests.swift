@@ -28,7 +28,7 @@ import Testing
         #expect(warning(owner: 0, group: 0, user: 0).hasSuffix("run `chmod 600 '/a b'`"))
     }
 
-    @Test func `check-config and run warn of each file that others can read, and of none that systemd handed over`()
+    @Test func `check-config and run warn of each file that others can read, except files from systemd`()
         throws
     {
         let folder = NSTemporaryDirectory() + "tokenkeeperd-\(UUID().uuidString)"
@@ -64,7 +64,7 @@ import Testing
             #expect(open.errors.contains("warning: \(folder)/\(name) holds a secret"), "\(open.errors)")
             #expect(open.errors.contains("chmod 6"))
         }
-        #expect(!open.errors.contains("t.toml"), "no secret is in it")
+        #expect(!open.errors.contains("t.toml"), "it contains no secret")
         let handedOver = try check(["CREDENTIALS_DIRECTORY": folder])
         #expect(handedOver.status == 0 && handedOver.errors.isEmpty, "\(handedOver)")
 
@@ -99,14 +99,14 @@ import Testing
         let refused = try ProgramRun([DaemonProcess.program, "run", url])
         #expect(refused.status == 64 && refused.errors.contains("--database-url"), "\(refused)")
         let other = try ProgramRun([DaemonProcess.program, "run", "nonsense"])
-        #expect(other.status == 64 && other.errors.contains("'nonsense'"), "what is no secret is repeated")
+        #expect(other.status == 64 && other.errors.contains("'nonsense'"), "a harmless argument is repeated")
         let both = try ProgramRun([DaemonProcess.program, "status", "--database-url", url, "nonsense"])
         #expect(both.status == 64 && both.errors.contains("'nonsense'") && !both.errors.contains("hunter2"), "\(both)")
         #expect(!StrayAddress.isLikely("the password is in /etc/password, key=value"))
     }
 
-    /// Also as root, since then the daemon runs as somebody else.
-    @Test func `no core dump is made of the daemon, and others of its user do not look into it`() throws {
+    /// Also when the tests run as root: then the daemon runs as another user.
+    @Test func `the daemon makes no core dump, and other processes of its user cannot inspect it`() throws {
         let database = try TestCluster.shared.database()
         let daemon = Process()
         let isRoot = geteuid() == 0
@@ -125,7 +125,7 @@ import Testing
         try eventually("it works") { try database.psql("SELECT live_daemons FROM tokenkeeper.status") == "1" }
         let status = try String(contentsOfFile: "/proc/\(daemon.processIdentifier)/status", encoding: .utf8)
         #expect(status.contains("\nUid:\t\(user)\t\(user)\t"), "it is that user's")
-        // The kernel gives them to root where the process may not be dumped: proc(5), prctl(2).
+        // The kernel makes root their owner if the process may not be dumped: proc(5), prctl(2).
         for place in ["environ", "mem", "maps"] {
             var about = stat()
             #expect(stat("/proc/\(daemon.processIdentifier)/\(place)", &about) == 0)

@@ -7,7 +7,7 @@ import Testing
 @testable import tokenkeeperd
 
 @Suite(.ownThread) struct `As a service` {
-    @Test func `READY is said when the database has answered, STATUS until then what it waits for`() throws {
+    @Test func `READY is sent once the database has responded; until then STATUS says what it waits for`() throws {
         let cluster = try TestCluster()
         do {
             var admin = try cluster.connect(database: "postgres")
@@ -25,7 +25,7 @@ import Testing
         try eventually("it is ready") { systemd.count("READY=1") == 1 }
         try eventually("it says how it is") { systemd.status.hasPrefix("the queue is empty; last sweep finished 20") }
 
-        // Once ready, an absence changes the status and nothing else.
+        // Once ready, an outage changes only the status.
         cluster.stop()
         try eventually("it says what it waits for") { systemd.status.hasPrefix("waiting for PostgreSQL: ") }
         let fed = systemd.count("WATCHDOG=1")
@@ -38,7 +38,7 @@ import Testing
         #expect(systemd.messages.flatMap { $0 }.allSatisfy { !$0.contains("RELOADING") })
     }
 
-    @Test func `a server that does not answer is waited for, and that is said`() throws {
+    @Test func `it waits for a server that does not respond, and says so`() throws {
         let cluster = try TestCluster()
         do {
             var admin = try cluster.connect(database: "postgres")
@@ -58,7 +58,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a long migration extends the start, and one of the workers alone makes it`() throws {
+    @Test func `a long migration extends the start, and only one worker performs it`() throws {
         let database = try TestCluster.shared.database(migrated: false)
         var other = try database.connect()
         let embedded = SchemaFiles.embedded
@@ -85,7 +85,7 @@ import Testing
         #expect(!daemon.logged.contains("level=error") && !daemon.logged.contains("level=warning"))
     }
 
-    @Test func `what must get through does, though nobody reads for a while`() throws {
+    @Test func `required messages get through even if systemd does not read for a while`() throws {
         let database = try TestCluster.shared.database()
         let systemd = try NotifyListener(reads: false)
         systemd.fill()
@@ -96,14 +96,14 @@ import Testing
         try eventually("it has reloaded") { daemon.logged.contains("msg=reloaded") }
         systemd.read()
         try eventually("it is ready") { systemd.count("READY=1") >= 2 }
-        try eventually("all that began to reload is ready again") {
+        try eventually("every reload is ready again") {
             systemd.count("READY=1") == systemd.count("RELOADING=1") + 1
         }
         try eventually("and says how it is") { systemd.status.hasPrefix("the queue is empty") }
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a value in the configuration cannot speak to systemd, however long it is`() throws {
+    @Test func `a configuration value cannot inject messages to systemd, however long it is`() throws {
         let database = try TestCluster.shared.database()
         let systemd = try NotifyListener()
         let file = NSTemporaryDirectory() + "tokenkeeperd-\(UUID().uuidString).toml"
@@ -122,7 +122,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a sweep alone that cannot connect is told`() throws {
+    @Test func `a sweep worker that cannot connect is reported`() throws {
         let database = try TestCluster.shared.database()
         try database.psql("CREATE ROLE \(database.name) LOGIN CONNECTION LIMIT 1 IN ROLE tokenkeeper_daemon")
         let systemd = try NotifyListener()
@@ -132,14 +132,14 @@ import Testing
             daemon.logged.contains("too many connections for role") && systemd.status.contains("too many connections")
         }
         #expect(systemd.count("READY=1") == 0)
-        #expect(daemon.logged.components(separatedBy: "waiting for PostgreSQL").count == 2, "told once")
+        #expect(daemon.logged.components(separatedBy: "waiting for PostgreSQL").count == 2, "logged once")
         try database.psql("ALTER ROLE \(database.name) CONNECTION LIMIT 2")
         try eventually("it is ready") { systemd.count("READY=1") == 1 }
-        try eventually("all is well") { daemon.logged.contains("PostgreSQL is back") }
+        try eventually("it has recovered") { daemon.logged.contains("PostgreSQL is back") }
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a schema that does not fit is told in the status, and it never was ready`() throws {
+    @Test func `a schema that does not fit is shown in the status, and the daemon is never ready`() throws {
         let database = try TestCluster.shared.database(migrated: false)
         let systemd = try NotifyListener()
         let daemon = try DaemonProcess(
@@ -152,7 +152,7 @@ import Testing
         #expect(systemd.count("READY=1") == 0 && systemd.count("STOPPING=1") == 1)
     }
 
-    @Test func `a watchdog that is another process's is not fed`() throws {
+    @Test func `another process's watchdog is not fed`() throws {
         let database = try TestCluster.shared.database()
         let systemd = try NotifyListener()
         let daemon = try DaemonProcess(
@@ -163,7 +163,7 @@ import Testing
         #expect(systemd.count("WATCHDOG=1") == 0)
     }
 
-    @Test func `SIGHUP takes up what can be, names what cannot, and a mistake changes nothing`() throws {
+    @Test func `SIGHUP applies what it can, names the rest, and a mistake changes nothing`() throws {
         let database = try TestCluster.shared.database()
         let systemd = try NotifyListener()
         let file = NSTemporaryDirectory() + "tokenkeeperd-\(UUID().uuidString).toml"
@@ -192,7 +192,7 @@ import Testing
         #expect(daemon.logged.contains("sweep.interval: 1h -> 1m, log.level: info -> debug"))
         #expect(
             daemon.logged.contains("level=warning msg=\"these settings take effect at a restart\" keys=database_url"))
-        // By the new interval the next sweep is due, once a minute has passed by the row's own clock; this rings.
+        // With the new interval, the next sweep is due once the row is a minute old. This rings the bell.
         try database.psql("UPDATE tokenkeeper.sweep_run SET started_at = started_at - interval '2 minutes'")
         daemon.signal(SIGHUP)
         try eventually("it has swept by the new interval") {
@@ -217,7 +217,7 @@ import Testing
     }
 }
 
-@Suite(.ownThread) struct `Vital signs` {
+@Suite(.ownThread) struct `Service state` {
     private let start = SuspendingClock.now
 
     private func complete() -> ServiceState {
@@ -230,7 +230,7 @@ import Testing
         return serviceState
     }
 
-    @Test func `a worker that has not kept its promise hangs, whatever the other does`() {
+    @Test func `a worker that misses its deadline hangs, whatever the others do`() {
         for hanging in ServiceState.Part.allCases {
             var serviceState = complete()
             #expect(serviceState.isAlive(at: start + .seconds(10)))
@@ -243,7 +243,7 @@ import Testing
         }
     }
 
-    @Test func `a worker that waits, and says for how long, lives; one that has left is not missed`() {
+    @Test func `a worker that reports its wait is alive, and one that has left is not expected`() {
         var serviceState = complete()
         serviceState.beat(.drain, heardOfBy: start + .seconds(300))
         for part in ServiceState.Part.allCases where part != .drain { serviceState.left(part) }
@@ -251,7 +251,7 @@ import Testing
         #expect(!serviceState.isAlive(at: start + .seconds(301)))
     }
 
-    @Test func `it is complete when all workers have been answered`() {
+    @Test func `it is complete when every worker has been connected`() {
         var serviceState = ServiceState()
         #expect(!serviceState.isComplete)
         serviceState.beat(.drain, heardOfBy: start)
@@ -262,7 +262,7 @@ import Testing
         #expect(serviceState.isComplete)
     }
 
-    @Test func `while one connects anew it is not, and what comes and goes does not count`() {
+    @Test func `it is incomplete while a worker reconnects; helpers do not count`() {
         var serviceState = complete()
         serviceState.left(.secondDrain)
         #expect(serviceState.isComplete)
@@ -272,14 +272,14 @@ import Testing
         #expect(serviceState.isComplete)
     }
 
-    @Test func `a backlog is many pages that nobody has read, or one full batch after the other`() {
+    @Test func `a backlog is many unread pages, or many full batches in a row`() {
         let backlog = BacklogWorker.Backlog()
         backlog.report(Drain.Pass(), pagesLeft: 1023)
         #expect(!backlog.take())
         backlog.report(Drain.Pass(), pagesLeft: 1024)
         #expect(backlog.take() && !backlog.take(), "once")
         var pass = Drain.Pass()
-        // Seven full ones, one that is not, and eight again.
+        // Seven full batches, one that is not full, and eight full ones.
         for batch in 1...16 {
             #expect(!backlog.take())
             pass.accepted += batch == 8 ? 999 : 1000
@@ -288,7 +288,7 @@ import Testing
         #expect(backlog.take())
     }
 
-    @Test func `the status says in one line what matters`() {
+    @Test func `the status is one line`() {
         var serviceState = ServiceState()
         #expect(serviceState.status == "starting")
         serviceState = complete()

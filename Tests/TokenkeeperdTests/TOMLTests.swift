@@ -64,7 +64,7 @@ private let escapes = #"\b, \t, \n, \f, \r, \", \\, \uXXXX or \UXXXXXXXX"#
     }
 
     @Test(arguments: [
-        // What ended the process by an assertion of toml++.
+        // Inputs that crashed the process by an assertion of toml++.
         ("[<", "1:2: found '<', expected a key"),
         ("[*]", "1:2: found '*', expected a key"),
         ("[=]", "1:2: found '=', expected a key"),
@@ -153,7 +153,7 @@ private let escapes = #"\b, \t, \n, \f, \r, \", \\, \uXXXX or \UXXXXXXXX"#
         #expect(refusal(Array(text.utf8))?.description == error)
     }
 
-    @Test func `what is not UTF-8 is refused where it begins`() {
+    @Test func `invalid UTF-8 is refused at its first byte`() {
         for (bytes, line, column) in [
             ([0xFF], 1, 1), (Array("a = 1\r\nö = \"".utf8) + [0xC3], 2, 6),
             (Array("é".utf8) + [0xED, 0xA0, 0x80], 1, 2),
@@ -165,7 +165,7 @@ private let escapes = #"\b, \t, \n, \f, \r, \", \\, \uXXXX or \UXXXXXXXX"#
         }
     }
 
-    @Test func `neither length nor depth ends the process`() {
+    @Test func `neither length nor depth crashes the process`() {
         let deep = String(repeating: "[", count: 100_000)
         #expect(refusal(Array(deep.utf8))?.column == 2)
         #expect(refusal(Array(("a = " + deep).utf8))?.column == 6)
@@ -179,7 +179,7 @@ private let escapes = #"\b, \t, \n, \f, \r, \", \\, \uXXXX or \UXXXXXXXX"#
         #expect(refusal([UInt8](repeating: 0x0A, count: TOMLScanner.maximumSize)) == nil)
     }
 
-    @Test func `what is too long or too much is refused where the limit is passed`() throws {
+    @Test func `input beyond a limit is refused where the limit is passed`() throws {
         let tooLong = "found a part of a key of more than 100 bytes, expected a setting's key"
         let part = String(repeating: "a", count: 100)
         #expect(try document("[\(part)]\n'\(part)' = 1").entries.map(\.key) == [[part, part]])
@@ -243,8 +243,8 @@ private let escapes = #"\b, \t, \n, \f, \r, \", \\, \uXXXX or \UXXXXXXXX"#
             "[sweep]\n",
         ].map { Array($0.utf8) } + [[0xC3], [0xFF], [0xF0, 0x9F], Array(repeating: 0, count: 40), Array("[".utf8)]
 
-    /// Also written into the folder `TOML_MUTATIONS`, where that is set, to be compared with another parser.
-    @Test func `ten thousand mutated files are read or refused, and a refusal repeats no value`() throws {
+    /// If `TOML_MUTATIONS` is set, also writes the files to that folder, to compare with another parser.
+    @Test func `ten thousand mutated files are read or refused, and no refusal repeats a value`() throws {
         let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../..")
         let defaultValue = try [UInt8](Data(contentsOf: root.appendingPathComponent("systemd/tokenkeeperd.toml")))
         let uncommented = String(decoding: defaultValue, as: UTF8.self).split(separator: "\n").map { line in
@@ -279,7 +279,7 @@ private let escapes = #"\b, \t, \n, \f, \r, \", \\, \uXXXX or \UXXXXXXXX"#
                 #expect(error.column >= 1 && error.column <= bytes.count + 1)
                 #expect(!error.description.contains("hunter") && error.description.utf8.allSatisfy { $0 >= 0x20 })
             }
-            // What makes settings of it must not trap either.
+            // The code that makes settings of it must not trap either.
             _ = try? Configuration(file: (bytes, "t.toml"), environment: [:], flags: [])
         }
         #expect(accepted > 500 && refused > 500, "\(accepted) accepted, \(refused) refused")

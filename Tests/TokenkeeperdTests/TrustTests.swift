@@ -3,7 +3,7 @@ import LedgerTestSupport
 import TestThreads
 import Testing
 
-/// What a mistake may cost, and that it can be undone: through real daemons and the commands that an operator types.
+/// What a mistake may cost and how it is undone, with real daemons and the commands that an operator types.
 @Suite(.ownThread) struct `Trust` {
     let database: TestDatabase
 
@@ -23,7 +23,7 @@ import Testing
         }
     }
 
-    /// Rows of the ledger that differ from those of `earlier`, whole rows, in either direction.
+    /// Rows of the ledger that differ from `earlier`, compared as whole rows in both directions.
     private func differences() throws -> String {
         try database.psql(
             """
@@ -51,13 +51,14 @@ import Testing
         Int(try database.psql("SELECT count(*) FROM \(what)")) ?? -1
     }
 
-    /// Tokens that could be sent to and cannot be any more.
+    /// Tokens that were sendable and are not any more.
     private let suppressed = """
         tokenkeeper.ledger AS l JOIN earlier AS e USING (topic_id, token_key) WHERE l.suppressed AND NOT e.suppressed
         """
 
-    @Test func `one misconfigured sender suppresses hundreds and not a fleet, and it can be undone whole`() throws {
-        // A fleet of 100,000 in the whole soak: some dead already, some unregistered, some with a device, and two that were suspect before.
+    @Test func `a misconfigured sender suppresses hundreds of tokens at most, and all of it can be undone`() throws {
+        // In the full soak, a fleet of 100,000: some already stale, some unregistered, some with a device, and two already
+        // suspect.
         let fleet = Soak.size(45_000, whole: 100_000)
         try database.psql(
             """
@@ -74,7 +75,7 @@ import Testing
             """)
         let daemon = try DaemonProcess(database.url(user: "a_daemon"))
         try waitUntilDrained()
-        // As if these few had come long before.
+        // Pretend that these few were recorded long before.
         try database.psql(
             """
             UPDATE tokenkeeper.suspect SET queued_at = queued_at - interval '10 days';
@@ -89,7 +90,7 @@ import Testing
                    '{"reason":"BadDeviceToken"}'
             FROM generate_series(1, \(fleet)) AS i ORDER BY hashint4(i)
             """
-        // The same instants when they come a second time.
+        // The same instants when they arrive a second time.
         try database.psql("CREATE TABLE mistake AS SELECT now() AS at")
         let same = mistake.replacingOccurrences(of: "now()", with: "(SELECT at FROM mistake)")
         try database.psql(same)
@@ -98,7 +99,7 @@ import Testing
         let recorded = try count("tokenkeeper.suspect") - 2
         let held = try count("tokenkeeper.held_result")
         #expect(recorded + held == fleet)
-        #expect(held > fleet - 2_000 - fleet * 3 / 100, "all but what older causes decide, and the allowance")
+        #expect(held > fleet - 2_000 - fleet * 3 / 100, "all except the allowance and tokens with older causes")
         let warnings = try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status")
         #expect(warnings.contains("the mass-failure guard of com.example.app (production) tripped at"))
         let opened = "the mass-failure guard has tripped: suspects are held"
@@ -110,7 +111,7 @@ import Testing
         let list = try command("held", "list", user: "a_reader")
         #expect(list.status == 0 && list.output.contains("\(held) results of \(held) tokens are held"))
 
-        // Undone by the commands that it names, counted first.
+        // Undone by the commands that the log names, after a dry run.
         let undo = try database.psql("SELECT undo FROM tokenkeeper.guard").split(separator: " ").dropFirst()
             .map(String.init)
         let lost = try count(suppressed)
@@ -131,13 +132,13 @@ import Testing
         try eventually("the guard resets") { try database.psql("SELECT tripped FROM tokenkeeper.guard") == "f" }
         #expect(daemon.stop() == 0)
 
-        // The same again, with three daemons and kills: nothing happens.
+        // The same results again, with three daemons and kills: nothing changes.
         try database.psql(same)
         try drainWithKills()
         #expect(try differences() == "0")
         #expect(try count("tokenkeeper.held_result") == 0)
 
-        // And the same mistake anew, after the window that was undone, with three daemons and kills.
+        // The same mistake again, after the undone window, with three daemons and kills.
         try database.psql(
             mistake.replacingOccurrences(
                 of: "interval '1 hour' - i * interval '1 millisecond'", with: "i * interval '1 microsecond'"))
@@ -147,7 +148,7 @@ import Testing
         #expect(again.0 + again.1 == fleet, "\(again)")
         try undoAll(days: 0.1)
 
-        // 150 every ten minutes of another day, in no order.
+        // 150 every ten minutes of another day, in random order.
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at, queued_at, body)
@@ -175,7 +176,7 @@ import Testing
         #expect(try differences() == "0")
     }
 
-    /// Bodies that come from proxies, load balancers and senders, and not from APNs; and the reason that each counts under.
+    /// Bodies from proxies, load balancers and senders, not from APNs, and the reason that each counts under.
     private static let doubtful = [
         ("<html><body><h1>410 Gone</h1></body></html>", "410 with a body that is not from APNs"),
         (#"{"reason":"Unregistered","timest"#, "410 with a body that is not from APNs"),
@@ -186,7 +187,7 @@ import Testing
         ("Unregistered", "Unregistered"),
     ]
 
-    @Test func `410s that are not from APNs suppress no fleet: they are held, told and undone; APNs' own are recorded`()
+    @Test func `410s that are not from APNs are held, reported and undone; genuine ones are recorded`()
         throws
     {
         try database.psql(
@@ -223,7 +224,7 @@ import Testing
             )
                 == wanted.map { "\($0.key): \($0.value)" }.sorted().joined(separator: "\n"), "each kind by itself")
 
-        // Undone, token by token as it was before.
+        // Undone: every token is as it was before.
         let undo = try database.psql("SELECT undo FROM tokenkeeper.guard").split(separator: " ").dropFirst().map(
             String.init)
         let undone = try ProgramRun(
@@ -231,9 +232,9 @@ import Testing
             environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_operator")])
         #expect(undone.status == 0, "\(undone)")
         #expect(try command("held", "discard", "--topic", "com.example.app").status == 0)
-        try eventually("all is as before") { try differences() == "0" }
+        try eventually("everything is as before") { try differences() == "0" }
 
-        // What APNs itself says is recorded, however much it is; a reason that Apple has added is told once.
+        // Genuine 410s are recorded, however many there are; a reason that Apple has added is logged once.
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, sent_at, body)
@@ -252,7 +253,7 @@ import Testing
                 && daemon.logged.contains("reason=Replaced"), "once: \(String(daemon.logged.suffix(2000)))")
     }
 
-    @Test func `a mass uninstall is not held; its pruning is refused, says why, and is forced`() throws {
+    @Test func `a mass uninstall is not held; its pruning is refused with the reason until forced`() throws {
         try database.psql(
             """
             SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => now() - interval '100 days'))
@@ -299,7 +300,7 @@ import Testing
         try eventually("they are rejected") { try count("tokenkeeper.rejected_result") == 3 }
         let list = try command("rejected")
         #expect(list.output.contains("2  device token * (* bytes of text) is not hex"), "\(list)")
-        #expect(try command("rejected", "requeue").status == 64, "which ones must be said")
+        #expect(try command("rejected", "requeue").status == 64, "a selection is required")
         #expect(try command("rejected", "requeue", "--all", "--error", "x").status == 64)
         #expect(
             try command("rejected", "requeue", "--error", "topic is missing").output
@@ -314,7 +315,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a topic that nobody knows, and a window that is none, are clear errors`() throws {
+    @Test func `an unknown topic and an invalid window are clear errors`() throws {
         let unknown = try command("reinstate", "--topic", "typo", "--since", "2026-01-01")
         #expect(unknown.status == 69 && unknown.errors.contains("topic 'typo' is not known"))
         try database.psql("SELECT tokenkeeper.register('aa', 'it''s; rm -rf')")

@@ -4,10 +4,10 @@ import TokenModel
 
 @testable import APNsFeedback
 
-/// A certificate is valid from the second in which it is made.
+/// A certificate is valid from the second in which it is created.
 let anHourFromNow = Instant(microseconds: (Int64(Date().timeIntervalSince1970) + 3600) * 1_000_000)
 
-/// The message by which a certificate is refused: one line, without the password.
+/// The message with which a certificate is refused: one line, without the password.
 func refusal(_ load: () throws -> ClientCertificate) throws -> String {
     let message = try #require(throws: CredentialError.self) { try load() }.message
     #expect(!message.contains("\n"))
@@ -16,7 +16,7 @@ func refusal(_ load: () throws -> ClientCertificate) throws -> String {
 }
 
 extension Workshop {
-    /// That libcurl will find what it needs, and nothing encrypted.
+    /// Expects that libcurl finds what it needs, and nothing encrypted.
     func expectUsable(_ certificate: ClientCertificate, certificates: Int = 1) throws {
         try write(certificate.chainPEM, to: "out.chain")
         try write(certificate.keyPEM.unprotected, to: "out.key")

@@ -5,7 +5,7 @@ import TokenModel
 
 @testable import APNsFeedback
 
-/// What Apple's "Communicating with APNs" shows of such a certificate.
+/// The extensions of such a certificate, as Apple's "Communicating with APNs" shows them.
 let appleExtensions = """
     1.2.840.113635.100.6.3.1 = DER:0500
     1.2.840.113635.100.6.3.2 = DER:0500
@@ -38,7 +38,7 @@ let appleExtensions = """
             pem: workshop.read(name), key: key.map { try workshop.read($0) }, password: password, at: now)
     }
 
-    @Test func `its topics and environments are those of Apple's extensions`() throws {
+    @Test func `it takes topics and environments from Apple's extensions`() throws {
         try workshop.makeCertificate(extensions: appleExtensions)
         let certificate = try pem("push.pem", key: "push.key")
         #expect(certificate.name == "Apple Push Services: com.example.app")
@@ -46,7 +46,7 @@ let appleExtensions = """
         #expect(certificate.environments == [.production, .sandbox])
     }
 
-    @Test func `the topics of VoIP have an extension of their own`() throws {
+    @Test func `VoIP topics have a separate extension`() throws {
         let list = "DER:301e 0c14 636f6d2e6578616d706c652e6170702e766f6970 3006 0c04 766f6970".replacingOccurrences(
             of: " ", with: "")
         try workshop.makeCertificate(extensions: "1.2.840.113635.100.6.3.4 = \(list)")
@@ -59,7 +59,7 @@ let appleExtensions = """
             ])
     }
 
-    @Test func `without a list its only topic is the UID of the subject`() throws {
+    @Test func `without a list of topics, its only topic is the UID of the subject`() throws {
         try workshop.makeCertificate(extensions: "1.2.840.113635.100.6.3.2 = DER:0500")
         let certificate = try pem("push.pem", key: "push.key")
         #expect(certificate.topics == ["com.example.app"])
@@ -68,7 +68,7 @@ let appleExtensions = """
         #expect(try pem("sandbox.pem", key: "sandbox.key").environments == [.sandbox])
     }
 
-    @Test func `a certificate that says nothing has no topics, and is of both environments`() throws {
+    @Test func `a certificate without extensions has no topics and is valid in both environments`() throws {
         try workshop.makeCertificate(subject: "/O=Example")
         let certificate = try pem("push.pem", key: "push.key")
         #expect(certificate.topics.isEmpty)
@@ -79,7 +79,7 @@ let appleExtensions = """
     @Test(arguments: [
         "DER:0500", "DER:30", "DER:3005", "DER:30820fff0c0161", "DER:0c0161", "DER:30020c00", "DER:30840000000000",
     ])
-    func `a list of topics that is malformed is as none`(value: String) throws {
+    func `a malformed list of topics counts as none`(value: String) throws {
         try workshop.makeCertificate(extensions: "1.2.840.113635.100.6.3.6 = \(value)")
         #expect(try pem("push.pem", key: "push.key").topics == ["com.example.app"])
     }
@@ -91,7 +91,7 @@ let appleExtensions = """
         #expect(try pem("push.pem", key: "push.key").topics == topics)
     }
 
-    @Test func `its dates are those of the certificate, beyond 2050 as well`() throws {
+    @Test func `it reads the dates of the certificate, even beyond 2050`() throws {
         try workshop.run(
             """
             openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout k.pem -subj /CN=x -out r.pem
@@ -106,7 +106,7 @@ let appleExtensions = """
         #expect(certificate.expiresAt == Instant(microseconds: 2_840_238_245_000_000))
     }
 
-    @Test func `it is printed without its key`() throws {
+    @Test func `its description does not contain the key`() throws {
         try workshop.makeCertificate()
         let certificate = try pem("push.pem", key: "push.key")
         #expect("\(certificate)".hasPrefix("the certificate 'Apple Push Services: com.example.app', valid until 20"))
@@ -116,7 +116,7 @@ let appleExtensions = """
         #expect(!printed.contains(key) && !printed.contains(text))
     }
 
-    @Test func `certificate and key are read from one file or from two, in any order and between other text`() throws {
+    @Test func `it reads certificate and key from one file or two, in any order, between other text`() throws {
         try workshop.makeCertificate()
         try workshop.run(
             "cat push.pem push.key > one.pem; (echo 'Bag Attributes'; cat push.key; echo; cat push.pem) > two.pem")
@@ -126,7 +126,7 @@ let appleExtensions = """
         try workshop.expectUsable(pem("push.pem", key: "push.key", password: "that is not needed"))
     }
 
-    @Test func `an RSA key, as Apple's certificates have, is read in both of its forms`() throws {
+    @Test func `it reads an RSA key, as used by Apple's certificates, in both formats`() throws {
         try workshop.run(
             """
             openssl req -new -x509 -newkey rsa:2048 -nodes -keyout rsa.key -out rsa.pem -subj /CN=x
@@ -136,7 +136,7 @@ let appleExtensions = """
         try workshop.expectUsable(pem("rsa.pem", key: "old.key"))
     }
 
-    @Test func `the certificate of the key comes first, and its issuers after it`() throws {
+    @Test func `the key's certificate comes first, followed by its issuers`() throws {
         try workshop.makeCertificate("issuer", subject: "/CN=Issuer")
         try workshop.makeCertificate()
         try workshop.run("cat issuer.pem push.pem > chain.pem")
@@ -149,7 +149,7 @@ let appleExtensions = """
         "openssl pkcs8 -topk8 -in push.key -passout pass:secret42",
         "openssl ec -in push.key -aes128 -passout pass:secret42",
     ])
-    func `an encrypted key is opened by its password, and by no other`(command: String) throws {
+    func `an encrypted key opens only with its password`(command: String) throws {
         try workshop.makeCertificate()
         try workshop.run("\(command) -out locked.key")
         try workshop.expectUsable(pem("push.pem", key: "locked.key", password: "secret42"))
@@ -163,7 +163,7 @@ let appleExtensions = """
         }
     }
 
-    @Test func `a key that is encrypted as OpenSSL 3 no longer does is refused with the command that converts it`()
+    @Test func `a key with encryption that OpenSSL 3 disables is refused with the command that converts it`()
         throws
     {
         try workshop.makeCertificate()
@@ -192,7 +192,7 @@ let appleExtensions = """
                 "the private key does not belong to the certificate 'Apple Push Services: com.example.app'"))
     }
 
-    @Test func `what lacks a certificate or a key is refused by what it lacks`() throws {
+    @Test func `the error names the missing certificate or key`() throws {
         try workshop.makeCertificate()
         try workshop.write("garbage".utf8, to: "garbage")
         try workshop.run("openssl pkey -in push.key -pubout -out public.pem")
@@ -206,7 +206,7 @@ let appleExtensions = """
         #expect(try refusal { try pem("push.pem", key: "damaged.key") } == "the private key is damaged: export it again")
     }
 
-    @Test func `one that has expired or is not yet valid is refused with the date`() throws {
+    @Test func `a certificate that has expired or is not valid yet is refused with the date`() throws {
         try workshop.makeCertificate()
         let certificate = try pem("push.pem", key: "push.key")
         let after = certificate.expiresAt.advanced(byMicroseconds: 1)

@@ -11,16 +11,16 @@ private func resident() throws -> Int {
     return try #require(line.split(whereSeparator: \.isWhitespace).dropFirst().first.flatMap { Int($0) })
 }
 
-/// Each in a process of its own: other tests take memory at the same time.
-@Suite struct `What OpenSSL has allotted is freed` {
-    @Test func `twenty thousand signatures take no memory`() async {
+/// Each test runs in its own process, because other tests use memory at the same time.
+@Suite struct `OpenSSL's memory is freed` {
+    @Test func `twenty thousand signatures leak no memory`() async {
         await #expect(processExitsWith: .success) {
             let key = try SigningKey(p8: Workshop().makeKey())
             try grows(rounds: 20_000) { _ = try key.sign([1, 2, 3]) }
         }
     }
 
-    @Test func `two thousand keys take no memory, and neither do those that are refused`() async {
+    @Test func `two thousand accepted and refused keys leak no memory`() async {
         await #expect(processExitsWith: .success) {
             let workshop = try Workshop()
             let right = try workshop.makeKey()
@@ -33,7 +33,7 @@ private func resident() throws -> Int {
         }
     }
 
-    @Test func `two thousand certificates take no memory, and neither do those that are refused`() async {
+    @Test func `two thousand accepted and refused certificates leak no memory`() async {
         await #expect(processExitsWith: .success) {
             let workshop = try Workshop()
             try workshop.makeCertificate(extensions: "1.2.840.113635.100.6.3.6 = DER:30050c03612e62")
@@ -63,8 +63,8 @@ private struct Growth: Error {
     var kilobytes: Int
 }
 
-/// Throws, and so ends the process with a failure, when the rounds leave more than half a megabyte behind: 26 bytes each where
-/// there are 20,000. Some rounds before the measurement fill OpenSSL's caches.
+/// Throws, and so ends the process with a failure, if the rounds leak more than half a megabyte: 26 bytes per round for 20,000
+/// rounds. Some rounds before the measurement fill OpenSSL's caches.
 private func grows(rounds: Int, _ work: () throws -> Void) throws {
     for _ in 0..<rounds / 4 { try work() }
     let before = try resident()
@@ -73,7 +73,7 @@ private func grows(rounds: Int, _ work: () throws -> Void) throws {
     if growth > 512 { throw Growth(kilobytes: growth) }
 }
 
-/// How often a text is found in the memory of this process that can be written, without the place where it stands itself.
+/// How often a text occurs in the writable memory of this process, apart from the argument itself.
 private func occurrences(of needle: UnsafeRawBufferPointer) throws -> Int {
     var found = 0
     for line in try String(contentsOfFile: "/proc/self/maps", encoding: .utf8).split(separator: "\n") {
@@ -107,9 +107,9 @@ extension UInt {
     fileprivate init?(radix16 text: Substring) { self.init(text, radix: 16) }
 }
 
-/// A line of a PEM file, put together where nothing else has it.
+/// A line of a PEM file, assembled so that no other copy of it exists.
 private func needle(line: Int, of file: String, in workshop: Workshop) throws -> UnsafeRawBufferPointer {
-    // Written differently until it stands where it is looked for.
+    // Encoded until it is in the place where the search ignores it.
     let turned = try workshop.run("sed -n \(line)p \(file) | tr A-Za-z N-ZA-Mn-za-m").utf8.filter { $0 != 0x0A }
     let needle = UnsafeMutableRawBufferPointer.allocate(byteCount: turned.count, alignment: 1)
     for (place, byte) in turned.enumerated() {
@@ -124,9 +124,9 @@ private final class DeafWatcher: TransferWatcher {
     func heard(_ transfer: Transfer) {}
 }
 
-@Suite struct `What was secret in a file` {
-    /// In a process of its own: nothing else there has read the key.
-    @Test func `is nowhere in memory once the key is made of it`() async {
+@Suite struct `The secret of a key file` {
+    /// Runs in its own process, in which nothing else has read the key.
+    @Test func `is not in memory after the key is made`() async {
         await #expect(processExitsWith: .success) {
             let workshop = try Workshop()
             try workshop.run("openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.p8")
@@ -144,8 +144,8 @@ private final class DeafWatcher: TransferWatcher {
         }
     }
 
-    /// libcurl reads the key from where the certificate has it, so there is one copy, and it is wiped.
-    @Test func `is in memory once while transfers use the certificate, and then nowhere`() async {
+    /// libcurl reads the key from the certificate's own memory, so there is only one copy, which is wiped.
+    @Test func `is in memory once while transfers use the certificate, and not afterwards`() async {
         await #expect(processExitsWith: .success) {
             let workshop = try Workshop()
             try workshop.makeCertificate()

@@ -2,18 +2,18 @@ import Testing
 
 @testable import APNsFeedback
 
-@Suite struct `OpenSSL's queue of errors` {
+@Suite struct `OpenSSL's error queue` {
     private let workshop: Workshop
 
     init() throws { workshop = try Workshop() }
 
-    /// Leaves an error behind, as a careless user of OpenSSL does.
+    /// Leaves an error in the queue, as a careless user of OpenSSL does.
     private func leaveError() {
         #expect(Certificate(der: [0x30]) == nil)
         #expect(!ErrorQueue.isEmpty)
     }
 
-    @Test func `nothing is left in it by what is refused`() throws {
+    @Test func `refused input leaves nothing in it`() throws {
         try workshop.makeCertificate()
         _ = try workshop.makeKey("other.key")
         try workshop.run(
@@ -45,7 +45,7 @@ import Testing
         }
     }
 
-    @Test func `what others left in it changes nothing, and is gone after`() throws {
+    @Test func `earlier errors in it change nothing, and are cleared`() throws {
         try workshop.makeCertificate()
         try workshop.run("cat push.pem push.key > one.pem")
         let (key, pem) = (try workshop.read("push.key"), try workshop.read("one.pem"))

@@ -14,7 +14,7 @@ import TokenModel
         try ClientCertificate(pkcs12: workshop.read(name), password: password, at: anHourFromNow)
     }
 
-    @Test func `a PKCS#12 file is opened by its password, and by no other`() throws {
+    @Test func `a PKCS#12 file opens only with its password`() throws {
         try workshop.makeCertificate(extensions: appleExtensions)
         try workshop.makeCertificate("issuer", subject: "/CN=Issuer")
         try workshop.run(
@@ -36,7 +36,7 @@ import TokenModel
         #expect(try refusal { try pkcs12("push.p12", password: "secret42\0") }.contains("NUL"))
     }
 
-    @Test func `a PKCS#12 file without a password is opened without one`() throws {
+    @Test func `a PKCS#12 file without a password opens without one`() throws {
         try workshop.makeCertificate()
         try workshop.run("openssl pkcs12 -export -in push.pem -inkey push.key -out push.p12 -passout pass:")
         try workshop.run(
@@ -48,7 +48,7 @@ import TokenModel
         }
     }
 
-    @Test func `an old PKCS#12 file of triple DES is opened, since OpenSSL 3 can`() throws {
+    @Test func `an old PKCS#12 file with triple DES opens: OpenSSL 3 still reads it`() throws {
         try workshop.makeCertificate()
         try workshop.run(
             """
@@ -58,7 +58,7 @@ import TokenModel
         try workshop.expectUsable(pkcs12("push.p12", password: "secret42"))
     }
 
-    @Test func `a PKCS#12 file of RC2-40 is refused by that name, and the commands that are given convert it`() throws {
+    @Test func `a PKCS#12 file with RC2-40 is refused by that name, with commands that convert it`() throws {
         try workshop.makeCertificate()
         try workshop.run(
             "openssl pkcs12 -export -legacy -in push.pem -inkey push.key -out old.p12 -passout pass:secret42")
@@ -74,13 +74,13 @@ import TokenModel
         try workshop.expectUsable(ClientCertificate(pem: workshop.read("push.pem"), at: anHourFromNow))
         try workshop.run("\(commands[1]) -passout pass:secret42")
         try workshop.expectUsable(pkcs12("new.p12", password: "secret42"))
-        // A wrong password is found first: the checksum is not of RC2-40.
+        // A wrong password is detected first: the checksum does not use RC2-40.
         #expect(
             try refusal { try pkcs12("old.p12", password: "wrong") }.hasPrefix(
                 "the password of the PKCS#12 file is wrong"))
     }
 
-    @Test func `a PKCS#12 file that lacks something is refused by what it lacks`() throws {
+    @Test func `the error names what a PKCS#12 file lacks`() throws {
         try workshop.makeCertificate()
         _ = try workshop.makeKey("other.key")
         try workshop.run(
@@ -96,7 +96,7 @@ import TokenModel
                 "found a private key without a certificate"))
     }
 
-    @Test func `what is not a PKCS#12 file is refused by what it is`() throws {
+    @Test func `the error names what a file is if it is not PKCS#12`() throws {
         try workshop.makeCertificate()
         try workshop.run("openssl x509 -in push.pem -outform der -out push.cer; printf 'garbage' > garbage; : > empty")
         #expect(try refusal { try pkcs12("push.pem") } == "the file is not a PKCS#12 file, it is PEM: configure it as PEM")
@@ -105,7 +105,7 @@ import TokenModel
         #expect(try refusal { try pkcs12("empty") }.contains("it is damaged or of another format"))
     }
 
-    @Test func `a PKCS#12 file with any byte wrong is refused, or is what it was`() throws {
+    @Test func `a PKCS#12 file with one corrupted byte is refused or reads the same`() throws {
         try workshop.makeCertificate()
         try workshop.run(
             "openssl pkcs12 -export -in push.pem -inkey push.key -out push.p12 -passout pass:secret42 -iter 1 -nomaciter"

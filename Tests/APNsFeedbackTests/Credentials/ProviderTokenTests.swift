@@ -5,7 +5,7 @@ import TokenModel
 
 @testable import APNsFeedback
 
-/// The time of day and the time since the machine was started, apart.
+/// The time of day and the time since the machine started, as two separate clocks.
 private final class TwoClocks: Sendable {
     private let state = Mutex((day: Instant(microseconds: 1_795_000_000_250_000), uptime: Duration.seconds(1000)))
 
@@ -17,13 +17,13 @@ private final class TwoClocks: Sendable {
         set(byMinutes: minutes, seconds: seconds)
     }
 
-    /// Someone sets the time of day.
+    /// Sets the time of day.
     func set(byMinutes minutes: Int = 0, seconds: Int = 0) {
         state.withLock { $0.day = $0.day.advanced(byMicroseconds: Int64(minutes * 60 + seconds) * 1_000_000) }
     }
 }
 
-/// A line at which threads wait until there are eight of them, and what they found after it.
+/// A barrier at which eight threads wait for each other, and what they found after it.
 private final class EightAtOnce: Sendable {
     let answers = Mutex<[String]>([])
     private let arrived = Atomic(0)
@@ -58,7 +58,7 @@ private final class EightAtOnce: Sendable {
         return try #require(Data(base64Encoded: base64))
     }
 
-    @Test func `it is a JWT of ES256 whose iat is a number of whole seconds`() throws {
+    @Test func `it is an ES256 JWT whose iat is a whole number of seconds`() throws {
         let text = try token().text(at: clocks.day)
         #expect(String(decoding: try part(0, of: text), as: UTF8.self) == #"{"alg":"ES256","kid":"ABC123DEFG"}"#)
         #expect(String(decoding: try part(1, of: text), as: UTF8.self) == #"{"iss":"DEF123GHIJ","iat":1795000000}"#)
@@ -75,7 +75,7 @@ private final class EightAtOnce: Sendable {
             try workshop.run("openssl dgst -sha256 -verify public.pem -signature signature signed") == "Verified OK\n")
     }
 
-    @Test func `it is the same for fifty minutes, and then another`() throws {
+    @Test func `it is reused for fifty minutes and then replaced`() throws {
         let token = try token()
         let first = try token.text(at: clocks.day)
         for _ in 0..<49 {
@@ -91,7 +91,7 @@ private final class EightAtOnce: Sendable {
         #expect(try token.text(at: clocks.day) == second)
     }
 
-    @Test func `a time of day that is set back again and again does not keep it for ever`() throws {
+    @Test func `it is replaced even if the time of day is set back again and again`() throws {
         let token = try token()
         let first = try token.text(at: clocks.day)
         for _ in 0..<49 {
@@ -105,7 +105,7 @@ private final class EightAtOnce: Sendable {
     }
 
     @Test(arguments: [-1440, -60, 60, 1440])
-    func `a time of day that jumps asks for another, but not within twenty minutes of the last`(minutes: Int) throws {
+    func `a jump of the time of day replaces it, but not within twenty minutes`(minutes: Int) throws {
         let token = try token()
         let first = try token.text(at: clocks.day)
         clocks.pass(minutes: 1)
@@ -120,7 +120,7 @@ private final class EightAtOnce: Sendable {
         #expect(try token.text(at: clocks.day) == second)
     }
 
-    @Test func `a time of day that is set back by less than a minute is nothing`() throws {
+    @Test func `setting the time of day back by less than a minute changes nothing`() throws {
         let token = try token()
         let first = try token.text(at: clocks.day)
         clocks.pass(minutes: 20)
@@ -130,7 +130,7 @@ private final class EightAtOnce: Sendable {
         #expect(try token.text(at: clocks.day) != first)
     }
 
-    @Test func `no instant is too strange for it`() throws {
+    @Test func `it accepts any instant`() throws {
         for instants in [[Instant.distantPast, .distantFuture], [.distantFuture, .distantPast]] {
             let token = try token()
             for instant in instants {
@@ -140,7 +140,7 @@ private final class EightAtOnce: Sendable {
         }
     }
 
-    @Test func `a refused one is replaced when it is twenty minutes old, and not before`() throws {
+    @Test func `a refused token is replaced once it is twenty minutes old`() throws {
         let token = try token()
         let first = try token.text(at: clocks.day)
         clocks.pass(minutes: 19, seconds: 59)
@@ -150,19 +150,19 @@ private final class EightAtOnce: Sendable {
         #expect(try token.renew(at: clocks.day, refused: first))
         let second = try token.text(at: clocks.day)
         #expect(second != first)
-        // The answers to the other requests that carried it come later.
+        // The responses to the other requests with this token arrive later.
         #expect(try token.renew(at: clocks.day, refused: first))
         #expect(try token.text(at: clocks.day) == second)
         #expect(try !token.renew(at: clocks.day, refused: second))
     }
 
-    @Test func `one that was refused before any was made is replaced`() throws {
+    @Test func `a refused token is replaced if none has been made yet`() throws {
         let token = try token()
         #expect(try token.renew(at: clocks.day, refused: "of the last process"))
         #expect(try !token.text(at: clocks.day).isEmpty)
     }
 
-    @Test func `eight threads that ask at once get the same`() throws {
+    @Test func `eight threads that ask at once get the same token`() throws {
         for _ in 0..<50 {
             let token = try token(uptime: slow(clocks.uptime))
             let texts = inEightThreads { try token.text(at: self.clocks.day) }
@@ -171,7 +171,7 @@ private final class EightAtOnce: Sendable {
         }
     }
 
-    @Test func `eight threads that were refused at once make one new token`() throws {
+    @Test func `eight threads whose token is refused at once make one new token`() throws {
         for _ in 0..<50 {
             let token = try token(uptime: slow(clocks.uptime))
             let first = try token.text(at: clocks.day)
@@ -187,7 +187,7 @@ private final class EightAtOnce: Sendable {
         }
     }
 
-    /// Gives way to the other threads whenever it is asked, which a token does in the midst of its work.
+    /// Yields to the other threads whenever it is read, which a token does in the middle of its work.
     private func slow(_ uptime: @escaping @Sendable () -> Duration) -> @Sendable () -> Duration {
         {
             for _ in 0..<20 { sched_yield() }
@@ -195,7 +195,7 @@ private final class EightAtOnce: Sendable {
         }
     }
 
-    /// What each of eight threads answers; they set off together.
+    /// The results of eight threads that start together.
     private func inEightThreads(_ work: @escaping @Sendable () throws -> String) -> [String] {
         let start = EightAtOnce()
         let done = DispatchGroup()
@@ -216,7 +216,7 @@ private final class EightAtOnce: Sendable {
         ("abc123defg", "some other than A to Z and 0 to 9"), ("ABC123DEF\"", "some other than"),
         ("ÄBC123DEFG", "some other than"),
     ])
-    func `a key id or team id that is not ten letters and figures is refused by its name`(text: String, what: String)
+    func `a key id or team id that is not ten letters and digits is refused by name`(text: String, what: String)
         throws
     {
         let keyError = try #require(throws: CredentialError.self) {
@@ -230,7 +230,7 @@ private final class EightAtOnce: Sendable {
         #expect(teamError.message.hasPrefix("the team id has "))
     }
 
-    @Test func `it is used for twenty to fifty-eight minutes`() throws {
+    @Test func `it can be reused for twenty to fifty-eight minutes`() throws {
         for seconds in [20 * 60, 58 * 60] as [Int64] {
             #expect(throws: Never.self) {
                 try ProviderToken(key: key, keyID: "ABC123DEFG", teamID: "DEF123GHIJ", reusedFor: .seconds(seconds))
@@ -245,7 +245,7 @@ private final class EightAtOnce: Sendable {
         }
     }
 
-    @Test func `it does not show itself when it is printed`() throws {
+    @Test func `its description does not show it`() throws {
         let token = try token()
         let text = try token.text(at: clocks.day)
         #expect(

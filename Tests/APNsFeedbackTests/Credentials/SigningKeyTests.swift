@@ -4,7 +4,7 @@ import Testing
 
 @testable import APNsFeedback
 
-@Suite(.ownThread) struct `The key of APNs` {
+@Suite(.ownThread) struct `The APNs signing key` {
     private let workshop: Workshop
 
     init() throws { workshop = try Workshop() }
@@ -23,14 +23,14 @@ import Testing
         return message
     }
 
-    @Test func `a thousand signatures each verify, those with leading zeros among them`() throws {
+    @Test func `a thousand signatures verify, including ones with leading zeros`() throws {
         let key = try SigningKey(p8: workshop.makeKey())
         try workshop.run("openssl pkey -in key.p8 -pubout -out public.pem")
         var count = 0
         var hasShortR = false
         var hasShortS = false
-        // One in 256 has a short r, as many a short s. That one of them never comes in 10,000 is one chance in 10^17, or a
-        // signature that is not padded.
+        // One signature in 256 has a short r, and one in 256 a short s. If one of the two never occurs in 10,000, the chance is
+        // one in 10^17, or signatures are not padded.
         while count < 1000 || (!hasShortR || !hasShortS) && count < 10_000 {
             let message = Array("message \(count)".utf8)
             let signature = try key.sign(message)
@@ -51,7 +51,7 @@ import Testing
         #expect(said == String(repeating: "Verified OK\n", count: count))
     }
 
-    @Test func `a key is read whatever ends its lines and whatever stands around it`() throws {
+    @Test func `a key is read with any line ends and any surrounding text`() throws {
         let text = String(decoding: try workshop.makeKey(), as: UTF8.self)
         let dos = text.replacingOccurrences(of: "\n", with: "\r\n")
         for variant in [
@@ -62,13 +62,13 @@ import Testing
         }
     }
 
-    @Test func `the older form of an EC key is read as well`() throws {
+    @Test func `the older format of an EC key is read, too`() throws {
         try workshop.run("openssl ecparam -name prime256v1 -genkey -out old.pem")
         #expect(try workshop.read("old.pem").starts(with: "-----BEGIN EC PARAMETERS-----".utf8))
         #expect(throws: Never.self) { try SigningKey(p8: workshop.read("old.pem")) }
     }
 
-    @Test func `what is no PEM is refused`() throws {
+    @Test func `input that is not PEM is refused`() throws {
         #expect(try refusal([]).hasPrefix("no PEM was found, it is empty: use the AuthKey_….p8 file"))
         #expect(try refusal(Array("garbage".utf8)).hasPrefix("no PEM was found, there is no complete"))
         #expect(try refusal([0x30, 0x82, 0xff, 0xfe, 0x00]).hasPrefix("no PEM was found"))
@@ -87,7 +87,7 @@ import Testing
         "openssl pkcs8 -topk8 -in key.p8 -passout pass:secret42",
         "openssl ec -in key.p8 -aes128 -passout pass:secret42",
     ])
-    func `an encrypted key is refused without a question at the terminal, with the command that decrypts it`(
+    func `an encrypted key is refused without a prompt, with the command that decrypts it`(
         command: String
     ) throws {
         _ = try workshop.makeKey()
@@ -100,7 +100,7 @@ import Testing
         #expect(throws: Never.self) { try SigningKey(p8: workshop.read("plain.p8")) }
     }
 
-    @Test func `a key of another kind or curve is refused by its name`() throws {
+    @Test func `a key of another kind or curve is refused by name`() throws {
         try workshop.run("openssl genpkey -algorithm RSA -out rsa.p8")
         #expect(
             try refusal(of: "rsa.p8").hasPrefix("the private key is RSA, expected EC on the curve P-256"))
@@ -110,7 +110,7 @@ import Testing
         #expect(try refusal(of: "p384.p8").hasPrefix("the private key is on the curve secp384r1, expected P-256"))
     }
 
-    @Test func `a certificate, a public key and a request are refused by what they are`() throws {
+    @Test func `a certificate, a public key and a signing request are refused by name`() throws {
         try workshop.makeCertificate()
         #expect(try refusal(of: "push.pem").hasPrefix("a certificate was found, expected a private key"))
         try workshop.run("openssl pkey -in push.key -pubout -out public.pem")
@@ -119,7 +119,7 @@ import Testing
         #expect(try refusal(of: "request.pem").hasPrefix("no private key was found"))
     }
 
-    @Test func `a key says nothing of itself when it is printed`() throws {
+    @Test func `the description of a key shows nothing of it`() throws {
         #expect("\(try SigningKey(p8: workshop.makeKey()))" == "an APNs signing key")
     }
 }

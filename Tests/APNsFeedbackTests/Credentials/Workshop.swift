@@ -3,7 +3,7 @@ import Foundation
 import Testing
 import TokenModel
 
-/// A temporary folder in which the `openssl` command line tool makes keys and certificates; gone with the object.
+/// A temporary folder in which the `openssl` command line tool makes keys and certificates. It is deleted with the object.
 final class Workshop: Sendable {
     let folder: URL
 
@@ -16,7 +16,7 @@ final class Workshop: Sendable {
         try? FileManager.default.removeItem(at: folder)
     }
 
-    /// Runs a line of shell in the folder, and fails with what it said.
+    /// Runs a shell command in the folder, and fails with its output.
     @discardableResult
     func run(_ line: String) throws -> String {
         let process = Process()
@@ -49,7 +49,7 @@ final class Workshop: Sendable {
 }
 
 extension Workshop {
-    /// A key as Apple gives it.
+    /// A key as Apple issues it.
     func makeKey(_ name: String = "key.p8") throws -> [UInt8] {
         try run("openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out \(name)")
         return try read(name)
@@ -78,8 +78,8 @@ extension Workshop {
     }
 }
 
-/// r and s as the `openssl` tool takes them, ECDSA-Sig-Value of RFC 3279: a SEQUENCE of two INTEGERs without leading zeros, but
-/// one where the number would be negative.
+/// r and s in the format of the `openssl` tool, ECDSA-Sig-Value of RFC 3279: a SEQUENCE of two INTEGERs, with a leading zero only
+/// if the number would otherwise be negative.
 func ecdsaDER(_ signature: [UInt8]) -> [UInt8] {
     func integer(_ bytes: ArraySlice<UInt8>) -> [UInt8] {
         var bytes = Array(bytes.drop { $0 == 0 })
@@ -90,7 +90,7 @@ func ecdsaDER(_ signature: [UInt8]) -> [UInt8] {
     return [0x30, UInt8(both.count)] + both
 }
 
-// What the tests make is no secret.
+// What the tests make is not secret.
 
 extension SigningKey {
     convenience init(p8: [UInt8]) throws(CredentialError) {

@@ -29,20 +29,20 @@ private func error(_ verdict: Verdict) -> String? {
     if case .unintelligible(let error) = verdict { error } else { nil }
 }
 
-@Suite struct `Interpretation of APNs answers` {
-    @Test func `a 200 is accepted without a look at anything else`() {
+@Suite struct `Interpretation of APNs responses` {
+    @Test func `a 200 is accepted whatever else the row contains`() {
         #expect(verdict(200) == .accepted)
         #expect(verdict(200, "garbage") { $0 = SendResult(token: "zz", status: 200, queuedAt: queuedAt) } == .accepted)
     }
 
     @Test(arguments: ["Unregistered", "ExpiredToken", "SomethingNew"])
-    func `a 410 with reason and timestamp makes its token stale as of then, whatever the reason`(reason: String) {
+    func `a 410 with any reason and a timestamp makes its token stale as of the timestamp`(reason: String) {
         let body = #"{"reason":"\#(reason)","timestamp":1794000000123}"#
         #expect(verdict(410, body) == .stale(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: reason))
     }
 
     @Test(arguments: ["BadDeviceToken", "DeviceTokenNotForTopic"])
-    func `a 400 that speaks of the token makes it suspect as of the send`(reason: String) {
+    func `a 400 about the token makes it suspect as of the send`(reason: String) {
         #expect(verdict(400, #"{"reason":"\#(reason)"}"#) == .suspect(address, at: sentAt, reason: reason))
     }
 
@@ -59,7 +59,7 @@ private func error(_ verdict: Verdict) -> String? {
         (400, "NeverHeardOf"), (418, "Teapot"),
         (403, "BadDeviceToken"),
     ])
-    func `the sender's faults leave the token alone`(status: Int32, reason: String) {
+    func `the sender's faults do not affect the token`(status: Int32, reason: String) {
         #expect(verdict(status, #"{"reason":"\#(reason)"}"#) == .sendersFault(reason: reason))
     }
 
@@ -68,11 +68,11 @@ private func error(_ verdict: Verdict) -> String? {
         (503, "ServiceUnavailable"),
         (503, "Shutdown"), (599, "New"),
     ])
-    func `what passes leaves the token alone`(status: Int32, reason: String) {
+    func `transient errors do not affect the token`(status: Int32, reason: String) {
         #expect(verdict(status, #"{"reason":"\#(reason)"}"#) == .transient(reason: reason))
     }
 
-    @Test func `every status of HTTP has a verdict, and no other`() {
+    @Test func `every HTTP status has a verdict, and no other status does`() {
         for status in Int32(100)...599 { #expect(error(verdict(status)) == nil) }
         for status in [Int32.min, -1, 0, 99, 600, 999, .max] {
             #expect(error(verdict(status))?.contains("HTTP status") == true)
@@ -126,7 +126,7 @@ private func error(_ verdict: Verdict) -> String? {
         #expect(verdict(410, body) == .stale(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: "Gone"))
     }
 
-    @Test func `a body of a megabyte is read or not, like any other`() {
+    @Test func `a body of a megabyte is treated like any other`() {
         let pad = String(repeating: "x", count: 1_000_000)
         for body in [
             pad, String(repeating: "[", count: 1_000_000), #"{"pad":""# + pad,
@@ -144,19 +144,19 @@ private func error(_ verdict: Verdict) -> String? {
     @Test(arguments: [
         "0", "-1", "-1794000000123", "1199145599999", "1794000000", "-9223372036854775808", "-1e300",
     ])
-    func `a timestamp before there was an APNs is not understood`(timestamp: String) {
+    func `a timestamp from before APNs existed is not understood`(timestamp: String) {
         for body in [#"{"reason":"Unregistered","timestamp":\#(timestamp)}"#, #"{"timestamp":\#(timestamp)}"#] {
             #expect(error(verdict(410, body))?.contains("before 2008") == true)
         }
     }
 
-    @Test func `2008 is the first year that is understood`() {
+    @Test func `the earliest timestamp that is understood is in 2008`() {
         #expect(
             verdict(410, #"{"reason":"Gone","timestamp":1199145600000}"#)
                 == .stale(address, at: .beforeAPNs, reason: "Gone"))
     }
 
-    @Test func `a timestamp up to a day ahead counts as now, and beyond is not understood`() {
+    @Test func `a timestamp up to a day ahead counts as now, a later one is not understood`() {
         let now = queuedAt.microseconds / 1000
         for ahead in [0, 1, 86_400_000] {
             #expect(
@@ -187,11 +187,11 @@ private func error(_ verdict: Verdict) -> String? {
     @Test(arguments: [
         "BadDeviceTokens", "bad device token", "\"\"", "\"", "400 BadDeviceToken", "[\"BadDeviceToken\"]",
     ])
-    func `what is more or less than a bare reason is none`(body: String) {
+    func `text around a bare reason makes it unreadable`(body: String) {
         #expect(verdict(400, body) == .sendersFault(reason: nil))
     }
 
-    @Test func `a reason that Apple has not documented for a 410 is told apart`() {
+    @Test func `an undocumented reason of a 410 is recognized`() {
         func undocumented(_ reason: String) -> String? {
             Interpretation.undocumentedReason(of: verdict(410, #"{"reason":"\#(reason)","timestamp":1794000000123}"#))
         }
@@ -209,7 +209,7 @@ private func error(_ verdict: Verdict) -> String? {
                 == .suspect(address, at: assumed, reason: "BadDeviceToken"))
     }
 
-    @Test func `a sent_at in the future counts as the insert, an infinite one is not understood`() {
+    @Test func `a sent_at in the future counts as the insert, and an infinite one is not understood`() {
         #expect(
             verdict(410) { $0.sentAt = Instant(microseconds: .max - 1) }
                 == .suspect(address, at: queuedAt, reason: "410 without a body"))
@@ -221,7 +221,7 @@ private func error(_ verdict: Verdict) -> String? {
         }
     }
 
-    @Test func `a sent_at before APNs is refused only where it decides`() {
+    @Test func `a sent_at from before APNs is refused only for suspects`() {
         let epoch = Instant(microseconds: 0)
         #expect(error(verdict(410) { $0.sentAt = epoch })?.contains("before 2008") == true)
         #expect(error(verdict(410, #"{"reason":"Gone","timestamp":1794000000123}"#) { $0.sentAt = epoch }) == nil)
@@ -231,11 +231,11 @@ private func error(_ verdict: Verdict) -> String? {
     @Test(arguments: [
         "", " ", "0", "0g", "zz", "0x00", "00 ", " 00", "00\n", "é0", "00ff1", String(repeating: "00", count: 513),
     ])
-    func `a token that is no hex is not understood`(token: String) {
+    func `a token that is not hex is not understood`(token: String) {
         #expect(error(verdict(410) { $0.token = token })?.hasPrefix("device token") == true)
     }
 
-    @Test func `a token may have 1 to 512 bytes, in either case`() {
+    @Test func `a token has 1 to 512 bytes, in upper or lower case`() {
         for hex in ["0A", "0a", String(repeating: "Ff", count: 512)] {
             #expect(error(verdict(410) { $0.token = hex }) == nil)
         }
@@ -249,7 +249,7 @@ private func error(_ verdict: Verdict) -> String? {
         }
     }
 
-    @Test func `topic and environment must be there`() {
+    @Test func `a topic is required, and a valid environment`() {
         #expect(error(verdict(410) { $0.topic = nil })?.hasPrefix("topic is missing") == true)
         #expect(error(verdict(410) { $0.topic = "" })?.hasPrefix("topic is missing") == true)
         #expect(error(verdict(410) { $0.topic = String(repeating: "t", count: 513) })?.contains("513 bytes") == true)
@@ -259,13 +259,13 @@ private func error(_ verdict: Verdict) -> String? {
         #expect(verdict(410) { $0.environment = nil } == verdict(410))
     }
 
-    @Test func `a reason is made fit to be stored`() {
+    @Test func `a reason is cleaned before it is stored`() {
         #expect(verdict(410, #"{"reason":"a\u0000b","timestamp":1794000000123}"#).reason == "a?b")
         let long = String(repeating: "x", count: 5000)
         #expect(verdict(410, #"{"reason":"\#(long)","timestamp":1794000000123}"#).reason?.count == 100)
     }
 
-    @Test func `any bytes whatever have a verdict, and only a 410 or a suspect reason touches a token`() {
+    @Test func `any bytes have a verdict, and only a 410 or a suspect reason affects a token`() {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
         print("seed \(seed)")
         var chance = Chance(seed: seed)
@@ -299,7 +299,7 @@ private func error(_ verdict: Verdict) -> String? {
         }
     }
 
-    @Test func `what APNs writes is read without a decoder, and never to another meaning`() throws {
+    @Test func `the fast path reads APNs' bodies exactly as the JSON decoder does`() throws {
         #expect(
             ResponseBody.usual(#"{"reason":"Unregistered","timestamp":1508249865488}"#)
                 == ResponseBody.decoded(#"{"reason":"Unregistered","timestamp":1508249865488}"#))

@@ -28,7 +28,7 @@ import TokenModel
         .answered(PushResponse(status: status, body: reason.map { #"{"reason":"\#($0)"}"# }))
     }
 
-    @Test func `200, 410 and a bad token are answers, and the latter two speak of the token`() {
+    @Test func `200, 410 and a bad token finish the request, and the latter two blame the token`() {
         #expect(step(answered(200, nil)) == .init(.answered))
         let gone = PushResponse(status: 410, body: #"{"reason":"Unregistered","timestamp":1794000000123}"#)
         #expect(step(.answered(gone)) == .init(.answered, .token))
@@ -44,7 +44,7 @@ import TokenModel
         (403, "UnheardOf"),
         (404, "BadPath"), (405, "MethodNotAllowed"),
     ])
-    func `what would befall all requests of the topic pauses it, and loses none`(status: Int32, reason: String) {
+    func `an error that concerns all requests of a topic blames the topic and loses none`(status: Int32, reason: String) {
         #expect(step(answered(status, reason)) == .init(.returned(nil), .topic("APNs answered \(status) \(reason)")))
     }
 
@@ -53,13 +53,13 @@ import TokenModel
         (400, "InvalidPushType"),
         (400, "PayloadEmpty"), (413, "PayloadTooLarge"), (400, "SomethingNew"), (413, "SomethingNew"),
     ])
-    func `what is wrong with one message gives that one up`(status: Int32, reason: String) {
+    func `an error in one message fails that message`(status: Int32, reason: String) {
         let words = "APNs answered \(status) \(reason)"
         #expect(step(answered(status, reason)) == .init(.failed(words), .message(words)))
     }
 
     @Test(arguments: [100, 202, 204, 301, 308, 401, 402, 406, 407, 418, 421, 426, 451, 600, 999] as [Int32])
-    func `a status that APNs does not use says nothing of the message: it waits for another try`(status: Int32) {
+    func `a status that APNs does not use says nothing about the message, which is retried`(status: Int32) {
         let words = "the server answered \(status), which APNs does not use"
         #expect(step(answered(status, "BadPriority")) == .init(.later(.seconds(5), words), .foreign(words)))
         #expect(step(answered(status, nil), attempts: 3).fate == .later(.seconds(40), words))
@@ -70,7 +70,7 @@ import TokenModel
     }
 
     @Test(arguments: [308, 410] as [Int32])
-    func `a response that is not from APNs lengthens neither the expiration nor the time to give up`(status: Int32) {
+    func `a response that is not from APNs extends neither the expiration nor the retry time`(status: Int32) {
         let end = answered(status, nil)
         let words =
             "the server answered \(status), " + (status == 410 ? "but not as APNs does" : "which APNs does not use")
@@ -93,18 +93,18 @@ import TokenModel
     @Test(arguments: [
         nil, "", "<html>", #"{"reason":"Unregistered"}"#, #"{"timestamp":1794000000123}"#, "Unregistered",
     ])
-    func `a 410 that APNs does not send ends no request`(body: String?) {
+    func `a 410 that APNs does not send finishes no request`(body: String?) {
         let words = "the server answered 410, but not as APNs does"
         #expect(
             step(.answered(PushResponse(status: 410, body: body))) == .init(.later(.seconds(5), words), .foreign(words))
         )
     }
 
-    @Test func `a bare reason is that reason`() {
+    @Test func `a bare reason counts as that reason`() {
         #expect(step(.answered(PushResponse(status: 400, body: "BadDeviceToken"))) == .init(.answered, .token))
     }
 
-    @Test func `what is worth another try gets one, later and later`() {
+    @Test func `retries back off exponentially`() {
         #expect(step(answered(400, "IdleTimeout")) == .init(.later(.seconds(1), "APNs answered 400 IdleTimeout")))
         let quarter = Duration.seconds(900)
         for (attempts, pause) in [
@@ -131,7 +131,7 @@ import TokenModel
         #expect(step(.unanswered(unreachable), attempts: 9).fate == .later(.seconds(300), "nobody there"))
     }
 
-    @Test func `what may have been delivered without an answer is cut off, and not tried for a day`() {
+    @Test func `a request that may have been delivered without a response is interrupted, not retried for a day`() {
         let lost = PushFailure(kind: .connectionLost, message: "gone", mayHaveArrived: true)
         #expect(step(.unanswered(lost)) == .init(.interrupted(.seconds(5), "gone"), .server))
         #expect(step(.unanswered(lost), expiration: 0).fate == .failed("gone; its expiration allows one try only"))
@@ -141,7 +141,7 @@ import TokenModel
             step(.unanswered(stopped), expiration: 0).fate == .failed("stopped; its expiration allows one try only"))
     }
 
-    @Test func `trying again has an end`() {
+    @Test func `retries end`() {
         let dayAgo = Self.now.advanced(byMicroseconds: -Self.day)
         let almost = Self.now.advanced(byMicroseconds: -Self.day + 900_000_000)
         #expect(
@@ -161,7 +161,7 @@ import TokenModel
                 == .failed("APNs answered 503 Shutdown; its expiration allows one try only"))
     }
 
-    @Test func `what was not sent is given back as it was`() {
+    @Test func `a request that was not sent goes back unchanged`() {
         #expect(step(.withdrawn) == .init(.returned(nil)))
         #expect(
             step(

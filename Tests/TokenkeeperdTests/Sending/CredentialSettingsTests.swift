@@ -25,7 +25,7 @@ private func problems(_ flags: [String]) -> [String] {
         "credential.main.\($0)"
     }
 
-    @Test func `what is missing or too much is said, with the credential's name`() {
+    @Test func `missing and superfluous settings are reported with the credential's name`() {
         #expect(problems(Self.key) == [])
         #expect(problems(["credential.main.topics=t"]) == ["credential.main: expected key_file or certificate_file"])
         #expect(
@@ -56,7 +56,7 @@ private func problems(_ flags: [String]) -> [String] {
             ])
     }
 
-    @Test func `of several credentials the one that fits a topic best has it`() throws {
+    @Test func `the credential with the longest match gets the topic`() throws {
         let flags = ["a": "*", "b": "com.example.*", "c": "com.example.app com.other"].flatMap { name, topics in
             ["key_file=a.p8", "key_id=ABC1234567", "team_id=TEAM123456", "topics=\(topics)"].map {
                 "credential.\(name).\($0)"
@@ -86,7 +86,7 @@ private func problems(_ flags: [String]) -> [String] {
             [DaemonProcess.program, "check-config"] + flags.flatMap { ["--set", $0] }, environment: environment)
     }
 
-    @Test func `check-config and run read the files, and say what is wrong with them`() throws {
+    @Test func `check-config and run read the files and report what is wrong with them`() throws {
         let files = try SendingStage.authority.get()
         let folder = NSTemporaryDirectory() + "credentials-\(UUID().uuidString)"
         try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
@@ -111,7 +111,7 @@ private func problems(_ flags: [String]) -> [String] {
             #expect(daemon.wait() == 78 && daemon.logged.contains(complaint))
         }
 
-        // As systemd hands it over: LoadCredential=apns:/etc/tokenkeeperd/apns.
+        // As systemd passes it: LoadCredential=apns:/etc/tokenkeeperd/apns.
         try FileManager.default.copyItem(atPath: files.signingKeyFile, toPath: folder + "/apns_AuthKey_X.p8")
         let handedOver = try checkConfig(
             flags(["key_file": "AuthKey_X.p8"]), environment: ["CREDENTIALS_DIRECTORY": folder])
@@ -127,7 +127,7 @@ private func problems(_ flags: [String]) -> [String] {
             wrong.status == 78 && wrong.errors.contains("the certificate is for u, and not for the topic t"),
             "\(wrong.errors)")
 
-        // A certificate that has expired is told, and stops nothing.
+        // An expired certificate is reported, and stops nothing.
         let old = try files.clientCertificate("old-\(UUID().uuidString.prefix(8))", topic: "t", days: -1)
         let expired = try checkConfig(
             ["certificate_file=\(old.certificate)", "certificate_key_file=\(old.key)", "topics=t"].map {

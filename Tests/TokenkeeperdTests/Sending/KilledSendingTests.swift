@@ -4,11 +4,12 @@ import LedgerTestSupport
 import TestThreads
 import Testing
 
-/// What holds whatever happens to the daemon.
-@Suite(.ownThread) struct `Sending, killed` {
-    /// In the whole soak 100,000 requests to 50,000 tokens, of which some die on the way; the daemon is killed ten times.
+/// What must hold whatever happens to the daemon.
+@Suite(.ownThread) struct `Sending under kills` {
+    /// In the full soak, 100,000 requests to 50,000 tokens, some of which become stale on the way; the daemon is killed ten
+    /// times.
     @Test
-    func `every request ends in exactly one way, none is sent more than twice, and the ledger is as the answers were`()
+    func `every request ends in exactly one way, none is sent more than twice, and the ledger matches the responses`()
         throws
     {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
@@ -18,7 +19,7 @@ import Testing
         defer { stage.apns.stop() }
         let tokens = Soak.size(10_000, whole: 50_000)
         try stage.register(1...tokens)
-        // What is queued as a result is gone soon: what its apns-id was is kept.
+        // Queued results are soon gone, so their apns-ids are kept.
         try stage.database.psql(
             """
             CREATE TABLE answered (apns_id uuid);
@@ -27,7 +28,7 @@ import Testing
             CREATE TRIGGER note_answer AFTER INSERT ON tokenkeeper.send_result FOR EACH ROW EXECUTE FUNCTION note_answer();
             CREATE TABLE asked (apns_id uuid)
             """, user: "postgres")
-        // So many die, each at a moment of the run that nobody knows beforehand.
+        // This many tokens become stale, each at an unpredictable moment of the run.
         let now = Int64(Date.now.timeIntervalSince1970 * 1000)
         for _ in 0..<tokens / 25 {
             let token = SendingStage.token(Int.random(in: 1...tokens, using: &chance))
@@ -70,10 +71,10 @@ import Testing
             "\(answered) answered, \(suppressed) suppressed, \(failed) failed; \(sends.values.filter { $0 > 1 }.count) sent twice, \(stage.apns.records.connections) connections"
         )
         #expect(sends.values.allSatisfy { $0 <= 2 })
-        #expect(sends.count >= answered && sends.count <= answered + failed, "what was answered was sent")
+        #expect(sends.count >= answered && sends.count <= answered + failed, "everything answered was sent")
         #expect(stage.apns.records.connections <= 2 * 11)
 
-        // The ledger: suppressed are those that got a 410, as of the instant that it told.
+        // The ledger suppresses the tokens that got a 410, as of its timestamp.
         var died: [String: Int64] = [:]
         for exchange in stage.apns.records.exchanges where exchange.outcome.status == 410 {
             let token = exchange.request.token ?? ""
@@ -84,7 +85,7 @@ import Testing
         )
         let stale = Set(told.split(separator: ",").map(String.init))
         #expect(!stale.isEmpty && stale.isSubset(of: died.map { "\($0.key) \($0.value)" }))
-        // A 410 that was cut off twice is not known.
+        // A 410 to a request that was interrupted twice is not known.
         let unheard = try stage.count(
             "failed_send", "token NOT IN (SELECT token FROM tokenkeeper.token WHERE state = 'stale')")
         #expect(stale.count >= died.count - unheard)
@@ -92,10 +93,10 @@ import Testing
         let registeredLater = try stage.count(
             "suppressed_send",
             "state <> 'stale' OR token_key NOT IN (SELECT token_key FROM tokenkeeper.token WHERE state = 'stale')")
-        #expect(registeredLater == 0, "nothing was suppressed but what is dead")
+        #expect(registeredLater == 0, "only stale tokens are suppressed")
     }
 
-    /// Whatever a server may say instead of an answer.
+    /// What a server may send instead of a valid response.
     private static func garbage(_ chance: inout SeededChance) -> FakeAnswer {
         let bodies: [[UInt8]] = [
             [], Array("{".utf8), Array(#"{"reason":"#.utf8), Array(#"{"reason":7,"timestamp":"x"}"#.utf8),
@@ -115,7 +116,7 @@ import Testing
         case 1: return .close
         case 2: return .goAway(.init(last: .thisNotProcessed, reason: nil, closing: .atOnce))
         case 3:
-            // A 410 that is torn says nothing.
+            // A truncated 410 says nothing.
             return .raw(
                 .init(
                     status: "410", headers: [("content-length", "900")], body: Array(#"{"reason":"Unregis"#.utf8),
@@ -131,21 +132,21 @@ import Testing
         }
     }
 
-    @Test func `garbage instead of answers kills no token and no daemon, and every request still ends`() throws {
+    @Test func `garbage responses harm no token and no daemon, and every request still ends`() throws {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
         print("garbage seed \(seed)")
         let stage = try SendingStage { _ in
         } answer: { request in
             var chance = SeededChance(seed: seed &+ UInt64(request.ordinal))
-            // Not so often that the server were left in peace.
+            // Not so often that the server would rest.
             return Int.random(in: 0..<8, using: &chance) > 0 ? nil : Self.garbage(&chance)
         }
         defer { stage.apns.stop() }
         try stage.register(1...3000)
         try stage.enqueue()
         let daemon = try stage.daemon(["send.max_in_flight=20"])
-        try eventually("all have ended") {
-            // What was paused or postponed because of it goes on.
+        try eventually("all requests have ended") {
+            // Continue with paused and delayed requests.
             try stage.database.psql(
                 "SELECT tokenkeeper.resume_sending(topic, environment) FROM tokenkeeper.paused_topic; UPDATE tokenkeeper.send_request SET scheduled_at = NULL "
                     + "WHERE claimed_by IS NULL AND scheduled_at IS NOT NULL")
@@ -154,7 +155,7 @@ import Testing
         try stage.settled()
         #expect(daemon.stop() == 0)
         #expect(try stage.count("token", "state = 'active'") == 3000)
-        #expect(try stage.count("rejected_result", "status BETWEEN 100 AND 599") == 0, "but for what is no HTTP status")
+        #expect(try stage.count("rejected_result", "status BETWEEN 100 AND 599") == 0, "only invalid statuses are rejected")
         let ended = try stage.results(200) + stage.count("failed_send")
         #expect(ended == 3000)
     }

@@ -15,7 +15,7 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
 }
 
 @Suite struct `Requests in flight` {
-    @Test func `one request per token is in flight at a time, in their order`() {
+    @Test func `one request per token is in flight at a time, in order`() {
         var requests = RequestsInFlight()
         #expect(requests.take([claimed(1), claimed(2, token: "bb"), claimed(3), claimed(4)]).map(\.id) == ["1", "2"])
         #expect(requests.take([claimed(5), claimed(6, token: "cc")]).map(\.id) == ["6"])
@@ -27,7 +27,7 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
         #expect(requests.sendNext(address) == nil && requests.inFlight(address) == nil && requests.count == 2)
     }
 
-    @Test func `when a response speaks for the token, the requests behind it are given back`() {
+    @Test func `after a response about the token, the requests behind it go back`() {
         var requests = RequestsInFlight()
         _ = requests.take([claimed(1), claimed(2), claimed(3), claimed(4, token: "bb")])
         #expect(requests.giveBack(claimed(1).request.address).map(\.number) == [2, 3])
@@ -47,7 +47,7 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
     let topic = TopicScope(environment: "production", topic: "t")
     let other = TopicScope(environment: "production", topic: "u")
 
-    @Test func `twenty refused messages in a row pause their topic, and an accepted one starts over`() {
+    @Test func `twenty refused messages in a row pause their topic, and an accepted one resets the count`() {
         var health = SendingHealth()
         let now = ContinuousClock.now
         let fault = RetryPolicy.Step(.failed("w"), .message("w"))
@@ -59,10 +59,10 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
             health.note(fault, of: topic, by: "main", at: now)
                 == .pauseTopic("20 messages in a row were refused, the last: w")
         )
-        #expect(health.note(fault, of: topic, by: "main", at: now) == .none, "it starts over after resume_sending")
+        #expect(health.note(fault, of: topic, by: "main", at: now) == .none, "the count starts again after resume_sending")
     }
 
-    @Test func `a server that returns errors rests, longer each time, until it answers again`() {
+    @Test func `a server that returns errors rests, longer each time, until it responds again`() {
         var health = SendingHealth()
         var now = ContinuousClock.now
         let error = RetryPolicy.Step(.later(.seconds(900), "503"), .server)
@@ -84,7 +84,7 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
         #expect(health.note(error, of: topic, by: "main", at: now) == .rest(.seconds(15)))
     }
 
-    @Test func `a credential rests when APNs asks for it, and a topic at fault is paused at once`() {
+    @Test func `a credential rests when APNs asks for a pause, and a topic at fault is paused at once`() {
         var health = SendingHealth()
         let now = ContinuousClock.now
         #expect(

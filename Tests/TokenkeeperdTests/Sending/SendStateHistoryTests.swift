@@ -6,7 +6,7 @@ import TokenModel
 @testable import TokenLedger
 @testable import tokenkeeperd
 
-/// Random histories of the sender's state, next to a model that is as simple as the rules.
+/// Random histories of the sender's state, compared with a model that is as simple as the rules.
 @Suite struct `The sender's decisions, in random histories` {
     @Test(arguments: [1, 3])
     func `each request ends once, no token gets two at a time or one while it rests, and the limit holds`(topics: Int) {
@@ -26,7 +26,7 @@ import TokenModel
     }
 }
 
-/// An outbox, clients and a clock. It only looks at what the state does, and notes what breaks a rule.
+/// An outbox, clients and a clock. It observes what the state does, and records violations of a rule.
 private struct World {
     private enum Place: Equatable {
         case waits(due: Int64)
@@ -87,7 +87,7 @@ private struct World {
         }
     }
 
-    /// Lets everything in flight end, and everything be written.
+    /// Finishes everything in flight, and writes everything.
     mutating func finish() {
         while !inFlight.isEmpty { endOne(dice(2) == 0 ? Self.response(200) : .withdrawn) }
         write()
@@ -121,7 +121,7 @@ private struct World {
     }
 
     private mutating func claimRound() {
-        // The pipeline writes before it claims; but endings may wait for a lock.
+        // The pipeline writes before it claims, but endings may wait for a lock.
         while case .pause? = state.nextWrite { write(one: true) }
         if state.looksForTopics(at: now.clock) {
             repeat {

@@ -41,7 +41,7 @@ import TokenModel
         #expect(state.looksForTopics(at: start.clock + time) == true)
         var page = Outbox.Scopes()
         page.due = due
-        #expect(state.add(page) == false, "one page is all there is")
+        #expect(state.add(page) == false, "there is only one page")
     }
 
     /// Claims for the first topic, and returns what is submitted.
@@ -101,7 +101,7 @@ import TokenModel
         #expect(try claim([Self.claimed(4)], &state, at: .seconds(2)) == ["4"])
     }
 
-    @Test func `behind a request that waits for another try, the others wait as long as it`() throws {
+    @Test func `requests behind one that waits for a retry wait as long`() throws {
         var state = state()
         _ = try claim([Self.claimed(1), Self.claimed(2)], &state)
         #expect(end(Self.response(429, #"{"reason":"TooManyRequests"}"#), Self.claimed(1), &state).isEmpty)
@@ -128,7 +128,7 @@ import TokenModel
 
     // Writing ----------------------------------------------------------------------------------------------------------
 
-    @Test func `a pause of a topic is written before the endings, and once for all that met the same`() throws {
+    @Test func `a topic's pause is written once, before the endings`() throws {
         var state = state()
         _ = try claim([Self.claimed(1), Self.claimed(2, "bb")], &state)
         let refused = Self.response(403, #"{"reason":"InvalidProviderToken"}"#)
@@ -158,20 +158,20 @@ import TokenModel
         #expect(state.isEmpty && state.turns(at: start.clock).count == 1)
     }
 
-    @Test func `what only the database knows as claimed goes back, and what another daemon took is dropped`() throws {
+    @Test func `claims that only the database knows go back, and requests taken over are dropped`() throws {
         var state = state()
         _ = try claim([Self.claimed(1), Self.claimed(2), Self.claimed(3)], &state)
         state.reconcile(claimed: [1, 3, 9])
         #expect(written(&state) == [RequestEnding(number: 9, fate: .returned(nil))])
         #expect(submitted(end(Self.response(200), Self.claimed(1), &state)) == ["3"])
-        // Its ending is not written yet: it is known.
+        // Its ending is not written yet, so the state knows it.
         state.reconcile(claimed: [1, 3])
         #expect(written(&state).map(\.number) == [1])
     }
 
     // Claims -----------------------------------------------------------------------------------------------------------
 
-    @Test func `topics of one credential share its room, and few free places are not worth a claim`() throws {
+    @Test func `topics of one credential share its room, and little room is not worth a claim`() throws {
         var state = state(limit: 100, due: [Self.topic, Self.other])
         let turns = state.turns(at: start.clock)
         #expect(turns.map(\.topic) == [Self.topic, Self.other] && turns.allSatisfy { $0.scope == Self.main })
@@ -193,7 +193,7 @@ import TokenModel
         #expect(state.blockedTopics.isEmpty)
     }
 
-    @Test func `a server that returns errors gets no claims while it rests, and the reason is told`() throws {
+    @Test func `nothing is claimed for a resting server, and the reason is shown`() throws {
         var state = state()
         let requests = (1...20).map { Self.claimed(Int64($0), String($0 + 16, radix: 16)) }
         _ = try claim(requests, &state)
@@ -252,6 +252,6 @@ extension RequestFate {
 }
 
 extension String {
-    /// With a digit more, where a token would end in half a byte.
+    /// With one more digit if a token would end in half a byte.
     fileprivate var padded: String { count.isMultiple(of: 2) ? self : "0" + self }
 }

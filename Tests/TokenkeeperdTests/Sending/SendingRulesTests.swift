@@ -9,7 +9,7 @@ import TokenModel
 @testable import TokenLedger
 @testable import tokenkeeperd
 
-/// The parts of the sender, each by itself.
+/// The parts of the sender, tested one by one.
 @Suite(.ownThread) struct `Sending, rule by rule` {
     let topic = TopicScope(environment: "production", topic: "t")
     let main = CredentialScope(credential: "main", environment: "production")
@@ -50,7 +50,7 @@ import TokenModel
         #expect(health.note(fault, of: topic, by: "main", at: now) != .none)
     }
 
-    @Test func `five responses in a row that are not from APNs pause their topic, and a response of APNs starts over`()
+    @Test func `five responses in a row that are not from APNs pause their topic, and one from APNs resets the count`()
     {
         var health = SendingHealth()
         let now = ContinuousClock.now
@@ -59,18 +59,18 @@ import TokenModel
         _ = health.note(RetryPolicy.Step(.answered), of: topic, by: "main", at: now)
         for _ in 1...4 { #expect(health.note(foreign, of: topic, by: "main", at: now) == .none) }
         let other = TopicScope(environment: "production", topic: "u")
-        #expect(health.note(foreign, of: other, by: "main", at: now) == .none, "each topic by itself")
+        #expect(health.note(foreign, of: other, by: "main", at: now) == .none, "each topic has its own count")
         #expect(
             health.note(foreign, of: topic, by: "main", at: now)
                 == .pauseTopic(
                     "5 responses in a row are not from APNs, the last: 308; "
                         + "check send.production_server and any proxy between the daemon and APNs"))
-        #expect(health.note(foreign, of: topic, by: "main", at: now) == .none, "it starts over")
+        #expect(health.note(foreign, of: topic, by: "main", at: now) == .none, "the count starts again")
     }
 
     // The place --------------------------------------------------------------------------------------------------------
 
-    @Test func `a place is a boot and a space of process numbers, from the unit where /proc shows none`() throws {
+    @Test func `a process scope is a boot and a PID namespace, from the unit if /proc hides the boot`() throws {
         let name = ProcessScope.name(environment: ["BOOT_ID": "7f"], daemonID: "host/1/1")
         let space = try FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/ns/pid")
         #expect(name.hasSuffix("/" + space) && name.split(separator: "/").first?.allSatisfy(\.isHexDigit) == true)
@@ -80,7 +80,7 @@ import TokenModel
                 || !FileManager.default.fileExists(atPath: "/proc/sys/kernel/random/boot_id"))
     }
 
-    @Test func `a daemon of this place is known to have ended`() throws {
+    @Test func `a daemon of this scope is known to have ended`() throws {
         let child = Process()
         child.executableURL = URL(fileURLWithPath: "/bin/sleep")
         child.arguments = ["60"]
@@ -90,13 +90,13 @@ import TokenModel
         kill(number, SIGKILL)
         child.waitUntilExit()
         #expect(!ProcessScope.isAlive("host/\(number)/1"))
-        #expect(!ProcessScope.isAlive("host/\(getpid())/1"), "it had our number before us")
+        #expect(!ProcessScope.isAlive("host/\(getpid())/1"), "it had our process number before")
         #expect(ProcessScope.isAlive("host") && ProcessScope.isAlive("host/x/1"), "it cannot be known")
     }
 
     // The topics that are due ------------------------------------------------------------------------------------------
 
-    @Test func `topics are found page by page, and those that no credential covers are listed`() throws {
+    @Test func `topics are found page by page, and uncovered ones are listed`() throws {
         let database = try TestCluster.shared.database()
         try database.psql(
             "INSERT INTO tokenkeeper.send_request (environment, topic, token, payload) SELECT CASE WHEN i = 1 THEN 'moon' ELSE 'production' END, 't' || i, 'aa', '{}' FROM generate_series(1, 250) AS i"
@@ -118,7 +118,7 @@ import TokenModel
             for topic in topics.claimable { topics.forget(topic) }
         }
         #expect(seen.count == 250)
-        #expect(given.contains(.init(environment: "moon", topic: "t1")), "it is invalid, and its requests are to fail")
+        #expect(given.contains(.init(environment: "moon", topic: "t1")), "it is invalid, and its requests must fail")
         #expect(given.count == 249)
     }
 

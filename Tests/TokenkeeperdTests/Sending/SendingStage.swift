@@ -3,7 +3,7 @@ import Foundation
 import LedgerTestSupport
 import Testing
 
-/// A database, a fake APNs, and daemons that send from the one to the other.
+/// A database, a fake APNs, and daemons that send from one to the other.
 struct SendingStage {
     static let authority: Result<TestAuthority, any Error> = Result {
         let authority = try TestAuthority()
@@ -33,7 +33,7 @@ struct SendingStage {
         apns = try FakeAPNs.start(options, answer: answer)
     }
 
-    /// What a credential with the authority's signing key needs.
+    /// The settings of a credential with the authority's signing key.
     var key: [String] {
         [
             "credential.main.key_file=\(files.signingKeyFile)", "credential.main.key_id=\(files.signingKey.id)",
@@ -49,8 +49,8 @@ struct SendingStage {
     }
 
     /// - Parameters:
-    ///   - credential: What it sends with, if not with the authority's key.
-    ///   - settings: Others, which win over these.
+    ///   - credential: The settings of the credential, if not the authority's key.
+    ///   - settings: Other settings, which override the defaults here.
     func daemon(credential: [String]? = nil, _ settings: [String] = []) throws -> DaemonProcess {
         try DaemonProcess(database.url(), settings: servers + (credential ?? key) + settings)
     }
@@ -80,12 +80,12 @@ struct SendingStage {
             ?? -1
     }
 
-    /// Waits until no request waits, and every answer is recorded.
+    /// Waits until no request waits and every response is recorded.
     func settled() throws {
         try eventually("the outbox is empty") { try count("send_request") == 0 }
         try eventually("the queue is empty") { try count("send_result") == 0 }
     }
 
-    /// How often each `apns-id` got an answer or might have.
+    /// How often each `apns-id` got a response or might have got one.
     var sends: [String: Int] { apns.records.identifiers }
 }

@@ -9,7 +9,7 @@ import Testing
 
 /// From `enqueue` to the ledger, through a real daemon, real HTTP/2 and a fake APNs.
 @Suite(.ownThread) struct `Sending` {
-    @Test func `a campaign by tag: gate, APNs, 410, ledger, and the next campaign leaves the dead out`() throws {
+    @Test func `after a campaign by tag with 410s, the next one leaves out the stale tokens`() throws {
         let stage = try SendingStage { $0.provesFirst = true }
         defer { stage.apns.stop() }
         try stage.register(1...200)
@@ -34,7 +34,7 @@ import Testing
         #expect(!daemon.logged.contains(SendingStage.token(1)), "no whole token is logged")
     }
 
-    /// All claimed at once, or two at a time while the ledger does not know yet.
+    /// All claimed at once, or two at a time before the ledger knows.
     @Test(arguments: [500, 1])
     func `of ten requests for one token, the first's 410 suppresses the other nine, until it registers again`(
         inFlight: Int
@@ -59,7 +59,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `what APNs is sent is what was asked for`() throws {
+    @Test func `APNs receives what was queued`() throws {
         let stage = try SendingStage { $0.sandbox = true }
         defer { stage.apns.stop() }
         try stage.database.psql(
@@ -90,7 +90,7 @@ import Testing
 
     // Trouble ----------------------------------------------------------------------------------------------------------
 
-    @Test func `a credential that APNs refuses pauses the topic, loses nothing, and is alarmed`() throws {
+    @Test func `a credential that APNs refuses pauses the topic, loses nothing, and raises an alarm`() throws {
         let stage = try SendingStage { $0.signingKeys = [] }
         defer { stage.apns.stop() }
         try stage.register(1...5000)
@@ -100,7 +100,7 @@ import Testing
         try eventually("all are back") {
             try stage.count("send_request", "claimed_by IS NULL AND attempts = 0") == 5000
         }
-        #expect(stage.apns.records.requests <= 1000, "not the whole queue was burnt")
+        #expect(stage.apns.records.requests <= 1000, "only a part of the queue was tried")
         #expect(
             try stage.database.psql("SELECT reason FROM tokenkeeper.paused_topic")
                 == "APNs answered 403 InvalidProviderToken")
@@ -108,17 +108,17 @@ import Testing
         #expect(daemon.stop() == 0)
         #expect(try stage.count("failed_send") == 0 && stage.count("token", "state <> 'active'") == 0)
 
-        // Mended: with another server, that knows the key.
-        let mended = try FakeAPNs.start(FakeOptions(stage.files))
-        defer { mended.stop() }
-        let next = try stage.daemon(["send.production_server=localhost:\(mended.port)"])
+        // Fixed: another server knows the key.
+        let repaired = try FakeAPNs.start(FakeOptions(stage.files))
+        defer { repaired.stop() }
+        let next = try stage.daemon(["send.production_server=localhost:\(repaired.port)"])
         try stage.database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator")
         try stage.settled()
-        #expect(mended.records.count(200) == 5000)
+        #expect(repaired.records.count(200) == 5000)
         #expect(next.stop() == 0)
     }
 
-    /// Redirects, proxies and load balancers: nothing of what APNs answers.
+    /// Responses of redirects, proxies and load balancers, which APNs does not send.
     @Test(arguments: [
         ("308", ""), ("401", "<html>Sign in</html>"), ("600", ""), ("999", #"{"reason":"BadPriority"}"#),
         ("410", "<html>Gone</html>"),
@@ -144,7 +144,7 @@ import Testing
         #expect(
             reason.hasPrefix("5 responses in a row are not from APNs, the last: the server answered \(status)")
                 && reason.contains("check send.production_server"), "\(reason)")
-        #expect(try stage.count("send_result") == 0 && stage.count("result_count") == 0, "they say nothing of a token")
+        #expect(try stage.count("send_result") == 0 && stage.count("result_count") == 0, "they say nothing about a token")
         #expect(try stage.count("suppressed_token") == 0 && stage.count("held_result") == 0)
 
         isMended.store(true, ordering: .releasing)
@@ -160,7 +160,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `429 and 503 come back, later and later, with the same apns-id, and have an end`() throws {
+    @Test func `429 and 503 are retried with backoff and the same apns-id, and finally fail`() throws {
         let stage = try SendingStage { _ in
         } answer: { request in
             switch request.token?.suffix(1) {
@@ -203,7 +203,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `those behind a request that waits for its token wait as long as it, and are not sent`() throws {
+    @Test func `requests behind one that waits for its token wait as long, unsent`() throws {
         let stage = try SendingStage { _ in
         } answer: {
             $0.token == SendingStage.token(7) ? .refused(429, "TooManyRequests") : nil
@@ -216,7 +216,7 @@ import Testing
         let daemon = try stage.daemon()
         try eventually("one was tried") { try stage.count("send_request", "claimed_by IS NULL AND attempts = 1") == 1 }
         try stage.enqueue("device_id => 'd8'")
-        try eventually("what was asked for later is sent") { try stage.results(200) == 1 }
+        try eventually("the later request is sent") { try stage.results(200) == 1 }
         #expect(stage.apns.records.requests == 2)
         #expect(
             try stage.count(
@@ -224,7 +224,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a topic of which the database cannot claim is told of, and the others are sent`() throws {
+    @Test func `a topic that cannot be claimed from is reported, and the others are sent`() throws {
         let stage = try SendingStage()
         defer { stage.apns.stop() }
         try stage.database.psql(
@@ -237,7 +237,7 @@ import Testing
             """, user: "postgres")
         let daemon = try stage.daemon()
         try eventually("the others are sent") { try stage.results(200) == 2 }
-        try eventually("it is told") {
+        try eventually("it is reported") {
             try stage.database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
                 "requests for com.example.bad (production) cannot be claimed and wait: no (SQLSTATE 22000)")
         }
@@ -246,7 +246,7 @@ import Testing
         #expect(try stage.count("send_request") == 1)
     }
 
-    @Test func `a large campaign of one topic does not keep another topic from being sent`() throws {
+    @Test func `a large campaign of one topic does not delay another topic`() throws {
         let stage = try SendingStage { _ in
         } answer: { _ in
             FakeAnswer.accepted.delayed(by: .milliseconds(5))
@@ -259,16 +259,16 @@ import Testing
             FROM generate_series(1, 4010) AS i
             """)
         let daemon = try stage.daemon(["send.max_in_flight=10"])
-        try eventually("the other topic is through") {
+        try eventually("the other topic is sent") {
             try stage.count("send_request", "topic = 'com.example.other'") == 0
         }
         #expect(daemon.stop() == 0)
-        // However late this test looks, the order in which they were sent stays.
+        // However late this test looks, the order of sending stays.
         let others = stage.apns.records.exchanges.map(\.request).filter { $0.topic == "com.example.other" }
         #expect(others.count == 10 && others.allSatisfy { $0.ordinal < 2000 })
     }
 
-    @Test func `a server in trouble is left in peace instead of being asked for every request`() throws {
+    @Test func `a server that returns errors is left alone and not tried for every request`() throws {
         let stage = try SendingStage { _ in
         } answer: { _ in
             .refused(503, "Shutdown")
@@ -277,11 +277,11 @@ import Testing
         try stage.register(1...5000)
         try stage.enqueue()
         let daemon = try stage.daemon(["send.max_in_flight=50"])
-        try eventually("it is said") {
+        try eventually("it is logged") {
             daemon.logged.contains("APNs returns errors or cannot be reached; requests wait")
         }
-        try eventually("nothing is in hand") { try stage.count("send_request", "claimed_by IS NOT NULL") == 0 }
-        #expect(stage.apns.records.requests <= 100, "what was in hand when it was noticed")
+        try eventually("nothing is claimed") { try stage.count("send_request", "claimed_by IS NOT NULL") == 0 }
+        #expect(stage.apns.records.requests <= 100, "the requests in flight when it noticed")
         try eventually("it is in the status") {
             try stage.database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
                 "APNs returns errors or cannot be reached (main, production), and requests wait: APNs answered 503 Shutdown"
@@ -291,9 +291,9 @@ import Testing
         #expect(try stage.count("send_request") == 5000)
     }
 
-    @Test func `GOAWAY, refused streams and torn connections cost a second send at most, and no request`() throws {
-        // Each campaign has one event that interrupts requests: a request that is interrupted twice may fail, and when the machine
-        // is slow, both events could meet the same one.
+    @Test func `GOAWAY, refused streams and lost connections cost at most a second send, and no request`() throws {
+        // Each campaign has only one event that interrupts requests. A request that is interrupted twice may fail, and on a slow
+        // machine two events could hit the same request.
         let sentBefore = Atomic(0)
         let stage = try SendingStage { _ in
         } answer: { request in
@@ -312,7 +312,7 @@ import Testing
         for campaign in 1...2 {
             sentBefore.store(stage.apns.records.requests, ordering: .releasing)
             try stage.enqueue()
-            try eventually("those that were not sent again at once wait") {
+            try eventually("requests that were not retried at once wait") {
                 try stage.database.psql(
                     "UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL AND scheduled_at IS NOT NULL"
                 )
@@ -327,7 +327,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `what is never answered is sent three times, and failed`() throws {
+    @Test func `a request that never gets a response is sent three times and fails`() throws {
         let stage = try SendingStage { _ in
         } answer: { _ in
             .reset(code: 2)
@@ -336,7 +336,7 @@ import Testing
         try stage.register(1...3)
         try stage.enqueue()
         let daemon = try stage.daemon()
-        try eventually("all are failed") {
+        try eventually("all have failed") {
             try stage.database.psql(
                 "UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL AND scheduled_at IS NOT NULL"
             )
@@ -346,7 +346,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a server that nobody vouches for is sent nothing`() throws {
+    @Test func `nothing is sent to an untrusted server`() throws {
         let stage = try SendingStage()
         defer { stage.apns.stop() }
         try stage.register(1...10)
@@ -365,7 +365,7 @@ import Testing
 
     // Starting and stopping --------------------------------------------------------------------------------------------
 
-    @Test func `a stop in the middle ends what is under way, gives the rest back, and nothing is sent twice`() throws {
+    @Test func `a stop finishes the requests in flight, returns the rest, and sends nothing twice`() throws {
         let stage = try SendingStage { _ in
         } answer: { _ in
             FakeAnswer.accepted.delayed(by: .milliseconds(20))
@@ -378,7 +378,7 @@ import Testing
             try eventually("a part is sent") { stage.apns.records.requests >= part * 1000 }
             #expect(daemon.stop() == 0)
             #expect(try stage.count("send_request", "claimed_by IS NOT NULL OR interruptions > 0") == 0)
-            #expect(try stage.count("sending_daemon", "stopped_at IS NULL") == 0, "it said signOff")
+            #expect(try stage.count("sending_daemon", "stopped_at IS NULL") == 0, "it signed off")
         }
         let daemon = try stage.daemon()
         try stage.settled()
@@ -386,7 +386,7 @@ import Testing
         #expect(stage.sends.count == 4000 && stage.sends.values.allSatisfy { $0 == 1 })
     }
 
-    @Test func `a database that goes away in the middle costs nothing`() throws {
+    @Test func `an outage of the database in the middle loses nothing`() throws {
         try sendAll { database in
             try database.psql(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'a_daemon' AND datname = current_database()",
@@ -394,7 +394,7 @@ import Testing
         }
     }
 
-    @Test func `PostgreSQL that crashes in the middle loses nothing, and nothing is sent twice`() throws {
+    @Test func `a crash of PostgreSQL in the middle loses nothing, and nothing is sent twice`() throws {
         let cluster = try TestCluster.prepared()
         try sendAll(on: cluster) { _ in
             cluster.stop()
@@ -424,7 +424,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `two daemons share a campaign: each request goes out once, also when one of them leaves`() throws {
+    @Test func `two daemons share a campaign, and each request goes out once, even when one stops`() throws {
         let stage = try SendingStage { _ in
         } answer: { _ in
             FakeAnswer.accepted.delayed(by: .milliseconds(10))
@@ -442,7 +442,7 @@ import Testing
         #expect(Set(stage.apns.records.exchanges.map(\.request.connection)).count == 2)
     }
 
-    @Test func `after a lost connection what is in hand is as the database says`() throws {
+    @Test func `after a lost connection the claims are those in the database`() throws {
         let stage = try SendingStage { _ in
         } answer: { _ in
             FakeAnswer.accepted.delayed(by: .seconds(3))
@@ -450,7 +450,8 @@ import Testing
         defer { stage.apns.stop() }
         let daemon = try stage.daemon()
         try eventually("it sends") { try stage.count("sending_daemon") == 1 }
-        // A claim of which the answer was lost with its connection, and two of one token, of which another daemon has taken the second.
+        // The response to a claim was lost with its connection. Of two requests of one token, another daemon has taken over the
+        // second.
         let columns = "(topic, token, payload, claimed_by)"
         let alert = #"'{"aps":{"alert":1}}'"#
         try stage.database.psql(
@@ -460,25 +461,25 @@ import Testing
                    ('\(stage.topic)', 'bb', \(alert), NULL), ('\(stage.topic)', 'bb', \(alert), NULL);
             INSERT INTO tokenkeeper.sending_daemon VALUES ('other/1/1', 'elsewhere', now() + interval '1 hour', NULL, '[]', '{}')
             """)
-        try eventually("both are in hand") { try stage.count("send_request", "claimed_by <> 'other/1/1'") == 3 }
-        try eventually("one is under way") { stage.apns.records.connections == 1 }
+        try eventually("both are claimed") { try stage.count("send_request", "claimed_by <> 'other/1/1'") == 3 }
+        try eventually("one is in flight") { stage.apns.records.connections == 1 }
         try stage.database.psql(
             """
             UPDATE tokenkeeper.send_request SET claimed_by = 'other/1/1' WHERE request_id = (SELECT max(request_id) FROM tokenkeeper.send_request);
             SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'a_daemon' AND datname = current_database()
             """, user: "postgres")
-        try eventually("what was in nobody's mind is sent") { try stage.results(200) == 2 }
+        try eventually("the unknown claim is sent") { try stage.results(200) == 2 }
         try stage.register(1...1)
         try stage.enqueue()
-        try eventually("what was asked for later is sent") { try stage.results(200) == 3 }
-        #expect(stage.apns.records.requests == 3, "the one that is another's is not")
+        try eventually("the later request is sent") { try stage.results(200) == 3 }
+        #expect(stage.apns.records.requests == 3, "the other daemon's request is not sent")
         #expect(try stage.count("send_request", "claimed_by = 'other/1/1'") == 1 && stage.count("send_request") == 1)
         #expect(daemon.stop() == 0)
     }
 
     // Credentials ------------------------------------------------------------------------------------------------------
 
-    @Test func `several teams: each topic goes out with its own credential, over its own connection`() throws {
+    @Test func `with several teams, each topic uses its own credential and connection`() throws {
         let files = try SendingStage.authority.get()
         let other = try files.makeKey(id: "OTHER12345", team: "TEAM654321")
         let stage = try SendingStage { $0.signingKeys.append(other.key) }
@@ -497,7 +498,7 @@ import Testing
                 "credential.other.topics=com.other.app com.other.app.voip",
             ])
         try eventually("three are sent") { try stage.count("send_request") == 1 }
-        try eventually("it is said of the fourth") {
+        try eventually("the fourth is reported") {
             try stage.database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
                 "no credential is configured for org.nobody (production): its requests wait")
         }
@@ -511,7 +512,7 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a client certificate, as PEM or PKCS#12, and its expiry in the status`() throws {
+    @Test func `a client certificate works as PEM or PKCS#12, and status shows its expiry`() throws {
         let files = try SendingStage.authority.get()
         let stage = try SendingStage { options in
             options.clientAuthority = files.certificate
@@ -533,7 +534,7 @@ import Testing
             let daemon = try stage.daemon(
                 credential: (credential + ["topics=com.example.app"]).map { "credential.old.\($0)" })
             try stage.settled()
-            try eventually("its expiry is told") {
+            try eventually("its expiry is shown") {
                 try stage.database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
                     "the certificate of credential old expires at")
             }
