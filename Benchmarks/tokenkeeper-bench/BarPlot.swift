@@ -1,4 +1,4 @@
-/// Bars in groups, as SVG; each group has its own scale, because what is compared is within a group.
+/// Bars in groups, as SVG. Each group has its own scale, because comparisons are within a group.
 struct BarPlot {
     let title: String
     let groups: [(group: String, bars: [(name: String, rate: Double)])]

@@ -2,16 +2,16 @@ import ArgumentParser
 import Foundation
 import LedgerTestSupport
 
-/// `make bench`: measures the daemon beside bare SQL and other queues, on a PostgreSQL of its own, and beside other senders.
+/// `make bench`: compares the daemon with bare SQL and other queues, on a private PostgreSQL, and with other senders.
 @main
 struct Bench: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "tokenkeeper-bench",
-        abstract: "Measures tokenkeeperd, which stands beside this program, on a private PostgreSQL.",
+        abstract: "Measures the tokenkeeperd next to this program, on a private PostgreSQL.",
         subcommands: [MeasureCommand.self, PushCommand.self], defaultSubcommand: MeasureCommand.self)
 }
 
-/// What is done unless something else is asked for.
+/// The default subcommand.
 struct MeasureCommand: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "measure", abstract: "Measures, and writes the report.")
@@ -25,7 +25,7 @@ struct MeasureCommand: ParsableCommand {
         var isLarge: Bool { [.ledger, .sweep, .gate].contains(self) }
     }
 
-    @Flag(help: "Small sizes, three rounds: a look in minutes, no result to keep.")
+    @Flag(help: "Small sizes, three rounds: a quick look in minutes, no figures to keep.")
     var quick = false
 
     @Option(help: "Only these, with commas: \(Measurement.allCases.map(\.rawValue).joined(separator: ", ")).")
@@ -42,9 +42,9 @@ struct MeasureCommand: ParsableCommand {
         let machine = try Machine(cluster)
         let paper = Paper(
             .ledger, report: report, machine: machine, scale: scale, isQuick: quick, isWhole: only == nil)
-        // A page of its own, so that it can be measured anew without the hour that the rest takes.
+        // Sending has its own page, so that it can be measured again without the hour that the rest takes.
         let sendingPaper = Paper(.sending, report: sendingReport, machine: machine, scale: scale, isQuick: quick)
-        // An hour of figures is not lost when the end is not reached.
+        // Writes after each measurement, so that an early end does not lose an hour of figures.
         report.onEach = { try? paper.write(to: output) }
         let workload = Workload(tokens: scale.tokens)
         Progress.say("filling a ledger of \(Scale.short(scale.tokens)) tokens")
@@ -98,7 +98,7 @@ struct MeasureCommand: ParsableCommand {
         if written.contains(where: { !$0.0.failures.isEmpty }) { throw ExitCode.failure }
     }
 
-    /// Those of the measurements that were chosen, on one ledger.
+    /// The chosen measurements among these, on one ledger.
     private func attempt(
         _ kinds: [(Measurement, any LedgerMeasurement.Type)],
         _ bench: (cluster: PrivateCluster, scale: Scale, report: Report, chosen: Set<Measurement>), _ template: String,

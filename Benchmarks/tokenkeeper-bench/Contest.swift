@@ -1,6 +1,6 @@
 import Foundation
 
-/// Contestants that do the same work, all of them in each round, each time in another order.
+/// Contestants that do the same work. Each round has all of them, in a different order each time.
 struct Contest {
     struct Contestant {
         let name: String
@@ -30,14 +30,14 @@ struct Contest {
 
     var contestants: [String] { order }
 
-    /// How many times as fast a contestant is as another one, round by round.
+    /// How many times as fast one contestant is as another, round by round.
     func ratio(_ one: String, over other: String) -> Spread {
         Spread(zip(samples[one] ?? [], samples[other] ?? []).map { $0.rate / $1.rate })
     }
 
     func rate(_ name: String) -> Spread { Spread((samples[name] ?? []).map(\.rate)) }
 
-    /// Microseconds of processor time a row.
+    /// Microseconds of processor time per row.
     func cpu(_ name: String, _ which: KeyPath<Sample, Double>) -> Spread {
         Spread((samples[name] ?? []).map { $0[keyPath: which] / Double($0.rows) * 1_000_000 })
     }

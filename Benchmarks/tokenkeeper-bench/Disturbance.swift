@@ -2,7 +2,7 @@ import Foundation
 import LedgerTestSupport
 import Synchronization
 
-/// What else goes on in a database while the daemon drains. It lasts for as long as the object.
+/// A disturbance in the database while the daemon drains. It lasts as long as the object.
 final class Disturbance {
     enum Kind: String, CaseIterable {
         case oldSnapshot = "a transaction holds xmin"
@@ -18,11 +18,11 @@ final class Disturbance {
         session = try database.session()
         switch kind {
         case .oldSnapshot:
-            // Nothing of the queue is locked by it: only the rows stay.
+            // It locks nothing of the queue, but dead rows stay.
             try session.run(
                 "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_xact_id(), count(*) FROM tokenkeeper.topic")
         case .dump:
-            // A dump locks all tables for as long as it runs: one after the other would leave gaps.
+            // A dump locks all tables while it runs. Repeated dumps alone would leave gaps.
             try session.run(
                 """
                 BEGIN;

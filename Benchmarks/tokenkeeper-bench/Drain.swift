@@ -1,26 +1,26 @@
 import Foundation
 import LedgerTestSupport
 
-/// The daemon's drain of a backlog, end to end: from the moment at which the daemon is let go until the last result is counted.
+/// The daemon's drain of a backlog, end to end: from the moment the daemon is resumed until the last result is counted.
 struct Drain {
     let workload: Workload
     var daemons = 1
     var place = Place.past
 
-    /// Where the backlog lies.
+    /// Where the backlog is.
     enum Place {
-        /// In the partition behind the current one, to which no sender writes any more.
+        /// In the partition before the current one, to which no sender writes any more.
         case past
         /// In the partition that senders write to at the moment.
         case current
-        /// A half in each.
+        /// Half in each.
         case both
     }
 
-    /// How often the count is looked at. The queue itself is not: a reader of a partition is in the daemon's way.
+    /// How often to read the count. The queue itself is not read: a reader of a partition gets in the daemon's way.
     private static let look: useconds_t = 5000
 
-    /// - Parameter during: Called when all is laid, before the daemons are let go; what it answers is kept until the end.
+    /// - Parameter during: Called when the backlog is in place, before the daemons are resumed. Its result is kept until the end.
     func drain(
         _ positions: Range<Int>, deadEvery: Int, on database: Database, settings: [String] = MeasuredDaemon.brisk,
         during disturb: (_ partition: Partition) throws -> AnyObject? = { _ in nil }
@@ -47,7 +47,7 @@ struct Drain {
     /// - Returns: The sealed partition.
     private func lay(_ positions: Range<Int>, deadEvery: Int, on session: Session) throws -> Partition {
         if place != .past {
-            // The current partition shall be that until the end: some 50,000 results are laid and drained in a second.
+            // The partition must stay current until the end: some 50,000 results are queued and drained per second.
             let left = try session.number("SELECT 128 - date_part('epoch', clock_timestamp())::bigint % 128")
             if left < min(5 + Double(positions.count) / 50_000, 100) { Thread.sleep(forTimeInterval: left + 0.5) }
         }
@@ -70,7 +70,7 @@ struct Drain {
         try session.number("SELECT coalesce(sum(results), 0) FROM tokenkeeper.result_count")
     }
 
-    /// Looks at the count until so many more are counted.
+    /// Reads the count until this many more results are counted.
     ///
     /// - Returns: When, and the rate in each quarter.
     static func follow(
@@ -94,7 +94,7 @@ struct Drain {
         }
     }
 
-    /// Rows a second in each quarter of the rows; between two looks they are taken to have gone evenly.
+    /// Rows per second in each quarter of the rows, interpolated linearly between two readings.
     private static func quarters(of rows: Int, _ seen: [(rows: Double, seconds: Double)]) -> [Double] {
         let times = (0...4).map { quarter in
             let wanted = Double(rows * quarter) / 4

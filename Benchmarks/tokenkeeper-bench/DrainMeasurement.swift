@@ -1,4 +1,4 @@
-/// The drain beside the floor and the peers: all of them in the same rounds, each on a fresh copy of the same ledger.
+/// The drain compared with the floor and the peers: all in the same rounds, each on a fresh copy of the same ledger.
 struct DrainMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
@@ -93,7 +93,7 @@ struct DrainMeasurement {
             ))
     }
 
-    /// The peers, each with the batch size at which it is the fastest.
+    /// The peers, each with the batch size at which it is fastest.
     private func calibrated(_ deadEvery: Int) throws -> [any Peer] {
         try [SkipLockedQueue.self, PgmqCycle.self, PgQQueue.self].map { (kind: any Peer.Type) in
             if scale.batches.count == 1 { return kind.init(workload: workload, batch: scale.batches[0]) }

@@ -4,7 +4,7 @@ struct Floor {
     /// False for the ledger alone, by a bulk upsert.
     var records = true
 
-    /// - Parameter positions: Which results, on a database that has none queued.
+    /// - Parameter positions: The results to record on a database that has none queued.
     func drain(_ positions: Range<Int>, deadEvery: Int, on database: Database) throws -> Sample {
         let session = try database.session()
         let partition = try Partition.past(session)

@@ -1,7 +1,7 @@
 import Foundation
 import LedgerTestSupport
 
-/// What the daemon takes for itself: memory, time to start, processor at rest, room on disk.
+/// What the daemon itself uses: memory, time to start, processor time at rest, disk space.
 struct FootprintMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
@@ -78,7 +78,7 @@ struct FootprintMeasurement: LedgerMeasurement {
             unit: " ms")
     }
 
-    /// With the daemon's own settings, when nothing comes.
+    /// With the default settings, while no results arrive.
     private func rest(_ database: Database) throws {
         let daemons = try MeasuredDaemon.start(on: database, settings: [])
         defer { for daemon in daemons { daemon.stop() } }

@@ -1,19 +1,19 @@
 import Foundation
 import LedgerTestSupport
 
-/// From the commit of a 410 until the gate says no.
+/// The time from the commit of a 410 until the gate says no.
 struct Freshness {
     let workload: Workload
     let database: Database
 
-    /// Where the positions of probes begin: a load has those before.
+    /// The first position of the probes. A load uses the positions before it.
     static func firstPosition(_ workload: Workload) -> Int { workload.tokens / 2 }
 
     /// - Parameters:
-    ///   - positions: Tokens that are active still.
-    ///   - pause: How long to wait before each, in seconds.
-    ///   - within: After so many seconds no other probe begins.
-    ///   - goesOn: Asked before each.
+    ///   - positions: Tokens that are still active.
+    ///   - pause: How long to wait before each probe, in seconds.
+    ///   - within: No probe begins after this many seconds.
+    ///   - goesOn: Asked before each probe.
     /// - Returns: Milliseconds.
     func probe(
         _ positions: Range<Int>, pause: ClosedRange<Double>, within seconds: Int = 3600,
@@ -44,7 +44,7 @@ struct Freshness {
             }
             try sender.call("send", [token[0], token[1]])
             let start = ContinuousClock.now
-            // Not quite a tight loop: daemon and server have two cores here.
+            // Not a tight loop: daemon and server share two cores here.
             while try gate.call("ask", [token[1], token[0]]) == "t" {
                 usleep(500)
                 guard start.duration(to: .now) < .seconds(120) else { throw TestFailure("no answer in two minutes") }
@@ -54,7 +54,7 @@ struct Freshness {
         return waits
     }
 
-    /// The value that so large a share does not exceed.
+    /// The value that this share of the samples does not exceed.
     static func quantile(_ share: Double, of values: [Double]) -> Double {
         let sorted = values.sorted()
         guard !sorted.isEmpty else { return .nan }

@@ -1,7 +1,7 @@
 import Foundation
 import LedgerTestSupport
 
-/// Freshness idle, with the daemon's own settings, and at half of the rate that senders and one daemon sustain together.
+/// Freshness when idle, with the default settings, and at half of the rate that senders and one daemon sustain together.
 struct FreshnessMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
@@ -25,7 +25,7 @@ struct FreshnessMeasurement: LedgerMeasurement {
         }
 
         try MeasuredDaemon.rest(session, seconds: scale.restSeconds)
-        // Longer than the longest pause of the daemon, and not in step with it.
+        // Longer than the daemon's longest pause, and not in step with it.
         let idle = try freshness.probe(positions(scale.idleProbes), pause: 2.2...3.5)
         report.note(
             "freshness idle, p50 and the longest of \(idle.count)",
@@ -53,7 +53,7 @@ struct FreshnessMeasurement: LedgerMeasurement {
             unit: " ms")
     }
 
-    /// What one sender that gives all and one daemon drain together: counted results a second, after the first third.
+    /// What one sender at full speed and one daemon sustain together: counted results per second, after the first third.
     static func sustained(_ database: Database, stock: Int, seconds: Int) throws -> Double {
         let session = try database.session()
         let load = try SendersLoad(on: database, stock: stock, perSecond: nil)
@@ -65,7 +65,7 @@ struct FreshnessMeasurement: LedgerMeasurement {
         return (try Drain.counted(session) - before) / (start.duration(to: .now) / .seconds(1))
     }
 
-    /// Waits until the queue stays as it is.
+    /// Waits until the queue stays empty.
     static func settle(_ session: Session) throws {
         var last = -1.0
         try eventually("the queue is drained") {

@@ -1,4 +1,4 @@
-/// The gate beside a bare look-up by key, on the large ledger: prepared round trips over the local socket, warm sessions.
+/// The gate compared with a bare look-up by key, on the large ledger: prepared round trips over the local socket, warm sessions.
 struct GateMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
@@ -45,7 +45,7 @@ struct GateMeasurement: LedgerMeasurement {
     /// The first topic, whose number is 1.
     private var topic: String { Workload.topics[0] }
 
-    /// Tokens of the first topic, others in each round.
+    /// Tokens of the first topic, different ones in each round.
     private func tokens(_ count: Int, _ round: Int, _ session: Session) throws -> [String] {
         let first = round * count * 4
         return try session.texts(workload.tokens(first..<first + count * 4, of: 1) + " LIMIT \(count)")

@@ -1,5 +1,5 @@
-/// The drain while something in the database is in its way, over the drain undisturbed: a backlog of which a half lies in the
-/// current partition, and a half in a past one.
+/// The drain under a disturbance, compared with the undisturbed drain: half of the backlog is in the current partition, half in a
+/// sealed one.
 struct HostileMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
@@ -42,7 +42,7 @@ struct HostileMeasurement: LedgerMeasurement {
                 contest.ratio(kind.rawValue, over: Self.undisturbed), atLeast: kind == .sleepingWriter ? nil : 0.6,
                 verdict: referee.verdict(kind.rawValue))
         }
-        // The dump takes a core. Where there are but two, two connections have more to lose by that.
+        // The dump takes a core. On two cores, two connections lose more by that.
         let dumped = Disturbance.Kind.dump.rawValue + Self.one
         report.compare(
             "drain while \(dumped), over undisturbed\(Self.one)",
@@ -50,7 +50,7 @@ struct HostileMeasurement: LedgerMeasurement {
         try fading()
     }
 
-    /// Whether it gets slower as it goes on: in the current partition, of which all is deleted row by row and nothing truncated.
+    /// Whether the drain slows down over time: in the current partition, where rows are deleted and nothing is truncated.
     private func fading() throws {
         let deadEvery = scale.deadEvery[0]
         let kinds: [Disturbance.Kind] = [.oldSnapshot, .dump]

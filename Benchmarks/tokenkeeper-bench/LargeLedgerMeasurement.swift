@@ -1,6 +1,6 @@
 import LedgerTestSupport
 
-/// The drain over the large ledger beside the drain over the usual one: it shall not matter how many tokens there are.
+/// The drain over the large ledger compared with the drain over the usual one: the number of tokens should not matter.
 struct LargeLedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale

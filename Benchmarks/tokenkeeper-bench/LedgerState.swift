@@ -1,6 +1,6 @@
-/// What a contestant has left behind: two that have done the same durable change are equal.
+/// The state that a contestant leaves behind. Contestants that made the same durable change have equal states.
 ///
-/// Left out is only what tells when or by which transaction it was done.
+/// It omits only the times and transaction ids of the change.
 struct LedgerState: Equatable {
     private let text: String
 

@@ -1,7 +1,7 @@
 import Foundation
 import LedgerTestSupport
 
-/// What it was measured on.
+/// The machine that runs the benchmark.
 struct Machine {
     let lines: [(name: String, value: String)]
     let settings: [String]
@@ -28,25 +28,25 @@ struct Machine {
         settings = cluster.settings
     }
 
-    /// The averages of how many processes wanted a core, now.
+    /// The current load averages.
     static var load: String {
         let text = (try? String(contentsOfFile: "/proc/loadavg", encoding: .utf8)) ?? ""
         return text.split(separator: " ").prefix(3).joined(separator: ", ")
     }
 
-    /// What was built, where this runs in a checkout.
+    /// The version and, in a checkout, the commit.
     private static var commit: String {
         guard let run = try? ProgramRun(["git", "rev-parse", "--short", "HEAD"]), run.status == 0 else { return "" }
         return ", commit " + run.output.trimmingCharacters(in: .whitespacesAndNewlines)
     }
 
-    /// The type of the file system, and the kind of the disk where that is known.
+    /// The type of the file system, and the kind of disk if known.
     private static func fileSystem(of folder: String) -> String {
         let found = try? ProgramRun(["findmnt", "-no", "FSTYPE,SOURCE", "--target", folder])
         let words = (found?.output ?? "").split(whereSeparator: \.isWhitespace).map(String.init)
         guard let type = words.first else { return "unknown" }
         let device = words.last.flatMap { $0.split(separator: "/").last } ?? ""
-        // A virtual disk says that it rotates, whatever is behind it.
+        // A virtual disk reports that it rotates, whatever the real disk is.
         if device.hasPrefix("vd") || device.hasPrefix("xvd") { return type + ", virtual disk" }
         let rotates = try? String(contentsOfFile: "/sys/block/\(device)/queue/rotational", encoding: .utf8)
         return type + (rotates.map { $0.hasPrefix("0") ? ", solid state" : ", rotating" } ?? "")

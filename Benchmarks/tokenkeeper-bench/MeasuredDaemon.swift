@@ -6,10 +6,10 @@ final class MeasuredDaemon {
     private let process: DaemonProcess
     private let reaper: Reaper
 
-    /// Polls briskly: how long an idle daemon waits is measured by freshness, not here.
+    /// Polls often: freshness measures how long an idle daemon waits, and the drain does not.
     static let brisk = ["drain.poll_idle=50ms", "sweep.interval=off"]
 
-    /// The same, with one connection for a backlog as well.
+    /// The same, but without a second connection for a backlog.
     static let briskAlone = brisk + ["drain.second_connection=off"]
 
     init(_ database: Database, settings: [String] = brisk, overTLS: Bool = false, environment: [String: String] = [:])
@@ -21,7 +21,7 @@ final class MeasuredDaemon {
 
     var pid: Int32 { process.pid }
 
-    /// Starts so many on a database, and waits until each has looked at the queue.
+    /// Starts this many daemons on a database, and waits until each has looked at the queue.
     static func start(
         _ count: Int = 1, on database: Database, settings: [String] = brisk, overTLS: Bool = false
     ) throws -> [MeasuredDaemon] {
@@ -41,7 +41,7 @@ final class MeasuredDaemon {
         return daemons
     }
 
-    /// Waits until the first sweep is over, which is due at once, and for what comes after it: daemons that rest then.
+    /// Waits for the first sweep, which is due at once, and for the work after it. Then the daemons are at rest.
     static func rest(_ session: Session, seconds: Int) throws {
         try eventually("the first sweep is over", within: 600) {
             try session.number("SELECT count(*) FROM tokenkeeper.sweep_run WHERE finished_at IS NOT NULL") > 0
@@ -49,9 +49,9 @@ final class MeasuredDaemon {
         Thread.sleep(forTimeInterval: Double(seconds))
     }
 
-    /// Stops it where it stands, between two statements, so that work can be laid before it.
+    /// Stops the daemon between two statements, so that work can be queued for it.
     ///
-    /// A lock on a range would not do: a daemon that finds a range locked looks elsewhere, and comes back to it later.
+    /// A lock on a range would not be enough: a daemon that finds a range locked continues elsewhere, and comes back later.
     static func pause(_ daemons: [MeasuredDaemon], on session: Session) throws {
         for daemon in daemons {
             try eventually("a daemon between two statements", within: 20) {

@@ -1,8 +1,8 @@
 import Foundation
 
-/// The report as people read it: a page of Markdown, and a plot.
+/// The report for people: a page of Markdown, and a plot.
 struct Paper {
-    /// What a page is about.
+    /// The subject of a page.
     enum Subject: String {
         case ledger = "README.md"
         case sending = "sending.md"
@@ -13,7 +13,7 @@ struct Paper {
     let machine: Machine
     let scale: Scale
     let isQuick: Bool
-    /// False when only some of the measurements were asked for.
+    /// False if only some measurements were requested.
     let isWhole: Bool
 
     private static let plotName = "drain.svg"
@@ -34,7 +34,7 @@ struct Paper {
         try markdown.write(toFile: "\(folder)/\(subject.rawValue)", atomically: true, encoding: .utf8)
         if !report.bars.isEmpty {
             let plot = BarPlot(
-                title: "Results drained a second, by share of 410s (each share to its own scale)", groups: report.bars)
+                title: "Results drained per second, by share of 410s (each share has its own scale)", groups: report.bars)
             try plot.svg.write(toFile: "\(folder)/\(Self.plotName)", atomically: true, encoding: .utf8)
         }
     }
@@ -44,16 +44,16 @@ struct Paper {
         var lines = ["# \(title)", ""]
         lines += [
             "Written by `make bench` on \(day)"
-                + (isQuick ? ", **with QUICK=1: small sizes, no result to keep**" : "")
+                + (isQuick ? ", **with QUICK=1: small sizes, no figures to keep**" : "")
                 + (isWhole ? "" : ", **only some of the measurements**")
-                + (report.isFinished ? "." : ", **which has not come to its end**."),
+                + (report.isFinished ? "." : ", **which did not finish**."),
             "Rates depend on the machine. Ratios are computed round by round, between contestants that did the same work in the same round",
-            "of the same run, in a different order each time: the median of \(scale.rounds) rounds, with the least and the greatest. What was measured",
-            "once says so.",
+            "of the same run, in a different order each time. A figure with a range in parentheses is the median of \(scale.rounds) rounds, with the",
+            "minimum and the maximum. \"Once\" marks a single measurement.",
             "",
         ]
-        if subject == .ledger { lines += ["Sending to APNs has [a page of its own](sending.md).", ""] }
-        if !report.bars.isEmpty { lines += ["![Results drained a second](\(Self.plotName))", ""] }
+        if subject == .ledger { lines += ["Sending to APNs has [its own page](sending.md).", ""] }
+        if !report.bars.isEmpty { lines += ["![Results drained per second](\(Self.plotName))", ""] }
         lines += ["| measure | figure | target | |", "|---|---|---|---|"]
         for finding in report.findings {
             let reached = finding.isReached.map { $0 ? "reached" : "**not reached**" } ?? ""
@@ -87,13 +87,13 @@ struct Paper {
         switch subject {
         case .ledger:
             lines += [
-                "Rows are results, tokens or calls, depending on the work. Processor time is that of all server processes, and of the daemons.",
-                "", "| work | contestant | rows a second | server, µs a row | daemon, µs a row |",
+                "Rows are results, tokens or calls, depending on the work. Processor time is the total of all server processes, and of the daemons.",
+                "", "| work | contestant | rows per second | server, µs per row | daemon, µs per row |",
             ]
         case .sending:
             lines += [
-                "Processor time is that of the receiving process and of the sending one; for the outbox, that of PostgreSQL's processes and of the daemon.",
-                "", "| work | contestant | requests a second | server, µs a request | client, µs a request |",
+                "Processor time is measured for the receiving and the sending process; for the outbox, for PostgreSQL's processes and the daemon.",
+                "", "| work | contestant | requests per second | server, µs per request | client, µs per request |",
             ]
         }
         lines.append("|---|---|---|---|---|")

@@ -7,7 +7,7 @@ struct Partition {
         Partition(number: Int(try session.number("SELECT (date_part('epoch', clock_timestamp())::bigint >> 7) & 7")))
     }
 
-    /// The second partition before the current one: no sender writes to it any more, and the daemon knows that.
+    /// The second partition before the current one: no sender writes to it any more, and the daemon treats it as sealed.
     static func past(_ session: Session) throws -> Partition {
         Partition(number: (try current(session).number + 6) % 8)
     }

@@ -1,10 +1,10 @@
-/// Another kind of queue on the same work, which ends in the same ledger: by the floor's own statement on the server, so a
-/// peer has no client work at all.
+/// Another kind of queue for the same work, with the same final ledger. It records with the floor's own statement on the server,
+/// so a peer has almost no client work.
 protocol Peer {
     init(workload: Workload, batch: Int)
     var name: String { get }
     var batch: Int { get }
-    /// How many times as fast the daemon shall be.
+    /// The target: how many times as fast the daemon should be.
     var target: Double { get }
     var workload: Workload { get }
 
@@ -12,7 +12,7 @@ protocol Peer {
     func prepare(_ positions: Range<Int>, deadEvery: Int, on session: Session) throws
     /// Drains one batch.
     ///
-    /// - Returns: How many results that were.
+    /// - Returns: How many results the batch had.
     func step(on session: Session) throws -> Int
 }
 

@@ -1,4 +1,4 @@
-/// PgQ, as Debian packages it: a tick each batch, read by the batch; its tables are rotated later, which is not charged.
+/// PgQ, as Debian packages it: one tick per batch, read batch by batch. Its tables are rotated later, which is not counted.
 struct PgQQueue: Peer {
     let workload: Workload
     let batch: Int
@@ -12,7 +12,7 @@ struct PgQQueue: Peer {
             SELECT pgq.set_queue_config('results', 'ticker_max_count', '1'), pgq.set_queue_config('results', 'ticker_max_lag', '0'),
                    pgq.set_queue_config('results', 'ticker_idle_period', '0');
             """)
-        // Loaded as its own bulk_insert_events would: straight into the event table of the moment.
+        // Loaded as its own bulk_insert_events would: directly into the current event table.
         let table = try session.text("SELECT pgq.current_event_table('results')") ?? ""
         for first in stride(from: positions.lowerBound, to: positions.upperBound, by: batch) {
             let part = first..<min(first + batch, positions.upperBound)

@@ -2,17 +2,17 @@ import CLibPQ
 import Foundation
 import LedgerTestSupport
 
-/// A client as an application has one: a warm session over the local socket, its statements prepared.
+/// A client like an application's: a warm session over the local socket, with prepared statements.
 final class PreparedClient: @unchecked Sendable {  // One thread at a time.
     private let handle: OpaquePointer
 
-    /// - Parameter user: Who asks.
+    /// - Parameter user: The role of the session.
     init(_ database: Database, user: String = "postgres") throws {
         guard let handle = PQconnectdb(database.url(user: user)), PQstatus(handle) == CONNECTION_OK else {
             throw TestFailure("no connection to \(database.name)")
         }
         self.handle = handle
-        // Both sides of each comparison alike: a flush a commit would be most of what is measured.
+        // The same for both sides of each comparison: otherwise most of the time would be the flush of each commit.
         try check(PQexec(handle, "SET synchronous_commit = off"))
     }
 

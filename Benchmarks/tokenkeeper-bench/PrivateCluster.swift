@@ -11,7 +11,7 @@ final class PrivateCluster {
     /// A quarter of the memory, 4 GB at most.
     static let sharedBuffersInMB = min(4096, Int(ProcessInfo.processInfo.physicalMemory >> 20) / 4)
 
-    /// - Parameter more: Settings beside the usual ones, `name=value`.
+    /// - Parameter more: Settings in addition to the usual ones, `name=value`.
     init(more: [String] = [], sharedBuffersInMB: Int = sharedBuffersInMB) throws {
         settings =
             [
@@ -47,7 +47,7 @@ final class PrivateCluster {
         return name
     }
 
-    /// The same database again, under a name of its own, with its ledger in memory.
+    /// A copy of the database under another name, with its ledger in memory.
     func copy(of template: String) throws -> Database {
         copies += 1
         let name = "copy_\(copies)"

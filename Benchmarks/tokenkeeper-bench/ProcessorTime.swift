@@ -5,7 +5,7 @@ import LedgerTestSupport
 enum ProcessorTime {
     private static let ticksPerSecond = Double(sysconf(Int32(_SC_CLK_TCK)))
 
-    /// Seconds that a process has used, its own and those of its children that have ended.
+    /// Seconds of a process, including its ended children.
     private static func seconds(of process: Int32, withChildren: Bool) -> Double {
         guard let line = try? String(contentsOfFile: "/proc/\(process)/stat", encoding: .utf8),
             let end = line.lastIndex(of: ")")
@@ -16,10 +16,10 @@ enum ProcessorTime {
         return ticks.reduce(0, +) / ticksPerSecond
     }
 
-    /// Of one process.
+    /// The time of one process.
     static func seconds(of process: Int32) -> Double { seconds(of: process, withChildren: false) }
 
-    /// Of the whole server: the postmaster, its children, and those that have ended.
+    /// The time of the whole server: the postmaster and its children, including ended ones.
     static func seconds(of cluster: PrivateCluster) throws -> Double {
         let main = try postmaster(of: cluster)
         let children = try String(contentsOfFile: "/proc/\(main)/task/\(main)/children", encoding: .utf8)
@@ -28,7 +28,7 @@ enum ProcessorTime {
     }
 
     private static func postmaster(of cluster: PrivateCluster) throws -> Int32 {
-        // Readable for the user that the server runs as, or for root: one of them is who we are.
+        // Readable only for root and the user that the server runs as: we are one of the two.
         let text = try String(contentsOfFile: "\(cluster.cluster.folder)/data/postmaster.pid", encoding: .utf8)
         guard let process = text.split(separator: "\n").first.flatMap({ Int32($0) }) else {
             throw TestFailure("no server")

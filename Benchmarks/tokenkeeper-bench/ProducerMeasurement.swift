@@ -1,6 +1,6 @@
 import LedgerTestSupport
 
-/// What senders pay: rows into the queue beside rows into a plain table without an index, of the same columns.
+/// The cost for senders: inserting into the queue compared with a plain table with the same columns and no index.
 struct ProducerMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale

@@ -1,6 +1,6 @@
 import Foundation
 
-/// Plain lines on standard error.
+/// Prints progress on standard error.
 enum Progress {
     private static let start = ContinuousClock.now
 

@@ -1,4 +1,4 @@
-/// The drain where everything is published for logical replication, and a slot is open: a cluster of its own.
+/// The drain while everything is published for logical replication and a slot is open, on a separate cluster.
 struct PublicationMeasurement {
     let scale: Scale
     let report: Report

@@ -1,6 +1,6 @@
 import Foundation
 
-/// A shell that kills a process when we are gone, however that comes: a daemon that was stopped would stand for ever.
+/// A shell that kills a process when this program ends, however it ends: otherwise a stopped daemon would stay forever.
 final class Reaper {
     private let shell = Process()
     private let lifeline = Pipe()

@@ -1,13 +1,13 @@
 /// The durable change that a batch of results makes, as one statement on the server: what the daemon does, without the daemon.
 /// The floor and the peers all end in this.
 enum Recording {
-    /// How a transaction of every contestant begins: as the daemon's.
+    /// How every contestant's transaction begins: like the daemon's.
     static let begin = "BEGIN; SET LOCAL synchronous_commit = off;"
 
     /// - Parameters:
     ///   - source: A relation with the columns environment, topic, token, status, body.
-    ///   - prelude: Common table expressions that come before, each with a comma after it.
-    /// - Returns: A statement that answers how many results it has counted.
+    ///   - prelude: Common table expressions that come first, each followed by a comma.
+    /// - Returns: A statement that returns how many results it has counted.
     static func statement(from source: String, after prelude: String = "") -> String {
         """
         WITH \(prelude) failed AS MATERIALIZED (

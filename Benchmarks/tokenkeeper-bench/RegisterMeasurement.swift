@@ -1,6 +1,6 @@
 import Foundation
 
-/// What an application waits for: `register` of an active token beside a bare upsert of the same row of the same ledger.
+/// The cost for applications: `register` of an active token compared with a bare upsert of the same row.
 struct RegisterMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
@@ -36,7 +36,7 @@ struct RegisterMeasurement: LedgerMeasurement {
         report.compare(
             "register of an active token over a bare upsert, time of a round trip",
             contest.ratio(Self.bare, over: Self.register), atMost: 1.5)
-        // The sessions are over: what they have to tell reaches the statistics as they leave.
+        // The sessions have ended, and report their statistics when they end.
         Thread.sleep(forTimeInterval: 1)
         let hot = try databases[1].session().number(
             """

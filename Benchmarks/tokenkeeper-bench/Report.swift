@@ -1,4 +1,4 @@
-/// What was found, measure by measure.
+/// The findings, measure by measure.
 final class Report {
     struct Finding {
         var measure: String
@@ -20,9 +20,9 @@ final class Report {
     /// Rates by share of 410s, for the plot.
     var bars: [(group: String, bars: [(name: String, rate: Double)])] = []
     private(set) var failures: [(name: String, error: String)] = []
-    /// Whether all that was asked for has been measured, or has failed.
+    /// Whether every requested measurement has run or failed.
     var isFinished = false
-    /// Called when one measurement has come to its end.
+    /// Called after each measurement.
     var onEach: () -> Void = {}
 
     /// A figure without a target.
@@ -30,15 +30,15 @@ final class Report {
         add(Finding(measure: measure, figure: figure))
     }
 
-    /// What is right or wrong, whatever time it took.
+    /// A check that does not depend on time.
     func check(_ measure: String, _ figure: String, target: String, isReached: Bool) {
         if !isReached { failures.append((measure, "\(figure), expected \(target)")) }
         add(Finding(measure: measure, figure: figure, target: target, isReached: isReached))
     }
 
-    /// A figure that shall be at least, or at most, so much.
+    /// A figure with a minimum or a maximum as its target.
     ///
-    /// - Parameter verdict: What a referee says of it. What is disqualified has reached nothing.
+    /// - Parameter verdict: The referee's verdict. A disqualified contestant has not reached the target.
     func compare(
         _ measure: String, _ spread: Spread, atLeast least: Double? = nil, atMost most: Double? = nil, digits: Int = 2,
         unit: String = "", verdict: String? = nil
@@ -53,7 +53,7 @@ final class Report {
                 target: target, isReached: verdict == nil ? isReached : false))
     }
 
-    /// Measures, if asked for; one that fails is told, and those after it go on: the whole takes long.
+    /// Runs a measurement if requested. A failure is reported and does not stop the later ones, because a full run takes long.
     func attempt(_ name: String, _ isAskedFor: Bool, _ measure: () throws -> Void) {
         if !isAskedFor { return }
         do {

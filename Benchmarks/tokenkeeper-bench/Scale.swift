@@ -1,24 +1,24 @@
-/// How much of everything.
+/// The sizes of all measurements.
 struct Scale {
     var rounds: Int
-    /// Active tokens of the usual ledger, and of the large one.
+    /// Active tokens in the usual ledger, and in the large one.
     var tokens: Int
     var manyTokens: Int
     /// Queued results of a drain, and of a long one.
     var results: Int
     var manyResults: Int
-    /// Queued results of a drain where all are 410s.
+    /// Queued results of a drain with 410s only.
     var staleResults: Int
-    /// Each so-many-th result is a 410: 2 %, 20 %, all.
+    /// Every n-th result is a 410: 2 %, 20 %, all.
     var deadEvery: [Int]
-    /// Of how many results a batch of a peer may be; the fastest is taken.
+    /// Batch sizes to try for a peer; the fastest one is used.
     var batches: [Int]
     var idleProbes: Int
     var loadedProbes: Int
-    /// Calls of the gate, of register, and rows inserted, a round.
+    /// Per round: calls of the gate, calls of register, and inserted rows.
     var calls: Int
     var inserts: Int
-    /// Requests that a client sends to APNs, and those that the daemon sends from the outbox, a round.
+    /// Per round: requests that a client sends to APNs, and requests that the daemon sends from the outbox.
     var sends: Int
     var outboxSends: Int
     /// Seconds of rest and of load.

@@ -2,7 +2,7 @@ import Foundation
 import LedgerTestSupport
 import Synchronization
 
-/// A sender that queues results all the time, a hundred at once, 2 % of them 410s.
+/// A sender that queues results continuously, a hundred at a time, 2 % of them 410s.
 final class SendersLoad: Sendable {
     private let stop = Atomic(false)
     private let queued = Atomic(0)
@@ -12,7 +12,7 @@ final class SendersLoad: Sendable {
     private let finished = DispatchSemaphore(value: 0)
     private static let batch = 100
 
-    /// Makes what it sends, once a database.
+    /// Prepares the results to send, once per database.
     static func prepare(_ workload: Workload, rows: Int, on session: Session) throws {
         try session.run(
             """
@@ -23,7 +23,7 @@ final class SendersLoad: Sendable {
         try session.run("ANALYZE stock")
     }
 
-    /// - Parameter perSecond: Results; nil for as many as go.
+    /// - Parameter perSecond: Results per second; nil for as many as possible.
     init(on database: Database, stock rows: Int, perSecond: Double?) throws {
         self.perSecond = perSecond
         let session = try database.session()
@@ -57,7 +57,7 @@ final class SendersLoad: Sendable {
         thread.start()
     }
 
-    /// - Throws: When it has not been what it should be so far.
+    /// - Throws: If the load has fallen behind its rate.
     func check() throws {
         let wanted = (perSecond ?? 0) * (start.duration(to: .now) / .seconds(1))
         let queued = queued.load(ordering: .relaxed)
@@ -66,7 +66,7 @@ final class SendersLoad: Sendable {
         }
     }
 
-    /// Ends it.
+    /// Ends the load.
     ///
     /// - Returns: How many results it has queued.
     @discardableResult

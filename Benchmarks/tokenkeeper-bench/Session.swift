@@ -1,7 +1,7 @@
 import LedgerTestSupport
 import TokenLedger
 
-/// A connection that is passed around, used by one thread at a time. Statements may take an hour: this is a benchmark.
+/// A connection that several threads use, one at a time. Statements may take an hour.
 final class Session: @unchecked Sendable {  // One thread at a time.
     private var connection: Connection
 

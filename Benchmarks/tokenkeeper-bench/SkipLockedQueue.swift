@@ -1,4 +1,5 @@
-/// An id-indexed table claimed by rows: the statement of most job queues, with the claim and the deletion already in one.
+/// A table with an index on the id, whose rows are claimed with SKIP LOCKED, as in most job queues. Claim and deletion are one
+/// statement.
 struct SkipLockedQueue: Peer {
     let workload: Workload
     let batch: Int

@@ -1,6 +1,6 @@
 import Foundation
 
-/// A median with the least and the greatest.
+/// A median with minimum and maximum.
 struct Spread {
     let median: Double
     let least: Double

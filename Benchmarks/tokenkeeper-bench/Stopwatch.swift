@@ -14,7 +14,7 @@ struct Stopwatch {
         start = .now
     }
 
-    /// - Parameter end: When it was over, if that is not now.
+    /// - Parameter end: When the work ended, if not now.
     func sample(rows: Int, end: ContinuousClock.Instant = .now) throws -> Sample {
         Sample(
             rows: rows, seconds: start.duration(to: end) / .seconds(1),

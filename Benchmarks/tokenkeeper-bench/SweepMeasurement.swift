@@ -2,7 +2,7 @@ import Foundation
 import LedgerTestSupport
 import Synchronization
 
-/// The sweep beside a bare DELETE of the same tokens, and what it does meanwhile to the drain.
+/// The sweep compared with a bare DELETE of the same tokens, and its effect on the drain.
 struct SweepMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale

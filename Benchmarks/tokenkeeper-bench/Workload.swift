@@ -1,19 +1,19 @@
 import Foundation
 
-/// The tokens and results that every contestant gets alike: token n is the SHA-256 of the number n.
+/// The tokens and results, the same for every contestant: token n is the SHA-256 of the number n.
 ///
-/// A ledger of so many active tokens has a tenth more, every eleventh one, that has been dead for longer than a sweep
-/// keeps them.
+/// In addition to its active tokens, a ledger has a tenth as many (every eleventh token) that have been stale for longer than the
+/// retention.
 struct Workload: Sendable {
     /// How many active tokens the ledger has.
     let tokens: Int
 
     static let topics = ["com.example.app", "com.example.app.voip", "com.example.news"]
 
-    /// Milliseconds since 1970: all 410s tell an instant after this, all registrations were before it.
+    /// Milliseconds since 1970. The timestamps of all 410s are after this, all registrations before.
     static let base = Int64(Date.now.timeIntervalSince1970 - 86_400) * 1000
 
-    /// Coprime to a power of ten: one after the other, results name tokens from all over the ledger, each once a lap.
+    /// Coprime to a power of ten, so consecutive results concern tokens from all over the ledger, each once per lap.
     private static let stride = 618_033_989
 
     /// Fills the empty ledger of a database.
@@ -35,7 +35,7 @@ struct Workload: Sendable {
         try session.run("VACUUM (ANALYZE) tokenkeeper.topic")
     }
 
-    /// How many of the ledger's rows a sweep is to prune.
+    /// How many rows of the ledger a sweep should prune.
     var stale: Int { tokens / 10 }
 
     private static func topicID(_ number: String) -> String { "1 + (\(number))::integer % 3" }
@@ -53,7 +53,7 @@ struct Workload: Sendable {
         "(ARRAY['\(Self.topics.joined(separator: "','"))'])[\(Self.topicID(number(position)))]"
     }
 
-    /// The hex texts of tokens from all over the ledger, as an SQL query: one in eleven of them has been dead for long.
+    /// The hex texts of tokens from all over the ledger, as an SQL query. One in eleven has been stale for long.
     func tokens(_ positions: Range<Int>, of topic: Int) -> String {
         let number = "(i * \(Self.stride) % \(tokens / 10 * 11) + 1)"
         return """
@@ -62,11 +62,11 @@ struct Workload: Sendable {
             """
     }
 
-    /// Results as a sender queues them: columns environment, topic, token, status, body, sent_at.
+    /// Results as a sender queues them, with the columns environment, topic, token, status, body, sent_at.
     ///
-    /// - Parameter deadEvery: Each so-many-th is a 410, the others are 200s.
+    /// - Parameter deadEvery: Every n-th result is a 410, the others are 200s.
     func results(_ positions: Range<Int>, deadEvery: Int) -> String {
-        // 410s are each of another token, as long as there are any.
+        // Each 410 concerns a different token, as long as there are any left.
         let position = "CASE WHEN i % \(deadEvery) = 0 THEN i / \(deadEvery) ELSE i END"
         return """
             SELECT 'production' AS environment, \(topic(position)) AS topic, \(token(position)) AS token,

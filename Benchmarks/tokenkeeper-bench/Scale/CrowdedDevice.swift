@@ -1,9 +1,9 @@
 extension ScaleMeasurement {
-    /// Registrations of a device_id that is the same for thousands of tokens: an application's mistake.
+    /// Registrations with a device_id that thousands of tokens share, by an application's mistake.
     func crowdedDevice(_ database: Database) throws {
         let session = try database.session()
         let tokens = 4700
-        // As an older version left them: all of one device.
+        // As an older version left them: all belong to one device.
         try session.run(
             """
             INSERT INTO tokenkeeper.topic (environment, topic) VALUES ('production', 'crowd');

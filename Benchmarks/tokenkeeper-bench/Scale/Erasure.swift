@@ -1,9 +1,9 @@
 extension ScaleMeasurement {
-    /// `forget`, and how long the drains stand still for it, where thousands of large results were rejected.
+    /// `forget` with thousands of large rejected results, and how long it stops the drains.
     func erasure(_ database: Database) throws {
         let session = try database.session()
         let rows = size(3900)
-        // 100 kB each, and little of it compresses.
+        // 100 kB each, barely compressible.
         try session.run(
             """
             INSERT INTO tokenkeeper.rejected_result (error, topic, token, status, body, queued_at)

@@ -1,5 +1,5 @@
 extension ScaleMeasurement {
-    /// One batch with suspects of hundreds of topics, and 410s of tokens that are new.
+    /// One batch with suspects of hundreds of topics, and 410s of new tokens.
     func manyTopics(_ database: Database) throws {
         let session = try database.session()
         try session.run(

@@ -1,5 +1,5 @@
 extension ScaleMeasurement {
-    /// Suspects of a topic whose tokens are all suppressed and were never registered: there is no active token to find, however long one looks.
+    /// Suspects of a topic whose tokens are all suppressed and were never registered: a search for an active token finds none.
     func neverRegistered(_ database: Database) throws {
         let session = try database.session()
         let tokens = size(3_000_000)
@@ -20,7 +20,7 @@ extension ScaleMeasurement {
             }
             let daemons = try MeasuredDaemon.start(on: database)
             defer { for daemon in daemons { daemon.stop() } }
-            // As a sender queues them: 40 a batch.
+            // As a sender queues them: 40 per batch.
             for batch in 0..<25 {
                 try session.run(
                     """

@@ -1,5 +1,5 @@
 extension ScaleMeasurement {
-    /// The guard's decision where the active tokens have last been counted 25 hours ago.
+    /// The guard's decision when the active tokens were last counted 25 hours ago.
     func oldCount(_ database: Database) throws {
         let session = try database.session()
         let tokens = size(4_000_000)
@@ -29,7 +29,7 @@ extension ScaleMeasurement {
             Spread([milliseconds.max() ?? .nan]), atMost: 1000, digits: 0, unit: " ms")
     }
 
-    /// What counting costs a token, in slices.
+    /// The cost per token of counting in slices.
     func count(_ database: Database) throws {
         let session = try database.session()
         let tokens = size(4_000_000)

@@ -2,7 +2,7 @@ import Foundation
 import LedgerTestSupport
 
 extension ScaleMeasurement {
-    /// A sweep where the counts of 80 days have never been added up: 3,000 topics, and several rows an hour and topic.
+    /// A sweep when the counts of 80 days have never been added up: 3,000 topics, with several rows per hour and topic.
     func resultCounts(_ database: Database) throws {
         let session = try database.session()
         let rows = size(18_000_000)

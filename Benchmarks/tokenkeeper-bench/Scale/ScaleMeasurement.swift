@@ -1,8 +1,8 @@
 import Foundation
 import LedgerTestSupport
 
-/// What only large installations meet: sizes at which something once became slow or stood still. One case a file in this folder, each
-/// a function of this type that gets a database of its own, and a line in `cases`.
+/// Problems of large installations: sizes at which something was once slow or stuck. Each case has a file in this folder, with a
+/// function of this type that gets its own database, and a line in `cases`.
 struct ScaleMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
@@ -33,7 +33,7 @@ struct ScaleMeasurement {
 
     /// Waits until nothing is queued.
     ///
-    /// - Returns: How long that took, in seconds; nil when something is still queued after `most`.
+    /// - Returns: How long that took, in seconds; nil if something is still queued after `most`.
     func untilQueueIsEmpty(_ session: Session, most: Duration = .seconds(120)) throws -> Double? {
         let start = ContinuousClock.now
         while try session.number("SELECT count(*) FROM tokenkeeper.send_result") > 0 {
@@ -43,7 +43,7 @@ struct ScaleMeasurement {
         return start.duration(to: .now) / .seconds(1)
     }
 
-    /// Tells how long a queue took to become empty.
+    /// Reports how long a queue took to become empty.
     func report(_ measure: String, _ seconds: Double?, target: Double) {
         report.check(
             measure, seconds.map { String(format: "%.2f s", $0) } ?? "still there after two minutes",

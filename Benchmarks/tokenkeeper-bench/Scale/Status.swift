@@ -2,7 +2,8 @@ import Foundation
 import LedgerTestSupport
 
 extension ScaleMeasurement {
-    /// The view `status` with thousands of topics, and behind what a large campaign has left in the outbox until a vacuum.
+    /// The view `status` with thousands of topics, and with the dead rows that a large campaign leaves in the outbox until a
+    /// vacuum.
     func status(_ database: Database) throws {
         let session = try database.session()
         let requests = size(4_000_000)

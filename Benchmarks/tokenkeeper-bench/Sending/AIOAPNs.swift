@@ -1,7 +1,7 @@
 import Foundation
 import LedgerTestSupport
 
-/// PyPI's `aioapns`, in a virtual environment of the benchmark's own, which goes when the work's folder does.
+/// PyPI's `aioapns`, in the benchmark's own virtual environment, which is deleted with the work's folder.
 struct AIOAPNs {
     let python: String
     /// The versions that were installed, for the report.
@@ -10,7 +10,7 @@ struct AIOAPNs {
     static let name = "aioapns"
     private static let pinned = ["aioapns==4.0", "h2==4.4.1", "hpack==4.2.0", "hyperframe==6.1.0", "PyJWT==2.15.1"]
 
-    /// - Throws: When Python, pip or PyPI is not to be had.
+    /// - Throws: If Python, pip or PyPI is not available.
     init(_ work: SendingWork) throws {
         let environment = work.folder + "/python"
         try TestCluster.run(["timeout", "60", "python3", "-m", "venv", environment])
@@ -38,12 +38,12 @@ struct AIOAPNs {
         }
     }
 
-    /// As its README has it: one `APNs` with a key, its defaults, `send_notification` awaited by each of 500 tasks. It has no
-    /// setting for the server's name, so that is changed where it is written down; the CA comes with its `ssl_context`,
-    /// and so does ALPN, which it does not ask for by itself and the fake insists on.
+    /// As in its README: one `APNs` with a key and the defaults, and 500 tasks that await `send_notification`. It has no setting
+    /// for the server's name, so this changes the constant. Its `ssl_context` gets the CA, and ALPN, which it does not request
+    /// itself and the fake requires.
     ///
-    /// One request goes before the others: it would begin 500 streams on a connection that allows one until it has seen a valid
-    /// token, and wait for ever for those that are refused.
+    /// One request is sent before the others: otherwise aioapns would begin 500 streams on a connection that allows one until it
+    /// has seen a valid token, and wait forever for the refused ones.
     private static let script = #"""
         import asyncio, json, ssl, sys, time
         from collections import Counter

@@ -1,7 +1,7 @@
 import Foundation
 import LedgerTestSupport
 
-/// The whole daemon: from the outbox behind the gate to APNs, and its answers through the queue into the ledger.
+/// The whole daemon: from the outbox through the gate to APNs, and the responses through the queue into the ledger.
 struct OutboxMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
@@ -44,7 +44,7 @@ struct OutboxMeasurement: LedgerMeasurement {
         report.compare("memory (RSS) of the daemon afterwards", Spread(memory), digits: 1, unit: " MB")
     }
 
-    /// - Returns: Also the resident memory in MB at the end, and how many requests have ended otherwise than by an answer.
+    /// - Returns: Also the resident memory in MB at the end, and how many requests ended without a response.
     private func send(_ round: Int, _ work: SendingWork, _ server: SendingServer) throws -> (Sample, Double, Double) {
         let database = try cluster.copy(of: template)
         defer { try? database.drop() }

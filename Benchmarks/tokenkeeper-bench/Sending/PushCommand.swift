@@ -5,12 +5,13 @@ import LedgerTestSupport
 import Synchronization
 import TokenModel
 
-/// `tokenkeeper-bench push`: the daemon's client in a process of its own, so that processor time and memory are its own.
+/// `tokenkeeper-bench push`: the daemon's client in a separate process, so that its processor time and memory can be measured.
 ///
-/// Requests are made as it goes, and submitted and collected at the daemon's pace: a second lot waits behind what is under way.
+/// Requests are made on the fly, and submitted and collected at the daemon's pace: the next batch waits behind the requests in
+/// flight.
 struct PushCommand: ParsableCommand {
     static let configuration = CommandConfiguration(
-        commandName: "push", abstract: "Sends requests with the daemon's client, and prints what came of it as JSON.",
+        commandName: "push", abstract: "Sends requests with the daemon's client, and prints the outcome as JSON.",
         shouldDisplay: false)
 
     @Option var port: Int
@@ -23,7 +24,7 @@ struct PushCommand: ParsableCommand {
     @Flag(help: "Print what libcurl does to standard error.")
     var trace = false
 
-    /// As the daemon's, between two turns.
+    /// The daemon's pause between two turns.
     private static let pace: useconds_t = 5000
 
     func run() throws {
@@ -45,7 +46,8 @@ struct PushCommand: ParsableCommand {
             return TokenAddress(environment: .production, topic: topic, token: token)
         }
         let payload = Array(SendingWork.payload.utf8)
-        // Foundation opens a file for each UUID: one and a number are as unlike as the daemon's, which come from the database.
+        // Foundation opens a file for each UUID. One UUID plus a number is as unique as the daemon's, which come from the
+        // database.
         let prefix = UUID().uuidString.lowercased().prefix(24)
         func request(_ number: Int) -> PushRequest {
             let digits = String(number, radix: 16)

@@ -1,31 +1,31 @@
 import Foundation
 import LedgerTestSupport
 
-/// A client that sends so many requests, as a process of its own, and what it says of itself.
+/// A client that sends a number of requests in its own process, and its own account of them.
 struct SendingClient {
     let name: String
-    /// What it is started with.
+    /// The command line.
     let command: (_ server: SendingServer, _ requests: Int) throws -> [String]
-    /// Reads what it has printed.
+    /// Reads its output.
     let account: (_ printed: String) throws -> Account
 
-    /// What a client says that it has done.
+    /// A client's own account of what it did.
     struct Account: Codable {
-        /// From the first request to the last answer, the making of connections included.
+        /// From before the first connection to the last response.
         var seconds: Double
-        /// How many answers there were, by status.
+        /// The number of responses, by status.
         var answers: [Int: Int]
         var connections: Int?
-        /// How often a request went to a connection, where it tells that.
+        /// How often a request was sent, if the client reports it.
         var sends: Int?
-        /// Resident memory in bytes when a quarter was answered, and when all were.
+        /// Resident memory in bytes after a quarter of the responses, and after all of them.
         var memory: [Int]?
     }
 
     /// A client may not take longer.
     private static let patience = 600
 
-    /// - Returns: The sample, in which the server's time is that of the process sent to, and the daemon's is the client's.
+    /// - Returns: The sample. Its server's time is the receiving process's, and its daemon's time is the client's.
     func send(_ requests: Int, to server: SendingServer) throws -> (sample: Sample, account: Account) {
         let command = ["timeout", "\(Self.patience)"] + (try self.command(server, requests))
         let server = server.pid
@@ -42,7 +42,7 @@ struct SendingClient {
         return (sample, account)
     }
 
-    /// What the processes have used that we started and that have ended: while a client runs no other one ends.
+    /// The processor time of our ended child processes: while a client runs, no other one ends.
     private static var childrenSeconds: Double {
         var usage = rusage()
         getrusage(__rusage_who_t(RUSAGE_CHILDREN.rawValue), &usage)
@@ -70,7 +70,7 @@ struct SendingClient {
         }
     }
 
-    /// nghttp2's own load generator. It verifies no certificate, and keeps no answer.
+    /// nghttp2's own load generator. It verifies no certificate, and keeps no response.
     static func h2load(_ work: SendingWork) -> SendingClient {
         SendingClient(name: "h2load") { server, requests in
             [

@@ -1,19 +1,19 @@
 import Foundation
 import LedgerTestSupport
 
-/// The daemon's client beside others that send the same to the same server.
+/// The daemon's client compared with others that send the same requests to the same server.
 struct SendingMeasurement {
     let scale: Scale
     let report: Report
 
-    /// What is called flat: it may be so many times what it was when a quarter was sent.
+    /// Memory is flat if it grows at most by this factor after a quarter of the requests.
     private static let flat = 1.1
     private static let gone = 2000
 
     func run() throws {
         report.note("load of the machine when this began (1, 5, 15 minutes)", Machine.load)
         let work = try SendingWork()
-        // Makes keys and certificates, which all others use.
+        // This makes the keys and certificates that all others use.
         try SendingServer(.validating, work).stop()
         try validating(work)
         try plain(work)
@@ -26,7 +26,7 @@ struct SendingMeasurement {
         var without: String?
         do {
             let python = try AIOAPNs(work)
-            report.note("aioapns is", python.versions)
+            report.note("version of aioapns", python.versions)
             rivals.append((python.client(work), scale.sends / 10))
         } catch {
             Progress.say("no aioapns: \(error)")
@@ -101,7 +101,7 @@ struct SendingMeasurement {
             Spread(repeats), digits: 0)
     }
 
-    /// Answers that close nothing and repeat nothing: each request arrives once, and all on one connection.
+    /// 410s close no connection and repeat no request: each request arrives once, and all on one connection.
     private func gone(_ work: SendingWork) throws {
         let answer =
             #"{"rules": [{"match": {}, "answer": {"status": 410, "reason": "Unregistered", "timestamp": 1508249865488}}]}"#
@@ -111,7 +111,7 @@ struct SendingMeasurement {
         let counted = try server.stop()
         let (requests, connections) = (counted?.requests ?? 0, counted?.connections ?? 0)
         report.check(
-            "\(Self.gone) answers of 410",
+            "\(Self.gone) responses of 410",
             "\(requests) requests, \(account.answers[410] ?? 0) responses, \(connections) connections",
             target: "\(Self.gone) requests, \(Self.gone) responses, 1 connection",
             isReached: requests == Self.gone && counted?.outcomes == ["410 Unregistered": Self.gone]
@@ -119,13 +119,13 @@ struct SendingMeasurement {
     }
 }
 
-/// Who has sent something else than was asked for, by its own account and by the server's.
+/// Finds clients that sent anything else than requested, by their own account and by the server's.
 private final class SendingReferee {
     private var faults: [String: String] = [:]
 
     func note(_ name: String, requests: Int, _ account: SendingClient.Account, _ counted: SendingServer.Report?) {
         var wrong: [String] = []
-        if account.answers != [200: requests] { wrong.append("it has \(account.answers) answers") }
+        if account.answers != [200: requests] { wrong.append("it has \(account.answers) responses") }
         if counted != nil, let sends = account.sends, sends != requests { wrong.append("it sent \(sends)") }
         if let counted, counted.outcomes != ["200": requests] || !counted.faults.isEmpty {
             wrong.append("the server saw \(counted.outcomes) and \(counted.faults.prefix(3))")

@@ -1,31 +1,31 @@
-/// How sending is measured, in words.
+/// The text on how sending is measured.
 struct SendingMethod {
     let scale: Scale
 
     var lines: [String] {
         [
-            "- **The clients** are processes of their own, over TLS on 127.0.0.1, one after the other; each meets a server that has just been started. All send",
+            "- **The clients** are separate processes that run one after the other, over TLS on 127.0.0.1, each with a newly started server. All send",
             "  the same payload of \(SendingWork.payload.utf8.count) bytes to the same \(SendingWork.tokens) tokens in turn, with `apns-topic`, `apns-push-type` and a provider token,",
             "  and keep \(SendingClient.inFlight) requests in flight. The time runs from before the first connection to the last response; the processor time is",
             "  that of the whole process, start and end included.",
-            "- **tokenkeeperd's client** is the daemon's, driven as the daemon drives it: requests are submitted and responses collected in lots. Each request",
-            "  has a UUID of its own as `apns-id`. It may have \(SendingClient.connections) connections and opens the second when the first has no room,",
+            "- **tokenkeeperd's client** is the daemon's, driven as the daemon drives it: requests are submitted and responses collected in batches. Each request",
+            "  has its own UUID as `apns-id`. It may have \(SendingClient.connections) connections and opens the second when the first has no room,",
             "  which never happens here.",
             "- **h2load** has \(SendingClient.connections) connections with \(SendingClient.inFlight / SendingClient.connections) streams each. It makes its headers once, sends no",
-            "  `apns-id`, keeps no response and verifies no certificate: the least that HTTP/2 costs.",
-            "- **aioapns** has its own defaults and sends a tenth of the requests, \(scale.sends / 10). Its first request goes alone: it waits forever for a request",
-            "  that is refused before a connection has proved itself. It sends `apns-id` as well.",
-            "- **The fake APNs** ([docs/reference/fake-apns.md](../reference/fake-apns.md)) is built for release and has one thread. It checks the provider token",
+            "  `apns-id`, keeps no response and verifies no certificate: the lower bound of the cost of HTTP/2.",
+            "- **aioapns** has its own defaults and sends a tenth of the requests, \(scale.sends / 10). Its first request is sent alone: it waits forever for a request",
+            "  that is refused while the connection allows only one stream. It sends `apns-id` as well.",
+            "- **The fake APNs** ([docs/reference/fake-apns.md](../reference/fake-apns.md)) is a release build and has one thread. It checks the provider token",
             "  and everything else of each request, and allows one stream until it has seen a valid token; it keeps counts only. **nghttpd** has one thread,",
             "  looks for a file and checks nothing; it responds before it has read the payload.",
             "- **Other counts disqualify**: the server must have seen each request once and nothing else, and the client must have as many responses.",
             "- **Memory** counts as flat when it ends at most a tenth above what it was after a quarter.",
             "- **The outbox**: the daemon in its own process, with a private PostgreSQL (see [the other page](README.md#how)). It is stopped while",
             "  \(scale.outboxSends) requests for as many tokens are inserted. The time runs from the moment it is resumed until the last response is counted",
-            "  in the ledger: claims behind the gate, sending, recording, and the drain of the responses meanwhile. What the fake takes of the machine's cores is",
-            "  not in the processor times, but in the rate.",
+            "  in the ledger: claims behind the gate, sending, recording, and the drain of the responses meanwhile. The fake's share of the machine's cores is",
+            "  not in the processor times, but it affects the rate.",
             "",
-            "Not claimed: what any of it does over a network, where a response takes its time, or with Apple's servers, whose limits nobody outside knows.",
+            "This page claims nothing about a network, where responses take longer, or about Apple's servers, whose limits are not public.",
         ]
     }
 }

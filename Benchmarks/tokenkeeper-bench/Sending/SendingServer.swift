@@ -1,16 +1,16 @@
 import Foundation
 import LedgerTestSupport
 
-/// What is sent to, as a process, on a port of 127.0.0.1.
+/// The receiving server: a process on a port of 127.0.0.1.
 final class SendingServer {
     enum Kind: String {
         /// Checks each request as APNs does, and allows one stream until it has seen a valid provider token.
         case validating = "the fake APNs"
-        /// Looks a file up and checks nothing.
+        /// Looks up a file and checks nothing.
         case plain = "nghttpd"
     }
 
-    /// What the fake writes at its end.
+    /// The fake's final report.
     struct Report: Decodable {
         var requests: Int
         /// By status and reason.
@@ -26,11 +26,11 @@ final class SendingServer {
 
     var pid: Int32 { process.processIdentifier }
 
-    /// The fake that was built beside this program.
+    /// The fake that was built with this program.
     private static let fake = URL(fileURLWithPath: DaemonProcess.program).deletingLastPathComponent()
         .appendingPathComponent("fake-apns")
 
-    /// - Parameter script: What the fake shall answer: JSON, see docs/reference/fake-apns.md; nil accepts all.
+    /// - Parameter script: The fake's responses, as JSON (see docs/reference/fake-apns.md); nil to accept everything.
     init(_ kind: Kind, _ work: SendingWork, script: String? = nil) throws {
         let name = UUID().uuidString.prefix(8)
         reportFile = "\(work.folder)/report-\(name).json"
@@ -76,9 +76,9 @@ final class SendingServer {
         }
     }
 
-    /// Ends it.
+    /// Stops the server.
     ///
-    /// - Returns: What the fake has counted; nil of nghttpd, which counts nothing.
+    /// - Returns: The fake's counts; nil for nghttpd, which counts nothing.
     @discardableResult
     func stop() throws -> Report? {
         process.terminate()

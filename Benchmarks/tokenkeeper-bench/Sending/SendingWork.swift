@@ -3,9 +3,10 @@ import Foundation
 import LedgerTestSupport
 import TokenModel
 
-/// What every client sends alike: the same payload to the same thousand tokens in turn, with the same headers and provider token.
+/// The same work for every client: the same payload to the same thousand tokens in turn, with the same headers and provider
+/// token.
 ///
-/// Its folder goes when this does.
+/// Its folder is deleted with the object.
 final class SendingWork {
     let folder: String
 
@@ -20,7 +21,7 @@ final class SendingWork {
         folder = NSTemporaryDirectory() + "tk-sending-\(UUID().uuidString.prefix(8))"
         try FileManager.default.createDirectory(atPath: authority, withIntermediateDirectories: true)
         try Self.payload.write(toFile: payloadFile, atomically: true, encoding: .utf8)
-        // nghttpd answers 200 for what it finds as a file.
+        // nghttpd responds with 200 to a path that exists as a file.
         let devices = root + "/3/device"
         try FileManager.default.createDirectory(atPath: devices, withIntermediateDirectories: true)
         for number in 0..<Self.tokens {
@@ -30,15 +31,15 @@ final class SendingWork {
 
     deinit { try? FileManager.default.removeItem(atPath: folder) }
 
-    /// Where the fake APNs makes its certificates and the key, when it is started first.
+    /// The folder in which the fake APNs makes its certificates and key at its first start.
     var authority: String { folder + "/authority" }
     var authorityFile: String { authority + "/ca.pem" }
     var keyFile: String { authority + "/AuthKey_\(Self.keyID).p8" }
     var payloadFile: String { folder + "/payload.json" }
-    /// What nghttpd serves.
+    /// The files that nghttpd serves.
     var root: String { folder + "/root" }
 
-    /// 64 hex digits that have nothing in common: SHA-256 and the like, as real tokens are.
+    /// 64 hex digits without a pattern, like real tokens: a hash.
     static func token(_ number: Int) -> String {
         var state = UInt64(number % tokens) &* 0x9E37_79B9_7F4A_7C15 &+ 1
         var text = ""
@@ -62,7 +63,7 @@ final class SendingWork {
         return try ProviderToken(key: key, keyID: keyID, teamID: teamID)
     }
 
-    /// A file of all URLs, one a line.
+    /// A file of all URLs, one per line.
     func addresses(port: Int) throws -> String {
         let file = folder + "/addresses-\(port)"
         let lines = (0..<Self.tokens).map { "https://localhost:\(port)/3/device/\(Self.token($0))\n" }
