@@ -1,36 +1,36 @@
-# tokenkeeperd: `make run` and `make test` do all set-up themselves.
+# tokenkeeperd: `make run` and `make test` install what they need.
 
 .PHONY: help run fake-apns test reference fuzz test-deployment bench build release deb lint setup clean
 
 help: ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
-run: ## Build, start a private PostgreSQL, the daemon and a sample of traffic. With DATABASE_URL=…: your database, no sample.
+run: ## Build, and start a private PostgreSQL, the daemon and a sample of traffic. With DATABASE_URL=…: only the daemon, on your database.
 	@DATABASE_URL='$(subst ','\'',$(value DATABASE_URL))' exec scripts/run
 
-fake-apns: ## Build and start an APNs of your own on 127.0.0.1:2197. ARGS='--script FILE' and more: docs/reference/fake-apns.md.
+fake-apns: ## Build and start a fake APNs on 127.0.0.1:2197. ARGS='--script FILE' and more: docs/reference/fake-apns.md.
 	@ARGS='$(subst ','\'',$(value ARGS))' exec scripts/fake-apns
 
-test: setup lint ## Build and run all tests, on a private PostgreSQL. TEST_SOAK=whole: the soaks, which are small otherwise, in full.
+test: setup lint ## Build and run all tests on a private PostgreSQL. TEST_SOAK=whole: run the soaks in full instead of small.
 	@scripts/test
 
 reference: setup ## Rewrite the generated parts of docs/reference and the man page from the sources.
 	@swift build --build-tests
 	@REFERENCE=write swift test --skip-build --disable-xctest --filter 'The reference pages'
 
-fuzz: setup ## Call every public SQL function 100,000 times with random input. CALLS=1000: that often.
+fuzz: setup ## Call every public SQL function 100,000 times with random input. CALLS=1000: 1,000 times.
 	@CALLS='$(subst ','\'',$(value CALLS))' exec scripts/fuzz
 
-test-deployment: ## Install the package on a machine of its own, with systemd and PostgreSQL, and try everything there.
+test-deployment: ## Install the package on a separate machine with systemd and PostgreSQL, and test everything there.
 	@scripts/test-deployment
 
-bench: ## Measure beside bare SQL and other queues, into docs/benchmarks/. QUICK=1: minutes, printed. ONLY=drain,peers: some of it.
+bench: ## Compare with bare SQL and other queues, into docs/benchmarks/. QUICK=1: in minutes, into a temporary folder. ONLY=drain,peers: some of it.
 	@exec scripts/bench
 
 build: setup ## Build for debugging.
 	@swift build
 
-release: setup ## Build the binary for installing: optimized, hardened, with Swift's libraries inside.
+release: setup ## Build the binary for installing: optimized, hardened, with Swift's libraries linked in.
 	@program=$$(scripts/release tokenkeeperd) && echo "built $$program"
 
 deb: ## Build the Debian package and its bill of materials (SPDX), into dist/.
@@ -39,7 +39,7 @@ deb: ## Build the Debian package and its bill of materials (SPDX), into dist/.
 lint: ## Check the format of the Swift sources.
 	@swift format lint --strict --recursive Package.swift Plugins Sources Tests Benchmarks
 
-setup: ## Install what is missing from Debian's packages.
+setup: ## Install missing Debian packages.
 	@scripts/setup
 
 clean: ## Remove what was built, and the private PostgreSQL of `make run`.
