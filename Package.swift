@@ -114,6 +114,7 @@ let package = Package(
                 "tokenkeeperd", "APNsFeedback", "TokenLedger", "TokenModel", "FakeAPNs", "LedgerTestSupport",
                 "TestThreads",
             ],
+            exclude: ["old-names.txt"],
             swiftSettings: lenient),
     ]
 )

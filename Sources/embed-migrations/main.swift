@@ -17,4 +17,7 @@ for path in arguments.dropFirst(2).sorted() {
         "        (\n            name: \"\(path.dropFirst(root.count))\",\n            text: ###\"\"\"\n\(text)\n\"\"\"###),\n"
 }
 source += "    ]\n}\n"
-try source.write(toFile: output, atomically: true, encoding: .utf8)
+// An unchanged file keeps its date: otherwise a build that only relinks this tool would compile TokenLedger again.
+if (try? String(contentsOfFile: output, encoding: .utf8)) != source {
+    try source.write(toFile: output, atomically: true, encoding: .utf8)
+}
