@@ -104,6 +104,27 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         #expect(throws: SchemaError.unreleased(version: 1, name: "schema")) { try Migrator(daemon: v1).check(&owner) }
     }
 
+    @Test func `a short statement_timeout of the database does not end the planning`() async throws {
+        let database = try TestCluster.shared.database()
+        try database.psql("ALTER DATABASE \(database.name) SET statement_timeout = '500ms'")
+        var other = try database.connect()
+        try other.execute("BEGIN; LOCK TABLE tokenkeeper.migration IN ACCESS EXCLUSIVE MODE")
+        let planning = Task.detached {
+            var owner = try database.connect()
+            return try Migrator(daemon: v1).plan(&owner)
+        }
+        try eventually("it waits for longer than that", within: 20) {
+            try database.psql(
+                """
+                SELECT count(*) FROM pg_locks
+                WHERE NOT granted AND waitstart < clock_timestamp() - interval '1 second'
+                  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                """) == "1"
+        }
+        try other.execute("COMMIT")
+        #expect(try await planning.value.isEmpty)
+    }
+
     @Test func `a schema that has moved on refuses only daemons that are too old for it`() throws {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()

@@ -17,9 +17,10 @@ public enum SchemaOwner {
     public static func whom(
         _ connection: inout Connection
     ) throws(DatabaseError) -> (database: String, role: String, isSuperuser: Bool) {
-        let row = try connection.query(
+        try connection.query(
             "SELECT current_database()::text, rolname::text, rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
-        )
-        return (row.text(0, 0) ?? "", row.text(0, 1) ?? "", row.bool(0, 2) == true)
+        ).one { row throws(DatabaseError) in
+            (database: try row.read(), role: try row.read(), isSuperuser: try row.read())
+        }
     }
 }

@@ -13,6 +13,8 @@ struct SchemaState {
         var release: Version
     }
 
+    /// Whether there is a table of versions.
+    var exists = false
     var versions: [AppliedVersion] = []
     /// Nil if the schema has no table for them, which no release ever made.
     var files: [AppliedFile]?
