@@ -314,6 +314,44 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         #expect(try empty.psql("SELECT to_regnamespace('tokenkeeper') IS NULL") == "t")
     }
 
+    /// Runs a script from a file: psql may stop early, and this process must not be writing to it then.
+    private func psql(_ script: String, _ url: String) throws -> ProgramRun {
+        let file = NSTemporaryDirectory() + "migrate-\(UUID().uuidString).sql"
+        defer { unlink(file) }
+        try script.write(toFile: file, atomically: true, encoding: .utf8)
+        return try ProgramRun(["psql", "-Xq", "-d", url, "-f", file])
+    }
+
+    @Test func `another role than the owner is refused before anything is changed, and told whom to work as`() throws {
+        let database = try TestCluster.shared.database()
+        var admin = try database.connect(user: "postgres")
+        let before = try catalog(&admin)
+        let migrator = Migrator(later(replacing: [Self.gate]), daemon: v2)
+        let error = SchemaError.notOwner(owner: "owner", role: "postgres")
+        #expect(error.description.hasSuffix("connect as owner, or run `tokenkeeperd migrate --owner owner`"))
+        #expect(throws: error) { try migrator.migrate(&admin) { _ in } }
+        #expect(throws: error) { try migrator.migrate(&admin, createsRoles: true) { _ in } }
+        let refused = try psql(try #require(try migrator.script(&admin)), database.url(user: "postgres"))
+        #expect(refused.status != 0 && refused.errors.contains("the schema tokenkeeper belongs to the role owner"))
+        #expect(refused.errors.contains("print it again with --owner owner"), "\(refused.errors)")
+        #expect(try catalog(&admin) == before)
+        let right = try psql(
+            try #require(try migrator.script(&admin, owner: "owner")), database.url(user: "postgres"))
+        #expect(right.status == 0, "\(right.errors)")
+        var owner = try database.connect()
+        try migrator.check(&owner)
+        #expect(
+            try owner.scalar(
+                "SELECT count(*) FROM pg_proc WHERE pronamespace = 'tokenkeeper'::regnamespace AND proowner <> 'owner'::regrole"
+            ) == "0")
+
+        // A schema that a DBA has made for another role is that role's, too.
+        let empty = try TestCluster.shared.database(migrated: false)
+        try empty.psql("CREATE SCHEMA tokenkeeper AUTHORIZATION owner", user: "postgres")
+        var other = try empty.connect(user: "postgres")
+        #expect(throws: error) { try Migrator(daemon: v1).migrate(&other) { _ in } }
+    }
+
     @Test func `what --print prints, run by psql, equals what migrate does`() throws {
         let (printed, migrated) = (
             try TestCluster.shared.database(migrated: false), try TestCluster.shared.database(migrated: false)
@@ -337,11 +375,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         try TestCluster.run(["psql", "-Xq", "-d", printed.url(user: "owner"), "-f", "-"], input: script)
         try upgrade.migrate(&right) { _ in }
         #expect(try catalog(&left) == catalog(&right))
-        // From a file: psql stops early, and this process must not be writing to it then.
-        let file = NSTemporaryDirectory() + "migrate-\(UUID().uuidString).sql"
-        defer { unlink(file) }
-        try script.write(toFile: file, atomically: true, encoding: .utf8)
-        let again = try ProgramRun(["psql", "-Xq", "-d", printed.url(user: "owner"), "-f", file])
+        let again = try psql(script, printed.url(user: "owner"))
         #expect(again.status != 0 && again.errors.contains("the schema has changed since this script was printed"))
     }
 

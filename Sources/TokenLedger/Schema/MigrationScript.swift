@@ -16,6 +16,20 @@ struct MigrationScript {
     /// and batches do not wait for this lock.
     static let keepPartitions = "LOCK TABLE tokenkeeper.send_result IN SHARE UPDATE EXCLUSIVE MODE;"
 
+    /// As `SchemaOwner.check`.
+    private static let ownerCheck = """
+        DO $$
+        DECLARE
+            owner CONSTANT text := \(SchemaOwner.sql);
+        BEGIN
+            IF owner <> current_user THEN
+                RAISE EXCEPTION 'the schema tokenkeeper belongs to the role %, and the functions that % creates would not', owner, current_user
+                    USING HINT = 'Run this as ' || owner || ', or print it again with --owner ' || owner || '.';
+            END IF;
+        END
+        $$;
+        """
+
     /// An expression: a digest of what the schema says was applied.
     static let fingerprint = """
         encode(sha256(convert_to(concat_ws(';',
@@ -77,6 +91,7 @@ struct MigrationScript {
                 "SET LOCAL ROLE \"\(owner.split(separator: "\"", omittingEmptySubsequences: false).joined(separator: "\"\""))\";"
             )
         }
+        parts.append(Self.ownerCheck)
         if let found {
             parts.append(Self.lock)
             parts.append(

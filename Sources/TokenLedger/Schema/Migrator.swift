@@ -69,6 +69,7 @@ public struct Migrator {
     }
 
     private func apply(_ connection: inout Connection, createsRoles: Bool) throws -> MigrationPlan {
+        try SchemaOwner.check(on: &connection)
         var found = try state(&connection)
         if found.exists {
             try connection.run(MigrationScript.lock)

@@ -2,6 +2,14 @@
 ///
 /// Its functions are SECURITY DEFINER: they have the owner's rights, so the owner should have no others than it needs.
 public enum SchemaOwner {
+    /// An expression: the role that the schema's tables belong to; if it has none yet, the role that the schema itself belongs to; null if
+    /// there is no schema.
+    static let sql = """
+        coalesce(
+            (SELECT t.tableowner FROM pg_catalog.pg_tables AS t WHERE t.schemaname = 'tokenkeeper' AND t.tablename = 'migration'),
+            (SELECT pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper'))
+        """
+
     /// Does everything from now on as that role, of which the session's role must be a member.
     ///
     /// Session state: use it on a connection of one's own, which is closed afterwards.
@@ -22,5 +30,14 @@ public enum SchemaOwner {
         ).one { row throws(DatabaseError) in
             (database: try row.read(), role: try row.read(), isSuperuser: try row.read())
         }
+    }
+
+    /// Refuses to let another role than the owner migrate: every new function would belong to that role, with its rights, and the owner
+    /// could not replace it later.
+    static func check(on connection: inout Connection) throws {
+        let (owner, role) = try connection.query("SELECT (\(sql))::text, current_user::text").one {
+            row throws(DatabaseError) in (try row.read(String?.self), try row.read(String.self))
+        }
+        if let owner, owner != role { throw SchemaError.notOwner(owner: owner, role: role) }
     }
 }
