@@ -104,6 +104,31 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         #expect(throws: SchemaError.unreleased(version: 1, name: "schema")) { try Migrator(daemon: v1).check(&owner) }
     }
 
+    @Test func `a schema whose files were applied by psql, without a record, is refused in one sentence`() throws {
+        let database = try TestCluster.shared.database(migrated: false)
+        var owner = try database.connect()
+        try owner.execute(
+            """
+            CREATE SCHEMA tokenkeeper;
+            CREATE TABLE tokenkeeper.migration (version integer PRIMARY KEY, name text, checksum text, oldest_daemon text);
+            CREATE TABLE tokenkeeper.ledger (token text);
+            """)
+        for (drop, table) in [("", "ledger"), ("migration", "ledger"), ("ledger", nil)] {
+            if drop != "" { try owner.execute("DROP TABLE tokenkeeper.\(drop)") }
+            guard let table else { break }
+            #expect(throws: SchemaError.unrecorded(table: table)) { try Migrator(daemon: v1).check(&owner) }
+            #expect(throws: SchemaError.unrecorded(table: table)) { _ = try Migrator(daemon: v1).script(&owner) }
+            let error = #expect(throws: SchemaError.self) { try Migrator(daemon: v1).migrate(&owner) { _ in } }
+            #expect(error == .unrecorded(table: table))
+            #expect(
+                error?.description.hasPrefix("this database has the table tokenkeeper.\(table) but no record") == true)
+            #expect(error?.description.contains(". ") == false, "one sentence")
+        }
+        // A schema with nothing of ours is as good as none.
+        try owner.execute("CREATE TABLE tokenkeeper.notes_of_a_dba ()")
+        try Migrator(daemon: v1).migrate(&owner) { _ in }
+    }
+
     @Test func `a short statement_timeout of the database does not end the planning`() async throws {
         let database = try TestCluster.shared.database()
         try database.psql("ALTER DATABASE \(database.name) SET statement_timeout = '500ms'")

@@ -2,6 +2,8 @@
 public enum SchemaError: Error, Equatable, CustomStringConvertible {
     /// The schema was made by a version that is in no release.
     case unreleased(version: Int, name: String)
+    /// The schema has this table of ours, but does not say which versions made it.
+    case unrecorded(table: String)
     /// An applied version differs from the file in this binary.
     case edited(version: Int, name: String)
     /// The schema has moved on, and this daemon cannot work with it.
@@ -20,6 +22,9 @@ public enum SchemaError: Error, Equatable, CustomStringConvertible {
         case .unreleased(let version, let name):
             "version \(version) (\(name)) of this database's schema is in no release of tokenkeeperd, so the schema cannot be upgraded: "
                 + Self.startAnew
+        case .unrecorded(let table):
+            "this database has the table tokenkeeper.\(table) but no record of the version that made it: no release of tokenkeeperd did, or the "
+                + "record was not restored, and the schema cannot be upgraded: " + Self.startAnew
         case .edited(let version, let name):
             "version \(version) (\(name)) of the schema was applied from a file that differs from the one in this tokenkeeperd; "
                 + "a released version is never edited: install the tokenkeeperd that applied it"

@@ -15,6 +15,7 @@ extension Migrator {
         var state = SchemaState()
         state.rolesExist = try Grants.rolesExist(&connection)
         let tables = try tables(&connection)
+        state.table = tables.first
         state.exists = tables.contains("migration")
         guard state.exists else { return state }
         state.versions = try connection.query(
