@@ -177,16 +177,66 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         try Migrator(daemon: v1).check(&owner)
     }
 
-    @Test func `a migration does not wait for long behind a lock of an application`() throws {
+    @Test func `a migration does not wait for long behind a lock of an application, and names it`() throws {
         let database = try TestCluster.shared.database()
-        var app = try database.connect()
-        try app.execute("BEGIN; LOCK TABLE tokenkeeper.ledger IN SHARE MODE")
+        var idle = try database.connect()
+        try idle.execute("BEGIN; SELECT 1")
+        var app = try database.connect(user: "a_app")
+        try app.execute(
+            "SET application_name = 'shop'; BEGIN; SELECT tokenkeeper.register('aa', 't')")
         var owner = try database.connect()
         let altering = version("0100_alter.sql", "ALTER TABLE tokenkeeper.ledger ADD COLUMN more int;")
         let error = #expect(throws: DatabaseError.self) {
             try Migrator(later([altering]), daemon: v2).migrate(&owner) { _ in }
         }
-        #expect(error?.sqlState == "55P03")
+        #expect(error?.sqlState == "55P03" && error?.remedy == .retry)
+        let pid = try app.scalar("SELECT pg_backend_pid()") ?? ""
+        #expect(
+            error?.message.hasSuffix(
+                "; nothing was changed, and `tokenkeeperd migrate` can be run again when these transactions have ended: "
+                    + "pid \(pid), role a_app, application shop") == true, "\(error?.message ?? "")")
+        // Those of its own role, and an administrator those of all, with the time.
+        try app.execute("COMMIT")
+        try app.execute("BEGIN; SELECT tokenkeeper.register('aa', 't')")
+        var admin = try database.connect(user: "postgres")
+        try SchemaOwner.assume("owner", on: &admin)
+        let seen = #expect(throws: DatabaseError.self) {
+            try Migrator(later([altering]), daemon: v2).migrate(&admin) { _ in }
+        }
+        #expect(seen?.message.contains("pid \(pid), role a_app, application shop, since 20") == true)
+        #expect(try admin.scalar("SELECT current_user") == "owner")
+        try app.execute("COMMIT")
+        try Migrator(later([altering]), daemon: v2).migrate(&owner) { _ in }
+    }
+
+    @Test func `a migration does not wait for an application that only writes`() throws {
+        let database = try TestCluster.shared.database()
+        var owner = try database.connect()
+        var app = try database.connect()
+        try app.execute(
+            """
+            BEGIN;
+            INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('new', 'aa', 200);
+            SELECT tokenkeeper.register('aa', 'new');
+            DELETE FROM tokenkeeper.failed_send;
+            """)
+        let triggers =
+            "SELECT string_agg(oid || ' ' || xmin, ',' ORDER BY oid) FROM pg_trigger WHERE tgrelid = 'tokenkeeper.topic'::regclass"
+        let before = try owner.scalar(triggers)
+        try Migrator(later(replacing: [("BEGIN\n", "BEGIN\n    -- Later.\n")]), daemon: v2).migrate(&owner) { _ in }
+        #expect(try owner.scalar(triggers) == before, "they are the same")
+        try app.execute("COMMIT")
+        // A trigger that differs is replaced, and one that is missing is created.
+        try owner.execute(
+            """
+            DROP TRIGGER note_policy ON tokenkeeper.topic;
+            CREATE OR REPLACE TRIGGER reconsider_guard AFTER DELETE ON tokenkeeper.topic FOR EACH ROW EXECUTE FUNCTION tokenkeeper.reconsider_guard();
+            """)
+        try Migrator(daemon: v3).migrate(&owner) { _ in }
+        #expect(
+            try owner.lines(
+                "SELECT tgname, tgtype & 16 FROM pg_trigger WHERE tgrelid = 'tokenkeeper.topic'::regclass ORDER BY 1",
+                columns: 2) == ["note_policy|16", "reconsider_guard|16"])
     }
 
     @Test func `if nothing is missing, a role that may not migrate is not refused`() throws {

@@ -420,6 +420,3 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reconsider_guard() IS 'Trigger: makes the daemons check a tripped guard again when its limits have changed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reconsider_guard() FROM PUBLIC;
-
-CREATE OR REPLACE TRIGGER reconsider_guard AFTER UPDATE OF guard_allowance, guard_max_share ON tokenkeeper.topic
-    FOR EACH ROW EXECUTE FUNCTION tokenkeeper.reconsider_guard();

@@ -65,6 +65,8 @@ public struct Migrator {
             }
         } catch let error as DatabaseError where error.sqlState == "2BP01" {
             throw SchemaError.builtUpon(error.message)
+        } catch let error as DatabaseError where error.sqlState == "55P03" {
+            throw OpenTransactions.named(in: error, on: &connection)
         }
     }
 
