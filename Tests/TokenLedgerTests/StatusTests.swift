@@ -306,6 +306,29 @@ import Testing
             "four tables, the rejected results of an hour, five warnings, and the cleanup")
     }
 
+    @Test func `a look that is refused loses its own row, and no other`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            """
+            REVOKE SELECT ON tokenkeeper.sweep_progress FROM tokenkeeper_daemon;
+            INSERT INTO tokenkeeper.status_cache (source, words, as_of) VALUES ('a restored database', '{old}', now() - interval '30 minutes')
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        var cache = StatusCache()
+        try cache.refresh(on: &daemon)
+        #expect(cache.trouble?.sqlState == "42501" && cache.trouble?.message.contains("sweep_progress") == true)
+        let fresh = "SELECT count(*) FROM tokenkeeper.status_cache WHERE as_of > now() - interval '5 minutes'"
+        #expect(try database.psql(fresh) == "10")
+        #expect(try warnings(database) == ["old"], "it counts for an hour, as after a look that took too long")
+        try database.psql("GRANT SELECT ON tokenkeeper.sweep_progress TO tokenkeeper_daemon")
+        try daemon.execute("UPDATE tokenkeeper.status_cache SET as_of = as_of - interval '10 seconds'")
+        var next = StatusCache()
+        try next.refresh(on: &daemon)
+        #expect(next.trouble == nil)
+        #expect(try database.psql(fresh) == "11")
+        #expect(try warnings(database) == [])
+    }
+
     /// As if the pause between two looks were over.
     private func refreshCache(_ daemon: inout Connection) throws {
         try daemon.execute("UPDATE tokenkeeper.status_cache SET as_of = as_of - interval '10 seconds'")
