@@ -91,12 +91,15 @@ public struct Migrator {
 
     /// Whether a daemon of this version may work on this schema.
     ///
+    /// - Returns: The schema's fingerprint.
     /// - Throws: `SchemaError` if not, or `DatabaseError`.
-    public func check(_ connection: inout Connection) throws {
+    @discardableResult
+    public func check(_ connection: inout Connection) throws -> String? {
         let (state, checksums) = try read(&connection)
         var plan = try state.plan(for: files, checksums: checksums, daemon: daemon)
         // Rights are for `grants`, and a DBA may have granted them without a record.
         plan.rights = .keep
         if !plan.isEmpty { throw SchemaError.notMigrated(plan) }
+        return state.fingerprint
     }
 }

@@ -10,6 +10,13 @@ extension Migrator {
         }
     }
 
+    /// Tells a schema from the same one after a migration.
+    public static func fingerprint(_ connection: inout Connection) throws(DatabaseError) -> String {
+        try connection.transaction(reading) { connection throws(DatabaseError) in
+            try connection.query("SELECT \(MigrationScript.fingerprint)").value()
+        }
+    }
+
     /// Reads what was applied.
     func state(_ connection: inout Connection) throws(DatabaseError) -> SchemaState {
         var state = SchemaState()

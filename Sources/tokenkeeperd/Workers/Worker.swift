@@ -56,7 +56,8 @@ struct Worker: Sendable {
                 rest(bell, for: .seconds(1))
                 continue
             }
-            var worked = false
+            var (worked, isRefusal) = (false, false)
+            var schema: CheckedSchema?
             var holders: [LockHolder] = []
             report.connecting(part, within: Self.grace)
             do {
@@ -70,23 +71,26 @@ struct Worker: Sendable {
                         try migrate(migrator, on: &connection)
                         migration.finish()
                     }
-                    try migrator.check(&connection)
+                    schema = CheckedSchema(fingerprint: try migrator.check(&connection))
                     outages.connected(part)
                     try work(&connection) {
                         worked = true
                         outages.reached(part)
                         backoff.reset()
                     }
-                } catch let error as DatabaseError where error.remedy == .retry {
+                } catch let error as DatabaseError {
                     // Who holds a lock can be seen only while it is held.
-                    holders = ((try? LockHolder.all(on: &connection)) ?? []).filter(\.isOfWholeTable)
+                    if error.remedy == .retry {
+                        holders = ((try? LockHolder.all(on: &connection)) ?? []).filter(\.isOfWholeTable)
+                    }
+                    isRefusal = schema?.isMissingFunction(error, on: &connection) ?? false
                     throw error
                 }
             } catch let error as SchemaError {
                 return giveUp(error)
             } catch let error as DatabaseError {
                 // Servers close idle connections: one that was lost after useful work is not worth a log line, unless it happens often.
-                if worked, error.remedy == .reconnect,
+                if worked, error.remedy == .reconnect, !isRefusal,
                     forgivenAt.map({ $0.duration(to: .now) > Self.forgivesEvery }) ?? true
                 {
                     forgivenAt = .now
