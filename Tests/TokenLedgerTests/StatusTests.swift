@@ -28,7 +28,7 @@ import Testing
         try count.refresh(on: &daemon, stop: Wakeup())
         #expect(
             try database.psql(look)
-                == "0|f|1|0|2|0|1|{\"1 results could not be understood, 1 of them within the last hour; see `tokenkeeperd rejected list`\"}"
+                == "0|f|1|0|2|0|1|{\"1 result could not be understood, 1 within the last hour; see `tokenkeeperd rejected list`\"}"
         )
         #expect(
             try database.psql("SELECT state, tokens FROM tokenkeeper.token_count ORDER BY 1")
@@ -129,7 +129,7 @@ import Testing
         try count(database)
         #expect(
             try warnings(database) == [
-                "1 tokens of t are suspect in production, where they were registered, and active in the other environment: does the app report the right environment?"
+                "1 token of t is suspect in production, where it was registered, and active in the other environment: does the app report the right environment?"
             ])
         try database.psql("SELECT tokenkeeper.register('aa', 't')")
         try count(database)
@@ -176,7 +176,7 @@ import Testing
         try refreshCache(&daemon)
         #expect(
             try warnings(database) == [
-                "10000 or more results could not be understood, 5000 of them within the last hour; see `tokenkeeperd rejected list`"
+                "10000 or more results could not be understood, 5000 within the last hour; see `tokenkeeperd rejected list`"
             ])
         try database.psql("UPDATE tokenkeeper.status_cache SET rows = 7 WHERE source = 'rejected_result'")
         #expect(try database.psql(look) == "7", "what the daemon has counted")

@@ -278,7 +278,7 @@ import TokenModel
         #expect(
             report?.prunedSuppressed == 99
                 && report?.message
-                    == "1 tokens that were due are left to the next sweep: an application holds them locked, or they came back"
+                    == "1 token that was due is left to the next sweep: an application holds it locked, or it came back"
         )
     }
 

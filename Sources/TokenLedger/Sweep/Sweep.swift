@@ -1,3 +1,5 @@
+internal import TokenModel
+
 /// A sweep: deletes what has been kept for its time.
 ///
 /// Start here: `clearAway` is the order of the steps. `SweepLease` decides who may sweep, `SweepStep.swift` is one transaction.
@@ -73,8 +75,9 @@ public struct Sweep {
             """, [.int8(lease.runID)]
         ).value(Int64.self)
         return left > 0
-            ? "\(left) tokens that were due are left to the next sweep: an application holds them locked, or they came back"
-            : nil
+            ? counted(left, "token that was due is", "tokens that were due are")
+                + " left to the next sweep: an application holds "
+                + (left == 1 ? "it locked, or it came back" : "them locked, or they came back") : nil
     }
 
     /// Records the outcome, unless another daemon has taken the run over, and reads the run back.
