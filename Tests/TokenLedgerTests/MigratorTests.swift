@@ -104,6 +104,52 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         #expect(throws: SchemaError.unreleased(version: 1, name: "schema")) { try Migrator(daemon: v1).check(&owner) }
     }
 
+    @Test func `a schema whose files were applied by psql, without a record, is refused in one sentence`() throws {
+        let database = try TestCluster.shared.database(migrated: false)
+        var owner = try database.connect()
+        try owner.execute(
+            """
+            CREATE SCHEMA tokenkeeper;
+            CREATE TABLE tokenkeeper.migration (version integer PRIMARY KEY, name text, checksum text, oldest_daemon text);
+            CREATE TABLE tokenkeeper.ledger (token text);
+            """)
+        for (drop, table) in [("", "ledger"), ("migration", "ledger"), ("ledger", nil)] {
+            if drop != "" { try owner.execute("DROP TABLE tokenkeeper.\(drop)") }
+            guard let table else { break }
+            #expect(throws: SchemaError.unrecorded(table: table)) { try Migrator(daemon: v1).check(&owner) }
+            #expect(throws: SchemaError.unrecorded(table: table)) { _ = try Migrator(daemon: v1).script(&owner) }
+            let error = #expect(throws: SchemaError.self) { try Migrator(daemon: v1).migrate(&owner) { _ in } }
+            #expect(error == .unrecorded(table: table))
+            #expect(
+                error?.description.hasPrefix("this database has the table tokenkeeper.\(table) but no record") == true)
+            #expect(error?.description.contains(". ") == false, "one sentence")
+        }
+        // A schema with nothing of ours is as good as none.
+        try owner.execute("CREATE TABLE tokenkeeper.notes_of_a_dba ()")
+        try Migrator(daemon: v1).migrate(&owner) { _ in }
+    }
+
+    @Test func `a short statement_timeout of the database does not end the planning`() async throws {
+        let database = try TestCluster.shared.database()
+        try database.psql("ALTER DATABASE \(database.name) SET statement_timeout = '500ms'")
+        var other = try database.connect()
+        try other.execute("BEGIN; LOCK TABLE tokenkeeper.migration IN ACCESS EXCLUSIVE MODE")
+        let planning = Task.detached {
+            var owner = try database.connect()
+            return try Migrator(daemon: v1).plan(&owner)
+        }
+        try eventually("it waits for longer than that", within: 20) {
+            try database.psql(
+                """
+                SELECT count(*) FROM pg_locks
+                WHERE NOT granted AND waitstart < clock_timestamp() - interval '1 second'
+                  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                """) == "1"
+        }
+        try other.execute("COMMIT")
+        #expect(try await planning.value.isEmpty)
+    }
+
     @Test func `a newer schema refuses only daemons that are too old for it`() throws {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
@@ -131,16 +177,66 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         try Migrator(daemon: v1).check(&owner)
     }
 
-    @Test func `a migration does not wait for long behind a lock of an application`() throws {
+    @Test func `a migration does not wait for long behind a lock of an application, and names it`() throws {
         let database = try TestCluster.shared.database()
-        var app = try database.connect()
-        try app.execute("BEGIN; LOCK TABLE tokenkeeper.ledger IN SHARE MODE")
+        var idle = try database.connect()
+        try idle.execute("BEGIN; SELECT 1")
+        var app = try database.connect(user: "a_app")
+        try app.execute(
+            "SET application_name = 'shop'; BEGIN; SELECT tokenkeeper.register('aa', 't')")
         var owner = try database.connect()
         let altering = version("0100_alter.sql", "ALTER TABLE tokenkeeper.ledger ADD COLUMN more int;")
         let error = #expect(throws: DatabaseError.self) {
             try Migrator(later([altering]), daemon: v2).migrate(&owner) { _ in }
         }
-        #expect(error?.sqlState == "55P03")
+        #expect(error?.sqlState == "55P03" && error?.remedy == .retry)
+        let pid = try app.scalar("SELECT pg_backend_pid()") ?? ""
+        #expect(
+            error?.message.hasSuffix(
+                "; nothing was changed, and `tokenkeeperd migrate` can be run again when these transactions have ended: "
+                    + "pid \(pid), role a_app, application shop") == true, "\(error?.message ?? "")")
+        // Those of its own role, and an administrator those of all, with the time.
+        try app.execute("COMMIT")
+        try app.execute("BEGIN; SELECT tokenkeeper.register('aa', 't')")
+        var admin = try database.connect(user: "postgres")
+        try SchemaOwner.assume("owner", on: &admin)
+        let seen = #expect(throws: DatabaseError.self) {
+            try Migrator(later([altering]), daemon: v2).migrate(&admin) { _ in }
+        }
+        #expect(seen?.message.contains("pid \(pid), role a_app, application shop, since 20") == true)
+        #expect(try admin.scalar("SELECT current_user") == "owner")
+        try app.execute("COMMIT")
+        try Migrator(later([altering]), daemon: v2).migrate(&owner) { _ in }
+    }
+
+    @Test func `a migration does not wait for an application that only writes`() throws {
+        let database = try TestCluster.shared.database()
+        var owner = try database.connect()
+        var app = try database.connect()
+        try app.execute(
+            """
+            BEGIN;
+            INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('new', 'aa', 200);
+            SELECT tokenkeeper.register('aa', 'new');
+            DELETE FROM tokenkeeper.failed_send;
+            """)
+        let triggers =
+            "SELECT string_agg(oid || ' ' || xmin, ',' ORDER BY oid) FROM pg_trigger WHERE tgrelid = 'tokenkeeper.topic'::regclass"
+        let before = try owner.scalar(triggers)
+        try Migrator(later(replacing: [("BEGIN\n", "BEGIN\n    -- Later.\n")]), daemon: v2).migrate(&owner) { _ in }
+        #expect(try owner.scalar(triggers) == before, "they are the same")
+        try app.execute("COMMIT")
+        // A trigger that differs is replaced, and one that is missing is created.
+        try owner.execute(
+            """
+            DROP TRIGGER note_policy ON tokenkeeper.topic;
+            CREATE OR REPLACE TRIGGER reconsider_guard AFTER DELETE ON tokenkeeper.topic FOR EACH ROW EXECUTE FUNCTION tokenkeeper.reconsider_guard();
+            """)
+        try Migrator(daemon: v3).migrate(&owner) { _ in }
+        #expect(
+            try owner.lines(
+                "SELECT tgname, tgtype & 16 FROM pg_trigger WHERE tgrelid = 'tokenkeeper.topic'::regclass ORDER BY 1",
+                columns: 2) == ["note_policy|16", "reconsider_guard|16"])
     }
 
     @Test func `if nothing is missing, a role that may not migrate is not refused`() throws {
@@ -293,6 +389,44 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         #expect(try empty.psql("SELECT to_regnamespace('tokenkeeper') IS NULL") == "t")
     }
 
+    /// Runs a script from a file: psql may stop early, and this process must not be writing to it then.
+    private func psql(_ script: String, _ url: String) throws -> ProgramRun {
+        let file = NSTemporaryDirectory() + "migrate-\(UUID().uuidString).sql"
+        defer { unlink(file) }
+        try script.write(toFile: file, atomically: true, encoding: .utf8)
+        return try ProgramRun(["psql", "-Xq", "-d", url, "-f", file])
+    }
+
+    @Test func `another role than the owner is refused before anything is changed, and told whom to work as`() throws {
+        let database = try TestCluster.shared.database()
+        var admin = try database.connect(user: "postgres")
+        let before = try catalog(&admin)
+        let migrator = Migrator(later(replacing: [Self.gate]), daemon: v2)
+        let error = SchemaError.notOwner(owner: "owner", role: "postgres")
+        #expect(error.description.hasSuffix("connect as owner, or run `tokenkeeperd migrate --owner owner`"))
+        #expect(throws: error) { try migrator.migrate(&admin) { _ in } }
+        #expect(throws: error) { try migrator.migrate(&admin, createsRoles: true) { _ in } }
+        let refused = try psql(try #require(try migrator.script(&admin)), database.url(user: "postgres"))
+        #expect(refused.status != 0 && refused.errors.contains("the schema tokenkeeper belongs to the role owner"))
+        #expect(refused.errors.contains("print it again with --owner owner"), "\(refused.errors)")
+        #expect(try catalog(&admin) == before)
+        let right = try psql(
+            try #require(try migrator.script(&admin, owner: "owner")), database.url(user: "postgres"))
+        #expect(right.status == 0, "\(right.errors)")
+        var owner = try database.connect()
+        try migrator.check(&owner)
+        #expect(
+            try owner.scalar(
+                "SELECT count(*) FROM pg_proc WHERE pronamespace = 'tokenkeeper'::regnamespace AND proowner <> 'owner'::regrole"
+            ) == "0")
+
+        // A schema that a DBA has made for another role is that role's, too.
+        let empty = try TestCluster.shared.database(migrated: false)
+        try empty.psql("CREATE SCHEMA tokenkeeper AUTHORIZATION owner", user: "postgres")
+        var other = try empty.connect(user: "postgres")
+        #expect(throws: error) { try Migrator(daemon: v1).migrate(&other) { _ in } }
+    }
+
     @Test func `running the output of --print in psql equals migrate`() throws {
         let (printed, migrated) = (
             try TestCluster.shared.database(migrated: false), try TestCluster.shared.database(migrated: false)
@@ -316,11 +450,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         try TestCluster.run(["psql", "-Xq", "-d", printed.url(user: "owner"), "-f", "-"], input: script)
         try upgrade.migrate(&right) { _ in }
         #expect(try catalog(&left) == catalog(&right))
-        // From a file: psql stops early, and this process must not be writing to it then.
-        let file = NSTemporaryDirectory() + "migrate-\(UUID().uuidString).sql"
-        defer { unlink(file) }
-        try script.write(toFile: file, atomically: true, encoding: .utf8)
-        let again = try ProgramRun(["psql", "-Xq", "-d", printed.url(user: "owner"), "-f", file])
+        let again = try psql(script, printed.url(user: "owner"))
         #expect(again.status != 0 && again.errors.contains("the schema has changed since this script was printed"))
     }
 

@@ -644,7 +644,7 @@ import TokenModel
         try beat(expires: "-1 days")
         #expect(try warnings().contains("the certificate of credential old has expired at"))
         _ = try finish(try claim(1).map { RequestEnding(number: $0.number, fate: .failed("x")) })
-        #expect(try warnings().contains("1 requests failed; see tokenkeeper.failed_send"))
+        #expect(try warnings().contains("1 request failed; see tokenkeeper.failed_send"))
         #expect(
             try database.psql(
                 "SELECT requests, failed_sends, credential_expires_at < now() FROM tokenkeeper.status", user: "a_reader"

@@ -28,7 +28,7 @@ import Testing
         try count.refresh(on: &daemon, stop: Wakeup())
         #expect(
             try database.psql(look)
-                == "0|f|1|0|2|0|1|{\"1 results could not be understood, 1 of them within the last hour; see `tokenkeeperd rejected list`\"}"
+                == "0|f|1|0|2|0|1|{\"1 result could not be understood, 1 within the last hour; see `tokenkeeperd rejected list`\"}"
         )
         #expect(
             try database.psql("SELECT state, tokens FROM tokenkeeper.token_count ORDER BY 1")
@@ -129,7 +129,7 @@ import Testing
         try count(database)
         #expect(
             try warnings(database) == [
-                "1 tokens of t are suspect in production, where they were registered, and active in the other environment: does the app report the right environment?"
+                "1 token of t is suspect in production, where it was registered, and active in the other environment: does the app report the right environment?"
             ])
         try database.psql("SELECT tokenkeeper.register('aa', 't')")
         try count(database)
@@ -176,7 +176,7 @@ import Testing
         try refreshCache(&daemon)
         #expect(
             try warnings(database) == [
-                "10000 or more results could not be understood, 5000 of them within the last hour; see `tokenkeeperd rejected list`"
+                "10000 or more results could not be understood, 5000 within the last hour; see `tokenkeeperd rejected list`"
             ])
         try database.psql("UPDATE tokenkeeper.status_cache SET rows = 7 WHERE source = 'rejected_result'")
         #expect(try database.psql(look) == "7", "what the daemon has counted")
@@ -304,6 +304,29 @@ import Testing
         #expect(
             try database.psql("SELECT count(*), count(DISTINCT xmin::text) FROM tokenkeeper.status_cache") == "11|1",
             "four tables, the rejected results of an hour, five warnings, and the cleanup")
+    }
+
+    @Test func `a look that is refused loses its own row, and no other`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            """
+            REVOKE SELECT ON tokenkeeper.sweep_progress FROM tokenkeeper_daemon;
+            INSERT INTO tokenkeeper.status_cache (source, words, as_of) VALUES ('a restored database', '{old}', now() - interval '30 minutes')
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        var cache = StatusCache()
+        try cache.refresh(on: &daemon)
+        #expect(cache.trouble?.sqlState == "42501" && cache.trouble?.message.contains("sweep_progress") == true)
+        let fresh = "SELECT count(*) FROM tokenkeeper.status_cache WHERE as_of > now() - interval '5 minutes'"
+        #expect(try database.psql(fresh) == "10")
+        #expect(try warnings(database) == ["old"], "it counts for an hour, as after a look that took too long")
+        try database.psql("GRANT SELECT ON tokenkeeper.sweep_progress TO tokenkeeper_daemon")
+        try daemon.execute("UPDATE tokenkeeper.status_cache SET as_of = as_of - interval '10 seconds'")
+        var next = StatusCache()
+        try next.refresh(on: &daemon)
+        #expect(next.trouble == nil)
+        #expect(try database.psql(fresh) == "11")
+        #expect(try warnings(database) == [])
     }
 
     /// Pretends that the pause between two looks is over.

@@ -279,7 +279,7 @@ import TokenModel
         #expect(
             report?.prunedSuppressed == 99
                 && report?.message
-                    == "1 due tokens are left for the next sweep: an application has locked them, or registered them again"
+                    == "1 due token is left for the next sweep: an application has locked it, or registered it again"
         )
     }
 

@@ -304,7 +304,7 @@ import Testing
         #expect(try command("rejected", "requeue", "--all", "--error", "x").status == 64)
         #expect(
             try command("rejected", "requeue", "--error", "topic is missing").output
-                == "1 results are back in the queue\n")
+                == "1 result is back in the queue\n")
         try eventually("it is rejected again") {
             try database.psql("SELECT attempts FROM tokenkeeper.rejected_result WHERE topic IS NULL") == "1"
         }

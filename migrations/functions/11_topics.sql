@@ -83,6 +83,3 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_policy() IS 'Trigger: logs a changed topic_policy in operation.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.note_policy() FROM PUBLIC;
-
-CREATE OR REPLACE TRIGGER note_policy AFTER UPDATE ON tokenkeeper.topic FOR EACH ROW
-    WHEN (old.* IS DISTINCT FROM new.*) EXECUTE FUNCTION tokenkeeper.note_policy();

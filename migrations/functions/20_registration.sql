@@ -7,6 +7,21 @@
 -- Collation: a function inherits the collation of its arguments. An index of another collation would then not be used, and "~" refuses a
 -- nondeterministic one. So each function works on variables that are COLLATE "C".
 
+CREATE OR REPLACE FUNCTION tokenkeeper.raise_malformed_token(token text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION 'device token is %, expected 1 to 512 bytes in hex', CASE
+        WHEN token IS NULL THEN 'null'
+        ELSE quote_literal(left(token, 8)) || '... (' || length(token) || CASE length(token) WHEN 1 THEN ' character)' ELSE ' characters)' END END
+        USING ERRCODE = 'invalid_parameter_value';
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.raise_malformed_token(text) IS
+    'Raises 22023 for a token that has no key. It shows the first 8 characters at most, because errors are logged.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.raise_malformed_token(text) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.has_one_token_per_device(topic text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN topic COLLATE "C" NOT LIKE '%.push-type.liveactivity' AND topic COLLATE "C" NOT LIKE '%.push-type.controls';
@@ -229,10 +244,7 @@ DECLARE
     new tokenkeeper.ledger;
 BEGIN
     IF key IS NULL THEN
-        RAISE EXCEPTION 'device token is %, expected 1 to 512 bytes in hex', CASE
-            WHEN register.token IS NULL THEN 'null'
-            ELSE quote_literal(left(register.token, 8)) || '... (' || length(register.token) || ' characters)' END
-            USING ERRCODE = 'invalid_parameter_value';
+        PERFORM tokenkeeper.raise_malformed_token(register.token);
     END IF;
     IF NOT isfinite(register.registered_at) THEN
         RAISE EXCEPTION 'registered_at is %, expected a finite instant', register.registered_at
@@ -475,10 +487,7 @@ DECLARE
     new tokenkeeper.ledger;
 BEGIN
     IF key IS NULL THEN
-        RAISE EXCEPTION 'device token is %, expected 1 to 512 bytes in hex', CASE
-            WHEN unregister.token IS NULL THEN 'null'
-            ELSE quote_literal(left(unregister.token, 8)) || '... (' || length(unregister.token) || ' characters)' END
-            USING ERRCODE = 'invalid_parameter_value';
+        PERFORM tokenkeeper.raise_malformed_token(unregister.token);
     END IF;
     IF NOT isfinite(unregister.at) THEN
         RAISE EXCEPTION 'at is %, expected a finite instant', unregister.at

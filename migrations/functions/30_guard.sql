@@ -335,7 +335,7 @@ BEGIN
             reset := reset || one.topic_id;
             one.tripped_at := NULL;
             INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
-            SELECT 'guard_reset', t.environment, t.topic, one.worst, format('suspects suppress %s tokens within a day', one.worst)
+            SELECT 'guard_reset', t.environment, t.topic, one.worst, format('suspects suppress %s within a day', CASE one.worst WHEN 1 THEN '1 token' ELSE one.worst || ' tokens' END)
             FROM tokenkeeper.topic AS t WHERE t.topic_id = one.topic_id;
         END IF;
         IF one.tripped_at IS NOT NULL THEN
@@ -397,7 +397,7 @@ BEGIN
         WHERE g.topic_id = tripped_one.topic_id;
         CONTINUE WHEN worst > limits.max_tokens / 2;
         INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
-        VALUES ('guard_reset', tripped_one.environment, tripped_one.topic, worst, format('suspects suppress %s tokens within a day', worst));
+        VALUES ('guard_reset', tripped_one.environment, tripped_one.topic, worst, format('suspects suppress %s within a day', CASE worst WHEN 1 THEN '1 token' ELSE worst || ' tokens' END));
         environment := tripped_one.environment;
         topic := tripped_one.topic;
         RETURN NEXT;
@@ -420,6 +420,3 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reconsider_guard() IS 'Trigger: makes the daemons check a tripped guard again when its limits have changed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reconsider_guard() FROM PUBLIC;
-
-CREATE OR REPLACE TRIGGER reconsider_guard AFTER UPDATE OF guard_allowance, guard_max_share ON tokenkeeper.topic
-    FOR EACH ROW EXECUTE FUNCTION tokenkeeper.reconsider_guard();

@@ -176,85 +176,78 @@ BEGIN
         SELECT s.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
         JOIN tokenkeeper.suspect AS s ON s.topic_id = g.topic_id AND s.token_key = k.token_key AND s.suppresses) AS a;
 
-    -- The outbox before the queue, because a response that is being recorded moves from one to the other. A claimed request is being sent; its
-    -- response finds no request and is not kept.
-    DELETE FROM tokenkeeper.send_request AS r
-    WHERE tokenkeeper.token_key(r.token) = ANY (keys)
-       OR (tokenkeeper.token_key(r.token) IS NULL AND tokenkeeper.mentions(r.token, NULL, NULL, hex, base64));
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    DELETE FROM tokenkeeper.suppressed_send AS s WHERE s.token_key = ANY (keys);
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    DELETE FROM tokenkeeper.failed_send AS f WHERE tokenkeeper.mentions(f.token, NULL, NULL, hex, base64);
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    DELETE FROM tokenkeeper.background_send AS b WHERE b.token_key = ANY (keys);
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    DELETE FROM tokenkeeper.send_result AS r
-    WHERE CASE WHEN tokenkeeper.token_key(r.token) = ANY (keys) THEN true
-               -- Most results: a token, a topic, and a body too short for a token.
-               WHEN tokenkeeper.token_key(r.token) IS NOT NULL AND octet_length(r.topic) < 64 AND coalesce(octet_length(r.body), 0) < 16 THEN false
-               ELSE tokenkeeper.mentions(r.token, r.topic, r.body, hex, base64) END;
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    DELETE FROM tokenkeeper.rejected_result AS r
-    WHERE r.rejected_id IN (SELECT unnest(rejected))
-       OR (coalesce(age(r.xmin) <= age(looked_since), true)
-           AND tokenkeeper.mentions(r.token, r.topic, r.body, hex, base64));
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    DELETE FROM tokenkeeper.held_result AS h
-    USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
-    WHERE h.topic_id = t.topic_id AND h.token_key = k.token_key;
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    -- Only those that are locked.
-    DELETE FROM tokenkeeper.ledger AS l
-    USING unnest(token_topics, token_keys) AS k (topic_id, token_key)
-    WHERE l.topic_id = k.topic_id AND l.token_key = k.token_key;
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    DELETE FROM tokenkeeper.suspect AS s
-    USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
-    WHERE s.topic_id = t.topic_id AND s.token_key = k.token_key;
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
+    FOR step IN 1..14 LOOP
+        CASE step
+            -- The outbox before the queue, because a response that is being recorded moves from one to the other. A claimed request is being
+            -- sent; its response finds no request and is not kept.
+            WHEN 1 THEN
+                DELETE FROM tokenkeeper.send_request AS r
+                WHERE tokenkeeper.token_key(r.token) = ANY (keys)
+                   OR (tokenkeeper.token_key(r.token) IS NULL AND tokenkeeper.mentions(r.token, NULL, NULL, hex, base64));
+            WHEN 2 THEN
+                DELETE FROM tokenkeeper.suppressed_send AS s WHERE s.token_key = ANY (keys);
+            WHEN 3 THEN
+                DELETE FROM tokenkeeper.failed_send AS f WHERE tokenkeeper.mentions(f.token, NULL, NULL, hex, base64);
+            WHEN 4 THEN
+                DELETE FROM tokenkeeper.background_send AS b WHERE b.token_key = ANY (keys);
+            WHEN 5 THEN
+                DELETE FROM tokenkeeper.send_result AS r
+                WHERE CASE WHEN tokenkeeper.token_key(r.token) = ANY (keys) THEN true
+                           -- Most results: a token, a topic, and a body too short for a token.
+                           WHEN tokenkeeper.token_key(r.token) IS NOT NULL AND octet_length(r.topic) < 64
+                               AND coalesce(octet_length(r.body), 0) < 16 THEN false
+                           ELSE tokenkeeper.mentions(r.token, r.topic, r.body, hex, base64) END;
+            WHEN 6 THEN
+                DELETE FROM tokenkeeper.rejected_result AS r
+                WHERE r.rejected_id IN (SELECT unnest(rejected))
+                   OR (coalesce(age(r.xmin) <= age(looked_since), true)
+                       AND tokenkeeper.mentions(r.token, r.topic, r.body, hex, base64));
+            WHEN 7 THEN
+                DELETE FROM tokenkeeper.held_result AS h
+                USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
+                WHERE h.topic_id = t.topic_id AND h.token_key = k.token_key;
+            -- Only those that are locked.
+            WHEN 8 THEN
+                DELETE FROM tokenkeeper.ledger AS l
+                USING unnest(token_topics, token_keys) AS k (topic_id, token_key)
+                WHERE l.topic_id = k.topic_id AND l.token_key = k.token_key;
+            WHEN 9 THEN
+                DELETE FROM tokenkeeper.suspect AS s
+                USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
+                WHERE s.topic_id = t.topic_id AND s.token_key = k.token_key;
+            -- Only devices that have no token any more.
+            WHEN 10 THEN
+                DELETE FROM tokenkeeper.device AS d
+                USING unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
+                WHERE d.topic_id = k.topic_id AND d.device_id = k.device_id
+                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = d.device_id AND l.topic_id + 0 = d.topic_id);
+            WHEN 11 THEN
+                DELETE FROM tokenkeeper.crowded_device AS c
+                USING unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
+                WHERE c.topic_id = k.topic_id AND c.device_id = k.device_id
+                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = c.device_id AND l.topic_id + 0 = c.topic_id);
+            WHEN 12 THEN
+                DELETE FROM tokenkeeper.token_event_log AS e WHERE e.token_key = ANY (keys);
+            -- The device itself; nothing if only a token was given.
+            WHEN 13 THEN
+                DELETE FROM tokenkeeper.token_event_log AS e WHERE e.device_id = asked;
+            WHEN 14 THEN
+                DELETE FROM tokenkeeper.crowded_device AS c USING tokenkeeper.topic AS t WHERE c.topic_id = t.topic_id AND c.device_id = asked;
+        END CASE;
+        GET DIAGNOSTICS part = ROW_COUNT;
+        total := total + part;
+    END LOOP;
     PERFORM tokenkeeper.recount_guard(g) FROM unnest(guarded) AS g;
-    -- Delete a device without tokens. For other devices, forget which token named them and which gave them tags.
-    DELETE FROM tokenkeeper.device AS d
-    USING unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
-    WHERE d.topic_id = k.topic_id AND d.device_id = k.device_id
-      AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = d.device_id AND l.topic_id + 0 = d.topic_id);
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    DELETE FROM tokenkeeper.crowded_device AS c
-    USING unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
-    WHERE c.topic_id = k.topic_id AND c.device_id = k.device_id
-      AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = c.device_id AND l.topic_id + 0 = c.topic_id);
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    UPDATE tokenkeeper.operation AS o SET device_id = NULL
-    WHERE o.device_id = ANY (devices) AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = o.device_id);
+    -- For devices that keep a token, forget which token named them and which gave them tags.
     UPDATE tokenkeeper.device AS d
     SET named_at = CASE WHEN d.token_key = ANY (keys) THEN '-infinity' ELSE d.named_at END,
         token_key = CASE WHEN d.token_key = ANY (keys) THEN '' ELSE d.token_key END,
         tags_of = CASE WHEN d.tags_of = ANY (keys) THEN '' ELSE d.tags_of END
     FROM unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
     WHERE d.topic_id = k.topic_id AND d.device_id = k.device_id AND (d.token_key = ANY (keys) OR d.tags_of = ANY (keys));
-    DELETE FROM tokenkeeper.token_event_log AS e WHERE e.token_key = ANY (keys);
-    GET DIAGNOSTICS part = ROW_COUNT;
-    total := total + part;
-    IF asked IS NOT NULL THEN
-        DELETE FROM tokenkeeper.token_event_log AS e WHERE e.device_id = asked;
-        GET DIAGNOSTICS part = ROW_COUNT;
-        total := total + part;
-        DELETE FROM tokenkeeper.crowded_device AS c USING tokenkeeper.topic AS t WHERE c.topic_id = t.topic_id AND c.device_id = asked;
-        GET DIAGNOSTICS part = ROW_COUNT;
-        total := total + part;
-        UPDATE tokenkeeper.operation AS o SET device_id = NULL WHERE o.device_id = asked;
-    END IF;
+    UPDATE tokenkeeper.operation AS o SET device_id = NULL
+    WHERE o.device_id = ANY (devices) AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = o.device_id);
+    UPDATE tokenkeeper.operation AS o SET device_id = NULL WHERE o.device_id = asked;
     UPDATE tokenkeeper.sweep_topic AS s SET samples = NULL
     WHERE s.samples && ARRAY(SELECT left(h, 8) FROM unnest(hex) AS h);
     INSERT INTO tokenkeeper.operation (operation, rows) VALUES ('forgotten', total);
@@ -277,10 +270,7 @@ DECLARE
     key bytea := tokenkeeper.token_key(forget.token);
 BEGIN
     IF key IS NULL THEN
-        RAISE EXCEPTION 'device token is %, expected 1 to 512 bytes in hex', CASE
-            WHEN forget.token IS NULL THEN 'null'
-            ELSE quote_literal(left(forget.token, 8)) || '... (' || length(forget.token) || ' characters)' END
-            USING ERRCODE = 'invalid_parameter_value';
+        PERFORM tokenkeeper.raise_malformed_token(forget.token);
     END IF;
     RETURN tokenkeeper.erase(key, NULL);
 END

@@ -70,13 +70,16 @@ WITH latest AS (
     FROM tokenkeeper.daemon AS d
     WHERE d.waiting_for IS NOT NULL AND d.stopped_at IS NULL AND d.heartbeat_at > clock_timestamp() - interval '1 minute'
 ), undoing AS (
-    SELECT array_agg(format('an undo of %s (%s) is in progress: %s suspects are left; see tokenkeeper.reinstatement', r.topic, r.environment,
-                            CASE WHEN r.remaining = 10000 THEN '10000 or more' ELSE r.remaining::text END) ORDER BY r.at) AS words
+    SELECT array_agg(format('an undo of %s (%s) is in progress: %s left; see tokenkeeper.reinstatement', r.topic, r.environment,
+                            CASE r.remaining WHEN 1 THEN '1 suspect is' WHEN 10000 THEN '10000 or more suspects are'
+                                             ELSE r.remaining || ' suspects are' END) ORDER BY r.at) AS words
     FROM (SELECT * FROM tokenkeeper.reinstatement
           WHERE finished_at IS NULL AND at < clock_timestamp() - interval '1 minute' ORDER BY at LIMIT 5) AS r
 ), mixed_up AS (
-    SELECT array_agg(format('%s tokens of %s are suspect in %s, where they were registered, and active in the other environment: '
-                            'does the app report the right environment?', k.elsewhere, t.topic, t.environment)
+    SELECT array_agg(format(CASE k.elsewhere WHEN 1 THEN '%s token of %s is suspect in %s, where it was registered'
+                                             ELSE '%s tokens of %s are suspect in %s, where they were registered' END
+                            || ', and active in the other environment: does the app report the right environment?',
+                            k.elsewhere, t.topic, t.environment)
                      ORDER BY t.topic, t.environment) AS words
     FROM (SELECT * FROM tokenkeeper.token_count WHERE elsewhere > 0 ORDER BY elsewhere DESC LIMIT 20) AS k
     JOIN tokenkeeper.topic AS t USING (topic_id)
@@ -136,14 +139,15 @@ SELECT latest.queue_depth,
            CASE WHEN latest.oldest_queued_at < clock_timestamp() - interval '5 minutes'
                 THEN 'results have been waiting for longer than five minutes' END,
            CASE WHEN held.results > 0
-                THEN CASE WHEN held.results = 10000 THEN '10000 or more' ELSE held.results::text END
-                    || ' results are held by the mass-failure guard; see `tokenkeeperd held list`' END,
+                THEN CASE held.results WHEN 1 THEN '1 result is' WHEN 10000 THEN '10000 or more results are'
+                                       ELSE held.results || ' results are' END
+                    || ' held by the mass-failure guard; see `tokenkeeperd held list`' END,
            CASE WHEN rejected.results > 0
-                THEN CASE WHEN rejected.results = 10000 THEN '10000 or more' ELSE rejected.results::text END
-                    || ' results could not be understood'
+                THEN CASE rejected.results WHEN 1 THEN '1 result' WHEN 10000 THEN '10000 or more results' ELSE rejected.results || ' results' END
+                    || ' could not be understood'
                     || CASE WHEN rejected_lately.results > 0
                             THEN ', ' || CASE WHEN rejected_lately.results = 10000 THEN '10000 or more'
-                                              ELSE rejected_lately.results::text END || ' of them within the last hour' ELSE '' END
+                                              ELSE rejected_lately.results::text END || ' within the last hour' ELSE '' END
                     || '; see `tokenkeeperd rejected list`' END,
            CASE WHEN swept.outcome = 'failed' THEN 'the last sweep failed: ' || coalesce(swept.message, 'no message') END,
            CASE WHEN coalesce(swept.finished_at, latest.started_at) < clock_timestamp() - 2 * latest.sweep_interval - interval '1 minute'
@@ -151,8 +155,8 @@ SELECT latest.queue_depth,
        ], NULL) || guards.words || refused.words || cached.words || mixed_up.words || crowded.words || locked.words || undoing.words
            || paused.words || expiring.words || problematic.words
            || CASE WHEN failed.requests > 0
-                   THEN ARRAY[CASE WHEN failed.requests = 10000 THEN '10000 or more' ELSE failed.requests::text END
-                              || ' requests failed; see tokenkeeper.failed_send'] END
+                   THEN ARRAY[CASE failed.requests WHEN 1 THEN '1 request' WHEN 10000 THEN '10000 or more requests'
+                                                   ELSE failed.requests || ' requests' END || ' failed; see tokenkeeper.failed_send'] END
            || CASE WHEN waiting.requests > 0 AND NOT EXISTS (SELECT FROM sending)
                    THEN ARRAY['requests wait in tokenkeeper.send_request, and no running daemon sends'] END AS warnings,
        waiting.requests AS requests,

@@ -20,6 +20,9 @@ public struct Outbox: Sendable {
 
     var transaction: BatchTransaction { BatchTransaction(lockTimeout: lockTimeout) }
 
+    /// For work that must not be lost once it is committed: what was sent to APNs in between cannot be rolled back.
+    private var durable: BatchTransaction { BatchTransaction(lockTimeout: lockTimeout, isDurable: true) }
+
     /// A daemon may be silent for this long before another takes over its claimed requests. No request takes as long.
     public static let silence: Duration = .seconds(60)
 
@@ -27,11 +30,13 @@ public struct Outbox: Sendable {
     public struct Scopes: Sendable {
         /// The topics with due requests, except paused ones.
         public var due: [TopicScope] = []
+        /// All topics of the page: with requests that are due, that wait for their time, or that are paused.
+        public var waiting: [TopicScope] = []
         /// The last topic of the page; nil if there are no more.
         public var last: TopicScope?
     }
 
-    /// Reads one page of the topics that have due requests, except paused topics.
+    /// Reads one page of the topics that have unclaimed requests, and which of them have requests due and are not paused.
     ///
     /// - Parameters:
     ///   - scope: The last topic of the previous page; nil for the first page.
@@ -47,8 +52,8 @@ public struct Outbox: Sendable {
             """
         let order = "ORDER BY \(topic), \(environment) LIMIT 1"
         let byIndex = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off;"
-        return try connection.transaction(transaction.begin + byIndex) { connection throws(DatabaseError) in
-            let rows = try connection.query(
+        return try connection.transaction(transaction, settings: byIndex) { connection throws(DatabaseError) in
+            let found = try connection.query(
                 """
                 WITH RECURSIVE lane AS (
                     (SELECT n.topic, n.environment, 1 AS number
@@ -62,14 +67,13 @@ public struct Outbox: Sendable {
                        EXISTS (\(next) AND \(topic) = l.topic AND \(environment) = l.environment AND coalesce(r.scheduled_at, r.queued_at) <= now())
                        AND NOT EXISTS (SELECT FROM tokenkeeper.paused_topic AS h WHERE h.topic = l.topic AND h.environment = l.environment)
                 FROM lane AS l ORDER BY l.number
-                """, [.text(scope?.topic), .text(scope?.environment), .int4(Int32(clamping: most))])
-            var scopes = Scopes()
-            for row in 0..<rows.count {
-                let scope = TopicScope(environment: rows.text(row, 0) ?? "", topic: rows.text(row, 1) ?? "")
-                if rows.bool(row, 2) ?? false { scopes.due.append(scope) }
-                if row == most - 1 { scopes.last = scope }
+                """, [.text(scope?.topic), .text(scope?.environment), .int4(Int32(clamping: most))]
+            ).decode { row throws(DatabaseError) in
+                (scope: TopicScope(environment: try row.read(), topic: try row.read()), isDue: try row.read(Bool.self))
             }
-            return scopes
+            return Scopes(
+                due: found.filter(\.isDue).map(\.scope), waiting: found.map(\.scope),
+                last: found.count == most ? found.last?.scope : nil)
         }
     }
 
@@ -96,59 +100,28 @@ public struct Outbox: Sendable {
         on connection: inout Connection
     ) throws(DatabaseError) -> Claim {
         // The claim must survive a crash of the server before anything is sent.
-        try connection.transaction(transaction.beginDurable) { connection throws(DatabaseError) in
-            let rows = try connection.query(
+        try connection.transaction(durable) { connection throws(DatabaseError) in
+            try connection.query(
                 """
-                SELECT c.request_id, encode(c.token_key, 'hex'), c.payload, c.push_type, c.priority, c.expiration, c.collapse_id, c.apns_id,
-                       c.attempts, c.first_sent_at, c.due_at, c.outcome
+                SELECT c.outcome, c.due_at, c.request_id, encode(c.token_key, 'hex'), c.payload, c.push_type, c.priority, c.expiration,
+                       c.collapse_id, c.apns_id, c.attempts, c.first_sent_at
                 FROM tokenkeeper.claim_requests($1, $2, $3, $4, $5, $6) AS c ORDER BY c.request_id
                 """,
                 [
                     .text(scope.environment), .text(scope.topic), .text(daemonID), .int4(Int32(clamping: most)),
                     .int4(Int32(clamping: backgroundPerHour)), .instant(since),
-                ])
-            var claim = Claim()
-            let topic = Topic(scope.topic)
-            for row in 0..<rows.count {
-                if let dueAt = rows.instant(row, 10) { claim.dueAt = max(claim.dueAt ?? dueAt, dueAt) }
-                switch rows.text(row, 11) {
-                case "claimed": break
-                case "suppressed", "overtaken":
-                    claim.suppressed += 1
-                    continue
-                case "failed":
-                    claim.failed += 1
-                    continue
-                case "delayed": continue
-                default:
-                    throw DatabaseError(
-                        sqlState: "0A000", message: "tokenkeeper.claim_requests returned an unknown outcome")
-                }
-                guard let number = rows.integer(row, 0), let environment = Environment(rawValue: scope.environment),
-                    let topic,
-                    let token = rows.text(row, 1).flatMap(DeviceToken.init(hex:)),
-                    let pushType = rows.text(row, 3).flatMap(PushType.init(rawValue:))
-                else { preconditionFailure("claim_requests returned what its own checks refuse") }
-                claim.requests.append(
-                    ClaimedRequest(
-                        number: number,
-                        request: PushRequest(
-                            address: TokenAddress(environment: environment, topic: topic, token: token),
-                            payload: compactJSON(rows.text(row, 2) ?? ""), pushType: pushType,
-                            priority: rows.integer(row, 4).map { Int($0) }, expiration: rows.integer(row, 5),
-                            collapseID: rows.text(row, 6), id: rows.text(row, 7) ?? "",
-                            mayBeRepeated: rows.integer(row, 8) == 0),
-                        attempts: Int(rows.integer(row, 8) ?? 0), firstSentAt: rows.instant(row, 9) ?? .distantPast))
-            }
-            return claim
+                ]
+            ).decode { row throws(DatabaseError) in try ClaimedRow(&row, of: scope) }
+                .reduce(into: Claim()) { claim, row in claim.add(row) }
         }
     }
 
     /// The requests that this daemon has claimed, according to the database.
     public func claimed(on connection: inout Connection) throws(DatabaseError) -> Set<Int64> {
-        let rows = try connection.query(
-            "SELECT r.request_id FROM tokenkeeper.send_request AS r WHERE r.claimed_by = $1", [.text(daemonID)])
-        return Set((0..<rows.count).compactMap { rows.integer($0, 0) })
+        Set(
+            try connection.query(
+                "SELECT r.request_id FROM tokenkeeper.send_request AS r WHERE r.claimed_by = $1", [.text(daemonID)]
+            ).values(Int64.self))
     }
 
     /// Writes what became of requests, in one transaction: responses enter the queue, and requests leave the outbox or wait
@@ -174,11 +147,10 @@ public struct Outbox: Sendable {
             .instants(endings.map(\.sentAt)), .int8s(endings.map { $0.fate.pause?.microseconds }),
             .texts(endings.map(\.fate.error)),
         ]
-        return try connection.transaction(transaction.beginDurable) { connection throws(DatabaseError) in
-            Int(
-                try connection.query(
-                    "SELECT tokenkeeper.finish_requests($1, $2, $3, $4, $5, $6, $7, $8, $9)", parameters
-                ).integer(0, 0) ?? 0)
+        return try connection.transaction(durable) { connection throws(DatabaseError) in
+            try connection.query(
+                "SELECT tokenkeeper.finish_requests($1, $2, $3, $4, $5, $6, $7, $8, $9)", parameters
+            ).value()
         }
     }
 
@@ -188,11 +160,11 @@ public struct Outbox: Sendable {
     public func pauseTopic(
         _ scope: TopicScope, reason: String, on connection: inout Connection
     ) throws(DatabaseError) -> Bool {
-        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+        try connection.transaction(transaction) { connection throws(DatabaseError) in
             try connection.query(
                 "SELECT tokenkeeper.pause_sending($1, $2, $3)",
                 [.text(scope.topic), .text(scope.environment), .text(String(inPlainASCII(reason).prefix(1000)))]
-            ).bool(0, 0) ?? false
+            ).value()
         }
     }
 }

@@ -10,7 +10,7 @@ extension Outbox {
     public func beat(
         credentials: String, trouble: [String], on connection: inout Connection
     ) throws(DatabaseError) {
-        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+        try connection.transaction(transaction) { connection throws(DatabaseError) in
             _ = try connection.query(
                 """
                 INSERT INTO tokenkeeper.sending_daemon AS d (daemon_id, process_scope, heartbeat_at, credentials, problems)
@@ -28,7 +28,7 @@ extension Outbox {
 
     /// Signs off: this daemon stops, and has claimed nothing.
     public func signOff(on connection: inout Connection) throws(DatabaseError) {
-        try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+        try connection.transaction(transaction) { connection throws(DatabaseError) in
             _ = try connection.query(
                 "UPDATE tokenkeeper.sending_daemon SET stopped_at = clock_timestamp() WHERE daemon_id = $1",
                 [.text(daemonID)])
@@ -49,19 +49,20 @@ extension Outbox {
     public func takeOver(
         silentToo: Bool = true, on connection: inout Connection, isAlive: (_ daemonID: String) -> Bool
     ) throws(DatabaseError) -> Int {
-        let holders = try connection.query(
+        let gone = try connection.query(
             """
             SELECT h.claimed_by, d.process_scope, d.stopped_at IS NULL AND (NOT $2 OR d.heartbeat_at > clock_timestamp() - $1 * interval '1 microsecond')
             FROM (SELECT DISTINCT r.claimed_by FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NOT NULL) AS h
             LEFT JOIN tokenkeeper.sending_daemon AS d ON d.daemon_id = h.claimed_by
-            """, [.int8(Self.silence.microseconds), .bool(silentToo)])
-        let gone = (0..<holders.count).compactMap { row -> String? in
-            guard let holder = holders.text(row, 0), holder != daemonID else { return nil }
-            let beats = holders.bool(row, 2) ?? false
-            return beats && (holders.text(row, 1) != processScope || isAlive(holder)) ? nil : holder
-        }
+            """, [.int8(Self.silence.microseconds), .bool(silentToo)]
+        ).decode { row throws(DatabaseError) in
+            // A daemon without a row of its own has neither a scope nor a heartbeat.
+            (holder: try row.read(String.self), scope: try row.read(String?.self), beats: try row.read(Bool?.self))
+        }.filter {
+            $0.holder != daemonID && !($0.beats == true && ($0.scope != processScope || isAlive($0.holder)))
+        }.map(\.holder)
         if gone.isEmpty { return 0 }
-        return try connection.transaction(transaction.begin) { connection throws(DatabaseError) in
+        return try connection.transaction(transaction) { connection throws(DatabaseError) in
             try connection.query(
                 """
                 UPDATE tokenkeeper.send_request SET claimed_by = NULL, attempts = attempts + 1, interruptions = interruptions + 1

@@ -21,6 +21,6 @@ public enum Grants {
             SELECT count(*) FROM pg_catalog.pg_roles WHERE rolname IN ('tokenkeeper_sender', 'tokenkeeper_app',
                 'tokenkeeper_reader', 'tokenkeeper_operator', 'tokenkeeper_daemon')
             """
-        ).integer(0, 0) == 5
+        ).value(Int.self) == 5
     }
 }

@@ -1,3 +1,5 @@
+internal import TokenModel
+
 /// What a migration applies, all in one transaction.
 public struct MigrationPlan: Equatable, Sendable {
     /// What happens to the roles' rights.
@@ -24,8 +26,8 @@ public struct MigrationPlan: Equatable, Sendable {
     var missing: String {
         let (versions, files) = (versions.count, differing.count)
         let parts = [
-            versions == 0 ? nil : "\(versions) \(versions == 1 ? "version" : "versions")",
-            files == 0 ? nil : "\(files) \(files == 1 ? "file" : "files") of functions and views",
+            versions == 0 ? nil : counted(versions, "version", "versions"),
+            files == 0 ? nil : "\(counted(files, "file", "files")) of functions and views",
         ]
         return parts.compactMap { $0 }.joined(separator: " and ") + (versions + files == 1 ? " has" : " have")
     }

@@ -5,13 +5,9 @@ struct MigrationScript {
     let checksums: [String: String]
     let release: Version
 
-    /// Begins the transaction. Until the lock is held, another migrator may take its time.
-    static let begin = """
-        BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
-        SET LOCAL statement_timeout = 0;
-        SET LOCAL lock_timeout = '60s';
-        SET LOCAL search_path = pg_catalog, pg_temp;
-        """
+    /// Until the lock is held, another migrator may take its time. A statement may take as long as it needs.
+    static let transaction = BatchTransaction(lockTimeout: .seconds(60), statementTimeout: .zero, isDurable: true)
+    static let settings = "SET LOCAL search_path = pg_catalog, pg_temp;"
 
     /// With two migrators, one waits here. From then on, no lock of an application is waited for at length.
     static let lock = "\(DrainLock.migration); SET LOCAL lock_timeout = '5s';"
@@ -19,6 +15,20 @@ struct MigrationScript {
     /// GRANT and TRUNCATE both change the catalog's row of a partition: at once, the later one fails ("tuple concurrently updated"). Senders
     /// and batches do not wait for this lock.
     static let keepPartitions = "LOCK TABLE tokenkeeper.send_result IN SHARE UPDATE EXCLUSIVE MODE;"
+
+    /// As `SchemaOwner.check`.
+    private static let ownerCheck = """
+        DO $$
+        DECLARE
+            owner CONSTANT text := \(SchemaOwner.sql);
+        BEGIN
+            IF owner <> current_user THEN
+                RAISE EXCEPTION 'the schema tokenkeeper belongs to the role %, and the functions that % creates would not', owner, current_user
+                    USING HINT = 'Run this as ' || owner || ', or print it again with --owner ' || owner || '.';
+            END IF;
+        END
+        $$;
+        """
 
     /// An expression: a digest of what the schema says was applied.
     static let fingerprint = """
@@ -74,12 +84,14 @@ struct MigrationScript {
     ///   - found: The schema's fingerprint when the plan was made; nil if there was no schema.
     ///   - owner: The role to work as, if not the login role.
     func text(for found: String?, owner: String?) -> String {
-        var parts = ["-- tokenkeeperd \(release): run this with psql.\n\\set ON_ERROR_STOP on", Self.begin]
+        let begin = (Self.transaction.begin + Self.settings).split(separator: "\n").joined(separator: "\n")
+        var parts = ["-- tokenkeeperd \(release): run this with psql.\n\\set ON_ERROR_STOP on", begin]
         if let owner {
             parts.append(
                 "SET LOCAL ROLE \"\(owner.split(separator: "\"", omittingEmptySubsequences: false).joined(separator: "\"\""))\";"
             )
         }
+        parts.append(Self.ownerCheck)
         if let found {
             parts.append(Self.lock)
             parts.append(

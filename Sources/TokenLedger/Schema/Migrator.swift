@@ -20,16 +20,16 @@ public struct Migrator {
         _ connection: inout Connection, createsRoles: Bool = false, applied: (MigrationPlan) -> Void
     ) throws -> MigrationPlan {
         // If nothing is missing, neither the lock nor the right to take it is needed.
-        let idle = try plan(&connection, createsRoles: createsRoles)
+        let (found, checksums) = try read(&connection)
+        let idle = try found.plan(for: files, checksums: checksums, daemon: daemon, createsRoles: createsRoles)
         if idle.isEmpty { return idle }
-        let isFirst = try !schemaExists(&connection)
         let done: MigrationPlan
         do {
             done = try applyLocked(&connection, createsRoles: createsRoles)
-        } catch let error as DatabaseError where isFirst && Self.nameTaken.contains(error.sqlState ?? "") {
+        } catch let error as DatabaseError where !found.exists && Self.nameTaken.contains(error.sqlState ?? "") {
             // Without a table there is nothing to lock: two migrators may both begin, and one meets a name that the other has just taken.
             // If the schema still does not exist, something else has the name.
-            guard try schemaExists(&connection) else { throw error }
+            guard try read(&connection).state.exists else { throw error }
             done = try applyLocked(&connection, createsRoles: createsRoles)
         }
         if !done.isEmpty { applied(done) }
@@ -41,8 +41,8 @@ public struct Migrator {
 
     /// What `migrate` would apply now. Changes nothing.
     public func plan(_ connection: inout Connection, createsRoles: Bool = false) throws -> MigrationPlan {
-        try state(&connection).plan(
-            for: files, checksums: checksums(&connection), daemon: daemon, createsRoles: createsRoles)
+        let (state, checksums) = try read(&connection)
+        return try state.plan(for: files, checksums: checksums, daemon: daemon, createsRoles: createsRoles)
     }
 
     /// What `migrate` would run now, as a script for psql; nil if there is nothing to do. Changes nothing.
@@ -51,8 +51,7 @@ public struct Migrator {
     public func script(_ connection: inout Connection, createsRoles: Bool = false, owner: String? = nil) throws
         -> String?
     {
-        let state = try state(&connection)
-        let checksums = try checksums(&connection)
+        let (state, checksums) = try read(&connection)
         let plan = try state.plan(for: files, checksums: checksums, daemon: daemon, createsRoles: createsRoles)
         if plan.isEmpty { return nil }
         let script = MigrationScript(plan: plan, grants: files.grants, checksums: checksums, release: daemon)
@@ -61,38 +60,46 @@ public struct Migrator {
 
     private func applyLocked(_ connection: inout Connection, createsRoles: Bool) throws -> MigrationPlan {
         do {
-            try connection.run(MigrationScript.begin)
-            if try schemaExists(&connection) { try connection.run(MigrationScript.lock) }
-            let checksums = try checksums(&connection)
-            let plan = try state(&connection).plan(
-                for: files, checksums: checksums, daemon: daemon, createsRoles: createsRoles)
-            if plan.isEmpty {
-                connection.rollback()
-                return plan
+            return try connection.transaction(MigrationScript.transaction, settings: MigrationScript.settings) {
+                try apply(&$0, createsRoles: createsRoles)
             }
-            let script = MigrationScript(plan: plan, grants: files.grants, checksums: checksums, release: daemon)
-            for statement in script.statements {
-                // On a ledger of many millions it may take long.
-                try connection.run(statement, patience: .seconds(86_400))
-            }
-            try connection.commit()
-            return plan
         } catch let error as DatabaseError where error.sqlState == "2BP01" {
-            connection.rollback()
             throw SchemaError.builtUpon(error.message)
-        } catch {
-            connection.rollback()
-            throw error
+        } catch let error as DatabaseError where error.sqlState == "55P03" {
+            throw OpenTransactions.named(in: error, on: &connection)
         }
+    }
+
+    private func apply(_ connection: inout Connection, createsRoles: Bool) throws -> MigrationPlan {
+        try SchemaOwner.check(on: &connection)
+        var found = try state(&connection)
+        if found.exists {
+            try connection.run(MigrationScript.lock)
+            // Another migrator may have had the lock until now.
+            found = try state(&connection)
+        }
+        let checksums = try checksums(&connection)
+        let plan = try found.plan(for: files, checksums: checksums, daemon: daemon, createsRoles: createsRoles)
+        if plan.isEmpty { return plan }
+        let script = MigrationScript(plan: plan, grants: files.grants, checksums: checksums, release: daemon)
+        for statement in script.statements {
+            // On a ledger of many millions it may take long.
+            try connection.run(statement, patience: .seconds(86_400))
+        }
+        return plan
     }
 
     /// Whether a daemon of this version may work on this schema.
     ///
+    /// - Returns: The schema's fingerprint.
     /// - Throws: `SchemaError` if not, or `DatabaseError`.
-    public func check(_ connection: inout Connection) throws {
-        var plan = try plan(&connection)
+    @discardableResult
+    public func check(_ connection: inout Connection) throws -> String? {
+        let (state, checksums) = try read(&connection)
+        var plan = try state.plan(for: files, checksums: checksums, daemon: daemon)
         // Rights are for `grants`, and a DBA may have granted them without a record.
         plan.rights = .keep
         if !plan.isEmpty { throw SchemaError.notMigrated(plan) }
+        return state.fingerprint
     }
 }

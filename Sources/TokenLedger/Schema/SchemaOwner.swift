@@ -2,6 +2,14 @@
 ///
 /// Its functions are SECURITY DEFINER: they have the owner's rights, so the owner should have no others than it needs.
 public enum SchemaOwner {
+    /// An expression: the role that the schema's tables belong to; if it has none yet, the role that the schema itself belongs to; null if
+    /// there is no schema.
+    static let sql = """
+        coalesce(
+            (SELECT t.tableowner FROM pg_catalog.pg_tables AS t WHERE t.schemaname = 'tokenkeeper' AND t.tablename = 'migration'),
+            (SELECT pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper'))
+        """
+
     /// Does everything from now on as that role, of which the session's role must be a member.
     ///
     /// Session state: use it on a connection of one's own, which is closed afterwards.
@@ -17,9 +25,19 @@ public enum SchemaOwner {
     public static func whom(
         _ connection: inout Connection
     ) throws(DatabaseError) -> (database: String, role: String, isSuperuser: Bool) {
-        let row = try connection.query(
+        try connection.query(
             "SELECT current_database()::text, rolname::text, rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
-        )
-        return (row.text(0, 0) ?? "", row.text(0, 1) ?? "", row.bool(0, 2) == true)
+        ).one { row throws(DatabaseError) in
+            (database: try row.read(), role: try row.read(), isSuperuser: try row.read())
+        }
+    }
+
+    /// Refuses to let another role than the owner migrate: every new function would belong to that role, with its rights, and the owner
+    /// could not replace it later.
+    static func check(on connection: inout Connection) throws {
+        let (owner, role) = try connection.query("SELECT (\(sql))::text, current_user::text").one {
+            row throws(DatabaseError) in (try row.read(String?.self), try row.read(String.self))
+        }
+        if let owner, owner != role { throw SchemaError.notOwner(owner: owner, role: role) }
     }
 }

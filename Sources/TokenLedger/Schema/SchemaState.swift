@@ -13,7 +13,11 @@ struct SchemaState {
         var release: Version
     }
 
+    /// Whether there is a table of versions.
+    var exists = false
     var versions: [AppliedVersion] = []
+    /// A table of ours; nil if there is none.
+    var table: String?
     /// Nil if the schema has no table for them, which no release ever made.
     var files: [AppliedFile]?
     /// Whether all five roles exist.
@@ -56,6 +60,8 @@ struct SchemaState {
     private func refuse(
         _ wanted: SchemaFiles, _ checksums: [String: String], _ daemon: Version
     ) throws(SchemaError) {
+        // Versions and their record are applied in one transaction, but old files could be applied by psql.
+        if versions.isEmpty, let table { throw .unrecorded(table: table) }
         let named = Dictionary(uniqueKeysWithValues: wanted.versions.map { ($0.version, $0) })
         for one in versions.sorted(by: { $0.version < $1.version }) {
             let isOurs = named[one.version].map { $0.name == one.name } ?? true

@@ -20,9 +20,13 @@ public struct StatusCache {
 
     private static let tables = ["rejected_result", "held_result", "send_request", "failed_send"]
 
+    /// What a person must fix: the first look of the last refresh that was refused; nil if none was.
+    public private(set) var trouble: DatabaseError?
+
     public init() {}
 
-    /// The findings, by the source's name. A source that took too long or met a lock adds none, and keeps its stored row.
+    /// The findings, by the source's name. A source that took too long, met a lock or was refused adds none, and keeps its stored
+    /// row until `status` no longer trusts it.
     private struct Findings {
         var rows: [(source: String, rows: Int64?)] = []
         var words: [(source: String, word: String)] = []
@@ -33,6 +37,7 @@ public struct StatusCache {
         guard clock.now >= again else { return }
         let began = clock.now
         defer { again = clock.now + min(max(Self.pause, began.duration(to: clock.now) * 100), Self.longestPause) }
+        trouble = nil
         guard try isOld(on: &connection) else { return }
         var findings = Findings()
         try countTables(into: &findings, on: &connection)
@@ -41,13 +46,18 @@ public struct StatusCache {
             findings.rows.append((warning.name, nil))
             findings.words += words.map { (warning.name, $0) }
         }
-        let holder = cleanupHolder.note(try CleanupHolder.Sighting(on: &connection), at: clock.now)
-        findings.rows.append(("cleanup held back", nil))
-        if let holder { findings.words.append(("cleanup held back", holder)) }
+        let sighting = try attempt(on: &connection) { connection throws(DatabaseError) in
+            try CleanupHolder.Sighting(on: &connection)
+        }
+        if let sighting {
+            findings.rows.append(("cleanup held back", nil))
+            let holder = cleanupHolder.note(sighting, at: clock.now)
+            if let holder { findings.words.append(("cleanup held back", holder)) }
+        }
         try store(findings, on: &connection)
     }
 
-    private func countTables(
+    private mutating func countTables(
         into findings: inout Findings, on connection: inout Connection
     ) throws(DatabaseError) {
         for table in Self.tables {
@@ -70,7 +80,7 @@ public struct StatusCache {
     }
 
     /// Whether the cache is older than the pause. False as well while another session has locked the table.
-    private func isOld(on connection: inout Connection) throws(DatabaseError) -> Bool {
+    private mutating func isOld(on connection: inout Connection) throws(DatabaseError) -> Bool {
         try look(
             """
             SELECT coalesce(max(c.as_of) < clock_timestamp() - \(Self.pause.milliseconds) * interval '1 millisecond', true)
@@ -82,20 +92,38 @@ public struct StatusCache {
 
     /// Reads one column, in one round trip.
     ///
-    /// - Returns: Nil if it takes too long or another session holds a lock.
-    private func look<Value: ColumnDecodable>(
+    /// - Returns: Nil as in `attempt`.
+    private mutating func look<Value: ColumnDecodable>(
         _ statement: String, _ type: Value.Type, on connection: inout Connection
     ) throws(DatabaseError) -> [Value]? {
+        let settings = transaction.settings
+        return try attempt(on: &connection) { connection throws(DatabaseError) in
+            try connection.run("\(settings)\n\(statement)").values(type)
+        }
+    }
+
+    /// Does one thing, so that it fails alone.
+    ///
+    /// - Returns: Nil if it takes too long, another session holds a lock, or it is refused, which becomes the `trouble`.
+    private mutating func attempt<Value>(
+        on connection: inout Connection, _ work: (inout Connection) throws(DatabaseError) -> Value
+    ) throws(DatabaseError) -> Value? {
         do {
-            return try connection.run("\(transaction.settings)\n\(statement)").values(type)
-        } catch let error where error.remedy == .retry {
+            return try work(&connection)
+        } catch {
+            switch error.remedy {
+            case .reconnect: throw error
+            case .retry: break
+            case .fixData, .fixSetup: trouble = trouble ?? error
+            }
             return nil
         }
     }
 
-    /// Stores all findings in one statement. If another session holds a lock, the earlier findings stay.
-    private func store(_ findings: Findings, on connection: inout Connection) throws(DatabaseError) {
-        do {
+    /// Stores all findings in one statement. If that fails, the earlier findings stay, and the next refresh tries again.
+    private mutating func store(_ findings: Findings, on connection: inout Connection) throws(DatabaseError) {
+        let transaction = transaction
+        _ = try attempt(on: &connection) { connection throws(DatabaseError) in
             try connection.transaction(transaction) { connection throws(DatabaseError) in
                 _ = try connection.query(
                     """
@@ -112,8 +140,6 @@ public struct StatusCache {
                         .texts(findings.words.map(\.source)), .texts(findings.words.map(\.word)),
                     ])
             }
-        } catch let error where error.remedy == .retry {
-            // The next refresh tries again.
         }
     }
 }

@@ -29,8 +29,10 @@ struct StatusWarning {
     private static let doubtful = StatusWarning(
         name: "410s that are not from APNs",
         statement: """
-            SELECT format('%s 410s of %s (%s) within 24 hours are not from APNs, %s of them without a body, so their tokens are suspect and not stale: '
-                          'does a proxy answer, or does the sender omit the body?',
+            SELECT format(CASE sum(c.results)
+                              WHEN 1 THEN '%s 410 of %s (%s) within 24 hours is not from APNs, %s without a body, so its token is'
+                              ELSE '%s 410s of %s (%s) within 24 hours are not from APNs, %s of them without a body, so their tokens are' END
+                          || ' suspect and not stale: does a proxy answer, or does the sender omit the body?',
                           sum(c.results), c.topic, c.environment,
                           coalesce(sum(c.results) FILTER (WHERE c.reason = '410 without a body'), 0))
             FROM tokenkeeper.result_count AS c
@@ -43,7 +45,9 @@ struct StatusWarning {
     private static let notKept = StatusWarning(
         name: "rejected results that were not kept",
         statement: """
-            SELECT format('%s rejected results of the last two hours were counted but not kept: more than drain.rejected_per_hour', sum(c.results))
+            SELECT format('%s counted but not kept: more than drain.rejected_per_hour',
+                          CASE sum(c.results) WHEN 1 THEN '1 rejected result of the last two hours was'
+                                              ELSE sum(c.results) || ' rejected results of the last two hours were' END)
             FROM tokenkeeper.result_count AS c
             WHERE c.hour > now() - interval '2 hours' AND c.reason = '(rejected, not kept)'
             HAVING count(*) > 0

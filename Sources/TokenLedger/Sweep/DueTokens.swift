@@ -87,7 +87,7 @@ struct DueTokens {
 
     /// Why the topic was refused, with the numbers.
     var refusal: String {
-        "\(topic.words): \(total) of \(ofTokens ?? 0) tokens are due, more than \(maxTokens ?? 0)"
+        "\(topic.words): \(total) of \(ofTokens ?? 0) tokens \(total == 1 ? "is" : "are") due, more than \(maxTokens ?? 0)"
     }
 }
 

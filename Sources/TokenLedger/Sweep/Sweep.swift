@@ -1,3 +1,5 @@
+internal import TokenModel
+
 /// A sweep: deletes what is older than its retention.
 ///
 /// Start here: `clearAway` is the order of the steps. `SweepLease` decides who may sweep, `SweepStep.swift` is one transaction.
@@ -73,8 +75,8 @@ public struct Sweep {
             """, [.int8(lease.runID)]
         ).value(Int64.self)
         return left > 0
-            ? "\(left) due tokens are left for the next sweep: an application has locked them, or registered them again"
-            : nil
+            ? counted(left, "due token is", "due tokens are") + " left for the next sweep: an application has locked "
+                + (left == 1 ? "it, or registered it again" : "them, or registered them again") : nil
     }
 
     /// Records the outcome, unless another daemon has taken the run over, and reads the run back.

@@ -1,5 +1,6 @@
 internal import ArgumentParser
 internal import TokenLedger
+internal import TokenModel
 
 struct Explain: ParsableCommand {
     static let configuration = CommandConfiguration(
@@ -70,7 +71,7 @@ struct Explain: ParsableCommand {
             case .tooMany(let first, let more):
                 if !json { print(HistoryText.list(first, andMore: more)) }
                 ConfigurationOptions.complain(
-                    "that fits \(more ? "more than " : "")\(first.count) tokens: "
+                    "that fits \(more ? "more than " : "")\(counted(first.count, "token", "tokens")): "
                         + (tokens.isEmpty ? "give --topic or --environment" : "give more digits or --topic"))
                 throw ExitCode(ExitStatus.usage.rawValue)
             }

@@ -1,5 +1,6 @@
 internal import ArgumentParser
 internal import TokenLedger
+internal import TokenModel
 
 /// Lists, releases or discards what the mass-failure guard holds.
 struct Held: ParsableCommand {
@@ -30,7 +31,9 @@ struct Held: ParsableCommand {
         static func text(_ held: HeldSummary) -> String {
             let of = TopicOption.typed(topic: held.topic, environment: held.environment)
             var lines = [
-                "\(held.topic) (\(held.environment)): \(held.results) results of \(held.tokens) tokens are held"
+                "\(held.topic) (\(held.environment)): "
+                    + "\(counted(held.results, "result", "results")) of \(counted(held.tokens, "token", "tokens")) "
+                    + (held.results == 1 ? "is held" : "are held")
             ]
             if let reasons = held.reasons { lines.append("  reasons   \(reasons)") }
             if let queued = held.queued { lines.append("  queued    \(queued.first) to \(queued.last)") }
@@ -63,7 +66,7 @@ struct Held: ParsableCommand {
             try options.load().withLedger(as: "tokenkeeper_operator") { connection in
                 let results = try HeldSummary.release(
                     topic: which.topic, environment: which.environment, on: &connection)
-                print("\(results) results are back in the queue and will be recorded")
+                print("\(counted(results, "result is", "results are")) back in the queue and will be recorded")
             }
         }
     }
@@ -80,7 +83,8 @@ struct Held: ParsableCommand {
             try options.load().withLedger(as: "tokenkeeper_operator") { connection in
                 let results = try HeldSummary.discard(
                     topic: which.topic, environment: which.environment, on: &connection)
-                print("\(results) results are deleted and were not recorded")
+                print(
+                    counted(results, "result is deleted and was", "results are deleted and were") + " not recorded")
             }
         }
     }

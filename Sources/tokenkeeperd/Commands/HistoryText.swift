@@ -1,4 +1,5 @@
 internal import TokenLedger
+internal import TokenModel
 
 /// A token's history as lines for people.
 enum HistoryText {
@@ -31,7 +32,7 @@ enum HistoryText {
         words += "\nhistory is kept for sweep.event_retention (\(retention))"
         if rejected > 0 {
             words +=
-                "\n\(rejected) results with such a token could not be understood and did not count; see `tokenkeeperd rejected list`"
+                "\n\(counted(rejected, "result", "results")) with such a token could not be understood and did not count; see `tokenkeeperd rejected list`"
         }
         return words
     }

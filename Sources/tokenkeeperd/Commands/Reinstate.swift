@@ -1,5 +1,6 @@
 internal import ArgumentParser
 internal import TokenLedger
+internal import TokenModel
 
 struct Reinstate: ParsableCommand {
     static let configuration = CommandConfiguration(
@@ -33,19 +34,20 @@ struct Reinstate: ParsableCommand {
                 on: &connection)
             print("suspects of \(which.topic) (\(which.environment)) from \(undo.window.since) to \(undo.window.until)")
             if dryRun {
-                print("\(undo.suspects) tokens would be sendable again")
+                print("\(counted(undo.suspects, "token", "tokens")) would be sendable again")
             } else {
                 // The window is recorded: from now on the daemons undo it as well.
                 let tokens = try undo.finish(on: &connection) { left, tokens in
                     ConfigurationOptions.complain(
-                        "\(tokens) tokens are sendable again so far; \(left == 10_000 ? "10000 or more" : "\(left)") of \(undo.suspects) suspects are left"
+                        "\(counted(tokens, "token is", "tokens are")) sendable again so far; still to be undone: "
+                            + "\(left == 10_000 ? "10000 or more" : "\(left)") of \(counted(undo.suspects, "suspect", "suspects"))"
                     )
                 }
-                print("\(tokens) tokens are sendable again")
+                print("\(counted(tokens, "token is", "tokens are")) sendable again")
             }
             if undo.held > 0 {
                 let of = TopicOption.typed(topic: which.topic, environment: which.environment)
-                print("\(undo.held) results are still held: `tokenkeeperd held discard \(of)`")
+                print("\(counted(undo.held, "result is", "results are")) still held: `tokenkeeperd held discard \(of)`")
             }
         }
     }

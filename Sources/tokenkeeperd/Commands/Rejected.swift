@@ -1,5 +1,6 @@
 internal import ArgumentParser
 internal import TokenLedger
+internal import TokenModel
 
 /// Lists, requeues or discards the results that could not be understood.
 struct Rejected: ParsableCommand {
@@ -46,7 +47,7 @@ struct Rejected: ParsableCommand {
         }
 
         static func text(_ group: RejectedResults.Group) -> String {
-            let attempts = group.attempts > 0 ? "; requeued up to \(group.attempts) times" : ""
+            let attempts = group.attempts > 0 ? "; requeued up to \(counted(group.attempts, "time", "times"))" : ""
             return """
                 \(group.results)  \(HistoryText.plain(group.error))
                    \(group.first) to \(group.last)\(attempts); such as \(group.samples)
@@ -65,7 +66,7 @@ struct Rejected: ParsableCommand {
             Signals.unblock()
             try options.load().withLedger(as: "tokenkeeper_operator") { connection in
                 let results = try RejectedResults.requeue(which.choice, on: &connection)
-                print("\(results) results are back in the queue")
+                print("\(counted(results, "result is", "results are")) back in the queue")
             }
         }
     }
@@ -80,7 +81,7 @@ struct Rejected: ParsableCommand {
             Signals.unblock()
             try options.load().withLedger(as: "tokenkeeper_operator") { connection in
                 let results = try RejectedResults.discard(which.choice, on: &connection)
-                print("\(results) results are deleted")
+                print("\(counted(results, "result is", "results are")) deleted")
             }
         }
     }

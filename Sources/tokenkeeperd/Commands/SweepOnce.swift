@@ -1,6 +1,7 @@
 internal import ArgumentParser
 internal import Glibc
 internal import TokenLedger
+internal import TokenModel
 
 struct SweepOnce: ParsableCommand {
     static let configuration = CommandConfiguration(
@@ -53,21 +54,22 @@ struct SweepOnce: ParsableCommand {
             let fate =
                 due.refused
                 ? "refused, because more than \(due.maxTokens ?? 0) of \(due.ofTokens ?? 0) are due"
-                : report.dryRun ? "would be pruned" : "were due"
-            return "  \(due.topic) (\(due.environment)), \(due.cause): \(due.tokens) tokens \(fate)"
+                : report.dryRun ? "would be pruned" : due.tokens == 1 ? "was due" : "were due"
+            return
+                "  \(due.topic) (\(due.environment)), \(due.cause): \(counted(due.tokens, "token", "tokens")) \(fate)"
                 + (due.samples.isEmpty ? "" : "; such as " + due.samples.joined(separator: " "))
         }
         lines += [
-            "\(verb) \(report.prunedSuppressed) suppressed tokens past sweep.suppressed_retention",
-            "\(verb) \(report.prunedDormant) tokens past sweep.dormant_after",
-            report.refused > 0 ? "refused to delete \(report.refused) tokens: see --force" : nil,
-            report.dryRun
-                ? "did not count events past sweep.event_retention"
-                : "deleted \(report.deletedEvents) events past sweep.event_retention",
-            "\(verb) \(report.deletedRejected) rejected results past sweep.rejected_retention",
-            "\(verb) \(report.deletedHeld) held results past sweep.held_retention",
-            "\(verb) \(report.deletedRuns) old sweep runs",
-            "\(verb) \(report.deletedSends) suppressed and failed requests",
+            "\(verb) \(counted(report.prunedSuppressed, "suppressed token", "suppressed tokens")) past sweep.suppressed_retention",
+            "\(verb) \(counted(report.prunedDormant, "token", "tokens")) past sweep.dormant_after",
+            report.refused > 0
+                ? "refused to delete \(counted(report.refused, "token", "tokens")): see --force" : nil,
+            (report.dryRun ? "did not count events" : "deleted \(counted(report.deletedEvents, "event", "events"))")
+                + " past sweep.event_retention",
+            "\(verb) \(counted(report.deletedRejected, "rejected result", "rejected results")) past sweep.rejected_retention",
+            "\(verb) \(counted(report.deletedHeld, "held result", "held results")) past sweep.held_retention",
+            "\(verb) \(counted(report.deletedRuns, "old sweep run", "old sweep runs"))",
+            "\(verb) \(counted(report.deletedSends, "suppressed or failed request", "suppressed and failed requests"))",
         ].compactMap { $0 }
         return lines.map(HistoryText.plain).joined(separator: "\n")
     }

@@ -146,7 +146,8 @@ struct ServiceState {
         if let queue, reports[.drain]?.obstacle?.knowsQueue ?? true, unanswered(.drain) == nil {
             parts.append(
                 queue.depth == 0
-                    ? "the queue is empty" : "\(queue.exact ? "" : "about ")\(queue.depth) results are queued")
+                    ? "the queue is empty"
+                    : (queue.exact ? "" : "about ") + counted(queue.depth, "result is", "results are") + " queued")
         }
         for part in Part.allCases {
             if let silent = unanswered(part) {

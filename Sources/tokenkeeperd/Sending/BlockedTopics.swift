@@ -17,6 +17,13 @@ struct BlockedTopics {
         blocked[topic] = nil
     }
 
+    /// A look at the outbox is complete.
+    ///
+    /// - Parameter waiting: The topics that have requests to claim, now or later. A claim of any other topic would have nothing to fail for.
+    mutating func keep(only waiting: Set<TopicScope>) {
+        blocked = blocked.filter { waiting.contains($0.key) }
+    }
+
     func isBlocked(_ topic: TopicScope, at now: ContinuousClock.Instant) -> Bool {
         blocked[topic].map { now < $0.until } ?? false
     }

@@ -10,8 +10,11 @@ struct DueTopics {
     private(set) var claimable: [TopicScope] = []
     /// Topics that no credential covers, as of the last complete look.
     private(set) var uncovered: [TopicScope] = []
-    /// The uncovered topics that the current look has found so far.
+    /// Topics that have requests to claim, now or later, as of the last complete look.
+    private(set) var waiting: Set<TopicScope> = []
+    /// What the current look has found so far.
     private var uncoveredSoFar: [TopicScope] = []
+    private var waitingSoFar: Set<TopicScope> = []
     private var lookedAt: ContinuousClock.Instant?
     /// The last topic of the page that was read last; nil before the first page. There may be thousands of topics.
     private(set) var cursor: TopicScope?
@@ -33,6 +36,7 @@ struct DueTopics {
     /// Takes the page of topics behind `cursor`.
     mutating func add(_ page: Outbox.Scopes, covers: (TopicScope) -> Bool) {
         cursor = page.last
+        waitingSoFar.formUnion(page.waiting)
         for topic in page.due {
             if topic.isValid && !covers(topic) {
                 uncoveredSoFar.append(topic)
@@ -40,14 +44,17 @@ struct DueTopics {
                 claimable.append(topic)
             }
         }
-        if cursor == nil {
-            uncovered = uncoveredSoFar
-            uncoveredSoFar = []
+        if isLookComplete {
+            (uncovered, uncoveredSoFar) = (uncoveredSoFar, [])
+            (waiting, waitingSoFar) = (waitingSoFar, [])
         }
     }
 
+    /// Whether the page that was read last was the last one.
+    var isLookComplete: Bool { cursor == nil }
+
     /// A page that has only uncovered topics must not end the look: the next page may have others.
-    var needsAnotherPage: Bool { claimable.isEmpty && cursor != nil }
+    var needsAnotherPage: Bool { claimable.isEmpty && !isLookComplete }
 
     /// Where the next claim of a topic begins.
     mutating func claimsFrom(_ topic: TopicScope, at now: ContinuousClock.Instant) -> Instant {

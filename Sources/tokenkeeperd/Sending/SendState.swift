@@ -165,6 +165,7 @@ struct SendState {
     /// - Returns: Whether the look needs another page.
     mutating func add(_ page: Outbox.Scopes) -> Bool {
         topics.add(page) { [credential] in credential($0) != nil }
+        if topics.isLookComplete { blocked.keep(only: topics.waiting) }
         return topics.needsAnotherPage
     }
 

@@ -43,11 +43,13 @@ struct DrainReporting {
         try beatIfDue(pagesLeft: pagesLeft, on: &connection)
     }
 
-    mutating func passEnded(_ pass: Drain.Pass, on connection: inout Connection) throws(DatabaseError) {
+    mutating func passEnded(
+        _ pass: Drain.Pass, trouble now: DatabaseError?, on connection: inout Connection
+    ) throws(DatabaseError) {
         try watchLocks(pass, on: &connection)
         // Once the last of the work is done, or something is in its way, `status` should soon show it.
-        isUnreported = pass.moved || pass.trouble != trouble || isUnreported
-        trouble = pass.trouble
+        isUnreported = pass.moved || now != trouble || isUnreported
+        trouble = now
         if isUnreported, !pass.moved, beatAt.map({ $0.duration(to: .now) > .seconds(1) }) ?? true {
             beatAt = nil
             isUnreported = false

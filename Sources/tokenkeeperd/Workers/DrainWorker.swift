@@ -15,6 +15,7 @@ struct DrainWorker {
     func run() {
         var problemAt: ContinuousClock.Instant?
         worker.run(bell: bell) { connection, succeeded in
+            let schema = CheckedSchema(fingerprint: try Migrator.fingerprint(&connection))
             var drain = Drain(worker.configuration, pair: backlog.pair, summary: summary)
             var reporting = try DrainReporting(worker, daemonID: daemonID, on: &connection)
             defer { summary.report() }
@@ -23,7 +24,7 @@ struct DrainWorker {
                 let configuration = worker.configuration
                 drain.follow(configuration)
                 reporting.passBegins(configuration)
-                let pass = try drain.pass(on: &connection, report: { summary.note($0) }) {
+                let (pass, trouble) = try makePass(of: &drain, schema, on: &connection) {
                     connection, soFar, pagesLeft throws(DatabaseError) in
                     backlog.report(soFar, pagesLeft: pagesLeft)
                     try reporting.batchEnded(soFar, pagesLeft: pagesLeft, on: &connection)
@@ -31,10 +32,10 @@ struct DrainWorker {
                     if problemAt == nil, soFar.trouble == nil, !reporting.isHeldUp, soFar.moved { succeeded() }
                     return !worker.stop.isAsked
                 }
-                try reporting.passEnded(pass, on: &connection)
-                if let problem = pass.trouble {
+                try reporting.passEnded(pass, trouble: trouble, on: &connection)
+                if let trouble {
                     problemAt = .now
-                    worker.outages.lost(problem, worker.part)
+                    worker.outages.lost(trouble, worker.part)
                 } else if !reporting.isHeldUp, problemAt.map({ $0.duration(to: .now) > Self.problemLasts }) ?? true {
                     problemAt = nil
                     succeeded()
@@ -45,6 +46,28 @@ struct DrainWorker {
                 worker.rest(bell, for: pause)
             }
             try reporting.signOff(on: &connection)
+        }
+    }
+
+    /// Makes a pass.
+    ///
+    /// - Returns: What it has done, and what a person must fix. A missing function that is none of ours is such a thing: it ends the pass,
+    ///   but not the connection, which would be made again and again.
+    private func makePass(
+        of drain: inout Drain, _ schema: CheckedSchema, on connection: inout Connection,
+        betweenBatches goesOn: Drain.GoesOn
+    ) throws(DatabaseError) -> (Drain.Pass, trouble: DatabaseError?) {
+        var soFar = Drain.Pass()
+        do {
+            let pass = try drain.pass(on: &connection, report: summary.note) {
+                connection, done, pagesLeft throws(DatabaseError) in
+                soFar = done
+                return try goesOn(&connection, done, pagesLeft)
+            }
+            return (pass, pass.trouble)
+        } catch {
+            guard schema.isMissingFunction(error, on: &connection) else { throw error }
+            return (soFar, error)
         }
     }
 }

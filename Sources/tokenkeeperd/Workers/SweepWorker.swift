@@ -58,16 +58,25 @@ struct SweepWorker {
                 try resetQuietGuards(on: &connection)
                 let undoes = try Reinstatement.undo(within: .seconds(1), on: &connection) { !worker.stop.isAsked }
                 if try sweepIfRequested(&state, on: &connection) {
-                    succeeded()
+                    report(state, succeeded)
                     continue
                 }
                 if try sweepIfDue(timer, &state, on: &connection) { continue }
                 // A count can take minutes: any bell cancels it.
                 try state.count.refresh(on: &connection, stop: bells.wakeup)
                 try state.statusCache.refresh(on: &connection)
-                succeeded()
+                report(state, succeeded)
                 worker.rest(bells.wakeup, for: undoes ? Self.undoEvery : Self.lookEvery)
             }
+        }
+    }
+
+    /// A look for `status` that is refused keeps nothing else from being done, but a person must know.
+    private func report(_ state: State, _ succeeded: () -> Void) {
+        if let trouble = state.statusCache.trouble {
+            worker.outages.lost(trouble, worker.part)
+        } else {
+            succeeded()
         }
     }
 

@@ -56,7 +56,8 @@ struct Worker: Sendable {
                 rest(bell, for: .seconds(1))
                 continue
             }
-            var worked = false
+            var (worked, isRefusal) = (false, false)
+            var schema: CheckedSchema?
             var holders: [LockHolder] = []
             report.connecting(part, within: Self.grace)
             do {
@@ -70,16 +71,19 @@ struct Worker: Sendable {
                         try migrate(migrator, on: &connection)
                         migration.finish()
                     }
-                    try migrator.check(&connection)
+                    schema = CheckedSchema(fingerprint: try migrator.check(&connection))
                     outages.connected(part)
                     try work(&connection) {
                         worked = true
                         outages.reached(part)
                         backoff.reset()
                     }
-                } catch let error as DatabaseError where error.remedy == .retry {
+                } catch let error as DatabaseError {
                     // The holder of a lock is visible only while it holds the lock.
-                    holders = ((try? LockHolder.all(on: &connection)) ?? []).filter(\.isOfWholeTable)
+                    if error.remedy == .retry {
+                        holders = ((try? LockHolder.all(on: &connection)) ?? []).filter(\.isOfWholeTable)
+                    }
+                    isRefusal = schema?.isMissingFunction(error, on: &connection) ?? false
                     throw error
                 }
             } catch let error as SchemaError {
@@ -87,7 +91,7 @@ struct Worker: Sendable {
             } catch let error as DatabaseError {
                 // Servers close idle connections. A connection that is lost after useful work is not worth a log line, unless it
                 // happens often.
-                if worked, error.remedy == .reconnect,
+                if worked, error.remedy == .reconnect, !isRefusal,
                     forgivenAt.map({ $0.duration(to: .now) > Self.forgivesEvery }) ?? true
                 {
                     forgivenAt = .now

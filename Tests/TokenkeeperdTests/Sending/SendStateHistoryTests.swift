@@ -55,6 +55,8 @@ private struct World {
     private var tokensRestUntil: [TokenAddress: Int64] = [:]
     private var serverRestsUntil: [String: Int64] = [:]
     private var blockedUntil: [TopicScope: Int64] = [:]
+    /// The topics with unclaimed requests, as far as the present look has come.
+    private var seenWaiting: Set<TopicScope> = []
     private var paused: Set<TopicScope> = []
     private(set) var problems: [String] = []
     private(set) var ended = 0
@@ -120,6 +122,12 @@ private struct World {
         }.sorted { ($0.at, $0.number) < ($1.at, $1.number) }
     }
 
+    private func hasWaiting(_ topic: TopicScope) -> Bool {
+        rows.values.contains { row in
+            if row.topic == topic, case .waits = row.place { true } else { false }
+        }
+    }
+
     private mutating func claimRound() {
         // The pipeline writes before it claims, but endings may wait for a lock.
         while case .pause? = state.nextWrite { write(one: true) }
@@ -128,7 +136,14 @@ private struct World {
                 let rest = topics.filter { topic in state.topicCursor.map { topic.topic > $0.topic } ?? true }
                 var page = Outbox.Scopes()
                 page.due = rest.prefix(2).filter { !paused.contains($0) && !due($0).isEmpty }
+                page.waiting = rest.prefix(2).filter(hasWaiting)
                 page.last = rest.count > 2 ? rest[1] : nil
+                seenWaiting.formUnion(page.waiting)
+                if page.last == nil {
+                    // What nothing waits for any more is not blocked.
+                    blockedUntil = blockedUntil.filter { seenWaiting.contains($0.key) }
+                    seenWaiting = []
+                }
                 if !state.add(page) { break }
             } while true
         }

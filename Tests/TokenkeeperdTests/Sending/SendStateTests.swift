@@ -37,10 +37,13 @@ import TokenModel
         return state
     }
 
-    private func look(_ state: inout SendState, _ due: [TopicScope], at time: Duration = .zero) {
+    private func look(
+        _ state: inout SendState, _ due: [TopicScope], waiting: [TopicScope]? = nil, at time: Duration = .zero
+    ) {
         #expect(state.looksForTopics(at: start.clock + time) == true)
         var page = Outbox.Scopes()
         page.due = due
+        page.waiting = waiting ?? due
         #expect(state.add(page) == false, "there is only one page")
     }
 
@@ -191,6 +194,25 @@ import TokenModel
         #expect(state.turns(at: start.clock + .seconds(30)).count == 2)
         _ = try claim([], &state, at: .seconds(30))
         #expect(state.blockedTopics.isEmpty)
+    }
+
+    @Test func `a blocked topic is a problem as long as requests of it wait`() {
+        var state = state(due: [Self.topic, Self.other])
+        for turn in state.turns(at: start.clock) { state.claimFailed(turn, "no", at: start.clock) }
+        let problems = ["a", "b"].map { "requests for \($0) (production) cannot be claimed and wait: no" }
+        look(&state, [Self.topic], waiting: [Self.topic, Self.other], at: .seconds(1))
+        #expect(state.problems(at: start.clock + .seconds(1)) == problems, "one is due, the other is due later")
+        #expect(state.looksForTopics(at: start.clock + .seconds(2)) == true)
+        var page = Outbox.Scopes()
+        page.waiting = [Self.topic]
+        page.last = Self.topic
+        #expect(state.add(page) == false)
+        #expect(state.problems(at: start.clock + .seconds(2)) == problems, "not before all pages are read")
+        look(&state, [], waiting: [], at: .seconds(3))
+        #expect(state.problems(at: start.clock + .seconds(3)) == [problems[0]], "the other one's requests were deleted")
+        #expect(state.turns(at: start.clock + .seconds(3)).map(\.topic) == [Self.other])
+        look(&state, [], waiting: [], at: .seconds(4))
+        #expect(state.problems(at: start.clock + .seconds(4)).isEmpty)
     }
 
     @Test func `nothing is claimed for a resting server, and the reason is shown`() throws {

@@ -1,0 +1,23 @@
+-- The triggers on tables.
+--
+-- CREATE OR REPLACE TRIGGER keeps others from writing to the table even if it changes nothing. It would wait for each open transaction that
+-- has registered the first token of a topic, and such registrations would wait behind it. So a trigger is created only if it differs.
+
+DO $$
+DECLARE
+    -- As pg_get_triggerdef prints it.
+    definition text;
+BEGIN
+    FOREACH definition IN ARRAY ARRAY[
+        'CREATE TRIGGER note_policy AFTER UPDATE ON tokenkeeper.topic FOR EACH ROW '
+        'WHEN ((old.* IS DISTINCT FROM new.*)) EXECUTE FUNCTION tokenkeeper.note_policy()',
+        'CREATE TRIGGER reconsider_guard AFTER UPDATE OF guard_allowance, guard_max_share ON tokenkeeper.topic FOR EACH ROW '
+        'EXECUTE FUNCTION tokenkeeper.reconsider_guard()']
+    LOOP
+        CONTINUE WHEN EXISTS (
+            SELECT FROM pg_catalog.pg_trigger AS t
+            WHERE t.tgrelid = 'tokenkeeper.topic'::regclass AND pg_get_triggerdef(t.oid) = definition);
+        EXECUTE replace(definition, 'CREATE TRIGGER', 'CREATE OR REPLACE TRIGGER');
+    END LOOP;
+END
+$$;
