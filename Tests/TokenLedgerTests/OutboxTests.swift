@@ -261,7 +261,7 @@ import TokenModel
         #expect(try count("send_request", "claimed_by IS NOT NULL") == 10)
     }
 
-    @Test func `answered and failed requests leave, later and returned ones wait again, and responses become results`() throws {
+    @Test func `answered and failed requests leave, others wait again, and responses become results`() throws {
         try register(1...5)
         try enqueue("tags => '{World}', priority => 5, collapse_id => 'c', expiration => '2040-01-01Z'")
         let claimed = try claim()

@@ -27,7 +27,7 @@ private final class Count: Sendable {
         ("database_url = \"hunter2\nx", "1:24: found the end of the line, expected"),
     ]
 
-    @Test func `a mistake in the file changes nothing, is logged with line and column, and the daemon continues`() throws {
+    @Test func `a mistake in the file is logged with line and column, and changes nothing`() throws {
         let database = try TestCluster.shared.database()
         let systemd = try NotifyListener()
         let file = NSTemporaryDirectory() + "tokenkeeperd-\(UUID().uuidString).toml"

@@ -27,7 +27,7 @@ enum HistoryText {
             switch subject {
             case .device: "no token of that device is known"
             case .token(let digits) where digits.canBeWhole: "the token is not known: it may be sent to"
-            case .token: "no token that begins with these digits is known"
+            case .token: "no token that begins with these digits is known: an unknown token may be sent to"
             }
         words += "\nhistory is kept for sweep.event_retention (\(retention))"
         if rejected > 0 {

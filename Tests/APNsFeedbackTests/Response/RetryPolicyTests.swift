@@ -44,7 +44,7 @@ import TokenModel
         (403, "UnheardOf"),
         (404, "BadPath"), (405, "MethodNotAllowed"),
     ])
-    func `an error that concerns all requests of a topic blames the topic and loses none`(status: Int32, reason: String) {
+    func `an error of a whole topic blames the topic and loses no request`(status: Int32, reason: String) {
         #expect(step(answered(status, reason)) == .init(.returned(nil), .topic("APNs answered \(status) \(reason)")))
     }
 
