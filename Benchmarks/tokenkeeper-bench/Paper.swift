@@ -34,7 +34,8 @@ struct Paper {
         try markdown.write(toFile: "\(folder)/\(subject.rawValue)", atomically: true, encoding: .utf8)
         if !report.bars.isEmpty {
             let plot = BarPlot(
-                title: "Results drained per second, by share of 410s (each share has its own scale)", groups: report.bars)
+                title: "Results drained per second, by share of 410s (each share has its own scale)",
+                groups: report.bars)
             try plot.svg.write(toFile: "\(folder)/\(Self.plotName)", atomically: true, encoding: .utf8)
         }
     }

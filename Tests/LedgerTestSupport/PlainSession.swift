@@ -51,7 +51,7 @@ final class PlainSession {
 }
 
 /// Sessions that can be reused. As many are open as were ever needed at once.
-final class IdleSessions: @unchecked Sendable {  // The sessions are behind the lock; a session that is taken has one user.
+final class IdleSessions: @unchecked Sendable {  // Behind the lock; a taken session has one user.
     private let lock = NSLock()
     private var idle: [String: [PlainSession]] = [:]
 

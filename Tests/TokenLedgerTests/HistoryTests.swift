@@ -331,7 +331,8 @@ import Testing
         #expect(history.events.compactMap(\.message) == ["no topic", "no such environment"])
         #expect(try self.history("11223344").events.map(\.event) == ["registered"])
         let held = try self.history("55667788")
-        #expect(held.state == nil && held.isSendable && held.events.map(\.event) == ["held"], "nothing else is known of it")
+        #expect(
+            held.state == nil && held.isSendable && held.events.map(\.event) == ["held"], "nothing else is known of it")
         guard case .nothing(rejected: 1) = try answer(.token(#require(TokenDigits(token("99999999"))))) else {
             return #expect(Bool(false), "only a rejected result has it")
         }

@@ -56,8 +56,7 @@ import TokenModel
 
     // Background pushes ------------------------------------------------------------------------------------------------
 
-    @Test func `each environment and topic has its own limit, which does not affect other requests`() throws
-    {
+    @Test func `each environment and topic has its own limit, which does not affect other requests`() throws {
         var sent: [Int64] = []
         for scope in [app, sandbox, other] {
             try ask(Self.silent, of: scope)
@@ -290,7 +289,9 @@ import TokenModel
         (#"{"a":"\#(String(repeating: "x", count: 5000))"}"#, "push_type", "'voip'", true),
         (#"{"a":"\#(String(repeating: "x", count: 5113))"}"#, "push_type", "'voip'", false),
     ])
-    func `a request that APNs accepts is not refused`(payload: String, column: String, value: String, isSent: Bool) throws {
+    func `a request that APNs accepts is not refused`(payload: String, column: String, value: String, isSent: Bool)
+        throws
+    {
         try ask(payload, of: sandbox, (column, value))
         #expect(try claim(sandbox).requests.count == (isSent ? 1 : 0))
         #expect(try count("failed_send") == (isSent ? 0 : 1))
@@ -440,7 +441,8 @@ import TokenModel
         )
         try outbox.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try count("sending_daemon") == 2, "it has claimed something")
-        #expect(try outbox.takeOver(silentToo: false, on: &daemon, isAlive: { _ in true }) == 0, "silence does not count")
+        #expect(
+            try outbox.takeOver(silentToo: false, on: &daemon, isAlive: { _ in true }) == 0, "silence does not count")
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
         try outbox.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try count("sending_daemon") == 1)
@@ -469,7 +471,8 @@ import TokenModel
         try outbox.beat(credentials: "[]", trouble: ["trouble"], on: &daemon)
         let second = Outbox(daemonID: "host/2/1", processScope: "here", lockTimeout: .milliseconds(500))
         try second.beat(credentials: "[]", trouble: ["trouble"], on: &daemon)
-        #expect(try warnings().split(separator: "\n").count { $0 == "trouble" } == 1, "reported once, however many have it")
+        #expect(
+            try warnings().split(separator: "\n").count { $0 == "trouble" } == 1, "reported once, however many have it")
         try database.psql(
             "UPDATE tokenkeeper.sending_daemon SET heartbeat_at = clock_timestamp() - interval '61 seconds'")
         #expect(try warnings().contains("no running daemon sends") && !warnings().contains("trouble"))

@@ -52,8 +52,7 @@ import TokenModel
 
     // Who is addressed -------------------------------------------------------------------------------------------------
 
-    @Test func `a tag, a device or everyone selects the matching sendable tokens`() throws
-    {
+    @Test func `a tag, a device or everyone selects the matching sendable tokens`() throws {
         try register(1...5)
         try register(6...7, tags: "{World,username:anna}")
         try database.psql("SELECT tokenkeeper.register('ffff', 'com.example.other', tags => '{World,username:anna}')")

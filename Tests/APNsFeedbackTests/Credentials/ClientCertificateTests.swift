@@ -203,7 +203,8 @@ let appleExtensions = """
         try workshop.run("sed 5d push.pem > damaged.pem; sed 2d push.key > damaged.key")
         #expect(
             try refusal { try pem("damaged.pem", key: "push.key") }.hasPrefix("certificate 1 of the PEM is damaged"))
-        #expect(try refusal { try pem("push.pem", key: "damaged.key") } == "the private key is damaged: export it again")
+        #expect(
+            try refusal { try pem("push.pem", key: "damaged.key") } == "the private key is damaged: export it again")
     }
 
     @Test func `a certificate that has expired or is not valid yet is refused with the date`() throws {

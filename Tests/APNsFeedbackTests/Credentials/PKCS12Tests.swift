@@ -99,7 +99,8 @@ import TokenModel
     @Test func `the error names what a file is if it is not PKCS#12`() throws {
         try workshop.makeCertificate()
         try workshop.run("openssl x509 -in push.pem -outform der -out push.cer; printf 'garbage' > garbage; : > empty")
-        #expect(try refusal { try pkcs12("push.pem") } == "the file is not a PKCS#12 file, it is PEM: configure it as PEM")
+        #expect(
+            try refusal { try pkcs12("push.pem") } == "the file is not a PKCS#12 file, it is PEM: configure it as PEM")
         #expect(try refusal { try pkcs12("push.cer") }.contains("it is a certificate without its private key"))
         #expect(try refusal { try pkcs12("garbage") }.contains("it is damaged or of another format"))
         #expect(try refusal { try pkcs12("empty") }.contains("it is damaged or of another format"))

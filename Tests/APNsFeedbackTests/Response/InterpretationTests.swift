@@ -165,7 +165,8 @@ private func error(_ verdict: Verdict) -> String? {
         }
         for absurd in ["\(now + 86_400_001)", "9223372036854775807", "1e300", "99999999999999"] {
             #expect(
-                error(verdict(410, #"{"reason":"Gone","timestamp":\#(absurd)}"#))?.contains("more than a day in the future")
+                error(verdict(410, #"{"reason":"Gone","timestamp":\#(absurd)}"#))?.contains(
+                    "more than a day in the future")
                     == true, "\(absurd)")
         }
     }

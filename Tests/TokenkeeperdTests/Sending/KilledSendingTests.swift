@@ -155,7 +155,8 @@ import Testing
         try stage.settled()
         #expect(daemon.stop() == 0)
         #expect(try stage.count("token", "state = 'active'") == 3000)
-        #expect(try stage.count("rejected_result", "status BETWEEN 100 AND 599") == 0, "only invalid statuses are rejected")
+        #expect(
+            try stage.count("rejected_result", "status BETWEEN 100 AND 599") == 0, "only invalid statuses are rejected")
         let ended = try stage.results(200) + stage.count("failed_send")
         #expect(ended == 3000)
     }

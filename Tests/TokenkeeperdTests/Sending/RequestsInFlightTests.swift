@@ -59,7 +59,8 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
             health.note(fault, of: topic, by: "main", at: now)
                 == .pauseTopic("20 messages in a row were refused, the last: w")
         )
-        #expect(health.note(fault, of: topic, by: "main", at: now) == .none, "the count starts again after resume_sending")
+        #expect(
+            health.note(fault, of: topic, by: "main", at: now) == .none, "the count starts again after resume_sending")
     }
 
     @Test func `a server that returns errors rests, longer each time, until it responds again`() {
