@@ -20,7 +20,7 @@ struct KeyArchive {
             if ErrorQueue.takeUnsupportedAlgorithm() { throw Self.oldCipher(in: bytes) }
             throw CredentialError(
                 password == nil
-                    ? "the PKCS#12 file is protected by a password, and none is given: set it"
+                    ? "the PKCS#12 file is protected by a password and none is given: set it"
                     : "the password of the PKCS#12 file is wrong: correct it, or export the file again")
         }
         guard let content = archive.content(password) else {
