@@ -168,7 +168,8 @@ extension Batch {
     private func keepHeld(_ held: [HeldResult], on connection: inout Connection) throws(DatabaseError) {
         for part in Self.parts(of: held.count) {
             try Self.insert(
-                try held[part].map { held throws(DatabaseError) in try result(held.row) }, into: "tokenkeeper.held_result",
+                try held[part].map { held throws(DatabaseError) in try result(held.row) },
+                into: "tokenkeeper.held_result",
                 ["topic_id", "token_key", "suspect_at", "reason"],
                 try HeldResult.parameters(held[part], on: &connection), on: &connection)
         }
@@ -177,7 +178,8 @@ extension Batch {
     private func setAside(_ waiting: [Int], on connection: inout Connection) throws(DatabaseError) {
         for part in Self.parts(of: waiting.count) {
             try Self.insert(
-                try waiting[part].map { row throws(DatabaseError) in try result(row) }, into: Partition.retry.table, ["partition_number", "released"],
+                try waiting[part].map { row throws(DatabaseError) in try result(row) }, into: Partition.retry.table,
+                ["partition_number", "released"],
                 [
                     .int4s(part.map { _ in Int32(Partition.retry.number) }),
                     .bools(waiting[part].map(released.contains)),
