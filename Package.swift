@@ -12,10 +12,11 @@ let strict: [SwiftSetting] = [
     .enableUpcomingFeature("InferIsolatedConformances"),
 ]
 
-// Tests talk to processes, sockets and signals: marking each call as unsafe would say nothing there.
+// Tests use processes, sockets and signals. Marking each call as unsafe would add nothing there.
 let lenient: [SwiftSetting] = [.swiftLanguageMode(.v6), .treatAllWarnings(as: .error)]
 
-// Each dependency is weighed in docs/decisions/dependencies.md. Versions are exact: an update is a commit, seen by the tests.
+// docs/decisions/dependencies.md justifies each dependency. Versions are exact: each update is a separate commit, which the tests
+// check.
 let package = Package(
     name: "tokenkeeperd",
     products: [
@@ -24,7 +25,7 @@ let package = Package(
     dependencies: [
         .package(url: "https://github.com/apple/swift-argument-parser", exact: "1.8.2"),
         .package(url: "https://github.com/apple/swift-log", exact: "1.16.2"),
-        // For the fake APNs of the tests only.
+        // Only for the fake APNs of the tests.
         .package(url: "https://github.com/apple/swift-nio", exact: "2.101.2"),
         .package(url: "https://github.com/apple/swift-nio-http2", exact: "1.46.0"),
         .package(url: "https://github.com/apple/swift-nio-ssl", exact: "2.37.6"),

@@ -1,4 +1,4 @@
-# A machine with a real systemd as PID 1, in namespaces of its own. To be sourced, as root.
+# A machine with a real systemd as PID 1, in its own namespaces. Source this file as root.
 
 # machine_boot ROOT: boots, and waits until systemd is up. Sets $machine, the process ID of its systemd as seen here.
 machine_boot() {
@@ -15,7 +15,7 @@ machine_boot() {
     machine_groups=("${hierarchies[@]/%//$name}")
     mkdir -p "${machine_groups[@]}"
     (
-        # A group of its own in each hierarchy, where the machine's begins.
+        # A separate group in each hierarchy, which becomes the machine's root.
         for group in "${machine_groups[@]}"; do echo $BASHPID >"$group/cgroup.procs"; done
         exec setsid unshare --mount --pid --fork --uts --ipc --net --cgroup --kill-child \
             "$(dirname "${BASH_SOURCE[0]}")/init" "$1" "$machine_work"
@@ -33,7 +33,7 @@ machine_boot() {
     return 1
 }
 
-# inside COMMAND…: runs it in the machine, as its root.
+# inside COMMAND…: runs the command in the machine as root.
 inside() {
     nsenter --target "$machine" --mount --pid --uts --ipc --net --cgroup -- "$@" </dev/null
 }
