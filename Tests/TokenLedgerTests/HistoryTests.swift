@@ -227,7 +227,7 @@ import Testing
         #expect(Explanation.revival(history) == "it is unknown now, so it may be sent to")
         #expect(
             history.events.map(\.event) == ["registered", "invalidated", "pruned"],
-            "what the topic went through afterwards is none of its story")
+            "what the topic went through afterwards is not in its history")
         #expect(
             history.events.last.map(Explanation.event)
                 == "pruned, after it had been suppressed for long: APNs said Unregistered as of 2025-01-02 00:00:00 UTC"
@@ -373,12 +373,12 @@ import Testing
         #expect(array[0]["sendable"] as? Bool == false && array[0]["observed"] as? Bool == false)
         #expect(array[0]["invalidated_at"] as? String == "2025-01-02T20:00:00+00:00")
         #expect(array[0]["revived_by"] as? String == Explanation.revival(found[0]))
-        let history = try #require(array[0]["story"] as? [[String: Any]])
+        let history = try #require(array[0]["history"] as? [[String: Any]])
         #expect(history.map { $0["event"] as? String } == ["registered", "invalidated"])
         #expect(history.map { $0["words"] as? String } == found[0].events.map(Explanation.event))
         #expect(history[1]["invalidated_after"] as? String == "2025-01-02T20:00:00+00:00")
         #expect(array[1]["state"] is NSNull && array[1]["sendable"] as? Bool == true)
-        #expect((array[1]["story"] as? [Any])?.count == 2)
+        #expect((array[1]["history"] as? [Any])?.count == 2)
         #expect(try HistoryJSON.array(of: [], on: &reader) == "[]")
     }
 

@@ -1,7 +1,7 @@
 /// Token histories for programs. PostgreSQL builds the JSON from what was read and from the words of `Explanation`.
 public enum HistoryJSON {
     /// One array on one line, with an object per token: environment, topic, token, device_id, state (null if the ledger does not know
-    /// the token), sendable (what the gate answers), observed, registered_at, invalidated_at, reason, verdict, revived_by, and story: an
+    /// the token), sendable (what the gate answers), observed, registered_at, invalidated_at, reason, verdict, revived_by, and history: an
     /// array of objects with at, event, words and the row's other columns. Instants are ISO 8601, in UTC.
     public static func array(
         of histories: [TokenHistory], on connection: inout Connection
@@ -13,7 +13,7 @@ public enum HistoryJSON {
         let events = histories.flatMap(\.events)
         return try connection.query(
             """
-            WITH story AS (
+            WITH history AS (
                 SELECT e.of, json_agg(e.object ORDER BY e.place) AS events
                 FROM (SELECT e.of, e.place, (
                           SELECT json_object_agg(f.key, f.value ORDER BY f.place) FROM (
@@ -28,11 +28,11 @@ public enum HistoryJSON {
                 'environment', h.json->'environment', 'topic', h.json->'topic', 'token', h.json->'token', 'device_id', h.device,
                 'state', h.json->'state', 'sendable', h.json->'sendable', 'observed', h.json->'observed',
                 'registered_at', h.json->'registered_at', 'invalidated_at', h.json->'invalidated_at', 'reason', h.json->'reason',
-                'verdict', h.verdict, 'revived_by', h.revival, 'story', coalesce(s.events, '[]'::json)) ORDER BY h.place), '[]')::text
+                'verdict', h.verdict, 'revived_by', h.revival, 'history', coalesce(s.events, '[]'::json)) ORDER BY h.place), '[]')::text
             FROM (SELECT t.json::json AS json, t.device, t.verdict, t.revival, t.place
                   FROM unnest($4::text[], $5::text[], $6::text[], $7::text[])
                        WITH ORDINALITY AS t (json, device, verdict, revival, place)) AS h
-            LEFT JOIN story AS s ON s.of = h.place
+            LEFT JOIN history AS s ON s.of = h.place
             """,
             [
                 .int4s(numbers), .texts(events.map(\.json)), .texts(events.map(Explanation.event)),

@@ -11,7 +11,7 @@ enum HistoryText {
         if let revival = Explanation.revival(history) {
             lines.append("  what would revive it: \(revival).")
         }
-        lines.append("  story:")
+        lines.append("  history:")
         if history.isInterrupted { lines.append("    (there are earlier events; these are the latest)") }
         lines += history.events.map { "    \($0.at.toTheSecond)  \(Explanation.event($0))" }
         if history.events.isEmpty { lines.append("    (no event of it is kept)") }
