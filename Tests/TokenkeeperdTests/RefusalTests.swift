@@ -36,6 +36,7 @@ import Testing
             user: "a_sender")
         try eventually("it is refused") { Int(try database.psql("SELECT last_value FROM tries")) ?? 0 > 1 }
         let before = try sessions(database)
+        #expect(before.split(separator: " ").count == 2, "\(before)")
         try eventually("it tries again") { Int(try database.psql("SELECT last_value FROM tries")) ?? 0 > 7 }
         #expect(try sessions(database) == before)
         #expect(count("PostgreSQL refuses; trying again", in: daemon) == 1)
@@ -60,6 +61,7 @@ import Testing
         let daemon = try DaemonProcess(database.url(), settings: ["sweep.interval=off"])
         try eventually("it is refused") { daemon.logged.contains("this role lacks a right") }
         let before = try sessions(database)
+        #expect(before.split(separator: " ").count == 2, "\(before)")
         try eventually("the other looks are stored, again and again") {
             try database.psql(
                 """
