@@ -375,7 +375,7 @@ import Testing
         #expect(array[0]["revived_by"] as? String == Explanation.revival(found[0]))
         let history = try #require(array[0]["history"] as? [[String: Any]])
         #expect(history.map { $0["event"] as? String } == ["registered", "invalidated"])
-        #expect(history.map { $0["words"] as? String } == found[0].events.map(Explanation.event))
+        #expect(history.map { $0["text"] as? String } == found[0].events.map(Explanation.event))
         #expect(history[1]["invalidated_after"] as? String == "2025-01-02T20:00:00+00:00")
         #expect(array[1]["state"] is NSNull && array[1]["sendable"] as? Bool == true)
         #expect((array[1]["history"] as? [Any])?.count == 2)

@@ -193,7 +193,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         let pid = try app.scalar("SELECT pg_backend_pid()") ?? ""
         #expect(
             error?.message.hasSuffix(
-                "; nothing was changed, and `tokenkeeperd migrate` can be run again when these transactions have ended: "
+                "; nothing was changed, and `tokenkeeperd migrate` can be run again; these transactions may be in the way: "
                     + "pid \(pid), role a_app, application shop") == true, "\(error?.message ?? "")")
         // Those of its own role, and an administrator those of all, with the time.
         try app.execute("COMMIT")
@@ -401,6 +401,12 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         let database = try TestCluster.shared.database()
         var admin = try database.connect(user: "postgres")
         let before = try catalog(&admin)
+        // An administrator may create the roles and grant their rights: nothing of that belongs to him.
+        try Migrator(daemon: v1).migrate(&admin, createsRoles: true) { #expect($0.rights == .apply) }
+        let grants = try #require(try Migrator(daemon: v1).script(&admin, createsRoles: true))
+        let granted = try psql(grants, database.url(user: "postgres"))
+        #expect(granted.status == 0, "\(granted.errors)")
+        #expect(try catalog(&admin) == before)
         let migrator = Migrator(later(replacing: [Self.gate]), daemon: v2)
         let error = SchemaError.notOwner(owner: "owner", role: "postgres")
         #expect(error.description.hasSuffix("connect as owner, or run `tokenkeeperd migrate --owner owner`"))

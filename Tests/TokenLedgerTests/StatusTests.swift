@@ -320,6 +320,8 @@ import Testing
         let fresh = "SELECT count(*) FROM tokenkeeper.status_cache WHERE as_of > now() - interval '5 minutes'"
         #expect(try database.psql(fresh) == "10")
         #expect(try warnings(database) == ["old"], "it counts for an hour, as after a look that took too long")
+        try cache.refresh(on: &daemon, at: .now + .seconds(600))
+        #expect(cache.trouble != nil, "the cache was fresh, so nothing was looked up")
         try database.psql("GRANT SELECT ON tokenkeeper.sweep_progress TO tokenkeeper_daemon")
         try daemon.execute("UPDATE tokenkeeper.status_cache SET as_of = as_of - interval '10 seconds'")
         var next = StatusCache()

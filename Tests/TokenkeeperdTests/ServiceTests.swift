@@ -264,7 +264,7 @@ import Testing
 
     @Test func `it is incomplete while a worker reconnects; helpers do not count`() {
         var serviceState = complete()
-        serviceState.left(.secondDrain)
+        serviceState.left(.backlog)
         #expect(serviceState.isComplete)
         serviceState.connecting(.sweep, at: .now)
         #expect(!serviceState.isComplete && serviceState.phase == .running)

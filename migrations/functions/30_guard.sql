@@ -130,8 +130,8 @@ AS $$
     GROUP BY 1
 $$;
 COMMENT ON FUNCTION tokenkeeper.worst_day(integer[], bytea[], timestamptz[]) IS
-    'By topic, how many tokens suspects have suppressed or would have, the given ones included, in the worst day of queued_at that touches one of the given '
-    'instants. A null token_key only selects the day.';
+    'By topic, the largest number of tokens that suspects suppress, or would suppress, within one day of queued_at. Counts the given suspects too, and '
+    'considers only days that contain a given instant. A null token_key only selects the day.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.worst_day(integer[], bytea[], timestamptz[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.guard_limit(

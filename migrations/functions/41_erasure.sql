@@ -178,7 +178,7 @@ BEGIN
 
     FOR step IN 1..14 LOOP
         CASE step
-            -- The outbox before the queue, because a response that is being recorded moves from one to the other. A claimed request is being
+            -- The outbox before the queue: a response moves from the outbox to the queue while it is recorded. A claimed request is being
             -- sent; its response finds no request and is not kept.
             WHEN 1 THEN
                 DELETE FROM tokenkeeper.send_request AS r

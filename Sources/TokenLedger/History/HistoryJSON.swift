@@ -2,7 +2,7 @@
 public enum HistoryJSON {
     /// One array on one line, with an object per token: environment, topic, token, device_id, state (null if the ledger does not know
     /// the token), sendable (what the gate answers), observed, registered_at, invalidated_at, reason, verdict, revived_by, and history: an
-    /// array of objects with at, event, words and the row's other columns. Instants are ISO 8601, in UTC.
+    /// array of objects with at, event, text and the row's other columns. Instants are ISO 8601, in UTC.
     public static func array(
         of histories: [TokenHistory], on connection: inout Connection
     ) throws(DatabaseError) -> String {
@@ -20,7 +20,7 @@ public enum HistoryJSON {
                               SELECT r.key, r.value, CASE WHEN r.place <= 2 THEN r.place ELSE r.place + 1 END AS place
                               FROM json_each(e.json::json) WITH ORDINALITY AS r (key, value, place)
                               UNION ALL
-                              SELECT 'words', to_json(e.words), 3) AS f) AS object
+                              SELECT 'text', to_json(e.words), 3) AS f) AS object
                       FROM unnest($1::int[], $2::text[], $3::text[]) WITH ORDINALITY AS e (of, json, words, place)) AS e
                 GROUP BY e.of
             )

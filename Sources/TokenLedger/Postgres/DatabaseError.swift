@@ -16,7 +16,7 @@ public struct DatabaseError: Error, Equatable {
     /// What helps.
     public enum Remedy: Equatable, Sendable {
         /// The connection is lost, or leads to a server that cannot write, or a function is missing because the schema has been
-        /// upgraded since it was checked. Make a new connection, which checks the schema.
+        /// upgraded since it was checked, perhaps. Make a new connection, which checks the schema.
         case reconnect
         /// Another session was in the way (a lock, a deadlock, a timeout): the same statement may succeed later.
         case retry

@@ -22,6 +22,10 @@ public struct MigrationPlan: Equatable, Sendable {
     /// Whether there is nothing to apply.
     public var isEmpty: Bool { versions.isEmpty && repeatables.isEmpty && rights != .apply }
 
+    /// Whether the role that applies it will own new objects. If only rights are applied, they are granted as the owner, whoever
+    /// applies them.
+    var createsObjects: Bool { !versions.isEmpty || !repeatables.isEmpty }
+
     /// What is missing, as the subject of a sentence: `7 versions and 16 files of functions and views have`.
     var missing: String {
         let (versions, files) = (versions.count, differing.count)

@@ -23,7 +23,7 @@ struct MigrationScript {
             owner CONSTANT text := \(SchemaOwner.sql);
         BEGIN
             IF owner <> current_user THEN
-                RAISE EXCEPTION 'the schema tokenkeeper belongs to the role %, and the functions that % creates would not', owner, current_user
+                RAISE EXCEPTION 'the schema tokenkeeper belongs to the role %, and % would own the functions that it creates', owner, current_user
                     USING HINT = 'Run this as ' || owner || ', or print it again with --owner ' || owner || '.';
             END IF;
         END
@@ -91,7 +91,7 @@ struct MigrationScript {
                 "SET LOCAL ROLE \"\(owner.split(separator: "\"", omittingEmptySubsequences: false).joined(separator: "\"\""))\";"
             )
         }
-        parts.append(Self.ownerCheck)
+        if plan.createsObjects { parts.append(Self.ownerCheck) }
         if let found {
             parts.append(Self.lock)
             parts.append(

@@ -71,15 +71,16 @@ public struct Migrator {
     }
 
     private func apply(_ connection: inout Connection, createsRoles: Bool) throws -> MigrationPlan {
-        try SchemaOwner.check(on: &connection)
+        let checksums = try checksums(&connection)
         var found = try state(&connection)
-        if found.exists {
+        var plan = try found.plan(for: files, checksums: checksums, daemon: daemon, createsRoles: createsRoles)
+        if plan.createsObjects { try SchemaOwner.check(on: &connection) }
+        if found.exists, !plan.isEmpty {
             try connection.run(MigrationScript.lock)
             // Another migrator may have had the lock until now.
             found = try state(&connection)
+            plan = try found.plan(for: files, checksums: checksums, daemon: daemon, createsRoles: createsRoles)
         }
-        let checksums = try checksums(&connection)
-        let plan = try found.plan(for: files, checksums: checksums, daemon: daemon, createsRoles: createsRoles)
         if plan.isEmpty { return plan }
         let script = MigrationScript(plan: plan, grants: files.grants, checksums: checksums, release: daemon)
         for statement in script.statements {

@@ -1,12 +1,12 @@
 /// The transactions of other sessions that keep a migration from a lock.
 enum OpenTransactions {
-    /// An error for a lock that a migration has waited for in vain, which names the transactions that are in the way.
+    /// The error of a migration that did not get a lock. It names the transactions that may be in the way.
     ///
     /// It looks afterwards, because a session that waits cannot look. So it names all that have been open for as long as the migration
     /// has waited, and that hold a lock on anything in the schema.
     static func named(in error: DatabaseError, on connection: inout Connection) -> DatabaseError {
         let sessions = (try? sessions(on: &connection)) ?? []
-        let blame = sessions.isEmpty ? "" : " when these transactions have ended: \(sessions.joined(separator: "; "))"
+        let blame = sessions.isEmpty ? "" : "; these transactions may be in the way: \(sessions.joined(separator: "; "))"
         return DatabaseError(
             error.kind, "\(error.message); nothing was changed, and `tokenkeeperd migrate` can be run again\(blame)")
     }

@@ -38,7 +38,7 @@ public enum SchemaError: Error, Equatable, CustomStringConvertible {
             "nothing was migrated, because someone has built on an object that must be replaced: \(message); "
                 + "drop that, migrate, and create it again"
         case .notOwner(let owner, let role):
-            "nothing was migrated, because the schema tokenkeeper belongs to the role \(owner), and the functions that \(role) creates would not: "
+            "nothing was migrated, because the schema tokenkeeper belongs to the role \(owner), and \(role) would own the functions that it creates: "
                 + "connect as \(owner), or run `tokenkeeperd migrate \(ShellWord.option("--owner", owner))`"
         }
     }

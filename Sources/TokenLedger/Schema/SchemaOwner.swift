@@ -1,6 +1,6 @@
 /// Whom the schema is to belong to.
 ///
-/// Its functions are SECURITY DEFINER: they have the owner's rights, so the owner should have no others than it needs.
+/// Its functions are SECURITY DEFINER: they have the owner's rights, so give the owner only the rights that it needs.
 public enum SchemaOwner {
     /// An expression: the role that the schema's tables belong to; if it has none yet, the role that the schema itself belongs to; null if
     /// there is no schema.

@@ -33,12 +33,15 @@ public struct StatusCache {
     }
 
     /// Refreshes the cache if it is time and no other daemon has just done so.
-    public mutating func refresh(on connection: inout Connection) throws(DatabaseError) {
-        guard clock.now >= again else { return }
+    public mutating func refresh(
+        on connection: inout Connection, at now: ContinuousClock.Instant = .now
+    ) throws(DatabaseError) {
+        guard now >= again else { return }
         let began = clock.now
         defer { again = clock.now + min(max(Self.pause, began.duration(to: clock.now) * 100), Self.longestPause) }
-        trouble = nil
+        // While another daemon refreshes the cache, this one learns nothing new about what a person must fix.
         guard try isOld(on: &connection) else { return }
+        trouble = nil
         var findings = Findings()
         try countTables(into: &findings, on: &connection)
         for warning in StatusWarning.all {

@@ -91,7 +91,7 @@ struct Daemon {
         stop.alsoRing(backlog.wakeup)
         let drain = DrainWorker(
             worker: worker(.drain), daemonID: daemonID, bell: drainBell, summary: summary, backlog: backlog)
-        let secondDrain = BacklogWorker(worker: worker(.secondDrain), backlog: backlog, summary: summary)
+        let backlogWorker = BacklogWorker(worker: worker(.backlog), backlog: backlog, summary: summary)
         let sweep = SweepWorker(worker: worker(.sweep), daemonID: daemonID, bells: sweepBells)
         let sendBell = Wakeup()
         stop.alsoRing(sendBell)
@@ -99,7 +99,7 @@ struct Daemon {
         logger.notice("started", metadata: ["version": "\(Self.version)", "daemon_id": "\(daemonID)"])
         if report.cannotBeHeard { logger.warning("NOTIFY_SOCKET names no socket that can be sent to") }
         WorkerThread.start(ServiceState.Part.drain.rawValue) { drain.run() }
-        WorkerThread.start(ServiceState.Part.secondDrain.rawValue) { secondDrain.run() }
+        WorkerThread.start(ServiceState.Part.backlog.rawValue) { backlogWorker.run() }
         WorkerThread.start(ServiceState.Part.sweep.rawValue) { sweep.run() }
         if !credentials.isEmpty { WorkerThread.start(ServiceState.Part.send.rawValue) { send.run() } }
 

@@ -43,7 +43,7 @@ final class OutageLog: Sendable {
     ) {
         let (outage, words): (Outage, String) =
             switch error.remedy {
-            // A function is missing: the schema has been upgraded, or is not the daemon's. The server itself is available.
+            // A function is missing: the schema was upgraded, or somebody's trigger calls a missing function. The server is available.
             case .reconnect where error.sqlState == "42883": (.refused("42883"), "PostgreSQL refuses")
             case .reconnect: (.away, "waiting for PostgreSQL")
             case .retry: (Self.locked(by: holders), Self.waiting)

@@ -9,7 +9,7 @@ struct ServiceState {
         /// Present only if credentials are configured.
         case send
         /// Present only during a backlog.
-        case secondDrain = "second drain"
+        case backlog
     }
 
     enum Phase: Equatable {

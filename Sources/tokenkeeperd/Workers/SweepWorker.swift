@@ -71,7 +71,7 @@ struct SweepWorker {
         }
     }
 
-    /// A look for `status` that is refused keeps nothing else from being done, but a person must know.
+    /// Reports a refused query for `status`. It does not stop the worker, but a person must act.
     private func report(_ state: State, _ succeeded: () -> Void) {
         if let trouble = state.statusCache.trouble {
             worker.outages.lost(trouble, worker.part)
