@@ -11,6 +11,7 @@ internal import TokenModel
 /// - Each claimed request ends exactly once.
 /// - No two requests of one token are in flight at a time.
 /// - Nothing is sent to a token that rests. Nothing is claimed for a server that rests, or for a topic that was just paused.
+/// - After a rest, one request at a time tries the server out until it responds, each time of another token.
 /// - A credential holds at most `limit` requests per environment. If more topics share a credential than it has room for, each
 ///   still gets one request, so that none starves.
 struct SendState {
@@ -20,6 +21,7 @@ struct SendState {
     private let credential: (TopicScope) -> String?
     private var requests: [CredentialScope: RequestsInFlight] = [:]
     private var health = SendingHealth()
+    private var trials = Trials()
     private var topics = DueTopics()
     private var tokens = RestingTokens()
     private var blocked = BlockedTopics()
@@ -58,7 +60,7 @@ struct SendState {
     /// Everything that keeps requests waiting, one sentence each.
     func problems(at now: ContinuousClock.Instant) -> [String] {
         blockedTopics
-            + health.resting(at: now).map {
+            + Set(health.resting(at: now)).union(trials.underWay).sorted().map {
                 "APNs returns errors or cannot be reached (\($0)), and requests wait: \(health.lastError(of: $0) ?? "")"
             }
     }
@@ -80,13 +82,16 @@ struct SendState {
                 after: outcome.end, of: claimed.request, attempts: claimed.attempts, firstSentAt: claimed.firstSentAt,
                 now: now.timeOfDay)
             unwritten.add(Self.ending(of: claimed, outcome, step))
-            switch health.note(step, of: topic, by: credential, at: now.clock) {
+            let isTrial = trials.isTrial(address, in: scope)
+            switch health.note(step, of: topic, by: credential, isTrial: isTrial, at: now.clock) {
             case .none: break
             case .pauseTopic(let reason):
                 topics.forget(topic)
                 unwritten.pause(topic, reason: reason)
             case .rest(let pause): actions.append(.logRest(scope, pause, lastError: health.lastError(of: scope)))
             }
+            if isTrial { trials.ended(in: scope, isUnanswered: outcome.sends > 0 && step.blame == .server) }
+            if !trials.isEmpty, !health.isOnTrial(scope) { trials.succeeded(in: scope) }
             if let request = goOn(address, in: scope, after: step, at: now.clock) { next.append(request) }
         }
         if !next.isEmpty { actions.append(.submit(next, credential: credential)) }
@@ -151,6 +156,8 @@ struct SendState {
         var scope: CredentialScope
         /// How many turns of this round share the credential's room.
         var sharers = 1
+        /// Whether it claims candidates for a trial of the server.
+        var isTrial = false
     }
 
     /// Whether so many endings are unwritten that they must be written before anything is claimed.
@@ -173,22 +180,28 @@ struct SendState {
     mutating func turns(at now: ContinuousClock.Instant) -> [Turn] {
         if isBehind { return [] }
         tokens.prune(at: now)
-        var turns = topics.claimable.compactMap { topic -> Turn? in
-            let scope = CredentialScope(credential: credential(topic) ?? "", environment: topic.environment)
-            // Skip scopes with little room: a claim of one request costs about as much as a claim of many.
-            let hasRoom = room(in: scope) >= max(limit / 4, 1)
-            return hasRoom && !blocked.isBlocked(topic, at: now) && !health.isResting(scope, at: now)
-                ? Turn(topic: topic, scope: scope) : nil
-        }
+        var turns = trials.narrow(topics.claimable.compactMap { turn(of: $0, at: now) })
         let sharers = Dictionary(grouping: turns, by: \.scope).mapValues(\.count)
         for index in turns.indices { turns[index].sharers = sharers[turns[index].scope] ?? 1 }
         return turns
     }
 
+    private func turn(of topic: TopicScope, at now: ContinuousClock.Instant) -> Turn? {
+        let scope = CredentialScope(credential: credential(topic) ?? "", environment: topic.environment)
+        let isTrial = health.isOnTrial(scope)
+        // Skip scopes with little room: a claim of one request costs about as much as a claim of many.
+        let hasRoom = room(in: scope) >= (isTrial ? 1 : max(limit / 4, 1))
+        return hasRoom && !blocked.isBlocked(topic, at: now) && !health.isResting(scope, at: now)
+            ? Turn(topic: topic, scope: scope, isTrial: isTrial) : nil
+    }
+
     private func room(in scope: CredentialScope) -> Int { limit - (requests[scope]?.count ?? 0) }
 
     /// How many requests a turn may claim: its share of the room that the earlier turns have left.
-    func room(for turn: Turn) -> Int { max(room(in: turn.scope) / turn.sharers, 1) }
+    func room(for turn: Turn) -> Int {
+        let share = max(room(in: turn.scope) / turn.sharers, 1)
+        return turn.isTrial ? min(share, Trials.candidates) : share
+    }
 
     /// Where the claim of a turn begins.
     mutating func claimsFrom(_ turn: Turn, at now: ContinuousClock.Instant) -> Instant {
@@ -207,10 +220,20 @@ struct SendState {
                 sendable.append(request)
             }
         }
+        if turn.isTrial { sendable = chooseTrial(from: sendable, in: turn.scope) }
         if sendable.isEmpty { return [] }
         precondition(!turn.scope.credential.isEmpty, "claimed without a credential: \(turn.topic)")
         let next = requests[turn.scope, default: RequestsInFlight()].take(sendable)
         return next.isEmpty ? [] : [.submit(next, credential: turn.scope.credential)]
+    }
+
+    /// Keeps one request, and gives the others back.
+    private mutating func chooseTrial(from claimed: [ClaimedRequest], in scope: CredentialScope) -> [ClaimedRequest] {
+        // A token's earlier request may still be in flight from before the rest.
+        let candidates = claimed.filter { requests[scope]?.inFlight($0.request.address) == nil }
+        let chosen = trials.choose(from: candidates, in: scope)
+        unwritten.giveBack(claimed.filter { $0.number != chosen?.number }, after: Trials.othersWait)
+        return chosen.map { [$0] } ?? []
     }
 
     /// The claim of a turn failed because of the topic's own requests. The other topics go on.

@@ -16,6 +16,7 @@ struct SendingHealth {
     private struct Server {
         var errors = 0
         var backoff = SendingHealth.rest
+        /// When its last rest ends or has ended; nil if it had none since it last responded.
         var restsUntil: ContinuousClock.Instant?
     }
 
@@ -35,11 +36,14 @@ struct SendingHealth {
         case rest(Duration)
     }
 
+    /// - Parameter isTrial: Whether this is the one request that was sent after a rest, to try the server out.
     mutating func note(
-        _ step: RetryPolicy.Step, of topic: TopicScope, by credential: String, at now: ContinuousClock.Instant
+        _ step: RetryPolicy.Step, of topic: TopicScope, by credential: String, isTrial: Bool = false,
+        at now: ContinuousClock.Instant
     ) -> Measure {
         let scope = CredentialScope(credential: credential, environment: topic.environment)
         if let error = step.fate.error { lastErrors[scope] = error }
+        if isTrial { noteTrial(step, of: scope, at: now) }
         switch step.blame {
         case .message(let words):
             return Self.reached(Self.messagesInARow, of: topic, in: &refused)
@@ -54,7 +58,7 @@ struct SendingHealth {
             if isResting(scope, at: now) { return .none }
             pauses[scope] = now + pause
             return .rest(pause)
-        case .server: return noteServerError(of: scope, at: now)
+        case .server: return noteServerError(of: scope, isTrial: isTrial, at: now)
         case .nobody, .token:
             guard step.fate == .answered else { return .none }
             refused[topic] = nil
@@ -72,13 +76,25 @@ struct SendingHealth {
         return count >= limit
     }
 
-    private mutating func noteServerError(of scope: CredentialScope, at now: ContinuousClock.Instant) -> Measure {
+    /// Ends the trial if APNs has judged the message or the token, whatever its judgment.
+    private mutating func noteTrial(
+        _ step: RetryPolicy.Step, of scope: CredentialScope, at now: ContinuousClock.Instant
+    ) {
+        switch step.blame {
+        case .message, .token: if !isResting(scope, at: now) { servers[scope] = nil }
+        case .nobody, .topic, .foreign, .server, .credential: break
+        }
+    }
+
+    private mutating func noteServerError(
+        of scope: CredentialScope, isTrial: Bool, at now: ContinuousClock.Instant
+    ) -> Measure {
         // Requests that were in flight when the rest began say nothing new.
-        if isResting(scope, at: now) { return .none }
+        if isResting(scope, at: now) || (isOnTrial(scope) && !isTrial) { return .none }
         var server = servers[scope] ?? Server()
         defer { servers[scope] = server }
         server.errors += 1
-        if server.errors < Self.errorsInARow { return .none }
+        if !isTrial, server.errors < Self.errorsInARow { return .none }
         let pause = server.backoff.next()
         server.errors = 0
         server.restsUntil = now + pause
@@ -89,6 +105,9 @@ struct SendingHealth {
         if let until = servers[scope]?.restsUntil, now < until { return true }
         return pauses.contains { $0.key.credential == scope.credential && now < $0.value }
     }
+
+    /// Whether a server has not responded since its last rest: one request at a time tries it out.
+    func isOnTrial(_ scope: CredentialScope) -> Bool { servers[scope]?.restsUntil != nil }
 
     /// The scopes that rest or pause, in order.
     func resting(at now: ContinuousClock.Instant) -> [CredentialScope] {

@@ -67,18 +67,24 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
         var health = SendingHealth()
         var now = ContinuousClock.now
         let error = RetryPolicy.Step(.later(.seconds(900), "503"), .server)
+        let main = CredentialScope(credential: "main", environment: "production")
+        for _ in 1...19 { #expect(health.note(error, of: topic, by: "main", at: now) == .none) }
+        #expect(!health.isResting(main, at: now) && !health.isOnTrial(main))
         for pause in [15, 30, 60, 120, 240, 480, 900, 900] {
-            for _ in 1...19 { #expect(health.note(error, of: topic, by: "main", at: now) == .none) }
-            #expect(!health.isResting(CredentialScope(credential: "main", environment: "production"), at: now))
-            #expect(health.note(error, of: other, by: "main", at: now) == .rest(.seconds(pause)))
+            // Once it has rested, the failure of one trial is enough.
+            #expect(
+                health.note(error, of: other, by: "main", isTrial: pause > 15, at: now) == .rest(.seconds(pause)))
             for _ in 1...50 {
                 #expect(health.note(error, of: topic, by: "main", at: now) == .none, "they were in flight")
             }
             #expect(
-                health.isResting(CredentialScope(credential: "main", environment: "production"), at: now)
+                health.isResting(main, at: now)
                     && !health.isResting(CredentialScope(credential: "main", environment: "sandbox"), at: now))
             now += .seconds(pause)
-            #expect(!health.isResting(CredentialScope(credential: "main", environment: "production"), at: now))
+            #expect(!health.isResting(main, at: now) && health.isOnTrial(main))
+            for _ in 1...50 {
+                #expect(health.note(error, of: topic, by: "main", at: now) == .none, "they are not the trial")
+            }
         }
         #expect(health.note(RetryPolicy.Step(.answered), of: topic, by: "main", at: now) == .none)
         for _ in 1...19 { _ = health.note(error, of: topic, by: "main", at: now) }

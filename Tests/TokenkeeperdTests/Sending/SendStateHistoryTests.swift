@@ -54,6 +54,8 @@ private struct World {
     private var inFlight: [TokenAddress: Int64] = [:]
     private var tokensRestUntil: [TokenAddress: Int64] = [:]
     private var serverRestsUntil: [String: Int64] = [:]
+    /// The environments whose server has not responded since its rest, with the request that tries it out.
+    private var trials: [String: Int64?] = [:]
     private var blockedUntil: [TopicScope: Int64] = [:]
     /// The topics with unclaimed requests, as far as the present look has come.
     private var seenWaiting: Set<TopicScope> = []
@@ -173,8 +175,17 @@ private struct World {
             state.reconcile(claimed: claimedNumbers)
         } else {
             blockedUntil[turn.topic] = nil
-            perform(state.take(claim, of: turn, at: now.clock))
+            let actions = state.take(claim, of: turn, at: now.clock)
+            checkTrial(actions, in: turn.topic.environment)
+            perform(actions)
         }
+    }
+
+    private mutating func checkTrial(_ actions: [SendState.Action], in environment: String) {
+        guard let underWay = trials[environment], case .submit(let requests, _)? = actions.first else { return }
+        require(requests.count == 1, "\(requests.count) requests try a server out")
+        require(underWay == nil, "a second request tries a server out")
+        trials[environment] = .some(Int64(requests[0].id))
     }
 
     private var claimedNumbers: Set<Int64> { Set(rows.filter { $0.value.place == .claimed }.keys) }
@@ -241,6 +252,8 @@ private struct World {
                 for request in requests { submit(request) }
             case .logRest(let scope, let pause, _):
                 serverRestsUntil[scope.environment] = time + pause.microseconds
+                // Longer pauses are those that APNs asks of a credential.
+                if pause <= .seconds(900) { trials[scope.environment] = .some(nil) }
             }
         }
     }
@@ -261,6 +274,11 @@ private struct World {
         if end == Self.gone || end == Self.bad { tokensRestUntil[address] = time + 2_000_000 }
         let outcome = PushOutcome(
             request: rows[number]!.claimed.request, sentAt: now.timeOfDay, sends: 1, end: end)
+        let environment = address.environment.rawValue
+        if let underWay = trials[environment], (serverRestsUntil[environment] ?? 0) <= time {
+            if Self.judgments.contains(end) { trials[environment] = nil }
+            else if underWay == number { trials[environment] = .some(nil) }
+        }
         perform(state.take([outcome], of: "main", by: policy, at: now))
     }
 
@@ -274,6 +292,11 @@ private struct World {
 
     private static let gone = response(410, #"{"reason":"Unregistered","timestamp":1700000000000}"#)
     private static let bad = response(400, #"{"reason":"BadDeviceToken"}"#)
+    /// With these, APNs judges the message or the token.
+    private static let judgments = [
+        response(200), gone, bad, response(400, #"{"reason":"PayloadEmpty"}"#),
+        response(429, #"{"reason":"TooManyRequests"}"#),
+    ]
     private static let ends: [PushOutcome.End] = [
         response(200), response(200), response(200), response(200), response(200), response(200), gone, gone, bad,
         response(400, #"{"reason":"PayloadEmpty"}"#), response(429, #"{"reason":"TooManyRequests"}"#),
