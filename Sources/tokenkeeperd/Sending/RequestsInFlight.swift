@@ -6,49 +6,75 @@ internal import TokenModel
 /// Only one request per token is in flight; the others queue behind it in order. So the first response decides about all of them:
 /// after a 410, the others are never sent.
 struct RequestsInFlight {
-    /// For each token, the request in flight and the queue behind it.
-    private var queues: [TokenAddress: [ClaimedRequest]] = [:]
+    private struct Queue {
+        var requests: [ClaimedRequest]
+        /// Whether the first request was handed to the client. The others never were.
+        var isInFlight = true
+
+        var unsent: ArraySlice<ClaimedRequest> { requests.dropFirst(isInFlight ? 1 : 0) }
+    }
+
+    private var queues: [TokenAddress: Queue] = [:]
+    /// The tokens whose next request may go, in the order in which the last one ended. Some may have no request any more.
+    private var ready: [TokenAddress] = []
     /// The number of requests, queued ones included.
     private(set) var count = 0
 
     var isEmpty: Bool { queues.isEmpty }
 
-    /// Adds claimed requests.
+    /// Adds requests that were claimed a moment ago.
     ///
     /// - Returns: The requests to send now.
     mutating func take(_ claimed: [ClaimedRequest]) -> [PushRequest] {
         count += claimed.count
         return claimed.compactMap { claimed in
-            queues[claimed.request.address, default: []].append(claimed)
-            return queues[claimed.request.address]?.count == 1 ? claimed.request : nil
+            let address = claimed.request.address
+            if queues[address] != nil {
+                queues[address]?.requests.append(claimed)
+                return nil
+            }
+            queues[address] = Queue(requests: [claimed])
+            return claimed.request
         }
     }
 
     /// The `request_id` of every request.
-    var numbers: Set<Int64> { Set(queues.values.joined().map(\.number)) }
+    var numbers: Set<Int64> { Set(queues.values.lazy.flatMap(\.requests).map(\.number)) }
 
-    /// Drops queued requests that another daemon has taken over. A request in flight stays until its outcome arrives.
-    mutating func keep(only numbers: Set<Int64>) {
-        for (address, queue) in queues {
-            let kept = queue.prefix(1) + queue.dropFirst().filter { numbers.contains($0.number) }
-            count -= queue.count - kept.count
-            queues[address] = Array(kept)
-        }
-    }
+    /// The `request_id` of every request that the client does not have.
+    var unsent: [Int64] { queues.values.flatMap { $0.unsent.map(\.number) } }
+
+    /// The `request_id` of every request of the tokens whose next request may go.
+    var next: [Int64] { ready.flatMap { queues[$0]?.unsent.map(\.number) ?? [] } }
+
+    /// Whether there is any request for a token.
+    func holds(_ address: TokenAddress) -> Bool { queues[address] != nil }
 
     /// The request in flight for a token.
-    func inFlight(_ address: TokenAddress) -> ClaimedRequest? { queues[address]?.first }
+    func inFlight(_ address: TokenAddress) -> ClaimedRequest? {
+        guard let queue = queues[address], queue.isInFlight else { return nil }
+        return queue.requests.first
+    }
 
-    /// The request in flight has ended.
-    ///
-    /// - Returns: The next one for the token, to send now.
-    mutating func sendNext(_ address: TokenAddress) -> PushRequest? {
-        guard var queue = queues.removeValue(forKey: address) else { return nil }
+    /// The request in flight has ended. The token's next one goes with `handOver`.
+    mutating func ended(_ address: TokenAddress) {
+        guard var queue = queues.removeValue(forKey: address) else { return }
         count -= 1
-        queue.removeFirst()
-        if queue.isEmpty { return nil }
+        queue.requests.removeFirst()
+        if queue.requests.isEmpty { return }
+        queue.isInFlight = false
         queues[address] = queue
-        return queue[0].request
+        ready.append(address)
+    }
+
+    /// - Returns: The next request of each token whose last one has ended, to send now.
+    mutating func handOver() -> [PushRequest] {
+        defer { ready = [] }
+        return ready.compactMap { address in
+            guard let queue = queues[address], !queue.isInFlight else { return nil }
+            queues[address]?.isInFlight = true
+            return queue.requests.first?.request
+        }
     }
 
     /// The request in flight has ended, and the token gets no more for now.
@@ -56,7 +82,24 @@ struct RequestsInFlight {
     /// - Returns: The queue behind it, to give back to the outbox.
     mutating func giveBack(_ address: TokenAddress) -> [ClaimedRequest] {
         guard let queue = queues.removeValue(forKey: address) else { return [] }
-        count -= queue.count
-        return Array(queue.dropFirst())
+        count -= queue.requests.count
+        return Array(queue.requests.dropFirst())
+    }
+
+    /// Takes out requests that the client does not have. A request in flight stays until its outcome arrives.
+    ///
+    /// - Returns: The requests that meet the condition.
+    @discardableResult
+    mutating func withdraw(where isMeant: (ClaimedRequest) -> Bool) -> [ClaimedRequest] {
+        var withdrawn: [ClaimedRequest] = []
+        for (address, queue) in queues {
+            let meant = queue.unsent.filter(isMeant)
+            if meant.isEmpty { continue }
+            withdrawn += meant
+            let kept = queue.requests.prefix(queue.isInFlight ? 1 : 0) + queue.unsent.filter { !isMeant($0) }
+            queues[address] = kept.isEmpty ? nil : Queue(requests: Array(kept), isInFlight: queue.isInFlight)
+        }
+        count -= withdrawn.count
+        return withdrawn
     }
 }

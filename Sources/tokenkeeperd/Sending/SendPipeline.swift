@@ -37,7 +37,15 @@ struct SendPipeline {
         state.reconcile(claimed: try outbox.claimed(on: &connection))
     }
 
-    /// Takes outcomes from the clients, and writes what became of the requests.
+    /// Looks up which of the requests must not be sent any more.
+    private mutating func recall(
+        _ numbers: [Int64], _ outbox: Outbox, on connection: inout Connection
+    ) throws(DatabaseError) {
+        if numbers.isEmpty { return }
+        state.take(try outbox.recalled(among: numbers, on: &connection))
+    }
+
+    /// Takes outcomes from the clients, submits the next requests of their tokens, and writes what became of the requests.
     ///
     /// - Returns: Whether it wrote anything. False as well if another session has locked a row: the next turn tries again.
     mutating func finish(
@@ -46,6 +54,9 @@ struct SendPipeline {
         for sender in senders {
             perform(state.take(sender.client.collect(), of: sender.credential.settings.name, by: policy, at: .now))
         }
+        // An outcome may have taken a minute: in the meantime, somebody may have paused the topic.
+        try recall(state.next, outbox, on: &connection)
+        perform(state.handOver())
         var hasWritten = false
         do throws(DatabaseError) {
             while let write = state.nextWrite {
@@ -76,6 +87,7 @@ struct SendPipeline {
         if state.isBehind { return .none }
         let now = ContinuousClock.now
         if state.looksForTopics(at: now) {
+            try recall(state.unsent, outbox, on: &connection)
             while state.add(try outbox.scopes(after: state.topicCursor, on: &connection)) {}
         }
         let turns = state.turns(at: now)

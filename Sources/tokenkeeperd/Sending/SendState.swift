@@ -71,7 +71,6 @@ struct SendState {
     mutating func take(
         _ outcomes: [PushOutcome], of credential: String, by policy: RetryPolicy, at now: Moment
     ) -> [Action] {
-        var next: [PushRequest] = []
         var actions: [Action] = []
         for outcome in outcomes {
             let address = outcome.request.address
@@ -88,13 +87,13 @@ struct SendState {
             case .pauseTopic(let reason):
                 topics.forget(topic)
                 unwritten.pause(topic, reason: reason)
+                giveBack(in: scope) { $0.request.address.scope == topic }
             case .rest(let pause): actions.append(.logRest(scope, pause, lastError: health.lastError(of: scope)))
             }
             if isTrial { trials.ended(in: scope, isUnanswered: outcome.sends > 0 && step.blame == .server) }
             if !trials.isEmpty, !health.isOnTrial(scope) { trials.succeeded(in: scope) }
-            if let request = goOn(address, in: scope, after: step, at: now.clock) { next.append(request) }
+            goOn(address, in: scope, after: step, at: now.clock)
         }
-        if !next.isEmpty { actions.append(.submit(next, credential: credential)) }
         return actions
     }
 
@@ -113,22 +112,50 @@ struct SendState {
         return RequestEnding(number: claimed.number, fate: step.fate, answer: answer, sentAt: outcome.sentAt)
     }
 
-    /// - Returns: The token's next request, unless it has to wait like the one that has ended.
+    /// Lets the token's next request go, unless it has to wait like the one that has ended.
     private mutating func goOn(
         _ address: TokenAddress, in scope: CredentialScope, after step: RetryPolicy.Step,
         at now: ContinuousClock.Instant
-    ) -> PushRequest? {
+    ) {
         let pause: Duration?
         switch (step.fate, step.blame) {
         case (.answered, .token):
             pause = RestingTokens.untilRecorded
             tokens.rest(address, at: now)
-        case (.answered, _), (.failed, _): return requests[scope]?.sendNext(address)
+        case (.answered, _), (.failed, _):
+            requests[scope]?.ended(address)
+            return
         case (.later(let until, _), _), (.interrupted(let until, _), _): pause = until
         case (.returned(let until), _): pause = until
         }
         unwritten.giveBack(requests[scope]?.giveBack(address) ?? [], after: pause)
-        return nil
+    }
+
+    // MARK: - Requests that the client does not have
+
+    /// The requests to look up before `handOver`: they were claimed a while ago.
+    var next: [Int64] { requests.values.flatMap(\.next) }
+
+    /// All requests that wait behind another one of their token.
+    var unsent: [Int64] { requests.values.flatMap(\.unsent) }
+
+    /// Takes what has changed for unsent requests since they were claimed.
+    mutating func take(_ recalled: Outbox.Recalled) {
+        if recalled.isEmpty { return }
+        for scope in requests.keys { giveBack(in: scope) { recalled.paused.contains($0.number) } }
+    }
+
+    /// Gives back unsent requests at once, as if they had not been tried.
+    private mutating func giveBack(in scope: CredentialScope, where isMeant: (ClaimedRequest) -> Bool) {
+        unwritten.giveBack(requests[scope]?.withdraw(where: isMeant) ?? [], after: nil)
+    }
+
+    /// Lets the next request go of each token whose last one has ended.
+    mutating func handOver() -> [Action] {
+        requests.keys.compactMap { scope in
+            let next = requests[scope]?.handOver() ?? []
+            return next.isEmpty ? nil : .submit(next, credential: scope.credential)
+        }
     }
 
     // MARK: - Writing
@@ -144,7 +171,7 @@ struct SendState {
     mutating func reconcile(claimed: Set<Int64>) {
         let known = requests.values.reduce(into: unwritten.numbers) { $0.formUnion($1.numbers) }
         unwritten.giveBack(numbers: claimed.subtracting(known))
-        for scope in requests.keys { requests[scope]?.keep(only: claimed) }
+        for scope in requests.keys { requests[scope]?.withdraw { !claimed.contains($0.number) } }
     }
 
     // MARK: - Claims
@@ -230,7 +257,7 @@ struct SendState {
     /// Keeps one request, and gives the others back.
     private mutating func chooseTrial(from claimed: [ClaimedRequest], in scope: CredentialScope) -> [ClaimedRequest] {
         // A token's earlier request may still be in flight from before the rest.
-        let candidates = claimed.filter { requests[scope]?.inFlight($0.request.address) == nil }
+        let candidates = claimed.filter { requests[scope]?.holds($0.request.address) != true }
         let chosen = trials.choose(from: candidates, in: scope)
         unwritten.giveBack(claimed.filter { $0.number != chosen?.number }, after: Trials.othersWait)
         return chosen.map { [$0] } ?? []

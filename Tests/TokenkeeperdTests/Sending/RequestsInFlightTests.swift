@@ -21,10 +21,11 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
         #expect(requests.take([claimed(5), claimed(6, token: "cc")]).map(\.id) == ["6"])
         let address = claimed(1).request.address
         #expect(requests.count == 6 && requests.inFlight(address)?.number == 1)
-        #expect(requests.sendNext(address)?.id == "3")
+        #expect(requests.next(after: address) == "3")
         #expect(requests.inFlight(address)?.number == 3 && requests.count == 5)
-        #expect(requests.sendNext(address)?.id == "4" && requests.sendNext(address)?.id == "5")
-        #expect(requests.sendNext(address) == nil && requests.inFlight(address) == nil && requests.count == 2)
+        #expect(requests.next(after: address) == "4" && requests.next(after: address) == "5")
+        #expect(requests.next(after: address) == nil && requests.inFlight(address) == nil && requests.count == 2)
+        #expect(!requests.holds(address) && requests.holds(claimed(2, token: "bb").request.address))
     }
 
     @Test func `after a response about the token, the requests behind it go back`() {
@@ -34,12 +35,36 @@ private func claimed(_ number: Int64, token: String = "aa") -> ClaimedRequest {
         #expect(requests.count == 1 && !requests.isEmpty)
         #expect(requests.giveBack(claimed(1).request.address) == [])
         _ = requests.take([claimed(5, token: "cc"), claimed(6, token: "cc"), claimed(7, token: "cc")])
-        requests.keep(only: [4, 7])
+        #expect(requests.withdraw { $0.number == 5 || $0.number == 6 }.map(\.number) == [6])
         #expect(requests.numbers == [4, 5, 7] && requests.count == 3, "the request in flight stays until its end")
-        #expect(requests.sendNext(claimed(5, token: "cc").request.address)?.id == "7")
-        #expect(requests.sendNext(claimed(5, token: "cc").request.address) == nil)
+        #expect(requests.unsent == [7])
+        let address = claimed(5, token: "cc").request.address
+        #expect(requests.next(after: address) == "7")
+        #expect(requests.next(after: address) == nil)
         #expect(
             requests.giveBack(claimed(4, token: "bb").request.address) == [] && requests.isEmpty && requests.count == 0)
+    }
+
+    @Test func `between the end of a request and the next one, nothing is in flight, and all can be withdrawn`() {
+        var requests = RequestsInFlight()
+        let address = claimed(1).request.address
+        _ = requests.take([claimed(1), claimed(2), claimed(3)])
+        requests.ended(address)
+        #expect(requests.inFlight(address) == nil && requests.next == [2, 3] && requests.unsent == [2, 3])
+        #expect(requests.take([claimed(4)]).isEmpty, "it queues behind them")
+        #expect(requests.withdraw { $0.number == 2 }.count == 1 && requests.next == [3, 4])
+        #expect(requests.handOver().map(\.id) == ["3"] && requests.handOver().isEmpty && requests.next.isEmpty)
+        requests.ended(address)
+        #expect(requests.withdraw { _ in true }.map(\.number) == [4] && requests.isEmpty && requests.count == 0)
+        #expect(requests.take([claimed(5)]).map(\.id) == ["5"] && requests.handOver().isEmpty)
+    }
+}
+
+extension RequestsInFlight {
+    /// Ends the request in flight. Returns the identifier of the next one.
+    fileprivate mutating func next(after address: TokenAddress) -> String? {
+        ended(address)
+        return handOver().first?.id
     }
 }
 

@@ -60,6 +60,7 @@ private struct World {
     /// The topics with unclaimed requests, as far as the present look has come.
     private var seenWaiting: Set<TopicScope> = []
     private var paused: Set<TopicScope> = []
+    private var pausedByOperator: Set<TopicScope> = []
     private(set) var problems: [String] = []
     private(set) var ended = 0
 
@@ -137,7 +138,9 @@ private struct World {
             repeat {
                 let rest = topics.filter { topic in state.topicCursor.map { topic.topic > $0.topic } ?? true }
                 var page = Outbox.Scopes()
-                page.due = rest.prefix(2).filter { !paused.contains($0) && !due($0).isEmpty }
+                page.due = rest.prefix(2).filter {
+                    !paused.contains($0) && !pausedByOperator.contains($0) && !due($0).isEmpty
+                }
                 page.waiting = rest.prefix(2).filter(hasWaiting)
                 page.last = rest.count > 2 ? rest[1] : nil
                 seenWaiting.formUnion(page.waiting)
@@ -165,7 +168,9 @@ private struct World {
             blockedUntil[turn.topic] = time + 30_000_000
             return
         }
-        let found = due(turn.topic, from: since == .distantPast ? .min : since.microseconds).prefix(room)
+        let found =
+            pausedByOperator.contains(turn.topic)
+            ? [] : due(turn.topic, from: since == .distantPast ? .min : since.microseconds).prefix(room)
         var claim = Outbox.Claim()
         claim.requests = found.map { rows[$0.number]!.claimed }.sorted { $0.number < $1.number }
         claim.dueAt = found.last.map { Instant(microseconds: $0.at) }
@@ -230,14 +235,16 @@ private struct World {
 
     /// Loses the connection to the database, or some queued requests to another daemon; or an operator resumes the topics.
     private mutating func lose() {
-        switch dice(3) {
-        case 0: paused = []
+        switch dice(5) {
+        case 0: (paused, pausedByOperator) = ([], [])
         case 1:
             for (number, row) in rows.sorted(by: { $0.key < $1.key })
             where row.place == .claimed && inFlight[row.claimed.request.address] != number && dice(6) == 0 {
                 rows[number]?.place = .takenOver
             }
             state.reconcile(claimed: claimedNumbers)
+        case 2: pausedByOperator.insert(topics[dice(topics.count)])
+        case 3: recall(state.unsent)
         default: state.reconcile(claimed: claimedNumbers)
         }
     }
@@ -261,6 +268,7 @@ private struct World {
     private mutating func submit(_ request: PushRequest) {
         let number = Int64(request.id)!
         require(rows[number]?.place == .claimed, "\(number) is sent and not claimed")
+        require(!pausedByOperator.contains(rows[number]!.topic), "\(number) is sent, and its topic is paused")
         require(inFlight[request.address] == nil, "\(number) is the token's second request in flight")
         require((tokensRestUntil[request.address] ?? 0) <= time, "\(number) is sent while its token rests")
         inFlight[request.address] = number
@@ -276,10 +284,22 @@ private struct World {
             request: rows[number]!.claimed.request, sentAt: now.timeOfDay, sends: 1, end: end)
         let environment = address.environment.rawValue
         if let underWay = trials[environment], (serverRestsUntil[environment] ?? 0) <= time {
-            if Self.judgments.contains(end) { trials[environment] = nil }
-            else if underWay == number { trials[environment] = .some(nil) }
+            if Self.judgments.contains(end) {
+                trials[environment] = nil
+            } else if underWay == number {
+                trials[environment] = .some(nil)
+            }
         }
         perform(state.take([outcome], of: "main", by: policy, at: now))
+        recall(state.next)
+        perform(state.handOver())
+    }
+
+    private mutating func recall(_ numbers: [Int64]) {
+        var recalled = Outbox.Recalled()
+        recalled.paused = Set(
+            numbers.filter { rows[$0]?.place == .claimed && pausedByOperator.contains(rows[$0]!.topic) })
+        state.take(recalled)
     }
 
     private static func response(_ status: Int32, _ body: String? = nil) -> PushOutcome.End {

@@ -71,7 +71,7 @@ import TokenModel
         let outcome = PushOutcome(request: request.request, sentAt: start.timeOfDay, sends: 1, end: end)
         let now = SendState.Moment(
             clock: start.clock + time, timeOfDay: start.timeOfDay.advanced(byMicroseconds: time.microseconds))
-        return state.take([outcome], of: "main", by: policy, at: now)
+        return state.take([outcome], of: "main", by: policy, at: now) + state.handOver()
     }
 
     private func written(_ state: inout SendState) -> [RequestEnding] {
@@ -145,6 +145,40 @@ import TokenModel
         #expect(written(&state).map(\.fate) == [.returned(nil), .returned(nil)])
         #expect(state.isEmpty)
         #expect(state.turns(at: start.clock).isEmpty, "nothing is claimed until a look finds the topic again")
+    }
+
+    @Test func `when its topic is paused, what waits behind another request goes back at once, as if it was not tried`()
+        throws
+    {
+        var state = state(due: [Self.topic, Self.other])
+        let requests = [Self.claimed(1), Self.claimed(2), Self.claimed(3, "bb"), Self.claimed(4, "bb")]
+        #expect(try claim(requests + [Self.claimed(5, topic: "b"), Self.claimed(6, topic: "b")], &state).count == 3)
+        #expect(end(Self.response(403, #"{"reason":"InvalidProviderToken"}"#), Self.claimed(1), &state).isEmpty)
+        state.wrote()
+        #expect(Set(written(&state).map(\.number)) == [1, 2, 4] && state.unsent == [6])
+        #expect(end(Self.response(200), Self.claimed(3, "bb"), &state).isEmpty)
+        #expect(submitted(end(Self.response(200), Self.claimed(5, topic: "b"), &state)) == ["6"], "another topic")
+    }
+
+    @Test func `when somebody pauses a topic, what waits behind another request goes back, at its turn at the latest`()
+        throws
+    {
+        var state = state()
+        _ = try claim([Self.claimed(1), Self.claimed(2), Self.claimed(3), Self.claimed(4, "bb")], &state)
+        #expect(state.unsent.sorted() == [2, 3] && state.next.isEmpty)
+        var recalled = Outbox.Recalled()
+        recalled.paused = [1, 3, 4]
+        state.take(recalled)
+        #expect(written(&state) == [RequestEnding(number: 3, fate: .returned(nil))], "1 and 4 are in flight")
+        let outcome = PushOutcome(
+            request: Self.claimed(1).request, sentAt: start.timeOfDay, sends: 1, end: Self.response(200))
+        #expect(state.take([outcome], of: "main", by: policy, at: start).isEmpty, "not before it was looked up")
+        #expect(state.next == [2])
+        recalled.paused = [2]
+        state.take(recalled)
+        #expect(state.handOver().isEmpty && state.next.isEmpty)
+        #expect(Set(written(&state).map(\.number)) == [1, 2])
+        #expect(try claim([Self.claimed(2)], &state) == ["2"], "somebody has resumed it")
     }
 
     @Test func `endings are written a thousand at a time, and nothing is claimed while many are unwritten`() throws {

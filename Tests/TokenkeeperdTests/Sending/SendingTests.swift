@@ -364,6 +364,31 @@ import Testing
             ).contains("certificate"))
     }
 
+    @Test func `an operator's pause reaches what waits behind another request, and costs it no try`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { _ in
+            FakeAnswer.accepted.delayed(by: .seconds(3))
+        }
+        defer { stage.apns.stop() }
+        try stage.register(7...7)
+        for number in 1...3 { try stage.enqueue(payload: #"{"aps":{"alert":"\#(number)"}}"#) }
+        let daemon = try stage.daemon()
+        try eventually("one is under way") { stage.apns.records.connections == 1 }
+        #expect(try stage.count("send_request", "claimed_by IS NOT NULL") == 3)
+        try stage.database.psql("SELECT tokenkeeper.pause_sending('\(stage.topic)')", user: "a_operator")
+        try eventually("the others are back") {
+            try stage.count(
+                "send_request", "claimed_by IS NULL AND attempts = 0 AND interruptions = 0 AND scheduled_at IS NULL")
+                == 2
+        }
+        try eventually("the one under way is answered") { try stage.results(200) == 1 }
+        #expect(try stage.count("send_request") == 2)
+        try stage.database.psql("SELECT tokenkeeper.resume_sending('\(stage.topic)')", user: "a_operator")
+        try stage.settled()
+        #expect(daemon.stop() == 0)
+        #expect(try stage.results(200) == 3 && stage.apns.records.requests == 3)
+    }
+
     // Starting and stopping --------------------------------------------------------------------------------------------
 
     @Test func `a stop finishes the requests in flight, returns the rest, and sends nothing twice`() throws {
