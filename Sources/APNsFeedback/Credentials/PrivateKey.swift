@@ -65,6 +65,11 @@ internal import TokenModel
         return isKnown == 1 ? String(decoding: name.prefix(length), as: UTF8.self) : nil
     }
 
+    /// Whether both are the same key, whatever the files look like that they come from.
+    func isSame(as other: PrivateKey) -> Bool {
+        unsafe EVP_PKEY_eq(key, other.key) == 1
+    }
+
     /// Whether this is the key of a certificate.
     func belongs(to certificate: OpaquePointer) -> Bool {
         unsafe X509_check_private_key(certificate, key) == 1

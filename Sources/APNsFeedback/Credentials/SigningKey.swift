@@ -28,6 +28,9 @@ public final class SigningKey: Sendable {
         }
     }
 
+    /// Whether both are the same key, whatever the files look like that they come from.
+    public func isSame(as other: SigningKey) -> Bool { key.isSame(as: other.key) }
+
     private static let wanted = "use the AuthKey_….p8 file of an APNs key, as downloaded from Apple's developer site"
 
     private static func read(_ block: PEMBlock) throws(CredentialError) -> PrivateKey {

@@ -64,10 +64,12 @@ struct ConfigurationOptions: ParsableArguments {
     func loadCredentials(of configuration: Configuration) throws -> [LoadedCredential] {
         let handedOver = ProcessInfo.processInfo.environment["CREDENTIALS_DIRECTORY"].map { [$0 + "/apns_"] } ?? []
         var credentials: [LoadedCredential] = []
+        var tokens = ProviderTokens()
         var problems: [String] = []
         for settings in configuration.credentials {
             do {
-                credentials.append(try LoadedCredential(settings, folders: handedOver + ["/etc/tokenkeeperd/apns/"]))
+                let folders = handedOver + ["/etc/tokenkeeperd/apns/"]
+                credentials.append(try LoadedCredential(settings, folders: folders, &tokens))
             } catch {
                 problems += error.problems
             }

@@ -22,9 +22,9 @@ struct CredentialFiles {
             .compactMap { $0.map(path) }
     }
 
-    func providerToken(signedBy file: String) throws -> PushIdentity {
-        let token = try ProviderToken(
-            key: SigningKey(p8: try bytes(file, of: "key_file")), keyID: settings.keyID, teamID: settings.teamID)
+    func providerToken(signedBy file: String, _ tokens: inout ProviderTokens) throws -> PushIdentity {
+        let token = try tokens.token(
+            of: SigningKey(p8: try bytes(file, of: "key_file")), keyID: settings.keyID, teamID: settings.teamID)
         return PushIdentity(
             authorization: { try token.text(at: .now) },
             renew: { (try? token.renew(at: .now, refused: $0)) ?? false })

@@ -15,15 +15,18 @@ struct LoadedCredential: Sendable {
 
     /// Accepts an expired certificate, because the drain must continue. The log and `status` name the certificate.
     ///
-    /// - Parameter folders: The folders in which to look for a file that is named without one. The first folder that has the file
-    ///   wins.
-    init(_ settings: CredentialSettings, folders: [String]) throws(ConfigurationError) {
+    /// - Parameters:
+    ///   - folders: The folders in which to look for a file that is named without one. The first folder that has the file wins.
+    ///   - tokens: Those of the credentials that were loaded before.
+    init(
+        _ settings: CredentialSettings, folders: [String], _ tokens: inout ProviderTokens
+    ) throws(ConfigurationError) {
         let files = CredentialFiles(settings: settings, folders: folders)
         self.settings = settings
         secretFiles = files.secret
         do {
             if let file = settings.keyFile {
-                identity = try files.providerToken(signedBy: file)
+                identity = try files.providerToken(signedBy: file, &tokens)
                 kind = "provider token"
                 expiresAt = nil
             } else {

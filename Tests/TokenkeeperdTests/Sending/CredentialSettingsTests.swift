@@ -71,6 +71,32 @@ private func problems(_ flags: [String]) -> [String] {
         #expect(best("com.example.app", "moon") == nil)
     }
 
+    @Test func `credentials with the same key share one provider token`() throws {
+        let files = try SendingStage.authority.get()
+        let other = try files.makeKey(id: "OTHERKEY12", team: files.signingKey.team)
+        let copy = NSTemporaryDirectory() + "copy-\(UUID().uuidString).p8"
+        try ("A copy\n" + String(contentsOfFile: files.signingKeyFile, encoding: .utf8))
+            .write(toFile: copy, atomically: true, encoding: .utf8)
+        defer { try? FileManager.default.removeItem(atPath: copy) }
+        var tokens = ProviderTokens()
+        func authorization(_ file: String, id: String? = nil, team: String? = nil) throws -> String {
+            let settings = try load(
+                [
+                    "key_file=\(file)", "key_id=\(id ?? files.signingKey.id)",
+                    "team_id=\(team ?? files.signingKey.team)", "topics=t",
+                ].map { "credential.main.\($0)" }
+            ).credentials[0]
+            let credential = try LoadedCredential(settings, folders: [], &tokens)
+            return try credential.identity.authorization?() ?? ""
+        }
+        let first = try authorization(files.signingKeyFile)
+        #expect(try authorization(files.signingKeyFile) == first)
+        #expect(try authorization(copy) == first, "the same key in another file")
+        #expect(try authorization(files.signingKeyFile, id: "ABC1234567") != first)
+        #expect(try authorization(files.signingKeyFile, team: "TEAM654321") != first)
+        #expect(try authorization(other.file) != first, "another key under the same identifier")
+    }
+
     @Test func `changes of credentials wait for a restart`() throws {
         let live = LiveConfiguration(try load(Self.key))
         let outcome = live.take(

@@ -1,0 +1,19 @@
+internal import APNsFeedback
+
+/// The provider tokens of all credentials, one for each signing key. Used while the credentials are loaded.
+///
+/// Credentials may share a key: one for each environment, for example. APNs refuses a new provider token within 20 minutes of the
+/// last one (429 `TooManyProviderTokenUpdates`), so credentials with the same key share its token.
+struct ProviderTokens {
+    private var made: [(key: SigningKey, keyID: String, teamID: String, token: ProviderToken)] = []
+
+    /// The provider token of a key. Two keys under one identifier have two: one of them must be wrong, and only that one must fail.
+    mutating func token(of key: SigningKey, keyID: String, teamID: String) throws -> ProviderToken {
+        if let same = made.first(where: { $0.keyID == keyID && $0.teamID == teamID && $0.key.isSame(as: key) }) {
+            return same.token
+        }
+        let token = try ProviderToken(key: key, keyID: keyID, teamID: teamID)
+        made.append((key, keyID, teamID, token))
+        return token
+    }
+}
