@@ -54,7 +54,7 @@ struct SendPipeline {
         for sender in senders {
             perform(state.take(sender.client.collect(), of: sender.credential.settings.name, by: policy, at: .now))
         }
-        // An outcome may have taken a minute: in the meantime, somebody may have paused the topic.
+        // An outcome may have taken a minute: in the meantime, somebody may have paused the topic or forgotten the token.
         try recall(state.next, outbox, on: &connection)
         perform(state.handOver())
         var hasWritten = false

@@ -142,7 +142,10 @@ struct SendState {
     /// Takes what has changed for unsent requests since they were claimed.
     mutating func take(_ recalled: Outbox.Recalled) {
         if recalled.isEmpty { return }
-        for scope in requests.keys { giveBack(in: scope) { recalled.paused.contains($0.number) } }
+        for scope in requests.keys {
+            requests[scope]?.withdraw { recalled.gone.contains($0.number) }
+            giveBack(in: scope) { recalled.paused.contains($0.number) }
+        }
     }
 
     /// Gives back unsent requests at once, as if they had not been tried.

@@ -31,6 +31,7 @@ private struct World {
     private enum Place: Equatable {
         case waits(due: Int64)
         case claimed
+        /// Another daemon has it, or somebody has deleted it.
         case takenOver
         case done
     }
@@ -235,7 +236,7 @@ private struct World {
 
     /// Loses the connection to the database, or some queued requests to another daemon; or an operator resumes the topics.
     private mutating func lose() {
-        switch dice(5) {
+        switch dice(6) {
         case 0: (paused, pausedByOperator) = ([], [])
         case 1:
             for (number, row) in rows.sorted(by: { $0.key < $1.key })
@@ -245,6 +246,12 @@ private struct World {
             state.reconcile(claimed: claimedNumbers)
         case 2: pausedByOperator.insert(topics[dice(topics.count)])
         case 3: recall(state.unsent)
+        case 4:
+            // Somebody deletes all requests of a token.
+            guard let address = inFlight.keys.randomElement(using: &chance) else { return }
+            for (number, row) in rows where row.claimed.request.address == address && row.place != .done {
+                rows[number]?.place = .takenOver
+            }
         default: state.reconcile(claimed: claimedNumbers)
         }
     }
@@ -299,6 +306,7 @@ private struct World {
         var recalled = Outbox.Recalled()
         recalled.paused = Set(
             numbers.filter { rows[$0]?.place == .claimed && pausedByOperator.contains(rows[$0]!.topic) })
+        recalled.gone = Set(numbers.filter { rows[$0]?.place != .claimed })
         state.take(recalled)
     }
 

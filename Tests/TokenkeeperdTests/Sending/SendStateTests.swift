@@ -181,6 +181,19 @@ import TokenModel
         #expect(try claim([Self.claimed(2)], &state) == ["2"], "somebody has resumed it")
     }
 
+    @Test func `what was deleted meanwhile is neither sent nor written`() throws {
+        var state = state()
+        _ = try claim([Self.claimed(1), Self.claimed(2), Self.claimed(3), Self.claimed(4, "bb")], &state)
+        var recalled = Outbox.Recalled()
+        recalled.gone = [1, 2, 4]
+        state.take(recalled)
+        #expect(submitted(end(Self.response(200), Self.claimed(1), &state)) == ["3"])
+        _ = end(Self.response(200), Self.claimed(3), &state)
+        _ = end(Self.response(200), Self.claimed(4, "bb"), &state)
+        #expect(written(&state).map(\.number) == [1, 3, 4], "those in flight end as usual")
+        #expect(state.isEmpty)
+    }
+
     @Test func `endings are written a thousand at a time, and nothing is claimed while many are unwritten`() throws {
         var state = state()
         state.reconcile(claimed: Set(1...4001))

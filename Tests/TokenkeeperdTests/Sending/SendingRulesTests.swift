@@ -137,6 +137,29 @@ import TokenModel
         #expect(topics.claimsFrom(topic, at: now) == .distantPast, "nothing was due")
     }
 
+    @Test func `a claimed request is recalled once it is deleted or taken over, or its topic is paused`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, environment, token, payload) SELECT t, NULL, 'aa', '{\"aps\":{\"alert\":1}}' FROM unnest('{t,t,t,u}'::text[]) AS t"
+        )
+        var daemon = try database.connect(user: "a_daemon")
+        let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
+        for topic in ["t", "u"] {
+            _ = try outbox.claim(
+                .init(environment: "production", topic: topic), most: 9, backgroundPerHour: 0, on: &daemon)
+        }
+        #expect(try outbox.recalled(among: [1, 2, 3, 4], on: &daemon).isEmpty)
+        try database.psql(
+            """
+            DELETE FROM tokenkeeper.send_request WHERE request_id = 1;
+            UPDATE tokenkeeper.send_request SET claimed_by = 'other/1/1' WHERE request_id = 2;
+            SELECT tokenkeeper.pause_sending('u')
+            """)
+        let recalled = try outbox.recalled(among: [1, 2, 3, 4], on: &daemon)
+        #expect(recalled.gone == [1, 2] && recalled.paused == [4])
+        #expect(try outbox.recalled(among: [3], on: &daemon).isEmpty)
+    }
+
     // What is in flight -----------------------------------------------------------------------------------------------
 
     @Test func `requests claimed by a COMMIT whose response was lost go back`() throws {

@@ -389,6 +389,28 @@ import Testing
         #expect(try stage.results(200) == 3 && stage.apns.records.requests == 3)
     }
 
+    @Test func `what waits behind another request of a token is not sent once the token is forgotten`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { _ in
+            FakeAnswer.accepted.delayed(by: .seconds(3))
+        }
+        defer { stage.apns.stop() }
+        try stage.register(7...8)
+        for number in 1...3 {
+            try stage.enqueue("device_id => 'd7'", payload: #"{"aps":{"alert":"\#(number)"}}"#)
+        }
+        let daemon = try stage.daemon()
+        try eventually("one is under way") { stage.apns.records.connections == 1 }
+        #expect(try stage.count("send_request", "claimed_by IS NOT NULL") == 3)
+        try stage.database.psql("SELECT tokenkeeper.forget('\(SendingStage.token(7))')", user: "a_operator")
+        // Its response comes after that of the request that was under way.
+        try stage.enqueue("device_id => 'd8'")
+        try stage.settled()
+        #expect(daemon.stop() == 0)
+        #expect(stage.apns.records.exchanges.map(\.request.token) == [SendingStage.token(7), SendingStage.token(8)])
+        #expect(try stage.results(200) == 1, "the response for the forgotten token is not kept")
+    }
+
     // Starting and stopping --------------------------------------------------------------------------------------------
 
     @Test func `a stop finishes the requests in flight, returns the rest, and sends nothing twice`() throws {
