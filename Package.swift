@@ -35,10 +35,12 @@ let package = Package(
 
         .systemLibrary(name: "CCurl", pkgConfig: "libcurl", providers: [.apt(["libcurl4-openssl-dev"])]),
         .systemLibrary(name: "CLinux"),
+        .systemLibrary(name: "CNgHTTP2", pkgConfig: "libnghttp2", providers: [.apt(["libnghttp2-dev"])]),
         .systemLibrary(name: "COpenSSL", pkgConfig: "libcrypto", providers: [.apt(["libssl-dev"])]),
 
         .target(name: "TokenModel", swiftSettings: strict),
-        .target(name: "APNsFeedback", dependencies: ["CCurl", "COpenSSL", "TokenModel"], swiftSettings: strict),
+        .target(
+            name: "APNsFeedback", dependencies: ["CCurl", "CNgHTTP2", "COpenSSL", "TokenModel"], swiftSettings: strict),
         .target(
             name: "TokenLedger",
             dependencies: ["CLibPQ", "TokenModel"],
@@ -92,7 +94,13 @@ let package = Package(
             swiftSettings: lenient),
         .testTarget(name: "TokenModelTests", dependencies: ["TokenModel"], swiftSettings: lenient),
         .testTarget(
-            name: "APNsFeedbackTests", dependencies: ["APNsFeedback", "FakeAPNs", "TestThreads", "TokenModel"],
+            name: "APNsFeedbackTests",
+            dependencies: [
+                "APNsFeedback", "CNgHTTP2", "FakeAPNs", "LedgerTestSupport", "TestThreads", "TokenModel",
+                .product(name: "NIOCore", package: "swift-nio"),
+                .product(name: "NIOPosix", package: "swift-nio"),
+                .product(name: "NIOSSL", package: "swift-nio-ssl"),
+            ],
             swiftSettings: lenient),
         .testTarget(
             name: "FakeAPNsTests",

@@ -8,9 +8,10 @@ struct Delivery: Sendable {
     let request: PushRequest
     private(set) var sentAt: Instant?
     private(set) var sends = 0
-    /// How many sends are allowed in total: two, which leaves one for a retry after a loss, by libcurl or by this client. One if an
-    /// earlier attempt has already been made.
+    /// How many sends are allowed in total: two, which leaves one for a retry after a loss. One if an earlier attempt has already
+    /// been made.
     private var allowed: Int
+    private var isAbandoned = false
     private var hasRenewed = false
     private var hasChangedConnection = false
     /// How the last turn failed, if it did and another one follows.
@@ -23,25 +24,30 @@ struct Delivery: Sendable {
         allowed = request.mayBeRepeated ? 2 : 1
     }
 
-    /// Allows no more sends.
+    /// Allows no more sends, not even in place of one that does not count.
     mutating func repeatNoMore() {
-        allowed = sends
+        isAbandoned = true
     }
 
+    /// Whether another send is allowed.
+    var mayGo: Bool { !isAbandoned && sends < allowed }
+
     /// Counts a send, which happens now.
-    ///
-    /// - Returns: False if no more sends are allowed.
-    mutating func goes(at time: @autoclosure () -> Instant) -> Bool {
-        guard sends < allowed else { return false }
+    mutating func goes(at time: Instant) {
         sends += 1
-        if sentAt == nil { sentAt = time() }
-        return true
+        if sentAt == nil { sentAt = time }
+    }
+
+    /// The last send does not count: the server says that it did not process the request.
+    mutating func wasRefused() {
+        sends -= 1
+        if sends == 0 { sentAt = nil }
     }
 
     /// How one turn ended.
     enum Turn: Equatable {
-        /// With a response. The end of a torn one may be missing.
-        case answer(PushResponse, isTorn: Bool)
+        /// With a complete response.
+        case answer(PushResponse)
         /// Without a response: why, in one line, and whether the request was sent in this turn.
         case failure(PushFailure.Kind, message: String, wasSent: Bool)
     }
@@ -55,20 +61,16 @@ struct Delivery: Sendable {
     /// - Parameter renew: Takes the provider token that was refused. Returns whether there is another one now.
     mutating func step(after turn: Turn, renew: (String) -> Bool) -> Step {
         switch turn {
-        case .answer(let answer, let isTorn):
+        case .answer(let answer):
             lastFailure = nil
-            if isTorn, sends < allowed { return .again(connectionIsUnfit: false) }
-            if isTorn, answer.body != nil {
-                return .ends(failed(.connectionLost, "the end of the response is missing"))
-            }
             guard answer.status == 403 else { return .ends(.answered(answer)) }
             switch ResponseBody(answer.body).reason {
             case "ExpiredProviderToken":
-                guard !hasRenewed, let authorization, renew(authorization) else { break }
+                guard !hasRenewed, !isAbandoned, let authorization, renew(authorization) else { break }
                 hasRenewed = true
                 allowed = sends + 1
                 return .again(connectionIsUnfit: false)
-            case "UnrelatedKeyIdInToken" where !hasChangedConnection:
+            case "UnrelatedKeyIdInToken" where !hasChangedConnection && !isAbandoned:
                 hasChangedConnection = true
                 allowed = sends + 1
                 return .again(connectionIsUnfit: true)
@@ -77,7 +79,7 @@ struct Delivery: Sendable {
             return .ends(.answered(answer))
         case .failure(let kind, let message, let wasSent):
             // If nothing was sent, the server cannot be reached, and another attempt would fail the same way.
-            if wasSent, sends < allowed {
+            if wasSent, mayGo {
                 lastFailure = (kind, message)
                 return .again(connectionIsUnfit: false)
             }
@@ -100,6 +102,12 @@ struct Delivery: Sendable {
     /// How the request ends when the client stops.
     var endAtStop: PushOutcome.End {
         sends == 0 ? .withdrawn : failed(.stopped, "the client was stopped before the response arrived")
+    }
+
+    /// How a request ends that came back unsent and must not go again.
+    var endUnsent: PushOutcome.End {
+        guard sends > 0, let (kind, message) = lastFailure else { return endAtStop }
+        return failed(kind, message)
     }
 
     func outcome(_ end: PushOutcome.End) -> PushOutcome {

@@ -1,27 +1,21 @@
 internal import CCurl
 
-/// libcurl's multi handle: all connections of a client, and the requests that share them.
+/// libcurl's multi handle: opens the connections of a client, and waits for all of them.
 ///
 /// Sendable although it holds a pointer: only the thread that runs the client calls anything except `wake`, and libcurl's manual
 /// allows `curl_multi_wakeup` from any thread. The reference keeps the handle alive until the last call returns.
 @safe final class MultiHandle: @unchecked Sendable {
     private let handle: UnsafeMutableRawPointer
-    let sockets = OpenSockets()
 
     /// libcurl's initialization, which happens once per process.
     private static let isReady: Bool = ck_global_init() == CURLE_OK
 
-    init(connections: Int) {
+    init() {
         guard Self.isReady, let handle = unsafe curl_multi_init() else { fatalError("libcurl cannot be initialized") }
         unsafe self.handle = handle
-        unsafe ck_multi_set_long(handle, CURLMOPT_PIPELINING, Int(CURLPIPE_MULTIPLEX))
-        unsafe ck_multi_set_long(handle, CURLMOPT_MAX_HOST_CONNECTIONS, connections)
-        // Idle connections are kept as well.
-        unsafe ck_multi_set_long(handle, CURLMOPT_MAXCONNECTS, connections * 2)
-        unsafe ck_multi_set_long(handle, CURLMOPT_MAX_CONCURRENT_STREAMS, 1000)
     }
 
-    /// Remove all transfers first.
+    /// Remove all connections first.
     deinit {
         unsafe curl_multi_cleanup(handle)
     }
@@ -31,40 +25,39 @@ internal import CCurl
         unsafe curl_multi_wakeup(handle)
     }
 
+    /// Begins to connect.
+    ///
     /// - Returns: Nil, or libcurl's error message.
-    func add(_ transfer: Transfer) -> String? {
-        let code = unsafe curl_multi_add_handle(handle, transfer.easy)
+    func add(_ connection: TLSConnection) -> String? {
+        let code = unsafe curl_multi_add_handle(handle, connection.easy)
         return code == CURLM_OK ? nil : unsafe String(cString: curl_multi_strerror(code))
     }
 
-    func remove(_ transfer: Transfer) {
-        unsafe curl_multi_remove_handle(handle, transfer.easy)
+    /// Closes a connection, or ends the attempt to make one.
+    func remove(_ connection: TLSConnection) {
+        unsafe curl_multi_remove_handle(handle, connection.easy)
     }
 
-    /// Reads and writes whatever is possible without waiting. The data goes out at the end, in full packets: libcurl writes each
-    /// frame by itself, three per request.
-    func perform() {
-        var running: Int32 = 0
-        sockets.holdBack(true)
+    /// Goes on connecting, without waiting. Call it before each wait: timers that have passed would end the wait at once.
+    ///
+    /// - Returns: The connections that are open now, or failed.
+    func connect() -> [(connection: TLSConnection, code: CURLcode)] {
+        var (running, left): (Int32, Int32) = (0, 0)
         unsafe curl_multi_perform(handle, &running)
-        sockets.holdBack(false)
-    }
-
-    /// The next transfer that has ended, and how. The caller removes it.
-    func nextEnded() -> (transfer: Transfer, code: CURLcode)? {
-        var left: Int32 = 0
+        var ended: [(TLSConnection, CURLcode)] = []
         while let message = unsafe curl_multi_info_read(handle, &left) {
             guard unsafe message.pointee.msg == CURLMSG_DONE, let easy = unsafe message.pointee.easy_handle,
-                let transfer = unsafe Transfer.of(easy)
+                let connection = unsafe TLSConnection.of(easy)
             else { continue }
-            return unsafe (transfer, message.pointee.data.result)
+            unsafe ended.append((connection, message.pointee.data.result))
         }
-        return nil
+        return ended
     }
 
     /// Waits until there is something to do, or the time has passed.
-    func wait(milliseconds: Int32) {
-        var ready: Int32 = 0
-        unsafe curl_multi_poll(handle, nil, 0, milliseconds, &ready)
+    func wait(for sockets: inout [curl_waitfd], milliseconds: Int32) {
+        unsafe sockets.withUnsafeMutableBufferPointer { sockets in
+            _ = unsafe curl_multi_poll(handle, sockets.baseAddress, UInt32(sockets.count), milliseconds, nil)
+        }
     }
 }

@@ -6,15 +6,15 @@ public import TokenModel
 /// thread. `collect` returns the outcome of each request once, in the order in which the requests ended.
 ///
 /// A request is sent at most twice when connections or streams are lost, and once more if APNs refuses the provider token as
-/// expired or as unrelated to the connection; always with the same `apns-id`. When a server cannot be reached, the client
-/// pauses, and requests for that server end at once.
+/// expired or as unrelated to the connection; always with the same `apns-id`. What a server says that it did not process does not
+/// count. When a server cannot be reached, the client pauses, and requests for that server end at once.
 ///
-/// The parts: `PushMailbox` is shared with other threads. `PushLoop` is the thread's loop. A `Delivery` decides whether its request
-/// is sent again, a `Transfer` is the request's libcurl handle, and `ConnectionTable`, `Admission` and `ServerBackoff` decide
-/// when a request may go out.
+/// The parts: `PushMailbox` is shared with other threads. `ConnectionPool`, with a `ConnectionState` for each connection, decides what
+/// happens, and a `Delivery` whether its request is sent again. `PushLoop` is the thread's loop and performs it over a `Link` for
+/// each connection: an `HTTP2Session` (libnghttp2) over a `TLSConnection` (libcurl).
 public final class PushClient: Sendable {
     private let mailbox = PushMailbox()
-    private let multi: MultiHandle
+    private let multi = MultiHandle()
     private let identity: PushIdentity
     private let options: PushClientOptions
     private let ended: @Sendable () -> Void
@@ -25,7 +25,6 @@ public final class PushClient: Sendable {
         self.identity = identity
         self.options = options
         self.ended = ended
-        multi = MultiHandle(connections: max(1, options.connections))
     }
 
     /// Adds requests to the queue. The queue has no limit: see `state`.

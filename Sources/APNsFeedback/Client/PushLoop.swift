@@ -1,24 +1,34 @@
 internal import CCurl
-internal import Glibc
 internal import TokenModel
 
-/// The loop of a client's thread: hands requests to libcurl, lets it work, and takes what has ended.
-final class PushLoop: TransferWatcher {
+/// The loop of a client's thread: performs what `ConnectionPool` decides, moves bytes, and tells the pool what happens.
+final class PushLoop {
+    /// A client's work for one environment's server.
+    private final class Scope {
+        var pool: ConnectionPool
+        let authority: [UInt8]
+        var links: [Int: Link] = [:]
+
+        init(_ pool: ConnectionPool) {
+            self.pool = pool
+            authority = RequestHeaders.authority(of: pool.server)
+        }
+    }
+
     private let mailbox: PushMailbox
     private let multi: MultiHandle
     private let identity: PushIdentity
     private let options: PushClientOptions
     private let ended: @Sendable () -> Void
+    private let trace: TraceSink?
 
-    private var scopes: [Environment: ServerScope] = [:]
-    private var table = ConnectionTable()
-    private var transfers: [Transfer] = []
-    private var free: [Transfer] = []
+    private let scopes: [Environment: Scope]
+    private var headers = RequestHeaders()
     private var outcomes: [PushOutcome] = []
-    private var text = RequestText()
-    private var pace = PollPace()
     private var now = ContinuousClock.now
+    private var time = Instant.now
     private var stopBy: ContinuousClock.Instant?
+    private let buffer = ReadBuffer()
 
     init(
         _ mailbox: PushMailbox, _ multi: MultiHandle, _ identity: PushIdentity, _ options: PushClientOptions,
@@ -29,9 +39,15 @@ final class PushLoop: TransferWatcher {
         self.identity = identity
         self.options = options
         self.ended = ended
-        for environment in Environment.allCases {
-            scopes[environment] = ServerScope(options.server(of: environment), most: max(1, options.inFlight))
-        }
+        trace = options.trace.map(TraceSink.init)
+        let limits = ConnectionPool.Limits(
+            inFlight: max(1, options.inFlight), connections: max(1, options.connections),
+            answerTimeout: options.answerTimeout, idleTimeout: options.idleTimeout)
+        scopes = Dictionary(
+            uniqueKeysWithValues: Environment.allCases.map { environment in
+                let pool = ConnectionPool(options.server(of: environment), limits) { identity.renew?($0) ?? false }
+                return (environment, Scope(pool))
+            })
     }
 
     func run() {
@@ -39,48 +55,30 @@ final class PushLoop: TransferWatcher {
         var checkedAt = now
         while true {
             let turnBegan = now
-            now = .now
-            let stoodStill = underWay > 0 && now - turnBegan > options.standstill
+            (now, time) = (.now, .now)
+            let stoodStill = isBusy && now - turnBegan > options.standstill
             takeRequests()
-            if stoodStill { abandon() }
-            for scope in scopes.values { admit(scope) }
-            multi.perform()
-            while let (transfer, code) = multi.nextEnded() { end(transfer, code) }
-            noteClosedConnections()
+            if stoodStill { for scope in scopes.values { scope.pool.abandon(at: now) } }
+            for scope in scopes.values { perform(scope) }
+            connect()
+            for scope in scopes.values {
+                readAll(scope)
+                work(scope)
+            }
             if now - checkedAt >= tick {
                 checkedAt = now
-                endOverdue()
+                for scope in scopes.values {
+                    scope.pool.tick(at: now)
+                    work(scope)
+                }
             }
             publish()
-            if stopBy != nil, underWay == 0, scopes.values.allSatisfy(\.queue.isEmpty) { return }
-            // What ended has made room: use it before waiting.
-            if scopes.values.contains(where: hasWork) { continue }
-            multi.wait(milliseconds: underWay == 0 ? 60_000 : tick.wholeMilliseconds)
-            rest(until: now + pace.interval(underWay: underWay))
+            if stopBy != nil, !isBusy { return closeAll() }
+            wait(tick: tick)
         }
     }
 
-    /// Sleeps until then, if that is still ahead.
-    private func rest(until end: ContinuousClock.Instant) {
-        let left = ContinuousClock.now.duration(to: end)
-        if left > .microseconds(50) { usleep(UInt32(left.components.attoseconds / 1_000_000_000_000)) }
-    }
-
-    private var underWay: Int { scopes.values.reduce(0) { $0 + $1.underWay } }
-
-    private func hasWork(_ scope: ServerScope) -> Bool {
-        !scope.queue.isEmpty && scope.underWay < limit(scope)
-    }
-
-    private func limit(_ scope: ServerScope) -> Int {
-        table.isDraining(scope.server) ? 0 : scope.admission.limit(answering: table.answering(scope.server))
-    }
-
-    private func scope(of delivery: Delivery) -> ServerScope {
-        scopes[delivery.request.address.environment]!
-    }
-
-    // MARK: - Beginning
+    private var isBusy: Bool { scopes.values.contains { $0.pool.isBusy } }
 
     private func takeRequests() {
         let (requests, stopBy) = mailbox.takeRequests()
@@ -89,206 +87,184 @@ final class PushLoop: TransferWatcher {
             if let fault = request.fault {
                 outcomes.append(delivery.outcome(.unsendable(fault)))
             } else {
-                scope(of: delivery).queue.append(delivery)
+                scopes[request.address.environment]!.pool.add(delivery)
             }
         }
         self.stopBy = stopBy
         guard let stopBy else { return }
-        endAtOnce { $0.connection == nil || now >= stopBy }
-    }
-
-    /// After a standstill, another daemon may have taken over all requests of this client: begins nothing and repeats nothing.
-    private func abandon() {
-        endAtOnce { $0.delivery?.sends == 0 }
-        for transfer in transfers { transfer.delivery?.repeatNoMore() }
-    }
-
-    /// Ends all queued requests, and those handed to libcurl that meet the condition.
-    private func endAtOnce(_ condition: (Transfer) -> Bool) {
-        for transfer in transfers {
-            guard let delivery = transfer.delivery, condition(transfer) else { continue }
-            takeBack(transfer)
-            outcomes.append(delivery.outcome(delivery.endAtStop))
+        for scope in scopes.values {
+            if now >= stopBy { scope.pool.endAll() } else { scope.pool.stop() }
         }
-        for scope in scopes.values { outcomes += scope.queue.takeAll().map { $0.outcome($0.endAtStop) } }
     }
 
-    private func admit(_ scope: ServerScope) {
-        if let pause = scope.backoff.remaining(at: now), table.answering(scope.server) == 0 {
-            for delivery in scope.queue.takeAll() {
-                outcomes.append(delivery.outcome(delivery.endInPause(pause, host: scope.server.host)))
+    /// Begins what can be begun, and writes it, until nothing more can be.
+    private func work(_ scope: Scope) {
+        var goesOn = true
+        while goesOn {
+            goesOn = false
+            perform(scope)
+            while let step = scope.pool.next(at: now) {
+                goesOn = true
+                switch step {
+                case .connect(let number): connect(number, scope)
+                case .open(let number, let delivery): begin(delivery, on: number, scope)
+                }
             }
-            return
+            perform(scope)
+            for (number, link) in scope.links where link.isOpen && flush(link, number, scope) { goesOn = true }
         }
-        let limit = limit(scope)
-        while scope.underWay < limit, let delivery = scope.queue.next() { begin(delivery, scope) }
+        perform(scope)
     }
 
-    private func begin(_ delivery: Delivery, _ scope: ServerScope) {
+    /// Performs what the pool has decided.
+    private func perform(_ scope: Scope) {
+        for action in scope.pool.takeActions() {
+            switch action {
+            case .end(let outcome): outcomes.append(outcome)
+            case .reset(let connection, let stream): scope.links[connection]?.session.reset(stream)
+            case .ping(let connection): scope.links[connection]?.session.ping()
+            case .close(let connection, let why): drop(connection, why, scope)
+            }
+        }
+    }
+
+    // MARK: - Requests
+
+    private func begin(_ delivery: Delivery, on number: Int, _ scope: Scope) {
         var delivery = delivery
         do {
             delivery.authorization = try identity.authorization?()
         } catch {
-            outcomes.append(delivery.outcome(delivery.failed(.identity, "no provider token: \(error)")))
-            return
+            return scope.pool.end(delivery, delivery.failed(.identity, "no provider token: \(error)"))
         }
-        guard let transfer = free.popLast() ?? newTransfer() else {
-            outcomes.append(delivery.outcome(delivery.failed(.other, "out of memory")))
-            return
+        guard let link = scope.links[number] else { return scope.pool.couldNotBegin(delivery, on: number, at: now) }
+        headers.write(
+            delivery.request, authority: scope.authority, authorization: delivery.authorization,
+            indexed: &link.indexed)
+        guard let stream = link.session.open(headers, payload: delivery.request.payload) else {
+            return scope.pool.couldNotBegin(delivery, on: number, at: now)
         }
-        text.write(delivery.request, devices: scope.devices, authorization: delivery.authorization)
-        transfer.load(text, payload: delivery.request.payload)
-        transfer.delivery = delivery
-        transfer.handedAt = now
-        scope.underWay += 1
-        if let message = multi.add(transfer) {
-            takeBack(transfer)
-            outcomes.append(delivery.outcome(delivery.failed(.other, message)))
-        }
+        scope.pool.began(delivery, on: stream, of: number, at: now)
     }
 
-    private func newTransfer() -> Transfer? {
-        guard let transfer = Transfer(self, sockets: multi.sockets, identity: identity, options: options) else {
-            return nil
+    // MARK: - Connections
+
+    private func connect(_ number: Int, _ scope: Scope) {
+        do {
+            _ = try identity.authorization?()
+        } catch {
+            scope.pool.didNotConnect(number)
+            return scope.pool.endNext { $0.failed(.identity, "no provider token: \(error)") }
         }
-        transfers.append(transfer)
-        return transfer
+        guard
+            let tls = TLSConnection(
+                number, to: scope.pool.server, identity: identity, options: options, trace: trace)
+        else { return scope.pool.couldNotConnect(number, .other, "out of memory", at: now) }
+        if let message = multi.add(tls) { return scope.pool.couldNotConnect(number, .other, message, at: now) }
+        scope.links[number] = Link(tls)
     }
 
-    // MARK: - Under way
-
-    func mayGo(_ transfer: Transfer, on name: ConnectionTable.Name) -> Bool {
-        noteClosedConnections()
-        if let old = transfer.connection {
-            // libcurl lost the connection, and sends the request again by itself.
-            leave(old)
-            transfer.connection = nil
-        }
-        guard let scope = transfer.delivery.map(scope) else { return false }
-        switch table.place(on: name) {
-        case .unproven, .unfit:
-            transfer.obstacle = .notYet
-            return false
-        case .new:
-            guard transfer.hasAgreedOnHTTP2 else {
-                transfer.obstacle = .notHTTP2
-                return false
-            }
-            let socket = multi.sockets.socket(localPort: name.localPort) ?? -1
-            table.open(name, ConnectionTable.Connection(server: scope.server, socket: socket, heard: now))
-        case .free: break
-        }
-        guard transfer.delivery?.goes(at: .now) == true else {
-            transfer.obstacle = .often
-            return false
-        }
-        transfer.answer.clear()
-        transfer.connection = name
-        transfer.wentAt = now
-        table.join(name)
-        return true
-    }
-
-    func heard(_ transfer: Transfer) {
-        guard let name = transfer.connection, table.heard(name, at: now), let delivery = transfer.delivery else {
-            return
-        }
-        let scope = scope(of: delivery)
-        scope.admission.connectionsChanged()
-        scope.backoff.answered()
-    }
-
-    private func noteClosedConnections() {
-        for socket in multi.sockets.takeClosed() {
-            guard let connection = table.closed(socket: socket) else { continue }
-            for scope in scopes.values where scope.server == connection.server {
-                scope.admission.connectionsChanged()
-                // The server accepts connections and never responds.
-                if !connection.hasAnswered { scope.backoff.failed(at: now) }
+    /// Goes on with connections that are not open yet.
+    private func connect() {
+        for (tls, code) in multi.connect() {
+            for scope in scopes.values {
+                guard let link = scope.links[tls.number], link.tls === tls else { continue }
+                open(link, code, scope)
             }
         }
     }
 
-    /// Ends what takes too long. libcurl's own timeouts begin when it gets a request, and would include its wait for a connection.
-    private func endOverdue() {
-        for transfer in transfers {
-            guard var delivery = transfer.delivery else { continue }
-            if let wentAt = transfer.wentAt {
-                guard now - wentAt > options.answerTimeout else { continue }
-                if let name = transfer.connection, let connection = table.connections[name], connection.heard <= wentAt
-                {
-                    // Nothing came since the request left: the connection is dead, and libcurl would go on using it.
-                    OpenSockets.shutDown(connection.socket)
+    private func open(_ link: Link, _ code: CURLcode, _ scope: Scope) {
+        let number = link.tls.number
+        do throws(Link.Lost) {
+            guard code == CURLE_OK else {
+                let message = link.tls.message(code)
+                throw Link.Lost(kind: PushFailure.Kind(code, message), message: message)
+            }
+            try link.open(buffer, host: scope.pool.server.host)
+        } catch {
+            drop(number, error.message, scope)
+            return scope.pool.couldNotConnect(number, error.kind, error.message, at: now)
+        }
+        scope.pool.connected(number, at: now)
+        takeEvents(link, number, scope)
+    }
+
+    private func readAll(_ scope: Scope) {
+        for (number, link) in scope.links where link.hasMore {
+            do throws(Link.Lost) {
+                if try link.read(buffer) { scope.pool.heard(number, at: now) }
+                takeEvents(link, number, scope)
+            } catch {
+                takeEvents(link, number, scope)
+                lose(number, error, scope)
+            }
+        }
+    }
+
+    /// - Returns: Whether that changed anything for other requests.
+    private func flush(_ link: Link, _ number: Int, _ scope: Scope) -> Bool {
+        let written = link.flush()
+        // First what has left, then what it led to.
+        scope.pool.wrote(
+            number, ends: written.ends, isPending: link.isPending, hasMoved: written.hasMoved, at: now, time)
+        let hasNews = takeEvents(link, number, scope)
+        if let lost = written.lost { lose(number, lost, scope) }
+        return hasNews || written.lost != nil
+    }
+
+    @discardableResult private func takeEvents(_ link: Link, _ number: Int, _ scope: Scope) -> Bool {
+        let events = link.session.takeEvents()
+        for event in events {
+            if case .goAway(let last, let goAway) = event {
+                trace?.say("connection \(number): \(goAway.message), last stream \(last)")
+            }
+            scope.pool.take(event, of: number, at: now, time)
+        }
+        return !events.isEmpty
+    }
+
+    private func lose(_ number: Int, _ error: Link.Lost, _ scope: Scope) {
+        drop(number, error.message, scope)
+        scope.pool.lost(number, error.kind, error.message, at: now)
+    }
+
+    private func drop(_ number: Int, _ why: String, _ scope: Scope) {
+        guard let link = scope.links.removeValue(forKey: number) else { return }
+        trace?.say("connection \(number) closed: \(why)")
+        multi.remove(link.tls)
+    }
+
+    private func closeAll() {
+        for scope in scopes.values {
+            for (number, link) in scope.links {
+                if link.isOpen {
+                    link.session.leave()
+                    _ = link.flush()
                 }
-                let turn = Delivery.Turn.failure(
-                    .timeout, message: "no response within \(options.answerTimeout)", wasSent: true)
-                proceed(transfer, &delivery, after: turn)
-            } else if now - transfer.handedAt > options.connectTimeout + .seconds(5) {
-                // libcurl may have lost track of it.
-                takeBack(transfer)
-                scope(of: delivery).queue.giveBack(delivery)
+                drop(number, "the client stops", scope)
             }
         }
     }
 
-    // MARK: - Ending
+    // MARK: - Waiting
 
-    private func end(_ transfer: Transfer, _ code: CURLcode) {
-        guard var delivery = transfer.delivery else { return multi.remove(transfer) }
-        if transfer.obstacle == .notYet { return queueAgain(transfer, delivery) }
-        let scope = scope(of: delivery)
-        let turn = transfer.turn(code, host: scope.server.host)
-        switch (transfer.obstacle, turn) {
-        case (.notHTTP2, _): scope.backoff.failed(at: now)
-        case (nil, .failure(let kind, _, _)) where kind.isOfConnecting:
-            // Another connection works and has requests: this request can use that one.
-            if table.answering(scope.server) > 0, scope.underWay > 1, delivery.sends == 0 {
-                return queueAgain(transfer, delivery)
-            }
-            scope.backoff.failed(at: now)
-        default: break
-        }
-        if code == CURLE_OK, let wentAt = transfer.wentAt { pace.answered(after: now - wentAt) }
-        proceed(transfer, &delivery, after: turn)
-    }
-
-    /// The request came back unsent, and waits until there is room on a connection.
-    private func queueAgain(_ transfer: Transfer, _ delivery: Delivery) {
-        takeBack(transfer)
-        let scope = scope(of: delivery)
-        scope.admission.cameBack(underWay: scope.underWay)
-        scope.queue.giveBack(delivery)
-    }
-
-    private func proceed(_ transfer: Transfer, _ delivery: inout Delivery, after turn: Delivery.Turn) {
-        let step = delivery.step(after: turn, renew: { identity.renew?($0) ?? false })
-        if case .again(connectionIsUnfit: true) = step, let name = transfer.connection { table.isUnfit(name) }
-        takeBack(transfer)
-        switch step {
-        case .ends(let end): outcomes.append(delivery.outcome(end))
-        case .again: scope(of: delivery).queue.giveBack(delivery)
-        }
-    }
-
-    private func leave(_ name: ConnectionTable.Name) {
-        if let socket = table.leave(name) { OpenSockets.shutDown(socket) }
-    }
-
-    /// Takes a transfer from libcurl, and frees it for another request.
-    private func takeBack(_ transfer: Transfer) {
-        multi.remove(transfer)
-        if let name = transfer.connection { leave(name) }
-        if let delivery = transfer.delivery { scope(of: delivery).underWay -= 1 }
-        transfer.connection = nil
-        transfer.delivery = nil
-        free.append(transfer)
+    private func wait(tick: Duration) {
+        let links = scopes.values.flatMap { $0.links.values.filter(\.isOpen) }
+        if links.contains(where: \.hasMore) { return }
+        var sockets = links.map(\.poll)
+        let until = scopes.values.compactMap { $0.pool.wakesAt(tick: tick, after: now) }.min()
+        let pause = until.map { now.duration(to: $0) } ?? .seconds(60)
+        multi.wait(for: &sockets, milliseconds: pause.wholeMilliseconds)
+        for (link, socket) in zip(links, sockets) { link.polled(socket.revents) }
     }
 
     private func publish() {
-        var state = PushClientState(opened: table.opened)
-        state.queued = scopes.values.reduce(0) { $0 + $1.queue.count }
-        state.inFlight = underWay
-        state.connectionsOpen = multi.sockets.openCount
+        var state = PushClientState(opened: scopes.values.reduce(0) { $0 + $1.pool.opened })
+        state.queued = scopes.values.reduce(0) { $0 + $1.pool.queued }
+        state.inFlight = scopes.values.reduce(0) { $0 + $1.pool.inFlight }
+        state.connectionsOpen = scopes.values.reduce(0) { $0 + $1.pool.sockets }
+        state.goAway = scopes.values.compactMap(\.pool.goAway).last
         let haveEnded = !outcomes.isEmpty
         mailbox.put(&outcomes, state)
         if haveEnded { ended() }

@@ -75,12 +75,14 @@ final class PushMailbox: Sendable {
 public struct PushClientState: Sendable, Equatable {
     /// Requests that wait to be sent.
     public internal(set) var queued = 0
-    /// Requests that libcurl has, with or without a connection.
+    /// Requests that have a stream and no response yet.
     public internal(set) var inFlight = 0
     /// Connections opened since the client started.
     public internal(set) var connectionsOpened = 0
-    /// Open sockets, including those that are still connecting.
+    /// Open connections, including those that are still connecting.
     public internal(set) var connectionsOpen = 0
+    /// The last GOAWAY that a server sent with an error or a text; nil if there was none.
+    public internal(set) var goAway: PushGoAway?
 
     init() {}
 

@@ -5,7 +5,7 @@ public struct PushOutcome: Sendable, Equatable {
     public var request: PushRequest
     /// When it was first sent, by this machine's clock; nil if it never was.
     public var sentAt: Instant?
-    /// How often it was sent, including repetitions by libcurl itself.
+    /// How often it was sent completely. A send that the server refused unprocessed does not count.
     public var sends: Int
     public var end: End
 
@@ -19,7 +19,7 @@ public struct PushOutcome: Sendable, Equatable {
     public enum End: Sendable, Equatable {
         /// A response with any status: the last one, if the request was repeated.
         case answered(PushResponse)
-        /// No reliable response, after a second attempt where one was allowed.
+        /// No complete response, after a second attempt where one was allowed.
         case unanswered(PushFailure)
         /// APNs would refuse the request, or headers cannot carry it: `PushRequest.fault`. Never sent.
         case unsendable(String)

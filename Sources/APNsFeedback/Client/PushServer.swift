@@ -35,14 +35,15 @@ public struct PushClientOptions: Sendable {
     public var connections: Int
     /// How long a connection may take, from name resolution to the end of the TLS handshake.
     public var connectTimeout: Duration
-    /// How long a response may take, from sending the request to the last byte of the response.
+    /// How long a response may take, from the last byte of the request to the last byte of the response. As long may it take to
+    /// write a request.
     public var answerTimeout: Duration
-    /// How long an idle connection is reused. Apple wants connections to stay open for hours, with a PING after an hour without
-    /// traffic. libcurl 7.88 sends no PING on connections of a multi handle, hence one hour.
+    /// How long a connection may be silent before a PING asks whether the server is there: an hour, as Apple wants. Connections stay
+    /// open as long as the server likes. With requests in flight, a PING follows after a third of `answerTimeout`.
     public var idleTimeout: Duration
     /// After a standstill longer than this, the client sends none of its requests: another daemon may have taken them over.
     public var standstill: Duration
-    /// Receives libcurl's debug log, line by line, without provider tokens and whole device tokens.
+    /// Receives libcurl's debug log and what the client says of its connections, line by line, without provider tokens and whole device tokens.
     public var trace: (@Sendable (String) -> Void)?
 
     public init(

@@ -1,9 +1,7 @@
-/// Collects a response header by header and piece by piece. Accepts whatever a server sends.
+/// Collects a response field by field and piece by piece. Accepts whatever a server sends.
 struct ResponseParser: Equatable {
-    /// The status of the last status line; zero before the first.
+    /// The status of the last head; zero before the first.
     private(set) var status: Int32 = 0
-    /// Whether that line named HTTP/2.
-    private(set) var isHTTP2 = false
     private(set) var body: [UInt8] = []
     /// The length of the body so far, including what is not kept.
     private(set) var length = 0
@@ -16,24 +14,15 @@ struct ResponseParser: Equatable {
     static let longest = 1 << 20
     private static let longestIdentifier = 100
 
-    /// Prepares for another response; keeps the memory.
-    mutating func clear() {
-        status = 0
-        isHTTP2 = false
-        body.removeAll(keepingCapacity: true)
-        length = 0
-        apnsID = nil
-        uniqueID = nil
-    }
-
-    /// Takes one line of the head as libcurl passes it: a status line, a header, or the empty line at the end.
-    mutating func take(line: Span<UInt8>) {
-        if Self.starts(line, with: "HTTP/") {
-            takeStatus(line)
-        } else if Self.starts(line, with: "apns-id:") {
-            apnsID = Self.value(line, after: 8)
-        } else if Self.starts(line, with: "apns-unique-id:") {
-            uniqueID = Self.value(line, after: 15)
+    /// Takes a field of a head. A status begins a new one: of several, such as 103 and 200, the last one counts, with its fields.
+    mutating func take(name: Span<UInt8>, value: Span<UInt8>) {
+        if Self.equal(name, ":status") {
+            self = ResponseParser()
+            status = Self.status(value)
+        } else if Self.equal(name, "apns-id") {
+            apnsID = Self.identifier(value)
+        } else if Self.equal(name, "apns-unique-id") {
+            uniqueID = Self.identifier(value)
         }
     }
 
@@ -61,49 +50,29 @@ struct ResponseParser: Equatable {
             uniqueID: uniqueID)
     }
 
-    /// Whether the end of the body seems to be missing. libcurl does not notice: it takes a stream that was reset with NO_ERROR for
-    /// a complete response, and a 410 that lost its timestamp would mean something else. A 200 is never torn: its notification
-    /// was accepted, and would be delivered twice if the request were repeated.
-    var isTorn: Bool {
-        if length > Self.kept || status == 200 { return false }
-        if body.isEmpty { return status == 410 }
-        return body.first == UInt8(ascii: "{") && !body.reversed().drop(while: { $0 <= 0x20 }).starts(with: [0x7d])
-    }
-
-    private mutating func takeStatus(_ line: Span<UInt8>) {
-        // Of several, such as 103 and 200, the last one counts, with its headers.
-        clear()
-        isHTTP2 = Self.starts(line, with: "HTTP/2 ")
-        var place = 5
-        while place < line.count, line[place] != 0x20 { place += 1 }
-        place += 1
-        let digits = place
+    /// Zero unless there are three digits.
+    private static func status(_ text: Span<UInt8>) -> Int32 {
+        guard text.count == 3 else { return 0 }
         var value: Int32 = 0
-        while place < line.count, place - digits < 3, UInt8(ascii: "0")...UInt8(ascii: "9") ~= line[place] {
-            value = value * 10 + Int32(line[place] - UInt8(ascii: "0"))
-            place += 1
+        for place in 0..<3 {
+            guard UInt8(ascii: "0")...UInt8(ascii: "9") ~= text[place] else { return 0 }
+            value = value * 10 + Int32(text[place] - UInt8(ascii: "0"))
         }
-        status = value
+        return value
     }
 
-    /// Upper and lower case are equal, as in HTTP.
-    private static func starts(_ line: Span<UInt8>, with literal: String) -> Bool {
+    /// In HTTP/2, names are in lower case.
+    private static func equal(_ name: Span<UInt8>, _ literal: String) -> Bool {
         let text = literal.utf8.span
-        guard line.count >= text.count else { return false }
-        for place in 0..<text.count {
-            let (found, expected) = (line[place], text[place])
-            if found == expected { continue }
-            guard UInt8(ascii: "a")...UInt8(ascii: "z") ~= expected | 0x20, found | 0x20 == expected | 0x20 else {
-                return false
-            }
-        }
+        guard name.count == text.count else { return false }
+        for place in 0..<text.count where name[place] != text[place] { return false }
         return true
     }
 
-    private static func value(_ line: Span<UInt8>, after start: Int) -> String? {
+    private static func identifier(_ text: Span<UInt8>) -> String? {
         var value: [UInt8] = []
-        for place in start..<line.count where value.count < longestIdentifier {
-            let byte = line[place]
+        for place in 0..<text.count where value.count < longestIdentifier {
+            let byte = text[place]
             if 0x21...0x7e ~= byte || (byte == 0x20 && !value.isEmpty) { value.append(byte) }
         }
         while value.last == 0x20 { value.removeLast() }

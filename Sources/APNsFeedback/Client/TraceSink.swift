@@ -1,6 +1,6 @@
 internal import CCurl
 
-/// Receives libcurl's debug log, and removes secrets.
+/// Receives libcurl's debug log and the client's own lines, and removes secrets.
 final class TraceSink: Sendable {
     private let sink: @Sendable (String) -> Void
 
@@ -8,7 +8,11 @@ final class TraceSink: Sendable {
         self.sink = sink
     }
 
-    /// A line of libcurl's log without secrets; nil if the whole line is one. A path keeps 8 digits of its token.
+    func say(_ line: String) {
+        if let line = Self.presentable(line) { sink(line) }
+    }
+
+    /// A line of the log without secrets; nil if the whole line is one. A path keeps 8 digits of its token.
     static func presentable(_ line: String) -> String? {
         let small = line.lowercased()
         if small.contains("authorization") || small.contains("bearer") { return nil }
@@ -25,7 +29,7 @@ final class TraceSink: Sendable {
         let text = unsafe String(decoding: UnsafeRawBufferPointer(start: bytes, count: count), as: UTF8.self)
         let trace = unsafe Unmanaged<TraceSink>.fromOpaque(this).takeUnretainedValue()
         for line in text.split(whereSeparator: \.isNewline) {
-            if let line = presentable(String(line)) { trace.sink(line) }
+            trace.say(String(line))
         }
         return 0
     }

@@ -8,13 +8,18 @@ import TokenModel
 
     private func sent(_ times: Int = 1) -> Delivery {
         var delivery = Delivery(request())
-        for time in 1...times { #expect(delivery.goes(at: Instant(microseconds: Int64(time))) == true) }
+        for time in 1...times { go(&delivery, Int64(time)) }
         delivery.authorization = "old"
         return delivery
     }
 
-    private func answer(_ status: Int32, _ reason: String? = nil, isTorn: Bool = false) -> Delivery.Turn {
-        .answer(PushResponse(status: status, body: reason.map { #"{"reason":"\#($0)"}"# }), isTorn: isTorn)
+    private func go(_ delivery: inout Delivery, _ time: Int64) {
+        #expect(delivery.mayGo)
+        delivery.goes(at: Instant(microseconds: time))
+    }
+
+    private func answer(_ status: Int32, _ reason: String? = nil) -> Delivery.Turn {
+        .answer(PushResponse(status: status, body: reason.map { #"{"reason":"\#($0)"}"# }))
     }
 
     @Test(arguments: [200, 400, 404, 405, 410, 413, 429, 500, 503] as [Int32])
@@ -27,21 +32,11 @@ import TokenModel
     @Test func `what got lost with its connection goes once more, and not a third time`() {
         var delivery = sent()
         #expect(delivery.step(after: lost) { _ in true } == .again(connectionIsUnfit: false))
-        #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
+        go(&delivery, 2)
         let failure = PushFailure(kind: .connectionLost, message: "gone", mayHaveArrived: true)
         #expect(delivery.step(after: lost) { _ in true } == .ends(.unanswered(failure)))
         #expect(delivery.sentAt == Instant(microseconds: 1))
         #expect(delivery.sends == 2)
-    }
-
-    @Test func `a repetition by libcurl is the one repetition`() {
-        var delivery = sent(2)
-        #expect(delivery.goes(at: Instant(microseconds: 3)) == false)
-        guard case .ends(.unanswered(let failure)) = delivery.step(after: lost, renew: { _ in true }) else {
-            Issue.record("it goes a third time")
-            return
-        }
-        #expect(failure.mayHaveArrived)
     }
 
     @Test func `where no connection is to be had, nothing was sent and nothing is repeated`() {
@@ -69,8 +64,8 @@ import TokenModel
         }
         #expect(delivery.step(after: expired, renew: renew) == .again(connectionIsUnfit: false))
         #expect(refused == ["old"])
-        #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
-        #expect(delivery.goes(at: Instant(microseconds: 3)) == false)
+        go(&delivery, 2)
+        #expect(!delivery.mayGo)
         guard case .ends(.answered(let answer)) = delivery.step(after: expired, renew: renew) else {
             Issue.record("it is renewed twice")
             return
@@ -89,31 +84,44 @@ import TokenModel
         var delivery = sent()
         let unrelated = answer(403, "UnrelatedKeyIdInToken")
         #expect(delivery.step(after: unrelated) { _ in false } == .again(connectionIsUnfit: true))
-        #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
+        go(&delivery, 2)
         guard case .ends(.answered) = delivery.step(after: unrelated, renew: { _ in false }) else {
             Issue.record("it changes twice")
             return
         }
     }
 
-    @Test func `an answer without its end is asked for again, and never delivered`() {
+    @Test func `a send that the server refused does not count, and neither does its time`() {
         var delivery = sent()
-        let torn = Delivery.Turn.answer(PushResponse(status: 410, body: #"{"reason":"Unreg"#), isTorn: true)
-        #expect(delivery.step(after: torn) { _ in false } == .again(connectionIsUnfit: false))
-        #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
-        guard case .ends(.unanswered(let failure)) = delivery.step(after: torn, renew: { _ in false }) else {
-            Issue.record("a torn answer was delivered")
-            return
-        }
-        #expect(failure.kind == .connectionLost)
+        delivery.wasRefused()
+        #expect(delivery.sends == 0 && delivery.sentAt == nil && delivery.endUnsent == .withdrawn)
+        go(&delivery, 2)
+        go(&delivery, 3)
+        #expect(!delivery.mayGo && delivery.sentAt == Instant(microseconds: 2))
+        delivery.wasRefused()
+        #expect(delivery.mayGo && delivery.sends == 1)
     }
 
-    @Test func `a 410 without a body is believed the second time`() {
+    @Test func `what may not be repeated goes no more, whatever comes back`() {
         var delivery = sent()
-        let bare = answer(410, isTorn: true)
-        #expect(delivery.step(after: bare) { _ in false } == .again(connectionIsUnfit: false))
-        #expect(delivery.goes(at: Instant(microseconds: 2)) == true)
-        #expect(delivery.step(after: bare) { _ in false } == .ends(.answered(PushResponse(status: 410))))
+        delivery.repeatNoMore()
+        delivery.wasRefused()
+        #expect(!delivery.mayGo)
+        var other = sent()
+        _ = other.step(after: lost) { _ in true }
+        other.repeatNoMore()
+        #expect(!other.mayGo)
+        #expect(
+            other.endUnsent
+                == .unanswered(PushFailure(kind: .connectionLost, message: "gone", mayHaveArrived: true)))
+        for reason in ["ExpiredProviderToken", "UnrelatedKeyIdInToken"] {
+            var third = sent()
+            third.repeatNoMore()
+            guard case .ends = third.step(after: answer(403, reason), renew: { _ in true }) else {
+                Issue.record("it goes again")
+                continue
+            }
+        }
     }
 
     @Test func `at the stop, what was never sent is withdrawn`() {

@@ -119,11 +119,6 @@ private func needle(line: Int, of file: String, in workshop: Workshop) throws ->
     return UnsafeRawBufferPointer(needle)
 }
 
-private final class DeafWatcher: TransferWatcher {
-    func mayGo(_ transfer: Transfer, on name: ConnectionTable.Name) -> Bool { false }
-    func heard(_ transfer: Transfer) {}
-}
-
 @Suite struct `The secret of a key file` {
     /// Runs in its own process, in which nothing else has read the key.
     @Test func `is not in memory after the key is made`() async {
@@ -145,7 +140,7 @@ private final class DeafWatcher: TransferWatcher {
     }
 
     /// libcurl reads the key from the certificate's own memory, so there is only one copy, which is wiped.
-    @Test func `is in memory once while transfers use the certificate, and not afterwards`() async {
+    @Test func `is in memory once while connections use the certificate, and not afterwards`() async {
         await #expect(processExitsWith: .success) {
             let workshop = try Workshop()
             try workshop.makeCertificate()
@@ -156,20 +151,20 @@ private final class DeafWatcher: TransferWatcher {
             }
             var certificate: ClientCertificate? = try ClientCertificate(
                 pem: file("push.pem"), key: file("push.key"), at: nil)
-            let watcher = DeafWatcher()
-            let sockets = OpenSockets()
-            func transfer() throws -> Transfer {
+            func connection(_ number: Int) throws -> TLSConnection {
                 let identity = PushIdentity(
                     certificateChainPEM: certificate?.chainPEM, keyPEM: certificate?.keyPEM)
                 return try #require(
-                    Transfer(watcher, sockets: sockets, identity: identity, options: PushClientOptions()))
+                    TLSConnection(
+                        number, to: PushServer(host: "h.example"), identity: identity, options: PushClientOptions(),
+                        trace: nil))
             }
-            var transfers = try (1...3).map { _ in try transfer() }
+            var connections = try (1...3).map(connection)
             certificate = nil
             let whileHeld = try occurrences(of: needle)
-            transfers = []
+            connections = []
             let afterwards = try occurrences(of: needle)
-            guard transfers.isEmpty, certificate == nil, whileHeld == 1, afterwards == 0 else {
+            guard connections.isEmpty, certificate == nil, whileHeld == 1, afterwards == 0 else {
                 throw MemoryFailure("found \(whileHeld) times, and afterwards \(afterwards)")
             }
         }

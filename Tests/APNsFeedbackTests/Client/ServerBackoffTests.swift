@@ -3,28 +3,7 @@ import TokenModel
 
 @testable import APNsFeedback
 
-@Suite struct AdmissionTests {
-    @Test func `until a connection has answered, one request is under way`() {
-        let admission = Admission(most: 500)
-        #expect(admission.limit(answering: 0) == 1)
-        #expect(admission.limit(answering: 1) == 500)
-    }
-
-    @Test func `one that came back waits until a connection has changed`() {
-        var admission = Admission(most: 500)
-        admission.cameBack(underWay: 120)
-        admission.cameBack(underWay: 119)
-        #expect(admission.limit(answering: 1) == 119)
-        admission.connectionsChanged()
-        #expect(admission.limit(answering: 2) == 500)
-    }
-
-    @Test func `there is always room for one`() {
-        var admission = Admission(most: 500)
-        admission.cameBack(underWay: 0)
-        #expect(admission.limit(answering: 1) == 1)
-    }
-
+@Suite struct ServerBackoffTests {
     @Test func `the pauses double up to a minute, and end with an answer`() {
         var backoff = ServerBackoff()
         var now = ContinuousClock.now
@@ -48,16 +27,6 @@ import TokenModel
         let now = ContinuousClock.now
         for _ in 1...100 { backoff.failed(at: now, share: 1) }
         #expect(backoff.remaining(at: now) == .milliseconds(250))
-    }
-
-    @Test func `a look is worth a twentieth of the time that an answer takes`() {
-        var pace = PollPace()
-        #expect(pace.interval(underWay: 500) == .zero)
-        pace.answered(after: .milliseconds(100))
-        #expect(pace.interval(underWay: 500) == .milliseconds(5))
-        #expect(pace.interval(underWay: 1) == .zero)
-        for _ in 1...200 { pace.answered(after: .seconds(20)) }
-        #expect(pace.interval(underWay: 500) == .milliseconds(20))
     }
 
     @Test func `who came back goes first, and the others in their order`() {

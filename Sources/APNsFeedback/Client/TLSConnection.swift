@@ -1,0 +1,144 @@
+internal import CCurl
+internal import Glibc
+internal import TokenModel
+
+/// A TLS connection that libcurl opens, and bytes over it. libcurl does what comes before: name resolution, proxies, the
+/// handshake, verification, time limits. `MultiHandle` connects it and says when it is open.
+///
+/// Belongs to one thread. libcurl keeps pointers to the key and to this object's memory, so they are freed after the handle. The
+/// handle stays in its multi handle as long as the connection lives: libcurl closes the connection when it leaves.
+@safe final class TLSConnection {
+    let number: Int
+    let easy: UnsafeMutableRawPointer
+    private let complaint = UnsafeMutablePointer<CChar>.allocate(capacity: Int(CURL_ERROR_SIZE))
+    private let trace: TraceSink?
+    /// libcurl reads the key from here: its own copy would not be wiped.
+    private let keyPEM: SecretBytes?
+    private(set) var socket: Int32 = -1
+
+    /// - Returns: Nil if libcurl has no memory.
+    init?(_ number: Int, to server: PushServer, identity: PushIdentity, options: PushClientOptions, trace: TraceSink?) {
+        guard let easy = unsafe curl_easy_init() else { return nil }
+        unsafe self.easy = easy
+        self.number = number
+        self.trace = trace
+        keyPEM = identity.keyPEM
+        unsafe complaint.initialize(repeating: 0, count: Int(CURL_ERROR_SIZE))
+        unsafe ck_set_pointer(easy, CURLOPT_PRIVATE, Unmanaged.passUnretained(self).toOpaque())
+        unsafe ck_set_pointer(easy, CURLOPT_ERRORBUFFER, complaint)
+        setConnection(server, options)
+        setTLS(identity, options)
+        setTrace()
+    }
+
+    deinit {
+        unsafe curl_easy_cleanup(easy)
+        unsafe complaint.deallocate()
+    }
+
+    /// Finds the connection of a libcurl handle.
+    static func of(_ easy: UnsafeMutableRawPointer) -> TLSConnection? {
+        var found: UnsafeMutableRawPointer?
+        guard unsafe ck_get_pointer(easy, CURLINFO_PRIVATE, &found) == CURLE_OK, let found = unsafe found else {
+            return nil
+        }
+        return unsafe Unmanaged<TLSConnection>.fromOpaque(found).takeUnretainedValue()
+    }
+
+    private func setConnection(_ server: PushServer, _ options: PushClientOptions) {
+        let host = server.host.contains(":") ? "[\(server.host)]" : server.host
+        unsafe ck_set_text(easy, CURLOPT_URL, "https://\(host):\(server.port)/")
+        unsafe ck_set_text(easy, CURLOPT_PROTOCOLS_STR, "https")
+        unsafe ck_set_long(easy, CURLOPT_CONNECT_ONLY, 1)
+        unsafe ck_set_long(easy, CURLOPT_FRESH_CONNECT, 1)
+        unsafe ck_set_long(easy, CURLOPT_NOSIGNAL, 1)
+        // Does not wait for the thread that resolves a name: a broken DNS would delay the shutdown.
+        unsafe ck_set_long(easy, CURLOPT_QUICK_EXIT, 1)
+        unsafe ck_set_long(easy, CURLOPT_TCP_NODELAY, 1)
+        unsafe ck_set_long(easy, CURLOPT_TCP_KEEPALIVE, 1)
+        unsafe ck_set_long(easy, CURLOPT_TCP_KEEPIDLE, 60)
+        unsafe ck_set_long(easy, CURLOPT_TCP_KEEPINTVL, 20)
+        unsafe ck_set_long(easy, CURLOPT_CONNECTTIMEOUT_MS, Int(options.connectTimeout.wholeMilliseconds))
+    }
+
+    private func setTLS(_ identity: PushIdentity, _ options: PushClientOptions) {
+        // With its own ALPN, libcurl 7.88 would begin an HTTP/2 session itself.
+        unsafe ck_set_long(easy, CURLOPT_SSL_ENABLE_ALPN, 0)
+        unsafe ck_set_tls_setup(easy)
+        unsafe ck_set_long(easy, CURLOPT_SSL_VERIFYPEER, 1)
+        unsafe ck_set_long(easy, CURLOPT_SSL_VERIFYHOST, 2)
+        if let file = options.authorityFile {
+            unsafe ck_set_text(easy, CURLOPT_CAINFO, file)
+            // Otherwise libcurl would trust the system's directory as well.
+            unsafe ck_set_text(easy, CURLOPT_CAPATH, nil)
+        }
+        guard let chain = identity.certificateChainPEM, let key = keyPEM else { return }
+        unsafe ck_set_text(easy, CURLOPT_SSLCERTTYPE, "PEM")
+        unsafe ck_set_text(easy, CURLOPT_SSLKEYTYPE, "PEM")
+        unsafe chain.withUnsafeBytes {
+            _ = unsafe ck_set_blob(easy, CURLOPT_SSLCERT_BLOB, $0.baseAddress, $0.count)
+        }
+        unsafe key.withBytes {
+            _ = unsafe ck_set_lasting_blob(easy, CURLOPT_SSLKEY_BLOB, $0.baseAddress, $0.count)
+        }
+    }
+
+    private func setTrace() {
+        guard let trace else { return }
+        unsafe ck_set_pointer(easy, CURLOPT_DEBUGDATA, Unmanaged.passUnretained(trace).toOpaque())
+        unsafe ck_set_trace(easy, TraceSink.callback)
+        unsafe ck_set_long(easy, CURLOPT_VERBOSE, 1)
+    }
+
+    /// libcurl's error message, in one line.
+    func message(_ code: CURLcode) -> String {
+        let text = unsafe complaint[0] == 0 ? String(cString: curl_easy_strerror(code)) : String(cString: complaint)
+        return text.split(whereSeparator: \.isNewline).joined(separator: "; ")
+    }
+
+    // MARK: - Bytes
+
+    /// How much the kernel may hold that it has not sent. More would hide how slow a line is, and the time limit for responses would
+    /// begin long before the request leaves (`TCP_NOTSENT_LOWAT`, tcp(7)).
+    private static let mostUnsent: Int32 = 64 << 10
+
+    /// The connection is open.
+    func opened() {
+        unsafe ck_get_socket(easy, &socket)
+        var value = Self.mostUnsent
+        // Glibc's header for Swift does not have the name.
+        let notSentLowWater: Int32 = 25
+        _ = unsafe setsockopt(
+            socket, Int32(IPPROTO_TCP), notSentLowWater, &value, socklen_t(MemoryLayout<Int32>.size))
+    }
+
+    enum Transferred {
+        case bytes(Int)
+        /// Nothing for now.
+        case again
+        /// The connection has ended: how, in one line.
+        case ended(String)
+    }
+
+    func receive(into buffer: UnsafeMutableRawBufferPointer) -> Transferred {
+        var count = 0
+        let code = unsafe curl_easy_recv(easy, buffer.baseAddress, buffer.count, &count)
+        if code == CURLE_AGAIN { return .again }
+        if code != CURLE_OK { return .ended(message(code)) }
+        return count > 0 ? .bytes(count) : .ended("the server closed the connection")
+    }
+
+    /// After `again`, the next call must begin with the same bytes.
+    func send(_ bytes: UnsafeRawBufferPointer) -> Transferred {
+        var count = 0
+        let code = unsafe curl_easy_send(easy, bytes.baseAddress, bytes.count, &count)
+        if code == CURLE_AGAIN { return .again }
+        return code == CURLE_OK ? .bytes(count) : .ended(message(code))
+    }
+
+    /// Whether ALPN chose HTTP/2. Known after the first `receive`.
+    var hasAgreedOnHTTP2: Bool { unsafe ck_has_agreed_on_h2(easy) != 0 }
+
+    /// Whether the last call returned `again` because the socket cannot be written to.
+    var waitsForWriting: Bool { unsafe ck_waits_for_writing(easy) != 0 }
+}

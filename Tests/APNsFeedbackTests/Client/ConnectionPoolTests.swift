@@ -1,0 +1,459 @@
+import Testing
+import TokenModel
+
+@testable import APNsFeedback
+
+/// A pool at work without connections: what it does next, and what came of it.
+private struct Stage {
+    var pool: ConnectionPool
+    var now = ContinuousClock.now
+    /// The request of each stream, by connection.
+    var streams: [Int: [Int32: PushRequest]] = [:]
+    var connecting: [Int] = []
+    private var lastStream: [Int: Int32] = [:]
+    private(set) var outcomes: [PushOutcome] = []
+    private(set) var resets: [Int32] = []
+    private(set) var closed: [Int] = []
+    private(set) var pings = 0
+
+    init(inFlight: Int = 500, connections: Int = 2) {
+        let limits = ConnectionPool.Limits(
+            inFlight: inFlight, connections: connections, answerTimeout: .seconds(30), idleTimeout: .seconds(3600))
+        pool = ConnectionPool(PushServer(host: "h.example"), limits) { _ in true }
+    }
+
+    mutating func add(_ numbers: ClosedRange<Int>) {
+        for number in numbers { pool.add(Delivery(request(number))) }
+        work()
+    }
+
+    /// Takes all steps. Connections wait to be connected.
+    mutating func work() {
+        perform()
+        while let step = pool.next(at: now) {
+            switch step {
+            case .connect(let number): connecting.append(number)
+            case .open(let number, let delivery):
+                let stream = (lastStream[number] ?? -1) + 2
+                lastStream[number] = stream
+                streams[number, default: [:]][stream] = delivery.request
+                pool.began(delivery, on: stream, of: number, at: now)
+            }
+        }
+        perform()
+    }
+
+    private mutating func perform() {
+        for action in pool.takeActions() {
+            switch action {
+            case .end(let outcome): outcomes.append(outcome)
+            case .reset(_, let stream): resets.append(stream)
+            case .ping: pings += 1
+            case .close(let number, _): closed.append(number)
+            }
+        }
+    }
+
+    /// The oldest attempt to connect succeeds.
+    @discardableResult mutating func connect(mostStreams: Int? = 1000) -> Int {
+        let number = connecting.removeFirst()
+        pool.connected(number, at: now)
+        if let mostStreams { tell(.settings(mostStreams: mostStreams), number) }
+        work()
+        return number
+    }
+
+    mutating func tell(_ event: SessionEvent, _ number: Int) {
+        pool.take(event, of: number, at: now, .now)
+        work()
+    }
+
+    mutating func write(_ streams: [Int32], _ number: Int) {
+        pool.wrote(number, ends: streams, isPending: false, hasMoved: true, at: now, .now)
+    }
+
+    mutating func answer(_ stream: Int32, _ number: Int, _ status: Int32 = 200, reason: String? = nil) {
+        tell(.answer(stream, PushResponse(status: status, body: reason.map { #"{"reason":"\#($0)"}"# })), number)
+        tell(.closed(stream, code: 0), number)
+    }
+
+    mutating func pass(_ time: Duration) {
+        now += time
+        pool.tick(at: now)
+        work()
+    }
+
+    /// A connection that may have many streams, after its first request was answered.
+    static func proven(inFlight: Int = 500, connections: Int = 2, requests: Int = 10) -> Stage {
+        var stage = Stage(inFlight: inFlight, connections: connections)
+        stage.add(1...requests)
+        stage.connect()
+        stage.write([1], 1)
+        stage.answer(1, 1)
+        return stage
+    }
+}
+
+@Suite struct `The connections to a server` {
+    @Test func `until SETTINGS and an answer have come, there is one connection with one stream`() {
+        var stage = Stage()
+        stage.add(1...50)
+        #expect(stage.connecting == [1])
+        stage.connect(mostStreams: nil)
+        #expect(stage.streams[1]?.count == 1)
+        stage.write([1], 1)
+        stage.answer(1, 1)
+        #expect(stage.streams[1]?.count == 2, "SETTINGS are missing")
+        stage.tell(.settings(mostStreams: 1000), 1)
+        #expect(stage.streams[1]?.count == 50 && stage.connecting == [])
+    }
+
+    @Test(arguments: ["ExpiredProviderToken", "InvalidProviderToken", "MissingProviderToken", "UnrelatedKeyIdInToken"])
+    func `a refusal of the sender opens no second stream`(_ reason: String) {
+        var stage = Stage()
+        stage.add(1...50)
+        stage.connect()
+        stage.write([1], 1)
+        stage.answer(1, 1, 403, reason: reason)
+        #expect(stage.pool.inFlight == (reason == "UnrelatedKeyIdInToken" ? 0 : 1))
+    }
+
+    @Test func `another connection is opened when the streams of the first are used, and no more than allowed`() {
+        var stage = Stage()
+        stage.add(1...50)
+        stage.connect(mostStreams: 3)
+        stage.write([1], 1)
+        stage.answer(1, 1)
+        #expect(stage.pool.inFlight == 3 && stage.connecting == [2])
+        stage.connect(mostStreams: 3)
+        #expect(stage.streams[2]?.count == 1, "it has not answered")
+        stage.write([1], 2)
+        stage.answer(1, 2)
+        #expect(stage.pool.inFlight == 6 && stage.connecting == [])
+    }
+
+    @Test func `no more requests are in flight than allowed, and a slow line gets no second connection`() {
+        #expect(Stage.proven(inFlight: 5, requests: 50).pool.inFlight == 5)
+        var slow = Stage()
+        var big = request()
+        big.payload = [UInt8](repeating: 0x20, count: 4096)
+        for _ in 1...100 { slow.pool.add(Delivery(big)) }
+        slow.work()
+        slow.connect()
+        slow.write([1], 1)
+        slow.answer(1, 1)
+        #expect(slow.pool.inFlight == 31 && slow.connecting == [], "128 KiB that nobody has taken")
+        slow.write([3, 5], 1)
+        slow.work()
+        #expect(slow.pool.inFlight == 33)
+    }
+
+    // GOAWAY ----------------------------------------------------------------------------------------------------------
+
+    @Test func `what GOAWAY refuses goes at once over another connection, and costs no send`() {
+        var stage = Stage.proven()
+        stage.write([3, 5, 7], 1)
+        stage.tell(.goAway(last: 5, PushGoAway(code: 0)), 1)
+        #expect(stage.connecting == [2], "before the old one has ended")
+        for stream in [7, 9, 11, 13, 15, 17, 19] as [Int32] { stage.tell(.closed(stream, code: 7), 1) }
+        #expect(stage.outcomes.count == 1)
+        stage.connect()
+        stage.answer(3, 1)
+        stage.answer(5, 1)
+        #expect(stage.closed == [1])
+        stage.write([1], 2)
+        stage.answer(1, 2)
+        for stream in [3, 5, 7, 9, 11, 13] as [Int32] {
+            stage.write([stream], 2)
+            stage.answer(stream, 2)
+        }
+        #expect(stage.outcomes.count == 10 && stage.outcomes.allSatisfy { $0.sends == 1 && $0.sentAt != nil })
+    }
+
+    @Test func `a connection with no request that is told to go is closed, and not replaced`() {
+        var stage = Stage.proven(requests: 1)
+        stage.tell(.goAway(last: .max, PushGoAway(code: 0)), 1)
+        #expect(stage.closed == [1] && stage.connecting == [])
+    }
+
+    @Test func `GOAWAY with the greatest id refuses nothing and begins nothing`() {
+        var stage = Stage.proven(requests: 3)
+        stage.write([3, 5], 1)
+        stage.tell(.goAway(last: .max, PushGoAway(code: 0)), 1)
+        #expect(stage.connecting == [2] && stage.pool.inFlight == 2)
+        stage.answer(3, 1)
+        stage.answer(5, 1)
+        #expect(stage.outcomes.count == 3 && stage.closed == [1])
+    }
+
+    @Test func `a loss after GOAWAY tells the reason that the server gave`() throws {
+        var stage = Stage.proven(requests: 2)
+        stage.write([3], 1)
+        stage.tell(.goAway(last: 3, PushGoAway(code: 11, text: #"{"reason":"Shutdown"}"#)), 1)
+        stage.pool.lost(1, .connectionLost, "closed", at: stage.now)
+        stage.work()
+        stage.connect()
+        stage.write([1], 2)
+        stage.pool.lost(2, .connectionLost, "closed", at: stage.now)
+        stage.work()
+        #expect(stage.pool.goAway?.reason == "Shutdown")
+        let failure = try #require(
+            stage.outcomes.last.flatMap { if case .unanswered(let it) = $0.end { it } else { nil } })
+        #expect(failure.mayHaveArrived && stage.outcomes.last?.sends == 2)
+        var other = Stage.proven(requests: 1)
+        other.pool.add(Delivery(PushRequest.onlyOnce))
+        other.work()
+        other.write([3], 1)
+        other.tell(.goAway(last: 3, PushGoAway(code: 11, text: #"{"reason":"Shutdown"}"#)), 1)
+        other.pool.lost(1, .connectionLost, "closed", at: other.now)
+        other.work()
+        let message = #"closed after GOAWAY ENHANCE_YOUR_CALM {"reason":"Shutdown"}"#
+        #expect(
+            other.outcomes.last?.end
+                == .unanswered(PushFailure(kind: .connectionLost, message: message, mayHaveArrived: true)))
+    }
+
+    // Refusals --------------------------------------------------------------------------------------------------------
+
+    @Test func `what REFUSED_STREAM refuses goes over another connection, and its own rests, longer and longer`() {
+        var stage = Stage.proven(requests: 3)
+        stage.write([3, 5], 1)
+        stage.tell(.closed(3, code: 7), 1)
+        stage.tell(.closed(5, code: 7), 1)
+        #expect(stage.connecting == [2] && stage.outcomes.count == 1)
+        stage.connect()
+        stage.write([1], 2)
+        stage.answer(1, 2)
+        stage.write([3], 2)
+        stage.answer(3, 2)
+        #expect(stage.outcomes.count == 3 && stage.outcomes.allSatisfy { $0.sends == 1 })
+    }
+
+    @Test func `a server that refuses everything is asked three times, then left alone`() {
+        var stage = Stage()
+        stage.add(1...100)
+        stage.connect()
+        var asked = 0
+        for _ in 1...1000 where stage.outcomes.isEmpty {
+            for (number, streams) in stage.streams {
+                for stream in streams.keys {
+                    asked += 1
+                    stage.write([stream], number)
+                    stage.streams[number]?[stream] = nil
+                    stage.tell(.closed(stream, code: 7), number)
+                }
+            }
+            if !stage.connecting.isEmpty { stage.connect() }
+            stage.pass(.milliseconds(20))
+        }
+        #expect(asked == 3 && stage.pool.opened == 2)
+        #expect(stage.outcomes.count == 100)
+        for outcome in stage.outcomes {
+            guard case .unanswered(let failure) = outcome.end else {
+                Issue.record("\(outcome.end)")
+                continue
+            }
+            #expect(
+                failure.kind == .backingOff && !failure.mayHaveArrived && outcome.sends == 0 && outcome.sentAt == nil)
+        }
+    }
+
+    @Test func `a server that says GOAWAY to every connection is left alone as well`() {
+        var stage = Stage()
+        stage.add(1...100)
+        for _ in 1...1000 where stage.outcomes.isEmpty {
+            guard !stage.connecting.isEmpty else {
+                stage.pass(.milliseconds(20))
+                continue
+            }
+            let number = stage.connect()
+            stage.write([1], number)
+            stage.tell(.goAway(last: 0, PushGoAway(code: 0)), number)
+            stage.tell(.closed(1, code: 7), number)
+        }
+        #expect(stage.pool.opened == 4 && stage.outcomes.count == 100, "the fourth was begun before the third failed")
+        #expect(stage.outcomes.allSatisfy { $0.sends == 0 })
+    }
+
+    @Test func `a server that answers a few on each connection is not left alone, however often it says GOAWAY`() {
+        var stage = Stage()
+        stage.add(1...200)
+        for _ in 1...50 {
+            let number = stage.connect()
+            stage.write([1], number)
+            stage.answer(1, number)
+            stage.write([3, 5, 7], number)
+            stage.tell(.goAway(last: 5, PushGoAway(code: 0)), number)
+            for stream in stage.streams[number]!.keys.filter({ $0 > 5 }).sorted() {
+                stage.tell(.closed(stream, code: 7), number)
+            }
+            stage.answer(3, number)
+            stage.answer(5, number)
+        }
+        #expect(stage.outcomes.count == 150 && stage.outcomes.allSatisfy { $0.sends == 1 })
+    }
+
+    // Losses ----------------------------------------------------------------------------------------------------------
+
+    @Test func `what TLS has not taken is not sent, whatever happens to its connection`() {
+        var stage = Stage.proven(requests: 3)
+        stage.write([3], 1)
+        stage.pool.lost(1, .connectionLost, "reset", at: stage.now)
+        stage.work()
+        stage.connect()
+        stage.write([1], 2)
+        stage.answer(1, 2)
+        stage.write([3], 2)
+        stage.answer(3, 2)
+        #expect(stage.outcomes.map(\.sends).sorted() == [1, 1, 2])
+    }
+
+    @Test func `a 200 is settled by its head, and no other answer without its end`() {
+        var stage = Stage.proven(requests: 3)
+        stage.write([3, 5], 1)
+        stage.tell(.head(3, PushResponse(status: 200)), 1)
+        #expect(stage.outcomes.count == 2)
+        stage.tell(.head(5, PushResponse(status: 410)), 1)
+        stage.tell(.closed(3, code: 2), 1)
+        stage.tell(.closed(5, code: 0), 1)
+        #expect(stage.outcomes.count == 2, "the 410 has no end: the request goes again")
+        stage.write([7], 1)
+        stage.answer(7, 1, 410, reason: "Unregistered")
+        #expect(stage.outcomes.last?.sends == 2 && stage.outcomes.count == 3)
+    }
+
+    @Test func `an answer that comes before the request is written ends it, and the rest is not written`() {
+        var stage = Stage.proven(requests: 2)
+        stage.tell(.answer(3, PushResponse(status: 413)), 1)
+        #expect(stage.resets == [3] && stage.outcomes.last?.sends == 1)
+    }
+
+    @Test func `a server that hangs up without an answer is asked three times`() {
+        var stage = Stage()
+        stage.add(1...100)
+        for _ in 1...20 where !stage.connecting.isEmpty {
+            let number = stage.connect()
+            stage.write([1], number)
+            stage.pool.lost(number, .connectionLost, "closed", at: stage.now)
+            stage.work()
+        }
+        #expect(stage.pool.opened == 3 && stage.outcomes.count == 100)
+        #expect(
+            stage.outcomes.filter { $0.sends > 0 }.count == 2, "one that was sent twice, and one that was sent once")
+    }
+
+    @Test func `while one connection works, one that cannot be made ends no request`() {
+        var stage = Stage()
+        stage.add(1...5)
+        stage.connect(mostStreams: 1)
+        stage.write([1], 1)
+        stage.answer(1, 1)
+        #expect(stage.connecting == [2])
+        stage.pool.couldNotConnect(2, .connect, "refused", at: stage.now)
+        stage.work()
+        #expect(stage.outcomes.count == 1 && stage.pool.inFlight == 1)
+    }
+
+    // Time ------------------------------------------------------------------------------------------------------------
+
+    @Test func `the time for an answer begins when the request is written`() {
+        var stage = Stage.proven(requests: 3)
+        stage.pass(.seconds(20))
+        stage.pool.heard(1, at: stage.now)
+        stage.write([3, 5], 1)
+        stage.pass(.seconds(20))
+        stage.pool.heard(1, at: stage.now)
+        #expect(stage.resets == [])
+        stage.tell(.head(5, PushResponse(status: 400)), 1)
+        stage.pass(.seconds(11))
+        #expect(stage.resets.sorted() == [3, 5] && stage.closed == [])
+        #expect(stage.pool.inFlight == 2, "both go again")
+    }
+
+    @Test func `a request that the server does not let through goes elsewhere, and costs no send`() {
+        var stage = Stage.proven(requests: 2)
+        stage.pass(.seconds(20))
+        stage.pool.heard(1, at: stage.now)
+        stage.pass(.seconds(11))
+        #expect(stage.resets == [3] && stage.connecting == [2] && stage.outcomes.count == 1)
+    }
+
+    @Test func `a connection on which nothing is answered is closed, and one that is silent gets a PING first`() {
+        var stage = Stage.proven(requests: 2)
+        stage.write([3], 1)
+        stage.pass(.seconds(11))
+        #expect(stage.pings == 1 && stage.closed == [])
+        stage.pool.heard(1, at: stage.now)
+        stage.pass(.seconds(20))
+        #expect(stage.pings == 1 && stage.closed == [1])
+        var dead = Stage.proven(requests: 2)
+        dead.write([3], 1)
+        dead.pass(.seconds(11))
+        dead.pass(.seconds(11))
+        #expect(dead.pings == 1 && dead.closed == [1], "nothing came after the PING")
+    }
+
+    @Test func `an idle connection gets a PING after an hour, and stays`() {
+        var stage = Stage.proven(requests: 1)
+        stage.pass(.seconds(3599))
+        #expect(stage.pings == 0)
+        stage.pass(.seconds(2))
+        #expect(stage.pings == 1)
+        stage.pool.heard(1, at: stage.now)
+        stage.pass(.seconds(60))
+        #expect(stage.closed == [] && stage.pings == 1)
+    }
+
+    @Test func `a server that allows no stream does not keep the requests for ever`() {
+        var stage = Stage()
+        stage.add(1...3)
+        stage.connect(mostStreams: 0)
+        stage.pass(.seconds(1))
+        stage.pool.heard(1, at: stage.now)
+        stage.pass(.seconds(31))
+        #expect(stage.outcomes.count == 3 && stage.closed == [1])
+    }
+
+    @Test func `after a standstill nothing goes that has not gone, not even in place of what was refused`() {
+        var stage = Stage.proven(requests: 5)
+        stage.write([3, 5], 1)
+        stage.pool.abandon(at: stage.now)
+        stage.work()
+        #expect(stage.resets == [7, 9] && stage.outcomes.count { $0.end == .withdrawn } == 2)
+        stage.tell(.closed(3, code: 7), 1)
+        #expect(stage.outcomes.count { $0.end == .withdrawn && $0.sends == 0 } == 3)
+        stage.pool.lost(1, .connectionLost, "closed", at: stage.now)
+        stage.work()
+        #expect(stage.outcomes.count == 5 && stage.connecting == [])
+    }
+
+    @Test func `after a standstill, a connection with unwritten bytes is closed`() {
+        var stage = Stage.proven(requests: 3)
+        stage.pool.wrote(1, ends: [3], isPending: true, hasMoved: true, at: stage.now, .now)
+        stage.pool.abandon(at: stage.now)
+        stage.work()
+        #expect(stage.closed == [1])
+        #expect(stage.outcomes.count { $0.end == .withdrawn } == 1 && stage.outcomes.count { $0.sends == 1 } == 2)
+    }
+
+    @Test func `at the stop what is unwritten is withdrawn, unless its bytes are on their way`() {
+        var stage = Stage.proven(requests: 3)
+        stage.pool.wrote(1, ends: [3], isPending: true, hasMoved: true, at: stage.now, .now)
+        stage.pool.stop()
+        stage.work()
+        #expect(stage.outcomes.count == 1)
+        stage.pool.wrote(1, ends: [5], isPending: false, hasMoved: true, at: stage.now, .now)
+        stage.answer(5, 1)
+        stage.pool.endAll()
+        stage.work()
+        #expect(stage.outcomes.count == 3 && stage.outcomes.count { $0.end == .withdrawn } == 0)
+    }
+}
+
+extension PushRequest {
+    fileprivate static var onlyOnce: PushRequest {
+        var once = request(77)
+        once.mayBeRepeated = false
+        return once
+    }
+}

@@ -1,0 +1,125 @@
+import LedgerTestSupport
+import TestThreads
+import Testing
+import TokenModel
+
+@testable import APNsFeedback
+
+/// A server that sends whatever it likes.
+@Suite(.ownThread) struct `The HTTP/2 session against nonsense` {
+    /// A repeatable source of chance: SplitMix64.
+    private struct Chance: RandomNumberGenerator {
+        var state: UInt64
+        mutating func next() -> UInt64 {
+            state &+= 0x9e37_79b9_7f4a_7c15
+            var value = state
+            value = (value ^ (value >> 30)) &* 0xbf58_476d_1ce4_e5b9
+            value = (value ^ (value >> 27)) &* 0x94d0_49bb_1331_11eb
+            return value ^ (value >> 31)
+        }
+        mutating func dice(_ sides: Int) -> Int { Int.random(in: 0..<sides, using: &self) }
+    }
+
+    private static let gone = #"{"reason":"Unregistered","timestamp":1508249865488}"#
+
+    /// A frame that a server could send, or nearly. Notes which streams it ends.
+    private func frame(_ chance: inout Chance, ended: inout Set<Int32>) -> [UInt8] {
+        let stream = Int32(chance.dice(16)) * (chance.dice(20) == 0 ? 1 : 2) + 1
+        let doesEnd = chance.dice(3) == 0
+        func noted(_ bytes: [UInt8], _ doesEnd: Bool, _ ended: inout Set<Int32>) -> [UInt8] {
+            if doesEnd { ended.insert(stream) }
+            return bytes
+        }
+        switch chance.dice(16) {
+        case 0...3:
+            let status = ["410", "410", "200", "103", "400", "999", "x", ""][chance.dice(8)]
+            return noted(Frames.head(stream, status, [("apns-id", "a")], ends: doesEnd), doesEnd, &ended)
+        case 4...6: return noted(Frames.data(stream, Self.gone, ends: doesEnd), doesEnd, &ended)
+        case 7: return Frames.reset(stream, code: UInt32(chance.dice(16)))
+        case 8: return Frames.windowUpdate(chance.dice(2) == 0 ? 0 : stream, by: UInt32(chance.dice(1 << 20)))
+        case 9:
+            return Frames.settings([
+                (Frames.Setting(rawValue: UInt8(1 + chance.dice(6)))!, UInt32(chance.dice(1 << 16)))
+            ])
+        case 10: return Frames.frame(.ping, UInt8(chance.dice(2)), on: 0, [UInt8](repeating: 7, count: 8))
+        case 11 where chance.dice(20) == 0: return Frames.goAway(last: stream, code: UInt32(chance.dice(14)), "why")
+        case 12:
+            return Frames.frame(
+                .pushPromise, Frames.endHeaders, on: stream, Frames.word(2) + Frames.block([(":method", "GET")]))
+        case 13: return noted(Frames.trailers(stream, [("x", "y")]), true, &ended)
+        case 14:
+            let payload = (0..<chance.dice(40)).map { _ in UInt8(chance.dice(256)) }
+            let (type, flags) = (UInt8(chance.dice(12)), UInt8(chance.dice(256)))
+            let mayEnd = type <= 1 && flags & Frames.endStream != 0
+            return noted(Frames.frame(type: type, flags, on: stream, payload), mayEnd, &ended)
+        default: return Frames.frame(type: UInt8(10 + chance.dice(200)), 0, on: stream, [1, 2, 3])
+        }
+    }
+
+    /// The most frames of one session.
+    private static let length = 200
+
+    @Test func `random frames end nothing without END_STREAM, and every request once`() throws {
+        var chance = Chance(state: 20_261_122)
+        var frames = 0
+        var answers = 0
+        while frames < Soak.size(40_000, whole: 1_000_000) {
+            try frames += session(&chance, &answers)
+        }
+        #expect(answers > 100, "it would find nothing otherwise")
+    }
+
+    /// One session with random frames, each of which may have a few wrong bytes.
+    ///
+    /// - Returns: The number of frames.
+    private func session(_ chance: inout Chance, _ answers: inout Int) throws -> Int {
+        var session = try SessionOverMemory(settings: chance.dice(4) == 0 ? nil : [(.mostStreams, 100)])
+        var waiting = Set((1...8).compactMap { session.open(request($0)) })
+        #expect(waiting.count == 8)
+        var ended: Set<Int32> = []
+        var isIntact = true
+        for number in 1...Self.length {
+            var bytes = frame(&chance, ended: &ended)
+            if chance.dice(100) == 0 {
+                bytes[chance.dice(bytes.count)] = UInt8(chance.dice(256))
+                // From here on, the test knows no more than the client what ends a stream.
+                isIntact = false
+            }
+            do {
+                if chance.dice(2) == 0 { _ = try session.send(atLeast: 1 + chance.dice(1000)) }
+                try session.receive(bytes)
+            } catch { return number }
+            for event in session.takeEvents() {
+                switch event {
+                case .answer(let stream, let answer):
+                    answers += 1
+                    #expect(waiting.contains(stream) && answer.status >= 200)
+                    if isIntact { #expect(ended.contains(stream), "an answer without its end") }
+                case .closed(let stream, _): #expect(waiting.remove(stream) != nil, "closed twice")
+                case .head(let stream, let answer): #expect(waiting.contains(stream) && answer.status >= 200)
+                case .settings, .goAway: break
+                }
+            }
+            if session.session.isOver { return number }
+        }
+        return Self.length
+    }
+
+    @Test func `random bytes, whole and in pieces, do no harm`() throws {
+        var chance = Chance(state: 7)
+        for _ in 1...Soak.size(2_000, whole: 100_000) {
+            var session = try SessionOverMemory(settings: chance.dice(2) == 0 ? nil : [])
+            #expect(session.open() == 1)
+            var bytes = chance.dice(2) == 0 ? Frames.answer(1, "410", Self.gone) : []
+            bytes += (0..<chance.dice(300)).map { _ in UInt8(chance.dice(256)) }
+            var start = 0
+            while start < bytes.count {
+                let end = min(bytes.count, start + 1 + chance.dice(20))
+                do { try session.receive(Array(bytes[start..<end])) } catch { break }
+                start = end
+            }
+            _ = try? session.send()
+            #expect(session.takeEvents().count { if case .answer = $0 { true } else { false } } <= 1)
+        }
+    }
+}
