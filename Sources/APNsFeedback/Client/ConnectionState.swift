@@ -76,9 +76,6 @@ struct ConnectionState {
     /// Whether all streams are used, so that another connection would help.
     var isFull: Bool { isProven && mostStreams != nil && streams.count >= limit }
 
-    /// Whether its first request still has no answer.
-    func isUnproven(at now: ContinuousClock.Instant) -> Bool { phase == .open && !isProven && !isResting(at: now) }
-
     /// Whether it has ended its work.
     var isDone: Bool { phase == .draining && requests == 0 }
 

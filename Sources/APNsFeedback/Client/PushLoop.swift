@@ -68,6 +68,7 @@ final class PushLoop {
             if now - checkedAt >= tick {
                 checkedAt = now
                 for scope in scopes.values {
+                    for link in scope.links.values { link.session.beginPeriod() }
                     scope.pool.tick(at: now)
                     work(scope)
                 }

@@ -31,10 +31,9 @@ struct ResponseParser: Equatable {
     /// - Returns: False if the body is too long.
     mutating func take(piece: Span<UInt8>) -> Bool {
         length += piece.count
-        var place = 0
-        while body.count < Self.kept, place < piece.count {
-            body.append(piece[place])
-            place += 1
+        let more = min(piece.count, Self.kept - body.count)
+        if more > 0 {
+            unsafe piece.withUnsafeBufferPointer { bytes in unsafe body.append(contentsOf: bytes[..<more]) }
         }
         return length <= Self.longest
     }
