@@ -27,7 +27,7 @@ public final class FakeAPNs: Sendable {
     /// By the server's clock, milliseconds since the Unix epoch.
     public var startedAt: Int64 { core.startedAt }
 
-    private let core: FakeCore
+    let core: FakeCore
     private let group: MultiThreadedEventLoopGroup
     private let listener: any Channel
     private let isStopped = Atomic(false)
@@ -98,6 +98,8 @@ final class FakeCore: Sendable {
     let startedAt: Int64
     let requests = Atomic(0)
     let connections = Mutex<[ObjectIdentifier: any Channel]>([:])
+    /// With which connections begin.
+    let settings: Mutex<FakeSettings>
     /// PEM.
     let clientAuthority: String?
 
@@ -111,6 +113,9 @@ final class FakeCore: Sendable {
         validation = Validation(
             topics: options.topics, knownTokens: options.knownTokens.map { Set($0.map { $0.lowercased() }) })
         startedAt = options.now()
+        var settings = FakeSettings(maximumStreams: options.maximumStreams, initialWindow: 65_535)
+        for first in options.settings where first.after == .zero { settings.merge(first) }
+        self.settings = Mutex(settings)
         clientAuthority = try options.clientAuthority.map { try String(contentsOfFile: $0, encoding: .utf8) }
 
         var tls = TLSConfiguration.makeServerConfiguration(

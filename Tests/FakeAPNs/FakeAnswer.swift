@@ -2,6 +2,10 @@
 public struct FakeAnswer: Sendable {
     var action: Action
     var delay: Duration = .zero
+    /// What is unusual about its frames; nil, almost always, for nothing.
+    var manner: Manner?
+    /// Sent before it.
+    var settings: FakeSettings?
 
     enum Action: Sendable {
         case status(Int, reason: String?, timestamp: Int64?)
@@ -33,7 +37,8 @@ public struct FakeAnswer: Sendable {
     /// No answer, as long as the connection lives.
     public static let never = FakeAnswer(action: .never)
 
-    /// RST_STREAM with this HTTP/2 error code, e.g. 7 for REFUSED_STREAM, 2 for INTERNAL_ERROR.
+    /// RST_STREAM with this HTTP/2 error code. 7, REFUSED_STREAM, tells the client that the request was not processed, and the
+    /// records count it as refused. 2 is INTERNAL_ERROR.
     public static func reset(code: Int) -> FakeAnswer { FakeAnswer(action: .reset(code: code)) }
 
     /// GOAWAY, and the end of the connection.
@@ -47,6 +52,63 @@ public struct FakeAnswer: Sendable {
         var answer = self
         answer.delay = delay
         return answer
+    }
+
+    /// The same, after an answer of headers only for each of these statuses, e.g. 100 or 103. For answers with a status.
+    public func preceded(by informational: [Int]) -> FakeAnswer {
+        var answer = self
+        answer.manner = manner ?? Manner()
+        answer.manner?.informational = informational
+        return answer
+    }
+
+    /// The same, with headers behind the body, which end the stream. For answers with a status.
+    public func followed(byTrailers trailers: [(name: String, value: String)]) -> FakeAnswer {
+        var answer = self
+        answer.manner = manner ?? Manner()
+        answer.manner?.trailers = trailers
+        return answer
+    }
+
+    /// The same, cut short: what follows is never sent. For answers with a status.
+    public func cut(_ cut: Cut) -> FakeAnswer {
+        var answer = self
+        answer.manner = manner ?? Manner()
+        answer.manner?.cut = cut
+        return answer
+    }
+
+    /// The same, after a SETTINGS frame on its connection.
+    public func changing(_ settings: FakeSettings) -> FakeAnswer {
+        var answer = self
+        answer.settings = settings
+        return answer
+    }
+
+    /// How the frames of an answer differ from those of an ordinary one.
+    struct Manner: Sendable {
+        var informational: [Int] = []
+        var trailers: [(name: String, value: String)] = []
+        var cut: Cut?
+    }
+
+    /// Where an answer breaks off, and how.
+    public struct Cut: Sendable {
+        public enum Way: Sendable {
+            /// RST_STREAM with this HTTP/2 error code; 0 is NO_ERROR, 8 is CANCEL.
+            case reset(code: Int)
+            /// The connection ends without GOAWAY and without TLS's own farewell.
+            case close
+        }
+
+        /// Bytes of the body that are still sent; 0: the headers only. Nil: the whole answer, END_STREAM included.
+        public var after: Int?
+        public var way: Way
+
+        public init(after: Int? = 0, by way: Way) {
+            self.after = after
+            self.way = way
+        }
     }
 
     /// An answer in every detail. Nothing is added: no `apns-id`, no `content-length`.
@@ -78,59 +140,27 @@ public struct FakeAnswer: Sendable {
             self.end = end
         }
     }
-
-    /// How the server takes its leave.
-    public struct GoAway: Sendable {
-        /// Which stream is the last that counts as processed.
-        public enum Last: Sendable {
-            /// The one that asked: it is answered with 200; those above are dropped without an answer.
-            case thisProcessed
-            /// The one before: this stream and those above are dropped; the client may repeat them elsewhere.
-            case thisNotProcessed
-            /// 2^31-1, the announcement of a graceful end: all streams are answered, this one with 200.
-            case maximum
-        }
-
-        public enum Closing: Sendable {
-            /// When the streams in flight have been answered.
-            case afterStreams
-            /// Right behind the GOAWAY frame.
-            case atOnce
-        }
-
-        public var last: Last
-        /// The HTTP/2 error code; 0 is NO_ERROR.
-        public var code: Int
-        /// For the debug data, which are Apple's JSON `{"reason":"…"}`; nil: none.
-        public var reason: String?
-        public var closing: Closing
-
-        public init(
-            last: Last = .thisNotProcessed, code: Int = 0, reason: String? = "Shutdown",
-            closing: Closing = .afterStreams
-        ) {
-            self.last = last
-            self.code = code
-            self.reason = reason
-            self.closing = closing
-        }
-    }
 }
 
 extension FakeAnswer {
-    /// How it is counted.
-    var outcome: FakeOutcome {
+    /// How it is counted on a stream.
+    func outcome(on stream: Int) -> FakeOutcome {
         switch action {
         case .status(let status, let reason, _): FakeOutcome(status, reason ?? "")
         case .raw(let raw): FakeOutcome(Int(raw.status) ?? 0, "raw")
         case .never: FakeOutcome(0, "never")
         case .reset: FakeOutcome(0, "reset")
-        case .goAway(let goAway):
-            switch (goAway.last, goAway.closing) {
-            case (.thisProcessed, .afterStreams), (.maximum, .afterStreams): FakeOutcome(200)
-            default: FakeOutcome(0, "goAway")
-            }
+        case .goAway(let goAway): goAway.answers(stream) ? FakeOutcome(200) : FakeOutcome(0, "goAway")
         case .close: FakeOutcome(0, "close")
+        }
+    }
+
+    /// Whether it tells the client that its request was not processed (RFC 9113, 6.8 and 8.7).
+    func refuses(_ stream: Int) -> Bool {
+        switch action {
+        case .reset(let code): code == 7
+        case .goAway(let goAway): !goAway.processes(stream)
+        case .status, .raw, .never, .close: false
         }
     }
 }

@@ -61,8 +61,10 @@ public struct FakeOptions: Sendable {
     /// Answers have `apns-unique-id`, as those of api.sandbox.push.apple.com.
     public var sandbox = false
 
-    /// SETTINGS_MAX_CONCURRENT_STREAMS.
+    /// SETTINGS_MAX_CONCURRENT_STREAMS. At 1, a client has one stream a connection for good.
     public var maximumStreams = 1000
+    /// More settings, and changes of them while a connection lives.
+    public var settings: [FakeSettings] = []
     /// So many RST_STREAM frames a connection may send within 30 seconds, or it ends with GOAWAY (ENHANCE_YOUR_CALM). Netty's and
     /// NIO's limit; what APNs has is not known. 1 to 1,000,000.
     public var maximumResets = 200

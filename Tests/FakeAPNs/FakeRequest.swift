@@ -23,6 +23,8 @@ public struct FakeRequest: Sendable {
     public internal(set) var stream: Int
     /// Requests of this server are counted from 1, refused ones included, in the order in which they were complete.
     public internal(set) var ordinal: Int
+    /// The same for this connection.
+    public internal(set) var ordinalOfConnection: Int
     /// When the request was complete: milliseconds since the Unix epoch, by the server's clock.
     public internal(set) var time: Int64
     /// The same, since the server was started.
@@ -38,6 +40,8 @@ public struct FakeRequest: Sendable {
 public struct FakeExchange: Sendable {
     public let request: FakeRequest
     public let outcome: FakeOutcome
+    /// The client was told that the request was not processed: RST_STREAM with REFUSED_STREAM, or a GOAWAY below its stream.
+    public let isRefused: Bool
 }
 
 /// What a request came to, to be counted.

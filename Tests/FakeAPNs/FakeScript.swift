@@ -6,6 +6,7 @@ import Synchronization
 /// `FakeAPNs.start(options, script:)` follows it. Rules come before deaths; the first rule that matches decides.
 public final class FakeScript: Sendable {
     let deaths: [ScriptedDeath]
+    let settings: [FakeSettings]
     private let rules: [ScriptedRule]
     /// Of each rule with `every`: how many requests have matched the rest of it.
     private let matched: Mutex<[Int]>
@@ -16,6 +17,7 @@ public final class FakeScript: Sendable {
             let file = try JSONDecoder().decode(ScriptFile.self, from: Data(json.utf8))
             rules = file.rules
             deaths = file.deaths
+            settings = file.settings
             matched = Mutex(Array(repeating: 0, count: file.rules.count))
         } catch let error as DecodingError {
             throw FakeScriptFailure(error)
@@ -45,14 +47,14 @@ public final class FakeScript: Sendable {
 extension FakeAPNs {
     /// With a script. Its seconds count from here.
     public static func start(_ options: FakeOptions, script: FakeScript) throws -> FakeAPNs {
-        let apns = try start(options) { script.answer(to: $0) }
+        let apns = try start(options.following(script)) { script.answer(to: $0) }
         apns.enact(script.deaths)
         return apns
     }
 
     /// With a script. Its seconds count from here.
     public static func start(_ options: FakeOptions, script: FakeScript) async throws -> FakeAPNs {
-        let apns = try await start(options) { script.answer(to: $0) }
+        let apns = try await start(options.following(script)) { script.answer(to: $0) }
         apns.enact(script.deaths)
         return apns
     }
@@ -64,6 +66,14 @@ extension FakeAPNs {
             case .share(let share): deaths.die(share: share, death.death(startedAt: startedAt))
             }
         }
+    }
+}
+
+extension FakeOptions {
+    fileprivate func following(_ script: FakeScript) -> FakeOptions {
+        var options = self
+        options.settings += script.settings
+        return options
     }
 }
 

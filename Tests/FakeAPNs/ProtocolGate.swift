@@ -4,11 +4,25 @@ import NIOSSL
 import NIOTLS
 
 /// Waits for the end of the TLS handshake: who speaks h2 gets the rest of the pipeline, others get the end.
+///
+/// A client that has agreed on nothing by ALPN must show HTTP/2's preface first (RFC 9113, 3.4), which no other protocol begins
+/// with. RFC 9113, 3.2 demands ALPN; APNs serves clients without it, such as aioapns.
 final class ProtocolGate: ChannelInboundHandler, RemovableChannelHandler {
     typealias InboundIn = ByteBuffer
+    typealias InboundOut = ByteBuffer
 
     private let core: FakeCore
     private let number: Int
+    private var state = State.handshake
+
+    private enum State {
+        case handshake
+        /// What a client without ALPN has sent so far.
+        case awaitingPreface(ByteBuffer)
+        case over
+    }
+
+    private static let preface = Array("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".utf8)
 
     init(core: FakeCore, number: Int) {
         self.core = core
@@ -19,18 +33,42 @@ final class ProtocolGate: ChannelInboundHandler, RemovableChannelHandler {
         guard case .handshakeCompleted(let negotiated)? = event as? TLSUserEvent else {
             return context.fireUserInboundEventTriggered(event)
         }
-        guard negotiated == "h2" else {
-            core.records.fault(ProtocolRefused(offered: negotiated))
-            return context.close(promise: nil)
+        switch negotiated {
+        case "h2": admit(context)
+        case nil: state = .awaitingPreface(ByteBuffer())
+        case let other?: refuse(context, "it offers \(other)")
         }
+    }
+
+    func channelRead(context: ChannelHandlerContext, data: NIOAny) {
+        guard case .awaitingPreface(var bytes) = state else { return context.fireChannelRead(data) }
+        var news = unwrapInboundIn(data)
+        bytes.writeBuffer(&news)
+        guard bytes.readableBytesView.starts(with: Self.preface.prefix(bytes.readableBytes)) else {
+            return refuse(context, "it has not sent HTTP/2's preface")
+        }
+        state = .awaitingPreface(bytes)
+        if bytes.readableBytes >= Self.preface.count { admit(context, shown: bytes) }
+    }
+
+    /// - Parameter shown: What was read here and is for the next handler.
+    private func admit(_ context: ChannelHandlerContext, shown: ByteBuffer? = nil) {
+        state = .over
         do {
             let pipeline = context.pipeline.syncOperations
             let connection = FakeConnection(core: core, number: number, certificate: try certificate(context))
             try pipeline.addHandlers([WriteGathering(), http2(), connection])
+            if let shown { context.fireChannelRead(wrapInboundOut(shown)) }
             pipeline.removeHandler(context: context, promise: nil)
         } catch {
             errorCaught(context: context, error: error)
         }
+    }
+
+    private func refuse(_ context: ChannelHandlerContext, _ why: String) {
+        state = .over
+        core.records.fault(ProtocolRefused(why: why))
+        context.close(promise: nil)
     }
 
     func errorCaught(context: ChannelHandlerContext, error: any Error) {
@@ -48,11 +86,9 @@ final class ProtocolGate: ChannelInboundHandler, RemovableChannelHandler {
 
     private func http2() -> NIOHTTP2Handler {
         var connection = NIOHTTP2Handler.ConnectionConfiguration()
-        connection.initialSettings = [
-            HTTP2Setting(
-                parameter: .maxConcurrentStreams, value: core.options.provesFirst ? 1 : core.options.maximumStreams),
-            HTTP2Setting(parameter: .maxHeaderListSize, value: 16_384),
-        ]
+        var first = core.settings.withLock { $0 }
+        if core.options.provesFirst { first.maximumStreams = 1 }
+        connection.initialSettings = first.frame + [HTTP2Setting(parameter: .maxHeaderListSize, value: 16_384)]
         // Requests are checked by `Validation`; answers may be wrong on purpose.
         connection.headerBlockValidation = .disabled
         connection.contentLengthValidation = .disabled
@@ -69,8 +105,8 @@ final class ProtocolGate: ChannelInboundHandler, RemovableChannelHandler {
 }
 
 struct ProtocolRefused: Error, CustomStringConvertible {
-    let offered: String?
-    var description: String { "the client does not speak h2, but \(offered ?? "nothing that was agreed upon")" }
+    let why: String
+    var description: String { "the client does not speak h2: \(why)" }
 }
 
 /// Makes one write of all that is written before a flush. TLS makes a record of each write, and a frame of an answer has

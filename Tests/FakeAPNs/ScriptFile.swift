@@ -2,13 +2,15 @@
 struct ScriptFile: Decodable {
     var rules: [ScriptedRule]
     var deaths: [ScriptedDeath]
+    var settings: [FakeSettings]
 
-    enum CodingKeys: String, CodingKey, CaseIterable { case rules, deaths }
+    enum CodingKeys: String, CodingKey, CaseIterable { case rules, deaths, settings }
 
     init(from decoder: any Decoder) throws {
         let file = try decoder.only(CodingKeys.self)
         rules = try file.decodeIfPresent([ScriptedRule].self, forKey: .rules) ?? []
         deaths = try file.decodeIfPresent([ScriptedDeath].self, forKey: .deaths) ?? []
+        settings = try (file.decodeIfPresent([ScriptedSettings].self, forKey: .settings) ?? []).map(\.settings)
     }
 }
 
@@ -32,6 +34,9 @@ struct ScriptedMatch: Decodable {
     var topic: String?
     var pushType: String?
     var connection: Int?
+    /// The request's number on its connection.
+    var connectionFrom: Int?
+    var connectionTo: Int?
     var from: Int?
     var to: Int?
     /// Milliseconds since the start.
@@ -40,7 +45,7 @@ struct ScriptedMatch: Decodable {
     var every: Int?
 
     enum CodingKeys: String, CodingKey, CaseIterable {
-        case token, tokenPrefix, topic, pushType, connection, from, to, during, every
+        case token, tokenPrefix, topic, pushType, connection, connectionFrom, connectionTo, from, to, during, every
     }
 
     init() {}
@@ -52,6 +57,8 @@ struct ScriptedMatch: Decodable {
         topic = try match.decodeIfPresent(String.self, forKey: .topic)
         pushType = try match.decodeIfPresent(String.self, forKey: .pushType)
         connection = try match.decodeIfPresent(Int.self, forKey: .connection)
+        connectionFrom = try match.decodeIfPresent(Int.self, forKey: .connectionFrom)
+        connectionTo = try match.decodeIfPresent(Int.self, forKey: .connectionTo)
         from = try match.decodeIfPresent(Int.self, forKey: .from)
         to = try match.decodeIfPresent(Int.self, forKey: .to)
         every = try match.decodeIfPresent(Int.self, forKey: .every)
@@ -67,6 +74,8 @@ struct ScriptedMatch: Decodable {
     func fits(_ request: FakeRequest) -> Bool {
         if let from, request.ordinal < from { return false }
         if let to, request.ordinal > to { return false }
+        if let connectionFrom, request.ordinalOfConnection < connectionFrom { return false }
+        if let connectionTo, request.ordinalOfConnection > connectionTo { return false }
         if let during, !during.contains(request.sinceStart) { return false }
         if let topic, topic != request.topic { return false }
         if let pushType, pushType != request.pushType { return false }
@@ -117,40 +126,5 @@ struct ScriptedDeath: Decodable {
         Deaths.Death(
             topic: topic, at: at ?? startedAt + (after ?? 0), revivedAt: revivedAfter.map { startedAt + $0 },
             reason: reason)
-    }
-}
-
-// Decoding ----------------------------------------------------------------------------------------------------------
-
-private struct AnyKey: CodingKey {
-    let stringValue: String
-    var intValue: Int? { nil }
-
-    init(stringValue: String) { self.stringValue = stringValue }
-    init?(intValue: Int) { nil }
-}
-
-extension Decoder {
-    /// An object with these keys and no others.
-    func only<Keys: CodingKey & CaseIterable>(_ keys: Keys.Type) throws -> KeyedDecodingContainer<Keys> {
-        for key in try container(keyedBy: AnyKey.self).allKeys where Keys(stringValue: key.stringValue) == nil {
-            let known = Keys.allCases.map(\.stringValue).joined(separator: ", ")
-            let fault = "unknown key \"\(key.stringValue)\", expected some of \(known)"
-            throw DecodingError.dataCorrupted(.init(codingPath: codingPath, debugDescription: fault))
-        }
-        return try container(keyedBy: keys)
-    }
-}
-
-extension KeyedDecodingContainer {
-    func refused(_ key: Key?, _ fault: String) -> DecodingError {
-        .dataCorrupted(.init(codingPath: codingPath + (key.map { [$0] } ?? []), debugDescription: fault))
-    }
-
-    /// Seconds in the file.
-    func milliseconds(_ key: Key) throws -> Int64? {
-        guard let seconds = try decodeIfPresent(Double.self, forKey: key) else { return nil }
-        guard 0..<1e9 ~= seconds else { throw refused(key, "is \(seconds), expected seconds, 0 or more") }
-        return Int64(seconds * 1000)
     }
 }

@@ -4,6 +4,8 @@ import Foundation
 /// What `--report` writes.
 struct Report: Encodable {
     var requests: Int
+    /// Of these, those of which the client was told that they were not processed.
+    var refused: Int
     /// By status and reason, e.g. `410 Unregistered`.
     var outcomes: [String: Int]
     var connections: Int
@@ -13,6 +15,7 @@ struct Report: Encodable {
 
     init(_ records: FakeRecords) {
         requests = records.requests
+        refused = records.refused
         outcomes = Dictionary(uniqueKeysWithValues: records.outcomes.map { ($0.description, $1) })
         connections = records.connections
         mostStreams = records.mostStreams

@@ -46,7 +46,7 @@ struct ConnectionTests {
         #expect(try apns.send(Fixture.request { $0.arguments = ["--tls-max", "1.2"] }).status == 200)
     }
 
-    @Test("who does not agree on h2 is sent away", arguments: ["--no-alpn", "--http1.1"])
+    @Test("who does not speak HTTP/2 is sent away", arguments: ["--no-alpn", "--http1.1"])
     func withoutHTTP2(_ option: String) throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
@@ -55,6 +55,20 @@ struct ConnectionTests {
         #expect(answer.status == nil)
         #expect(apns.records.connections == 1)
         #expect(apns.records.requests == 0)
+        #expect(apns.records.faults == ["the client does not speak h2: it has not sent HTTP/2's preface"])
+    }
+
+    @Test("a client without ALPN is served when it speaks HTTP/2, as at APNs")
+    func withoutALPN() async throws {
+        let apns: FakeAPNs = try start()
+        defer { apns.stop() }
+        let client = try await FrameClient.connect(to: apns, protocols: [])
+        #expect(try await client.status(client.post(authorization: Fixture.bearer())) == "200")
+        #expect(try await client.status(client.post(authorization: "bearer nonsense")) == "403")
+        await client.close()
+        let answer = try apns.send(Fixture.request { $0.arguments = ["--no-alpn", "--http2-prior-knowledge"] })
+        #expect(answer.status == 200, "\(answer.complaint)")
+        #expect(apns.records.faults == [])
     }
 
     @Test("until a valid JWT was seen, a connection may have one stream")

@@ -11,18 +11,22 @@ final class FrameClient: Sendable {
     private let channel: any Channel
     private let frames: FrameLog
 
-    static func connect(to apns: FakeAPNs) async throws -> FrameClient {
+    /// - Parameter protocols: What it offers by ALPN; empty: it sends no ALPN.
+    static func connect(to apns: FakeAPNs, protocols: [String] = ["h2"]) async throws -> FrameClient {
         var tls = TLSConfiguration.makeClientConfiguration()
         tls.trustRoots = .file(Fixture.authority.certificate)
-        tls.applicationProtocols = ["h2"]
+        tls.applicationProtocols = protocols
         let context = try NIOSSLContext(configuration: tls)
         let frames = FrameLog()
+        // Some answers are wrong on purpose.
+        let lax = NIOHTTP2Handler.ConnectionConfiguration.lax
         let channel = try await ClientBootstrap(group: MultiThreadedEventLoopGroup.singleton)
             .channelInitializer { channel in
                 channel.eventLoop.makeCompletedFuture {
                     try channel.pipeline.syncOperations.addHandlers(
                         NIOSSLClientHandler(context: context, serverHostname: "localhost"),
-                        NIOHTTP2Handler(mode: .client), FrameReader(frames))
+                        FrameTap(frames), NIOHTTP2Handler(mode: .client, connectionConfiguration: lax),
+                        FrameReader(frames))
                 }
             }
             .connect(host: "127.0.0.1", port: apns.port).get()
@@ -35,29 +39,86 @@ final class FrameClient: Sendable {
     }
 
     private let nextStream = Atomic(1)
+    private let pings = Atomic<UInt64>(0)
 
     /// Sends a whole request on a stream of its own; answers the stream.
     func post(token: String = CurlRequest.token, authorization: String) async throws -> Int {
-        let stream = nextStream.add(2, ordering: .relaxed).oldValue
-        let headers: HPACKHeaders = [
-            ":method": "POST", ":scheme": "https", ":authority": "localhost", ":path": "/3/device/\(token)",
-            "authorization": authorization, "apns-topic": "com.example.app",
-        ]
-        let id = HTTP2StreamID(stream)
-        channel.write(HTTP2Frame(streamID: id, payload: .headers(.init(headers: headers))), promise: nil)
-        let body = ByteBuffer(string: CurlRequest().body)
-        let data = HTTP2Frame(streamID: id, payload: .data(.init(data: .byteBuffer(body), endStream: true)))
-        channel.writeAndFlush(data, promise: nil)
-        return stream
+        try await post([(token, nil)], authorization: authorization)[0]
     }
 
-    /// The status of the answer on that stream.
+    /// Sends requests, all of them before it reads anything more; answers their streams.
+    func post(_ requests: [(token: String, id: String?)], authorization: String) async throws -> [Int] {
+        try await channel.eventLoop.submit { [self] in
+            requests.map { token, id in
+                let stream = nextStream.add(2, ordering: .relaxed).oldValue
+                var headers: HPACKHeaders = [
+                    ":method": "POST", ":scheme": "https", ":authority": "localhost", ":path": "/3/device/\(token)",
+                    "authorization": authorization, "apns-topic": "com.example.app",
+                ]
+                if let id { headers.add(name: "apns-id", value: id) }
+                let streamID = HTTP2StreamID(stream)
+                channel.write(HTTP2Frame(streamID: streamID, payload: .headers(.init(headers: headers))), promise: nil)
+                let body = ByteBuffer(string: CurlRequest().body)
+                let data = HTTP2Frame.FramePayload.data(.init(data: .byteBuffer(body), endStream: true))
+                channel.write(HTTP2Frame(streamID: streamID, payload: data), promise: nil)
+                // One by one, since NIO sends the bodies that wait in any order.
+                channel.flush()
+                return stream
+            }
+        }.get()
+    }
+
+    /// The status of the first answer on that stream, which may be one of headers only.
     func status(_ stream: Int) async throws -> String? {
         try await frames.first { frame in
             guard frame.streamID == HTTP2StreamID(stream), case .headers(let headers) = frame.payload else {
                 return nil
             }
             return .some(headers.headers.first(name: ":status"))
+        }
+    }
+
+    /// All that came on that stream up to END_STREAM or RST_STREAM, in order, a text for each frame.
+    func story(_ stream: Int) async throws -> [String] {
+        var told: [String] = []
+        return try await frames.first { frame in
+            guard frame.streamID == HTTP2StreamID(stream) else { return nil }
+            switch frame.payload {
+            case .headers(let headers):
+                let fields = headers.headers.filter { $0.name != "apns-id" }.map { "\($0.name) \($0.value)" }
+                told.append((fields + (headers.endStream ? ["END"] : [])).joined(separator: ", "))
+                return headers.endStream ? told : nil
+            case .data(let data):
+                if case .byteBuffer(let bytes) = data.data {
+                    told.append("\(String(buffer: bytes))\(data.endStream ? " END" : "")")
+                }
+                return data.endStream ? told : nil
+            case .rstStream(let code):
+                told.append("RST \(code.networkCode)")
+                return told
+            default: return nil
+            }
+        }
+    }
+
+    /// Which frames have come on that stream, by type (RFC 9113, 6), once the connection has ended; also those that NIO hides.
+    func types(_ stream: Int) async throws -> [UInt8] {
+        try await closed()
+        return frames.heads.filter { $0.stream == stream }.map(\.type)
+    }
+
+    /// In how many reads the frames on that stream have come, once the connection has ended.
+    func pieces(_ stream: Int) async throws -> Int {
+        try await closed()
+        return Set(frames.heads.filter { $0.stream == stream }.map(\.read)).count
+    }
+
+    /// Returns when the server has handled all that was sent before.
+    func ping() async throws {
+        let data = HTTP2PingData(withInteger: pings.add(1, ordering: .relaxed).newValue)
+        channel.writeAndFlush(HTTP2Frame(streamID: .rootStream, payload: .ping(data, ack: false)), promise: nil)
+        _ = try await frames.first { frame in
+            if case .ping(data, ack: true) = frame.payload { return true } else { return nil }
         }
     }
 
@@ -71,13 +132,18 @@ final class FrameClient: Sendable {
 
     /// The so many-th SETTINGS_MAX_CONCURRENT_STREAMS that the server has told.
     func streamLimit(_ ordinal: Int) async throws -> Int {
+        try await setting(.maxConcurrentStreams, ordinal)
+    }
+
+    /// The so many-th value of that setting that the server has told.
+    func setting(_ parameter: HTTP2SettingsParameter, _ ordinal: Int) async throws -> Int {
         var seen = 0
         return try await frames.first { frame in
             guard case .settings(.settings(let settings)) = frame.payload,
-                let limit = settings.last(where: { $0.parameter == .maxConcurrentStreams })
+                let setting = settings.last(where: { $0.parameter == parameter })
             else { return nil }
             seen += 1
-            return seen == ordinal ? limit.value : nil
+            return seen == ordinal ? setting.value : nil
         }
     }
 
@@ -87,9 +153,13 @@ final class FrameClient: Sendable {
         var data: String
     }
 
-    func goAway() async throws -> SignOff {
-        try await frames.first { frame in
+    /// The so many-th GOAWAY.
+    func goAway(_ ordinal: Int = 1) async throws -> SignOff {
+        var seen = 0
+        return try await frames.first { frame in
             guard case .goAway(let last, let code, let data) = frame.payload else { return nil }
+            seen += 1
+            guard seen == ordinal else { return nil }
             return SignOff(last: Int(last), code: code.networkCode, data: data.map { String(buffer: $0) } ?? "")
         }
     }
@@ -111,8 +181,12 @@ private final class FrameLog: Sendable {
         var frames: [HTTP2Frame] = []
         var ended = false
         var waiting: [CheckedContinuation<Void, Never>] = []
+        var heads: [FrameHead] = []
     }
     private let state = Mutex(State())
+
+    var heads: [FrameHead] { state.withLock { $0.heads } }
+    func append(_ head: FrameHead) { state.withLock { $0.heads.append(head) } }
 
     func append(_ frame: HTTP2Frame?) {
         let waiting = state.withLock { state in
@@ -156,4 +230,43 @@ private final class FrameReader: ChannelInboundHandler {
     func channelInactive(context: ChannelHandlerContext) { log.append(nil) }
 
     func errorCaught(context: ChannelHandlerContext, error: any Error) {}
+}
+
+private struct FrameHead {
+    var type: UInt8
+    var stream: Int
+    /// Reads are counted from 1.
+    var read: Int
+}
+
+/// Notes the head of each frame before NIO's HTTP/2 reads it.
+private final class FrameTap: ChannelInboundHandler {
+    typealias InboundIn = ByteBuffer
+    private let log: FrameLog
+    private var unread = ByteBuffer()
+    private var reads = 0
+
+    init(_ log: FrameLog) { self.log = log }
+
+    func channelRead(context: ChannelHandlerContext, data: NIOAny) {
+        var bytes = unwrapInboundIn(data)
+        unread.writeBuffer(&bytes)
+        reads += 1
+        while let head = unread.getBytes(at: unread.readerIndex, length: 9) {
+            let length = Int(head[0]) << 16 | Int(head[1]) << 8 | Int(head[2])
+            guard unread.readableBytes >= 9 + length else { break }
+            unread.moveReaderIndex(forwardBy: 9 + length)
+            log.append(FrameHead(type: head[3], stream: head[5...8].reduce(0) { $0 << 8 | Int($1) }, read: reads))
+        }
+        context.fireChannelRead(data)
+    }
+}
+
+extension NIOHTTP2Handler.ConnectionConfiguration {
+    fileprivate static var lax: Self {
+        var configuration = Self()
+        configuration.headerBlockValidation = .disabled
+        configuration.contentLengthValidation = .disabled
+        return configuration
+    }
 }

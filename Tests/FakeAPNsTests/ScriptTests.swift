@@ -137,7 +137,7 @@ struct ScriptTests {
         "a mistake in a script is refused, with its place and what was expected",
         arguments: [
             ("{", "the script"),
-            ("{\"rulez\": []}", "unknown key \"rulez\", expected some of rules, deaths"),
+            ("{\"rulez\": []}", "unknown key \"rulez\", expected some of rules, deaths, settings"),
             ("{\"rules\": [{}]}", "at rules[0]: needs \"answer\""),
             (
                 "{\"rules\": [{\"match\": {\"tokens\": \"aa\"}, \"answer\": {\"never\": true}}]}",
@@ -151,8 +151,30 @@ struct ScriptTests {
             ("{\"rules\": [{\"match\": {\"during\": [2, 1]}, \"answer\": {\"never\": true}}]}", "expected [from, to]"),
             (
                 "{\"rules\": [{\"answer\": {\"goAway\": {\"last\": \"x\"}}}]}",
-                "expected processed, not-processed or maximum"
+                "expected processed, not-processed, seen, maximum, or a stream's number"
             ),
+            (#"{"rules": [{"answer": {"goAway": {"last": -1}}}]}"#, "is -1, expected 0 to 2147483647"),
+            (
+                #"{"rules": [{"answer": {"goAway": {"notice": "soon"}}}]}"#,
+                "is \"soon\", expected seconds, or round-trip"
+            ),
+            (#"{"rules": [{"answer": {"goAway": {"closing": "x"}}}]}"#, "expected after-streams, at-once or never"),
+            (#"{"rules": [{"answer": {"never": true, "cut": {}}}]}"#, "belongs to \"status\" or \"raw\""),
+            (#"{"rules": [{"answer": {"status": 200, "cut": {"after": -1}}}]}"#, "is -1, expected 0 or more"),
+            (#"{"rules": [{"answer": {"status": 200, "cut": {"after": "x"}}}]}"#, "expected bytes of the body, or end"),
+            (#"{"rules": [{"answer": {"status": 200, "cut": {"by": "x"}}}]}"#, "expected reset or close"),
+            (#"{"rules": [{"answer": {"status": 200, "cut": {"by": "close", "code": 8}}}]}"#, "belongs to \"reset\""),
+            (#"{"rules": [{"answer": {"status": 200, "informational": [200]}}]}"#, "expected a list of 100 to 199"),
+            (#"{"rules": [{"answer": {"status": 200, "trailers": [["x"]]}}]}"#, "expected pairs of a name and a value"),
+            (
+                #"{"rules": [{"answer": {"status": 200, "settings": {"after": 1, "initialWindow": 1}}}]}"#,
+                "no \"after\""
+            ),
+            (
+                #"{"settings": [{"initialWindow": -1}]}"#,
+                "at settings[0].initialWindow: is -1, expected 0 to 2147483647"
+            ),
+            (#"{"settings": [{"after": 1}]}"#, "expected \"maximumStreams\" or \"initialWindow\""),
             ("{\"deaths\": [{\"after\": 1}]}", "expected either \"token\" or \"share\""),
             ("{\"deaths\": [{\"share\": 2}]}", "is 2.0, expected 0 to 1"),
             ("{\"deaths\": [{\"token\": \"aa\", \"at\": 1, \"after\": 1}]}", "expected either \"at\" or \"after\""),
@@ -170,7 +192,7 @@ struct ScriptTests {
         let examples = text.components(separatedBy: "```json\n").dropFirst().map {
             $0.components(separatedBy: "```")[0]
         }
-        #expect(examples.count == 2)
+        #expect(examples.count == 5)
         for example in examples { _ = try FakeScript(json: example) }
     }
 }
