@@ -125,5 +125,16 @@ let package = Package(
             ],
             exclude: ["old-names.txt"],
             swiftSettings: lenient),
+        // nginx, Apache, HAProxy and nghttpx, which `scripts/setup servers` gets.
+        .testTarget(
+            name: "ThirdPartyServersTests",
+            dependencies: [
+                "APNsFeedback", "FakeAPNs", "LedgerTestSupport", "TestThreads", "TokenModel",
+                .product(name: "NIOCore", package: "swift-nio"),
+                .product(name: "NIOHTTP1", package: "swift-nio"),
+                .product(name: "NIOPosix", package: "swift-nio"),
+            ],
+            path: "Tests/ThirdPartyServers",
+            swiftSettings: lenient),
     ]
 )
