@@ -212,10 +212,12 @@ struct ConnectionState {
 
     // MARK: - Time
 
-    /// The requests that take too long, to be reset: those without a response, and those that the server does not let through.
+    /// The requests that take too long, to be reset: those without a response, and those that the server does not let through. A
+    /// request of which the output holds a part cannot be taken back: see `cannotWrite`.
     mutating func overdue(after limit: Duration, at now: ContinuousClock.Instant) -> [(stream: Int32, ending: Ending)] {
         let late = streams.filter { _, stream in
-            stream.delivery != nil && now - (stream.writtenAt ?? stream.openedAt) > limit
+            stream.delivery != nil && (stream.writtenAt != nil || !quiet.isPending)
+                && now - (stream.writtenAt ?? stream.openedAt) > limit
         }
         return late.keys.sorted().compactMap { stream in
             let wasWritten = streams[stream]?.writtenAt != nil
@@ -224,6 +226,13 @@ struct ConnectionState {
             let turn = Delivery.Turn.failure(.timeout, message: "no response within \(limit)", wasSent: true)
             return (stream, wasWritten ? .turn(delivery, turn) : .refused(delivery))
         }
+    }
+
+    /// Whether the output has held a request for too long. The connection must go before another one may have
+    /// the request.
+    func cannotWrite(for limit: Duration, at now: ContinuousClock.Instant) -> Bool {
+        quiet.isPending
+            && streams.values.contains { $0.delivery != nil && $0.writtenAt == nil && now - $0.openedAt > limit }
     }
 
     /// Whether the oldest of the requests is older than the last answer: a connection on which nothing is answered is dead.

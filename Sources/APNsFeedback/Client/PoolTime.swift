@@ -14,6 +14,7 @@ extension ConnectionPool {
     private mutating func endOverdue(on number: Int, at now: ContinuousClock.Instant) {
         guard let place = connections.firstIndex(where: { $0.number == number }) else { return }
         let isDead = connections[place].hasNotAnswered(for: limits.answerTimeout, at: now)
+        let isSlow = connections[place].cannotWrite(for: limits.answerTimeout, at: now)
         let wasResting = connections[place].isResting(at: now)
         let late = connections[place].overdue(after: limits.answerTimeout, at: now)
         if !wasResting, connections[place].isResting(at: now) { failed(at: now) }
@@ -21,7 +22,11 @@ extension ConnectionPool {
             actions.append(.reset(connection: number, stream: stream))
             take(ending, of: number, at: now)
         }
-        if isDead { close(number, "no response on the connection within \(limits.answerTimeout)", at: now) }
+        if isDead {
+            close(number, "no response on the connection within \(limits.answerTimeout)", at: now)
+        } else if isSlow {
+            close(number, "a request was not written within \(limits.answerTimeout)", at: now)
+        }
     }
 
     private mutating func listen(to number: Int, at now: ContinuousClock.Instant) {
@@ -76,11 +81,13 @@ extension ConnectionPool {
         }
     }
 
-    /// Ends everything.
-    mutating func endAll() {
+    /// Ends everything. What a connection's output still holds must not leave: it was given back.
+    mutating func endAll(at now: ContinuousClock.Instant) {
         stop()
-        for place in connections.indices {
+        for connection in connections {
+            guard let place = connections.firstIndex(where: { $0.number == connection.number }) else { continue }
             for delivery in connections[place].takeAll() { end(delivery, delivery.endAtStop) }
+            if connection.quiet.isPending { close(connection.number, "the client stops", at: now) }
         }
     }
 

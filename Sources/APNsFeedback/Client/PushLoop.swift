@@ -94,7 +94,7 @@ final class PushLoop {
         self.stopBy = stopBy
         guard let stopBy else { return }
         for scope in scopes.values {
-            if now >= stopBy { scope.pool.endAll() } else { scope.pool.stop() }
+            if now >= stopBy { scope.pool.endAll(at: now) } else { scope.pool.stop() }
         }
     }
 
@@ -239,7 +239,7 @@ final class PushLoop {
     private func closeAll() {
         for scope in scopes.values {
             for (number, link) in scope.links {
-                if link.isOpen {
+                if link.isOpen, !link.isPending {
                     link.session.leave()
                     _ = link.flush()
                 }

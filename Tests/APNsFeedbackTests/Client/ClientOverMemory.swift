@@ -50,7 +50,7 @@ struct ClientOverMemory {
     }
 
     mutating func endAll() {
-        pool.endAll()
+        pool.endAll(at: now)
         perform()
     }
 

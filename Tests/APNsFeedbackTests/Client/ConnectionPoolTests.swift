@@ -436,6 +436,33 @@ private struct Stage {
         #expect(stage.outcomes.count { $0.end == .withdrawn } == 1 && stage.outcomes.count { $0.sends == 1 } == 2)
     }
 
+    @Test func `when the time for the stop is over, what was not written is given back, and does not leave any more`() {
+        var stage = Stage.proven(requests: 3)
+        stage.pool.wrote(1, ends: [3], isPending: true, hasMoved: true, at: stage.now, .now)
+        stage.pool.endAll(at: stage.now)
+        stage.work()
+        #expect(stage.closed == [1] && stage.outcomes.count == 3)
+        #expect(stage.outcomes.count { $0.end == .withdrawn } == 1)
+    }
+
+    @Test func `a request that is stuck in the output goes elsewhere only when its connection is closed`() {
+        var stage = Stage.proven(requests: 2)
+        for _ in 1...3 {
+            // A few bytes move now and then, and the server is there.
+            stage.pass(.seconds(8))
+            stage.pool.heard(1, at: stage.now)
+            stage.pool.wrote(1, ends: [], isPending: true, hasMoved: true, at: stage.now, .now)
+            #expect(stage.resets == [])
+        }
+        #expect(stage.closed == [] && stage.connecting == [])
+        stage.pass(.seconds(7))
+        #expect(stage.closed == [1] && stage.connecting == [2] && stage.outcomes.count == 1)
+        stage.connect()
+        stage.write([1], 2)
+        stage.answer(1, 2)
+        #expect(stage.outcomes.last?.sends == 1)
+    }
+
     @Test func `at the stop what is unwritten is withdrawn, unless its bytes are on their way`() {
         var stage = Stage.proven(requests: 3)
         stage.pool.wrote(1, ends: [3], isPending: true, hasMoved: true, at: stage.now, .now)
@@ -444,7 +471,7 @@ private struct Stage {
         #expect(stage.outcomes.count == 1)
         stage.pool.wrote(1, ends: [5], isPending: false, hasMoved: true, at: stage.now, .now)
         stage.answer(5, 1)
-        stage.pool.endAll()
+        stage.pool.endAll(at: stage.now)
         stage.work()
         #expect(stage.outcomes.count == 3 && stage.outcomes.count { $0.end == .withdrawn } == 0)
     }
