@@ -56,6 +56,10 @@ private struct Stage {
 
     /// The oldest attempt to connect succeeds.
     @discardableResult mutating func connect(mostStreams: Int? = 1000) -> Int {
+        guard !connecting.isEmpty else {
+            Issue.record("it does not connect")
+            return 0
+        }
         let number = connecting.removeFirst()
         pool.connected(number, at: now)
         if let mostStreams { tell(.settings(mostStreams: mostStreams), number) }
@@ -284,7 +288,7 @@ private struct Stage {
             stage.answer(1, number)
             stage.write([3, 5, 7], number)
             stage.tell(.goAway(last: 5, PushGoAway(code: 0)), number)
-            for stream in stage.streams[number]!.keys.filter({ $0 > 5 }).sorted() {
+            for stream in stage.streams[number, default: [:]].keys.filter({ $0 > 5 }).sorted() {
                 stage.tell(.closed(stream, code: 7), number)
             }
             stage.answer(3, number)
