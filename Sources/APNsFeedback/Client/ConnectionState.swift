@@ -65,7 +65,7 @@ struct ConnectionState {
 
     /// How many streams may be open. Until the server has accepted the sender, APNs allows one; and a connection that has refused a
     /// request shows with one whether it takes requests again.
-    private var limit: Int { min(mostStreams ?? 1, isProven && mostStreams != nil ? Self.mostStreamsEver : 1) }
+    private var limit: Int { min(mostStreams ?? 1, isProven ? Self.mostStreamsEver : 1) }
 
     func isResting(at now: ContinuousClock.Instant) -> Bool { restsUntil.map { $0 > now } ?? false }
 

@@ -27,7 +27,7 @@ internal import CNgHTTP2
 
     /// A head with more bytes resets its stream, one with more frames ends the session.
     static let longestHead = 65536
-    static let mostContinuations = 16
+    static let mostContinuations = 4
     /// The most frames without a part of a response that may arrive between two calls of `beginPeriod`.
     static let mostIdleFrames = 10_000
     /// Responses never fill it: libnghttp2 opens the window again when half of it is used.
@@ -267,9 +267,9 @@ extension HTTP2Session {
     }
 
     private func received(on stream: Int32, isHead: Bool, ends: Bool) {
-        guard let place = streams.index(forKey: stream), let answer = streams.values[place].parser.answer,
-            streams.values[place].parser.length <= ResponseParser.longest
-        else { return }
+        guard let place = streams.index(forKey: stream), let answer = streams.values[place].parser.answer else {
+            return
+        }
         if isHead { idleFrames = 0 }
         if ends {
             events.append(.answer(stream, answer))
