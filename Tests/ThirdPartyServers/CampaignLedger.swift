@@ -80,6 +80,11 @@ struct CampaignLedger {
         seen.counts.filter { id, count in count > 1 + seenAtKill.count { $0.contains(id) } }.map(\.key)
     }
 
+    /// Of these: those of which the client does not know that they were sent twice.
+    var duplicatesUnknown: [String] {
+        duplicates.filter { interruptions[$0] == nil && ended[$0].map { $0.sends < 2 } ?? true }
+    }
+
     /// Requests that were answered and that the backend has not seen.
     var answeredUnseen: [String] {
         ended.filter { id, outcome in

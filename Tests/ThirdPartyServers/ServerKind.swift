@@ -45,6 +45,12 @@ enum ServerKind: Sendable, CustomTestStringConvertible {
         }
     }
 
+    /// Whether requests that it has accepted may lose their answers at a reload or a graceful stop. Apache 2.4.71 ends some connections
+    /// with GOAWAY and nghttp2's error -902 as its code, and drops their streams, which it has called processed.
+    var losesAnswers: Bool {
+        if case .apache = self { true } else { false }
+    }
+
     /// Writes its configuration into the folder.
     ///
     /// - Returns: How it is started.
