@@ -6,7 +6,8 @@ enum OpenTransactions {
     /// has waited, and that hold a lock on anything in the schema.
     static func named(in error: DatabaseError, on connection: inout Connection) -> DatabaseError {
         let sessions = (try? sessions(on: &connection)) ?? []
-        let blame = sessions.isEmpty ? "" : "; these transactions may be in the way: \(sessions.joined(separator: "; "))"
+        let blame =
+            sessions.isEmpty ? "" : "; these transactions may be in the way: \(sessions.joined(separator: "; "))"
         return DatabaseError(
             error.kind, "\(error.message); nothing was changed, and `tokenkeeperd migrate` can be run again\(blame)")
     }
