@@ -58,7 +58,7 @@ struct AnswerFrameTests {
         #expect(try await client.types(stream) == answer + [3])
     }
 
-    @Test("headers and RST_STREAM come in one piece, so that a client reads both at once")
+    @Test("headers and RST_STREAM are sent together, so that a client reads both at once")
     func inOnePiece() async throws {
         let apns = try start(#"{"status": 200, "cut": {}}"#)
         defer { apns.stop() }
@@ -86,7 +86,7 @@ struct AnswerFrameTests {
         #expect(apns.records.seen == 1 && apns.records.streams == 0)
     }
 
-    @Test("answers of headers only come before the answer")
+    @Test("interim responses precede the answer")
     func informational() async throws {
         #expect(
             try await story(#"{"status": 200, "informational": [100, 103, 100]}"#)

@@ -19,7 +19,7 @@ struct CertificateTests {
         }
     }
 
-    @Test("a certificate of the authority needs no JWT, and is for its topic and those below it")
+    @Test("a certificate of the authority needs no JWT, and is valid for its topic and the topics below it")
     func trusted() throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
@@ -47,7 +47,7 @@ struct CertificateTests {
         }
     }
 
-    @Test("without a certificate a JWT is needed, and enough")
+    @Test("without a certificate, a JWT is required and sufficient")
     func without() throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }

@@ -13,7 +13,7 @@ struct CommandTests {
 
     private let folder = NSTemporaryDirectory() + "fake-apns-command-\(UUID().uuidString)"
 
-    @Test("it answers by its script, logs each request, and reports when it is told to end")
+    @Test("it answers by its script, logs each request, and reports when it ends")
     func run() throws {
         try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
         defer { try? FileManager.default.removeItem(atPath: folder) }
@@ -61,7 +61,7 @@ struct CommandTests {
         var outcomes: [String: Int]
     }
 
-    @Test("a script that is wrong ends it with words")
+    @Test("an invalid script ends the command with an error message")
     func wrongScript() throws {
         try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
         defer { try? FileManager.default.removeItem(atPath: folder) }

@@ -46,7 +46,7 @@ struct ConnectionTests {
         #expect(try apns.send(Fixture.request { $0.arguments = ["--tls-max", "1.2"] }).status == 200)
     }
 
-    @Test("who does not speak HTTP/2 is sent away", arguments: ["--no-alpn", "--http1.1"])
+    @Test("a client without HTTP/2 is refused", arguments: ["--no-alpn", "--http1.1"])
     func withoutHTTP2(_ option: String) throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
@@ -71,7 +71,7 @@ struct ConnectionTests {
         #expect(apns.records.faults == [])
     }
 
-    @Test("until a valid JWT was seen, a connection may have one stream")
+    @Test("until the first valid JWT, a connection may have one stream")
     func provesFirst() async throws {
         let apns: FakeAPNs = try start(options { $0.provesFirst = true })
         defer { apns.stop() }
@@ -84,7 +84,7 @@ struct ConnectionTests {
         await client.close()
     }
 
-    @Test("who keeps to the limit of streams is answered one by one")
+    @Test("a client within the stream limit gets its answers one by one")
     func streamLimit() async throws {
         let apns: FakeAPNs = try start(options { $0.maximumStreams = 1 }) { _ in .accepted.delayed(by: .milliseconds(1))
         }
@@ -122,7 +122,7 @@ struct ConnectionTests {
         #expect(apns.records.count(0, "goAway") == 1)
     }
 
-    @Test("GOAWAY that counts a request as processed answers it first")
+    @Test("a GOAWAY that includes a request is sent after its answer")
     func goAwayProcessed() async throws {
         let apns: FakeAPNs = try start { _ in .goAway(.init(last: .thisProcessed, code: 2, reason: nil)) }
         defer { apns.stop() }
@@ -133,7 +133,7 @@ struct ConnectionTests {
         try await client.closed()
     }
 
-    @Test("GOAWAY at once leaves the client in doubt")
+    @Test("an immediate GOAWAY does not say whether the request was processed")
     func goAwayAtOnce() async throws {
         let apns: FakeAPNs = try start { _ in .goAway(.init(last: .thisProcessed, closing: .atOnce)) }
         defer { apns.stop() }
@@ -144,7 +144,7 @@ struct ConnectionTests {
         await #expect(throws: (any Error).self) { try await client.status(stream) }
     }
 
-    @Test("curl repeats on a new connection what a GOAWAY left out")
+    @Test("curl repeats requests that a GOAWAY refused on a new connection")
     func curlAndGoAway() throws {
         let apns: FakeAPNs = try start { $0.connection == 1 ? .goAway() : nil }
         defer { apns.stop() }
@@ -153,7 +153,7 @@ struct ConnectionTests {
         #expect(apns.records.connections == 2)
     }
 
-    @Test("a stream is reset, a connection closed, when the script says so")
+    @Test("the script can reset a stream and close a connection")
     func resetAndClose() async throws {
         let apns: FakeAPNs = try start { $0.token == "aaaa" ? .reset(code: 7) : .close }
         defer { apns.stop() }
@@ -176,7 +176,7 @@ struct ConnectionTests {
         #expect(try apns.send(Fixture.request()).status == 200)
     }
 
-    @Test("it starts and stops in asynchronous code as well")
+    @Test("it also starts and stops in asynchronous code")
     func asynchronous() async throws {
         // On an address where nobody else listens: the port may soon be another server's.
         var options = FakeOptions(Fixture.authority)

@@ -77,7 +77,7 @@ struct ProviderTokenTests {
         #expect(try answer(apns, Fixture.bearer(issuedAt: clock.now / 1000 + 301)) == Self.expired)
     }
 
-    @Test("a new JWT within 20 minutes of the one before is refused, if the server minds")
+    @Test("a new JWT within 20 minutes of the previous one is refused if the server enforces it")
     func updates() throws {
         let apns: FakeAPNs = try start { $0.tokenUpdates = .every20MinutesPerServer }
         defer { apns.stop() }
@@ -92,7 +92,7 @@ struct ProviderTokenTests {
         #expect(try answer(apns, first) == "200")
     }
 
-    @Test("another team's JWT is refused on a connection that has heard of one team, not on its own")
+    @Test("a JWT of a second team is refused on a connection that has seen the first, and accepted on its own")
     func teams() async throws {
         let other = try Fixture.authority.makeKey(id: "OTHERTEAM1", team: "TEAM654321")
         let apns: FakeAPNs = try start { $0.signingKeys.append(other.key) }

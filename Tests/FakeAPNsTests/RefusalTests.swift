@@ -22,7 +22,8 @@ struct RefusalTests {
         return try FakeAPNs.start(options, script: FakeScript(json: json))
     }
 
-    @Test("after so many requests of a connection GOAWAY leaves out what follows: it is neither answered nor counted")
+    @Test(
+        "after the given number of requests, GOAWAY refuses the following ones: they are neither answered nor counted")
     func afterSoMany() async throws {
         let apns: FakeAPNs = try start(
             """
@@ -46,7 +47,7 @@ struct RefusalTests {
         #expect(apns.records.connections == 2)
     }
 
-    @Test("GOAWAY takes back what has arrived and has no answer yet: it counts as refused, and no longer as seen")
+    @Test("GOAWAY can refuse a request that has arrived without an answer: it then counts as refused, not as seen")
     func takesBack() async throws {
         let apns: FakeAPNs = try start(
             """
@@ -155,7 +156,7 @@ struct RefusalTests {
         #expect(apns.records.outcomes == [FakeOutcome(200): 2, FakeOutcome(0, "reset"): 1])
     }
 
-    @Test("another reset leaves the client in doubt, and counts as seen")
+    @Test("another reset does not say whether the request was processed, and counts as seen")
     func reset() async throws {
         let apns: FakeAPNs = try start(#"{"rules": [{"answer": {"reset": 2}}]}"#)
         defer { apns.stop() }
@@ -165,7 +166,7 @@ struct RefusalTests {
         await client.close()
     }
 
-    @Test("the log has a second line for a request that GOAWAY takes back")
+    @Test("the log has a second line for a request that GOAWAY refuses later")
     func log() async throws {
         let log = Told()
         let script = """

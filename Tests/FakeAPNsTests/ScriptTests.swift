@@ -56,7 +56,7 @@ struct ScriptTests {
         #expect(try outcome(apns) == "410 {\"reason\":\"Unregistered\",\"timestamp\":\(clock.now)}")
     }
 
-    @Test("a share of all tokens dies, always the same ones")
+    @Test("a share of all tokens dies, the same ones in each run")
     func share() throws {
         let apns: FakeAPNs = try start("{\"deaths\": [{\"share\": 0.02, \"after\": 0}]}")
         defer { apns.stop() }
@@ -68,7 +68,7 @@ struct ScriptTests {
         #expect(try outcome(apns, alive) == "200")
     }
 
-    @Test("the first rule that fits decides: by token, prefix, topic, ordinal, time, and each so many-th")
+    @Test("the first matching rule applies: token, prefix, topic, ordinal, time, every nth")
     func rules() throws {
         let apns: FakeAPNs = try start(
             """
@@ -94,7 +94,7 @@ struct ScriptTests {
         #expect(try outcome(apns, "bb") == "200")
     }
 
-    @Test("a raw answer has nothing that was not asked for")
+    @Test("a raw answer has only what the script gives")
     func raw() throws {
         let apns: FakeAPNs = try start(
             """

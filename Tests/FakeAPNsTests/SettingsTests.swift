@@ -44,7 +44,7 @@ struct SettingsTests {
         await client.close()
     }
 
-    @Test("through a window of 1 a body comes byte by byte, and whole")
+    @Test("through a window of 1 a body arrives complete, byte by byte")
     func oneByte() async throws {
         let apns: FakeAPNs = try start(#"{"settings": [{"initialWindow": 1}]}"#)
         defer { apns.stop() }
@@ -67,7 +67,7 @@ struct SettingsTests {
         #expect(apns.records.exchanges.first?.request.payload == Array(CurlRequest().body.utf8))
     }
 
-    @Test("one stream a connection for good, also after a valid JWT", arguments: [false, true])
+    @Test("a connection can be limited to one stream even after a valid JWT", arguments: [false, true])
     func oneStream(_ provesFirst: Bool) async throws {
         let apns: FakeAPNs = try start(#"{"settings": [{"maximumStreams": 1}]}"#) {
             $0.requiresProviderToken = true

@@ -136,7 +136,7 @@ struct ValidationTests {
         #expect(apns.records.count(mistake.status, mistake.reason) == 1)
     }
 
-    @Test("what Apple allows is accepted, with an empty body", arguments: Acceptable.all)
+    @Test("valid requests are accepted, with an empty body", arguments: Acceptable.all)
     func acceptable(_ acceptable: Acceptable) throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
@@ -168,7 +168,7 @@ struct ValidationTests {
         #expect(try apns.send(Fixture.request()).headers["apns-unique-id"]?.count == 36)
     }
 
-    @Test("a record has the request as it came")
+    @Test("a record has the request unchanged")
     func record() throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }

@@ -69,7 +69,7 @@ import TokenModel
     }
 
     @Test(arguments: servers)
-    func `reloads and graceful restarts cost nothing`(_ kind: ServerKind) throws {
+    func `reloads and graceful restarts fail and repeat no request`(_ kind: ServerKind) throws {
         check(try campaign(kind, [.reload, .restart, .reload, .restart]), answersMayBeLost: kind.losesAnswers)
     }
 

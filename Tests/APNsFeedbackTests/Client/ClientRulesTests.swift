@@ -5,7 +5,7 @@ import TokenModel
 
 /// The parts of the client, each by itself.
 @Suite struct `The client, rule by rule` {
-    @Test func `a repetition that is refused for its provider token, or its connection, may go out once more`() {
+    @Test func `a repetition that is refused because of its provider token or its connection may be repeated once`() {
         for reason in ["ExpiredProviderToken", "UnrelatedKeyIdInToken"] {
             var delivery = Delivery(request())
             for time in 1...2 { delivery.goes(at: Instant(microseconds: Int64(time))) }
@@ -19,7 +19,7 @@ import TokenModel
         }
     }
 
-    @Test func `an answer in between is the last word on an earlier loss`() {
+    @Test func `an answer after a loss decides the outcome`() {
         var delivery = Delivery(request())
         delivery.goes(at: Instant(microseconds: 1))
         _ = delivery.step(after: .failure(.connectionLost, message: "gone", wasSent: true)) { _ in true }
@@ -34,7 +34,7 @@ import TokenModel
         #expect(failure.kind == .backingOff)
     }
 
-    @Test func `the earlier of two stops holds, and what came too late for the thread is withdrawn`() {
+    @Test func `of two stops the earlier one counts, and requests submitted after it are withdrawn`() {
         let mailbox = PushMailbox()
         let now = ContinuousClock.now
         mailbox.stop(by: now)
@@ -50,7 +50,7 @@ import TokenModel
         #expect(mailbox.state == PushClientState(opened: 2))
     }
 
-    @Test func `every 5xx is the server's, and a pause without a length is a second`() {
+    @Test func `every 5xx is the server's fault, and a pause without a length lasts a second`() {
         let policy = RetryPolicy(retryFor: .seconds(86_400))
         func step(_ end: PushOutcome.End) -> RetryPolicy.Step {
             policy.step(after: end, of: request(), attempts: 0, firstSentAt: .now, now: .now)

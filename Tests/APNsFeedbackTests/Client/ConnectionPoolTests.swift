@@ -154,7 +154,7 @@ private struct Stage {
 
     // GOAWAY ----------------------------------------------------------------------------------------------------------
 
-    @Test func `what GOAWAY refuses goes at once over another connection, and costs no send`() {
+    @Test func `requests that GOAWAY refuses are sent on another connection at once, and cost no send`() {
         var stage = Stage.proven()
         stage.write([3, 5, 7], 1)
         stage.tell(.goAway(last: 5, PushGoAway(code: 0)), 1)
@@ -174,13 +174,13 @@ private struct Stage {
         #expect(stage.outcomes.count == 10 && stage.outcomes.allSatisfy { $0.sends == 1 && $0.sentAt != nil })
     }
 
-    @Test func `a connection with no request that is told to go is closed, and not replaced`() {
+    @Test func `an idle connection that gets GOAWAY is closed and not replaced`() {
         var stage = Stage.proven(requests: 1)
         stage.tell(.goAway(last: .max, PushGoAway(code: 0)), 1)
         #expect(stage.closed == [1] && stage.connecting == [])
     }
 
-    @Test func `GOAWAY with the greatest id refuses nothing and begins nothing`() {
+    @Test func `GOAWAY with the greatest id refuses no request, but ends new streams`() {
         var stage = Stage.proven(requests: 3)
         stage.write([3, 5], 1)
         stage.tell(.goAway(last: .max, PushGoAway(code: 0)), 1)
@@ -190,7 +190,7 @@ private struct Stage {
         #expect(stage.outcomes.count == 3 && stage.closed == [1])
     }
 
-    @Test func `a loss after GOAWAY tells the reason that the server gave`() throws {
+    @Test func `a loss after GOAWAY reports the server's reason`() throws {
         var stage = Stage.proven(requests: 2)
         stage.write([3], 1)
         stage.tell(.goAway(last: 3, PushGoAway(code: 11, text: #"{"reason":"Shutdown"}"#)), 1)
@@ -219,7 +219,8 @@ private struct Stage {
 
     // Refusals --------------------------------------------------------------------------------------------------------
 
-    @Test func `what REFUSED_STREAM refuses goes over another connection, and its own rests, longer and longer`() {
+    @Test
+    func `requests refused by REFUSED_STREAM move to another connection, and theirs pauses with exponential backoff`() {
         var stage = Stage.proven(requests: 3)
         stage.write([3, 5], 1)
         stage.tell(.closed(3, code: 7), 1)
@@ -233,7 +234,7 @@ private struct Stage {
         #expect(stage.outcomes.count == 3 && stage.outcomes.allSatisfy { $0.sends == 1 })
     }
 
-    @Test func `a server that refuses everything is asked three times, then left alone`() {
+    @Test func `the client backs off from a server after three refusals`() {
         var stage = Stage()
         stage.add(1...100)
         stage.connect()
@@ -262,7 +263,7 @@ private struct Stage {
         }
     }
 
-    @Test func `a server that says GOAWAY to every connection is left alone as well`() {
+    @Test func `the client backs off from a server that sends GOAWAY on every connection`() {
         var stage = Stage()
         stage.add(1...100)
         for _ in 1...1000 where stage.outcomes.isEmpty {
@@ -279,7 +280,7 @@ private struct Stage {
         #expect(stage.outcomes.allSatisfy { $0.sends == 0 })
     }
 
-    @Test func `a server that answers a few on each connection is not left alone, however often it says GOAWAY`() {
+    @Test func `the client does not back off from a server that answers on each connection before GOAWAY`() {
         var stage = Stage()
         stage.add(1...200)
         for _ in 1...50 {
@@ -299,7 +300,7 @@ private struct Stage {
 
     // Losses ----------------------------------------------------------------------------------------------------------
 
-    @Test func `what TLS has not taken is not sent, whatever happens to its connection`() {
+    @Test func `a request that TLS has not taken counts as unsent, whatever happens to its connection`() {
         var stage = Stage.proven(requests: 3)
         stage.write([3], 1)
         stage.pool.lost(1, .connectionLost, "reset", at: stage.now)
@@ -312,7 +313,7 @@ private struct Stage {
         #expect(stage.outcomes.map(\.sends).sorted() == [1, 1, 2])
     }
 
-    @Test func `a 200 is settled by its head, and no other answer without its end`() {
+    @Test func `the headers of a 200 complete a request; other answers need END_STREAM`() {
         var stage = Stage.proven(requests: 3)
         stage.write([3, 5], 1)
         stage.tell(.head(3, PushResponse(status: 200)), 1)
@@ -326,13 +327,13 @@ private struct Stage {
         #expect(stage.outcomes.last?.sends == 2 && stage.outcomes.count == 3)
     }
 
-    @Test func `an answer that comes before the request is written ends it, and the rest is not written`() {
+    @Test func `an answer that precedes the end of its request ends the request, and the rest is not written`() {
         var stage = Stage.proven(requests: 2)
         stage.tell(.answer(3, PushResponse(status: 413)), 1)
         #expect(stage.resets == [3] && stage.outcomes.last?.sends == 1)
     }
 
-    @Test func `a server that hangs up without an answer is asked three times`() {
+    @Test func `the client backs off from a server that hangs up three times without an answer`() {
         var stage = Stage()
         stage.add(1...100)
         for _ in 1...20 where !stage.connecting.isEmpty {
@@ -346,7 +347,7 @@ private struct Stage {
             stage.outcomes.filter { $0.sends > 0 }.count == 2, "one that was sent twice, and one that was sent once")
     }
 
-    @Test func `while one connection works, one that cannot be made ends no request`() {
+    @Test func `a failed connection ends no request while another one works`() {
         var stage = Stage()
         stage.add(1...5)
         stage.connect(mostStreams: 1)
@@ -360,7 +361,7 @@ private struct Stage {
 
     // Time ------------------------------------------------------------------------------------------------------------
 
-    @Test func `the time for an answer begins when the request is written`() {
+    @Test func `the time limit for an answer starts when the request is written`() {
         var stage = Stage.proven(requests: 3)
         stage.pass(.seconds(20))
         stage.pool.heard(1, at: stage.now)
@@ -374,7 +375,7 @@ private struct Stage {
         #expect(stage.pool.inFlight == 2, "both go again")
     }
 
-    @Test func `a request that the server does not let through goes elsewhere, and costs no send`() {
+    @Test func `a request held back by flow control moves to another connection, and costs no send`() {
         var stage = Stage.proven(requests: 2)
         stage.pass(.seconds(20))
         stage.pool.heard(1, at: stage.now)
@@ -382,7 +383,7 @@ private struct Stage {
         #expect(stage.resets == [3] && stage.connecting == [2] && stage.outcomes.count == 1)
     }
 
-    @Test func `a connection on which nothing is answered is closed, and one that is silent gets a PING first`() {
+    @Test func `a connection without answers is closed; a silent one gets a PING first`() {
         var stage = Stage.proven(requests: 2)
         stage.write([3], 1)
         stage.pass(.seconds(11))
@@ -397,7 +398,7 @@ private struct Stage {
         #expect(dead.pings == 1 && dead.closed == [1], "nothing came after the PING")
     }
 
-    @Test func `an idle connection gets a PING after an hour, and stays`() {
+    @Test func `an idle connection gets a PING after an hour and stays open`() {
         var stage = Stage.proven(requests: 1)
         stage.pass(.seconds(3599))
         #expect(stage.pings == 0)
@@ -408,7 +409,7 @@ private struct Stage {
         #expect(stage.closed == [] && stage.pings == 1)
     }
 
-    @Test func `a server that allows no stream does not keep the requests for ever`() {
+    @Test func `requests to a server that allows no stream end in time`() {
         var stage = Stage()
         stage.add(1...3)
         stage.connect(mostStreams: 0)
@@ -418,7 +419,7 @@ private struct Stage {
         #expect(stage.outcomes.count == 3 && stage.closed == [1])
     }
 
-    @Test func `after a standstill nothing goes that has not gone, not even in place of what was refused`() {
+    @Test func `after a standstill no unsent request is sent, not even to replace a refused one`() {
         var stage = Stage.proven(requests: 5)
         stage.write([3, 5], 1)
         stage.pool.abandon(at: stage.now)
@@ -440,7 +441,7 @@ private struct Stage {
         #expect(stage.outcomes.count { $0.end == .withdrawn } == 1 && stage.outcomes.count { $0.sends == 1 } == 2)
     }
 
-    @Test func `when the time for the stop is over, what was not written is given back, and does not leave any more`() {
+    @Test func `when the time for a stop is over, unwritten requests are returned and never sent`() {
         var stage = Stage.proven(requests: 3)
         stage.pool.wrote(1, ends: [3], isPending: true, hasMoved: true, at: stage.now, .now)
         stage.pool.endAll(at: stage.now)
@@ -449,7 +450,7 @@ private struct Stage {
         #expect(stage.outcomes.count { $0.end == .withdrawn } == 1)
     }
 
-    @Test func `a request that is stuck in the output goes elsewhere only when its connection is closed`() {
+    @Test func `a request stuck in the output moves to another connection only after its own is closed`() {
         var stage = Stage.proven(requests: 2)
         for _ in 1...3 {
             // A few bytes move now and then, and the server is there.
@@ -467,7 +468,7 @@ private struct Stage {
         #expect(stage.outcomes.last?.sends == 1)
     }
 
-    @Test func `at the stop what is unwritten is withdrawn, unless its bytes are on their way`() {
+    @Test func `a stop withdraws unwritten requests, unless some of their bytes have left`() {
         var stage = Stage.proven(requests: 3)
         stage.pool.wrote(1, ends: [3], isPending: true, hasMoved: true, at: stage.now, .now)
         stage.pool.stop()

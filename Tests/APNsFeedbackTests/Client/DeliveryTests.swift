@@ -29,7 +29,7 @@ import TokenModel
         #expect(step == .ends(.answered(PushResponse(status: status, body: #"{"reason":"Any"}"#))))
     }
 
-    @Test func `what got lost with its connection goes once more, and not a third time`() {
+    @Test func `a request whose connection was lost is sent a second time, but not a third`() {
         var delivery = sent()
         #expect(delivery.step(after: lost) { _ in true } == .again(connectionIsUnfit: false))
         go(&delivery, 2)
@@ -39,14 +39,14 @@ import TokenModel
         #expect(delivery.sends == 2)
     }
 
-    @Test func `where no connection is to be had, nothing was sent and nothing is repeated`() {
+    @Test func `without a connection a request counts as unsent and is not repeated`() {
         var delivery = Delivery(request())
         let turn = Delivery.Turn.failure(.nameResolution, message: "no such host", wasSent: false)
         let failure = PushFailure(kind: .nameResolution, message: "no such host", mayHaveArrived: false)
         #expect(delivery.step(after: turn) { _ in true } == .ends(.unanswered(failure)))
     }
 
-    @Test func `a repetition that meets a server in its pause tells of the first failure`() {
+    @Test func `a repetition during the server's pause reports the first failure`() {
         var delivery = sent()
         _ = delivery.step(after: lost) { _ in true }
         let failure = PushFailure(
@@ -74,7 +74,7 @@ import TokenModel
         #expect(refused == ["old"])
     }
 
-    @Test func `without another provider token the refusal is the answer`() {
+    @Test func `without a new provider token, the refusal is the answer`() {
         var delivery = sent()
         let step = delivery.step(after: answer(403, "ExpiredProviderToken")) { _ in false }
         #expect(step == .ends(.answered(PushResponse(status: 403, body: #"{"reason":"ExpiredProviderToken"}"#))))
@@ -102,7 +102,7 @@ import TokenModel
         #expect(delivery.mayGo && delivery.sends == 1)
     }
 
-    @Test func `what may not be repeated goes no more, whatever comes back`() {
+    @Test func `a request that may not be repeated is sent only once, whatever happens`() {
         var delivery = sent()
         delivery.repeatNoMore()
         delivery.wasRefused()

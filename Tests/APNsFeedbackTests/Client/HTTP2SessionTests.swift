@@ -35,13 +35,13 @@ import TokenModel
         #expect(session.takeEvents() == [.answer(1, PushResponse(status: 200)), .closed(1, code: 0)])
     }
 
-    @Test func `HEADERS of a 200 are told although RST_STREAM follows at once`() throws {
+    @Test func `HEADERS of a 200 are reported even if RST_STREAM follows at once`() throws {
         var session = try session()
         try session.receive(Frames.head(1, "200") + Frames.reset(1, code: 2))
         #expect(session.takeEvents() == [.head(1, PushResponse(status: 200)), .closed(1, code: 2)])
     }
 
-    @Test func `interim responses and trailers are no response, and their fields do not count`() throws {
+    @Test func `interim responses and trailers are ignored, and so are their fields`() throws {
         var session = try session()
         try session.receive(Frames.head(1, "103", [("apns-id", "early")]))
         #expect(session.takeEvents() == [])
@@ -54,7 +54,7 @@ import TokenModel
             ])
     }
 
-    @Test func `a body that is shorter than its content-length says is no whole response`() throws {
+    @Test func `a response with a body shorter than its content-length is incomplete`() throws {
         var session = try session()
         try session.receive(Frames.head(1, "410", [("content-length", "900")]) + Frames.data(1, gone))
         _ = try session.send()
@@ -64,7 +64,7 @@ import TokenModel
             ])
     }
 
-    @Test func `a body without end is reset after a mebibyte, and is no response`() throws {
+    @Test func `an endless body is reset after 1 MiB and is not a response`() throws {
         var session = try session()
         try session.receive(Frames.head(1, "410") + Frames.data(1, gone, ends: false))
         let piece = String(repeating: " ", count: 16384)
@@ -108,7 +108,7 @@ import TokenModel
         #expect(last.ends == [1] && last.frames.last?.endsStream == true)
     }
 
-    @Test func `a server with a window of zero gets the head only, and SETTINGS in between open it`() throws {
+    @Test func `with a window of zero only the headers are sent, until SETTINGS open it`() throws {
         var session = try SessionOverMemory(settings: [(.initialWindow, 0)])
         #expect(session.open() == 1)
         #expect(try session.send().frames.map(\.kind).suffix(1) == [.headers])
@@ -124,7 +124,7 @@ import TokenModel
         #expect(session.takeEvents() == [.settings(mostStreams: 1), .settings(mostStreams: 1000)])
     }
 
-    @Test func `GOAWAY tells its reason and refuses the streams above its last one`() throws {
+    @Test func `GOAWAY refuses the streams above its last one, and its reason is read`() throws {
         var session = try session(3)
         try session.receive(Frames.goAway(last: 3, code: 11, #"{"reason":"BadCertificate"}"# + "\u{7}"))
         let goAway = PushGoAway(code: 11, text: #"{"reason":"BadCertificate"}?"#)
@@ -142,14 +142,14 @@ import TokenModel
         #expect(session.takeEvents() == [.goAway(last: 1, PushGoAway(code: 0)), .closed(3, code: 7)])
     }
 
-    @Test func `a GOAWAY whose last stream grows ends the session`() throws {
+    @Test func `a GOAWAY that raises the last stream ends the session`() throws {
         var session = try session(2)
         try session.receive(Frames.goAway(last: 1) + Frames.goAway(last: 3))
         _ = try session.send()
         #expect(session.session.isOver)
     }
 
-    @Test func `a PUSH_PROMISE is an error of the connection, after the server knows that there are none`() throws {
+    @Test func `a PUSH_PROMISE is a connection error once the server has acknowledged that push is disabled`() throws {
         var session = try session()
         try session.receive(Frames.settingsAcknowledged)
         try session.receive(
@@ -158,7 +158,7 @@ import TokenModel
         #expect(session.session.isOver)
     }
 
-    @Test func `an unknown frame, a PRIORITY and a PING do no harm`() throws {
+    @Test func `unknown frames, PRIORITY and PING are accepted`() throws {
         var session = try session()
         try session.receive(Frames.frame(type: 0xee, 0xff, on: 1, [1, 2, 3]))
         try session.receive(Frames.frame(.priority, 0, on: 1, [0, 0, 0, 0, 1]))
@@ -169,7 +169,7 @@ import TokenModel
         #expect(session.takeEvents().count == 2)
     }
 
-    @Test func `a head of more than 64 KiB resets its stream`() throws {
+    @Test func `headers of more than 64 KiB reset their stream`() throws {
         var session = try session()
         // An entry of the table, and many references to it.
         let entry: [UInt8] =
@@ -242,7 +242,7 @@ import TokenModel
         return "\(text(field.name, field.namelen)): \(text(field.value, field.valuelen))"
     }
 
-    @Test func `the server reads what was asked for, and its table holds what repeats`() throws {
+    @Test func `the server decodes all headers, and its table holds the ones that repeat`() throws {
         var requests = (1...100).map {
             request($0, token: String(repeating: "0\($0 % 10)", count: 32), collapseID: "c\($0)")
         }
@@ -268,7 +268,7 @@ import TokenModel
             ])
     }
 
-    @Test func `a request that repeats costs few bytes`() throws {
+    @Test func `repeated headers take few bytes`() throws {
         var session = try SessionOverMemory()
         var size = 0
         for number in 1...3 {

@@ -3,7 +3,7 @@ import Testing
 @testable import APNsFeedback
 
 @Suite struct OutputBufferTests {
-    @Test func `a request has left when the last byte of its last frame has, however the bytes are taken`() {
+    @Test func `a request is sent when TLS has taken the last byte of its last frame`() {
         for step in 1...10 {
             var buffer = OutputBuffer()
             var left: [Int32] = []

@@ -31,7 +31,8 @@ import TokenModel
         frame.endsStream ? [.bytes(Frames.answer(frame.stream, status))] : []
     }
 
-    @Test func `what GOAWAY refused is answered on the next connection, which is there before the old one ends`() throws
+    @Test func `requests refused by GOAWAY are answered on the next connection, which opens before the old one ends`()
+        throws
     {
         // Of the first connection, streams 1, 3 and 5 are processed, and 3 and 5 are never answered.
         let server = try FrameServer.start(files) { connection, frame in
@@ -56,7 +57,7 @@ import TokenModel
         #expect(state.goAway?.reason == "Shutdown")
     }
 
-    @Test func `a server that says GOAWAY after every ten requests gets each request once`() throws {
+    @Test func `a server that sends GOAWAY after every ten requests gets each request once`() throws {
         let server = try FrameServer.start(files, settings: [(.mostStreams, 128)]) { _, frame in
             guard frame.endsStream, frame.stream <= 19 else { return [] }
             let goAway = frame.stream == 19 ? Frames.goAway(last: 19) : []
@@ -68,7 +69,7 @@ import TokenModel
         #expect(server.connections >= 50)
     }
 
-    @Test func `REFUSED_STREAM sends a request to the other connection`() throws {
+    @Test func `REFUSED_STREAM moves a request to the other connection`() throws {
         let server = try FrameServer.start(files) { connection, frame in
             guard frame.endsStream else { return [] }
             if connection == 1, frame.stream > 1 { return [.bytes(Frames.reset(frame.stream, code: 7))] }
@@ -79,7 +80,7 @@ import TokenModel
         #expect(outcomes.allSatisfy { status($0) == 200 && $0.sends == 1 })
     }
 
-    @Test func `RST_STREAM right behind the HEADERS of a 200 repeats nothing`() throws {
+    @Test func `RST_STREAM directly after the HEADERS of a 200 repeats nothing`() throws {
         let server = try FrameServer.start(files) { _, frame in
             frame.endsStream ? [.bytes(Frames.head(frame.stream, "200") + Frames.reset(frame.stream, code: 2))] : []
         }
@@ -89,7 +90,7 @@ import TokenModel
     }
 
     @Test(arguments: [false, true])
-    func `a 410 that is cut short is asked for again, however it was cut`(_ isReset: Bool) throws {
+    func `a request whose 410 was cut short is repeated`(_ isReset: Bool) throws {
         let server = try FrameServer.start(files) { connection, frame in
             guard frame.endsStream else { return [] }
             if frame.stream > 1 || connection > 1 { return [.bytes(Frames.answer(frame.stream, "410", gone))] }
@@ -109,7 +110,7 @@ import TokenModel
         #expect(failure(torn[0])?.kind == .connectionLost && torn[0].sends == 2)
     }
 
-    @Test func `a connection that dies in silence is found out by a PING, and left`() throws {
+    @Test func `a PING finds a dead connection`() throws {
         let server = try FrameServer.start(files) { connection, frame in
             if connection > 1 || frame.stream == 1 { return Self.answer(frame) }
             return []
@@ -123,7 +124,7 @@ import TokenModel
         #expect(!frames.contains { $0.kind == .reset }, "no answer was late")
     }
 
-    @Test func `one stream at a time is used as fast as the answers come`() throws {
+    @Test func `with one stream, the next request follows each answer at once`() throws {
         let open = Atomic(0)
         let most = Atomic(0)
         let server = try FrameServer.start(files, settings: [(.mostStreams, 1)]) { _, frame in
@@ -138,7 +139,7 @@ import TokenModel
         #expect(most.load(ordering: .relaxed) == 1 && server.connections == 1)
     }
 
-    @Test func `windows of zero and of one byte are waited for, and answers are read meanwhile`() throws {
+    @Test func `answers are read while windows of zero and one byte hold requests back`() throws {
         let server = try FrameServer.start(files, settings: [(.mostStreams, 1000), (.initialWindow, 0)]) { _, frame in
             switch frame.kind {
             case .headers: [.bytes(Frames.windowUpdate(frame.stream, by: 1))]
@@ -152,7 +153,7 @@ import TokenModel
         #expect(outcomes.allSatisfy { status($0) == 200 && $0.sends == 1 })
     }
 
-    @Test func `a server that does not read for a while gets everything once, and its answers are read meanwhile`()
+    @Test func `a server that stops reading gets each request once, and its answers are read meanwhile`()
         throws
     {
         // It stops at the 20th request, and reads again when the client has its answer.
@@ -178,7 +179,7 @@ import TokenModel
         #expect(outcomes.allSatisfy { status($0) == 200 && $0.sends == 1 } && server.requests == 2000)
     }
 
-    @Test func `a request carries what Apple asks for, and not a frame more`() throws {
+    @Test func `a request has the frames and headers that Apple asks for, and no others`() throws {
         let server = try FrameServer.start(files) { _, frame in Self.answer(frame) }
         defer { server.stop() }
         _ = send(requests(1...2), to: server)

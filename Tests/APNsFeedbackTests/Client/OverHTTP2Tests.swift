@@ -84,7 +84,7 @@ import TokenModel
             "the second of them, which this server does not put up with")
     }
 
-    @Test func `what has been tried before is sent once`() throws {
+    @Test func `a request that was tried before is sent once`() throws {
         let apns = try server(answer: { _ in .reset(code: 2) })
         defer { apns.stop() }
         var again = requests(1...2)
@@ -94,7 +94,9 @@ import TokenModel
         #expect(Set(outcomes.map { [$0.request.id: $0.sends] }) == [[again[0].id: 2], [again[1].id: 1]])
     }
 
-    @Test func `after a standstill nothing is begun or repeated: another daemon may have it by now`() throws {
+    @Test func `after a standstill the client sends nothing, because another daemon may have taken its requests over`()
+        throws
+    {
         // All but the first and the thirtieth get no answer.
         let apns = try server(answer: { [1, 30].contains($0.ordinal) ? .accepted : .never })
         defer { apns.stop() }
@@ -116,7 +118,9 @@ import TokenModel
         #expect(apns.records.requests <= 32)
     }
 
-    @Test func `while a connection is not proven it gets one request, and no other is opened for the rest`() throws {
+    @Test func `a connection without an answer gets one request, and no other connection is opened for the rest`()
+        throws
+    {
         let apns = try server({ $0.provesFirst = true })
         defer { apns.stop() }
         let outcomes = try send(requests(1...3000), to: apns.port) { $0.connections = 2 }
@@ -148,7 +152,7 @@ import TokenModel
 
     // What is sent again -----------------------------------------------------------------------------------------------
 
-    @Test func `an expired provider token is made anew, once, and the request goes out again with the same apns-id`()
+    @Test func `an expired provider token is renewed once, and the request is repeated with the same apns-id`()
         throws
     {
         let apns = try server()
@@ -188,7 +192,7 @@ import TokenModel
         #expect(status(refused[0]) == 403 && refused[0].sends == 2)
     }
 
-    @Test func `GOAWAY in the middle: what was above its last stream goes out again, and costs no send`() throws {
+    @Test func `requests above the last stream of a GOAWAY are repeated, and cost no send`() throws {
         let apns = try server(answer: {
             $0.ordinal == 1000 ? .goAway(.init(last: .thisNotProcessed, closing: .afterStreams)) : nil
         })
@@ -198,7 +202,7 @@ import TokenModel
         #expect(apns.records.connections == 2)
     }
 
-    @Test func `a server that refuses every request is soon left alone, and nothing counts as sent`() throws {
+    @Test func `the client backs off from a server that refuses every request, and no request counts as sent`() throws {
         let apns = try server(answer: { _ in .reset(code: 7) })
         defer { apns.stop() }
         let outcomes = try send(requests(1...3), to: apns.port)
@@ -206,7 +210,7 @@ import TokenModel
         #expect(3...4 ~= apns.records.requests, "two connections may be refused at once")
     }
 
-    @Test func `a server that does not answer is not waited for for ever, and its request goes out once more`() throws {
+    @Test func `a request without an answer times out and is repeated once`() throws {
         let apns = try server(answer: { $0.token?.hasSuffix("5") == true ? .never : nil })
         defer { apns.stop() }
         let outcomes = try send(requests(1...22), to: apns.port) { $0.answerTimeout = .milliseconds(300) }
@@ -237,7 +241,7 @@ import TokenModel
         #expect(outcomes.allSatisfy { status($0) == 200 || failure($0)?.mayHaveArrived == true })
     }
 
-    @Test func `a connection on which nobody answers is left, and what was on it goes out over another`() throws {
+    @Test func `requests on a dead connection are repeated on another connection`() throws {
         let apns = try server(answer: { $0.connection == 1 ? .never : nil })
         defer { apns.stop() }
         let outcomes = try send(requests(1...5), to: apns.port) { $0.answerTimeout = .seconds(1) }
@@ -245,7 +249,7 @@ import TokenModel
         #expect(outcomes.allSatisfy { status($0) == 200 || failure($0)?.kind == .backingOff }, "\(outcomes)")
     }
 
-    @Test func `a connection that answers others is kept, though one of its requests is not answered`() throws {
+    @Test func `a connection stays open if only one of its requests gets no answer`() throws {
         let apns = try server(answer: {
             $0.token?.hasSuffix("005") == true ? .never : FakeAnswer.accepted.delayed(by: .milliseconds(40))
         })
@@ -259,8 +263,7 @@ import TokenModel
         #expect(apns.records.connections == 1)
     }
 
-    @Test func `a server that takes connections and answers nothing is left in peace, like one that takes none`() throws
-    {
+    @Test func `the client backs off from a server that accepts connections but never answers`() throws {
         let apns = try server(answer: { _ in .close })
         defer { apns.stop() }
         let outcomes = try send(requests(1...50), to: apns.port)
@@ -268,7 +271,7 @@ import TokenModel
         #expect(apns.records.connections <= 5 && apns.records.requests <= 5)
     }
 
-    @Test func `accepted is accepted, whatever happens to the rest; and what has no end is no response`() throws {
+    @Test func `a 200 counts even if the stream then fails; an endless body is no response`() throws {
         let apns = try server(answer: { request in
             request.ordinal == 1
                 ? .raw(
@@ -282,7 +285,7 @@ import TokenModel
         #expect(outcomes.map(status) == [200, nil] && outcomes.map(\.sends) == [1, 2], "\(outcomes)")
     }
 
-    @Test func `at the stop nothing is waited for that has no connection yet`() throws {
+    @Test func `a stop does not wait for requests without a connection`() throws {
         // It takes connections, and says nothing.
         let listener = socket(AF_INET, Int32(SOCK_STREAM.rawValue), 0)
         defer { close(listener) }
@@ -317,7 +320,7 @@ import TokenModel
 
     // Who is trusted ---------------------------------------------------------------------------------------------------
 
-    @Test func `a server that nobody vouches for, or of another name, is sent nothing`() throws {
+    @Test func `nothing is sent to a server with an untrusted certificate or another name`() throws {
         let apns = try server()
         defer { apns.stop() }
         let stranger = try TestAuthority()
@@ -331,7 +334,7 @@ import TokenModel
         #expect(apns.records.requests == 0)
     }
 
-    @Test func `a server that speaks HTTP/1.1 only is sent nothing`() throws {
+    @Test func `nothing is sent to a server without HTTP/2`() throws {
         let server = Process()
         server.executableURL = URL(fileURLWithPath: "/usr/bin/env")
         server.arguments = [
@@ -364,7 +367,7 @@ import TokenModel
         #expect(outcomes.allSatisfy { $0.sends == 0 && failure($0)?.mayHaveArrived == false })
     }
 
-    @Test func `a client certificate proves who sends`() throws {
+    @Test func `a client certificate authenticates the sender`() throws {
         let apns = try server({
             $0.clientAuthority = files.certificate
             $0.signingKeys = []
@@ -381,7 +384,7 @@ import TokenModel
 
     // What is said -----------------------------------------------------------------------------------------------------
 
-    @Test func `every header is as it was asked for, and none is there that was not`() throws {
+    @Test func `the request has exactly the expected headers`() throws {
         let apns = try server()
         defer { apns.stop() }
         var full = request(1, token: "ABCDEF", collapseID: "thread 12")
@@ -397,7 +400,7 @@ import TokenModel
         #expect(seen[1].priority == nil && seen[1].expiration == nil && seen[1].collapseID == nil)
     }
 
-    @Test func `at the stop what waits is given back, and what is under way is waited for`() throws {
+    @Test func `a stop returns queued requests and waits for those in flight`() throws {
         let apns = try server(answer: { _ in FakeAnswer.accepted.delayed(by: .milliseconds(50)) })
         defer { apns.stop() }
         let outcomes = try send(requests(1...500), to: apns.port) {

@@ -43,7 +43,7 @@ import TokenModel
         #expect(found.first?.end == .unsendable("the collapse id has characters that no header can carry"))
     }
 
-    @Test func `where nobody listens one attempt is made, and the others are told when it is worth another`() throws {
+    @Test func `if a server cannot be reached, one attempt is made and the other requests get a retry time`() throws {
         let found = outcomes((1...100).map { request($0) })
         let failures = found.compactMap { outcome -> PushFailure? in
             if case .unanswered(let failure) = outcome.end { failure } else { nil }
@@ -60,7 +60,7 @@ import TokenModel
         #expect(found.count == 2)
     }
 
-    @Test func `a client that is stopped before it begins gives everything back`() {
+    @Test func `a client that is stopped before it starts returns all requests`() {
         let found = outcomes((1...10).map { request($0) }, stopsFirst: true)
         #expect(found.allSatisfy { $0.end == .withdrawn })
     }

@@ -17,7 +17,7 @@ import TokenModel
         }
     }
 
-    @Test func `only what is set is sent, and the token goes into the path in lower case`() {
+    @Test func `only headers that are set are sent, and the path has the token in lower case`() {
         #expect(
             lines(request(token: "00AbFf")) == [
                 ":method: POST", ":scheme: https", ":authority: h.example", ":path: /3/device/00abff",
@@ -26,7 +26,7 @@ import TokenModel
             ])
     }
 
-    @Test func `all that can be set is sent, and fits`() {
+    @Test func `all headers that can be set are sent`() {
         var request = request(collapseID: "c d")
         request.priority = 5
         request.expiration = 0
@@ -39,7 +39,7 @@ import TokenModel
         #expect(lines.count == RequestHeaders.mostFields)
     }
 
-    @Test func `secrets and paths are never indexed, and what rarely repeats is indexed once`() {
+    @Test func `secrets and paths are never indexed, and headers that rarely repeat are indexed once`() {
         var headers = RequestHeaders()
         var indexed: RequestHeaders.Indexed = []
         func isIndexed(_ request: PushRequest) -> [RequestHeaders.Name] {
@@ -55,7 +55,7 @@ import TokenModel
     }
 
     @Test(arguments: [("h.example", 443, "h.example"), ("h.example", 2197, "h.example:2197"), ("::1", 443, "[::1]")])
-    func `the authority is the host, with brackets and a port where they are needed`(
+    func `the authority is the host, with brackets and a port where needed`(
         _ host: String, _ port: Int, _ expected: String
     ) {
         let authority = RequestHeaders.authority(of: PushServer(host: host, port: port))
@@ -71,7 +71,7 @@ import TokenModel
         #expect(TraceSink.presentable(line) == shown)
     }
 
-    @Test func `a trace does not show who sends`() {
+    @Test func `a trace does not show the provider token`() {
         #expect(TraceSink.presentable("h2h3 [authorization: bearer eyJ]") == nil)
         #expect(TraceSink.presentable("Bearer eyJ") == nil)
     }

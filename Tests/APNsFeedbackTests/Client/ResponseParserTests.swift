@@ -10,20 +10,20 @@ import Testing
         return answer
     }
 
-    @Test func `status, identifiers and body are taken`() {
+    @Test func `status, identifiers and body are read`() {
         let found = answer(
             [(":status", "410"), ("apns-id", "abc"), ("apns-unique-id", " d e "), ("date", "x")], body: "{}")
         #expect(found.answer == PushResponse(status: 410, body: "{}", apnsID: "abc", uniqueID: "d e"))
     }
 
-    @Test func `an interim answer is none, nor are its headers`() {
+    @Test func `interim answers and their headers are ignored`() {
         #expect(answer([(":status", "103"), ("apns-id", "early")]).answer == nil)
         let found = answer([(":status", "103"), ("apns-id", "early"), (":status", "200")])
         #expect(found.answer == PushResponse(status: 200))
     }
 
     @Test(arguments: ["", "x", "-50", "20", "2000", "99999999999999999999", "\u{0}\u{1}\u{2}", "２００"])
-    func `nonsense is no status`(_ text: String) {
+    func `an invalid status is refused`(_ text: String) {
         #expect(answer([(":status", text)]).answer == nil)
     }
 
@@ -32,7 +32,7 @@ import Testing
         #expect(found.answer?.apnsID == "x" + String(repeating: "y", count: 99))
     }
 
-    @Test func `of a long body the first 4 KiB are kept, and after a mebibyte it has been enough`() {
+    @Test func `the first 4 KiB of a body are kept, and reading stops after 1 MiB`() {
         var answer = ResponseParser()
         let piece = [UInt8](repeating: 0xff, count: 1 << 20)
         #expect(answer.take(piece: piece.span) == true)
@@ -40,7 +40,7 @@ import Testing
         #expect(answer.body.count == 4096)
     }
 
-    @Test func `what is no UTF-8 is replaced`() {
+    @Test func `invalid UTF-8 is replaced`() {
         var answer = answer([(":status", "400")])
         #expect(answer.take(piece: [0x41, 0xff].span) == true)
         #expect(answer.answer?.body == "A\u{fffd}")

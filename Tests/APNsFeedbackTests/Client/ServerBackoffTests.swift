@@ -4,7 +4,7 @@ import TokenModel
 @testable import APNsFeedback
 
 @Suite struct ServerBackoffTests {
-    @Test func `the pauses double up to a minute, and end with an answer`() {
+    @Test func `the pauses double up to a minute, and an answer ends them`() {
         var backoff = ServerBackoff()
         var now = ContinuousClock.now
         var pauses: [Duration] = []
@@ -22,14 +22,14 @@ import TokenModel
         #expect(backoff.remaining(at: now) == .milliseconds(250) * 0.75)
     }
 
-    @Test func `attempts that fail together make one pause`() {
+    @Test func `attempts that fail together cause one pause`() {
         var backoff = ServerBackoff()
         let now = ContinuousClock.now
         for _ in 1...100 { backoff.failed(at: now, share: 1) }
         #expect(backoff.remaining(at: now) == .milliseconds(250))
     }
 
-    @Test func `who came back goes first, and the others in their order`() {
+    @Test func `requests that came back unsent go first; the others keep their order`() {
         var queue = RequestQueue()
         for number in 1...5000 { queue.append(Delivery(request(number))) }
         for number in 1...3000 { #expect(queue.next()?.request == request(number)) }

@@ -56,7 +56,7 @@ import TokenModel
         }
     }
 
-    @Test func `random frames end nothing without END_STREAM, and every request once`() throws {
+    @Test func `with random frames every request ends once, and none is answered without END_STREAM`() throws {
         var chance = Chance(state: 20_261_122)
         var frames = 0
         var stale = 0
@@ -107,7 +107,7 @@ import TokenModel
         return frames
     }
 
-    @Test func `random bytes, whole and in pieces, do no harm`() throws {
+    @Test func `random bytes cause no crash and no answer`() throws {
         var chance = Chance(state: 7)
         for _ in 1...Soak.size(2_000, whole: 100_000) {
             var session = try SessionOverMemory(settings: chance.dice(2) == 0 ? nil : [])
