@@ -182,7 +182,9 @@ import TokenModel
             INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'cc', 410, \(Self.death))
             """, user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
-        var drain = Drain(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
+        // Without bulk reads: if the partition is sealed during the test, one would bring all these rows together in one range.
+        var drain = Drain(
+            lockTimeout: .milliseconds(50), guardLimits: .off, truncates: false, interpret: Interpretation.verdict(on:))
         var told = 0
         // On a slow machine, one pass ends before it reaches the last range.
         var pass = Drain.Pass()
