@@ -1,6 +1,6 @@
 # tokenkeeperd: `make run` and `make test` install what they need.
 
-.PHONY: help run fake-apns test reference fuzz test-deployment bench build release deb lint setup clean
+.PHONY: help run fake-apns test reference fuzz test-deployment image test-image bench build release deb lint setup clean
 
 help: ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -22,10 +22,16 @@ reference: setup ## Rewrite the generated parts of docs/reference and the man pa
 fuzz: setup ## Call every public SQL function 100,000 times with random input. CALLS=1000: 1,000 times.
 	@CALLS='$(subst ','\'',$(value CALLS))' exec scripts/fuzz
 
-test-deployment: ## Install the package on a separate machine with systemd and PostgreSQL, and test everything there.
-	@scripts/test-deployment
+test-deployment: ## Install the package on a separate machine with systemd and PostgreSQL, and test everything there. DEBIAN=trixie: one of Debian 13.
+	@DEBIAN='$(value DEBIAN)' exec scripts/test-deployment
 
-bench: ## Compare with bare SQL and other queues, into docs/benchmarks/. QUICK=1: in minutes, into a temporary folder. ONLY=drain,peers: some of it.
+image: ## Build the package and the container image localhost/tokenkeeperd. BASE=IMAGE: on that image of Debian.
+	@BASE='$(subst ','\'',$(value BASE))' exec scripts/image
+
+test-image: ## Build the container image on a base made of Debian's packages, and test it and the example for Kubernetes.
+	@scripts/test-image
+
+bench: ## Compare with bare SQL and other queues, into docs/benchmarks/. QUICK=1: in minutes, into a temporary folder. ONLY=drain,peers: some of it. BENCH_BEFORE=REVISION: with the client of that one.
 	@exec scripts/bench
 
 build: setup ## Build for debugging.

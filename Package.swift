@@ -25,8 +25,8 @@ let package = Package(
     dependencies: [
         .package(url: "https://github.com/apple/swift-argument-parser", exact: "1.8.2"),
         .package(url: "https://github.com/apple/swift-log", exact: "1.16.2"),
-        // Only for the fake APNs of the tests.
         .package(url: "https://github.com/apple/swift-nio", exact: "2.101.2"),
+        // Only for the fake APNs of the tests.
         .package(url: "https://github.com/apple/swift-nio-http2", exact: "1.46.0"),
         .package(url: "https://github.com/apple/swift-nio-ssl", exact: "2.37.6"),
     ],
@@ -52,6 +52,9 @@ let package = Package(
                 "APNsFeedback", "CLinux", "TokenLedger", "TokenModel",
                 .product(name: "ArgumentParser", package: "swift-argument-parser"),
                 .product(name: "Logging", package: "swift-log"),
+                .product(name: "NIOCore", package: "swift-nio"),
+                .product(name: "NIOHTTP1", package: "swift-nio"),
+                .product(name: "NIOPosix", package: "swift-nio"),
             ],
             swiftSettings: strict),
 
@@ -125,7 +128,7 @@ let package = Package(
             ],
             exclude: ["old-names.txt"],
             swiftSettings: lenient),
-        // nginx, Apache, HAProxy and nghttpx, which `scripts/setup servers` gets.
+        // nginx, Apache, HAProxy, nghttpx and nghttpd, which `scripts/setup servers` gets.
         .testTarget(
             name: "ThirdPartyServersTests",
             dependencies: [

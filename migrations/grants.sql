@@ -7,7 +7,7 @@ DECLARE
     wanted text;
 BEGIN
     FOREACH wanted IN ARRAY ARRAY['tokenkeeper_sender', 'tokenkeeper_app', 'tokenkeeper_reader',
-                                  'tokenkeeper_operator', 'tokenkeeper_daemon']
+                                  'tokenkeeper_monitor', 'tokenkeeper_operator', 'tokenkeeper_daemon']
     LOOP
         IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = wanted) THEN
             BEGIN
@@ -21,7 +21,7 @@ END
 $$;
 
 GRANT USAGE ON SCHEMA tokenkeeper
-    TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+    TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_monitor, tokenkeeper_operator, tokenkeeper_daemon;
 
 -- Senders write results and ask the gate.
 GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON tokenkeeper.send_result TO tokenkeeper_sender;
@@ -53,9 +53,9 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON
     tokenkeeper.token, tokenkeeper.sendable_token, tokenkeeper.suppressed_token, tokenkeeper.token_event,
     tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.guard, tokenkeeper.reinstatement,
-    tokenkeeper.topic_policy, tokenkeeper.operation, tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.status,
+    tokenkeeper.stale_share, tokenkeeper.topic_policy, tokenkeeper.operation, tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.status,
     tokenkeeper.migration, tokenkeeper.repeatable, tokenkeeper.send_request, tokenkeeper.suppressed_send, tokenkeeper.failed_send, tokenkeeper.paused_topic,
-    tokenkeeper.sending_daemon
+    tokenkeeper.sending_daemon, tokenkeeper.token_count_hour
     TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT SELECT ON tokenkeeper.daemon TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION
@@ -63,17 +63,40 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger),
-    tokenkeeper.has_one_token_per_device(text)
+    tokenkeeper.has_one_token_per_device(text),
+    tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text),
+    tokenkeeper.read_status()
     TO tokenkeeper_reader, tokenkeeper_operator;
+
+-- Monitoring sees counts, times and names of topics. It sees no token and no device, and no words of APNs, PostgreSQL or people, which may contain
+-- one: a warning of status names a device, and an error may quote a row. Of the tables with tokens it sees the numbers of the rows, to count them.
+GRANT SELECT ON tokenkeeper.result_stat TO tokenkeeper_monitor;
+GRANT SELECT (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact, oldest_queued_at, sweep_interval, stopped_at)
+    ON tokenkeeper.daemon TO tokenkeeper_monitor;
+GRANT SELECT (daemon_id, heartbeat_at, stopped_at, credentials) ON tokenkeeper.sending_daemon TO tokenkeeper_monitor;
+GRANT SELECT (topic_id, environment, topic) ON tokenkeeper.topic TO tokenkeeper_monitor;
+GRANT SELECT (topic_id, state, tokens, counted_at) ON tokenkeeper.token_count TO tokenkeeper_monitor;
+GRANT SELECT (environment, topic, tripped, tripped_at, tokens, active, max_tokens) ON tokenkeeper.guard TO tokenkeeper_monitor;
+GRANT SELECT (environment, topic, period, since, newly_stale, active, share, usual_share, history_days, is_wave, wave_since)
+    ON tokenkeeper.stale_share TO tokenkeeper_monitor;
+GRANT SELECT (environment, topic, paused_at) ON tokenkeeper.paused_topic TO tokenkeeper_monitor;
+GRANT SELECT (run_id, trigger, dry_run, forced, requested_at, started_at, heartbeat_at, finished_at, outcome, pruned_suppressed, pruned_dormant, refused)
+    ON tokenkeeper.sweep_run TO tokenkeeper_monitor;
+GRANT SELECT (run_id, environment, topic, cause, tokens, pruned, refused, of_tokens, max_tokens) ON tokenkeeper.sweep_topic TO tokenkeeper_monitor;
+GRANT SELECT (request_id, queued_at) ON tokenkeeper.send_request TO tokenkeeper_monitor;
+GRANT SELECT (failed_id, failed_at) ON tokenkeeper.failed_send TO tokenkeeper_monitor;
+GRANT SELECT (held_id, held_at) ON tokenkeeper.held_result TO tokenkeeper_monitor;
+GRANT SELECT (rejected_id, rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_monitor;
 
 -- Operators read, set policies, undo, request sweeps, fix, requeue and delete rejected results, and forget a person.
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.request_sweep(boolean, boolean),
     tokenkeeper.release_held(text, text),
     tokenkeeper.discard_held(text, text),
-    tokenkeeper.reinstate(text, text, timestamptz, timestamptz),
-    tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz),
-    tokenkeeper.undo_suspects(integer),
+    tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text),
+    tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text),
+    tokenkeeper.undo_next(integer),
+    tokenkeeper.pruned_stale(text, text, timestamptz, timestamptz),
     tokenkeeper.requeue_rejected(bigint[]),
     tokenkeeper.pause_sending(text, text, text),
     tokenkeeper.resume_sending(text, text),
@@ -104,10 +127,11 @@ GRANT UPDATE (rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_daemon;
 GRANT UPDATE (held_at) ON tokenkeeper.held_result TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.daemon, tokenkeeper.token_count,
-    tokenkeeper.token_count_progress, tokenkeeper.token_count_part,
+    tokenkeeper.token_count_progress, tokenkeeper.token_count_part, tokenkeeper.token_count_hour,
     tokenkeeper.suspect, tokenkeeper.topic_guard, tokenkeeper.topic_guard_count, tokenkeeper.device, tokenkeeper.status_cache
     TO tokenkeeper_daemon;
-GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard, tokenkeeper.reinstatement TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard, tokenkeeper.reinstatement, tokenkeeper.stale_share TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.stale_receipt, tokenkeeper.stale_count, tokenkeeper.stale_wave TO tokenkeeper_daemon;
 GRANT SELECT, UPDATE ON tokenkeeper.sweep_progress TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (named_at) ON tokenkeeper.crowded_device TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_prune TO tokenkeeper_daemon;
@@ -141,16 +165,21 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.lock_sweep_claim()
     TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.record(text[], text[], integer[], bytea[], timestamptz[], text[], integer[], timestamptz[], text[], timestamptz[],
-                       boolean[], bigint, numeric),
+    tokenkeeper.record(text[], text[], integer[], bytea[], timestamptz[], text[], timestamptz[], boolean[], integer[], timestamptz[], text[],
+                       timestamptz[], integer[], timestamptz[], text[], timestamptz[], boolean[], bigint, numeric, numeric),
+    tokenkeeper.judge_stale(integer[], bytea[], timestamptz[], timestamptz[], boolean[], bigint, numeric),
     tokenkeeper.judge_suspects(integer[], bytea[], timestamptz[], timestamptz[], boolean[], timestamptz[], bigint, numeric),
     tokenkeeper.worst_day(integer[], bytea[], timestamptz[]),
     tokenkeeper.guard_changes(integer[], bytea[], timestamptz[]),
     tokenkeeper.guard_bucket(timestamptz),
     tokenkeeper.note_guard(integer[], bytea[], timestamptz[]),
-    tokenkeeper.undo_suspects(integer),
+    tokenkeeper.undo_next(integer),
     tokenkeeper.count_tokens(integer, integer),
     tokenkeeper.reset_guards(bigint, numeric),
+    tokenkeeper.hour_of(timestamptz),
+    tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text),
+    tokenkeeper.roll_up_stale_count(),
+    tokenkeeper.note_stale_waves(),
     tokenkeeper.guard_limit(integer, bigint, bigint, numeric),
     tokenkeeper.ensure_topic(text, text),
     tokenkeeper.token_key(text),
@@ -162,5 +191,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.reap_topics(integer, timestamptz, integer),
     tokenkeeper.reset_transaction_ids(oid, bigint, bigint),
     tokenkeeper.prepare_event_months(),
-    tokenkeeper.forget_event_month(timestamptz)
+    tokenkeeper.forget_event_month(timestamptz),
+    tokenkeeper.look_at_queue(),
+    tokenkeeper.read_status()
     TO tokenkeeper_daemon;

@@ -18,8 +18,8 @@ struct MeasureCommand: ParsableCommand {
 
     /// The measurements, by the names that `--only` takes.
     enum Measurement: String, CaseIterable {
-        case drain, peers, ledger, hostile, freshness, sweep, gate, register, producers, footprint, publication, scale,
-            sending
+        case drain, peers, ledger, hostile, metrics, freshness, sweep, gate, register, producers, footprint,
+            publication, scale, sending
 
         /// Whether it needs the large ledger.
         var isLarge: Bool { [.ledger, .sweep, .gate].contains(self) }
@@ -30,6 +30,11 @@ struct MeasureCommand: ParsableCommand {
 
     @Option(help: "Only these, with commas: \(Measurement.allCases.map(\.rawValue).joined(separator: ", ")).")
     var only: String?
+
+    @Option(
+        help: ArgumentHelp(
+            "An earlier build of this program, whose client is measured as well.", valueName: "revision=path"))
+    var before: String?
 
     @Option(help: "The folder for the report.")
     var output: String
@@ -58,7 +63,8 @@ struct MeasureCommand: ParsableCommand {
         let bench = (cluster, scale, report, chosen)
         attempt(
             [
-                (.hostile, HostileMeasurement.self), (.freshness, FreshnessMeasurement.self),
+                (.hostile, HostileMeasurement.self), (.metrics, MetricsMeasurement.self),
+                (.freshness, FreshnessMeasurement.self),
                 (.producers, ProducerMeasurement.self), (.register, RegisterMeasurement.self),
                 (.footprint, FootprintMeasurement.self),
             ], bench, template, workload)
@@ -82,7 +88,7 @@ struct MeasureCommand: ParsableCommand {
         }
         if chosen.contains(.scale) { ScaleMeasurement(cluster: cluster, scale: scale, report: report).run() }
         sendingReport.attempt("sending", chosen.contains(.sending)) {
-            try SendingMeasurement(scale: scale, report: sendingReport).run()
+            try SendingMeasurement(scale: scale, report: sendingReport, before: before.map(Self.earlier)).run()
             try OutboxMeasurement(
                 cluster: cluster, scale: scale, report: sendingReport, template: template, workload: workload
             ).run()
@@ -112,6 +118,14 @@ struct MeasureCommand: ParsableCommand {
                 ).run()
             }
         }
+    }
+
+    private static func earlier(_ text: String) throws -> SendingClient.EarlierBuild {
+        guard let middle = text.firstIndex(of: "=") else {
+            throw ValidationError("--before \(text): expected revision=path")
+        }
+        return SendingClient.EarlierBuild(
+            revision: String(text[..<middle]), program: String(text[text.index(after: middle)...]))
     }
 
     private static func measurements(_ text: String) throws -> Set<Measurement> {

@@ -19,6 +19,20 @@ enum ProcessorTime {
     /// The time of one process.
     static func seconds(of process: Int32) -> Double { seconds(of: process, withChildren: false) }
 
+    /// The time of a process's threads with one of these names, in seconds, to the nanosecond.
+    static func seconds(ofThreads names: Set<String>, of process: Int32) -> Double {
+        let folder = "/proc/\(process)/task"
+        let threads = (try? FileManager.default.contentsOfDirectory(atPath: folder)) ?? []
+        return threads.reduce(0) { sum, thread in
+            guard let name = try? String(contentsOfFile: "\(folder)/\(thread)/comm", encoding: .utf8),
+                names.contains(name.trimmingCharacters(in: .newlines)),
+                let times = try? String(contentsOfFile: "\(folder)/\(thread)/schedstat", encoding: .utf8),
+                let nanoseconds = times.split(separator: " ").first.flatMap({ Double($0) })
+            else { return sum }
+            return sum + nanoseconds / 1e9
+        }
+    }
+
     /// The time of the whole server: the postmaster and its children, including ended ones.
     static func seconds(of cluster: PrivateCluster) throws -> Double {
         let main = try postmaster(of: cluster)

@@ -4,6 +4,8 @@ struct Sample {
     var seconds: Double
     var serverSeconds = 0.0
     var daemonSeconds = 0.0
+    /// The part of `daemonSeconds` that the threads of the drain took.
+    var drainSeconds = 0.0
     /// Rows per second in each quarter of the rows, if they were measured.
     var quarters: [Double] = []
 

@@ -4,6 +4,7 @@ struct Stopwatch {
     private let daemons: [MeasuredDaemon]
     private let server: Double
     private let daemon: Double
+    private let drain: Double
     private let start: ContinuousClock.Instant
 
     init(_ cluster: PrivateCluster, _ daemons: [MeasuredDaemon] = []) throws {
@@ -11,7 +12,12 @@ struct Stopwatch {
         self.daemons = daemons
         server = try ProcessorTime.seconds(of: cluster)
         daemon = daemons.reduce(0) { $0 + ProcessorTime.seconds(of: $1.pid) }
+        drain = Self.drainSeconds(daemons)
         start = .now
+    }
+
+    private static func drainSeconds(_ daemons: [MeasuredDaemon]) -> Double {
+        daemons.reduce(0) { $0 + ProcessorTime.seconds(ofThreads: ["drain", "backlog"], of: $1.pid) }
     }
 
     /// - Parameter end: When the work ended, if not now.
@@ -19,6 +25,7 @@ struct Stopwatch {
         Sample(
             rows: rows, seconds: start.duration(to: end) / .seconds(1),
             serverSeconds: try ProcessorTime.seconds(of: cluster) - server,
-            daemonSeconds: daemons.reduce(0) { $0 + ProcessorTime.seconds(of: $1.pid) } - daemon)
+            daemonSeconds: daemons.reduce(0) { $0 + ProcessorTime.seconds(of: $1.pid) } - daemon,
+            drainSeconds: Self.drainSeconds(daemons) - drain)
     }
 }

@@ -38,6 +38,9 @@ static inline CURLcode ck_get_pointer(CURL *easy, CURLINFO info, void **value) {
 
 static inline CURLcode ck_global_init(void) { return curl_global_init(CURL_GLOBAL_DEFAULT); }
 
+/* The file of certificates that libcurl was built to trust; NULL if it has none. */
+static inline const char *ck_trusted_file(void) { return curl_version_info(CURLVERSION_NOW)->cainfo; }
+
 static inline CURLcode ck_get_socket(CURL *easy, curl_socket_t *socket) {
     return curl_easy_getinfo(easy, CURLINFO_ACTIVESOCKET, socket);
 }

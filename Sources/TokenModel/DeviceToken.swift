@@ -59,6 +59,24 @@ extension DeviceToken: CustomStringConvertible {
     }
 }
 
+extension DeviceToken {
+    /// A text in which everything that may be a device token is cut to its first eight digits and an ellipsis: each run of more than
+    /// twenty hex digits. A date, a number or a UUID has no such run.
+    public static func cut(in text: String) -> String {
+        var cut = String.UnicodeScalarView()
+        var digits = 0
+        for scalar in text.unicodeScalars {
+            digits = scalar.properties.isASCIIHexDigit ? digits + 1 : 0
+            if digits == 21 {
+                cut.removeLast(12)
+                cut.append("…")
+            }
+            if digits <= 20 { cut.append(scalar) }
+        }
+        return String(cut)
+    }
+}
+
 /// Byte order, as `bytea` and text in the "C" collation have it. The standard library compares through two iterators, which is too
 /// slow for a comparison that runs a dozen times per token.
 func precedes(_ left: Span<UInt8>, _ right: Span<UInt8>) -> Bool {

@@ -25,10 +25,12 @@ public struct PushRequest: Hashable, Sendable {
     public var id: String
     /// Whether the client may repeat the request at once when no response comes. False for a request that was tried before.
     public var mayBeRepeated: Bool
+    /// What the sender calls the request while a client has it: see `PushClient.withdraw` and `SendObserver`. Not sent.
+    public var slot: Int
 
     public init(
         address: TokenAddress, payload: [UInt8], pushType: PushType, priority: Int? = nil, expiration: Int64? = nil,
-        collapseID: String? = nil, id: String, mayBeRepeated: Bool = true
+        collapseID: String? = nil, id: String, mayBeRepeated: Bool = true, slot: Int = 0
     ) {
         self.address = address
         self.payload = payload
@@ -38,6 +40,7 @@ public struct PushRequest: Hashable, Sendable {
         self.collapseID = collapseID
         self.id = id
         self.mayBeRepeated = mayBeRepeated
+        self.slot = slot
     }
 }
 

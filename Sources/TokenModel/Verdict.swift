@@ -19,6 +19,10 @@ extension Verdict {
     /// Stands for a missing reason.
     public static let noReason = "(none given)"
 
+    /// Stand for the reason of a result that was rejected, and of one that was rejected and only counted. Stored, so they must not change.
+    public static let rejected = "(rejected)"
+    public static let rejectedNotKept = "(rejected, not kept)"
+
     /// Why a 410 makes its token suspect instead of stale: what it lacks.
     ///
     /// These texts are stored and counted as reasons, so they must not change.
@@ -46,7 +50,7 @@ extension Verdict {
         case .accepted: nil
         case .stale(_, _, let reason), .suspect(_, _, let reason): reason
         case .sendersFault(let reason), .transient(let reason): reason
-        case .unintelligible: "(rejected)"
+        case .unintelligible: Self.rejected
         }
     }
 }

@@ -11,7 +11,7 @@ struct Tokenkeeperd: ParsableCommand {
         version: Daemon.version.description,
         subcommands: [
             Run.self, Migrate.self, GrantRoles.self, SweepOnce.self, ShowStatus.self,
-            Explain.self, Held.self, Reinstate.self, Rejected.self, CheckConfig.self,
+            Explain.self, Held.self, Reinstate.self, Rejected.self, CheckConfig.self, Doctor.self,
         ],
         defaultSubcommand: nil)
 

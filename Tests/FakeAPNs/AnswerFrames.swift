@@ -2,7 +2,7 @@ import NIOCore
 import NIOHPACK
 import NIOHTTP2
 
-/// How a decided answer goes out.
+/// Writes the frames of an answer.
 extension FakeConnection {
     func perform(_ answer: FakeAnswer, on id: HTTP2StreamID, _ apnsID: String) {
         // The client may have reset it meanwhile, or a GOAWAY refused it.
@@ -40,7 +40,7 @@ extension FakeConnection {
         var headers = HPACKHeaders()
         headers.reserveCapacity(3)
         headers.add(name: ":status", value: status == 200 ? "200" : String(status))
-        // Never the same again: it would only push others out of the table.
+        // It is different in each answer: in the table, it would only push others out.
         headers.add(name: "apns-id", value: apnsID, indexing: .nonIndexable)
         if core.options.sandbox {
             headers.add(name: "apns-unique-id", value: identifiers.next(), indexing: .nonIndexable)
@@ -57,7 +57,7 @@ extension FakeConnection {
         }
     }
 
-    /// - Parameter raw: Its body and its end; the head is another parameter.
+    /// - Parameter raw: The body and the end. The head is another parameter.
     private func respond(
         _ head: HPACKHeaders, _ raw: FakeAnswer.Raw, _ manner: FakeAnswer.Manner, on id: HTTP2StreamID
     ) {
@@ -75,7 +75,7 @@ extension FakeConnection {
         let rest = { [self] in
             if !endsWithHead, body.readableBytes > 0 || (ends && manner.trailers.isEmpty) {
                 write(id, .data(.init(data: .byteBuffer(body), endStream: ends && manner.trailers.isEmpty)))
-                // Else a reset would overtake what waits for the client's window.
+                // Otherwise a reset would overtake the bytes that wait for the client's window.
                 if !ends || manner.cut != nil { flush() }
             }
             if ends, !manner.trailers.isEmpty {
@@ -95,7 +95,7 @@ extension FakeConnection {
         case (.close?, _): breakOff()
         case (.reset(let code)?, _):
             if cut?.after == nil {
-                // NIO knows the stream as closed, and would not reset it. What it has must be out before.
+                // NIO considers the stream closed and would not reset it. First, NIO must write what it holds.
                 flush()
                 writeBeneath(type: 3, on: id, ByteBuffer(integer: UInt32(truncatingIfNeeded: code)))
             } else {

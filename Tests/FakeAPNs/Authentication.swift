@@ -1,6 +1,6 @@
 import Synchronization
 
-/// What was found out about JWTs, for all connections: each text is verified once.
+/// The results of verifying JWTs, shared by all connections. Each text is verified once.
 final class VerifiedTokens: Sendable {
     private let keys: [FakeSigningKey]
     private let state = Mutex(State())
@@ -17,7 +17,7 @@ final class VerifiedTokens: Sendable {
     func verified(_ text: String) -> ProviderToken? {
         state.withLock { state in
             if let known = state.verified[text] { return known }
-            // A client that makes a JWT a request must not fill the memory.
+            // A client that makes a JWT for each request must not fill the memory.
             if state.verified.count >= 10_000 { state.verified.removeAll() }
             let token = ProviderToken(text, keys: keys)
             state.verified[text] = .some(token)
@@ -30,11 +30,11 @@ final class VerifiedTokens: Sendable {
     }
 }
 
-/// When which JWT of a key was first seen.
+/// When each key's JWT last changed.
 struct TokenUpdateHistory {
     private var latest: [String: (since: Int64, texts: Set<String>)] = [:]
 
-    /// Whether this is a new JWT within 20 minutes of the one before. If not, it counts from now on.
+    /// Whether this is a new JWT within 20 minutes of the last one. If it is new and not too early, its 20 minutes begin now.
     mutating func isTooEarly(_ text: String, of key: String, at now: Int64) -> Bool {
         guard var known = latest[key] else {
             latest[key] = (now, [text])
@@ -49,14 +49,14 @@ struct TokenUpdateHistory {
     }
 }
 
-/// Who speaks on one connection: decided for each request, remembered where it costs.
+/// Authenticates the requests of one connection. Results that are expensive to compute are remembered.
 struct Authentication {
     private let ledger: VerifiedTokens
     private let isRequired: Bool
     private let updates: FakeOptions.TokenUpdates
     private let certificate: PeerCertificate
     private var history = TokenUpdateHistory()
-    /// The `authorization` seen last, which most often comes again: then it is the same text at the same address.
+    /// The last `authorization`. Most requests have the same one as the request before, and strings that share storage compare fast.
     private var last: (header: String, token: ProviderToken)?
     private var team: String?
 
@@ -67,7 +67,7 @@ struct Authentication {
         self.certificate = certificate
     }
 
-    /// Nil: it may send.
+    /// Nil if the request may be sent.
     mutating func refusal(_ header: String?, at now: Int64) -> Refusal? {
         switch certificate {
         case .trusted: return nil
@@ -80,7 +80,7 @@ struct Authentication {
         guard let text = Self.bearer(header) else { return .missingProviderToken }
         guard let token = ledger.verified(text) else { return .invalidProviderToken }
         guard token.isFresh(at: now) else { return .expiredProviderToken }
-        // One team a connection.
+        // A connection belongs to one team.
         if let team, team != token.team { return .invalidProviderToken }
         switch updates {
         case .unlimited: break
@@ -94,7 +94,7 @@ struct Authentication {
         return nil
     }
 
-    /// What follows `bearer `; nil when there is nothing.
+    /// The text after `bearer `; nil if there is none.
     static func bearer(_ header: String) -> String? {
         guard header.utf8.count > 7, header.prefix(7).lowercased() == "bearer " else { return nil }
         return String(header.dropFirst(7))

@@ -1,16 +1,16 @@
 import Synchronization
 
-/// Which device tokens are dead, since when, and until when.
+/// The device tokens that are dead, each with its begin and end.
 public final class Deaths: Sendable {
     /// All instants are milliseconds since the Unix epoch, by the server's clock.
     public struct Death: Sendable {
-        /// Nil: of all topics. APNs itself tells by topic.
+        /// Nil for all topics. At APNs, a token is dead for one topic.
         public var topic: String?
-        /// From then on 410, with this as its timestamp.
+        /// From this instant on, the response is 410 with this timestamp.
         public var at: Int64
-        /// From then on 200 again; nil: it stays dead.
+        /// From this instant on, the response is 200 again. Nil if the token stays dead.
         public var revivedAt: Int64?
-        /// Unregistered or ExpiredToken.
+        /// `Unregistered` or `ExpiredToken`.
         public var reason: String
 
         public init(topic: String? = nil, at: Int64, revivedAt: Int64? = nil, reason: String = "Unregistered") {
@@ -27,7 +27,7 @@ public final class Deaths: Sendable {
     }
 
     private let state = Mutex(State())
-    // So that a server without deaths pays nothing.
+    // A server without deaths does not take the lock.
     private let isEmpty = Atomic(true)
 
     init() {}
@@ -38,7 +38,7 @@ public final class Deaths: Sendable {
         isEmpty.store(false, ordering: .releasing)
     }
 
-    /// This share of all tokens, chosen by their text: always the same ones.
+    /// A share of all tokens dies. The text of a token decides, so they are the same in every run.
     ///
     /// - Parameter share: 0 to 1.
     public func die(share: Double, _ death: Death) {
@@ -46,12 +46,12 @@ public final class Deaths: Sendable {
         isEmpty.store(false, ordering: .releasing)
     }
 
-    /// The token lives again, for all topics. One that died by share stays dead.
+    /// Revives a token for all topics. A token that died by its share stays dead.
     public func revive(_ token: String) {
         state.withLock { $0.tokens[token.lowercased()] = nil }
     }
 
-    /// The death of this token for this topic, if it is dead at that instant; of several the latest.
+    /// The death of this token for this topic; the latest of several. Nil if it is not dead at that instant.
     public func death(of token: String, topic: String?, at now: Int64) -> Death? {
         if isEmpty.load(ordering: .acquiring) { return nil }
         let token = token.lowercased()
@@ -66,7 +66,7 @@ public final class Deaths: Sendable {
         }
     }
 
-    /// 0 to 1, by FNV-1a and a mix, the same in every process.
+    /// A number from 0 to 1 (FNV-1a, then a mix), the same in every process.
     static func position(of token: String) -> Double {
         var hash: UInt64 = 0xcbf2_9ce4_8422_2325
         for byte in token.utf8 { hash = (hash ^ UInt64(byte)) &* 0x100_0000_01b3 }

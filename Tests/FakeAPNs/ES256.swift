@@ -1,13 +1,13 @@
 import COpenSSL
 import Foundation
 
-/// ECDSA over P-256 with SHA-256, the signature as JWTs have it: r and s, 32 bytes each.
+/// ECDSA over P-256 with SHA-256. Signatures have the form of JWTs: r and s, 32 bytes each.
 ///
-/// Keys are read anew for each call: a provider signs three times an hour, and a verified JWT is remembered by its text.
+/// Each call parses the key again: a provider signs three times an hour, and each JWT is verified once.
 enum ES256 {
     /// - Parameter publicKey: PEM.
     static func verifies(_ signature: [UInt8], of text: [UInt8], publicKey: String) -> Bool {
-        guard signature.count == 64, let key = read(publicKey, { PEM_read_bio_PUBKEY($0, nil, nil, nil) }) else {
+        guard signature.count == 64, let key = PEM.read(publicKey, { PEM_read_bio_PUBKEY($0, nil, nil, nil) }) else {
             return false
         }
         defer { EVP_PKEY_free(key) }
@@ -21,7 +21,7 @@ enum ES256 {
 
     /// - Parameter privateKey: PEM, PKCS#8.
     static func sign(_ text: [UInt8], privateKey: String) -> [UInt8]? {
-        guard let key = read(privateKey, { PEM_read_bio_PrivateKey($0, nil, nil, nil) }) else { return nil }
+        guard let key = PEM.read(privateKey, { PEM_read_bio_PrivateKey($0, nil, nil, nil) }) else { return nil }
         defer { EVP_PKEY_free(key) }
         let context = EVP_MD_CTX_new()
         defer { EVP_MD_CTX_free(context) }
@@ -33,14 +33,7 @@ enum ES256 {
         return raw(Array(der[..<length]))
     }
 
-    private static func read(_ pem: String, _ reader: (OpaquePointer?) -> OpaquePointer?) -> OpaquePointer? {
-        let text = Array(pem.utf8)
-        let memory = BIO_new_mem_buf(text, Int32(text.count))
-        defer { BIO_free(memory) }
-        return reader(memory)
-    }
-
-    /// SEQUENCE of two INTEGERs, which are signed and have no zeros in front.
+    /// A SEQUENCE of two INTEGERs, which are signed and have no leading zeros.
     private static func der(_ signature: [UInt8]) -> [UInt8] {
         func integer(_ bytes: ArraySlice<UInt8>) -> [UInt8] {
             var digits = Array(bytes.drop { $0 == 0 })
@@ -64,7 +57,7 @@ enum ES256 {
     }
 }
 
-/// Base64 as JWTs have it: another alphabet, no padding.
+/// The Base64 of JWTs: another alphabet, and no padding.
 enum Base64URL {
     static func encode(_ bytes: [UInt8]) -> String {
         Data(bytes).base64EncodedString().replacingOccurrences(of: "+", with: "-")

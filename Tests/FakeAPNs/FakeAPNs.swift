@@ -4,7 +4,7 @@ import NIOPosix
 import NIOSSL
 import Synchronization
 
-/// A server that speaks APNs' protocol on real HTTP/2 and TLS, checks requests as APNs does, and answers as it is told.
+/// A server that speaks APNs' protocol over real HTTP/2 and TLS, checks requests as APNs does, and answers from a script.
 ///
 /// ```swift
 /// let apns = try FakeAPNs.start(FakeOptions(try TestAuthority())) { request in
@@ -13,18 +13,18 @@ import Synchronization
 /// defer { apns.stop() }
 /// ```
 public final class FakeAPNs: Sendable {
-    /// Called for each request that has passed the checks, on the thread of its connection; it must not block. Nil: 410 if the
-    /// token is dead, 200 if not.
+    /// Called for each request that has passed the checks, on the thread of its connection; it must not block. If it returns nil,
+    /// the response is 410 for a dead token, and 200 otherwise.
     public typealias Answer = @Sendable (FakeRequest) -> FakeAnswer?
 
-    /// On which it listens.
+    /// The port on which the server listens.
     public let port: Int
-    /// What it has seen.
+    /// The requests and connections so far.
     public var records: FakeRecords { core.records }
-    /// Which tokens are dead.
+    /// The dead tokens.
     public var deaths: Deaths { core.deaths }
 
-    /// By the server's clock, milliseconds since the Unix epoch.
+    /// Milliseconds since the Unix epoch, by the server's clock.
     public var startedAt: Int64 { core.startedAt }
 
     let core: FakeCore
@@ -43,9 +43,9 @@ public final class FakeAPNs: Sendable {
         if !isStopped.load(ordering: .acquiring) { group.shutdownGracefully { _ in } }
     }
 
-    /// Listens when it returns.
+    /// Starts a server, which listens when this returns.
     ///
-    /// - Throws: When the certificate, the key or the CA cannot be read, or the port is taken.
+    /// - Throws: If the certificate, the key or the CA cannot be read, or the port is taken.
     public static func start(_ options: FakeOptions, answer: @escaping Answer = { _ in nil }) throws -> FakeAPNs {
         let core = try FakeCore(options, answer: answer)
         let group = MultiThreadedEventLoopGroup(numberOfThreads: options.threads)
@@ -57,7 +57,7 @@ public final class FakeAPNs: Sendable {
         }
     }
 
-    /// Listens when it returns.
+    /// Starts a server, which listens when this returns.
     public static func start(_ options: FakeOptions, answer: @escaping Answer = { _ in nil }) async throws -> FakeAPNs {
         let core = try FakeCore(options, answer: answer)
         let group = MultiThreadedEventLoopGroup(numberOfThreads: options.threads)
@@ -69,25 +69,25 @@ public final class FakeAPNs: Sendable {
         }
     }
 
-    /// Ends all connections at once. Afterwards the records can still be asked.
+    /// Ends all connections at once. The records stay readable.
     public func stop() {
         if isStopped.exchange(true, ordering: .acquiringAndReleasing) { return }
         try? group.syncShutdownGracefully()
     }
 
-    /// Ends all connections at once. Afterwards the records can still be asked.
+    /// Ends all connections at once. The records stay readable.
     public func stop() async {
         if isStopped.exchange(true, ordering: .acquiringAndReleasing) { return }
         try? await group.shutdownGracefully()
     }
 
-    /// Ends the connections that are open now, without a word; new ones are accepted.
+    /// Closes the open connections without GOAWAY. New ones are accepted.
     public func dropConnections() {
         for connection in core.connections.withLock({ Array($0.values) }) { connection.dropped() }
     }
 }
 
-/// What all connections of a server share.
+/// The state that all connections of a server share.
 final class FakeCore: Sendable {
     let options: FakeOptions
     let answer: FakeAPNs.Answer
@@ -98,7 +98,7 @@ final class FakeCore: Sendable {
     let startedAt: Int64
     let requests = Atomic(0)
     let connections = Mutex<[ObjectIdentifier: any Channel]>([:])
-    /// With which connections begin.
+    /// The settings with which connections begin.
     let settings: Mutex<FakeSettings>
     /// PEM.
     let clientAuthority: String?
@@ -123,7 +123,7 @@ final class FakeCore: Sendable {
             privateKey: .privateKey(try NIOSSLPrivateKey(file: options.privateKey, format: .pem)))
         tls.minimumTLSVersion = .tlsv12
         tls.applicationProtocols = ["h2"]
-        // Which certificates are good is decided for each request, as 403 and not as an alert: see `ProtocolGate`.
+        // A bad certificate gets a 403 for each request, not a TLS alert: see `ProtocolGate`.
         if options.clientAuthority != nil { tls.certificateVerification = .optionalVerification }
         self.tls = try NIOSSLContext(configuration: tls)
     }
@@ -157,7 +157,7 @@ final class FakeCore: Sendable {
 }
 
 extension Channel {
-    /// Ends it beneath TLS, without its signOff.
+    /// Closes the connection below TLS, without close_notify.
     func dropped() {
         eventLoop.execute {
             guard let tls = try? self.pipeline.syncOperations.context(handlerType: NIOSSLServerHandler.self) else {

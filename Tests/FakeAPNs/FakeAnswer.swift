@@ -1,10 +1,10 @@
-/// What the script has the server do with a valid request.
+/// What the server does with a valid request.
 public struct FakeAnswer: Sendable {
     var action: Action
     var delay: Duration = .zero
-    /// What is unusual about its frames; nil, almost always, for nothing.
+    /// How its frames differ from the usual ones; nil, as for most answers, if they do not.
     var manner: Manner?
-    /// Sent before it.
+    /// SETTINGS that are sent before the answer.
     var settings: FakeSettings?
 
     enum Action: Sendable {
@@ -16,45 +16,45 @@ public struct FakeAnswer: Sendable {
         case close
     }
 
-    /// 200.
+    /// Status 200.
     public static let accepted = FakeAnswer(action: .status(200, reason: nil, timestamp: nil))
 
     /// An error as Apple writes it: `{"reason":"…"}`, or `{"reason":"…","timestamp":…}`.
     ///
-    /// - Parameter timestamp: Milliseconds since the Unix epoch; Apple has it with 410 only.
+    /// - Parameter timestamp: Milliseconds since the Unix epoch. APNs sends it only with 410.
     public static func refused(_ status: Int, _ reason: String, timestamp: Int64? = nil) -> FakeAnswer {
         FakeAnswer(action: .status(status, reason: reason, timestamp: timestamp))
     }
 
-    /// 410 Unregistered.
+    /// Status 410, reason `Unregistered`.
     public static func stale(at timestamp: Int64, reason: String = "Unregistered") -> FakeAnswer {
         refused(410, reason, timestamp: timestamp)
     }
 
-    /// Whatever APNs would not say: any headers, any bytes.
+    /// Any headers and any bytes, also those that APNs never sends.
     public static func raw(_ raw: Raw) -> FakeAnswer { FakeAnswer(action: .raw(raw)) }
 
-    /// No answer, as long as the connection lives.
+    /// No answer while the connection is open.
     public static let never = FakeAnswer(action: .never)
 
     /// RST_STREAM with this HTTP/2 error code. 7, REFUSED_STREAM, tells the client that the request was not processed, and the
     /// records count it as refused. 2 is INTERNAL_ERROR.
     public static func reset(code: Int) -> FakeAnswer { FakeAnswer(action: .reset(code: code)) }
 
-    /// GOAWAY, and the end of the connection.
+    /// GOAWAY, then the end of the connection.
     public static func goAway(_ goAway: GoAway = GoAway()) -> FakeAnswer { FakeAnswer(action: .goAway(goAway)) }
 
-    /// The connection ends at once, without a word of HTTP/2.
+    /// The connection ends at once, without GOAWAY.
     public static let close = FakeAnswer(action: .close)
 
-    /// The same, so much later. The stream is open meanwhile; other streams go on.
+    /// The same answer after a delay. Meanwhile the stream stays open, and other streams are answered.
     public func delayed(by delay: Duration) -> FakeAnswer {
         var answer = self
         answer.delay = delay
         return answer
     }
 
-    /// The same, after an answer of headers only for each of these statuses, e.g. 100 or 103. For answers with a status.
+    /// The same answer after an informational response for each of these statuses, such as 100 or 103. For answers with a status.
     public func preceded(by informational: [Int]) -> FakeAnswer {
         var answer = self
         answer.manner = manner ?? Manner()
@@ -62,7 +62,7 @@ public struct FakeAnswer: Sendable {
         return answer
     }
 
-    /// The same, with headers behind the body, which end the stream. For answers with a status.
+    /// The same answer with trailers, which end the stream. For answers with a status.
     public func followed(byTrailers trailers: [(name: String, value: String)]) -> FakeAnswer {
         var answer = self
         answer.manner = manner ?? Manner()
@@ -70,7 +70,7 @@ public struct FakeAnswer: Sendable {
         return answer
     }
 
-    /// The same, cut short: what follows is never sent. For answers with a status.
+    /// The same answer, cut short: the rest is never sent. For answers with a status.
     public func cut(_ cut: Cut) -> FakeAnswer {
         var answer = self
         answer.manner = manner ?? Manner()
@@ -78,30 +78,30 @@ public struct FakeAnswer: Sendable {
         return answer
     }
 
-    /// The same, after a SETTINGS frame on its connection.
+    /// The same answer after a SETTINGS frame on its connection.
     public func changing(_ settings: FakeSettings) -> FakeAnswer {
         var answer = self
         answer.settings = settings
         return answer
     }
 
-    /// How the frames of an answer differ from those of an ordinary one.
+    /// How the frames of an answer differ from the usual ones.
     struct Manner: Sendable {
         var informational: [Int] = []
         var trailers: [(name: String, value: String)] = []
         var cut: Cut?
     }
 
-    /// Where an answer breaks off, and how.
+    /// Where an answer is cut short, and how.
     public struct Cut: Sendable {
         public enum Way: Sendable {
             /// RST_STREAM with this HTTP/2 error code; 0 is NO_ERROR, 8 is CANCEL.
             case reset(code: Int)
-            /// The connection ends without GOAWAY and without TLS's own farewell.
+            /// The connection ends without GOAWAY and without TLS's close_notify.
             case close
         }
 
-        /// Bytes of the body that are still sent; 0: the headers only. Nil: the whole answer, END_STREAM included.
+        /// The number of body bytes that are sent; 0 for headers only. Nil for the whole answer with END_STREAM.
         public var after: Int?
         public var way: Way
 
@@ -118,14 +118,14 @@ public struct FakeAnswer: Sendable {
             case normally
             /// RST_STREAM with this error code: the answer is truncated.
             case reset(code: Int)
-            /// Never: the answer stays incomplete.
+            /// It does not end: the answer stays incomplete.
             case never
         }
 
         public var status: String
         public var headers: [(name: String, value: String)]
         public var body: [UInt8]
-        /// Between headers and body.
+        /// The delay between headers and body.
         public var bodyDelay: Duration
         public var end: End
 
@@ -143,7 +143,7 @@ public struct FakeAnswer: Sendable {
 }
 
 extension FakeAnswer {
-    /// How it is counted on a stream.
+    /// How the records count the answer on a stream.
     func outcome(on stream: Int) -> FakeOutcome {
         switch action {
         case .status(let status, let reason, _): FakeOutcome(status, reason ?? "")

@@ -3,30 +3,30 @@ import NIOHPACK
 import NIOHTTP2
 import NIOSSL
 
-/// One connection of a client: puts requests together, has them checked, and does what was decided.
+/// One connection of a client: assembles requests, has them checked, and sends the answers.
 ///
-/// It works on the frames of the connection directly. NIO's multiplexer would make a channel of each stream, which costs more
-/// than all that is done here for a request.
+/// It handles the frames of the connection directly. NIO's multiplexer would make a channel for each stream, which costs more
+/// than everything else here.
 ///
-/// GOAWAY is written beneath NIO: told of it, NIO would reset streams that arrive afterwards, which a server that has announced its
-/// leave still answers. So the connection itself drops what is above the last stream.
+/// GOAWAY is written below NIO. If NIO knew of it, it would reset all streams that arrive later, but a server still answers those up
+/// to the last stream. So the connection itself drops the streams above it.
 final class FakeConnection: ChannelInboundHandler {
     typealias InboundIn = HTTP2Frame
     typealias OutboundOut = HTTP2Frame
 
-    /// More than any payload that is accepted.
+    /// The most bytes of a body that are kept: more than any accepted payload has.
     private static let keptBody = 32 * 1024
-    /// Of the connection. Those of streams are settings, HTTP/2's 65,535 by default, which an accepted payload never needs up.
+    /// The connection's window. The streams' windows are a setting, by default HTTP/2's 65,535, which no accepted payload fills.
     private static let window = 16 * 1024 * 1024
 
     struct Stream {
         var headers: HPACKHeaders
         var body = ByteBuffer()
-        /// Of the whole body, kept or not.
+        /// The length of the whole body, kept or not.
         var length = 0
         /// Bytes since this stream's window was last renewed.
         var consumed = 0
-        /// What was decided; nil while it is undecided, and for streams that are answered at once.
+        /// The exchange that waits to be sent. Nil before the decision, and for streams that are answered at once.
         var exchange: FakeExchange?
     }
 
@@ -35,7 +35,7 @@ final class FakeConnection: ChannelInboundHandler {
     private let certificate: PeerCertificate
     private var authentication: Authentication
     var identifiers = IdentifierMaker()
-    /// Those that are not answered yet.
+    /// The streams that are not answered yet.
     var streams: [HTTP2StreamID: Stream] = [:]
     /// The highest stream that has arrived and was not refused.
     private(set) var latest = HTTP2StreamID.rootStream
@@ -44,16 +44,16 @@ final class FakeConnection: ChannelInboundHandler {
     /// SETTINGS_INITIAL_WINDOW_SIZE.
     private var initialWindow: Int
     private var mustProve: Bool
-    /// The last stream of the latest GOAWAY that was no notice.
+    /// The last stream of the latest GOAWAY, except for notices.
     var goneAway: HTTP2StreamID?
-    /// What waits for the answer to a PING, in order.
+    /// The actions that wait for the answer to a PING, in order.
     var afterRoundTrip: [() -> Void] = []
     var closesWhenIdle = false
     var hasEnded = false
     private var mustFlush = false
     private var wroteBeneath = false
     var context: ChannelHandlerContext?
-    /// Of NIO's handler: what is written on it goes to the client as it is.
+    /// The context of NIO's handler. Bytes written to it go to the client unchanged.
     private var beneath: ChannelHandlerContext?
 
     init(core: FakeCore, number: Int, certificate: PeerCertificate) {
@@ -65,7 +65,7 @@ final class FakeConnection: ChannelInboundHandler {
         initialWindow = core.settings.withLock { $0.initialWindow ?? 65_535 }
     }
 
-    // What arrives --------------------------------------------------------------------------------------------------
+    // Reading --------------------------------------------------------------------------------------------------
 
     func handlerAdded(context: ChannelHandlerContext) {
         self.context = context
@@ -97,7 +97,7 @@ final class FakeConnection: ChannelInboundHandler {
                 core.records.streamOpened(ofConnection: streams.count + 1)
                 streams[frame.streamID] = stream
             }
-            // Else trailers, which APNs' protocol does not have: ignored.
+            // Otherwise they are trailers, which APNs' protocol does not have: ignored.
             if headers.endStream { complete(frame.streamID) }
         case .data(let data):
             received(data, on: frame.streamID)
@@ -120,12 +120,12 @@ final class FakeConnection: ChannelInboundHandler {
     }
 
     func errorCaught(context: ChannelHandlerContext, error: any Error) {
-        // Clients that end by closing the socket are no fault of theirs here.
+        // A client that closes the socket without close_notify makes no mistake here.
         if case .uncleanShutdown? = error as? NIOSSLError { return }
-        // Nor is what still comes after our end.
+        // Neither does one whose bytes arrive after our close.
         if hasEnded { return }
         core.records.fault(error)
-        // NIO has already reset a single stream that was at fault, and said GOAWAY if it was the connection.
+        // NIO has already reset the stream at fault, or sent GOAWAY if the connection was at fault.
         if !(error is NIOHTTP2Errors.StreamError) { context.close(promise: nil) }
     }
 
@@ -152,7 +152,7 @@ final class FakeConnection: ChannelInboundHandler {
         streams[id] = stream
     }
 
-    // What is decided -----------------------------------------------------------------------------------------------
+    // Deciding -----------------------------------------------------------------------------------------------
 
     private func complete(_ id: HTTP2StreamID) {
         guard let stream = streams[id] else { return }
@@ -207,7 +207,7 @@ final class FakeConnection: ChannelInboundHandler {
         }
     }
 
-    /// Sends SETTINGS. What they allow counts from then on.
+    /// Sends SETTINGS. Their limits apply from now on.
     func change(_ settings: FakeSettings) {
         if hasEnded { return }
         if let window = settings.initialWindow { initialWindow = window }
@@ -215,14 +215,14 @@ final class FakeConnection: ChannelInboundHandler {
         flush()
     }
 
-    // What is written -----------------------------------------------------------------------------------------------
+    // Writing -----------------------------------------------------------------------------------------------
 
     func write(_ id: HTTP2StreamID, _ payload: HTTP2Frame.FramePayload) {
         mustFlush = true
         context?.write(wrapOutboundOut(HTTP2Frame(streamID: id, payload: payload)), promise: nil)
     }
 
-    /// A frame of which NIO does not learn.
+    /// Writes a frame below NIO.
     func writeBeneath(type: UInt8, on id: HTTP2StreamID, _ payload: ByteBuffer) {
         mustFlush = true
         wroteBeneath = true

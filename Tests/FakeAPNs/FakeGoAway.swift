@@ -1,26 +1,26 @@
 extension FakeAnswer {
-    /// How the server takes its leave.
+    /// How the server ends a connection.
     public struct GoAway: Sendable {
-        /// Which stream is the last that counts as processed. Streams above it are refused: they get no answer, and the records count
-        /// their requests as refused. A stream that has been answered already stays answered.
+        /// The last stream that counts as processed. Streams above it are refused: they get no answer, and the records count
+        /// their requests as refused, unless they were answered before.
         public enum Last: Sendable, Equatable {
-            /// The one that asked: it is answered with 200.
+            /// This request's stream, which is answered with 200.
             case thisProcessed
-            /// The one before: this stream is refused too.
+            /// The stream before this request's, which is refused too.
             case thisNotProcessed
-            /// The highest one that has arrived so far; this one is answered with 200.
+            /// The highest stream that has arrived. This request is answered with 200.
             case seen
-            /// This number, which may be above those that have arrived: then later requests are still answered up to it. 0 to 2^31-1.
+            /// This number, from 0 to 2^31-1. If it is above those that have arrived, later requests up to it are answered.
             case stream(Int)
-            /// 2^31-1, the announcement of a graceful end: all streams are answered, this one with 200.
+            /// 2^31-1, which announces a graceful end. All streams are answered, this one with 200.
             case maximum
         }
 
         /// A GOAWAY with the last stream 2^31-1 before the real one: RFC 9113, 6.8. Requests that arrive between the two are answered.
         public enum Notice: Sendable, Equatable {
-            /// Right before it.
+            /// Directly before it.
             case atOnce
-            /// Until the client has answered a PING, and so has sent what it sends before it has read the notice.
+            /// Until the client has answered a PING. Then all requests that it sent before it read the notice have arrived.
             case roundTrip
             case time(Duration)
         }
@@ -28,19 +28,19 @@ extension FakeAnswer {
         public enum Closing: Sendable {
             /// When the streams in flight have been answered.
             case afterStreams
-            /// Right behind the GOAWAY frame.
+            /// Directly after the GOAWAY frame.
             case atOnce
-            /// Never: the client is left with a connection that takes no more requests.
+            /// Never: the connection stays open and takes no more requests.
             case never
         }
 
         public var last: Last
         /// The HTTP/2 error code; 0 is NO_ERROR. A notice always has 0.
         public var code: Int
-        /// For the debug data, which are Apple's JSON `{"reason":"…"}`; nil: none. A notice has none.
+        /// The reason in the debug data, in Apple's form `{"reason":"…"}`. Nil for no debug data. A notice has none.
         public var reason: String?
         public var closing: Closing
-        /// Nil: no notice.
+        /// Nil for no notice.
         public var notice: Notice?
 
         public init(
@@ -54,7 +54,7 @@ extension FakeAnswer {
             self.notice = notice
         }
 
-        /// Whether the request that asked counts as processed.
+        /// Whether the request with this answer counts as processed.
         func processes(_ stream: Int) -> Bool {
             switch last {
             case .thisProcessed, .seen, .maximum: true
@@ -63,7 +63,7 @@ extension FakeAnswer {
             }
         }
 
-        /// Whether the request that asked is answered.
+        /// Whether the request with this answer is answered.
         func answers(_ stream: Int) -> Bool { processes(stream) && closing != .atOnce }
     }
 }

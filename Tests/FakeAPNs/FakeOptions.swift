@@ -1,10 +1,10 @@
 import Foundation
 
-/// A `.p8` key of a provider, as Apple knows it: its public half, its name and whose it is.
+/// A provider's `.p8` key as Apple knows it: the public half, its identifier and its team.
 public struct FakeSigningKey: Sendable {
-    /// The `kid` of JWTs, ten characters at Apple.
+    /// The `kid` of JWTs. Apple's have ten characters.
     public var id: String
-    /// The `iss` of JWTs, ten characters at Apple.
+    /// The `iss` of JWTs. Apple's have ten characters.
     public var team: String
     /// PEM, `BEGIN PUBLIC KEY`, P-256.
     public var publicKey: String
@@ -16,13 +16,13 @@ public struct FakeSigningKey: Sendable {
     }
 }
 
-/// How the fake APNs behaves before any script has its say.
+/// How the fake APNs behaves, apart from its script.
 public struct FakeOptions: Sendable {
-    /// How much of what was received is kept for questions.
+    /// How much is recorded about requests.
     public enum Records: Sendable {
-        /// Counts by status and reason only: what a benchmark wants.
+        /// Only counts by status and reason, for benchmarks.
         case counts
-        /// Also each request, the latest so many, and how often each `apns-id` was seen.
+        /// Also the latest requests, up to this number, and how often each `apns-id` was seen.
         case latest(Int)
 
         var keepsRequests: Bool {
@@ -30,14 +30,14 @@ public struct FakeOptions: Sendable {
         }
     }
 
-    /// How often a new JWT of one key may appear before 429 TooManyProviderTokenUpdates. Apple says every 20 minutes at most.
+    /// How often the JWT of a key may change before 429 TooManyProviderTokenUpdates. Apple allows one change in 20 minutes.
     public enum TokenUpdates: Sendable {
         case unlimited
         case every20MinutesPerConnection, every20MinutesPerServer
     }
 
     public var host = "127.0.0.1"
-    /// 0 takes a free one; `FakeAPNs.port` tells which.
+    /// 0 for a free port, which `FakeAPNs.port` has.
     public var port = 0
     /// Event loop threads. One is enough for tens of thousands of requests a second.
     public var threads = 1
@@ -48,33 +48,33 @@ public struct FakeOptions: Sendable {
     public var privateKey: String
 
     public var signingKeys: [FakeSigningKey] = []
-    /// False lets everybody in; a JWT that comes nevertheless is not looked at.
+    /// If false, JWTs are neither required nor checked.
     public var requiresProviderToken = true
     public var tokenUpdates = TokenUpdates.unlimited
-    /// Path of a CA, PEM. Clients may then present a certificate of it instead of JWTs; other certificates get 403 BadCertificate.
+    /// Path of a CA, PEM. Clients may then use a certificate of this CA instead of JWTs. Other certificates get 403 BadCertificate.
     public var clientAuthority: String?
 
-    /// The topics that may be sent to; empty: all.
+    /// The allowed topics; all if empty.
     public var topics: Set<String> = []
-    /// The device tokens that exist, hex in lower case; nil: all that are well-formed.
+    /// The device tokens that exist, hex in lower case. Nil if all well-formed ones do.
     public var knownTokens: Set<String>?
-    /// Answers have `apns-unique-id`, as those of api.sandbox.push.apple.com.
+    /// Whether answers have `apns-unique-id`, as those of api.sandbox.push.apple.com do.
     public var sandbox = false
 
-    /// SETTINGS_MAX_CONCURRENT_STREAMS. At 1, a client has one stream a connection for good.
+    /// SETTINGS_MAX_CONCURRENT_STREAMS. With 1, a connection never has more than one stream.
     public var maximumStreams = 1000
-    /// More settings, and changes of them while a connection lives.
+    /// More settings, and changes to them while a connection is open.
     public var settings: [FakeSettings] = []
-    /// So many RST_STREAM frames a connection may send within 30 seconds, or it ends with GOAWAY (ENHANCE_YOUR_CALM). Netty's and
-    /// NIO's limit; what APNs has is not known. 1 to 1,000,000.
+    /// The most RST_STREAM frames that a client may send on a connection within 30 seconds: 1 to 1,000,000. Beyond that, the
+    /// connection ends with GOAWAY (ENHANCE_YOUR_CALM). 200 is the limit of Netty and NIO; that of APNs is not known.
     public var maximumResets = 200
-    /// One stream a connection until a valid JWT was seen on it, then `maximumStreams`: what APNs does.
+    /// Whether a connection is limited to one stream until a valid JWT has arrived on it, as at APNs.
     public var provesFirst = false
 
     public var records = Records.latest(10_000)
-    /// Told of every request when its answer is decided, on the thread of its connection. It must not block.
+    /// Called for each request when its answer is decided, on the thread of its connection. It must not block.
     public var log: (@Sendable (FakeExchange) -> Void)?
-    /// Milliseconds since the Unix epoch. A test may hold the clock in its hand.
+    /// Milliseconds since the Unix epoch. A test may control this clock.
     public var now: @Sendable () -> Int64 = FakeOptions.systemClock
 
     public init(certificate: String, privateKey: String) {

@@ -1,6 +1,6 @@
 import Synchronization
 
-/// What the server has seen so far. All of it may be asked for at any time, from any thread.
+/// The requests and connections that a server has seen so far. Readable at any time, from any thread.
 public final class FakeRecords: Sendable {
     private struct State {
         var outcomes: [FakeOutcome: Int] = [:]
@@ -28,7 +28,7 @@ public final class FakeRecords: Sendable {
 
     // For questions -------------------------------------------------------------------------------------------------
 
-    /// Requests that arrived whole, by what they came to. Refused ones are among them.
+    /// Requests that arrived whole, by their outcome; refused ones included.
     public var outcomes: [FakeOutcome: Int] { state.withLock { $0.outcomes } }
     public var requests: Int { state.withLock { $0.outcomes.values.reduce(0, +) } }
     public func count(_ status: Int, _ reason: String = "") -> Int {
@@ -47,15 +47,15 @@ public final class FakeRecords: Sendable {
     public func count(of apnsID: String) -> Int { state.withLock { $0.identifiers[apnsID] ?? 0 } }
     /// The same for all that had an `apns-id` of their own.
     public var identifiers: [String: Int] { state.withLock { $0.identifiers } }
-    /// How many requests with an `apns-id` of their own were refused, by that. Empty with `.counts`.
+    /// How often requests with an `apns-id` of their own were refused, by `apns-id`. Empty with `.counts`.
     public var refusals: [String: Int] { state.withLock { $0.refusals } }
 
     /// Connections that were accepted, counted before TLS.
     public var connections: Int { state.withLock { $0.accepted } }
     public var openConnections: Int { state.withLock { $0.open } }
-    /// Requests begun and not answered, now.
+    /// Requests that have begun and are not answered yet.
     public var streams: Int { state.withLock { $0.streams } }
-    /// The most streams at once, of all connections.
+    /// The most streams at once, over all connections.
     public var mostStreams: Int { state.withLock { $0.mostStreams } }
     /// The most streams at once of a single connection.
     public var mostStreamsOfOneConnection: Int { state.withLock { $0.mostStreamsOfOne } }
@@ -81,7 +81,7 @@ public final class FakeRecords: Sendable {
         }
     }
 
-    /// A GOAWAY has refused a request whose answer was decided and not sent.
+    /// A GOAWAY has refused a request whose answer was decided but not sent.
     func takenBack(_ earlier: FakeExchange, _ exchange: FakeExchange) {
         let id = exchange.request.apnsID
         state.withLock { state in
@@ -103,7 +103,7 @@ public final class FakeRecords: Sendable {
         counts[key] = left == 0 ? nil : left
     }
 
-    /// Counts from 1.
+    /// The connection's number, counted from 1.
     func connected() -> Int {
         state.withLock { state in
             state.accepted += 1

@@ -8,10 +8,10 @@ public final class FakeScript: Sendable {
     let deaths: [ScriptedDeath]
     let settings: [FakeSettings]
     private let rules: [ScriptedRule]
-    /// Of each rule with `every`: how many requests have matched the rest of it.
+    /// How many requests have matched the other conditions of each rule with `every`.
     private let matched: Mutex<[Int]>
 
-    /// - Throws: `FakeScriptFailure`, which says where the mistake is and what was expected.
+    /// - Throws: `FakeScriptFailure`, which names the place of the mistake and what was expected.
     public init(json: String) throws {
         do {
             let file = try JSONDecoder().decode(ScriptFile.self, from: Data(json.utf8))
@@ -28,7 +28,7 @@ public final class FakeScript: Sendable {
         try self.init(json: String(contentsOfFile: file, encoding: .utf8))
     }
 
-    /// Nil when no rule matches.
+    /// Nil if no rule matches.
     public func answer(to request: FakeRequest) -> FakeAnswer? {
         for (index, rule) in rules.enumerated() where rule.match.fits(request) {
             if let every = rule.match.every {
@@ -45,14 +45,14 @@ public final class FakeScript: Sendable {
 }
 
 extension FakeAPNs {
-    /// With a script. Its seconds count from here.
+    /// Starts a server with a script. The script's seconds count from now.
     public static func start(_ options: FakeOptions, script: FakeScript) throws -> FakeAPNs {
         let apns = try start(options.following(script)) { script.answer(to: $0) }
         apns.enact(script.deaths)
         return apns
     }
 
-    /// With a script. Its seconds count from here.
+    /// Starts a server with a script. The script's seconds count from now.
     public static func start(_ options: FakeOptions, script: FakeScript) async throws -> FakeAPNs {
         let apns = try await start(options.following(script)) { script.answer(to: $0) }
         apns.enact(script.deaths)

@@ -1,13 +1,13 @@
 import NIOHTTP2
 
-/// What a SETTINGS frame says; nil: nothing about that.
+/// The values of a SETTINGS frame; nil for those that it does not contain.
 public struct FakeSettings: Sendable, Equatable {
-    /// When a connection is told, counted from its beginning. Zero: in its first SETTINGS frame.
+    /// When they are sent, counted from the beginning of the connection. Zero for the first SETTINGS frame.
     public var after: Duration
     /// SETTINGS_MAX_CONCURRENT_STREAMS.
     public var maximumStreams: Int?
-    /// SETTINGS_INITIAL_WINDOW_SIZE, in bytes: how much of a body a client may send before the server asks for more. The server
-    /// asks for more when half of it has arrived; at 0, never. It concerns streams that are open, too.
+    /// SETTINGS_INITIAL_WINDOW_SIZE in bytes: how much of a body a client may send before the server renews the window. The
+    /// server renews it when half of it is used; with 0, never. It also applies to open streams.
     public var initialWindow: Int?
 
     public init(after: Duration = .zero, maximumStreams: Int? = nil, initialWindow: Int? = nil) {
@@ -16,7 +16,7 @@ public struct FakeSettings: Sendable, Equatable {
         self.initialWindow = initialWindow
     }
 
-    /// Takes over what the other says.
+    /// Takes the values that the other one contains.
     mutating func merge(_ other: FakeSettings) {
         maximumStreams = other.maximumStreams ?? maximumStreams
         initialWindow = other.initialWindow ?? initialWindow

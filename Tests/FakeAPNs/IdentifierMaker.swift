@@ -1,4 +1,4 @@
-/// UUIDs in lower case, for requests that bring none. Not secret, only different: asking the system for chance costs a call each.
+/// UUIDs in lower case, for requests without one. They are different but not random: random bytes would cost a system call each.
 struct IdentifierMaker {
     private var state = UInt64.random(in: .min ... .max)
 

@@ -28,7 +28,7 @@ extension FakeConnection {
             case .stream(let number): HTTP2StreamID(number)
             case .maximum: .maxID
             }
-        // A later GOAWAY may take back streams, not allow more.
+        // A later GOAWAY may lower the last stream, but not raise it.
         if goneAway.map({ last < $0 }) ?? true {
             goneAway = last
             for refused in streams.keys where refused > last { refuse(refused) }
@@ -64,8 +64,8 @@ extension FakeConnection {
         if closesWhenIdle, streams.isEmpty { end() }
     }
 
-    /// Closes our half, and the other when the client has closed its own: a socket that is closed while something unread lies in it
-    /// takes back what the client has not read either, GOAWAY and answers.
+    /// Closes our half, and the rest when the client has closed its half. Closing a socket with unread bytes resets the connection, and
+    /// then the client may lose GOAWAY and answers.
     private func end() {
         guard let context, !hasEnded else { return }
         forgetAll()
@@ -73,7 +73,7 @@ extension FakeConnection {
         closeLater()
     }
 
-    /// The same beneath TLS: the client sees the connection end without a farewell.
+    /// The same below TLS: the client gets no close_notify.
     func breakOff() {
         guard let context, !hasEnded else { return }
         forgetAll()

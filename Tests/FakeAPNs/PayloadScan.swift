@@ -1,14 +1,15 @@
-/// One pass over a payload: is it one JSON object, and what does its `aps` say. Without Foundation: it is run for every request.
+/// One pass over a payload: whether it is a JSON object, and what its `aps` contains. Without Foundation, because it runs for every
+/// request.
 struct PayloadScan {
     private(set) var hasAps = false
     private(set) var isContentAvailable = false
-    /// `aps` has alert, sound or badge.
+    /// Whether `aps` has an alert, a sound or a badge.
     private(set) var isVisible = false
 
     private let bytes: UnsafeRawBufferPointer
     private var position = 0
 
-    /// Nil: not a JSON object.
+    /// Nil if the payload is not a JSON object.
     init?(_ bytes: UnsafeRawBufferPointer) {
         self.bytes = bytes
         skipBlanks()
@@ -130,7 +131,7 @@ struct PayloadScan {
         return true
     }
 
-    /// One or more.
+    /// One or more digits.
     private mutating func digits() -> Bool {
         let start = position
         while let byte = peek(), isDigit(byte) { position += 1 }

@@ -1,18 +1,20 @@
 import COpenSSL
 import NIOSSL
 
-/// What a client's certificate says.
+/// A client's certificate.
 enum PeerCertificate: Sendable {
-    /// There is none: it authenticates by JWT.
+    /// There is none: the client authenticates with JWTs.
     case none
-    /// Of our authority and valid now. With the topics that it is for: its UID, as in Apple's; empty when it has none.
+    /// Issued by our authority and valid now. With its topics: the UID, as in Apple's certificates; empty without one.
     case trusted(topics: Set<String>)
-    /// Of another authority, expired, or unreadable.
+    /// Issued by another authority, expired, or unreadable.
     case untrusted
 
     /// - Parameter authority: The CA, PEM.
     init(_ certificate: NIOSSLCertificate, authority: String) {
-        guard let der = try? certificate.toDERBytes(), let issuer = Self.read(authority) else {
+        guard let der = try? certificate.toDERBytes(),
+            let issuer = PEM.read(authority, { PEM_read_bio_X509($0, nil, nil, nil) })
+        else {
             self = .untrusted
             return
         }
@@ -48,13 +50,6 @@ enum PeerCertificate: Sendable {
                 Int32(bytes.count))
         }
         return length > 0 ? [String(decoding: text[..<Int(length)], as: UTF8.self)] : []
-    }
-
-    private static func read(_ pem: String) -> OpaquePointer? {
-        let text = Array(pem.utf8)
-        let memory = BIO_new_mem_buf(text, Int32(text.count))
-        defer { BIO_free(memory) }
-        return PEM_read_bio_X509(memory, nil, nil, nil)
     }
 
     var topics: Set<String> {

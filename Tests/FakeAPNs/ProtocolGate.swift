@@ -3,10 +3,10 @@ import NIOHTTP2
 import NIOSSL
 import NIOTLS
 
-/// Waits for the end of the TLS handshake: who speaks h2 gets the rest of the pipeline, others get the end.
+/// Waits for the end of the TLS handshake. A client that speaks h2 gets the rest of the pipeline; all other connections end.
 ///
-/// A client that has agreed on nothing by ALPN must show HTTP/2's preface first (RFC 9113, 3.4), which no other protocol begins
-/// with. RFC 9113, 3.2 demands ALPN; APNs serves clients without it, such as aioapns.
+/// Without ALPN, a client must first send HTTP/2's preface (RFC 9113, 3.4), with which no other protocol begins. RFC 9113, 3.2
+/// requires ALPN, but APNs serves clients without it, such as aioapns.
 final class ProtocolGate: ChannelInboundHandler, RemovableChannelHandler {
     typealias InboundIn = ByteBuffer
     typealias InboundOut = ByteBuffer
@@ -17,7 +17,7 @@ final class ProtocolGate: ChannelInboundHandler, RemovableChannelHandler {
 
     private enum State {
         case handshake
-        /// What a client without ALPN has sent so far.
+        /// The bytes that a client without ALPN has sent so far.
         case awaitingPreface(ByteBuffer)
         case over
     }
@@ -51,7 +51,7 @@ final class ProtocolGate: ChannelInboundHandler, RemovableChannelHandler {
         if bytes.readableBytes >= Self.preface.count { admit(context, shown: bytes) }
     }
 
-    /// - Parameter shown: What was read here and is for the next handler.
+    /// - Parameter shown: Bytes that were read here and belong to the next handler.
     private func admit(_ context: ChannelHandlerContext, shown: ByteBuffer? = nil) {
         state = .over
         do {
@@ -76,7 +76,7 @@ final class ProtocolGate: ChannelInboundHandler, RemovableChannelHandler {
         context.close(promise: nil)
     }
 
-    // Asked after the handshake: in a resumed session the certificate is not presented again.
+    // Read after the handshake: in a resumed session, the client does not present its certificate again.
     private func certificate(_ context: ChannelHandlerContext) throws -> PeerCertificate {
         guard let authority = core.clientAuthority,
             let certificate = try context.pipeline.syncOperations.nioSSL_peerCertificate()
@@ -92,7 +92,7 @@ final class ProtocolGate: ChannelInboundHandler, RemovableChannelHandler {
         // Requests are checked by `Validation`; answers may be wrong on purpose.
         connection.headerBlockValidation = .disabled
         connection.contentLengthValidation = .disabled
-        // Clients under test may ping as they like.
+        // Clients under test may send any number of PINGs.
         connection.maximumSequentialEmptyDataFrames = 1000
         connection.maximumConnectionGlitches = .max
         connection.maximumRecentlyResetStreams = 1000
@@ -109,8 +109,8 @@ struct ProtocolRefused: Error, CustomStringConvertible {
     var description: String { "the client does not speak h2: \(why)" }
 }
 
-/// Makes one write of all that is written before a flush. TLS makes a record of each write, and a frame of an answer has
-/// some 50 bytes: without this, sealing and opening records would be most of the work of both sides.
+/// Joins all writes before a flush into one. TLS makes a record of each write, and a frame of an answer has some 50 bytes. Without
+/// this, encrypting and decrypting records would be most of the work of both sides.
 final class WriteGathering: ChannelOutboundHandler {
     typealias OutboundIn = ByteBuffer
     typealias OutboundOut = ByteBuffer

@@ -1,6 +1,6 @@
 import Foundation
 
-/// A provider's JWT whose form and signature are right. Whether it is fresh depends on when one asks.
+/// A provider's JWT with a valid form and signature. Its age is checked separately.
 ///
 /// Source: Apple, "Establishing a token-based connection to APNs".
 struct ProviderToken {
@@ -15,12 +15,13 @@ struct ProviderToken {
     }
     private struct Claims: Decodable {
         let iss: String
-        // JSONDecoder takes only a JSON number for this, not a text, as APNs does.
+        // Like APNs, JSONDecoder accepts only a JSON number here, not a string.
         let iat: Double
     }
 
-    /// - Parameter text: Without `bearer`. Nil when it is not a JWT, of another algorithm, of an unknown key or another's team, or
-    ///   not signed by that key.
+    /// Nil if the text is not a JWT, has another algorithm, an unknown key or the wrong team, or is not signed by that key.
+    ///
+    /// - Parameter text: The JWT without `bearer`.
     init?(_ text: String, keys: [FakeSigningKey]) {
         let parts = text.split(separator: ".", omittingEmptySubsequences: false)
         guard parts.count == 3, let header = Base64URL.decode(parts[0]), let claims = Base64URL.decode(parts[1]),
@@ -35,7 +36,7 @@ struct ProviderToken {
         issuedAt = claims.iat
     }
 
-    /// Reuse ends after an hour. Clocks of providers may be some minutes ahead.
+    /// A JWT is valid for an hour. A provider's clock may be up to five minutes ahead.
     func isFresh(at milliseconds: Int64) -> Bool {
         let now = Double(milliseconds) / 1000
         return now - issuedAt <= 3600 && issuedAt - now <= 300

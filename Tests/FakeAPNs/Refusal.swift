@@ -1,4 +1,4 @@
-/// An error that the server itself finds. The names are Apple's.
+/// An error that the server finds in a request. The names are Apple's.
 ///
 /// Source: Apple, "Handling notification responses from APNs".
 struct Refusal: Error, Hashable {

@@ -1,6 +1,6 @@
 import NIOHPACK
 
-/// The headers that matter, found in one pass over all of them.
+/// The headers that the server uses, found in one pass.
 struct RequestHeaders {
     var method: String?
     var path: String?
@@ -11,7 +11,7 @@ struct RequestHeaders {
     var expiration: String?
     var collapseID: String?
     var apnsID: String?
-    /// One of ours came twice.
+    /// Whether one of these headers came twice.
     var hasDuplicates = false
 
     init(_ headers: HPACKHeaders) {
@@ -20,7 +20,7 @@ struct RequestHeaders {
             if field != nil { duplicates = true }
             field = value
         }
-        // By length first: most comparisons of text then never happen.
+        // Comparing the length first avoids most comparisons of text.
         for (name, value, _) in headers {
             switch name.utf8.count {
             case 5 where name == ":path": path = value

@@ -23,7 +23,7 @@ extension KeyedDecodingContainer {
         .dataCorrupted(.init(codingPath: codingPath + (key.map { [$0] } ?? []), debugDescription: fault))
     }
 
-    /// Seconds in the file.
+    /// The file has seconds.
     func milliseconds(_ key: Key) throws -> Int64? {
         guard let seconds = try decodeIfPresent(Double.self, forKey: key) else { return nil }
         guard 0..<1e9 ~= seconds else { throw refused(key, "is \(seconds), expected seconds, 0 or more") }

@@ -1,4 +1,4 @@
-/// A script as it stands in its file. Unknown keys are refused: a rule that is misspelt must not silently match everything.
+/// The content of a script's file. Unknown keys are refused: a rule with a misspelled condition must not match everything.
 struct ScriptFile: Decodable {
     var rules: [ScriptedRule]
     var deaths: [ScriptedDeath]
@@ -27,7 +27,7 @@ struct ScriptedRule: Decodable {
     }
 }
 
-/// All that is given must fit.
+/// The conditions of a rule. A request must match all that are given.
 struct ScriptedMatch: Decodable {
     var token: String?
     var tokenPrefix: String?
@@ -41,7 +41,7 @@ struct ScriptedMatch: Decodable {
     var to: Int?
     /// Milliseconds since the start.
     var during: Range<Int64>?
-    /// Of the requests that fit the rest, each so many-th.
+    /// Every n-th of the requests that match the other conditions.
     var every: Int?
 
     enum CodingKeys: String, CodingKey, CaseIterable {

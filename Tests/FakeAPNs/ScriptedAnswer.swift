@@ -1,4 +1,4 @@
-/// An answer as it stands in a script.
+/// An answer in a script.
 struct ScriptedAnswer: Decodable {
     var answer: FakeAnswer
 
@@ -6,7 +6,7 @@ struct ScriptedAnswer: Decodable {
         case status, reason, timestamp, raw, never, reset, goAway, close, delay, settings, informational, trailers, cut
     }
 
-    /// Of these, an answer has exactly one.
+    /// An answer has exactly one of these.
     private static let kinds: [CodingKeys] = [.status, .raw, .never, .reset, .goAway, .close]
 
     init(from decoder: any Decoder) throws {
@@ -109,7 +109,7 @@ private struct ScriptedRaw: Decodable {
 }
 
 extension KeyedDecodingContainer {
-    /// Headers: `[["name", "value"], …]`. Nothing without the key.
+    /// Headers: `[["name", "value"], …]`. Empty without the key.
     fileprivate func pairs(_ key: Key) throws -> [(name: String, value: String)] {
         try (decodeIfPresent([[String]].self, forKey: key) ?? []).map { pair in
             guard pair.count == 2 else { throw refused(key, "expected pairs of a name and a value") }

@@ -1,4 +1,4 @@
-/// A GOAWAY as it stands in a script.
+/// A GOAWAY in a script.
 struct ScriptedGoAway: Decodable {
     var goAway = FakeAnswer.GoAway()
 

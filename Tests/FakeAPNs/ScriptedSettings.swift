@@ -1,4 +1,4 @@
-/// SETTINGS as they stand in a script: of its own list, where `after` says when, or of an answer.
+/// SETTINGS in a script: in its list `settings`, where `after` gives the time, or in an answer.
 struct ScriptedSettings: Decodable {
     var settings: FakeSettings
 

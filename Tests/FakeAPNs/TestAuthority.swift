@@ -1,7 +1,7 @@
 import Foundation
 
-/// The files that a server and its clients need, made by the `openssl` command line tool: a CA, a server certificate for localhost, a
-/// signing key as Apple gives them out. A second authority's are what the first must refuse.
+/// The files that a server and its clients need: a CA, a server certificate for localhost, and a signing key like those that Apple
+/// issues. The `openssl` command line tool makes them. A server refuses the files of a second authority.
 public final class TestAuthority: Sendable {
     /// Paths of two PEM files.
     public struct Identity: Sendable {
@@ -10,11 +10,11 @@ public final class TestAuthority: Sendable {
         public let key: String
     }
 
-    /// Where all files are.
+    /// The folder of all files.
     public let folder: String
-    /// Path of the CA's certificate, PEM: what a client must trust.
+    /// Path of the CA's certificate, PEM. Clients must trust it.
     public let certificate: String
-    /// For localhost and 127.0.0.1.
+    /// The server's certificate, for localhost, 127.0.0.1 and ::1.
     public let server: Identity
     /// The public half of the `.p8` key.
     public let signingKey: FakeSigningKey
@@ -23,12 +23,12 @@ public final class TestAuthority: Sendable {
 
     private let isTemporary: Bool
 
-    /// In a temporary folder, which goes when this does.
+    /// Makes the files in a temporary folder, which is removed with this object.
     public convenience init() throws {
         try self.init(in: NSTemporaryDirectory() + "fake-apns-\(UUID().uuidString)", isTemporary: true)
     }
 
-    /// In a folder that stays. What is there already is used.
+    /// Makes the files in a folder that is kept. Files that exist are used.
     public convenience init(keptIn folder: String) throws {
         try self.init(in: folder, isTemporary: false)
     }
@@ -47,7 +47,7 @@ public final class TestAuthority: Sendable {
                 ])
             try Self.issue(
                 folder, "server", subject: "/CN=localhost", days: 800,
-                extensions: "subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth\n")
+                extensions: "subjectAltName=DNS:localhost,IP:127.0.0.1,IP:::1\nextendedKeyUsage=serverAuth\n")
         }
         (signingKey, signingKeyFile) = try Self.makeKey(folder, id: "FAKE123456", team: "TEAM123456")
     }
@@ -58,16 +58,16 @@ public final class TestAuthority: Sendable {
 
     // Provider tokens -----------------------------------------------------------------------------------------------
 
-    /// Another `.p8` key, in `AuthKey_<id>.p8` of the folder.
+    /// Makes another `.p8` key, in `AuthKey_<id>.p8` of the folder.
     public func makeKey(id: String, team: String) throws -> (key: FakeSigningKey, file: String) {
         try Self.makeKey(folder, id: id, team: team)
     }
 
-    /// A JWT as Apple wants it.
+    /// Makes a JWT as Apple requires it.
     ///
     /// - Parameters:
-    ///   - issuedAt: Seconds since the Unix epoch; nil: now.
-    ///   - key: The first one unless given.
+    ///   - issuedAt: Seconds since the Unix epoch; nil for now.
+    ///   - key: Nil for the authority's first key.
     public func providerToken(issuedAt: Int64? = nil, key: (key: FakeSigningKey, file: String)? = nil) throws -> String
     {
         let key = key ?? (signingKey, signingKeyFile)
@@ -77,7 +77,7 @@ public final class TestAuthority: Sendable {
             keyFile: key.file)
     }
 
-    /// A JWT of any header and claims, which need not be right, signed with the first key unless another is given.
+    /// Makes a JWT with any header and claims, valid or not, signed with the first key unless another one is given.
     public func providerToken(header: String, claims: String, keyFile: String? = nil) throws -> String {
         let text = Base64URL.encode(Array(header.utf8)) + "." + Base64URL.encode(Array(claims.utf8))
         let key = try String(contentsOfFile: keyFile ?? signingKeyFile, encoding: .utf8)
@@ -89,11 +89,11 @@ public final class TestAuthority: Sendable {
 
     // Client certificates -------------------------------------------------------------------------------------------
 
-    /// A client's certificate and key, in `<name>.pem` and `<name>.key`.
+    /// Makes a client's certificate and key, in `<name>.pem` and `<name>.key`.
     ///
     /// - Parameters:
-    ///   - topic: The UID in the subject, as Apple's have it; nil: none.
-    ///   - days: Until it expires; negative: it has.
+    ///   - topic: The UID in the subject, as in Apple's certificates; nil for none.
+    ///   - days: The days until it expires. Negative if it has expired.
     public func clientCertificate(_ name: String, topic: String? = nil, days: Int = 30) throws -> Identity {
         let uid = topic.map { "/UID=\($0)" } ?? ""
         return try Self.issue(
@@ -101,9 +101,9 @@ public final class TestAuthority: Sendable {
             extensions: "extendedKeyUsage=clientAuth\n")
     }
 
-    /// Both in one PKCS#12 file, beside the certificate; answers its path.
+    /// Puts both into one PKCS#12 file next to the certificate, and returns its path.
     ///
-    /// - Parameter legacy: Sealed with RC2-40 and 3DES, as old exports are: OpenSSL 3 reads it with its legacy provider only.
+    /// - Parameter legacy: Whether it is encrypted with RC2-40 and 3DES, as old exports are. OpenSSL 3 needs its legacy provider for it.
     public func pkcs12(of identity: Identity, password: String, legacy: Bool = false) throws -> String {
         let path = (identity.certificate as NSString).deletingPathExtension + (legacy ? "-legacy.p12" : ".p12")
         try Self.openssl(
@@ -166,7 +166,7 @@ public final class TestAuthority: Sendable {
     }
 }
 
-/// What `openssl` said.
+/// The output of a failed `openssl`.
 public struct TestAuthorityFailure: Error, CustomStringConvertible {
     public let description: String
 }

@@ -1,13 +1,13 @@
 import NIOCore
 
-/// What APNs checks of a single request, apart from who sends it: pure functions of headers and body.
+/// The checks of a single request, except those of the sender: pure functions of headers and body.
 ///
-/// Source: Apple, "Sending notification requests to APNs". The order in which APNs looks at things is not documented. Here: the
-/// path, then who sends (`Authentication`), then the token, the topic and the message, so that a stranger learns nothing of tokens.
+/// Source: Apple, "Sending notification requests to APNs". Apple does not document the order of its checks. Here it is the path, the
+/// sender (`Authentication`), the token, the topic and the message, so that a stranger learns nothing about tokens.
 struct Validation {
-    /// Empty: all.
+    /// The allowed topics; all if empty.
     let topics: Set<String>
-    /// Nil: all that are well-formed.
+    /// The tokens that exist. Nil if all well-formed ones do.
     let knownTokens: Set<String>?
 
     private static let prefix = "/3/device"
@@ -16,7 +16,7 @@ struct Validation {
         "widgets", "controls",
     ]
 
-    /// The token in the path as it was written; what cannot be answered otherwise.
+    /// The token in the path as the client wrote it, or why there is none.
     static func path(_ headers: RequestHeaders) -> Result<String, Refusal> {
         guard headers.method == "POST" else { return .failure(.methodNotAllowed) }
         guard let path = headers.path, path.hasPrefix(prefix) else { return .failure(.badPath) }
@@ -29,7 +29,7 @@ struct Validation {
         return .success(String(Substring(token)))
     }
 
-    /// - Parameter certificateTopics: Those of the client's certificate, if it names any.
+    /// - Parameter certificateTopics: The topics of the client's certificate; empty if it names none.
     func message(
         _ headers: RequestHeaders, token: String, body: ByteBuffer, length: Int, certificateTopics: Set<String>
     )
@@ -44,7 +44,7 @@ struct Validation {
 
     private func topic(_ headers: RequestHeaders, _ certificateTopics: Set<String>) -> Refusal? {
         guard let topic = headers.topic, !topic.isEmpty else {
-            // A certificate for one topic says which: then the header may be left out.
+            // A certificate names its topic, so the header may be missing.
             return headers.topic == nil && !certificateTopics.isEmpty ? nil : .missingTopic
         }
         let isName = topic.utf8.allSatisfy { byte in
@@ -83,10 +83,10 @@ struct Validation {
         if length == 0 { return .payloadEmpty }
         if length > (headers.pushType == "voip" ? 5120 : 4096) { return .payloadTooLarge }
         return body.withUnsafeReadableBytes { bytes in
-            // Apple lists no reason for what is not JSON; providers report PayloadEmpty.
+            // Apple lists no reason for a payload that is not JSON. Providers report PayloadEmpty.
             guard let scan = PayloadScan(bytes) else { return .payloadEmpty }
-            // Nor one for a background push that would show something. Real ones may even be accepted and never delivered; here
-            // the type that was claimed is called invalid, so that the mistake is seen.
+            // Nor for a background push with something to show. APNs may accept it and never deliver it. Here the push type is
+            // refused, so that the mistake shows.
             if headers.pushType == "background", !scan.isContentAvailable || scan.isVisible { return .invalidPushType }
             return nil
         }

@@ -10,10 +10,10 @@ struct FakeAPNsCommand: ParsableCommand {
         abstract: "An APNs of your own, on this machine.",
         discussion: "docs/reference/fake-apns.md has the script's format and examples. SIGTERM or SIGINT ends it.")
 
-    @Option(help: ArgumentHelp("Where certificates and keys are, and are made if they are not.", valueName: "folder"))
+    @Option(help: ArgumentHelp("The folder of certificates and keys. Missing ones are made.", valueName: "folder"))
     var authority: String
 
-    @Option(help: "The port on 127.0.0.1; 0 takes a free one, which is printed.")
+    @Option(help: "The port on 127.0.0.1; 0 for a free one, which is printed.")
     var port = 2197
 
     @Option(help: ArgumentHelp("What to answer: a JSON file.", valueName: "file"))
@@ -21,23 +21,23 @@ struct FakeAPNsCommand: ParsableCommand {
 
     @Option(
         help: ArgumentHelp(
-            "The topics that may be sent to, separated by commas; all unless given.", valueName: "topics"))
+            "The allowed topics, separated by commas. [default: all]", valueName: "topics"))
     var topics: String?
 
     @Flag(help: "Answer as api.sandbox.push.apple.com, with apns-unique-id.")
     var sandbox = false
 
-    @Flag(help: "Allow one stream a connection until a valid JWT was seen on it, as APNs does.")
+    @Flag(help: "Allow one stream per connection until a valid JWT has arrived on it, as APNs does.")
     var provesFirst = false
 
-    @Option(help: "How many streams a connection may have at once.")
+    @Option(help: "The most concurrent streams of a connection.")
     var maximumStreams = 1000
 
     @Option(
-        help: "How many RST_STREAM frames a connection may send within 30 seconds before it gets GOAWAY.")
+        help: "The most RST_STREAM frames of a connection within 30 seconds. One more gets GOAWAY.")
     var maximumResets = 200
 
-    @Flag(help: "Ask for no JWT.")
+    @Flag(help: "Require no JWT.")
     var open = false
 
     @Flag(help: "Accept client certificates of the authority instead of a JWT.")
@@ -54,10 +54,10 @@ struct FakeAPNsCommand: ParsableCommand {
 
     @Option(
         help: ArgumentHelp(
-            "Append a line a request: apns-id, token, topic, status, reason, connection.", valueName: "file"))
+            "Append a line per request: apns-id, token, topic, status, reason, connection.", valueName: "file"))
     var log: String?
 
-    @Flag(help: "Print the port alone, once it listens.")
+    @Flag(help: "Print only the port, once the server listens.")
     var quiet = false
 
     func validate() throws {
@@ -72,7 +72,7 @@ struct FakeAPNsCommand: ParsableCommand {
     }
 
     func run() throws {
-        // Before there are threads: one that did not block them would be ended by them.
+        // Before any thread starts: threads inherit the blocked signals. In a thread that does not block them, they end the process.
         let end = EndSignal()
         let files = try TestAuthority(keptIn: URL(fileURLWithPath: authority).path)
         let requestLog = try log.map { try RequestLog(appendingTo: $0) }

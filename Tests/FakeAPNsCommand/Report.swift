@@ -1,10 +1,10 @@
 import FakeAPNs
 import Foundation
 
-/// What `--report` writes.
+/// The content of the file that `--report` writes.
 struct Report: Encodable {
     var requests: Int
-    /// Of these, those of which the client was told that they were not processed.
+    /// How many of these were refused: the client was told that they were not processed.
     var refused: Int
     /// By status and reason, e.g. `410 Unregistered`.
     var outcomes: [String: Int]

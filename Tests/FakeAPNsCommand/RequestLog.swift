@@ -2,7 +2,7 @@ import FakeAPNs
 import Foundation
 import Synchronization
 
-/// A line a request, tabs between, in the order in which they were decided. Written when 64 KiB are together, and at the end.
+/// A line per request with tabs between the fields, in the order of the decisions. Written in blocks of 64 KiB, and at the end.
 final class RequestLog: Sendable {
     private let file: FileHandle
     private let lines = Mutex<[UInt8]>([])

@@ -1,7 +1,7 @@
 import FakeAPNs
 import Foundation
 
-/// What a person wants to know who has started it by hand.
+/// The output for somebody who has started the server by hand.
 struct Welcome {
     let text: String
 

@@ -5,7 +5,7 @@ import Testing
 
 @Suite("fake-apns, the command", .ownThread)
 struct CommandTests {
-    /// The binary that was built beside the tests.
+    /// The binary that was built with the tests.
     private static let program: String = {
         let tests = (try? FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/exe")) ?? ""
         return URL(fileURLWithPath: tests).deletingLastPathComponent().appendingPathComponent("fake-apns").path

@@ -91,10 +91,7 @@ struct ConnectionTests {
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns)
         #expect(try await client.streamLimit(1) == 1)
-        let bearer = try Fixture.bearer()
-        var streams: [Int] = []
-        for _ in 0..<5 { streams.append(try await client.post(authorization: bearer)) }
-        for stream in streams { #expect(try await client.status(stream) == "200") }
+        #expect(try await client.statuses(of: 5, authorization: Fixture.bearer()) == Array(repeating: "200", count: 5))
         #expect(apns.records.mostStreamsOfOneConnection == 1)
         await client.close()
     }
@@ -178,7 +175,7 @@ struct ConnectionTests {
 
     @Test("it also starts and stops in asynchronous code")
     func asynchronous() async throws {
-        // On an address where nobody else listens: the port may soon be another server's.
+        // On an address of its own: another server may get the port soon.
         var options = FakeOptions(Fixture.authority)
         options.host = "127.20.0.7"
         let apns = try await FakeAPNs.start(options)

@@ -1,13 +1,13 @@
 import FakeAPNs
 import Foundation
 
-/// A request, sent by the `curl` command: a client that knows nothing of our server. What is not said otherwise is right.
+/// A request that the `curl` command sends: a client that is independent of our server. It is valid unless a test changes it.
 struct CurlRequest {
     var path = "/3/device/" + CurlRequest.token
     var method = "POST"
-    /// Nil: no such header.
+    /// Nil for no such header.
     var authorization: String?
-    /// Nil as a value: no such header. An empty one is sent, empty.
+    /// A nil value removes a header. An empty value is sent.
     var headers: [(name: String, value: String?)] = []
     var body = "{\"aps\":{\"alert\":\"Hello\"}}"
     var arguments: [String] = []
@@ -15,13 +15,13 @@ struct CurlRequest {
     static let token = String(repeating: "a1b2c3d4", count: 8)
 
     struct Answer {
-        /// curl's own; 0 when all went well.
+        /// curl's exit status; 0 for success.
         var exit: Int32
-        /// Nil when there was no answer.
+        /// Nil if there was no answer.
         var status: Int?
         var headers: [String: String]
         var body: String
-        /// What curl says of its own failure.
+        /// curl's error message.
         var complaint: String
     }
 
@@ -29,7 +29,7 @@ struct CurlRequest {
     func send(to port: Int, trusting authority: TestAuthority) throws -> Answer {
         var all: [(name: String, value: String?)] = [("apns-topic", "com.example.app"), ("apns-push-type", "alert")]
         all.append(("authorization", authorization))
-        // What is given takes the place of what would be sent; given twice, it is sent twice.
+        // A header that is given replaces the default one. Given twice, it is sent twice.
         all.removeAll { sent in headers.contains { $0.name == sent.name } }
         all += headers
         var command = [

@@ -2,7 +2,7 @@ import FakeAPNs
 import Foundation
 import Synchronization
 
-/// What all tests here share: making keys takes longer than most of them.
+/// The keys that all tests here share: making them takes longer than most tests.
 enum Fixture {
     static let authority: TestAuthority = {
         // A static value is never released, and its folder would stay.
@@ -19,7 +19,7 @@ enum Fixture {
         "bearer " + (try authority.providerToken(issuedAt: issuedAt))
     }
 
-    /// A valid request, changed as told.
+    /// A valid request with the changes of a test.
     static func request(_ change: (inout CurlRequest) -> Void = { _ in }) throws -> CurlRequest {
         var request = CurlRequest()
         request.authorization = try bearer()
@@ -34,7 +34,7 @@ extension FakeAPNs {
     }
 }
 
-/// A clock that stands still until it is told.
+/// A clock that only a test advances.
 final class HandClock: Sendable {
     private let milliseconds = Atomic<Int64>(1_795_000_000_000)
 

@@ -6,12 +6,12 @@ import NIOPosix
 import NIOSSL
 import Synchronization
 
-/// A client that shows the frames of HTTP/2 as they come. For requests curl is the better witness.
+/// A client that shows each HTTP/2 frame. Tests of whole requests use curl, which is independent of NIO.
 final class FrameClient: Sendable {
     private let channel: any Channel
     private let frames: FrameLog
 
-    /// - Parameter protocols: What it offers by ALPN; empty: it sends no ALPN.
+    /// - Parameter protocols: What it offers by ALPN. If empty, it sends no ALPN.
     static func connect(to apns: FakeAPNs, protocols: [String] = ["h2"]) async throws -> FrameClient {
         var tls = TLSConfiguration.makeClientConfiguration()
         tls.trustRoots = .file(Fixture.authority.certificate)
@@ -41,12 +41,12 @@ final class FrameClient: Sendable {
     private let nextStream = Atomic(1)
     private let pings = Atomic<UInt64>(0)
 
-    /// Sends a whole request on a stream of its own; answers the stream.
+    /// Sends a whole request on a new stream, and returns the stream.
     func post(token: String = CurlRequest.token, authorization: String) async throws -> Int {
         try await post([(token, nil)], authorization: authorization)[0]
     }
 
-    /// Sends requests, all of them before it reads anything more; answers their streams.
+    /// Sends requests, all of them before it reads anything more, and returns their streams.
     func post(_ requests: [(token: String, id: String?)], authorization: String) async throws -> [Int] {
         try await channel.eventLoop.submit { [self] in
             requests.map { token, id in
@@ -68,7 +68,7 @@ final class FrameClient: Sendable {
         }.get()
     }
 
-    /// The status of the first answer on that stream, which may be one of headers only.
+    /// The status of the first response on that stream, which may be informational.
     func status(_ stream: Int) async throws -> String? {
         try await frames.first { frame in
             guard frame.streamID == HTTP2StreamID(stream), case .headers(let headers) = frame.payload else {
@@ -78,7 +78,7 @@ final class FrameClient: Sendable {
         }
     }
 
-    /// All that came on that stream up to END_STREAM or RST_STREAM, in order, a text for each frame.
+    /// The frames on that stream up to END_STREAM or RST_STREAM, in order, each as a text.
     func story(_ stream: Int) async throws -> [String] {
         var told: [String] = []
         return try await frames.first { frame in
@@ -101,19 +101,28 @@ final class FrameClient: Sendable {
         }
     }
 
-    /// Which frames have come on that stream, by type (RFC 9113, 6), once the connection has ended; also those that NIO hides.
+    /// Posts that many requests, the next before the last is answered. Returns the status of each.
+    func statuses(of requests: Int, authorization: String) async throws -> [String?] {
+        var streams: [Int] = []
+        for _ in 0..<requests { streams.append(try await post(authorization: authorization)) }
+        var statuses: [String?] = []
+        for stream in streams { statuses.append(try await status(stream)) }
+        return statuses
+    }
+
+    /// The types of the frames on that stream (RFC 9113, 6), once the connection has ended; also of frames that NIO hides.
     func types(_ stream: Int) async throws -> [UInt8] {
         try await closed()
         return frames.heads.filter { $0.stream == stream }.map(\.type)
     }
 
-    /// In how many reads the frames on that stream have come, once the connection has ended.
+    /// The number of reads that brought frames on that stream, once the connection has ended.
     func pieces(_ stream: Int) async throws -> Int {
         try await closed()
         return Set(frames.heads.filter { $0.stream == stream }.map(\.read)).count
     }
 
-    /// Returns when the server has handled all that was sent before.
+    /// Returns when the server has handled everything that was sent before.
     func ping() async throws {
         let data = HTTP2PingData(withInteger: pings.add(1, ordering: .relaxed).newValue)
         channel.writeAndFlush(HTTP2Frame(streamID: .rootStream, payload: .ping(data, ack: false)), promise: nil)
@@ -130,12 +139,12 @@ final class FrameClient: Sendable {
         }
     }
 
-    /// The so many-th SETTINGS_MAX_CONCURRENT_STREAMS that the server has told.
+    /// The n-th value of SETTINGS_MAX_CONCURRENT_STREAMS from the server.
     func streamLimit(_ ordinal: Int) async throws -> Int {
         try await setting(.maxConcurrentStreams, ordinal)
     }
 
-    /// The so many-th value of that setting that the server has told.
+    /// The n-th value of that setting from the server.
     func setting(_ parameter: HTTP2SettingsParameter, _ ordinal: Int) async throws -> Int {
         var seen = 0
         return try await frames.first { frame in
@@ -153,7 +162,7 @@ final class FrameClient: Sendable {
         var data: String
     }
 
-    /// The so many-th GOAWAY.
+    /// The n-th GOAWAY.
     func goAway(_ ordinal: Int = 1) async throws -> SignOff {
         var seen = 0
         return try await frames.first { frame in
@@ -174,7 +183,7 @@ final class FrameClient: Sendable {
     }
 }
 
-/// All frames so far, and whoever waits for more.
+/// All frames so far, and the tasks that wait for more.
 private final class FrameLog: Sendable {
     struct Ended: Error {}
     private struct State {
@@ -197,7 +206,7 @@ private final class FrameLog: Sendable {
         for continuation in waiting { continuation.resume() }
     }
 
-    /// What the first frame that has it has; waits for it. Each frame is shown once.
+    /// Waits for the first frame for which the closure returns a value, and returns that value. Each frame is passed once.
     func first<Value>(_ find: (HTTP2Frame) -> Value?) async throws -> Value {
         var shown = 0
         while true {
@@ -239,7 +248,7 @@ private struct FrameHead {
     var read: Int
 }
 
-/// Notes the head of each frame before NIO's HTTP/2 reads it.
+/// Records the head of each frame before NIO's HTTP/2 reads it.
 private final class FrameTap: ChannelInboundHandler {
     typealias InboundIn = ByteBuffer
     private let log: FrameLog

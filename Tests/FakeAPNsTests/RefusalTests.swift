@@ -183,8 +183,8 @@ struct RefusalTests {
     }
 }
 
-/// What a server has logged.
-private final class Told: @unchecked Sendable {  // The lines are behind the lock.
+/// The lines that a server has logged.
+private final class Told: @unchecked Sendable {  // The lock guards the lines.
     private let lock = NSLock()
     private var told: [String] = []
 

@@ -76,10 +76,7 @@ struct SettingsTests {
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns)
         #expect(try await client.streamLimit(1) == 1)
-        let bearer = try Fixture.bearer()
-        var streams: [Int] = []
-        for _ in 0..<5 { streams.append(try await client.post(authorization: bearer)) }
-        for stream in streams { #expect(try await client.status(stream) == "200") }
+        #expect(try await client.statuses(of: 5, authorization: Fixture.bearer()) == Array(repeating: "200", count: 5))
         if provesFirst { #expect(try await client.streamLimit(2) == 1) }
         #expect(apns.records.mostStreamsOfOneConnection == 1)
         await client.close()

@@ -3,7 +3,7 @@ import Foundation
 import TestThreads
 import Testing
 
-/// One mistake, and what comes of it.
+/// A mistake, and the response to it.
 struct Mistake: CustomTestStringConvertible, Sendable {
     let testDescription: String
     let status: Int
@@ -87,7 +87,7 @@ struct Mistake: CustomTestStringConvertible, Sendable {
     }
 }
 
-/// One request that is right.
+/// A valid request.
 struct Acceptable: CustomTestStringConvertible, Sendable {
     let testDescription: String
     let change: @Sendable (inout CurlRequest) -> Void

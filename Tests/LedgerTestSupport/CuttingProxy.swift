@@ -4,14 +4,17 @@ import Synchronization
 /// A TCP proxy in front of PostgreSQL that cuts connections at the worst moments: just before a COMMIT arrives, just before its
 /// reply goes back, or just after.
 public final class CuttingProxy: Sendable {
-    public let port: Int
+    public var port: Int { listener.port }
     /// How many connections were cut at each of the three moments.
     public let interruptions = Mutex([0, 0, 0])
 
     private let server: Int
-    private let listener: Int32
+    private let listener: LoopbackListener
     private let chance: Mutex<SeededChance>
     private let interruptionsNow = Atomic(true)
+    /// How often all connections were cut.
+    private let cuts = Atomic(0)
+    private let holdsReplies = Atomic(false)
 
     /// `COMMIT` as a simple query: type, length, text, NUL.
     private static let commit: [UInt8] = [UInt8(ascii: "Q"), 0, 0, 0, 11] + Array("COMMIT".utf8) + [0]
@@ -19,21 +22,10 @@ public final class CuttingProxy: Sendable {
     public init(to server: Int, seed: UInt64) throws {
         self.server = server
         chance = Mutex(SeededChance(seed: seed))
-        listener = socket(AF_INET, Int32(SOCK_STREAM.rawValue), 0)
-        var address = sockaddr_in(family: AF_INET, port: 0, loopback: ())
-        let listener = listener
-        let listening = withUnsafeMutablePointer(to: &address) { pointer in
-            pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) { pointer in
-                var length = socklen_t(MemoryLayout<sockaddr_in>.size)
-                return bind(listener, pointer, length) == 0 && listen(listener, 64) == 0
-                    && getsockname(listener, pointer, &length) == 0
-            }
-        }
-        guard listening else { throw TestFailure("the proxy cannot listen") }
-        port = Int(UInt16(bigEndian: address.sin_port))
+        listener = try LoopbackListener()
         Thread.detachNewThread { [self] in
             while true {
-                let client = accept(listener, nil, nil)
+                let client = accept(listener.socket, nil, nil)
                 if client < 0 { return }
                 Thread.detachNewThread { self.carry(client) }
             }
@@ -43,12 +35,16 @@ public final class CuttingProxy: Sendable {
     /// From now on, cuts no more connections.
     public func behave() { interruptionsNow.store(false, ordering: .releasing) }
 
-    public func close() {
-        shutdown(listener, Int32(SHUT_RDWR))
-        Glibc.close(listener)
-    }
+    /// Cuts all connections. A server that waits in a COMMIT does not notice.
+    public func cut() { cuts.add(1, ordering: .acquiringAndReleasing) }
+
+    /// Whether to hold the reply to a COMMIT back.
+    public func holdReplies(_ holds: Bool) { holdsReplies.store(holds, ordering: .releasing) }
+
+    public func close() { listener.shutDown() }
 
     private func carry(_ client: Int32) {
+        let cutsBefore = cuts.load(ordering: .acquiring)
         defer { Glibc.close(client) }
         let upstream = socket(AF_INET, Int32(SOCK_STREAM.rawValue), 0)
         defer { Glibc.close(upstream) }
@@ -67,7 +63,7 @@ public final class CuttingProxy: Sendable {
                 pollfd(fd: client, events: Int16(POLLIN), revents: 0),
                 pollfd(fd: upstream, events: Int16(POLLIN), revents: 0),
             ]
-            guard poll(&watched, 2, -1) > 0 else { return }
+            guard poll(&watched, 2, 50) >= 0, cuts.load(ordering: .acquiring) == cutsBefore else { return }
             if watched[0].revents != 0 {
                 let count = recv(client, &bytes, bytes.count, 0)
                 guard count > 0 else { return }
@@ -81,7 +77,9 @@ public final class CuttingProxy: Sendable {
                     default: break
                     }
                 }
+                let isCommit = Array(bytes[0..<count]) == Self.commit
                 guard forward(bytes, count, to: upstream) else { return }
+                while isCommit, holdsReplies.load(ordering: .acquiring) { usleep(1000) }
             }
             if watched[1].revents != 0 {
                 let count = recv(upstream, &bytes, bytes.count, 0)

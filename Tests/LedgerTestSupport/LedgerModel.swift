@@ -24,10 +24,24 @@ public struct LedgerModel {
     }
 
     private var registrations: [Key: [Registration]] = [:]
-    private var stale: [Key: Set<Word>] = [:]
+    /// A 410, and when it was received.
+    struct Receipt: Hashable {
+        var word: Word
+        var receivedAt: Int
+    }
+
+    private var stale: [Key: Set<Receipt>] = [:]
     private var suspects: [Key: Set<Word>] = [:]
     private var unregistrations: [Key: Set<Int>] = [:]
-    private var exclusions: [(environment: String, topic: String, window: ClosedRange<Int>)] = []
+    private var exclusions: [Exclusion] = []
+
+    struct Exclusion {
+        var environment: String
+        var topic: String
+        var window: ClosedRange<Int>
+        /// Otherwise of suspects.
+        var isOfStale: Bool
+    }
 
     public init() {}
 
@@ -38,16 +52,26 @@ public struct LedgerModel {
 
     public mutating func unregister(_ key: Key, _ at: Int) { unregistrations[key, default: []].insert(at) }
 
-    public mutating func dies(_ key: Key, _ at: Int, _ reason: String) {
-        stale[key, default: []].insert(Word(at: at, reason: reason))
+    public mutating func dies(_ key: Key, _ at: Int, _ reason: String, receivedAt: Int) {
+        stale[key, default: []].insert(Receipt(word: Word(at: at, reason: reason), receivedAt: receivedAt))
     }
 
     public mutating func suspect(_ key: Key, _ at: Int, _ reason: String) {
         suspects[key, default: []].insert(Word(at: at, reason: reason))
     }
 
-    public mutating func reinstate(_ environment: String, _ topic: String, _ window: ClosedRange<Int>) {
-        exclusions.append((environment, topic, window))
+    /// Suspects whose instant lies in the window never count; or 410s that were received in it.
+    public mutating func reinstate(
+        _ environment: String, _ topic: String, _ window: ClosedRange<Int>, isOfStale: Bool
+    ) {
+        exclusions.append(Exclusion(environment: environment, topic: topic, window: window, isOfStale: isOfStale))
+    }
+
+    private func isUndone(_ key: Key, _ instant: Int, isStale: Bool) -> Bool {
+        exclusions.contains {
+            $0.isOfStale == isStale && $0.environment == key.environment && $0.topic == key.topic
+                && $0.window.contains(instant)
+        }
     }
 
     /// Forgets a token in every topic.
@@ -103,16 +127,13 @@ public struct LedgerModel {
         let deviceTags = deviceTags()
         var lines: Set<String> = []
         for key in Set(registrations.keys).union(stale.keys).union(suspects.keys).union(unregistrations.keys) {
-            let counting = (suspects[key] ?? []).filter { word in
-                !exclusions.contains {
-                    $0.environment == key.environment && $0.topic == key.topic && $0.window.contains(word.at)
-                }
-            }
+            let counting = (suspects[key] ?? []).filter { !isUndone(key, $0.at, isStale: false) }
+            let gone = (stale[key] ?? []).filter { !isUndone(key, $0.receivedAt, isStale: true) }
             let registered = registered(key)
             let device = device(of: key)
             let greatest = { (words: Set<Word>) in words.max { ($0.at, $0.reason) < ($1.at, $1.reason) } }
             var causes: [(state: String, at: Int, reason: String)] = []
-            if let word = greatest(stale[key] ?? []) { causes.append(("stale", word.at, word.reason)) }
+            if let word = greatest(Set(gone.map(\.word))) { causes.append(("stale", word.at, word.reason)) }
             if let word = greatest(counting) { causes.append(("suspect", word.at, word.reason)) }
             if let at = unregistrations[key]?.max() {
                 causes.append(("unregistered_by_app", at, "unregistered by the app"))

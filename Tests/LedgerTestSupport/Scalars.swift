@@ -37,4 +37,7 @@ public struct SeededChance: RandomNumberGenerator, Sendable {
         z = (z ^ (z >> 27)) &* 0x94D0_49BB_1331_11EB
         return z ^ (z >> 31)
     }
+
+    /// A number from 0 to `sides` - 1.
+    public mutating func dice(_ sides: Int) -> Int { Int.random(in: 0..<sides, using: &self) }
 }

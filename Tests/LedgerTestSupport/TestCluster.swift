@@ -23,14 +23,16 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
     }()
 
     /// A cluster with a migrated template database.
-    public static func prepared() throws -> TestCluster {
-        let cluster = try TestCluster()
+    ///
+    /// - Parameter options: More settings for the server, `name=value`.
+    public static func prepared(options: [String] = []) throws -> TestCluster {
+        let cluster = try TestCluster(options: options)
         var admin = try cluster.connect(database: "postgres")
         try admin.run("CREATE ROLE owner LOGIN CREATEROLE")
         try admin.run("CREATE DATABASE template OWNER owner")
         var owner = try cluster.connect(database: "template", user: "owner")
         try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner, createsRoles: true) { _ in }
-        for role in ["sender", "app", "reader", "operator", "daemon"] {
+        for role in ["sender", "app", "reader", "monitor", "operator", "daemon"] {
             try owner.run("CREATE ROLE a_\(role) LOGIN IN ROLE tokenkeeper_\(role)")
         }
         return cluster
@@ -134,7 +136,8 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
             (Self.asUser + [
                 "\(Self.programs)/postgres", "-D", "\(folder)/data", "-k", folder, "-p", "\(port)",
                 "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "max_connections=200",
-                "-c", "shared_buffers=256MB", "-c", "autovacuum_naptime=5s", "-c", "wal_level=logical",
+                "-c", "shared_buffers=256MB", "-c", "max_prepared_transactions=20", "-c", "autovacuum_naptime=5s", "-c",
+                "wal_level=logical",
             ] + options.flatMap { ["-c", $0] }).joined(separator: " ")
         // The shell's background job has no standard input, so the pipe ends when we do.
         server.arguments = [
@@ -181,6 +184,13 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
             try admin.run("CREATE DATABASE \(name) OWNER owner" + (migrated ? " TEMPLATE template" : ""))
         }
         return TestDatabase(cluster: self, name: name)
+    }
+
+    /// A new database in a cluster that is not prepared: it belongs to the superuser, and has neither our schema nor our roles.
+    public func emptyDatabase() throws -> TestDatabase {
+        var admin = try connect(database: "postgres")
+        try admin.run("CREATE DATABASE d")
+        return TestDatabase(cluster: self, name: "d")
     }
 
     /// A port outside the kernel's ephemeral range, because a restarted cluster needs the same port again.

@@ -3,15 +3,15 @@ import NIOHTTP1
 import NIOPosix
 import Synchronization
 
-/// What stands behind the servers: HTTP/1.1 without TLS. It notes the `apns-id` of each request that has arrived whole, and answers
-/// at once: 410 where the path ends in `0`, 200 elsewhere.
+/// The backend of the servers: HTTP/1.1 without TLS. It records the `apns-id` of each request that has arrived whole, and answers at
+/// once: 410 if the path ends in `0`, 200 otherwise.
 final class Backend: Sendable {
     static let stale = #"{"reason":"Unregistered","timestamp":1508249865488}"#
 
     struct Seen {
-        /// How often each `apns-id` has come.
+        /// How often each `apns-id` has arrived.
         var counts: [String: Int] = [:]
-        /// Requests without one.
+        /// Requests without an `apns-id`.
         var nameless = 0
     }
 
@@ -43,7 +43,7 @@ final class Backend: Sendable {
 
     func hasSeen(_ id: String) -> Bool { records.seen.withLock { $0.counts[id] != nil } }
 
-    /// Whether no connection is open: then all that a server had sent when it was killed has been noted.
+    /// Whether no connection is open. Then every request that a killed server had sent is recorded.
     var isIdle: Bool { records.open.load(ordering: .acquiring) == 0 }
 
     func stop() {

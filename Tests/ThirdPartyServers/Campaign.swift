@@ -5,46 +5,39 @@ import Foundation
 import LedgerTestSupport
 import TokenModel
 
-/// Sends requests through a server while things happen to it, and notes what became of each.
+/// Sends requests through a server that is reloaded, restarted or killed meanwhile, and records how each request ended.
 struct Campaign {
     enum Event: String {
-        /// The server takes up its configuration again.
+        /// The server reloads its configuration.
         case reload
-        /// The server ends when its streams have ended, and is started again.
+        /// The server stops when its streams have ended, and is started again.
         case restart
         /// The server is killed with all its processes, and started again.
         case kill
     }
 
-    /// How many requests are with the client at a time: more than are in flight, so that some wait in its queue.
+    /// How many requests the client holds at a time: more than are in flight, so that some wait in its queue.
     private static let window = 2000
-    /// After so many seconds without any outcome something hangs: longer than all time limits of the client together.
+    /// Seconds without any outcome after which something hangs: longer than all time limits of the client together.
     private static let patience = 120
 
     let server: ServerProcess
     let backend: Backend
     let requests: [PushRequest]
-    /// Each when so many requests have ended.
+    /// What happens when a number of requests have ended.
     let events: [(after: Int, event: Event)]
 
     func run(trusting authority: TestAuthority) throws -> CampaignLedger {
         let options = PushClientOptions(
             servers: [.production: PushServer(host: "127.0.0.1", port: server.port)],
             authorityFile: authority.certificate)
-        let (news, over) = (DispatchSemaphore(value: 0), DispatchSemaphore(value: 0))
-        let client = PushClient(PushIdentity(), options) { news.signal() }
-        Thread.detachNewThread {
-            client.run()
-            over.signal()
-        }
-        defer {
-            client.stop(patience: .zero)
-            over.wait()
-        }
+        return try withClient(PushIdentity(), options, run)
+    }
 
+    private func run(_ client: PushClient, _ news: DispatchSemaphore) throws -> CampaignLedger {
         var ledger = CampaignLedger()
         var (waiting, coming) = (requests[...], events[...])
-        /// To be given to the client again, each not before its instant.
+        /// Requests to submit again, each not before its instant.
         var givenBack: [(request: PushRequest, at: ContinuousClock.Instant)] = []
         while ledger.ended.count < requests.count {
             let now = ContinuousClock.now

@@ -1,31 +1,31 @@
 import APNsFeedback
 import TokenModel
 
-/// What became of the requests of a campaign, by their `apns-id`.
+/// The endings of a campaign's requests, by `apns-id`.
 struct CampaignLedger {
-    /// With the client now.
+    /// The requests that the client holds now.
     var open: Set<String> = []
-    /// How each ended for good.
+    /// The final ending of each request.
     private(set) var ended: [String: PushOutcome] = [:]
     /// Requests that have ended and were not open.
     private(set) var endedTwice: [String] = []
-    /// How often requests ended unsent, or because the client was backing off. They were given to it again, as the daemon does.
+    /// How often requests ended unsent, or because the client was backing off. Like the daemon, the campaign submits them again.
     private(set) var givenBack = 0
-    /// How often each request was interrupted: it was sent, and its outcome is that it may have arrived. After the first time it was
-    /// given to the client again, as the daemon does; after the second it has failed.
+    /// How often each request was interrupted: it was sent, and may have arrived. Like the daemon, the campaign submits it again after
+    /// the first time. After the second time it has failed.
     private(set) var interruptions: [String: Int] = [:]
-    /// Of these: those that the backend had not seen by then.
+    /// The interrupted requests that the backend had not seen by then.
     private var interruptedUnseenIDs: Set<String> = []
     private var lastInterruption: PushFailure?
-    /// Of each kill: the requests that were open.
+    /// For each kill, the requests that were open.
     var kills: [Set<String>] = []
-    /// Of each kill: those of them that the backend had seen by then.
+    /// For each kill, the open requests that the backend had seen by then.
     var seenAtKill: [Set<String>] = []
     var seen = Backend.Seen()
     var connections = 0
 
     /// - Parameter hasSeen: Whether the backend has seen a request.
-    /// - Returns: What to give to the client again, and when; nil if the request has ended for good.
+    /// - Returns: What to submit again, and when; nil if the ending is final.
     mutating func note(_ outcome: PushOutcome, hasSeen: (String) -> Bool) -> (request: PushRequest, after: Duration)? {
         let id = outcome.request.id
         guard open.remove(id) != nil else {
@@ -51,9 +51,9 @@ struct CampaignLedger {
         return nil
     }
 
-    // What must not be ----------------------------------------------------------------------------------------------
+    // Violations ----------------------------------------------------------------------------------------------
 
-    /// Requests that ended otherwise than with the backend's answer, but for those that two kills interrupted.
+    /// Requests that ended without the backend's answer, except those that two kills interrupted.
     var failed: [PushOutcome] {
         ended.values.filter { outcome in
             if case .answered(let response) = outcome.end {
@@ -64,28 +64,28 @@ struct CampaignLedger {
         }
     }
 
-    /// Requests that were interrupted more often than kills met them.
+    /// Requests that were interrupted more often than kills explain.
     private var interrupted: [String] {
         interruptions.filter { id, count in count > timesKilled(id) }.map(\.key)
     }
 
-    /// Of these: those that the backend had not seen when they were interrupted, at least once.
+    /// Those of them that the backend had not seen when they were interrupted, at least once.
     var interruptedUnseen: [String] { interrupted.filter(interruptedUnseenIDs.contains) }
 
-    /// The others: their answer was lost on the way.
+    /// The others, whose answers were lost on the way.
     var interruptedSeen: [String] { interrupted.filter { !interruptedUnseenIDs.contains($0) } }
 
-    /// Requests that the backend has seen more often than kills explain: once, and once more for each kill that met them in flight.
+    /// Requests that the backend has seen more often than once, plus once for each kill while they were in flight.
     var duplicates: [String] {
         seen.counts.filter { id, count in count > 1 + seenAtKill.count { $0.contains(id) } }.map(\.key)
     }
 
-    /// Of these: those of which the client does not know that they were sent twice.
+    /// Those of them that the client did not report as sent twice.
     var duplicatesUnknown: [String] {
         duplicates.filter { interruptions[$0] == nil && ended[$0].map { $0.sends < 2 } ?? true }
     }
 
-    /// Requests that were answered and that the backend has not seen.
+    /// Requests with an answer that the backend has not seen.
     var answeredUnseen: [String] {
         ended.filter { id, outcome in
             if case .answered(let response) = outcome.end, [200, 410].contains(response.status) {
@@ -98,7 +98,7 @@ struct CampaignLedger {
 
     private func timesKilled(_ id: String) -> Int { kills.count { $0.contains(id) } }
 
-    /// One line.
+    /// A summary in one line.
     var figures: String {
         let twice = seen.counts.values.count { $0 > 1 }
         let met = kills.isEmpty ? "" : " (\(seenAtKill.map(\.count)) seen and open at the kills)"

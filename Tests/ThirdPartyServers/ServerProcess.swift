@@ -2,23 +2,24 @@ import FakeAPNs
 import Foundation
 import LedgerTestSupport
 
-/// A server of Debian's, as a group of child processes on a port of 127.0.0.1 and with its files in a temporary folder. It ends when
-/// this process does, also after a `kill -9`: it stands beside a shell that reads from a pipe of ours.
+/// A server from Debian's packages, as a group of child processes on a port of 127.0.0.1 with its files in a temporary folder. It ends
+/// with this process, even after `kill -9`: a shell that reads from our pipe starts it, and kills it when the pipe closes.
 final class ServerProcess {
     let kind: ServerKind
-    /// Of a range from which the kernel gives to nobody by itself: a server that is started again needs it again.
+    /// A port outside the range that the kernel assigns by itself: a restarted server needs the same port again.
     let port = Int.random(in: 16_384..<32_768)
 
     private let folder = NSTemporaryDirectory() + "server-\(UUID().uuidString.prefix(8))"
     private let command: [String]
-    /// All that were started, with the shell beside each.
+    /// All servers that were started, each with its shell.
     private var started: [(leader: Int32, shell: Process, lifeline: Pipe)] = []
 
-    /// Root gives itself up: servers that are started by root change their user and expect more of their folders.
+    /// If this process is root's, servers run as another user: started by root, they would change their user and need other folders.
     private static let asUser =
         getuid() == 0 ? ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] : []
 
-    init(_ kind: ServerKind, _ authority: TestAuthority, before backend: Backend) throws {
+    /// - Parameter backend: The port of what stands behind it, on 127.0.0.1. Nil for a server that answers by itself.
+    init(_ kind: ServerKind, _ authority: TestAuthority, before backend: Int? = nil) throws {
         self.kind = kind
         try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
         let certificate = try Data(contentsOf: URL(fileURLWithPath: authority.server.certificate))
@@ -26,7 +27,7 @@ final class ServerProcess {
         for (name, data) in [("server.pem", certificate), ("server.key", key), ("both.pem", certificate + key)] {
             try data.write(to: URL(fileURLWithPath: "\(folder)/\(name)"))
         }
-        command = try kind.prepare(in: folder, port: port, backend: backend.port)
+        command = try kind.prepare(in: folder, port: port, backend: backend ?? 0)
         if getuid() == 0 { try TestCluster.run(["chown", "-R", "nobody", folder]) }
     }
 
@@ -42,7 +43,7 @@ final class ServerProcess {
         let shell = Process()
         let (lifeline, told) = (Pipe(), Pipe())
         shell.executableURL = URL(fileURLWithPath: "/usr/bin/env")
-        // With -m, what runs in the background has a process group of its own, which is killed as a whole.
+        // With -m, a background job has its own process group, which can be killed as a whole.
         let script = """
             set -m
             "$@" </dev/null >>"\(folder)/output" 2>&1 &
@@ -68,7 +69,8 @@ final class ServerProcess {
         }
     }
 
-    /// Threads of Dispatch, and those that they make, block all signals. A child inherits that, and Apache and nghttpx do not lift it.
+    /// Threads of Dispatch block all signals, and so do the threads that they start. A child inherits that, and Apache and nghttpx do
+    /// not undo it.
     private static func withoutBlockedSignals(_ body: () throws -> Void) rethrows {
         var none = sigset_t()
         var earlier = sigset_t()
@@ -78,12 +80,12 @@ final class ServerProcess {
         try body()
     }
 
-    /// To its first process, which passes it on as it sees fit.
+    /// Sends a signal to its first process, which passes it on if necessary.
     func signal(_ number: Int32) {
         if let leader = started.last?.leader { kill(leader, number) }
     }
 
-    /// Ends all its processes at once, also those that still end their streams after a restart.
+    /// Kills all its processes, also those that still finish their streams after a restart.
     func killAll() {
         for (leader, _, _) in started { kill(-leader, SIGKILL) }
     }
@@ -102,9 +104,11 @@ final class ServerProcess {
         }
     }
 
-    /// What it has written so far.
+    /// Its output so far.
     var log: String {
-        ["output", "error.log"].map { (try? String(contentsOfFile: "\(folder)/\($0)", encoding: .utf8)) ?? "" }
-            .joined()
+        ["output", "error.log", "access.log"].map {
+            (try? String(contentsOfFile: "\(folder)/\($0)", encoding: .utf8)) ?? ""
+        }
+        .joined()
     }
 }

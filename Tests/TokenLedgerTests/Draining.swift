@@ -1,4 +1,5 @@
 import APNsFeedback
+import LedgerTestSupport
 import TokenLedger
 
 /// Drains the queue until a pass moves nothing.
@@ -29,4 +30,27 @@ extension Drain {
 extension GuardLimits {
     /// Limits that hold nothing.
     static let off = GuardLimits(allowance: 0, maxShare: .percent(100))
+}
+
+extension TestDatabase {
+    /// Undoes a window of the topic `t` completely, and returns how many tokens are sendable again.
+    func reinstate(_ since: String, _ until: String, cause: String) throws -> String {
+        try psql(
+            "SELECT tokenkeeper.reinstate('t', 'production', '\(since)', '\(until)', '\(cause)')", user: "a_operator")
+        var daemon = try connect(user: "a_daemon")
+        try undo(&daemon)
+        return try psql("SELECT tokens FROM tokenkeeper.reinstatement ORDER BY exclusion_id DESC LIMIT 1")
+    }
+}
+
+extension Connection {
+    /// What an undo must restore: the rows of the ledger.
+    mutating func ledger() throws -> [String] {
+        try lines(
+            """
+            SELECT topic_id, encode(token_key, 'hex'), registered_at, stale_at, stale_reason, suspect_at, suspect_reason, unregistered_by_app_at,
+                   superseded_at, suppressed_since, device_id
+            FROM tokenkeeper.ledger ORDER BY topic_id, token_key
+            """, columns: 11)
+    }
 }

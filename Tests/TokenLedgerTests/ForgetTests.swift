@@ -273,7 +273,7 @@ import Testing
         case 3: "SELECT tokenkeeper.forget_device('d\(round % 5)')"
         case 4: "SELECT tokenkeeper.reinstate('t', 'production', now() - \(round + 1) * interval '1 minute', now())"
         case 5: "SELECT tokenkeeper.discard_held('t', 'production')"
-        case 6: "SELECT tokenkeeper.undo_suspects(10)"
+        case 6: "SELECT tokenkeeper.undo_next(10)"
         default:
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body)

@@ -23,8 +23,9 @@ import Testing
             """
             SELECT tokenkeeper.record('{production}', '{t}', '{1}', ARRAY[tokenkeeper.token_key('\(token)')],
                 ARRAY[\(staleAt.map { "'\($0)'" } ?? "NULL")::timestamptz], ARRAY[\(staleAt == nil ? "NULL" : "'\(reason)'")]::text[],
+                ARRAY[clock_timestamp()], '{f}', '{}', '{}', '{}', '{}',
                 \(suspectAt == nil ? "'{}', '{}', '{}', '{}', '{}'"
-                    : "'{1}', '{\(suspectAt ?? "")}', '{\(reason)}', ARRAY[clock_timestamp()], '{f}'"), 1000, 0.005)
+                    : "'{1}', '{\(suspectAt ?? "")}', '{\(reason)}', ARRAY[clock_timestamp()], '{f}'"), 1000, 0.005, NULL)
             """)
     }
 

@@ -229,9 +229,9 @@ import TokenModel
         try other.execute("BEGIN; SELECT FROM tokenkeeper.send_request WHERE request_id = \(locked) FOR UPDATE")
         let heir = Outbox(daemonID: "host/2/1", processScope: "here", lockTimeout: .milliseconds(500))
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try heir.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
+        #expect(try heir.takeOver(on: &daemon, isAlive: { _ in true }).requests == 1)
         try other.execute("COMMIT")
-        #expect(try heir.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
+        #expect(try heir.takeOver(on: &daemon, isAlive: { _ in true }).requests == 1)
     }
 
     @Test func `a request without a response adds no result`() throws {
@@ -442,8 +442,9 @@ import TokenModel
         try outbox.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try count("sending_daemon") == 2, "it has claimed something")
         #expect(
-            try outbox.takeOver(silentToo: false, on: &daemon, isAlive: { _ in true }) == 0, "silence does not count")
-        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
+            try outbox.takeOver(silentToo: false, on: &daemon, isAlive: { _ in true }).requests == 0,
+            "silence does not count")
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }).requests == 1)
         try outbox.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try count("sending_daemon") == 1)
     }
@@ -452,7 +453,7 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         try ask()
         #expect(try claim().requests.count == 1)
-        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in false }) == 0)
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in false }).requests == 0)
     }
 
     // What is left behind ----------------------------------------------------------------------------------------------

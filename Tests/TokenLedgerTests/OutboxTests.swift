@@ -356,6 +356,35 @@ import TokenModel
         #expect(try count("send_result", "body = 'a?b'") == 1)
     }
 
+    @Test func `after a standstill, a claim has only the requests that nobody has taken over since`() throws {
+        try register(1...3)
+        try enqueue()
+        let proxy = try CuttingProxy(to: database.cluster.port, seed: 0)
+        proxy.behave()
+        defer { proxy.close() }
+        var outbox = outbox
+        outbox.standstill = .zero
+        let failures = Failures()
+        let (claimer, address) = (outbox, database.url(port: proxy.port, overTCP: true))
+        atOnce(2) { [scope, database] thread in
+            do {
+                if thread == 0 {
+                    var daemon = try Connection(to: DatabaseAddress(address), writes: true)
+                    proxy.holdReplies(true)
+                    let claim = try claimer.claim(scope, most: 10, backgroundPerHour: 0, on: &daemon)
+                    if claim.requests.count != 2 { failures.add("\(claim.requests.count) requests instead of 2") }
+                    return
+                }
+                defer { proxy.holdReplies(false) }
+                try eventually("the claim is committed") {
+                    try database.psql("SELECT count(claimed_by) FROM tokenkeeper.send_request") == "3"
+                }
+                try database.psql("UPDATE tokenkeeper.send_request SET claimed_by = 'other/1/1' WHERE request_id = 2")
+            } catch { failures.add("\(error)") }
+        }
+        #expect(failures.all == [])
+    }
+
     @Test func `the requests of an ended daemon are taken over, and fail after the second time`()
         throws
     {
@@ -365,12 +394,14 @@ import TokenModel
         let gone = Outbox(daemonID: "host/7/1", processScope: "here", lockTimeout: .milliseconds(500))
         try gone.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try claim(by: gone).count == 1)
-        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 0, "it is alive")
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }).requests == 0, "it is alive")
         let elsewhere = Outbox(daemonID: "host/9/1", processScope: "elsewhere", lockTimeout: .milliseconds(500))
-        #expect(try elsewhere.takeOver(on: &daemon, isAlive: { _ in false }) == 0, "another scope cannot tell")
-        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in false }) == 1)
+        #expect(try elsewhere.takeOver(on: &daemon, isAlive: { _ in false }).requests == 0, "another scope cannot tell")
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in false }).requests == 1)
         #expect(try claim(by: elsewhere).count == 1, "it may be sent a second time")
-        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1, "a daemon without a heartbeat has ended")
+        #expect(
+            try outbox.takeOver(on: &daemon, isAlive: { _ in true }).requests == 1,
+            "a daemon without a heartbeat has ended")
         #expect(try claim() == [], "not a third time")
         #expect(try database.psql("SELECT error FROM tokenkeeper.failed_send").contains("may have been delivered"))
         #expect(
@@ -379,7 +410,75 @@ import TokenModel
                 user: "a_operator") == "1")
         #expect(try claim(by: gone).count == 1)
         try gone.signOff(on: &daemon)
-        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }).requests == 1)
+    }
+
+    @Test func `of an ended daemon, only what it may have sent counts as interrupted`() throws {
+        try register(1...4)
+        try enqueue()
+        try enqueue("tags => '{World}', push_type => 'background'", payload: #"{"aps":{"content-available":1}}"#)
+        var daemon = try database.connect(user: "a_daemon")
+        let gone = Outbox(daemonID: "host/7/1", processScope: "here", lockTimeout: .milliseconds(500))
+        try gone.beat(credentials: "[]", trouble: [], on: &daemon)
+        let claimed = try claim(by: gone)
+        #expect(claimed.count == 8)
+        #expect(try database.psql("SELECT sum(cardinality(sent_at)) FROM tokenkeeper.background_send") == "4")
+        // One alert, one background push, and one request that the daemon does not have any more.
+        let sent: Set = [claimed[0].number, claimed[7].number, 1_000_000]
+        let elsewhere = Outbox(daemonID: "host/9/1", processScope: "elsewhere", lockTimeout: .milliseconds(500))
+        #expect(
+            try elsewhere.takeOver(on: &daemon, isAlive: { _ in false }, sent: { _ in sent }) == .init(), "it is alive")
+        let taken = try outbox.takeOver(
+            on: &daemon, isAlive: { _ in false }, sent: { $0 == "host/7/1" ? sent : nil })
+        #expect(taken == .init(requests: 8, interrupted: 2))
+        #expect(
+            try count(
+                "send_request",
+                "claimed_by IS NULL AND interruptions = 1 AND attempts = 1 AND first_sent_at IS NOT NULL AND request_id IN (\(claimed[0].number), \(claimed[7].number))"
+            ) == 2)
+        #expect(
+            try count(
+                "send_request",
+                "claimed_by IS NULL AND interruptions = 0 AND attempts = 0 AND first_sent_at IS NULL AND scheduled_at IS NULL AND NOT deferred"
+            ) == 6)
+        #expect(
+            try database.psql("SELECT sum(cardinality(sent_at)) FROM tokenkeeper.background_send") == "1",
+            "the others have not used their share")
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in false }, sent: { _ in sent }) == .init())
+    }
+
+    @Test func `a silent daemon, or one of another process scope, may have sent all that it has claimed`() throws {
+        try register(1...1)
+        try enqueue()
+        var daemon = try database.connect(user: "a_daemon")
+        for (scope, isAlive) in [("here", true), ("elsewhere", false)] {
+            let silent = Outbox(daemonID: "host/7/1", processScope: scope, lockTimeout: .milliseconds(500))
+            try silent.beat(credentials: "[]", trouble: [], on: &daemon)
+            try database.psql("UPDATE tokenkeeper.sending_daemon SET process_scope = '\(scope)'")
+            #expect(try claim(by: silent).count == 1)
+            try database.psql(
+                "UPDATE tokenkeeper.sending_daemon SET heartbeat_at = clock_timestamp() - interval '61 seconds'")
+            #expect(
+                try outbox.takeOver(on: &daemon, isAlive: { _ in isAlive }, sent: { _ in [] })
+                    == .init(requests: 1, interrupted: 1))
+        }
+    }
+
+    @Test func `a daemon is finished when it has claimed nothing and was silent for a minute`() throws {
+        try register(1...1)
+        try enqueue()
+        var daemon = try database.connect(user: "a_daemon")
+        func finished() throws -> [String] { try outbox.finished(among: ["host/7/1", "host/8/1"], on: &daemon) }
+        #expect(try finished() == ["host/7/1", "host/8/1"])
+        let gone = Outbox(daemonID: "host/7/1", processScope: "here", lockTimeout: .milliseconds(500))
+        try gone.beat(credentials: "[]", trouble: [], on: &daemon)
+        #expect(try finished() == ["host/8/1"], "a claim may not be committed yet")
+        let claimed = try claim(by: gone)
+        try database.psql(
+            "UPDATE tokenkeeper.sending_daemon SET heartbeat_at = clock_timestamp() - interval '61 seconds'")
+        #expect(try finished() == ["host/8/1"], "it has a request")
+        #expect(try finish(claimed.map { RequestEnding(number: $0.number, fate: .returned(nil)) }, by: gone) == 1)
+        #expect(try finished() == ["host/7/1", "host/8/1"])
     }
 
     @Test func `a daemon of another process scope is taken over after a minute of silence`() throws {
@@ -391,10 +490,10 @@ import TokenModel
         #expect(try claim(by: gone).count == 1)
         try database.psql(
             "UPDATE tokenkeeper.sending_daemon SET heartbeat_at = clock_timestamp() - interval '55 seconds'")
-        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 0)
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }).requests == 0)
         try database.psql(
             "UPDATE tokenkeeper.sending_daemon SET heartbeat_at = clock_timestamp() - interval '61 seconds'")
-        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }) == 1)
+        #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }).requests == 1)
     }
 
     @Test func `a paused topic waits until it is resumed, and others do not wait`() throws {
@@ -604,7 +703,7 @@ import TokenModel
         try database.psql(
             "UPDATE tokenkeeper.failed_send SET failed_at = now() - interval '31 days' WHERE failed_id = 1")
         try database.psql(
-            "INSERT INTO tokenkeeper.background_send VALUES ('production', 'com.example.app', '1', '{}', now() - interval '2 hours')"
+            "INSERT INTO tokenkeeper.background_send VALUES ('production', 'com.example.app', '1', '{}', now() - interval '2 hours', 3)"
         )
         var daemon = try database.connect(user: "a_daemon")
         let plan = SweepPlan(

@@ -346,19 +346,21 @@ import Testing
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "1300")
     }
 
-    @Test func `a deadlock with the daemon never ends the application's transaction`() throws {
+    @Test(arguments: [1, 151])
+    func `a deadlock with the daemon never ends the application's transaction`(newTokens: Int) throws {
         try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01Z')")
         // Every waiting session checks for a deadlock at once.
         try database.psql("ALTER DATABASE \(database.name) SET deadlock_timeout = '1ms'", user: "postgres")
         let database = database
         let failures = Failures()
-        let isDone = Mutex(false)
+        let current = Mutex<Int?>(1000)
         atOnce(2) { worker in
-            defer { isDone.withLock { $0 = true } }
+            defer { current.withLock { $0 = nil } }
             do {
                 if worker == 0 {
                     var app = try database.connect()
                     for token in 1000...1150 {
+                        current.withLock { $0 = token }
                         try app.run(
                             "BEGIN; SELECT tokenkeeper.register('b\(token)0', 't'); SELECT pg_sleep(0.004); SELECT tokenkeeper.register('aa', 't'); COMMIT"
                         )
@@ -368,12 +370,13 @@ import Testing
                     var daemon = try database.connect(user: "a_daemon")
                     var drain = Drain(
                         lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
-                    while !isDone.withLock({ $0 }) {
+                    while let token = current.withLock({ $0 }) {
+                        let tokens = newTokens == 1 ? token...token : 1000...1150
                         try sender.run(
                             """
                             INSERT INTO tokenkeeper.send_result (topic, token, status, body)
                             SELECT 't', 'aa', 410, '{"reason":"Unregistered","timestamp":' || (extract(epoch FROM clock_timestamp()) * 1000)::bigint || '}'
-                            UNION ALL SELECT 't', 'b' || i || '0', 410, \(Self.death) FROM generate_series(1000, 1150) AS i
+                            UNION ALL SELECT 't', 'b' || i || '0', 410, \(Self.death) FROM generate_series(\(tokens.lowerBound), \(tokens.upperBound)) AS i
                             """)
                         _ = try drain.onePass(on: &daemon)
                     }

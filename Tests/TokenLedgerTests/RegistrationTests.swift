@@ -15,7 +15,8 @@ import Testing
         try connection.execute(
             """
             SELECT tokenkeeper.record('{production}', '{t}', '{1}', ARRAY[tokenkeeper.token_key('\(token)')],
-                ARRAY[\(staleAt)::timestamptz], '{Unregistered}', '{}', '{}', '{}', '{}', '{}', 50, 0.005)
+                ARRAY[\(staleAt)::timestamptz], '{Unregistered}', ARRAY[clock_timestamp()], '{f}', '{}', '{}', '{}', '{}',
+                '{}', '{}', '{}', '{}', '{}', 50, 0.005, NULL)
             """)
     }
 
@@ -114,7 +115,8 @@ import Testing
             SELECT tokenkeeper.is_sendable(token, 't') FROM \(tokens);
             SELECT tokenkeeper.sendable(ARRAY[token], 't') FROM \(tokens);
             SELECT tokenkeeper.record('{production}', '{t}', '{1}', ARRAY[tokenkeeper.token_key(token)],
-                ARRAY[clock_timestamp()], '{Unregistered}', '{}', '{}', '{}', '{}', '{}', 50, 0.005) FROM \(tokens);
+                ARRAY[clock_timestamp()], '{Unregistered}', ARRAY[clock_timestamp()], '{f}', '{}', '{}', '{}', '{}',
+                '{}', '{}', '{}', '{}', '{}', 50, 0.005, NULL) FROM \(tokens);
             """)
         // The statistics of a session arrive when it ends.
         do { _ = consume owner }
@@ -309,7 +311,7 @@ import Testing
             """
             SELECT tokenkeeper.unregister('aa', 't', at => '2025-01-01Z');
             SELECT tokenkeeper.record('{production}', '{t}', '{1}', '{"\\\\xaa"}', '{2025-01-01Z}', '{Unregistered}',
-                '{1}', '{2025-01-01Z}', '{BadDeviceToken}', '{2025-01-01Z}', '{f}', 50, 0.005)
+                '{2025-01-01Z}', '{f}', '{}', '{}', '{}', '{}', '{1}', '{2025-01-01Z}', '{BadDeviceToken}', '{2025-01-01Z}', '{f}', 50, 0.005, NULL)
             """)
         #expect(try owner.lines("SELECT state, reason FROM tokenkeeper.token", columns: 2) == ["stale|Unregistered"])
     }

@@ -21,6 +21,15 @@ import TokenModel
         var seen: Instant
     }
 
+    @Test func `a double precision is read as it is stored`() throws {
+        var connection = try database.connect()
+        let values = try connection.query("SELECT unnest('{0,-1.5,1e300,1795553070.123457}'::float8[])").values(
+            Double.self)
+        #expect(values == [0, -1.5, 1e300, 1795553070.123457])
+        let error = #expect(throws: DatabaseError.self) { _ = try connection.query("SELECT 1").values(Double.self) }
+        #expect(error?.message.contains("is not a binary double precision") == true)
+    }
+
     @Test func `each column is read as the type of its field`() throws {
         var connection = try database.connect()
         let animals = try connection.query(

@@ -10,7 +10,7 @@ import Testing
         let database = try TestCluster.shared.database()
         let look =
             "SELECT queue_depth, queue_depth_estimated, rejected, held, tokens_active, tokens_stale, live_daemons, warnings FROM tokenkeeper.status"
-        #expect(try database.psql(look) == "||0|0|0|0|0|{\"no daemon has ever run on this database\"}")
+        #expect(try database.psql(look) == "0|f|0|0|0|0|0|{\"no daemon has ever run on this database\"}")
         try database.psql(
             "SELECT tokenkeeper.register(t, 't') FROM unnest('{aa,bb}'::text[]) AS t; SELECT tokenkeeper.unregister('cc', 't')"
         )
@@ -20,10 +20,10 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         let heartbeat = try Heartbeat(
             daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
-        try heartbeat.beat(sweepInterval: .seconds(3600), pagesLeft: 0, trouble: nil, on: &daemon)
+        try heartbeat.lookAndBeat(sweepInterval: .seconds(3600), on: &daemon)
         #expect(try database.psql(look) == "2|f|0|0|0|0|1|{}")
         try drainAll(&daemon)
-        try heartbeat.beat(sweepInterval: .seconds(3600), pagesLeft: 0, trouble: nil, on: &daemon)
+        try heartbeat.lookAndBeat(sweepInterval: .seconds(3600), on: &daemon)
         var count = TokenCount()
         try count.refresh(on: &daemon, stop: Wakeup())
         #expect(
@@ -38,6 +38,95 @@ import Testing
             try database.psql(
                 "SELECT live_daemons, warnings::text LIKE '%no daemon is running; the last was seen at%' FROM tokenkeeper.status"
             ) == "0|t")
+    }
+
+    @Test func `without a daemon it counts the queue itself, and says so`() throws {
+        let database = try TestCluster.shared.database()
+        let look = """
+            SELECT queue_depth, queue_depth_estimated, queue_as_of > now() - interval '1 minute', results_wait_because,
+                   oldest_result_age > interval '200 days' FROM tokenkeeper.status
+            """
+        func queue(_ results: Int) throws {
+            try database.psql(
+                """
+                INSERT INTO tokenkeeper.send_result (topic, token, status, queued_at)
+                SELECT 't', 'aa', 200, '2026-01-02 03:04:05Z' FROM generate_series(1, \(results))
+                """)
+        }
+        try queue(17_000)
+        #expect(try database.psql(look, user: "a_reader") == "17000|f|t|no daemon reports|t")
+
+        var holder = try database.connect()
+        let partition = try #require(
+            try holder.scalar("SELECT tableoid::regclass FROM tokenkeeper.send_result LIMIT 1"))
+        try holder.execute("BEGIN; LOCK TABLE \(partition)")
+        try eventually("a locked partition is estimated") {
+            try database.psql("SELECT results, is_estimated, oldest_queued_at IS NULL FROM tokenkeeper.look_at_queue()")
+                == "17000|t|t"
+        }
+        try holder.execute("ROLLBACK")
+
+        try queue(80_000)
+        try eventually("a long queue is estimated") { try database.psql(look) == "97000|t|t|no daemon reports|t" }
+        var daemon = try database.connect(user: "a_daemon")
+        let heartbeat = try Heartbeat(
+            daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
+        try heartbeat.beat(
+            Heartbeat.Queue(depth: 7, exact: true), sweepInterval: nil, reason: "of a test", on: &daemon)
+        #expect(try database.psql(look) == "7|f|t|of a test|", "a daemon knows better")
+    }
+
+    @Test func `it does not wait for a lock, but says who holds it and what the daemon saw`() throws {
+        let database = try TestCluster.shared.database()
+        var daemon = try database.connect(user: "a_daemon")
+        let heartbeat = try Heartbeat(
+            daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
+        try heartbeat.beat(Heartbeat.Queue(depth: 7, exact: true), sweepInterval: nil, on: &daemon)
+        var holder = try database.connect()
+        let pid = try #require(try holder.scalar("SELECT pg_backend_pid()"))
+        try holder.execute("SET application_name = 'a test'")
+        try holder.execute("BEGIN; LOCK TABLE tokenkeeper.failed_send")
+        #expect(
+            try database.psql(
+                "SELECT queue_depth, live_daemons, failed_sends, warnings[1] FROM tokenkeeper.status", user: "a_reader")
+                == "7|1||most of this status is unknown, because tokenkeeper.failed_send is locked (ACCESS EXCLUSIVE) by "
+                + "pid \(pid), role owner, application a test")
+        let page = try Overview(within: .seconds(2), on: &daemon)
+        #expect(page.queueDepth == 7 && page.failedSends == nil && page.tokens.allSatisfy { $0 == nil })
+        #expect(page.warnings.first?.hasPrefix("most of this status is unknown") == true)
+        try holder.execute("ROLLBACK; BEGIN; LOCK TABLE tokenkeeper.daemon IN SHARE MODE")
+        #expect(
+            try warnings(database)
+                == [
+                    "daemons cannot report, because tokenkeeper.daemon is locked (SHARE) by pid \(pid), role owner, application a test"
+                ])
+        try holder.execute("ROLLBACK")
+        #expect(try database.psql("SELECT failed_sends, warnings FROM tokenkeeper.status") == "0|{}")
+    }
+
+    @Test func `it has the age of the oldest request that is due, in a small outbox and in a large one`() throws {
+        let database = try TestCluster.shared.database()
+        let look = """
+            SELECT date_trunc('minute', oldest_due_request_age), array_to_string(warnings, ';') LIKE '%, the oldest due since 20%' FROM tokenkeeper.status
+            """
+        func queue(_ topic: String, _ requests: Int, dueAgo: String) throws {
+            try database.psql(
+                """
+                INSERT INTO tokenkeeper.send_request (topic, token, payload, queued_at)
+                SELECT '\(topic)', lpad(to_hex(i), 8, '0'), '{"aps":{"alert":1}}', clock_timestamp() - interval '\(dueAgo)'
+                FROM generate_series(1, \(requests)) AS i
+                """)
+        }
+        #expect(try database.psql(look) == "|f")
+        try queue("later", 1, dueAgo: "-1 hour")
+        #expect(try database.psql(look) == "|f")
+        try queue("b", 1, dueAgo: "70 seconds")
+        try queue("a", 2, dueAgo: "40 minutes 10 seconds")
+        #expect(try database.psql(look) == "00:40:00|t")
+        try queue("c", 60_000, dueAgo: "10 seconds")
+        #expect(try database.psql(look) == "|f", "a daemon has to look")
+        try count(database)
+        #expect(try database.psql(look) == "00:40:00|t")
     }
 
     @Test func `a new count removes states that no token has any more`() throws {
@@ -70,8 +159,9 @@ import Testing
         let database = try TestCluster.shared.database()
         var reader = try database.connect(user: "a_reader")
         let report = try StatusReport(on: &reader)
-        #expect(report.json.hasPrefix(#"{"queue_depth":null,"queue_depth_estimated":null,"oldest_result_age":null"#))
-        #expect(report.fields.contains { $0 == ("live_daemons", "0") })
+        #expect(report.json.hasPrefix(#"{"queue_depth":0,"queue_depth_estimated":false,"oldest_result_age":null"#))
+        #expect(report.fields.contains(.init(name: "live_daemons", kind: .number, value: "0")))
+        #expect(report.criticalWarnings == report.warnings)
         #expect(report.warnings == ["no daemon has ever run on this database"])
     }
 
@@ -153,10 +243,10 @@ import Testing
         let told = try warnings(database)
         #expect(
             told.count == 2
-                && told.first == "60 results are held by the mass-failure guard; see `tokenkeeperd held list`")
-        #expect(told.last?.hasPrefix("the mass-failure guard of t (production) tripped at ") ?? false)
+                && told.last == "60 results are held by the mass-failure guard; see `tokenkeeperd held list`")
+        #expect(told.first?.hasPrefix("the mass-failure guard of t (production) tripped at ") ?? false)
         #expect(
-            told.last?.hasSuffix(
+            told.first?.hasSuffix(
                 "suspects would suppress 60 of 100 active tokens within a day; see `tokenkeeperd held list`")
                 ?? false)
         #expect(try database.psql("SELECT held FROM tokenkeeper.status") == "60")
@@ -265,11 +355,16 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         let heartbeat = try Heartbeat(
             daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
-        for (lock, told) in [
-            ("tokenkeeper.ledger, held by 7", ["daemon d waits for a lock: tokenkeeper.ledger, held by 7"]), (nil, []),
-        ] {
-            try heartbeat.beat(sweepInterval: nil, pagesLeft: 0, trouble: nil, waitingFor: lock, on: &daemon)
-            #expect(try warnings(database) == told)
+        for words in ["tokenkeeper.ledger, held by 7", nil] {
+            try heartbeat.beat(
+                Heartbeat.Queue(depth: 0, exact: true), sweepInterval: nil,
+                locks: words.map { Heartbeat.Locks(words: $0, metFor: .seconds(60)) }, on: &daemon)
+            let since = try database.psql(
+                "SELECT to_char((heartbeat_at - interval '60 s') AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') FROM tokenkeeper.daemon"
+            )
+            #expect(
+                try warnings(database)
+                    == (words.map { ["daemon d has been waiting for a lock since \(since) UTC: \($0)"] } ?? []))
         }
     }
 
@@ -336,5 +431,11 @@ import Testing
         try daemon.execute("UPDATE tokenkeeper.status_cache SET as_of = as_of - interval '10 seconds'")
         var cache = StatusCache()
         try cache.refresh(on: &daemon)
+    }
+}
+
+extension Heartbeat {
+    func lookAndBeat(sweepInterval: Duration?, on connection: inout Connection) throws {
+        try beat(try look(pagesLeft: 0, on: &connection), sweepInterval: sweepInterval, on: &connection)
     }
 }

@@ -12,12 +12,6 @@ import Testing
         database = try TestCluster.shared.database()
     }
 
-    private static let ledger = """
-        SELECT topic_id, encode(token_key, 'hex'), registered_at, stale_at, stale_reason, suspect_at, suspect_reason, unregistered_by_app_at,
-               superseded_at, suppressed_since, device_id
-        FROM tokenkeeper.ledger ORDER BY topic_id, token_key
-        """
-
     private func suspect(_ token: String, at: String, reason: String = "BadDeviceToken", topic: String = "t") throws {
         try database.psql(
             """
@@ -26,13 +20,8 @@ import Testing
             """)
     }
 
-    /// Undoes a window completely, and returns how many tokens are sendable again.
     private func reinstate(_ since: String, _ until: String) throws -> String {
-        try database.psql(
-            "SELECT tokenkeeper.reinstate('t', 'production', '\(since)', '\(until)')", user: "a_operator")
-        var daemon = try database.connect(user: "a_daemon")
-        try undo(&daemon)
-        return try database.psql("SELECT tokens FROM tokenkeeper.reinstatement ORDER BY exclusion_id DESC LIMIT 1")
+        try database.reinstate(since, until, cause: "suspect")
     }
 
     @Test func `the undo restores the ledger row by row, even when the same results arrive again`() throws {
@@ -50,7 +39,7 @@ import Testing
         )
         try drainAll(&daemon)
         var owner = try database.connect()
-        let before = try owner.lines(Self.ledger, columns: 11)
+        let before = try owner.ledger()
         // All of them, one unregistered token, and one suspect that is a day later.
         for round in 1...2 {
             for token in ["01", "02", "03", "04", "05", "06", "66", "77"] { try suspect(token, at: "2025-02-01Z") }
@@ -60,10 +49,10 @@ import Testing
                     == (round == 1 ? "7" : "1"),
                 "all but 03, which was registered later; and the second time 04, as before")
             if round == 1 {
-                #expect(try owner.lines(Self.ledger, columns: 11) != before)
+                #expect(try owner.ledger() != before)
                 #expect(try reinstate("2025-02-01Z", "2025-02-01Z") == "3", "01, 66 and 77 may be sent to again")
             }
-            #expect(try owner.lines(Self.ledger, columns: 11) == before)
+            #expect(try owner.ledger() == before)
         }
         #expect(
             try owner.lines(
@@ -227,8 +216,8 @@ import Testing
         #expect(try database.psql(Self.states) == "suspect 1000", "not undone yet: the gate still says no")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.operation") == "0")
         // The operator's role takes one step, the daemon's role the next.
-        #expect(try database.psql("SELECT tokenkeeper.undo_suspects(100)", user: "a_operator") == "100")
-        #expect(try database.psql("SELECT tokenkeeper.undo_suspects(200)", user: "a_daemon") == "200")
+        #expect(try database.psql("SELECT tokenkeeper.undo_next(100)", user: "a_operator") == "100")
+        #expect(try database.psql("SELECT tokenkeeper.undo_next(200)", user: "a_daemon") == "200")
         #expect(try database.psql(Self.left) == "700|300|f")
         #expect(try database.psql(Self.states) == "active 300, suspect 700")
         // The rest is undone in a new session, too.
@@ -239,7 +228,7 @@ import Testing
         #expect(
             try database.psql("SELECT operation, rows, done_by FROM tokenkeeper.operation")
                 == "reinstated|1000|a_operator")
-        #expect(try database.psql("SELECT tokenkeeper.undo_suspects()", user: "a_daemon") == "")
+        #expect(try database.psql("SELECT tokenkeeper.undo_next()", user: "a_daemon") == "")
     }
 
     @Test func `a token that an application has locked is left for later, and others do not wait`() throws {
@@ -287,7 +276,7 @@ import Testing
             SELECT tokenkeeper.reinstate('t', 'production', '2025-02-03Z', '2025-02-03Z');
             SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-01Z');
             """)
-        #expect(try database.psql("SELECT tokenkeeper.undo_suspects(1)") == "2", "both of the token at once")
+        #expect(try database.psql("SELECT tokenkeeper.undo_next(1)") == "2", "both of the token at once")
         #expect(try database.psql("SELECT state FROM tokenkeeper.token") == "active")
         try undo(&daemon)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.exclusion WHERE finished_at IS NULL") == "0")
@@ -314,7 +303,7 @@ import Testing
         try database.psql("SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-02Z')")
         let counts = "SELECT coalesce(sum(tokens), 0) FROM tokenkeeper.topic_guard_count"
         #expect(try database.psql(counts) == "100")
-        #expect(try database.psql("SELECT tokenkeeper.undo_suspects(50)") == "50")
+        #expect(try database.psql("SELECT tokenkeeper.undo_next(50)") == "50")
         #expect(try database.psql(counts) == "70", "30 of the 50 are gone; 20 are still held")
         try undo(&daemon)
         #expect(try database.psql(counts) == "20")

@@ -59,7 +59,7 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
         let people = try run(["status"], url: database.url(user: "a_reader"))
         #expect(
             people.status == 0 && people.output.contains("live daemons")
-                && people.output.contains("warning: no daemon has ever run"), "\(people)")
+                && people.output.contains("critical: no daemon has ever run"), "\(people)")
         let json = try run(["status", "--json"], url: database.url(user: "a_reader"))
         let object = try JSONSerialization.jsonObject(with: Data(json.output.utf8)) as? [String: Any]
         #expect(
@@ -86,13 +86,14 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
 
     @Test func `check-config prints what is in force and hides secrets`() throws {
         let file = NSTemporaryDirectory() + "\(UUID().uuidString).toml"
-        try "database_url = \"postgresql://u:hunter2@h/db\"\n[sweep]\ninterval = \"off\"\n".write(
-            toFile: file, atomically: true, encoding: .utf8)
+        try
+            "database_url = \"postgresql://u:hunter2@h/db\"\n[sweep]\ninterval = \"off\"\n[send]\nproxy = \"http://u:hunter2@h:1\"\n"
+            .write(toFile: file, atomically: true, encoding: .utf8)
         defer { try? FileManager.default.removeItem(atPath: file) }
         let good = try run(["check-config", "--config", file])
         #expect(
             good.status == 0 && good.output.contains("sweep.interval = off  # \(file):3")
-                && !good.output.contains("hunter2"))
+                && good.output.contains("send.proxy = (set, not shown)") && !good.output.contains("hunter2"))
         try "[sweep]\ninterval = \"soon\"\nfoo = 1\n".write(toFile: file, atomically: true, encoding: .utf8)
         let bad = try run(["check-config"], environment: ["TOKENKEEPER_CONFIG": file])
         #expect(
@@ -104,7 +105,10 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
 
     @Test func `a password on the command line does not stay in the process list`() throws {
         let database = try TestCluster.shared.database()
-        for form in [["--database-url", "PLACE"], ["--database-url=PLACE"], ["--set", "database_url=PLACE"]] {
+        for form in [
+            ["--database-url", "PLACE"], ["--database-url=PLACE"], ["--set", "database_url=PLACE"],
+            ["--set", "send.proxy=http://u:hunter2@h:1"], ["--set=send.proxy=https://u:hunter2@h:1"],
+        ] {
             let url = database.url(user: "a_daemon:hunter2")
             let daemon = Process()
             daemon.executableURL = URL(fileURLWithPath: DaemonProcess.program)

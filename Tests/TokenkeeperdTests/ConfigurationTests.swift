@@ -1,3 +1,4 @@
+import APNsFeedback
 import ArgumentParser
 import Foundation
 import LedgerTestSupport
@@ -7,10 +8,14 @@ import TokenLedger
 
 @testable import tokenkeeperd
 
+private func named(_ name: String, _ text: String) -> ConfigurationText {
+    ConfigurationText(contents: Array(text.utf8), name: name)
+}
+
 private func load(
     _ text: String? = nil, environment: [String: String] = [:], flags: [String] = []
 ) throws -> Configuration {
-    try Configuration(file: text.map { (Array($0.utf8), "t.toml") }, environment: environment, flags: flags)
+    try Configuration(files: text.map { [named("t.toml", $0)] } ?? [], environment: environment, flags: flags)
 }
 
 private func problems(_ text: String? = nil, environment: [String: String] = [:], flags: [String] = []) -> [String] {
@@ -43,6 +48,25 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(configuration.sweepPlan.batch == 8)
         #expect(configuration.sweepPlan.suppressedRetention == .seconds(30 * 86400))
         #expect(configuration.values["sweep.suppressed_retention"]?.origin == "t.toml:4")
+    }
+
+    @Test func `a later file overrides an earlier one key by key, and each problem names its file`() throws {
+        let configuration = try Configuration(
+            files: [
+                named("a.toml", "[sweep]\ninterval = \"2h\"\nbatch = 7\n[credential.main]\nkey_file = \"a.p8\"\n"),
+                named("b.toml", "[sweep]\ninterval = \"3h\"\n"),
+                named(
+                    "c.toml",
+                    "[credential.main]\nkey_id = \"ABC1234567\"\nteam_id = \"TEAM123456\"\ntopics = [\"t\"]\n"),
+            ], environment: [:], flags: [])
+        #expect(configuration.sweepInterval == .seconds(3 * 3600))
+        #expect(configuration.values["sweep.interval"]?.origin == "b.toml:2")
+        #expect(configuration.values["sweep.batch"]?.origin == "a.toml:3")
+        #expect(configuration.credentials.map(\.keyFile) == ["a.p8"], "a section may be in several files")
+        #expect(throws: ConfigurationError(["a.toml:1: unknown setting x", "b.toml:1: unknown setting y"])) {
+            try Configuration(
+                files: [named("a.toml", "x = 1\n"), named("b.toml", "y = 1\n")], environment: [:], flags: [])
+        }
     }
 
     @Test func `an unknown key is refused with its line`() {
@@ -185,7 +209,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         credentials.databasePasswordFile = "/run/credentials/database_password"
         func load(_ environment: [String: String]) throws -> Configuration {
             try Configuration(
-                file: (Array(file.utf8), "t.toml"), credentials: credentials, environment: environment, flags: [])
+                files: [named("t.toml", file)], credentials: credentials, environment: environment, flags: [])
         }
         #expect(
             try load([:]).values["database_url"] == .init(value: "host=b", rank: .credential, origin: "credential"))
@@ -204,12 +228,12 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         #expect(try load(["TOKENKEEPER_DATABASE_URL": "host=c"]).address == DatabaseAddress("host=c"))
         #expect(
             try tokenkeeperd.Configuration(
-                file: nil, credentials: credentials, environment: [:], flags: ["database_url=host=d"]
+                files: [], credentials: credentials, environment: [:], flags: ["database_url=host=d"]
             )
             .address == DatabaseAddress("host=d"))
         #expect(
             try tokenkeeperd.Configuration(
-                file: (Array("database_password_file = \"/p\"".utf8), "t.toml"), environment: [:],
+                files: [named("t.toml", "database_password_file = \"/p\"")], environment: [:],
                 flags: ["database_url=host=d"]
             ).address == DatabaseAddress("host=d"))
 
@@ -251,6 +275,28 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
             #expect(error?.problems.count == 1)
             let name = environment.isEmpty ? new : Setting.variable(of: new)
             #expect(error?.problems.first?.hasSuffix("is now called \(name)") == true)
+        }
+    }
+
+    @Test func `send.proxy names a proxy, or none, and otherwise the environment does`() throws {
+        func route(_ settings: String...) throws -> PushRoute { try load(flags: settings).clientOptions.route }
+        #expect(try route() == .environment)
+        #expect(try route("send.proxy=none") == .direct)
+        var proxy = try #require(PushProxy("https://u@h:1"))
+        #expect(try route("send.proxy=https://u@h:1") == .proxy(proxy))
+        proxy.passwordFile = "/p"
+        #expect(try route("send.proxy=https://u@h:1", "send.proxy_password_file=/p") == .proxy(proxy))
+        for wrong in ["http://u:hunter2@h", "socks5://u:hunter2@h:1", "u:hunter2@h:1"] {
+            let found = problems("[send]\nproxy = \"\(wrong)\"")
+            #expect(
+                found == [
+                    "t.toml:2: send.proxy is not usable, expected http://host:port, https://host:port or \"none\""
+                ])
+        }
+        for wrong in [[], ["send.proxy=none"], ["send.proxy=http://h:1"], ["send.proxy=http://u:hunter2@h:1"]] {
+            let found = problems(flags: wrong + ["send.proxy_password_file=/p"])
+            #expect(found.count == 1 && found[0].contains("send.proxy_password_file is set"), "\(found)")
+            #expect(!found.joined().contains("hunter2"))
         }
     }
 

@@ -62,10 +62,18 @@ import Testing
         try database.psql("ALTER ROLE keeper PASSWORD 'second secret'", user: "postgres")
         try database.psql(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'keeper'", user: "postgres")
-        // The log shows only the first cause of an outage; the status shows the latest.
         try eventually("it is refused") { systemd.status.contains("password authentication failed") }
+        try eventually("a person must act") {
+            daemon.logged.contains("level=error msg=\"PostgreSQL refuses this login: check the password")
+        }
         _ = try file("database_password", "second secret")
         try drains(daemon, database, token: "bb")
+        try eventually("it names the server") {
+            daemon.logged.split(separator: "\n").contains {
+                $0.contains("PostgreSQL is back") && $0.contains("host=127.0.0.1:\(cluster.port)")
+                    && $0.contains(" s\"")
+            }
+        }
 
         // Only root may read the daemon's command line and environment: see `Secrets`.
         for place in geteuid() == 0 ? ["environ", "cmdline"] : ["cmdline"] {

@@ -47,75 +47,6 @@ import Testing
         #expect(!daemon.logged.contains("waiting for a lock"))
     }
 
-    @Test(arguments: [
-        // CREATE INDEX takes the same lock.
-        ("LOCK TABLE tokenkeeper.ledger IN SHARE MODE", "tokenkeeper.ledger is locked (SHARE)", "tokenkeeper.ledger"),
-        (
-            "LOCK TABLE tokenkeeper.token_event_log IN ACCESS EXCLUSIVE MODE",
-            "tokenkeeper.token_event_log is locked (ACCESS EXCLUSIVE)", "tokenkeeper.token_event_log"
-        ),
-        (
-            "LOCK TABLE tokenkeeper.result_count IN EXCLUSIVE MODE", "tokenkeeper.result_count is locked (EXCLUSIVE)",
-            "tokenkeeper.result_count"
-        ),
-        (
-            "LOCK TABLE tokenkeeper.send_result_retry IN EXCLUSIVE MODE; LOCK TABLE tokenkeeper.ledger IN EXCLUSIVE MODE",
-            "tokenkeeper.ledger is locked (EXCLUSIVE)", "tokenkeeper.ledger"
-        ),
-        (
-            "SELECT tokenkeeper.forget('ffffffff')", "tokenkeeper.lock_erasure is locked (EXCLUSIVE)",
-            "tokenkeeper.lock_erasure"
-        ),
-        (
-            "UPDATE tokenkeeper.ledger SET tags = tags", "rows of tokenkeeper.ledger may be locked",
-            "tokenkeeper.ledger"
-        ),
-    ])
-    func `a lock that delays results is in the log and the status with its holder until it is gone`(
-        lock: String, words: String, table: String
-    ) throws {
-        let systemd = try NotifyListener()
-        let daemon = try DaemonProcess(database.url(), environment: ["NOTIFY_SOCKET": systemd.address])
-        try eventually("it is ready") { systemd.count("READY=1") == 1 }
-        var holder = try database.connect()
-        let pid = try #require(try holder.scalar("SELECT pg_backend_pid()"))
-        try holder.execute("SET application_name = 'index builder'; BEGIN; \(lock)")
-        try queue()
-        let who = "\(words) by pid \(pid), role owner, application index builder"
-        try eventually("the log says so") {
-            daemon.logged.contains("level=warning msg=\"waiting for a lock in PostgreSQL\"")
-        }
-        let line = try #require(
-            daemon.logged.split(separator: "\n").first { $0.contains("waiting for a lock in PostgreSQL") })
-        for part in [
-            "table=\(table)", "pid=\(pid)", "role=owner", "application_name=\"index builder\"", "held=\"\(who)\"",
-            "worker=drain",
-        ] {
-            #expect(line.contains(part), "\(part): \(line)")
-        }
-        try eventually("the status says so") {
-            systemd.status.hasPrefix("waiting for a lock in PostgreSQL: \(who) (since 20")
-                && systemd.status.contains(/[2-9] results are queued|1 result is queued/)
-        }
-        try eventually("the heartbeat says so") {
-            try database.psql("SELECT waiting_for FROM tokenkeeper.daemon") == who
-        }
-        try holder.execute("COMMIT")
-        try eventually("the queue is drained") {
-            try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token")
-                == "aa,bb"
-        }
-        try eventually("the log says that it is over") {
-            daemon.logged.contains("level=notice msg=\"no longer waiting for a lock in PostgreSQL\"")
-        }
-        try eventually("the status no longer says so") { systemd.status.hasPrefix("the queue is empty") }
-        try eventually("the heartbeat no longer says so") {
-            try database.psql("SELECT waiting_for IS NULL FROM tokenkeeper.daemon") == "t"
-        }
-        #expect(daemon.stop() == 0)
-        #expect(daemon.logged.components(separatedBy: "\"waiting for a lock in PostgreSQL\"").count == 2, "logged once")
-    }
-
     @Test func `a locked row of a sealed partition is reported, even while other rows are drained`() throws {
         let past = Int(try database.psql("SELECT (\(Partition.currentInSQL) + 4) % 8"))!
         try database.psql(
@@ -138,23 +69,6 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a lock that makes a sweep fail is reported with its holder`() throws {
-        let daemon = try DaemonProcess(database.url())
-        try eventually("the first sweep is over") {
-            try database.psql("SELECT outcome FROM tokenkeeper.sweep_run") == "finished"
-        }
-        var holder = try database.connect()
-        let pid = try #require(try holder.scalar("SELECT pg_backend_pid()"))
-        try holder.execute("BEGIN; LOCK TABLE tokenkeeper.rejected_result IN EXCLUSIVE MODE")
-        try database.psql("SELECT tokenkeeper.request_sweep()", user: "a_operator")
-        try eventually("the log says so") { daemon.logged.contains("msg=\"sweep failed\"") }
-        #expect(
-            daemon.logged.contains("held=\"tokenkeeper.rejected_result is locked (EXCLUSIVE) by pid \(pid), role owner")
-        )
-        try holder.execute("COMMIT")
-        #expect(daemon.stop() == 0)
-    }
-
     @Test func `a lock that blocks the heartbeat delays no result`() throws {
         var holder = try database.connect()
         try holder.execute("BEGIN; LOCK TABLE tokenkeeper.daemon IN SHARE MODE")
@@ -167,25 +81,6 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.daemon") == "0")
         try holder.execute("COMMIT")
         try eventually("it reports") { try database.psql("SELECT count(*) FROM tokenkeeper.daemon") == "1" }
-        #expect(daemon.stop() == 0)
-    }
-
-    @Test func `a lock that blocks the heartbeat is reported with its holder`() throws {
-        let systemd = try NotifyListener()
-        let daemon = try DaemonProcess(database.url(), environment: ["NOTIFY_SOCKET": systemd.address])
-        try eventually("it is ready") { systemd.count("READY=1") == 1 }
-        var holder = try database.connect()
-        let pid = try #require(try holder.scalar("SELECT pg_backend_pid()"))
-        try holder.execute("BEGIN; LOCK TABLE tokenkeeper.daemon IN SHARE MODE")
-        try eventually("the log and the status say so") {
-            daemon.logged.contains("table=tokenkeeper.daemon") && daemon.logged.contains("pid=\(pid)")
-                && systemd.status.contains("tokenkeeper.daemon is locked (SHARE) by pid \(pid), role owner")
-        }
-        try holder.execute("COMMIT")
-        try eventually("it is over") {
-            daemon.logged.contains("no longer waiting for a lock in PostgreSQL")
-                && systemd.status.hasPrefix("the queue is empty")
-        }
         #expect(daemon.stop() == 0)
     }
 }

@@ -124,11 +124,7 @@ import Testing
         throws
     {
         let cluster = try TestCluster()
-        do {
-            var admin = try cluster.connect(database: "postgres")
-            try admin.execute("CREATE DATABASE d")
-        }
-        let database = TestDatabase(cluster: cluster, name: "d")
+        let database = try cluster.emptyDatabase()
         cluster.stop()
         let daemon = try DaemonProcess(database.url(user: "postgres"), arguments: ["--migrate"])
         try eventually("it says that it waits") { daemon.logged.contains("waiting for PostgreSQL") }

@@ -379,7 +379,7 @@ private struct Catalog: Decodable {
     }
 
     /// The roles in the order of the pages: an object is described for the first one that may use it.
-    private static let roles = ["sender", "app", "reader", "operator", "daemon"]
+    private static let roles = ["sender", "app", "reader", "operator", "daemon", "monitor"]
 
     func text(of role: String) -> String {
         var text = ""
@@ -429,7 +429,8 @@ private struct Catalog: Decodable {
     private static let query = """
         WITH role AS (
             SELECT oid, substr(rolname, length('tokenkeeper_') + 1) AS name FROM pg_roles
-            WHERE rolname IN ('tokenkeeper_sender', 'tokenkeeper_app', 'tokenkeeper_reader', 'tokenkeeper_operator', 'tokenkeeper_daemon')
+            WHERE rolname IN ('tokenkeeper_sender', 'tokenkeeper_app', 'tokenkeeper_reader', 'tokenkeeper_monitor',
+                'tokenkeeper_operator', 'tokenkeeper_daemon')
         ), relation AS (
             SELECT * FROM pg_class WHERE relnamespace = 'tokenkeeper'::regnamespace AND relkind IN ('r', 'p', 'v') AND NOT relispartition
         ), granted AS (

@@ -8,12 +8,13 @@ import Testing
 @Suite(.ownThread) struct `Reinstating` {
     /// The state of each token in the ledger, row by row.
     private static let ledger = """
-        SELECT encode(token_key, 'hex'), registered_at, stale_at, suspect_at, suspect_reason, unregistered_by_app_at
+        SELECT encode(token_key, 'hex'), registered_at, stale_at, suspect_at, coalesce(stale_reason, suspect_reason), unregistered_by_app_at
         FROM tokenkeeper.ledger ORDER BY token_key
         """
 
-    /// 20,000 suspects, and a daemon that is killed again and again while it undoes them.
-    @Test func `a daemon that is killed in the middle leaves the rest to the next one`() throws {
+    /// 20,000 suspects or 410s, and a daemon that is killed again and again while it undoes them.
+    @Test(arguments: ["suspect", "stale"])
+    func `a daemon that is killed in the middle leaves the rest to the next one`(_ cause: String) throws {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
         try owner.execute(
@@ -24,16 +25,32 @@ import Testing
         let before = try owner.lines(Self.ledger, columns: 6)
         try owner.execute(
             """
-            UPDATE tokenkeeper.ledger SET suspect_at = '2025-02-01Z', suspect_reason = 'BadDeviceToken', suppressed_since = now();
-            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, suppresses)
-            SELECT topic_id, token_key, '2025-02-01Z', 'BadDeviceToken', '2025-02-01Z', true FROM tokenkeeper.ledger;
+            UPDATE tokenkeeper.ledger SET \(cause)_at = '2025-02-01Z', \(cause)_reason = 'BadDeviceToken', suppressed_since = now();
             INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (1);
-            SELECT tokenkeeper.recount_guard(1);
             """)
+        if cause == "suspect" {
+            try owner.execute(
+                """
+                INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, suppresses)
+                SELECT topic_id, token_key, '2025-02-01Z', 'BadDeviceToken', '2025-02-01Z', true FROM tokenkeeper.ledger;
+                SELECT tokenkeeper.recount_guard(1);
+                """)
+        } else {
+            try owner.execute(
+                """
+                INSERT INTO tokenkeeper.stale_receipt (topic_id, token_key, stale_at, reason, queued_at, newly)
+                SELECT topic_id, token_key, '2025-02-01Z', 'BadDeviceToken', '2025-02-01Z', unregistered_by_app_at IS NULL
+                FROM tokenkeeper.ledger;
+                INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens)
+                SELECT '2025-02-01Z', 1, count(*) FROM tokenkeeper.stale_receipt WHERE newly;
+                """)
+        }
         #expect(
-            try owner.scalar("SELECT tokenkeeper.reinstate('t', 'production', '2025-01-31Z', '2025-02-02Z')") == "20000"
+            try owner.scalar(
+                "SELECT tokenkeeper.reinstate('t', 'production', '2025-01-31Z', '2025-02-02Z', '\(cause)')") == "20000"
         )
-        let undone = "SELECT 20000 - count(*) FROM tokenkeeper.suspect"
+        let undone =
+            "SELECT 20000 - count(*) FROM tokenkeeper.\(cause == "suspect" ? "suspect" : "stale_receipt")"
         var kills = 0
         var seen = 0
         while seen < 20_000 {
@@ -62,6 +79,7 @@ import Testing
                 == ["reinstated|\(back)"])
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token_event WHERE event = 'reinstated'") == "20000")
         #expect(try owner.scalar("SELECT coalesce(sum(tokens), 0) FROM tokenkeeper.topic_guard_count") == "0")
+        #expect(try owner.scalar("SELECT coalesce(sum(tokens), 0) FROM tokenkeeper.stale_count") == "0")
     }
 
     @Test func `the command undoes a window without a daemon, and a dry run counts first`() throws {

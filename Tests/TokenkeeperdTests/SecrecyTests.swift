@@ -72,6 +72,13 @@ import Testing
         let daemon = try DaemonProcess(database.url(), arguments: ["--config", "\(folder)/t.toml"])
         try eventually("it warns at the start") { daemon.logged.contains("key.p8 holds a secret") }
         daemon.stop()
+        // What is printed before the first entry of the log is JSON, too.
+        let inJSON = try DaemonProcess(
+            database.url(), settings: ["log.format=json"], arguments: ["--config", "\(folder)/t.toml"])
+        try eventually("it has started") { inJSON.logged.contains("\"started\"") }
+        inJSON.stop()
+        let warnings = try jsonLines(inJSON.logged).filter { $0["level"] == "warning" }.compactMap { $0["message"] }
+        #expect(warnings.contains { $0.hasPrefix("\(folder)/key.p8 holds a secret") }, "\(warnings)")
 
         for name in ["key.p8", "password"] {
             try FileManager.default.setAttributes([.posixPermissions: 0o600], ofItemAtPath: "\(folder)/\(name)")

@@ -2,6 +2,7 @@ import Foundation
 import LedgerTestSupport
 import TestThreads
 import Testing
+import TokenModel
 
 @testable import TokenLedger
 @testable import tokenkeeperd
@@ -9,14 +10,11 @@ import Testing
 @Suite(.ownThread) struct `As a service` {
     @Test func `READY is sent once the database has responded; until then STATUS says what it waits for`() throws {
         let cluster = try TestCluster()
-        do {
-            var admin = try cluster.connect(database: "postgres")
-            try admin.execute("CREATE DATABASE d")
-        }
+        let database = try cluster.emptyDatabase()
         cluster.stop()
         let systemd = try NotifyListener()
         let daemon = try DaemonProcess(
-            cluster.url(database: "d"), arguments: ["--migrate"],
+            database.url(user: "postgres"), arguments: ["--migrate"],
             environment: ["NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "400000"])
         try eventually("it says what it waits for") { systemd.status.hasPrefix("waiting for PostgreSQL: ") }
         try eventually("the watchdog is fed meanwhile") { systemd.count("WATCHDOG=1") > 5 }
@@ -40,21 +38,20 @@ import Testing
 
     @Test func `it waits for a server that does not respond, and says so`() throws {
         let cluster = try TestCluster()
-        do {
-            var admin = try cluster.connect(database: "postgres")
-            try admin.execute("CREATE DATABASE d")
-        }
+        let database = try cluster.emptyDatabase()
         let systemd = try NotifyListener(abstract: true)
         let daemon = try DaemonProcess(
-            cluster.url(database: "d"), arguments: ["--migrate"],
+            database.url(user: "postgres"), arguments: ["--migrate"],
             environment: ["NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "400000"])
         try eventually("it works") { systemd.status.hasPrefix("the queue is empty") }
         try cluster.signal(SIGSTOP)
         try eventually("it says so") { systemd.status.contains("waiting for PostgreSQL to answer the drain for ") }
         let fed = systemd.count("WATCHDOG=1")
         try eventually("the watchdog is fed meanwhile") { systemd.count("WATCHDOG=1") > fed + 5 }
+        try eventually("the log says so") { daemon.logged.contains("no answer for 1") }
         try cluster.signal(SIGCONT)
         try eventually("it goes on") { systemd.status.hasPrefix("the queue is empty") }
+        try eventually("it has recovered") { daemon.logged.contains("PostgreSQL is back") }
         #expect(daemon.stop() == 0)
     }
 
@@ -91,7 +88,11 @@ import Testing
         systemd.fill()
         let daemon = try DaemonProcess(
             database.url(), environment: ["NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "400000"])
-        try eventually("it works") { try database.psql("SELECT live_daemons FROM tokenkeeper.status") == "1" }
+        // A reload before the daemon is ready reports nothing. It is ready when drain and sweep are at work.
+        try eventually("it works") {
+            try database.psql("SELECT live_daemons FROM tokenkeeper.status") == "1"
+                && database.psql("SELECT count(*) FROM tokenkeeper.sweep_run") == "1"
+        }
         for _ in 1...20 { daemon.signal(SIGHUP) }
         try eventually("it has reloaded") { daemon.logged.contains("msg=reloaded") }
         systemd.read()
@@ -288,11 +289,48 @@ import Testing
         #expect(backlog.take())
     }
 
+    @Test func `the queue is called empty only if nothing waits and nothing is warned of`() {
+        var state = complete()
+        state.queue = .init(depth: 0, exact: true)
+        #expect(state.status == "the queue is empty")
+        state.queue = .init(depth: 0, exact: false)
+        #expect(state.status == "the length of the queue is not known")
+        state.queue = .init(depth: 0, exact: true)
+        state.summary.requests = 1
+        state.summary.oldestDue = Instant(microseconds: 1_795_000_000_000_000)
+        #expect(
+            state.status == "0 results are queued; 1 request is queued, the oldest due since 2026-11-18 11:06:40 UTC")
+        state.summary.requests = 0
+        state.summary.warnings = ["sending is paused"]
+        #expect(state.status == "sending is paused; 0 results are queued")
+        state.sendingProblems = ["no route"]
+        #expect(state.status == "no route; 2 warnings, see `tokenkeeperd status`; 0 results are queued")
+        state.summary.warnings = ["no route", "sending is paused"]
+        #expect(state.status == "no route; 2 warnings, see `tokenkeeperd status`; 0 results are queued")
+        state.obstacle(
+            "waiting for a lock", knowsQueue: true, of: .send, at: Date(timeIntervalSince1970: 1_795_000_000))
+        #expect(
+            state.status
+                == "waiting for a lock, says the sending (since 2026-11-18 11:06:40 UTC); 2 warnings, see `tokenkeeperd status`; 0 results are queued"
+        )
+        state.obstacle(nil, of: .send, at: .now)
+        state.summary.warnings = [String(repeating: "x", count: 1000)]
+        state.sendingProblems = []
+        #expect(state.status == String(repeating: "x", count: 249) + "…; 0 results are queued")
+        state.summary.warnings = []
+        state.queue = .init(depth: 7, exact: true, oldest: Instant(microseconds: 1_795_000_000_000_000))
+        state.waitReason = "the daemon is draining them"
+        #expect(
+            state.status
+                == "7 results are queued, the oldest since 2026-11-18 11:06:40 UTC, because the daemon is draining them"
+        )
+    }
+
     @Test func `the status is one line`() {
         var serviceState = ServiceState()
         #expect(serviceState.status == "starting")
         serviceState = complete()
-        #expect(serviceState.status == "running")
+        #expect(serviceState.status == "has not looked at the queue yet")
         serviceState.queue = .init(depth: 0, exact: true)
         serviceState.lastSweep = (Date(timeIntervalSince1970: 1_795_000_000), "finished")
         #expect(serviceState.status == "the queue is empty; last sweep finished 2026-11-18 11:06:40 UTC")
@@ -332,14 +370,14 @@ import Testing
                 == "waiting for PostgreSQL: no, says the sweep (since 2026-11-18 11:06:49 UTC); 7 results are queued")
         serviceState.queue = nil
         serviceState.obstacle(nil, of: .sweep, at: .now)
-        #expect(serviceState.status == "running")
+        #expect(serviceState.status == "has not looked at the queue yet")
         serviceState.connecting(.sweep, at: Date(timeIntervalSince1970: 1_795_000_000))
         #expect(serviceState.status == "connecting to PostgreSQL, says the sweep (since 2026-11-18 11:06:40 UTC)")
         serviceState.obstacle("waiting for PostgreSQL: no", isAway: true, of: .sweep, at: .now)
         serviceState.connecting(.sweep, at: .now)
         #expect(serviceState.status == "waiting for PostgreSQL: no, says the sweep (since 2026-11-18 11:06:40 UTC)")
         serviceState.connected(.sweep)
-        #expect(serviceState.status == "running")
+        #expect(serviceState.status == "has not looked at the queue yet")
         serviceState.stopping(failure: nil)
         #expect(serviceState.status == "stopping")
         serviceState.stopped(inTime: true)

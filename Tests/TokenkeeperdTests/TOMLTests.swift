@@ -1,4 +1,5 @@
 import Foundation
+import LedgerTestSupport
 import Testing
 
 @testable import tokenkeeperd
@@ -204,18 +205,6 @@ private let escapes = #"\b, \t, \n, \f, \r, \", \\, \uXXXX or \UXXXXXXXX"#
         #expect(refusal(Array((1...2000).map { "[s\($0)]\n k=1\n" }.joined().utf8))?.description == "1001:1: \(many)")
     }
 
-    /// Deterministic, so that a failure can be repeated.
-    private struct Dice: RandomNumberGenerator {
-        var state: UInt64
-        mutating func next() -> UInt64 {
-            state &+= 0x9E37_79B9_7F4A_7C15
-            var value = state
-            value = (value ^ (value >> 30)) &* 0xBF58_476D_1CE4_E5B9
-            value = (value ^ (value >> 27)) &* 0x94D0_49BB_1331_11EB
-            return value ^ (value >> 31)
-        }
-    }
-
     private static let rich = """
         database_url = "postgresql://u:hunter2@h/db" # é
         [sweep]
@@ -252,7 +241,7 @@ private let escapes = #"\b, \t, \n, \f, \r, \", \\, \uXXXX or \UXXXXXXXX"#
         }.joined(separator: "\n")
         let samples = [defaultValue, Array(uncommented.utf8)] + Array(repeating: Array(Self.rich.utf8), count: 10)
         let folder = ProcessInfo.processInfo.environment["TOML_MUTATIONS"]
-        var dice = Dice(state: 16)
+        var dice = SeededChance(seed: 16)
         var (accepted, refused) = (0, 0)
         for round in 0..<10_000 {
             var bytes = samples[round % samples.count]
@@ -280,7 +269,8 @@ private let escapes = #"\b, \t, \n, \f, \r, \", \\, \uXXXX or \UXXXXXXXX"#
                 #expect(!error.description.contains("hunter") && error.description.utf8.allSatisfy { $0 >= 0x20 })
             }
             // The code that makes settings of it must not trap either.
-            _ = try? Configuration(file: (bytes, "t.toml"), environment: [:], flags: [])
+            _ = try? Configuration(
+                files: [ConfigurationText(contents: bytes, name: "t.toml")], environment: [:], flags: [])
         }
         #expect(accepted > 500 && refused > 500, "\(accepted) accepted, \(refused) refused")
     }

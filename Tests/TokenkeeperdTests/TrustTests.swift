@@ -330,4 +330,81 @@ import Testing
             environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_operator"), "PGTZ": "America/New_York"])
         #expect(zone.output.contains("from 2026-01-01 00:00:00+00 to 2026-01-02 00:00:00+00"), "\(zone)")
     }
+
+    /// A fleet of 100,000 tokens in the full soak. Some have an older 410, some are unregistered, some are the old tokens of a device.
+    @Test
+    func `a wave of 410s is warned of within a minute, and undone row by row by the command that the warning prints`()
+        throws
+    {
+        let fleet = Soak.size(20_000, whole: 100_000)
+        func gone(_ tokens: Range<Int>, timestamp: String) -> String {
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+            SELECT 'com.example.app', lpad(to_hex(i), 64, '0'), 410,
+                   '{"reason":"Unregistered","timestamp":' || (extract(epoch FROM \(timestamp)) * 1000)::bigint || '}'
+            FROM generate_series(\(tokens.lowerBound), \(tokens.upperBound - 1)) AS i
+            """
+        }
+        try database.psql(
+            """
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), 'com.example.app', registered_at => now() - interval '40 days',
+                                              device_id => CASE WHEN i % 50 = 0 THEN 'd' || i / 100 END))
+            FROM generate_series(1, \(fleet)) AS i;
+            SELECT count(*) FROM (SELECT tokenkeeper.unregister(lpad(to_hex(i), 64, '0'), 'com.example.app', at => now() - interval '20 days')
+                                  FROM generate_series(1, 500) AS i) AS u;
+            \(gone(501..<1001, timestamp: "now() - interval '10 days'"));
+            """)
+        let first = try DaemonProcess(database.url(user: "a_daemon"))
+        try waitUntilDrained()
+        #expect(first.stop() == 0)
+        // Pretend that these were received long before.
+        try database.psql(
+            """
+            UPDATE tokenkeeper.stale_receipt SET queued_at = queued_at - interval '10 days';
+            UPDATE tokenkeeper.stale_count SET hour = hour - interval '10 days';
+            CREATE TABLE earlier AS TABLE tokenkeeper.ledger;
+            """)
+
+        let daemon = try DaemonProcess(database.url(user: "a_daemon"))
+        let wave = fleet * 3 / 10
+        try database.psql(gone(1..<(wave + 1), timestamp: "now() - interval '3 days'"))
+        let warning = "far more tokens than usual have turned stale"
+        try eventually("it is logged", within: 60) { daemon.logged.contains(warning) }
+        try waitUntilDrained()
+        let lost = try count(suppressed)
+        #expect(lost == wave - 1000 - wave / 100 + 10, "not those that were suppressed already")
+        try eventually("status has all of them") {
+            try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status", user: "a_reader").contains(
+                ", \(lost) of ")
+        }
+        #expect(daemon.logged.components(separatedBy: warning).count == 2, "once")
+        #expect(
+            try database.psql(
+                "SELECT period, newly_stale FROM tokenkeeper.stale_share WHERE is_wave ORDER BY 1", user: "a_reader")
+                == "day|\(lost)\nhour|\(lost)")
+
+        // The command as it was printed. It runs as an operator, as the documentation says.
+        let line = try #require(daemon.logged.split(separator: "\n").first { $0.contains(warning) })
+        let printed = try #require(line.split(separator: "undo=\"").last?.split(separator: "\"").first)
+        let undo = printed.split(separator: " ").dropFirst().map(String.init)
+        #expect(
+            printed.hasPrefix(
+                "tokenkeeperd reinstate --cause stale --topic com.example.app --environment production --since 2"))
+        let environment = ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_operator")]
+        let dry = try ProgramRun([DaemonProcess.program] + undo + ["--dry-run"], environment: environment)
+        #expect(dry.status == 0 && dry.output.contains("\(lost) tokens would be sendable again"), "\(dry)")
+        #expect(try count(suppressed) == lost)
+        let undone = try ProgramRun([DaemonProcess.program] + undo, environment: environment)
+        #expect(undone.status == 0 && undone.output.contains("\(lost) tokens are sendable again"), "\(undone)")
+        #expect(try differences() == "0")
+        try eventually("the warning is over") {
+            try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains("turned stale") == false
+        }
+        #expect(daemon.stop() == 0)
+
+        // The same 410s received later count.
+        try database.psql(gone(1..<(wave + 1), timestamp: "now() - interval '3 days'"))
+        try drainWithKills()
+        #expect(try count(suppressed) == lost)
+    }
 }

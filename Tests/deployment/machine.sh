@@ -21,15 +21,20 @@ machine_boot() {
             "$(dirname "${BASH_SOURCE[0]}")/init" "$1" "$machine_work"
     ) >"$machine_work/log" 2>&1 &
     machine_keeper=$!
-    local tries
-    for tries in $(seq 600); do
+    local until=$((SECONDS + 180))
+    while [ "$SECONDS" -lt "$until" ]; do
         kill -0 "$machine_keeper" 2>/dev/null || break
         machine=$(pgrep -P "$machine_keeper" -x systemd || true)
-        if [ -n "$machine" ] && inside systemctl is-system-running 2>/dev/null | grep -Eq 'running|degraded'; then return; fi
+        # systemctl fails if the machine is degraded: on Debian 13, the kernel's modules cannot be loaded here.
+        if [ -n "$machine" ] && [[ $(inside systemctl is-system-running 2>/dev/null || true) =~ running|degraded ]]; then return; fi
         sleep 0.1
     done
-    echo "the machine does not boot" >&2
+    echo "the machine does not boot; its systemd: ${machine:-has ended, or has not begun}" >&2
     cat "$machine_work/log" >&2
+    if [ -n "${machine:-}" ]; then
+        inside systemctl list-jobs --no-pager >&2 || true
+        inside journalctl --no-pager -n 40 >&2 || true
+    fi
     return 1
 }
 
@@ -40,7 +45,8 @@ inside() {
 
 machine_end() {
     [ -n "${machine_work:-}" ] || return 0
-    [ -z "${machine:-}" ] || kill -KILL "$machine" 2>/dev/null || true
+    # Its systemd ends with it (--kill-child), and everything in the machine with that.
+    kill -KILL "$machine_keeper" 2>/dev/null || true
     wait "$machine_keeper" 2>/dev/null || true
     local group
     for group in "${machine_groups[@]}"; do

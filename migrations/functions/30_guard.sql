@@ -20,7 +20,8 @@ AS $$
         SELECT DISTINCT k.topic_id, k.token_key, tokenkeeper.guard_bucket(e.queued_at) AS bucket
         FROM (SELECT DISTINCT a.topic_id, a.token_key FROM asked AS a) AS k
         CROSS JOIN LATERAL (
-            SELECT h.queued_at FROM tokenkeeper.held_result AS h WHERE h.topic_id = k.topic_id AND h.token_key = k.token_key
+            SELECT h.queued_at FROM tokenkeeper.held_result AS h
+            WHERE h.topic_id = k.topic_id AND h.token_key = k.token_key AND h.cause = 'suspect'
             UNION ALL
             SELECT s.queued_at FROM tokenkeeper.suspect AS s
             WHERE s.topic_id = k.topic_id AND s.token_key = k.token_key AND s.suppresses) AS e
@@ -64,7 +65,7 @@ BEGIN
     SELECT of_topic, l.bucket, count(*) FROM (
         SELECT k.bucket, lead(k.bucket) OVER (PARTITION BY k.token_key ORDER BY k.bucket) AS next FROM (
             SELECT h.token_key, tokenkeeper.guard_bucket(h.queued_at) AS bucket
-            FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic
+            FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic AND h.cause = 'suspect'
             UNION
             SELECT s.token_key, tokenkeeper.guard_bucket(s.queued_at)
             FROM tokenkeeper.suspect AS s WHERE s.topic_id = of_topic AND s.suppresses) AS k) AS l
@@ -86,7 +87,8 @@ AS $$
             SELECT DISTINCT a.token_key, tokenkeeper.guard_bucket(e.queued_at) AS bucket
             FROM unnest(guard_tally.token_keys) AS a (token_key)
             CROSS JOIN LATERAL (
-                SELECT h.queued_at FROM tokenkeeper.held_result AS h WHERE h.topic_id = guard_tally.of_topic AND h.token_key = a.token_key
+                SELECT h.queued_at FROM tokenkeeper.held_result AS h
+                WHERE h.topic_id = guard_tally.of_topic AND h.token_key = a.token_key AND h.cause = 'suspect'
                 UNION ALL
                 SELECT s.queued_at FROM tokenkeeper.suspect AS s
                 WHERE s.topic_id = guard_tally.of_topic AND s.token_key = a.token_key AND s.suppresses) AS e) AS k) AS l
@@ -249,7 +251,7 @@ BEGIN
         SELECT s.n, CASE
                    WHEN s.topic_id IS NULL OR s.topic_id NOT IN (SELECT unnest(guarded)) THEN 'waits'
                    WHEN EXISTS (SELECT FROM tokenkeeper.exclusion AS e
-                                WHERE e.topic_id = s.topic_id AND s.suspect_at BETWEEN e.since AND e.until) THEN 'excluded'
+                                WHERE e.topic_id = s.topic_id AND e.cause = 'suspect' AND s.suspect_at BETWEEN e.since AND e.until) THEN 'excluded'
                    -- It suppresses a token that is sendable, or unknown.
                    WHEN NOT coalesce(NOT l.suppressed AND s.suspect_at >= l.registered_at
                                      AND NOT coalesce(s.stale_at >= l.registered_at, false), s.stale_at IS NULL) THEN 'counts'
@@ -322,7 +324,7 @@ BEGIN
               AND s.queued_at < one.last_queued + interval '1 day'
               -- What is being undone already needs no other undo.
               AND NOT EXISTS (SELECT FROM tokenkeeper.exclusion AS e
-                              WHERE e.topic_id = s.topic_id AND s.suspect_at BETWEEN e.since AND e.until);
+                              WHERE e.topic_id = s.topic_id AND e.cause = 'suspect' AND s.suspect_at BETWEEN e.since AND e.until);
             one.tripped_at := clock_timestamp();
             INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
             SELECT 'guard_tripped', t.environment, t.topic, one.worst,
@@ -420,3 +422,41 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reconsider_guard() IS 'Trigger: makes the daemons check a tripped guard again when its limits have changed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reconsider_guard() FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.judge_stale(
+    of_topic integer[], token_keys bytea[], stale_at timestamptz[], queued_at timestamptz[], released boolean[], allowance bigint, max_share numeric)
+RETURNS bigint[]
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    WITH turning AS MATERIALIZED (
+        SELECT s.n, s.topic_id, s.queued_at
+        FROM unnest(judge_stale.of_topic, judge_stale.token_keys, judge_stale.stale_at, judge_stale.queued_at, judge_stale.released)
+             WITH ORDINALITY AS s (topic_id, token_key, at, queued_at, released, n)
+        CROSS JOIN LATERAL (
+            SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = s.topic_id AND l.token_key = s.token_key
+              AND NOT l.suppressed AND l.registered_at > '-infinity' AND s.at >= l.registered_at) AS l
+        WHERE s.at IS NOT NULL AND NOT s.released
+    ), over AS (
+        SELECT t.topic_id
+        FROM (SELECT n.topic_id, count(*) AS tokens, max(n.queued_at) AS until FROM turning AS n GROUP BY 1) AS t
+        CROSS JOIN LATERAL (
+            SELECT coalesce(sum(c.tokens), 0) AS tokens FROM tokenkeeper.stale_count AS c
+            WHERE c.topic_id = t.topic_id AND c.hour > t.until - interval '24:00' AND c.hour <= t.until) AS day
+        CROSS JOIN LATERAL (
+            SELECT sum(c.tokens) AS tokens FROM tokenkeeper.token_count AS c WHERE c.topic_id = t.topic_id AND c.state = 'active') AS active
+        -- Held 410s are not in stale_count.
+        CROSS JOIN LATERAL (
+            SELECT count(DISTINCT h.token_key) AS tokens FROM tokenkeeper.held_result AS h
+            WHERE h.topic_id = t.topic_id AND h.cause = 'stale' AND h.queued_at > t.until - interval '24:00') AS held
+        WHERE t.tokens + day.tokens + held.tokens > greatest(
+                coalesce((SELECT p.guard_allowance FROM tokenkeeper.topic AS p WHERE p.topic_id = t.topic_id), judge_stale.allowance),
+                (active.tokens + day.tokens) * judge_stale.max_share)
+    )
+    SELECT coalesce(array_agg(n.n ORDER BY n.n), '{}') FROM turning AS n WHERE n.topic_id IN (SELECT o.topic_id FROM over AS o)
+$$;
+COMMENT ON FUNCTION tokenkeeper.judge_stale(integer[], bytea[], timestamptz[], timestamptz[], boolean[], bigint, numeric) IS
+    'Which of these 410s guard.hold_stale_share holds, as indices: all that turn an active token stale, if more than max_share of the topic''s active '
+    'tokens, and more than the guard''s allowance, turn stale within a day. It takes no lock: two batches at once may each record up to the limit.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.judge_stale(integer[], bytea[], timestamptz[], timestamptz[], boolean[], bigint, numeric) FROM PUBLIC;

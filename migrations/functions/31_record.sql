@@ -7,14 +7,21 @@ CREATE OR REPLACE FUNCTION tokenkeeper.record(
     token_keys bytea[],
     stale_at timestamptz[],
     stale_reason text[],
+    stale_queued_at timestamptz[],
+    stale_released boolean[],
+    further_of integer[],
+    further_at timestamptz[],
+    further_reason text[],
+    further_queued_at timestamptz[],
     suspect_of integer[],
     suspect_at timestamptz[],
     suspect_reason text[],
     suspect_queued_at timestamptz[],
     suspect_released boolean[],
     guard_allowance bigint,
-    guard_max_share numeric)
-RETURNS TABLE (locked_token integer, held_suspect integer, waiting_suspect integer, tripped_topic integer, reset_topic integer)
+    guard_max_share numeric,
+    hold_stale_share numeric)
+RETURNS TABLE (locked_token integer, held_token integer, held_suspect integer, waiting_suspect integer, tripped_topic integer, reset_topic integer)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off -- A plan made for a small ledger must not be used for a large one.
@@ -25,6 +32,11 @@ DECLARE
     learned timestamptz := clock_timestamp();
     waited_since timestamptz;
     patience text := current_setting('lock_timeout');
+    -- A session that waits for this transaction looks for a deadlock after deadlock_timeout, and PostgreSQL would then end that session. So
+    -- this transaction waits for others only within half of that time.
+    patience_of_others interval := current_setting('deadlock_timeout')::interval / 2;
+    holds boolean;
+    most integer;
     total integer := cardinality(record.token_keys);
     first integer := 1;
     many integer;
@@ -42,6 +54,9 @@ DECLARE
     new_suspect_at timestamptz[];
     new_suspect_reason text[];
     locked bigint[] := '{}';
+    held bigint[] := '{}';
+    newly bigint[];
+    again bigint[];
 BEGIN
     topic_ids := ARRAY(
         SELECT (SELECT t.topic_id FROM tokenkeeper.topic AS t
@@ -61,9 +76,45 @@ BEGIN
             END;
             topic_ids[n] := found_id;
             -- Each of them may wait. Those that do not get their lock are taken by another batch.
-            EXIT WHEN clock_timestamp() > waited_since + interval '100 ms';
+            EXIT WHEN clock_timestamp() > waited_since + least(interval '100 ms', patience_of_others - interval '10 ms');
         END LOOP;
         PERFORM set_config('lock_timeout', patience, true);
+    END IF;
+
+    -- 410s that were received within an undone window never count. Nearly always there is no such window.
+    IF EXISTS (SELECT FROM tokenkeeper.exclusion AS e WHERE e.topic_id = ANY (topic_ids) AND e.cause = 'stale') THEN
+        WITH receipt AS (
+            SELECT s.n AS of_token, s.at, s.reason, s.queued_at
+            FROM unnest(record.stale_at, record.stale_reason, record.stale_queued_at) WITH ORDINALITY AS s (at, reason, queued_at, n)
+            WHERE s.at IS NOT NULL
+            UNION ALL
+            SELECT f.* FROM unnest(record.further_of, record.further_at, record.further_reason, record.further_queued_at) AS f
+        ), ranked AS (
+            SELECT r.*, row_number() OVER (PARTITION BY r.of_token ORDER BY r.at DESC, r.reason COLLATE "C" DESC) AS rank
+            FROM receipt AS r
+            WHERE NOT EXISTS (
+                SELECT FROM tokenkeeper.exclusion AS e
+                WHERE e.topic_id = topic_ids[record.of_topic[r.of_token]] AND e.cause = 'stale' AND r.queued_at BETWEEN e.since AND e.until)
+        ), greatest_one AS (
+            SELECT array_agg(r.at ORDER BY t.n) AS at, array_agg(r.reason ORDER BY t.n) AS reason, array_agg(r.queued_at ORDER BY t.n) AS queued_at
+            FROM generate_series(1, total) AS t (n) LEFT JOIN (SELECT * FROM ranked WHERE ranked.rank = 1) AS r ON r.of_token = t.n
+        ), further AS (
+            SELECT coalesce(array_agg(r.of_token), '{}') AS of_token, coalesce(array_agg(r.at), '{}') AS at,
+                   coalesce(array_agg(r.reason), '{}') AS reason, coalesce(array_agg(r.queued_at), '{}') AS queued_at
+            FROM ranked AS r WHERE r.rank > 1
+        )
+        SELECT g.at, g.reason, g.queued_at, f.of_token, f.at, f.reason, f.queued_at
+        INTO stale_at, stale_reason, stale_queued_at, further_of, further_at, further_reason, further_queued_at
+        FROM greatest_one AS g CROSS JOIN further AS f;
+    END IF;
+    IF record.hold_stale_share IS NOT NULL THEN
+        held := tokenkeeper.judge_stale(
+            ARRAY(SELECT topic_ids[t.n] FROM unnest(record.of_topic) WITH ORDINALITY AS t (n, position) ORDER BY t.position),
+            record.token_keys, record.stale_at, record.stale_queued_at, record.stale_released, record.guard_allowance, record.hold_stale_share);
+        IF held <> '{}' THEN
+            stale_at := ARRAY(SELECT CASE WHEN s.n NOT IN (SELECT unnest(held)) THEN s.at END
+                              FROM unnest(record.stale_at) WITH ORDINALITY AS s (at, n) ORDER BY s.n);
+        END IF;
     END IF;
 
     IF total > 0 AND cardinality(record.suspect_of) > 0 THEN
@@ -77,7 +128,7 @@ BEGIN
                                              record.guard_allowance, record.guard_max_share) AS j;
         IF tripped <> '{}' OR reset <> '{}' THEN
             RETURN QUERY
-                SELECT NULL::integer, NULL::integer, NULL::integer, CASE WHEN t.topic_id = ANY (tripped) THEN t.position::integer END,
+                SELECT NULL::integer, NULL::integer, NULL::integer, NULL::integer, CASE WHEN t.topic_id = ANY (tripped) THEN t.position::integer END,
                        CASE WHEN t.topic_id = ANY (reset) THEN t.position::integer END
                 FROM unnest(topic_ids) WITH ORDINALITY AS t (topic_id, position)
                 WHERE t.topic_id = ANY (tripped) OR t.topic_id = ANY (reset);
@@ -94,6 +145,7 @@ BEGIN
 
     -- From the first lock on the ledger, an application may wait for this transaction. It cannot wait for the guards that were locked
     -- before: only other daemons, operators and forget lock these, and forget waits for this batch first.
+    holds := waited_since IS NOT NULL;
     waited_since := coalesce(waited_since, clock_timestamp());
     -- Known tokens come first. Each row is found and locked once, and then changed in place.
     WITH said AS MATERIALIZED (
@@ -154,20 +206,27 @@ BEGIN
     SELECT coalesce(array_agg(s.position ORDER BY s.position), '{}'), array_agg(s.topic_id ORDER BY s.position),
            array_agg(s.token_key ORDER BY s.position), array_agg(s.stale_at ORDER BY s.position),
            array_agg(s.stale_reason ORDER BY s.position), array_agg(s.suspect_at ORDER BY s.position),
-           array_agg(s.suspect_reason ORDER BY s.position)
-    INTO left_over, new_topics, new_keys, new_stale_at, new_stale_reason, new_suspect_at, new_suspect_reason
+           array_agg(s.suspect_reason ORDER BY s.position), holds OR EXISTS (SELECT FROM old),
+           -- The active tokens that turn stale; again, if they had a 410 before.
+           ARRAY(SELECT c.position FROM changed AS c
+                 WHERE c.stale_moves AND NOT c.was_suppressed AND c.stale_at >= c.registered_at AND c.registered_at > '-infinity'),
+           ARRAY(SELECT c.position FROM changed AS c WHERE c.stale_moves AND NOT c.was_suppressed AND c.was_stale_at IS NOT NULL)
+    INTO left_over, new_topics, new_keys, new_stale_at, new_stale_reason, new_suspect_at, new_suspect_reason, holds, newly, again
     FROM said AS s
     WHERE s.position NOT IN (
         SELECT c.position FROM changed AS c UNION ALL SELECT o.position FROM old AS o WHERE NOT o.stale_moves AND NOT o.suspect_moves);
 
     -- What is left over is new, or locked. If an application is adding such a token, the INSERT would wait for it, while this transaction
     -- holds rows that the same application may want next. So try all at once with a very short timeout; if that meets a lock, find the locked
-    -- token by halving. Stop before a session that waits for this transaction can look for a deadlock: PostgreSQL would end the application,
-    -- not this.
+    -- token by halving. Whatever deadlock_timeout is, the first token alone is tried if nothing is locked yet: nobody can wait for that.
     PERFORM set_config('lock_timeout', '3ms', true);
-    many := greatest(cardinality(left_over), 1);
+    IF NOT holds THEN
+        waited_since := clock_timestamp();
+    END IF;
+    most := CASE WHEN patience_of_others > interval '100 ms' THEN greatest(cardinality(left_over), 1) ELSE 1 END;
+    many := most;
     WHILE first <= cardinality(left_over) LOOP
-        IF clock_timestamp() > waited_since + current_setting('deadlock_timeout')::interval / 2 THEN
+        IF (holds OR first > 1) AND clock_timestamp() > waited_since + patience_of_others - interval '3 ms' THEN
             -- The rest can wait.
             locked := locked || left_over[first:];
             EXIT;
@@ -198,12 +257,12 @@ BEGIN
             SELECT locked || coalesce(array_agg(w.position), '{}') INTO locked FROM wanted AS w
             WHERE (coalesce(w.topic_id, 0), w.token_key) NOT IN (SELECT a.topic_id, a.token_key FROM added AS a);
             first := first + many;
-            many := CASE WHEN first <= locked_until THEN greatest((locked_until - first + 1) / 2, 1) ELSE cardinality(left_over) END;
+            many := CASE WHEN first <= locked_until THEN greatest((locked_until - first + 1) / 2, 1) ELSE most END;
         EXCEPTION WHEN lock_not_available THEN
             IF many = 1 THEN
                 locked := locked || left_over[first];
                 first := first + 1;
-                many := cardinality(left_over);
+                many := most;
             ELSE
                 locked_until := least(first + many - 1, cardinality(left_over));
                 many := greatest((locked_until - first + 1) / 2, 1);
@@ -211,6 +270,29 @@ BEGIN
         END;
     END LOOP;
     PERFORM set_config('lock_timeout', patience, true);
+
+    -- Each 410 that counts is kept while it can be undone.
+    WITH receipt AS (
+        INSERT INTO tokenkeeper.stale_receipt AS r (queued_at, stale_at, topic_id, newly, token_key, reason)
+        SELECT s.queued_at, s.at, topic_ids[s.of_topic],
+               s.n IN (SELECT unnest(newly)) AND NOT (s.n IN (SELECT unnest(again)) AND EXISTS (
+                   SELECT FROM tokenkeeper.stale_receipt AS e
+                   WHERE e.topic_id = topic_ids[s.of_topic] AND e.token_key = s.token_key AND e.newly
+                     AND e.queued_at > s.queued_at - interval '1 day')),
+               s.token_key, s.reason
+        FROM unnest(record.of_topic, record.token_keys, record.stale_at, record.stale_reason, record.stale_queued_at)
+             WITH ORDINALITY AS s (of_topic, token_key, at, reason, queued_at, n)
+        WHERE s.at IS NOT NULL AND s.n NOT IN (SELECT unnest(locked))
+        RETURNING r.topic_id, r.queued_at, r.newly
+    )
+    INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens)
+    SELECT tokenkeeper.hour_of(r.queued_at), r.topic_id, count(*) FROM receipt AS r WHERE r.newly GROUP BY 1, 2;
+    IF cardinality(record.further_of) > 0 THEN
+        INSERT INTO tokenkeeper.stale_receipt (queued_at, stale_at, topic_id, newly, token_key, reason)
+        SELECT f.queued_at, f.at, topic_ids[record.of_topic[f.of_token]], false, record.token_keys[f.of_token], f.reason
+        FROM unnest(record.further_of, record.further_at, record.further_reason, record.further_queued_at) AS f (of_token, at, reason, queued_at)
+        WHERE f.of_token NOT IN (SELECT unnest(locked)) AND f.of_token NOT IN (SELECT unnest(held));
+    END IF;
 
     IF cardinality(record.suspect_of) > 0 THEN
         -- Each suspect that counts is kept while it can be undone. The guard counts those that suppress.
@@ -228,18 +310,24 @@ BEGIN
         ON CONFLICT DO NOTHING;
     END IF;
     RETURN QUERY
-        SELECT l::integer, NULL::integer, NULL::integer, NULL::integer, NULL::integer FROM unnest(locked) AS l
+        SELECT l::integer, NULL::integer, NULL::integer, NULL::integer, NULL::integer, NULL::integer FROM unnest(locked) AS l
         UNION ALL
-        SELECT NULL, CASE s.fate WHEN 'held' THEN s.ordinal::integer END, CASE s.fate WHEN 'waits' THEN s.ordinal::integer END, NULL, NULL
+        SELECT NULL, h::integer, NULL, NULL, NULL, NULL FROM unnest(held) AS h
+        UNION ALL
+        SELECT NULL, NULL, CASE s.fate WHEN 'held' THEN s.ordinal::integer END, CASE s.fate WHEN 'waits' THEN s.ordinal::integer END, NULL, NULL
         FROM unnest(fates) WITH ORDINALITY AS s (fate, ordinal) WHERE s.fate IN ('held', 'waits');
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.record(text[], text[], integer[], bytea[], timestamptz[], text[], integer[], timestamptz[], text[],
-                                       timestamptz[], boolean[], bigint, numeric) IS
+COMMENT ON FUNCTION tokenkeeper.record(
+    text[], text[], integer[], bytea[], timestamptz[], text[], timestamptz[], boolean[], integer[], timestamptz[], text[], timestamptz[],
+    integer[], timestamptz[], text[], timestamptz[], boolean[], bigint, numeric, numeric) IS
     'Records what a batch of results says about tokens: each key once, in key order (otherwise two batches may deadlock), with the greatest stale_at '
-    'and its reason; and each of their suspects. of_topic is an index into environments and topics, suspect_of one into token_keys; both start at 1. '
+    'and its reason; each further 410 of these tokens; and each of their suspects. of_topic is an index into environments and topics, further_of and '
+    'suspect_of are indices into token_keys; all start at 1. '
     'Each returned row has exactly one value: locked_token, an index into token_keys: an application holds the token and nothing about it was recorded; '
+    'held_token, an index into token_keys: the 410s of this token are held by hold_stale_share and the caller writes them to held_result; '
     'held_suspect, an index into suspect_of: the mass-failure guard holds the suspect and the caller writes it to held_result; waiting_suspect, an '
     'index into suspect_of: the topic''s guard was busy; tripped_topic or reset_topic, an index into topics: its guard has tripped or reset.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.record(text[], text[], integer[], bytea[], timestamptz[], text[], integer[], timestamptz[], text[],
-                                              timestamptz[], boolean[], bigint, numeric) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION tokenkeeper.record(
+    text[], text[], integer[], bytea[], timestamptz[], text[], timestamptz[], boolean[], integer[], timestamptz[], text[], timestamptz[],
+    integer[], timestamptz[], text[], timestamptz[], boolean[], bigint, numeric, numeric) FROM PUBLIC;

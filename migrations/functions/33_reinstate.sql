@@ -1,6 +1,21 @@
--- How suspects are undone: reinstate requests it, undo_suspects does it in short transactions.
+-- How suspects and 410s are undone: reinstate requests it, undo_next does it in short transactions.
 
-CREATE OR REPLACE FUNCTION tokenkeeper.reinstate(topic text, environment text, since timestamptz, until timestamptz) RETURNS bigint
+CREATE OR REPLACE FUNCTION tokenkeeper.reinstate_command(topic text, environment text, since timestamptz, until timestamptz, cause text) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+-- A sender may write anything as a topic, so it is quoted for the shell.
+RETURN 'tokenkeeperd reinstate'
+    || CASE cause WHEN 'suspect' THEN '' ELSE ' --cause ' || cause END
+    || ' --topic' || CASE WHEN topic LIKE '-%' THEN '=' ELSE ' ' END
+    || CASE WHEN topic COLLATE "C" ~ '[^A-Za-z0-9._-]' THEN '''' || replace(topic, '''', '''"''"''') || '''' ELSE topic END
+    || ' --environment ' || environment
+    || ' --since ' || to_char(since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+    || coalesce(' --until ' || to_char(until AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '');
+COMMENT ON FUNCTION tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text) IS
+    'The shell command that undoes this window of a topic, as in guard.undo. Without --until if until is null.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.reinstate(
+    topic text, environment text, since timestamptz, until timestamptz, cause text DEFAULT 'suspect') RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -9,58 +24,122 @@ SET datestyle = 'ISO'
 AS $$
 DECLARE
     of_topic integer := tokenkeeper.known_topic(reinstate.topic COLLATE "C", reinstate.environment COLLATE "C");
-    suspects bigint;
+    of_cause text COLLATE "C" := reinstate.cause;
+    results bigint;
     nothing boolean;
+    undo tokenkeeper.exclusion;
 BEGIN
+    IF coalesce(of_cause NOT IN ('suspect', 'stale'), true) THEN
+        RAISE EXCEPTION 'cause is %, expected ''suspect'' or ''stale''', coalesce(quote_literal(left(of_cause, 100)), 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF reinstate.since IS NULL OR reinstate.until IS NULL OR NOT isfinite(reinstate.since) OR NOT isfinite(reinstate.until)
         OR reinstate.since > reinstate.until THEN
         RAISE EXCEPTION 'the window is from % to %, expected two finite instants, the earlier one first',
             coalesce(reinstate.since::text, 'null'), coalesce(reinstate.until::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    -- A reinstatement cannot be taken back, so it must not excuse what has not been sent yet.
+    -- A reinstatement cannot be taken back, so it must not excuse what has not been sent or received yet.
     until := greatest(least(reinstate.until, clock_timestamp()), reinstate.since);
     -- Before the lock: this takes a tenth of a second per million.
-    SELECT count(*) INTO suspects FROM tokenkeeper.suspect AS s
-    WHERE s.topic_id + 0 = of_topic AND s.suspect_at BETWEEN reinstate.since AND reinstate.until;
-    -- Wait for a batch that is recording suspects; a later batch sees the exclusion.
-    INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (of_topic) ON CONFLICT DO NOTHING;
-    PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = of_topic FOR UPDATE;
+    IF of_cause = 'suspect' THEN
+        SELECT count(*) INTO results FROM tokenkeeper.suspect AS s
+        WHERE s.topic_id + 0 = of_topic AND s.suspect_at BETWEEN reinstate.since AND reinstate.until;
+        -- Wait for a batch that is recording suspects; a later batch sees the exclusion.
+        INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (of_topic) ON CONFLICT DO NOTHING;
+        PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = of_topic FOR UPDATE;
+    ELSE
+        SELECT count(*) INTO results FROM tokenkeeper.stale_receipt AS r
+        WHERE r.topic_id + 0 = of_topic AND r.queued_at BETWEEN reinstate.since AND reinstate.until;
+        -- A batch of 410s takes no guard. So wait for all batches; a later batch sees the exclusion.
+        PERFORM tokenkeeper.lock_out_drains();
+    END IF;
     IF EXISTS (SELECT FROM tokenkeeper.exclusion AS e
-               WHERE e.topic_id = of_topic AND e.since <= reinstate.since AND e.until >= reinstate.until) THEN
-        RETURN suspects;
+               WHERE e.topic_id = of_topic AND e.cause = of_cause AND e.since <= reinstate.since AND e.until >= reinstate.until) THEN
+        RETURN results;
     END IF;
-    nothing := NOT EXISTS (SELECT FROM tokenkeeper.suspect AS s
-                           WHERE s.topic_id + 0 = of_topic AND s.suspect_at BETWEEN reinstate.since AND reinstate.until);
-    INSERT INTO tokenkeeper.exclusion (topic_id, since, until, finished_at)
-    VALUES (of_topic, reinstate.since, reinstate.until, CASE WHEN nothing THEN clock_timestamp() END);
-    UPDATE tokenkeeper.topic_guard AS g
-    SET touched_at = NULL, undo_since = CASE WHEN g.undo_since < reinstate.since THEN g.undo_since END
-    WHERE g.topic_id = of_topic;
+    nothing := CASE of_cause
+        WHEN 'suspect' THEN NOT EXISTS (SELECT FROM tokenkeeper.suspect AS s
+            WHERE s.topic_id + 0 = of_topic AND s.suspect_at BETWEEN reinstate.since AND reinstate.until)
+        ELSE NOT EXISTS (SELECT FROM tokenkeeper.stale_receipt AS r
+            WHERE r.topic_id + 0 = of_topic AND r.queued_at BETWEEN reinstate.since AND reinstate.until) END;
+    INSERT INTO tokenkeeper.exclusion (topic_id, cause, since, until)
+    VALUES (of_topic, of_cause, reinstate.since, reinstate.until) RETURNING * INTO undo;
+    IF of_cause = 'suspect' THEN
+        UPDATE tokenkeeper.topic_guard AS g
+        SET touched_at = NULL, undo_since = CASE WHEN g.undo_since < reinstate.since THEN g.undo_since END
+        WHERE g.topic_id = of_topic;
+    END IF;
     IF nothing THEN
-        INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
-        VALUES ('reinstated', reinstate.environment, reinstate.topic, 0,
-            format('suspects from %s to %s do not count', reinstate.since, reinstate.until));
+        PERFORM tokenkeeper.end_undo(undo, false);
     END IF;
-    RETURN suspects;
+    RETURN results;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz) IS
-    'Undoes suspects: those of the topic whose instant (sent_at) lies in the window, ends included, never count, whenever they arrive. This cannot be taken '
-    'back. A window that ends in the future ends now. Returns how many recorded suspects it affects. A daemon, or `tokenkeeperd reinstate`, '
-    'undoes them in short transactions; until then their tokens stay suppressed: see the view reinstatement. '
-    'All else that is known about a token counts again. Raises 22023 for an unknown topic or an invalid window, 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text) IS
+    'Undoes results of a topic: they never count, whenever they are recorded. With cause suspect, the suspects whose instant (sent_at) lies in the window, '
+    'ends included. With cause stale, the 410s that were received (queued_at) within it, whatever their timestamp; if APNs repeats the same 410 later, it '
+    'counts. This cannot be taken back. A window that ends in the future ends now. Returns how many recorded results it affects. A daemon, or '
+    '`tokenkeeperd reinstate`, undoes them in short transactions; until then their tokens stay suppressed: see the view reinstatement. '
+    'All else that is known about a token counts again. For 410s, the drains stand still until the transaction ends, so commit at once. '
+    'Raises 22023 for an unknown topic or cause or an invalid window, 25001 if the isolation level is not read committed, 55P03 if it cannot lock out the '
+    'drains within ten seconds.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.undo_suspects(max_rows integer DEFAULT 250) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER
+CREATE OR REPLACE FUNCTION tokenkeeper.end_undo(undo tokenkeeper.exclusion, is_waiting boolean) RETURNS void
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
 SET timezone = 'UTC'
 SET datestyle = 'ISO'
 AS $$
+BEGIN
+    UPDATE tokenkeeper.exclusion AS e
+    SET reached_at = NULL, reached_key = NULL,
+        waits_since = CASE WHEN is_waiting THEN clock_timestamp() ELSE e.waits_since END,
+        finished_at = CASE WHEN NOT is_waiting THEN clock_timestamp() END
+    WHERE e.exclusion_id = undo.exclusion_id;
+    IF NOT is_waiting THEN
+        INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message, done_by)
+        SELECT 'reinstated', t.environment, t.topic, undo.tokens,
+               format(CASE undo.cause WHEN 'suspect' THEN 'suspects from %s to %s do not count'
+                                      ELSE '410s received from %s to %s do not count' END, undo.since, undo.until), undo.done_by
+        FROM tokenkeeper.topic AS t WHERE t.topic_id = undo.topic_id;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.end_undo(tokenkeeper.exclusion, boolean) IS
+    'Finishes a window whose end an undo has reached, or, if it is waiting for tokens that applications have locked, lets it begin again.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.end_undo(tokenkeeper.exclusion, boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.lock_undone(of_topic integer, token_keys bytea[]) RETURNS bytea[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
 DECLARE
-    undo tokenkeeper.exclusion;
+    locked bytea[];
+BEGIN
+    -- The ledger first, as in a sweep, and in key order. It yields to applications: what they hold is left for the next round.
+    locked := ARRAY(
+        SELECT k.token_key FROM (SELECT DISTINCT a.token_key FROM unnest(lock_undone.token_keys) AS a (token_key) ORDER BY 1) AS k
+        CROSS JOIN LATERAL (
+            SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = lock_undone.of_topic AND l.token_key = k.token_key
+            FOR NO KEY UPDATE SKIP LOCKED) AS l);
+    RETURN locked || ARRAY(
+        SELECT a.token_key FROM unnest(lock_undone.token_keys) AS a (token_key)
+        WHERE NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = lock_undone.of_topic AND l.token_key = a.token_key));
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.lock_undone(integer, bytea[]) IS
+    'Locks the tokens whose results a step of an undo deletes. Returns those that are locked now, and those that are no longer in the ledger.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_undone(integer, bytea[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.undo_suspects(undo tokenkeeper.exclusion, max_rows integer) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
     all_keys bytea[];
     keys bytea[];
     starts timestamptz[];
@@ -70,17 +149,6 @@ DECLARE
     suspects bigint;
     came_back bigint;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
-            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
-    END IF;
-    -- One transaction at a time works on a window.
-    SELECT e.* INTO undo FROM tokenkeeper.exclusion AS e WHERE e.finished_at IS NULL
-    ORDER BY e.waits_since NULLS FIRST, e.exclusion_id LIMIT 1
-    FOR NO KEY UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
-        RETURN NULL;
-    END IF;
     INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (undo.topic_id) ON CONFLICT DO NOTHING;
     PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = undo.topic_id FOR UPDATE;
 
@@ -91,35 +159,19 @@ BEGIN
         ORDER BY s.suspect_at, s.token_key LIMIT least(greatest(undo_suspects.max_rows, 1), 1000)) AS n;
     IF all_keys IS NULL THEN
         -- At the end of the window. Suspects that are left were locked by an application when their turn came.
-        IF EXISTS (SELECT FROM tokenkeeper.suspect AS s
-                   WHERE s.topic_id + 0 = undo.topic_id AND s.suspect_at BETWEEN undo.since AND undo.until) THEN
-            UPDATE tokenkeeper.exclusion AS e SET reached_at = NULL, reached_key = NULL, waits_since = clock_timestamp()
-            WHERE e.exclusion_id = undo.exclusion_id;
-            RETURN 0;
-        END IF;
-        UPDATE tokenkeeper.exclusion AS e SET finished_at = clock_timestamp(), reached_at = NULL, reached_key = NULL
-        WHERE e.exclusion_id = undo.exclusion_id;
+        PERFORM tokenkeeper.end_undo(undo, EXISTS (
+            SELECT FROM tokenkeeper.suspect AS s
+            WHERE s.topic_id + 0 = undo.topic_id AND s.suspect_at BETWEEN undo.since AND undo.until));
         -- A guard that tripped because of these may reset now.
         UPDATE tokenkeeper.topic_guard AS g SET touched_at = NULL WHERE g.topic_id = undo.topic_id;
-        INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message, done_by)
-        SELECT 'reinstated', t.environment, t.topic, undo.tokens, format('suspects from %s to %s do not count', undo.since, undo.until), undo.done_by
-        FROM tokenkeeper.topic AS t WHERE t.topic_id = undo.topic_id;
         RETURN 0;
     END IF;
     undo.reached_key := all_keys[cardinality(all_keys)];
 
-    -- The ledger first, as in a sweep, and in key order. It yields to applications: what they hold is left for the next round.
-    keys := ARRAY(
-        SELECT k.token_key FROM (SELECT DISTINCT a.token_key FROM unnest(all_keys) AS a (token_key) ORDER BY 1) AS k
-        CROSS JOIN LATERAL (
-            SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = undo.topic_id AND l.token_key = k.token_key
-            FOR NO KEY UPDATE SKIP LOCKED) AS l);
-    -- Also the tokens that are no longer in the ledger.
-    keys := keys || ARRAY(
-        SELECT a.token_key FROM unnest(all_keys) AS a (token_key)
-        WHERE NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = undo.topic_id AND l.token_key = a.token_key));
+    keys := tokenkeeper.lock_undone(undo.topic_id, all_keys);
     -- All windows of the topic, including those that come later: a suspect in one of them must not count again meanwhile.
-    SELECT array_agg(e.since), array_agg(e.until) INTO starts, ends FROM tokenkeeper.exclusion AS e WHERE e.topic_id = undo.topic_id;
+    SELECT array_agg(e.since), array_agg(e.until) INTO starts, ends FROM tokenkeeper.exclusion AS e
+    WHERE e.topic_id = undo.topic_id AND e.cause = 'suspect';
     SELECT array_agg(c.bucket), array_agg(c.tokens) INTO buckets, tallies FROM tokenkeeper.guard_tally(undo.topic_id, keys) AS c;
 
     WITH undone AS MATERIALIZED (
@@ -179,26 +231,172 @@ BEGIN
     RETURN suspects;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.undo_suspects(integer) IS
-    'The next step of the undo that reinstate has requested: undoes the suspects of up to max_rows tokens (1 to 1000), in one short transaction. Returns how '
-    'many suspects it undid, 0 at the end of a window, and null if there is nothing to do or another session is doing it. A token that an application has '
-    'locked is left for a later step. Called by the daemons and by `tokenkeeperd reinstate`. Raises 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_suspects(integer) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.undo_suspects(tokenkeeper.exclusion, integer) IS
+    'A step of undo_next for a window of suspects. Locks the guard of the topic.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_suspects(tokenkeeper.exclusion, integer) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.would_reinstate(topic text, environment text, since timestamptz, until timestamptz) RETURNS bigint
+CREATE OR REPLACE FUNCTION tokenkeeper.undo_stale(undo tokenkeeper.exclusion, max_rows integer) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    all_keys bytea[];
+    keys bytea[];
+    starts timestamptz[];
+    ends timestamptz[];
+    receipts bigint;
+    came_back bigint;
+BEGIN
+    SELECT array_agg(n.token_key), max(n.queued_at) INTO all_keys, undo.reached_at FROM (
+        SELECT r.token_key, r.queued_at FROM tokenkeeper.stale_receipt AS r
+        WHERE r.topic_id + 0 = undo.topic_id AND r.queued_at BETWEEN undo.since AND undo.until
+          AND (r.queued_at, r.token_key) > (coalesce(undo.reached_at, '-infinity'), coalesce(undo.reached_key, ''))
+        ORDER BY r.queued_at, r.token_key LIMIT least(greatest(undo_stale.max_rows, 1), 1000)) AS n;
+    IF all_keys IS NULL THEN
+        -- At the end of the window. What is left was locked by an application or a batch when its turn came.
+        PERFORM tokenkeeper.end_undo(undo, EXISTS (
+            SELECT FROM tokenkeeper.stale_receipt AS r
+            WHERE r.topic_id + 0 = undo.topic_id AND r.queued_at BETWEEN undo.since AND undo.until));
+        RETURN 0;
+    END IF;
+    undo.reached_key := all_keys[cardinality(all_keys)];
+
+    -- A batch that is recording a 410 of one of these tokens holds it, so its receipts are seen once it is free.
+    keys := tokenkeeper.lock_undone(undo.topic_id, all_keys);
+    -- All windows of the topic, including those that come later: a 410 in one of them must not count again meanwhile.
+    SELECT array_agg(e.since), array_agg(e.until) INTO starts, ends FROM tokenkeeper.exclusion AS e
+    WHERE e.topic_id = undo.topic_id AND e.cause = 'stale';
+
+    WITH undone AS MATERIALIZED (
+        DELETE FROM tokenkeeper.stale_receipt AS r
+        WHERE r.topic_id = undo.topic_id AND r.token_key = ANY (keys)
+          AND EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)
+        RETURNING r.token_key, r.stale_at, r.reason, r.queued_at, r.newly
+    ), rest AS MATERIALIZED (
+        SELECT u.token_key, o.registered_at, o.suppressed, o.stale_reason AS undone_reason, o.device_id, s.stale_at, s.reason,
+               u.newly, f.received_at,
+               greatest(o.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS was_invalidated_at,
+               greatest(s.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS invalidated_at
+        FROM (SELECT DISTINCT n.token_key, n.stale_at, n.reason, bool_or(n.newly) OVER (PARTITION BY n.token_key) AS newly FROM undone AS n) AS u
+        CROSS JOIN LATERAL (
+            SELECT * FROM tokenkeeper.ledger AS l WHERE l.topic_id = undo.topic_id AND l.token_key = u.token_key
+              -- The token's 410 is one of these; otherwise a greater one remains.
+              AND l.stale_at = u.stale_at AND l.stale_reason = u.reason) AS o
+        LEFT JOIN LATERAL (
+            SELECT r.stale_at, r.reason FROM tokenkeeper.stale_receipt AS r
+            WHERE r.topic_id = undo.topic_id AND r.token_key = u.token_key
+              AND NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)
+            ORDER BY r.stale_at DESC, r.reason DESC LIMIT 1) AS s ON true
+        LEFT JOIN LATERAL (
+            SELECT min(r.queued_at) AS received_at FROM tokenkeeper.stale_receipt AS r
+            WHERE r.topic_id = undo.topic_id AND r.token_key = u.token_key AND r.stale_at >= o.registered_at
+              AND NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)) AS f ON true
+        -- It may have been received outside the windows, too.
+        WHERE (s.stale_at, s.reason) IS DISTINCT FROM (o.stale_at, o.stale_reason)
+    ), gone AS (
+        -- A token that was known only by this 410 becomes unknown again.
+        DELETE FROM tokenkeeper.ledger AS l USING rest AS r
+        WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key AND r.registered_at = '-infinity' AND r.invalidated_at IS NULL
+    ), changed AS (
+        UPDATE tokenkeeper.ledger AS l
+        SET stale_at = r.stale_at, stale_reason = r.reason,
+            -- If this 410 suppressed the token first, the retention starts with the first of the 410s that remain, or now for another cause.
+            suppressed_since = CASE
+                WHEN r.invalidated_at >= r.registered_at THEN
+                    CASE WHEN r.received_at IS NOT NULL THEN greatest(l.suppressed_since, r.received_at)
+                         WHEN r.newly THEN clock_timestamp() ELSE l.suppressed_since END END
+        FROM rest AS r
+        WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key
+          AND NOT (r.registered_at = '-infinity' AND r.invalidated_at IS NULL)
+    ), told AS (
+        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
+            registered_before, registered_after, invalidated_before, invalidated_after)
+        SELECT undo.topic_id, r.token_key, 'reinstated', 'operator', r.undone_reason, r.device_id,
+               nullif(r.registered_at, '-infinity'), nullif(r.registered_at, '-infinity'), r.was_invalidated_at, r.invalidated_at
+        FROM rest AS r WHERE r.suppressed
+    ), uncounted AS (
+        INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens)
+        SELECT tokenkeeper.hour_of(n.queued_at), undo.topic_id, -count(*) FROM undone AS n WHERE n.newly GROUP BY 1
+    )
+    SELECT (SELECT count(*) FROM undone),
+           (SELECT count(*) FROM rest AS r WHERE r.suppressed AND NOT coalesce(r.invalidated_at >= r.registered_at, false))
+    INTO receipts, came_back;
+    UPDATE tokenkeeper.exclusion AS e
+    SET tokens = e.tokens + came_back, reached_at = undo.reached_at, reached_key = undo.reached_key
+    WHERE e.exclusion_id = undo.exclusion_id;
+    RETURN receipts;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.undo_stale(tokenkeeper.exclusion, integer) IS
+    'A step of undo_next for a window of 410s: each token''s stale_at becomes the greatest of its 410s that remain.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_stale(tokenkeeper.exclusion, integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.undo_next(max_rows integer DEFAULT 250) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    undo tokenkeeper.exclusion;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
+            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
+    END IF;
+    -- One transaction at a time works on a window.
+    SELECT e.* INTO undo FROM tokenkeeper.exclusion AS e WHERE e.finished_at IS NULL
+    ORDER BY e.waits_since NULLS FIRST, e.exclusion_id LIMIT 1
+    FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    RETURN CASE undo.cause WHEN 'suspect' THEN tokenkeeper.undo_suspects(undo, undo_next.max_rows)
+                           WHEN 'stale' THEN tokenkeeper.undo_stale(undo, undo_next.max_rows) END;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.undo_next(integer) IS
+    'The next step of the undo that reinstate has requested: undoes the results of up to max_rows tokens (1 to 1000), in one short transaction. Returns how '
+    'many results it undid, 0 at the end of a window, and null if there is nothing to do or another session is doing it. A token that an application has '
+    'locked is left for a later step. Called by the daemons and by `tokenkeeperd reinstate`. Raises 25001 if the isolation level is not read committed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_next(integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.would_reinstate(
+    topic text, environment text, since timestamptz, until timestamptz, cause text DEFAULT 'suspect') RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 DECLARE
     of_topic integer := tokenkeeper.known_topic(would_reinstate.topic COLLATE "C", would_reinstate.environment COLLATE "C");
+    of_cause text COLLATE "C" := would_reinstate.cause;
     starts timestamptz[];
     ends timestamptz[];
 BEGIN
+    IF coalesce(of_cause NOT IN ('suspect', 'stale'), true) THEN
+        RAISE EXCEPTION 'cause is %, expected ''suspect'' or ''stale''', coalesce(quote_literal(left(of_cause, 100)), 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     SELECT array_agg(w.since), array_agg(w.until) INTO starts, ends FROM (
-        SELECT e.since, e.until FROM tokenkeeper.exclusion AS e WHERE e.topic_id = of_topic
+        SELECT e.since, e.until FROM tokenkeeper.exclusion AS e WHERE e.topic_id = of_topic AND e.cause = of_cause
         UNION ALL
         SELECT would_reinstate.since, greatest(least(would_reinstate.until, clock_timestamp()), would_reinstate.since)) AS w;
+    IF of_cause = 'stale' THEN
+        RETURN (
+            SELECT count(*) FROM (
+                SELECT DISTINCT r.token_key FROM tokenkeeper.stale_receipt AS r
+                WHERE r.topic_id + 0 = of_topic AND r.queued_at BETWEEN would_reinstate.since AND would_reinstate.until) AS u
+            CROSS JOIN LATERAL (
+                SELECT l.suspect_at, l.unregistered_by_app_at, l.superseded_at, l.registered_at FROM tokenkeeper.ledger AS l
+                WHERE l.topic_id = of_topic AND l.token_key = u.token_key AND l.suppressed AND EXISTS (
+                    SELECT FROM tokenkeeper.stale_receipt AS d
+                    WHERE d.topic_id = of_topic AND d.token_key = u.token_key AND d.stale_at = l.stale_at AND d.reason = l.stale_reason
+                      AND EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE d.queued_at BETWEEN w.since AND w.until))) AS o
+            LEFT JOIN LATERAL (
+                SELECT max(r.stale_at) AS stale_at FROM tokenkeeper.stale_receipt AS r
+                WHERE r.topic_id = of_topic AND r.token_key = u.token_key
+                  AND NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)) AS s ON true
+            WHERE NOT coalesce(greatest(s.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) >= o.registered_at, false));
+    END IF;
     RETURN (
         SELECT count(*) FROM (
             SELECT DISTINCT s.token_key FROM tokenkeeper.suspect AS s
@@ -214,7 +412,23 @@ BEGIN
         WHERE NOT coalesce(greatest(o.stale_at, s.suspect_at, o.unregistered_by_app_at, o.superseded_at) >= o.registered_at, false));
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz) IS
-    'How many tokens would become sendable if reinstate were called with this window and the suspects were undone. Changes and locks nothing. '
+COMMENT ON FUNCTION tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text) IS
+    'How many tokens would become sendable if reinstate were called with this window and cause and the results were undone. Changes and locks nothing. '
+    'Raises 22023 for an unknown topic or cause, 25001 if the isolation level is not read committed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.pruned_stale(topic text, environment text, since timestamptz, until timestamptz) RETURNS bigint
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    of_topic integer := tokenkeeper.known_topic(pruned_stale.topic COLLATE "C", pruned_stale.environment COLLATE "C");
+BEGIN
+    RETURN (SELECT coalesce(sum(c.pruned), 0) FROM tokenkeeper.stale_count AS c
+            WHERE c.topic_id = of_topic AND c.hour BETWEEN tokenkeeper.hour_of(pruned_stale.since) AND pruned_stale.until);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.pruned_stale(text, text, timestamptz, timestamptz) IS
+    'How many tokens that were stale by 410s received within these hours have been pruned since, so that reinstate cannot restore them. '
     'Raises 22023 for an unknown topic, 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION tokenkeeper.pruned_stale(text, text, timestamptz, timestamptz) FROM PUBLIC;

@@ -176,7 +176,7 @@ BEGIN
         SELECT s.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
         JOIN tokenkeeper.suspect AS s ON s.topic_id = g.topic_id AND s.token_key = k.token_key AND s.suppresses) AS a;
 
-    FOR step IN 1..14 LOOP
+    FOR step IN 1..15 LOOP
         CASE step
             -- The outbox before the queue: a response moves from the outbox to the queue while it is recorded. A claimed request is being
             -- sent; its response finds no request and is not kept.
@@ -232,6 +232,10 @@ BEGIN
             WHEN 13 THEN
                 DELETE FROM tokenkeeper.token_event_log AS e WHERE e.device_id = asked;
             WHEN 14 THEN
+                DELETE FROM tokenkeeper.stale_receipt AS r
+                USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
+                WHERE r.topic_id = t.topic_id AND r.token_key = k.token_key;
+            WHEN 15 THEN
                 DELETE FROM tokenkeeper.crowded_device AS c USING tokenkeeper.topic AS t WHERE c.topic_id = t.topic_id AND c.device_id = asked;
         END CASE;
         GET DIAGNOSTICS part = ROW_COUNT;

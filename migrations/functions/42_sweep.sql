@@ -103,7 +103,7 @@ BEGIN
         JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'topic_id' AND a.atttypid = 'integer'::regtype
         WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
           AND c.relname NOT IN ('topic', 'topic_prune', 'topic_guard', 'token_count', 'token_count_part', 'token_count_progress', 'token_event_log',
-                                'crowded_device')
+                                'crowded_device', 'stale_count', 'stale_wave')
         ORDER BY c.relname <> 'ledger', c.relname
     LOOP
         EXIT WHEN unused IS NULL;
@@ -115,7 +115,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) IS
-    'Which of these topics nothing refers to: no token, suspect, device, held result or exclusion, no tripped guard, no policy, and no token '
+    'Which of these topics nothing refers to: no token, suspect, 410, device, held result or exclusion, no tripped guard, no policy, and no token '
     'pruned since an instant.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) FROM PUBLIC;
 
@@ -148,6 +148,8 @@ BEGIN
         DELETE FROM tokenkeeper.token_count_part AS c WHERE c.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.token_count_progress AS c WHERE c.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.crowded_device AS c WHERE c.topic_id = ANY (unused);
+        DELETE FROM tokenkeeper.stale_count AS c WHERE c.topic_id = ANY (unused);
+        DELETE FROM tokenkeeper.stale_wave AS w WHERE w.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.topic_prune AS p WHERE p.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.topic AS t WHERE t.topic_id = ANY (unused);
         GET DIAGNOSTICS reaped = ROW_COUNT;

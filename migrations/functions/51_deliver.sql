@@ -47,7 +47,7 @@ BEGIN
         FROM due AS d CROSS JOIN LATERAL (SELECT tokenkeeper.parsed_payload(d.payload) AS body OFFSET 0) AS p
     ), judged AS MATERIALIZED (
         SELECT u.request_id, u.environment, u.topic, u.scheduled_at, u.apns_id, u.queued_at, u.key, u.kind, u.body_text,
-               l.state, l.reason, l.invalidated_at, b.sends, b.earliest, CASE
+               l.state, l.reason, l.invalidated_at, CASE
                    WHEN u.interruptions >= 2 THEN 'it was interrupted twice while it was being sent; it may have been delivered'
                    WHEN u.interruptions >= 1 AND u.expiration = 'epoch' THEN 'it was interrupted while it was being sent, and its expiration allows only one attempt'
                    WHEN u.key IS NULL THEN 'device token is ' || coalesce(length(u.token) || ' characters', 'missing')
@@ -66,18 +66,35 @@ BEGIN
             FROM tokenkeeper.ledger AS l
             WHERE l.topic_id = of_topic.topic_id AND l.token_key = u.key AND l.suppressed > false AND of_topic.gate IS DISTINCT FROM 'observe'
             LIMIT 1) AS l ON true
-        LEFT JOIN LATERAL (
-            SELECT count(*) AS sends, min(a.sent_at) AS earliest
-            FROM tokenkeeper.background_send AS b CROSS JOIN unnest(b.sent_at) AS a (sent_at)
-            WHERE u.kind = 'background' AND b.topic = u.topic AND b.environment = the_environment AND b.token_key = u.key
-              AND a.sent_at > now() - interval '1 hour') AS b ON true
+    ), limited AS MATERIALIZED (
+        SELECT j.*, a_background IS NOT NULL AND j.kind = 'background' AND j.fault IS NULL AND j.state IS NULL AS is_limited FROM judged AS j
     ), ordered AS MATERIALIZED (
-        -- A device's oldest background pushes are sent, up to its share. Of the excess, only the newest is kept, and it is delayed.
+        -- device numbers the devices that have a limit, from 1, in the order of their keys.
         SELECT j.*, row_number() OVER (PARTITION BY j.key ORDER BY j.request_id) > 5 AS crowded,
-               j.fault IS NULL AND j.state IS NULL AND j.kind = 'background'
-                    AND j.sends + row_number() OVER (PARTITION BY j.key, j.kind, j.fault IS NULL AND j.state IS NULL ORDER BY j.request_id) > a_background AS too_many,
-               row_number() OVER (PARTITION BY j.key, j.kind, j.fault IS NULL AND j.state IS NULL ORDER BY j.request_id DESC) = 1 AS newest
-        FROM judged AS j
+               dense_rank() OVER (PARTITION BY j.is_limited ORDER BY j.key) AS device,
+               row_number() OVER (PARTITION BY j.key, j.is_limited ORDER BY j.request_id) AS place,
+               row_number() OVER (PARTITION BY j.key, j.is_limited ORDER BY j.request_id DESC) = 1 AS newest
+        FROM limited AS j
+    ), noted AS (
+        -- Counts the background pushes before they are claimed. A claim of another daemon for the same device waits here, and b is then what
+        -- that claim has written, whatever this statement's snapshot shows. In the order of keys, so that two claims never deadlock.
+        INSERT INTO tokenkeeper.background_send AS b (environment, topic, token_key, sent_at, latest_at, room)
+        SELECT the_environment, the_topic, o.key,
+               array_fill(now(), ARRAY[least(count(*) FILTER (WHERE NOT o.crowded), a_background)::integer]), now(), a_background
+        FROM ordered AS o WHERE o.is_limited GROUP BY o.key ORDER BY o.key
+        ON CONFLICT ON CONSTRAINT background_send_pkey DO UPDATE
+        SET (sent_at, latest_at, room) = (
+            SELECT r.sent_at || excluded.sent_at[1:r.room], excluded.latest_at, r.room
+            FROM (SELECT a.sent_at, greatest(a_background - cardinality(a.sent_at), 0) AS room
+                  FROM (SELECT ARRAY(SELECT a FROM unnest(b.sent_at) AS a WHERE a > now() - interval '1 hour') AS sent_at) AS a) AS r)
+        RETURNING b.token_key, b.room, coalesce((SELECT min(a) FROM unnest(b.sent_at) AS a), now()) AS earliest
+    ), rooms AS MATERIALIZED (
+        -- Arrays by device, because a join would be a nested loop.
+        SELECT array_agg(n.room ORDER BY n.token_key) AS room, array_agg(n.earliest ORDER BY n.token_key) AS earliest FROM noted AS n
+    ), shared AS MATERIALIZED (
+        -- A device's oldest background pushes are sent, up to its share. Of the excess, only the newest is kept, and it is delayed.
+        SELECT o.*, o.is_limited AND o.place > r.room[o.device] AS too_many, CASE WHEN o.is_limited THEN r.earliest[o.device] END AS earliest
+        FROM ordered AS o CROSS JOIN rooms AS r
     ), fated AS MATERIALIZED (
         SELECT o.*, CASE WHEN o.fault IS NOT NULL THEN 'failed'
                          WHEN o.state IS NOT NULL OR (o.too_many AND NOT o.newest) THEN 'suppressed'
@@ -85,7 +102,7 @@ BEGIN
                          -- A few requests per token are claimed at a time, so that one token with many does not keep the others out.
                          WHEN o.crowded THEN 'behind'
                          ELSE 'claimed' END AS fate
-        FROM ordered AS o
+        FROM shared AS o
     ), overtaken AS (
         -- OFFSET: device by device, through the index, however many are postponed.
         DELETE FROM tokenkeeper.send_request AS r
@@ -94,7 +111,8 @@ BEGIN
                 SELECT p.request_id FROM tokenkeeper.send_request AS p
                 WHERE p.postponed AND tokenkeeper.token_key(p.token) = f.key AND p.topic = f.topic
                   AND coalesce(p.environment, 'production') = the_environment AND p.claimed_by IS NULL AND p.request_id < f.request_id
-                OFFSET 0) AS o
+                -- Another claim may hold it, and wait for this one's devices.
+                OFFSET 0 FOR UPDATE SKIP LOCKED) AS o
             WHERE f.fate = 'postponed' AND o.request_id NOT IN (SELECT d.request_id FROM due AS d)))
         RETURNING r.*, tokenkeeper.token_key(r.token) AS key
     ), suppressed AS (
@@ -117,18 +135,11 @@ BEGIN
         FROM gone AS g WHERE g.fate = 'failed'
     ), postponed AS (
         UPDATE tokenkeeper.send_request AS r
-        SET postponed = true, deferred = true, scheduled_at = coalesce(f.earliest, now()) + interval '1 hour'
+        SET postponed = true, deferred = true, scheduled_at = f.earliest + interval '1 hour'
         FROM fated AS f WHERE f.fate = 'postponed' AND r.request_id = f.request_id
     ), behind AS (
         UPDATE tokenkeeper.send_request AS r SET deferred = true, scheduled_at = now() + interval '1 second'
         FROM fated AS f WHERE f.fate = 'behind' AND r.request_id = f.request_id
-    ), noted AS (
-        INSERT INTO tokenkeeper.background_send AS b (environment, topic, token_key, sent_at, latest_at)
-        SELECT the_environment, f.topic, f.key, array_agg(now()), now()
-        FROM fated AS f WHERE f.fate = 'claimed' AND f.kind = 'background' AND a_background IS NOT NULL
-        GROUP BY f.topic, f.key ORDER BY f.key
-        ON CONFLICT ON CONSTRAINT background_send_pkey DO UPDATE
-        SET sent_at = ARRAY(SELECT a FROM unnest(b.sent_at) AS a WHERE a > now() - interval '1 hour') || excluded.sent_at, latest_at = now()
     ), claimed AS (
         UPDATE tokenkeeper.send_request AS r
         SET claimed_by = the_daemon, first_sent_at = coalesce(r.first_sent_at, now()), postponed = false,
@@ -195,14 +206,23 @@ BEGIN
         WHERE r.request_id = t.request_id AND (r.claimed_by = the_daemon) IS TRUE AND t.fate IN ('later', 'interrupted', 'returned')
         RETURNING r.*, t.fate, t.status, t.body, t.apns_id AS answered_id, t.sent_at
     ), uncounted AS (
-        -- What did not reach its device does not count in its share for this hour.
+        -- What did not reach its device does not count in its share for this hour. The latest instants go, even if another daemon has claimed
+        -- a push in between: they differ by no more than the time for which this daemon had the request.
         UPDATE tokenkeeper.background_send AS b
         SET sent_at = b.sent_at[1:cardinality(b.sent_at) - u.requests]
-        FROM (SELECT k.topic, coalesce(k.environment, 'production') AS environment, tokenkeeper.token_key(k.token) AS key, count(*)::integer AS requests
-              FROM kept AS k
-              WHERE k.fate IN ('later', 'returned') AND coalesce(k.push_type, tokenkeeper.push_type_of(tokenkeeper.parsed_payload(k.payload), k.topic)) = 'background'
-              GROUP BY 1, 2, 3) AS u
-        WHERE b.topic = u.topic AND b.environment = u.environment AND b.token_key = u.key
+        FROM (
+            -- Locked in the order of keys, as in a claim.
+            SELECT l.topic, l.environment, l.token_key, n.requests
+            FROM (SELECT k.topic, coalesce(k.environment, 'production') AS environment, tokenkeeper.token_key(k.token) AS key, count(*)::integer AS requests
+                  FROM kept AS k
+                  WHERE k.fate IN ('later', 'returned')
+                    AND coalesce(k.push_type, tokenkeeper.push_type_of(tokenkeeper.parsed_payload(k.payload), k.topic)) = 'background'
+                  GROUP BY 1, 2, 3 ORDER BY 1, 2, 3) AS n
+            CROSS JOIN LATERAL (
+                SELECT d.topic, d.environment, d.token_key FROM tokenkeeper.background_send AS d
+                WHERE d.topic = n.topic AND d.environment = n.environment AND d.token_key = n.key FOR UPDATE) AS l
+            OFFSET 0) AS u
+        WHERE b.topic = u.topic AND b.environment = u.environment AND b.token_key = u.token_key
     ), answered AS (
         INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at)
         SELECT coalesce(e.environment, 'production'), e.topic, e.token, e.status, e.body, coalesce(e.answered_id, e.apns_id::text), e.sent_at

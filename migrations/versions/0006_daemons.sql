@@ -13,7 +13,9 @@ CREATE TABLE tokenkeeper.daemon (
     sweep_interval    interval,
     stopped_at        timestamptz,
     problem           text,
-    waiting_for       text
+    waiting_for       text,
+    waiting_since     timestamptz,
+    wait_reason       text
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.daemon IS
     'The heartbeat of each daemon, with what it saw of the queue: status reads it here and never touches the queue. '
@@ -26,6 +28,8 @@ COMMENT ON COLUMN tokenkeeper.daemon.problem IS
     'What keeps results in the queue until a person acts, such as missing rights or a full disk; otherwise null.';
 COMMENT ON COLUMN tokenkeeper.daemon.waiting_for IS
     'The locks of other sessions that have kept results in the queue for some seconds, in words: the table and who holds it; otherwise null.';
+COMMENT ON COLUMN tokenkeeper.daemon.waiting_since IS 'When it first met these locks; null if it meets none.';
+COMMENT ON COLUMN tokenkeeper.daemon.wait_reason IS 'Why results wait, in words; null if none waits.';
 
 CREATE TABLE tokenkeeper.token_count (
     topic_id           integer NOT NULL,
@@ -72,11 +76,23 @@ CREATE TABLE tokenkeeper.token_count_part (
 COMMENT ON TABLE tokenkeeper.token_count_part IS
     'The sums of the current count of each topic. They move to token_count when the topic is counted to its end.';
 
+CREATE TABLE tokenkeeper.token_count_hour (
+    hour   timestamptz NOT NULL,
+    state  text COLLATE "C" NOT NULL,
+    tokens bigint NOT NULL,
+    PRIMARY KEY (hour, state)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE tokenkeeper.token_count_hour IS
+    'How many tokens of all topics together were in each state, hour by hour, as they were last counted in that hour: for the trends on the '
+    'status page. No row for an hour without a daemon. Kept for sweep.event_retention.';
+
 CREATE TABLE tokenkeeper.status_cache (
-    source text COLLATE "C" PRIMARY KEY,
-    rows   bigint,
-    words  text[],
-    as_of  timestamptz NOT NULL
+    source        text COLLATE "C" PRIMARY KEY,
+    rows          bigint,
+    words         text[],
+    as_of         timestamptz NOT NULL,
+    pause         interval NOT NULL DEFAULT interval '5 seconds',
+    oldest_due_at timestamptz
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.status_cache IS
     'What the view status cannot find within milliseconds. A daemon looks every five seconds at most, in at most one hundredth of its time.';
@@ -84,6 +100,9 @@ COMMENT ON COLUMN tokenkeeper.status_cache.source IS 'A table of this schema, or
 COMMENT ON COLUMN tokenkeeper.status_cache.rows IS
     'Rows of the table, at most 10000. Estimated from PostgreSQL''s statistics if counting takes longer than a second.';
 COMMENT ON COLUMN tokenkeeper.status_cache.words IS 'The warnings, at most 20; null for none.';
+COMMENT ON COLUMN tokenkeeper.status_cache.pause IS
+    'How long the daemon that looked pauses before it looks again: 5 seconds to 5 minutes. It does not look while it sweeps.';
+COMMENT ON COLUMN tokenkeeper.status_cache.oldest_due_at IS 'Of send_request only: since when the oldest unclaimed request has been due, or will be.';
 
 -- The sweep --------------------------------------------------------------------------------------------------------
 

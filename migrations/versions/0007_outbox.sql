@@ -132,10 +132,12 @@ CREATE TABLE tokenkeeper.background_send (
     token_key   bytea NOT NULL,
     sent_at     timestamptz[] NOT NULL,
     latest_at   timestamptz NOT NULL,
+    room        integer NOT NULL,
     PRIMARY KEY (topic, environment, token_key)
 );
 COMMENT ON TABLE tokenkeeper.background_send IS
     'The background pushes sent to each device within the last hour. Apple throttles more than a few. Swept after that hour.';
+COMMENT ON COLUMN tokenkeeper.background_send.room IS 'How many more the device could get when the latest claim looked.';
 
 CREATE TABLE tokenkeeper.sending_daemon (
     daemon_id     text COLLATE "C" PRIMARY KEY,

@@ -29,11 +29,8 @@ COMMENT ON COLUMN tokenkeeper.topic_policy.background_per_hour IS
 
 CREATE OR REPLACE VIEW tokenkeeper.guard AS
 SELECT t.environment, t.topic, g.tripped_at IS NOT NULL AS tripped, g.tripped_at, g.tokens, g.active, g.max_tokens, g.undo_since,
-       CASE WHEN g.tripped_at IS NOT NULL AND g.undo_since IS NOT NULL THEN
-           -- A sender may write anything as a topic, so it is quoted for the shell.
-           format('tokenkeeperd reinstate --topic%s --environment %s --since %s',
-                  CASE WHEN t.topic LIKE '-%' THEN '=' ELSE ' ' END || CASE WHEN t.topic ~ '[^A-Za-z0-9._-]' THEN '''' || replace(t.topic, '''', '''"''"''') || '''' ELSE t.topic END, t.environment,
-                  to_char(g.undo_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) END AS undo
+       CASE WHEN g.tripped_at IS NOT NULL AND g.undo_since IS NOT NULL
+            THEN tokenkeeper.reinstate_command(t.topic, t.environment, g.undo_since, NULL, 'suspect') END AS undo
 FROM tokenkeeper.topic_guard AS g JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.guard IS
     'The mass-failure guard by topic: whether it has tripped and holds suspects, by what numbers, and the command that undoes what was recorded before.';
@@ -43,14 +40,90 @@ COMMENT ON COLUMN tokenkeeper.guard.max_tokens IS 'How many may be suppressed wi
 
 CREATE OR REPLACE VIEW tokenkeeper.reinstatement AS
 SELECT t.environment, t.topic, e.since, e.until, e.at, e.done_by, e.exclusion_id, e.finished_at, e.tokens,
-       CASE WHEN e.finished_at IS NULL THEN (
-           SELECT count(*) FROM (SELECT FROM tokenkeeper.suspect AS s
-                                 WHERE s.topic_id + 0 = e.topic_id AND s.suspect_at BETWEEN e.since AND e.until LIMIT 10000) AS l)
-       ELSE 0 END AS remaining
+       CASE WHEN e.finished_at IS NOT NULL THEN 0
+            WHEN e.cause = 'stale' THEN (
+                SELECT count(*) FROM (SELECT FROM tokenkeeper.stale_receipt AS r
+                                      WHERE r.topic_id + 0 = e.topic_id AND r.queued_at BETWEEN e.since AND e.until LIMIT 10000) AS l)
+            ELSE (
+                SELECT count(*) FROM (SELECT FROM tokenkeeper.suspect AS s
+                                      WHERE s.topic_id + 0 = e.topic_id AND s.suspect_at BETWEEN e.since AND e.until LIMIT 10000) AS l)
+       END AS remaining,
+       e.cause
 FROM tokenkeeper.exclusion AS e JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.reinstatement IS
-    'The windows given to reinstate: suspects whose instant lies in a window, ends included, never count, whenever they arrive. The daemons, or '
-    '`tokenkeeperd reinstate`, undo those recorded before; until then their tokens stay suppressed.';
+    'The windows given to reinstate: suspects whose instant lies in a window, ends included, and 410s that were received within one, never count. The '
+    'daemons, or `tokenkeeperd reinstate`, undo those recorded before; until then their tokens stay suppressed.';
 COMMENT ON COLUMN tokenkeeper.reinstatement.finished_at IS 'When all of it was undone; null while the undo is in progress.';
 COMMENT ON COLUMN tokenkeeper.reinstatement.tokens IS 'How many tokens have become sendable because of it so far.';
-COMMENT ON COLUMN tokenkeeper.reinstatement.remaining IS 'Suspects that are still to be undone; 10000 means 10000 or more.';
+COMMENT ON COLUMN tokenkeeper.reinstatement.remaining IS 'Results that are still to be undone; 10000 means 10000 or more.';
+COMMENT ON COLUMN tokenkeeper.reinstatement.cause IS
+    'suspect: results by when their requests were sent. stale: 410s by when they were received (queued_at).';
+
+CREATE OR REPLACE VIEW tokenkeeper.stale_share AS
+WITH this AS MATERIALIZED (
+    -- Not hour_of: a view calls functions with the rights of its reader.
+    SELECT date_bin('1 hour', clock_timestamp(), '2000-01-01 00:00:00+00') AS hour
+), summed AS (
+    -- now(), not clock_timestamp(), which an index cannot use.
+    SELECT c.topic_id,
+           greatest(sum(c.tokens) FILTER (WHERE c.hour = n.hour), 0) AS this_hour,
+           greatest(sum(c.tokens) FILTER (WHERE c.hour = n.hour - interval '1:00'), 0) AS last_hour,
+           greatest(sum(c.tokens) FILTER (WHERE c.hour > n.hour - interval '24:00'), 0) AS day
+    FROM tokenkeeper.stale_count AS c CROSS JOIN this AS n WHERE c.hour > now() - interval '25 hours' GROUP BY 1
+), active AS (
+    SELECT c.topic_id, coalesce(sum(c.tokens) FILTER (WHERE c.state = 'active'), 0) AS tokens,
+           coalesce(sum(c.tokens) FILTER (WHERE c.state = 'stale'), 0) AS stale
+    FROM tokenkeeper.token_count AS c GROUP BY 1
+), measured AS (
+    SELECT t.topic_id, t.environment, t.topic, p.period, p.since, n.hour, coalesce(p.newly, 0) AS newly,
+           -- Tokens that have turned stale since they were counted are still among the active ones, and not yet among the stale ones.
+           a.tokens + greatest(least(coalesce(p.newly, 0), a.stale), coalesce(p.newly, 0) - a.tokens) AS active,
+           least(extract(epoch FROM p.since - t.first_seen) / 86400, 14) AS days
+    FROM tokenkeeper.topic AS t
+    CROSS JOIN this AS n
+    LEFT JOIN active AS a ON a.topic_id = t.topic_id
+    LEFT JOIN summed AS s ON s.topic_id = t.topic_id
+    CROSS JOIN LATERAL (VALUES
+        -- The larger of the current hour and the one before it, so that a wave does not end with the hour in which it began.
+        ('hour', CASE WHEN coalesce(s.this_hour, 0) >= coalesce(s.last_hour, 0) THEN n.hour ELSE n.hour - interval '1:00' END,
+         greatest(s.this_hour, s.last_hour)),
+        ('day', n.hour - interval '23:00', s.day)) AS p (period, since, newly)
+), compared AS (
+    SELECT m.*,
+           -- Two weeks of a topic: 384 rows. A query reads them only for the topics, and only if it selects the columns, that need them.
+           (SELECT coalesce(max(CASE m.period
+                       WHEN 'hour' THEN CASE WHEN d.hour < m.hour - interval '1:00' AND d.hour >= m.hour - interval '337:00' THEN d.tokens END
+                       ELSE CASE WHEN d.hour <= m.hour - interval '24:00' AND d.hour > m.hour - interval '360:00' THEN d.day END END), 0)
+            FROM (SELECT h.hour, h.tokens, sum(h.tokens) OVER (ORDER BY h.hour RANGE BETWEEN '23:00' PRECEDING AND CURRENT ROW) AS day
+                  FROM (SELECT c.hour, greatest(sum(c.tokens), 0) AS tokens FROM tokenkeeper.stale_count AS c
+                        WHERE c.topic_id = m.topic_id AND c.hour > now() - interval '16 days' GROUP BY 1) AS h) AS d) AS highest
+    FROM measured AS m
+)
+SELECT m.environment, m.topic, m.period, m.since, m.newly::bigint AS newly_stale, m.active::bigint AS active,
+       round(m.newly / nullif(m.active, 0), 6) AS share, round(m.highest / nullif(m.active, 0), 6) AS usual_share,
+       greatest(floor(m.days), 0)::integer AS history_days,
+       coalesce(m.newly > 50 AND CASE WHEN m.days < 7 THEN m.newly > m.active * 0.05
+                                      ELSE m.newly > m.active * 0.01 AND m.newly > 3 * m.highest END, false) AS is_wave,
+       w.since AS wave_since, w.undo
+FROM compared AS m
+LEFT JOIN tokenkeeper.stale_wave AS w ON w.topic_id = m.topic_id;
+COMMENT ON VIEW tokenkeeper.stale_share IS
+    'Two rows per topic: how many active tokens have newly turned stale (a 410) within an hour and within a day, as a share of the active ones, and '
+    'whether that is a wave. Each token counts once per day, by the hour in which its 410 was queued. Tokens that were never registered do not count.';
+COMMENT ON COLUMN tokenkeeper.stale_share.period IS
+    'hour: the current clock hour or the one before it, whichever has more; day: the last 24 clock hours, the current one included.';
+COMMENT ON COLUMN tokenkeeper.stale_share.since IS 'When the period began.';
+COMMENT ON COLUMN tokenkeeper.stale_share.newly_stale IS 'How many active tokens have turned stale in it. What was undone does not count.';
+COMMENT ON COLUMN tokenkeeper.stale_share.active IS
+    'The tokens that were active when the period began: the active ones as they were last counted, plus those of newly_stale that were stale by then; at least newly_stale. Too '
+    'large by up to newly_stale until the tokens are counted again, if the topic had stale tokens before. Null if they have never been counted.';
+COMMENT ON COLUMN tokenkeeper.stale_share.share IS 'newly_stale / active: 0.01 is 1 percent. Null if there is no active token.';
+COMMENT ON COLUMN tokenkeeper.stale_share.usual_share IS
+    'The share of the highest equal period of the 14 days before, by the active tokens of today.';
+COMMENT ON COLUMN tokenkeeper.stale_share.history_days IS 'For how many days before the period the topic has been known, at most 14.';
+COMMENT ON COLUMN tokenkeeper.stale_share.is_wave IS
+    'More than 50 tokens, more than 1 percent of the active ones, and more than three times usual_share; with less than seven days of history: more than '
+    '50 and 5 percent.';
+COMMENT ON COLUMN tokenkeeper.stale_share.wave_since IS
+    'When the first 410 of the wave that a daemon has noticed was received; null if there is none. Waves are looked for every ten seconds.';
+COMMENT ON COLUMN tokenkeeper.stale_share.undo IS 'The command that undoes that wave.';

@@ -1,11 +1,107 @@
--- The state of the system in one row. It answers within milliseconds at any size.
+-- The state of the system in one row. It answers within milliseconds at any size, and does not wait for locks.
 
-CREATE OR REPLACE VIEW tokenkeeper.status AS
+CREATE OR REPLACE FUNCTION tokenkeeper.look_at_queue(OUT results bigint, OUT is_estimated boolean, OUT oldest_queued_at timestamptz)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '20ms'
+AS $$
+DECLARE
+    partition text;
+    bytes bigint;
+    found bigint;
+    oldest timestamptz;
+BEGIN
+    results := 0;
+    is_estimated := false;
+    FOREACH partition IN ARRAY ARRAY['0', '1', '2', '3', '4', '5', '6', '7', 'retry', 'backlog'] LOOP
+        partition := 'tokenkeeper.send_result_' || partition;
+        oldest := NULL;
+        BEGIN
+            bytes := pg_relation_size(partition);
+            IF bytes <= 4194304 THEN
+                EXECUTE 'SELECT count(*), min(queued_at) FROM ' || partition INTO found, oldest;
+            ELSE
+                is_estimated := true;
+                found := pg_stat_get_live_tuples(partition::regclass);
+                -- After a crash, the server has no statistics. A page holds some 50 results.
+                IF pg_stat_get_tuples_inserted(partition::regclass) = 0 THEN
+                    found := bytes * 50 / current_setting('block_size')::integer;
+                END IF;
+                EXECUTE 'SELECT min(queued_at) FROM ' || partition || ' WHERE ctid < ''(64,0)''' INTO oldest;
+            END IF;
+        EXCEPTION WHEN lock_not_available THEN
+            is_estimated := true;
+            found := pg_stat_get_live_tuples(partition::regclass);
+        END;
+        results := results + found;
+        oldest_queued_at := least(oldest_queued_at, oldest);
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.look_at_queue() IS
+    'How many results are queued, and when the oldest was. A partition of more than 4 MiB, or one that another session has locked, is estimated from '
+    'PostgreSQL''s statistics; of a large one, only the first 64 pages are searched for the oldest result. It takes some milliseconds, at any size.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.look_at_queue() FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.counted_rows(of_table text) RETURNS bigint
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    found bigint;
+BEGIN
+    IF pg_relation_size(format('tokenkeeper.%I', of_table)) <= 4194304 THEN
+        EXECUTE format('SELECT count(*) FROM (SELECT FROM tokenkeeper.%I LIMIT 10000) AS r', of_table) INTO found;
+        RETURN found;
+    END IF;
+    SELECT c.rows INTO found FROM tokenkeeper.status_cache AS c
+    WHERE c.source = of_table AND c.as_of > clock_timestamp() - interval '10 minutes';
+    RETURN coalesce(found, least(pg_stat_get_live_tuples(format('tokenkeeper.%I', of_table)::regclass), 10000));
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.counted_rows(text) IS
+    'How many rows a table of this schema has; 10000 means 10000 or more. Of a table of more than 4 MiB, dead rows included, a daemon''s count of the last '
+    'ten minutes, or PostgreSQL''s estimate. It takes some milliseconds, at any size.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.counted_rows(text) FROM PUBLIC;
+
+CREATE OR REPLACE VIEW tokenkeeper.lock_holder AS
+SELECT c.relname::text AS relname,
+       CASE l.mode WHEN 'ShareLock' THEN 'SHARE' WHEN 'ShareRowExclusiveLock' THEN 'SHARE ROW EXCLUSIVE'
+                   WHEN 'ExclusiveLock' THEN 'EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END AS mode,
+       coalesce('prepared transaction ' || quote_literal(left(p.gid, 60)),
+                concat_ws(', ', 'pid ' || l.pid, 'role ' || a.usename, 'application ' || nullif(a.application_name, '')))
+           || CASE WHEN l.granted THEN '' ELSE ', which waits for it' END AS who
+FROM pg_catalog.pg_locks AS l
+JOIN pg_catalog.pg_class AS c ON c.oid = l.relation AND c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind IN ('r', 'p')
+LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
+LEFT JOIN pg_catalog.pg_locks AS x ON x.locktype = 'transactionid' AND x.granted AND l.pid IS NULL AND x.pid IS NULL
+                                  AND x.virtualtransaction = l.virtualtransaction
+LEFT JOIN pg_catalog.pg_prepared_xacts AS p ON p.transaction = x.transactionid
+WHERE l.locktype = 'relation' AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+  AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database());
+COMMENT ON VIEW tokenkeeper.lock_holder IS
+    'Internal: the sessions and prepared transactions that have locked a whole table of this schema against changes or against reading, or wait for that.';
+
+CREATE OR REPLACE VIEW tokenkeeper.status_detail AS
 WITH latest AS (
     SELECT d.* FROM tokenkeeper.daemon AS d ORDER BY d.heartbeat_at DESC LIMIT 1
 ), live AS (
     SELECT count(*) AS daemons FROM tokenkeeper.daemon AS d WHERE d.heartbeat_at > clock_timestamp() - interval '30 seconds'
       AND d.stopped_at IS NULL
+), looked AS MATERIALIZED (
+    -- While a daemon reports, its heartbeat says enough, and LIMIT 0 keeps the function from being called.
+    SELECT q.* FROM live CROSS JOIN LATERAL (
+        SELECT l.* FROM tokenkeeper.look_at_queue() AS l LIMIT CASE live.daemons WHEN 0 THEN 1 ELSE 0 END) AS q
+), queue AS (
+    SELECT CASE WHEN live.daemons = 0 THEN looked.results ELSE latest.queue_depth END AS results,
+           CASE WHEN live.daemons = 0 THEN looked.is_estimated ELSE NOT latest.queue_depth_exact END AS is_estimated,
+           CASE WHEN live.daemons > 0 THEN latest.oldest_queued_at
+                -- Of a large queue, only the beginning was searched. What the last daemon saw still waits.
+                WHEN looked.is_estimated AND looked.results > 0 THEN least(looked.oldest_queued_at, latest.oldest_queued_at)
+                ELSE looked.oldest_queued_at END AS oldest_queued_at,
+           CASE WHEN live.daemons = 0 THEN clock_timestamp() ELSE latest.heartbeat_at END AS as_of,
+           CASE WHEN live.daemons > 0 THEN latest.wait_reason WHEN looked.results > 0 THEN 'no daemon reports' END AS wait_reason
+    FROM live LEFT JOIN looked ON true LEFT JOIN latest ON true
 ), tokens AS (
     SELECT coalesce(sum(c.tokens), 0)::bigint AS total,
            coalesce(sum(c.tokens) FILTER (WHERE c.state = 'active'), 0)::bigint AS active,
@@ -15,31 +111,27 @@ WITH latest AS (
            coalesce(sum(c.tokens) FILTER (WHERE c.state = 'unregistered_by_app'), 0)::bigint AS unregistered_by_app,
            min(c.counted_at) AS as_of
     FROM tokenkeeper.token_count AS c
-), rejected AS (
-    -- A small table is counted here. For a large one (dead rows included), use a daemon's count or PostgreSQL's estimate.
-    SELECT CASE WHEN pg_relation_size('tokenkeeper.rejected_result') <= 4194304
-                THEN (SELECT count(*) FROM (SELECT FROM tokenkeeper.rejected_result LIMIT 10000) AS r)
-                ELSE coalesce((SELECT c.rows FROM tokenkeeper.status_cache AS c
-                               WHERE c.source = 'rejected_result' AND c.as_of > clock_timestamp() - interval '10 minutes'),
-                              least(pg_stat_get_live_tuples('tokenkeeper.rejected_result'::regclass), 10000)) END AS results
+), rejected AS MATERIALIZED (
+    SELECT tokenkeeper.counted_rows('rejected_result') AS results
 ), rejected_lately AS (
     SELECT CASE WHEN pg_relation_size('tokenkeeper.rejected_result') <= 4194304
                 THEN (SELECT count(*) FROM (SELECT FROM tokenkeeper.rejected_result AS r
                                             WHERE r.rejected_at > clock_timestamp() - interval '1 hour' LIMIT 10000) AS r)
                 ELSE (SELECT c.rows FROM tokenkeeper.status_cache AS c WHERE c.source = 'rejected_result within an hour'
                         AND c.as_of > clock_timestamp() - interval '10 minutes') END AS results
-), held AS (
-    SELECT CASE WHEN pg_relation_size('tokenkeeper.held_result') <= 4194304
-                THEN (SELECT count(*) FROM (SELECT FROM tokenkeeper.held_result LIMIT 10000) AS r)
-                ELSE coalesce((SELECT c.rows FROM tokenkeeper.status_cache AS c
-                               WHERE c.source = 'held_result' AND c.as_of > clock_timestamp() - interval '10 minutes'),
-                              least(pg_stat_get_live_tuples('tokenkeeper.held_result'::regclass), 10000)) END AS results
+), held AS MATERIALIZED (
+    SELECT tokenkeeper.counted_rows('held_result') AS results
 ), guards AS (
     SELECT array_agg(format('the mass-failure guard of %s (%s) tripped at %s UTC: suspects would suppress %s of %s active tokens within a day; '
                          'see `tokenkeeperd held list`', g.topic, g.environment,
                          to_char(g.tripped_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), g.tokens, coalesce(g.active, 0))
                      ORDER BY g.tripped_at) AS words
     FROM (SELECT * FROM tokenkeeper.guard WHERE tripped ORDER BY tripped_at LIMIT 20) AS g
+), waves AS (
+    SELECT array_agg(format('since %s UTC, %s of %s active tokens of %s (%s) have turned stale (%s%%), far more than usual; '
+                         'if that is a mistake: `%s`', to_char(w.since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), w.tokens, w.active,
+                         t.topic, t.environment, floor(w.tokens * 100 / greatest(w.active, 1)), w.undo) ORDER BY w.since) AS words
+    FROM (SELECT * FROM tokenkeeper.stale_wave ORDER BY since LIMIT 20) AS w JOIN tokenkeeper.topic AS t USING (topic_id)
 ), swept AS (
     SELECT s.* FROM tokenkeeper.sweep_run AS s
     WHERE s.outcome IN ('finished', 'failed', 'interrupted') AND NOT s.dry_run ORDER BY s.run_id DESC LIMIT 1
@@ -66,13 +158,19 @@ WITH latest AS (
             SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = c.device_id AND l.topic_id + 0 = c.topic_id LIMIT 1000) AS l) AS n
     WHERE n.tokens >= 50
 ), locked AS (
-    SELECT array_agg(format('daemon %s waits for a lock: %s', d.daemon_id, d.waiting_for) ORDER BY d.daemon_id) AS words
+    SELECT array_agg(format('daemon %s has been waiting for a lock since %s UTC: %s', d.daemon_id,
+                            to_char(d.waiting_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), d.waiting_for) ORDER BY d.daemon_id) AS words
     FROM tokenkeeper.daemon AS d
     WHERE d.waiting_for IS NOT NULL AND d.stopped_at IS NULL AND d.heartbeat_at > clock_timestamp() - interval '1 minute'
+), unreported AS (
+    -- The tables in which daemons report. What they say there is old while somebody has locked one of them.
+    SELECT array_agg(format('daemons cannot report, because tokenkeeper.%s is locked (%s) by %s', h.relname, h.mode, h.who) ORDER BY h.relname) AS words
+    FROM tokenkeeper.lock_holder AS h
+    WHERE h.relname IN ('daemon', 'sending_daemon', 'status_cache')
 ), undoing AS (
     SELECT array_agg(format('an undo of %s (%s) is in progress: %s left; see tokenkeeper.reinstatement', r.topic, r.environment,
-                            CASE r.remaining WHEN 1 THEN '1 suspect is' WHEN 10000 THEN '10000 or more suspects are'
-                                             ELSE r.remaining || ' suspects are' END) ORDER BY r.at) AS words
+                            CASE r.remaining WHEN 1 THEN '1 result is' WHEN 10000 THEN '10000 or more results are'
+                                             ELSE r.remaining || ' results are' END) ORDER BY r.at) AS words
     FROM (SELECT * FROM tokenkeeper.reinstatement
           WHERE finished_at IS NULL AND at < clock_timestamp() - interval '1 minute' ORDER BY at LIMIT 5) AS r
 ), mixed_up AS (
@@ -83,18 +181,15 @@ WITH latest AS (
                      ORDER BY t.topic, t.environment) AS words
     FROM (SELECT * FROM tokenkeeper.token_count WHERE elsewhere > 0 ORDER BY elsewhere DESC LIMIT 20) AS k
     JOIN tokenkeeper.topic AS t USING (topic_id)
-), waiting AS (
+), waiting AS MATERIALIZED (
+    SELECT tokenkeeper.counted_rows('send_request') AS requests
+), due AS (
     SELECT CASE WHEN pg_relation_size('tokenkeeper.send_request') <= 4194304
-                THEN (SELECT count(*) FROM (SELECT FROM tokenkeeper.send_request LIMIT 10000) AS r)
-                ELSE coalesce((SELECT c.rows FROM tokenkeeper.status_cache AS c
-                               WHERE c.source = 'send_request' AND c.as_of > clock_timestamp() - interval '10 minutes'),
-                              least(pg_stat_get_live_tuples('tokenkeeper.send_request'::regclass), 10000)) END AS requests
-), failed AS (
-    SELECT CASE WHEN pg_relation_size('tokenkeeper.failed_send') <= 4194304
-                THEN (SELECT count(*) FROM (SELECT FROM tokenkeeper.failed_send LIMIT 10000) AS r)
-                ELSE coalesce((SELECT c.rows FROM tokenkeeper.status_cache AS c
-                               WHERE c.source = 'failed_send' AND c.as_of > clock_timestamp() - interval '10 minutes'),
-                              least(pg_stat_get_live_tuples('tokenkeeper.failed_send'::regclass), 10000)) END AS requests
+                THEN (SELECT min(coalesce(r.scheduled_at, r.queued_at)) FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NULL)
+                ELSE (SELECT c.oldest_due_at FROM tokenkeeper.status_cache AS c
+                      WHERE c.source = 'send_request' AND c.as_of > clock_timestamp() - interval '10 minutes') END AS at
+), failed AS MATERIALIZED (
+    SELECT tokenkeeper.counted_rows('failed_send') AS requests
 ), sending AS (
     SELECT s.* FROM tokenkeeper.sending_daemon AS s WHERE s.heartbeat_at > clock_timestamp() - interval '60 seconds' AND s.stopped_at IS NULL
 ), paused AS (
@@ -114,11 +209,34 @@ WITH latest AS (
     FROM credential AS c
 ), problematic AS (
     SELECT array_agg(DISTINCT w.words) AS words FROM sending AS s CROSS JOIN unnest(s.problems) AS w (words)
+), outbox AS (
+    SELECT CASE waiting.requests WHEN 1 THEN '1 request waits' WHEN 10000 THEN '10000 or more requests wait'
+                                 ELSE waiting.requests || ' requests wait' END
+           || ' in tokenkeeper.send_request'
+           || coalesce(', the oldest due since ' || to_char(CASE WHEN due.at < clock_timestamp() THEN due.at END AT TIME ZONE 'UTC',
+                                                           'YYYY-MM-DD HH24:MI:SS') || ' UTC', '')
+           || CASE WHEN EXISTS (SELECT FROM sending) THEN '' ELSE ', and no running daemon sends' END AS words,
+           coalesce(due.at < clock_timestamp() - interval '5 minutes', false) AS is_old
+    FROM waiting CROSS JOIN due WHERE waiting.requests > 0
+), critical AS (
+    -- The one place that decides which warnings are critical: those for which somebody has to get up. All others can wait for the morning.
+    SELECT array_remove(ARRAY[
+           CASE WHEN unreported.words IS NOT NULL THEN NULL
+                WHEN latest.heartbeat_at IS NULL THEN 'no daemon has ever run on this database'
+                WHEN live.daemons = 0 THEN 'no daemon is running; the last was seen at '
+                    || to_char(latest.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' END,
+           'results stay in the queue because PostgreSQL reports: ' || latest.problem,
+           CASE WHEN queue.oldest_queued_at < clock_timestamp() - interval '5 minutes'
+                THEN 'results have been waiting for longer than five minutes' || coalesce(', because ' || queue.wait_reason, '') END,
+           (SELECT outbox.words FROM outbox WHERE outbox.is_old)
+       ], NULL) || guards.words || paused.words AS words
+    FROM live CROSS JOIN queue CROSS JOIN guards CROSS JOIN paused CROSS JOIN unreported LEFT JOIN latest ON true
 )
-SELECT latest.queue_depth,
-       NOT latest.queue_depth_exact AS queue_depth_estimated,
-       clock_timestamp() - latest.oldest_queued_at AS oldest_result_age,
-       latest.heartbeat_at AS queue_as_of,
+SELECT queue.results AS queue_depth,
+       queue.is_estimated AS queue_depth_estimated,
+       clock_timestamp() - queue.oldest_queued_at AS oldest_result_age,
+       queue.wait_reason AS results_wait_because,
+       queue.as_of AS queue_as_of,
        rejected.results AS rejected,
        held.results AS held,
        tokens.active AS tokens_active,
@@ -131,13 +249,7 @@ SELECT latest.queue_depth,
        swept.trigger AS last_sweep_trigger,
        swept.outcome AS last_sweep_outcome,
        live.daemons AS live_daemons,
-       array_remove(ARRAY[
-           CASE WHEN latest.heartbeat_at IS NULL THEN 'no daemon has ever run on this database'
-                WHEN live.daemons = 0 THEN 'no daemon is running; the last was seen at '
-                    || to_char(latest.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' END,
-           'results stay in the queue because PostgreSQL reports: ' || latest.problem,
-           CASE WHEN latest.oldest_queued_at < clock_timestamp() - interval '5 minutes'
-                THEN 'results have been waiting for longer than five minutes' END,
+       critical.words || array_remove(ARRAY[
            CASE WHEN held.results > 0
                 THEN CASE held.results WHEN 1 THEN '1 result is' WHEN 10000 THEN '10000 or more results are'
                                        ELSE held.results || ' results are' END
@@ -152,38 +264,103 @@ SELECT latest.queue_depth,
            CASE WHEN swept.outcome = 'failed' THEN 'the last sweep failed: ' || coalesce(swept.message, 'no message') END,
            CASE WHEN coalesce(swept.finished_at, latest.started_at) < clock_timestamp() - 2 * latest.sweep_interval - interval '1 minute'
                 THEN 'no sweep has finished within twice its interval' END
-       ], NULL) || guards.words || refused.words || cached.words || mixed_up.words || crowded.words || locked.words || undoing.words
-           || paused.words || expiring.words || problematic.words
+       ], NULL) || waves.words || refused.words || cached.words || mixed_up.words || crowded.words || unreported.words || locked.words || undoing.words
+           || expiring.words || problematic.words
            || CASE WHEN failed.requests > 0
                    THEN ARRAY[CASE failed.requests WHEN 1 THEN '1 request' WHEN 10000 THEN '10000 or more requests'
                                                    ELSE failed.requests || ' requests' END || ' failed; see tokenkeeper.failed_send'] END
-           || CASE WHEN waiting.requests > 0 AND NOT EXISTS (SELECT FROM sending)
-                   THEN ARRAY['requests wait in tokenkeeper.send_request, and no running daemon sends'] END AS warnings,
+           || ARRAY(SELECT outbox.words FROM outbox WHERE NOT outbox.is_old AND NOT EXISTS (SELECT FROM sending)) AS warnings,
        waiting.requests AS requests,
+       CASE WHEN waiting.requests > 0 AND due.at < clock_timestamp() THEN clock_timestamp() - due.at END AS oldest_due_request_age,
        failed.requests AS failed_sends,
-       expiring.expires_at AS credential_expires_at
+       expiring.expires_at AS credential_expires_at,
+       critical.words AS critical_warnings
 FROM live
+CROSS JOIN critical
+CROSS JOIN queue
+CROSS JOIN due
 CROSS JOIN waiting
 CROSS JOIN failed
-CROSS JOIN paused
 CROSS JOIN expiring
 CROSS JOIN problematic
 CROSS JOIN tokens
 CROSS JOIN rejected
 CROSS JOIN rejected_lately
 CROSS JOIN held
-CROSS JOIN guards
+CROSS JOIN waves
 CROSS JOIN refused
 CROSS JOIN cached
 CROSS JOIN mixed_up
 CROSS JOIN crowded
+CROSS JOIN unreported
 CROSS JOIN locked
 CROSS JOIN undoing
 LEFT JOIN latest ON true
 LEFT JOIN swept ON true;
+COMMENT ON VIEW tokenkeeper.status_detail IS 'Internal: the row of the view status. Read that view, which does not wait for locks.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.read_status() RETURNS SETOF tokenkeeper.status_detail
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '200ms'
+AS $$
+DECLARE
+    known tokenkeeper.status_detail;
+BEGIN
+    BEGIN
+        RETURN QUERY SELECT * FROM tokenkeeper.status_detail;
+        RETURN;
+    EXCEPTION WHEN lock_not_available THEN
+        NULL; -- Another session has locked a table of the schema against reading.
+    END;
+    BEGIN
+        SELECT d.queue_depth, NOT d.queue_depth_exact, clock_timestamp() - d.oldest_queued_at, d.heartbeat_at, d.wait_reason
+        INTO known.queue_depth, known.queue_depth_estimated, known.oldest_result_age, known.queue_as_of, known.results_wait_because
+        FROM tokenkeeper.daemon AS d ORDER BY d.heartbeat_at DESC LIMIT 1;
+        SELECT count(*) INTO known.live_daemons FROM tokenkeeper.daemon AS d
+        WHERE d.heartbeat_at > clock_timestamp() - interval '30 seconds' AND d.stopped_at IS NULL;
+        IF known.live_daemons = 0 THEN
+            SELECT l.results, l.is_estimated, clock_timestamp() - l.oldest_queued_at, clock_timestamp()
+            INTO known.queue_depth, known.queue_depth_estimated, known.oldest_result_age, known.queue_as_of
+            FROM tokenkeeper.look_at_queue() AS l;
+        END IF;
+    EXCEPTION WHEN lock_not_available THEN
+        NULL;
+    END;
+    SELECT array_agg(format('most of this status is unknown, because tokenkeeper.%s is locked (%s) by %s', h.relname, h.mode, h.who) ORDER BY h.relname)
+    INTO known.warnings
+    FROM (SELECT * FROM tokenkeeper.lock_holder WHERE mode = 'ACCESS EXCLUSIVE' ORDER BY relname LIMIT 20) AS h;
+    -- The lock may have ended in the meantime.
+    known.warnings := coalesce(known.warnings, ARRAY['most of this status is unknown, because of a lock that has just ended: look again']);
+    known.critical_warnings := array_remove(ARRAY[
+        CASE WHEN known.live_daemons = 0 THEN 'no daemon is running' END,
+        CASE WHEN known.oldest_result_age > interval '5 minutes' THEN 'results have been waiting for longer than five minutes' END], NULL);
+    known.warnings := known.critical_warnings || known.warnings;
+    RETURN NEXT known;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.read_status() IS
+    'The row of the view status. If another session has locked a table of the schema against reading, it does not wait for that session, but says who it '
+    'is, and what the daemons last said about the queue; the other columns are null.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.read_status() FROM PUBLIC;
+
+CREATE OR REPLACE VIEW tokenkeeper.status AS SELECT s.* FROM tokenkeeper.read_status() AS s;
 COMMENT ON VIEW tokenkeeper.status IS
-    'One row: the state of the system. The queue as the latest daemon saw it, the tokens as they were last counted, and warnings in words.';
-COMMENT ON COLUMN tokenkeeper.status.queue_depth_estimated IS 'True if queue_depth was estimated from the size of the queue.';
+    'One row: the state of the system. The queue as the latest daemon saw it (or as it is, if no daemon runs), the tokens as they were last counted, and '
+    'warnings in words. Most columns are null while another session has locked a table against reading; warnings then says who it is.';
+COMMENT ON COLUMN tokenkeeper.status.warnings IS 'What a person must look at, in words; the critical ones first. Empty if all is well.';
+COMMENT ON COLUMN tokenkeeper.status.critical_warnings IS
+    'The warnings that somebody has to get up for: no daemon, refused by PostgreSQL, results or requests older than five minutes, a tripped '
+    'guard, a paused topic. `tokenkeeperd status --check` exits with 2 for them, and with 1 for all others.';
+COMMENT ON COLUMN tokenkeeper.status.queue_depth IS
+    'Results that wait in the queue: as a daemon last saw it, or, while no daemon runs, as the view finds it.';
+COMMENT ON COLUMN tokenkeeper.status.queue_as_of IS 'When the queue was in this state.';
+COMMENT ON COLUMN tokenkeeper.status.results_wait_because IS
+    'Why results wait, in words: a lock and who holds it, what PostgreSQL refuses, or that a daemon is draining them; null if none waits.';
+COMMENT ON COLUMN tokenkeeper.status.oldest_due_request_age IS
+    'How long the oldest request that could be sent by now has been waiting in send_request, also for a paused topic; null if there is none. '
+    'For a large table: as a daemon found it within the last ten minutes.';
+COMMENT ON COLUMN tokenkeeper.status.queue_depth_estimated IS 'True if queue_depth was estimated, because the queue is large or locked.';
 COMMENT ON COLUMN tokenkeeper.status.oldest_result_age IS 'How long the oldest result has been waiting; null if there was none.';
 COMMENT ON COLUMN tokenkeeper.status.rejected IS
     'Rows of rejected_result; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';

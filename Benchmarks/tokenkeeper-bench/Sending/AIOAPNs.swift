@@ -39,8 +39,7 @@ struct AIOAPNs {
     }
 
     /// As in its README: one `APNs` with a key and the defaults, and 500 tasks that await `send_notification`. It has no setting
-    /// for the server's name, so this changes the constant. Its `ssl_context` gets the CA, and ALPN, which it does not request
-    /// itself and the fake requires.
+    /// for the server's name, so this changes the constant. Its `ssl_context` gets the CA.
     ///
     /// One request is sent before the others: otherwise aioapns would begin 500 streams on a connection that allows one until it
     /// has seen a valid token, and wait forever for the refused ones.
@@ -58,7 +57,6 @@ struct AIOAPNs {
 
         async def run():
             context = ssl.create_default_context(cafile=ca)
-            context.set_alpn_protocols(["h2"])
             apns = APNs(key=open(key).read(), key_id=key_id, team_id=team, topic=topic, ssl_context=context)
             answers = Counter()
             numbers = iter(range(int(requests)))

@@ -20,6 +20,8 @@ struct PushCommand: ParsableCommand {
     @Option var requests: Int
     @Option var inFlight = 500
     @Option var connections = 2
+    @Option(help: "The payload has so many bytes, instead of the usual payload.")
+    var payloadBytes: Int?
 
     @Flag(help: "Print what libcurl does to standard error.")
     var trace = false
@@ -45,7 +47,7 @@ struct PushCommand: ParsableCommand {
             }
             return TokenAddress(environment: .production, topic: topic, token: token)
         }
-        let payload = Array(SendingWork.payload.utf8)
+        let payload = Array(SendingWork.payload(ofBytes: payloadBytes).utf8)
         // Foundation opens a file for each UUID. One UUID plus a number is as unique as the daemon's, which come from the
         // database.
         let prefix = UUID().uuidString.lowercased().prefix(24)

@@ -54,17 +54,31 @@ struct SendingClient {
 
     static let inFlight = 500
     static let connections = 2
+    private static let ourName = "tokenkeeperd's client"
+
+    /// This program as it was at an earlier revision, to compare the clients of both.
+    struct EarlierBuild {
+        var revision: String
+        /// Its path.
+        var program: String
+    }
 
     /// The daemon's own client, by this program's mode `push`.
-    static func ours(_ work: SendingWork, name: String = "tokenkeeperd's client", connections: Int = connections)
-        -> SendingClient
-    {
-        SendingClient(name: name) { server, requests in
+    ///
+    /// - Parameters:
+    ///   - build: Another build of this program; nil for this one.
+    ///   - port: Where the client connects; nil for the server's own port.
+    ///   - more: More arguments of `push`.
+    static func ours(
+        _ work: SendingWork, build: EarlierBuild? = nil, connections: Int = connections, port: Int? = nil,
+        more: [String] = []
+    ) -> SendingClient {
+        SendingClient(name: build.map { "\(ourName) at \($0.revision)" } ?? ourName) { server, requests in
             [
-                "/proc/\(getpid())/exe", "push", "--port", "\(server.port)", "--authority-file", work.authorityFile,
-                "--key-file", work.keyFile, "--requests", "\(requests)", "--in-flight", "\(inFlight)",
-                "--connections", "\(connections)",
-            ]
+                build?.program ?? "/proc/\(getpid())/exe", "push", "--port", "\(port ?? server.port)",
+                "--authority-file", work.authorityFile, "--key-file", work.keyFile, "--requests", "\(requests)",
+                "--in-flight", "\(inFlight)", "--connections", "\(connections)",
+            ] + more
         } account: { printed in
             try JSONDecoder().decode(Account.self, from: Data(printed.utf8))
         }

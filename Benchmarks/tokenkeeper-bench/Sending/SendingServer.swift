@@ -30,8 +30,10 @@ final class SendingServer {
     private static let fake = URL(fileURLWithPath: DaemonProcess.program).deletingLastPathComponent()
         .appendingPathComponent("fake-apns")
 
-    /// - Parameter script: The fake's responses, as JSON (see docs/reference/fake-apns.md); nil to accept everything.
-    init(_ kind: Kind, _ work: SendingWork, script: String? = nil) throws {
+    /// - Parameters:
+    ///   - script: The fake's responses, as JSON (see docs/reference/fake-apns.md); nil to accept everything.
+    ///   - more: More arguments of the fake.
+    init(_ kind: Kind, _ work: SendingWork, script: String? = nil, more: [String] = []) throws {
         let name = UUID().uuidString.prefix(8)
         reportFile = "\(work.folder)/report-\(name).json"
         let output = Pipe()
@@ -40,7 +42,7 @@ final class SendingServer {
         case .validating:
             process.executableURL = Self.fake
             var arguments = ["--authority", work.authority, "--port", "0", "--quiet", "--proves-first"]
-            arguments += ["--report", reportFile]
+            arguments += ["--report", reportFile] + more
             if let script {
                 let file = "\(work.folder)/script-\(name).json"
                 try script.write(toFile: file, atomically: true, encoding: .utf8)

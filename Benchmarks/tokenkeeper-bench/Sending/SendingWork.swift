@@ -39,6 +39,13 @@ final class SendingWork {
     /// The files that nghttpd serves.
     var root: String { folder + "/root" }
 
+    /// - Parameter size: 21 or more; nil for the usual payload.
+    static func payload(ofBytes size: Int?) -> String {
+        guard let size else { return payload }
+        let (start, end) = (#"{"aps":{"alert":""#, #""}}"#)
+        return start + String(repeating: "x", count: size - start.utf8.count - end.utf8.count) + end
+    }
+
     /// 64 hex digits without a pattern, like real tokens: a hash.
     static func token(_ number: Int) -> String {
         var state = UInt64(number % tokens) &* 0x9E37_79B9_7F4A_7C15 &+ 1

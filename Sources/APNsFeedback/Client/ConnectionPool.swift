@@ -1,7 +1,7 @@
 internal import TokenModel
 
-/// The connections to one server and the requests for it: decides which connection gets the next request, when another one opens,
-/// when the server is left alone, and how each request ends. Pure: `PushLoop` performs the actions and tells what happens.
+/// The connections to one server and its requests. Decides which connection gets the next request, when to open another connection,
+/// when to back off from the server, and how each request ends. Pure: `PushLoop` performs the actions and reports what happens.
 struct ConnectionPool {
     struct Limits {
         /// The most requests in flight: 1 or more.
@@ -14,17 +14,19 @@ struct ConnectionPool {
 
     enum Action {
         case end(PushOutcome)
+        /// No server has processed the request of this slot.
+        case didNotSend(slot: Int)
         case reset(connection: Int, stream: Int32)
         case ping(connection: Int)
-        /// Close it. The pool has forgotten it.
+        /// Close the connection. The pool no longer has it.
         case close(connection: Int, why: String)
     }
 
-    /// What to do next, for the requests that wait.
+    /// What to do next for the waiting requests.
     enum Step {
-        /// Connect, and tell when the connection is open or could not be made.
+        /// Begin to connect. Then call `connected`, `couldNotConnect` or `didNotConnect`.
         case connect(Int)
-        /// Open a stream, and tell its number.
+        /// Open a stream for the request. Then call `began` or `couldNotBegin`.
         case open(connection: Int, Delivery)
     }
 
@@ -34,24 +36,20 @@ struct ConnectionPool {
     var connections: [ConnectionState] = []
     var queue = RequestQueue()
     var backoff = ServerBackoff()
-    /// Refusals and lost connections since the last answer.
-    var fruitless = 0
     var isStopping = false
-    /// Since when requests wait and nothing is on its way.
+    /// When requests began to wait while none was in flight and no connection was being made.
     var waitsSince: ContinuousClock.Instant?
     var actions: [Action] = []
     /// The number of connections that were ever open.
     private(set) var opened = 0
     private var begun = 0
-    /// The last GOAWAY with an error or a text.
-    private(set) var goAway: PushGoAway?
+    /// What the server last blamed the sender for; nil if it never did.
+    private(set) var fault: PushFault?
 
-    /// After so many, the server is left alone for a while.
-    static let mostFruitless = 3
-    /// The most sockets, as a multiple of the connections that take requests: others end their work.
+    /// The most sockets, as a multiple of the connections that take requests. Draining connections need sockets too.
     static let mostSockets = 4
 
-    /// - Parameter renew: Takes the provider token that was refused. Returns whether there is another one now.
+    /// - Parameter renew: Called with a provider token that APNs has refused. Returns whether there is another one now.
     init(_ server: PushServer, _ limits: Limits, renew: @escaping (String) -> Bool) {
         self.server = server
         self.limits = limits
@@ -96,13 +94,13 @@ struct ConnectionPool {
         connection.phase == .connecting || (connection.phase == .open && !connection.isResting(at: now))
     }
 
-    /// A connection was told to go: another one is ready before its requests have ended.
+    /// Whether all connections are draining: then another one is opened before their requests end.
     private func needsReplacement(at now: ContinuousClock.Instant) -> Bool {
         connections.contains { $0.requests > 0 } && !connections.contains { $0.phase != .draining }
             && mayConnect(at: now)
     }
 
-    /// One connection at a time, and only if those there are have no stream left. A slow line gets no second one.
+    /// One connection is opened at a time, and only if the others have no free stream. A slow line gets no second connection.
     private func mayConnect(at now: ContinuousClock.Instant) -> Bool {
         let working = connections.filter { $0.phase != .draining }
         return working.count < limits.connections && connections.count < limits.connections * Self.mostSockets
@@ -112,20 +110,21 @@ struct ConnectionPool {
 
     private mutating func connect(at now: ContinuousClock.Instant) -> Step {
         begun += 1
+        backoff.begin()
         connections.append(ConnectionState(begun, at: now))
         return .connect(begun)
     }
 
     // MARK: - Requests
 
-    /// A request has its stream.
+    /// The request's stream is open.
     mutating func began(_ delivery: Delivery, on stream: Int32, of number: Int, at now: ContinuousClock.Instant) {
         update(number) { $0.began(delivery, on: stream, at: now) }
     }
 
-    /// The request could not be begun: its connection takes no more.
+    /// The stream could not be opened: the connection takes no more requests.
     mutating func couldNotBegin(_ delivery: Delivery, on number: Int, at now: ContinuousClock.Instant) {
-        update(number) { $0.drain() }
+        drain(number)
         giveBack(delivery)
         closeIfDone(number, at: now)
     }
@@ -134,7 +133,7 @@ struct ConnectionPool {
         actions.append(.end(delivery.outcome(end)))
     }
 
-    /// Ends the next request that waits, if there is one.
+    /// Ends the next waiting request, if there is one.
     mutating func endNext(_ end: (Delivery) -> PushOutcome.End) {
         if let delivery = queue.next() { self.end(delivery, end(delivery)) }
     }
@@ -145,12 +144,14 @@ struct ConnectionPool {
 
     mutating func take(_ ending: ConnectionState.Ending?, of number: Int, at now: ContinuousClock.Instant) {
         switch ending {
-        case .refused(let delivery)?: giveBack(delivery)
+        case .refused(let delivery)?:
+            if delivery.sends == 0 { actions.append(.didNotSend(slot: delivery.request.slot)) }
+            giveBack(delivery)
         case .turn(var delivery, let turn)?:
             switch delivery.step(after: turn, renew: renew) {
             case .ends(let end): self.end(delivery, end)
             case .again(let isUnfit):
-                if isUnfit { update(number) { $0.drain() } }
+                if isUnfit { drain(number) }
                 giveBack(delivery)
             }
         case nil: break
@@ -159,23 +160,23 @@ struct ConnectionPool {
 
     // MARK: - Connections
 
-    /// TLS is there, and HTTP/2 agreed on.
+    /// The connection is open, and the server speaks HTTP/2.
     mutating func connected(_ number: Int, at now: ContinuousClock.Instant) {
         opened += 1
         update(number) { $0.opened(at: now) }
     }
 
-    /// The connection is not wanted any more, and was not tried.
+    /// The connection is no longer needed, and no attempt was made.
     mutating func didNotConnect(_ number: Int) {
         connections.removeAll { $0.number == number }
     }
 
-    /// No connection could be made. While another one works, its requests wait for that one.
+    /// The connection could not be made. If another one works, the requests wait for that one.
     mutating func couldNotConnect(
         _ number: Int, _ kind: PushFailure.Kind, _ message: String, at now: ContinuousClock.Instant
     ) {
         connections.removeAll { $0.number == number }
-        backoff.failed(at: now)
+        backoff.failed(number, at: now)
         if connections.contains(where: { $0.phase == .open && $0.hasAnswered }) { return }
         endNext { $0.failed(kind, message) }
     }
@@ -184,7 +185,7 @@ struct ConnectionPool {
         update(number) { $0.quiet.heard(at: now) }
     }
 
-    /// - Parameter time: The wall clock before the bytes were written.
+    /// - Parameter time: The time of day before the bytes were written.
     mutating func wrote(
         _ number: Int, ends: [Int32], isPending: Bool, hasMoved: Bool, at now: ContinuousClock.Instant, _ time: Instant
     ) {
@@ -195,66 +196,77 @@ struct ConnectionPool {
     }
 
     mutating func take(_ event: SessionEvent, of number: Int, at now: ContinuousClock.Instant, _ time: Instant) {
-        guard let place = connections.firstIndex(where: { $0.number == number }) else { return }
+        guard let place = place(of: number) else { return }
         var ending: ConnectionState.Ending?
         switch event {
         case .settings(let most): connections[place].settings(mostStreams: most)
         case .head(let stream, let answer):
             ending = connections[place].head(answer, on: stream, at: now, time)
-            answered()
+            answered(at: place)
         case .answer(let stream, let answer):
             ending = connections[place].answer(answer, on: stream, at: now, time)
-            answered()
+            answered(at: place)
             if !connections[place].isWhole(stream) { actions.append(.reset(connection: number, stream: stream)) }
         case .closed(let stream, let code):
             let wasResting = connections[place].isResting(at: now)
             ending = connections[place].closed(stream, code: code, at: now)
-            if !wasResting, connections[place].isResting(at: now) { failed(at: now) }
+            if !wasResting, connections[place].isResting(at: now) { backoff.wasFruitless(number, at: now) }
         case .goAway(let last, let goAway):
+            drain(number)
             connections[place].takes(goAway, last: last)
-            self.goAway = connections[place].goAway
+            if goAway.blamesSender { fault = PushFault(goAway, count: (fault?.count ?? 0) + 1) }
         }
         take(ending, of: number, at: now)
         closeIfDone(number, at: now)
     }
 
-    private mutating func answered() {
-        fruitless = 0
-        backoff.answered()
+    /// A connection takes no more requests.
+    private mutating func drain(_ number: Int) {
+        guard let place = place(of: number) else { return }
+        if connections[place].phase == .open, connections[place].hasAnswered {
+            backoff.earn(atMost: limits.connections)
+        }
+        connections[place].drain()
     }
 
-    /// The server refused, or hung up without an answer. A few times another connection may help.
-    mutating func failed(at now: ContinuousClock.Instant) {
-        fruitless += 1
-        if fruitless >= Self.mostFruitless { backoff.failed(at: now) }
+    private mutating func answered(at place: Int) {
+        if connections[place].goAway == nil { fault?.isCurrent = false }
+        backoff.answered(connections[place].number)
     }
 
-    /// The connection is gone. What was on it and is not settled goes again, as often as it may.
+    /// The connection was lost. Its unfinished requests are sent again if they have sends left.
     mutating func lost(
         _ number: Int, _ kind: PushFailure.Kind, _ message: String, at now: ContinuousClock.Instant
     ) {
-        guard let place = connections.firstIndex(where: { $0.number == number }) else { return }
+        drain(number)
+        guard let place = place(of: number) else { return }
         let endings = connections[place].lost(kind, message)
         let gone = connections.remove(at: place)
-        if !gone.hasAnswered { failed(at: now) }
+        if !gone.hasAnswered { backoff.wasFruitless(number, at: now) }
         for ending in endings { take(ending, of: number, at: now) }
     }
 
     private mutating func closeIfDone(_ number: Int, at now: ContinuousClock.Instant) {
-        guard let connection = connections.first(where: { $0.number == number }), connection.isDone else { return }
-        connections.removeAll { $0.number == number }
-        if !connection.hasAnswered { failed(at: now) }
+        guard let place = place(of: number), connections[place].isDone else { return }
+        if !connections.remove(at: place).hasAnswered { backoff.wasFruitless(number, at: now) }
         actions.append(.close(connection: number, why: "its work is done"))
     }
 
-    /// Gives a connection up.
+    /// Closes a connection before its work is done.
+    ///
+    /// - Parameter why: One line for the trace, and for requests that cannot be sent again.
     mutating func close(_ number: Int, _ why: String, at now: ContinuousClock.Instant) {
         lost(number, .connectionLost, why, at: now)
         actions.append(.close(connection: number, why: why))
     }
 
+    /// The index in `connections`; nil if the pool no longer has the connection.
+    func place(of number: Int) -> Int? {
+        connections.firstIndex { $0.number == number }
+    }
+
     mutating func update(_ number: Int, _ change: (inout ConnectionState) -> Void) {
-        guard let place = connections.firstIndex(where: { $0.number == number }) else { return }
+        guard let place = place(of: number) else { return }
         change(&connections[place])
     }
 }

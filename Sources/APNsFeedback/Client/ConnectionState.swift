@@ -1,35 +1,60 @@
 internal import TokenModel
 
-/// A connection's requests and what the server has said: decides what came of each request, how many more may follow, and when the
-/// connection is of no more use. Pure: `ConnectionPool` tells it what happens.
+/// One connection, as far as its requests are concerned: decides how each attempt to send a request ends, how many more requests the
+/// connection may take, and when it can be closed. Pure: `ConnectionPool` reports what happens.
 ///
 /// The rules: RFC 9113, 5.1, 6.8 and 8.7; Apple, "Establishing a token-based connection to APNs".
 struct ConnectionState {
     enum Phase: Equatable {
-        /// No TLS yet.
+        /// The TLS handshake is not complete.
         case connecting
         case open
-        /// No more requests: the server said GOAWAY, or refuses the sender's key on this connection.
+        /// Takes no more requests: the server sent GOAWAY, or refuses the sender's key on this connection.
         case draining
     }
 
-    /// What came of a request in this turn.
+    /// How one attempt to send a request ended.
     enum Ending {
         case turn(Delivery, Delivery.Turn)
-        /// The server has not processed it: it can go again, as if it had never gone.
+        /// The server did not process the request. It can be sent again, and this attempt does not count as a send.
         case refused(Delivery)
     }
 
     private struct Stream {
-        /// Nil once the request is settled and only the stream's end is awaited.
-        var delivery: Delivery?
-        var openedAt: ContinuousClock.Instant
+        /// Nil once the request is settled. The stream stays until the server or a reset closes it.
+        private(set) var delivery: Delivery?
+        let openedAt: ContinuousClock.Instant
         /// When TLS took the end of the request, or the response began.
-        var writtenAt: ContinuousClock.Instant?
+        private(set) var writtenAt: ContinuousClock.Instant?
         /// Whether TLS has taken the end of the request. The server may respond before that.
         var isWhole = false
+        /// Whether the head of a response has arrived.
         var hasHead = false
-        var size: Int
+        /// The request's size in bytes, estimated.
+        let size: Int
+
+        init(_ delivery: Delivery, size: Int, at now: ContinuousClock.Instant) {
+            (self.delivery, self.size, openedAt) = (delivery, size, now)
+        }
+
+        /// Counts the send, unless it is already counted.
+        ///
+        /// - Returns: How many bytes no longer count as unwritten.
+        mutating func countSend(at now: ContinuousClock.Instant, _ time: Instant) -> Int {
+            if writtenAt != nil { return 0 }
+            writtenAt = now
+            delivery?.goes(at: time)
+            return size
+        }
+
+        /// Settles the request.
+        ///
+        /// - Returns: The request, and how many of its bytes were still unwritten. Nil if it was already settled.
+        mutating func settle() -> (delivery: Delivery, unwritten: Int)? {
+            delivery.take().map { ($0, writtenAt == nil ? size : 0) }
+        }
+
+        mutating func repeatNoMore() { delivery?.repeatNoMore() }
     }
 
     let number: Int
@@ -51,7 +76,8 @@ struct ConnectionState {
     private(set) var restsUntil: ContinuousClock.Instant?
     var quiet: Silence
 
-    /// With so much unwritten, it gets no more: on a slow line, requests wait where they can still go elsewhere.
+    /// The unwritten bytes at which the connection takes no more requests. On a slow line, requests wait in the pool's queue instead,
+    /// from which another connection can take them.
     static let mostUnwritten = 128 << 10
     /// APNs allows 1000.
     private static let mostStreamsEver = 1000
@@ -63,8 +89,8 @@ struct ConnectionState {
 
     // MARK: - More requests
 
-    /// How many streams may be open. Until the server has accepted the sender, APNs allows one; and a connection that has refused a
-    /// request shows with one whether it takes requests again.
+    /// How many streams may be open. Until the server has accepted the sender, APNs allows one. After a refusal, too, one request at a
+    /// time tests whether the server accepts requests again.
     private var limit: Int { min(mostStreams ?? 1, isProven ? Self.mostStreamsEver : 1) }
 
     func isResting(at now: ContinuousClock.Instant) -> Bool { restsUntil.map { $0 > now } ?? false }
@@ -76,7 +102,7 @@ struct ConnectionState {
     /// Whether all streams are used, so that another connection would help.
     var isFull: Bool { isProven && mostStreams != nil && streams.count >= limit }
 
-    /// Whether it has ended its work.
+    /// Whether it can be closed: it takes no more requests, and all that it had are settled.
     var isDone: Bool { phase == .draining && requests == 0 }
 
     mutating func opened(at now: ContinuousClock.Instant) {
@@ -96,7 +122,7 @@ struct ConnectionState {
 
     mutating func began(_ delivery: Delivery, on stream: Int32, at now: ContinuousClock.Instant) {
         let size = delivery.request.payload.count + 256
-        streams[stream] = Stream(delivery: delivery, openedAt: now, size: size)
+        streams[stream] = Stream(delivery, size: size, at: now)
         requests += 1
         unwritten += size
         quiet.asked(at: now)
@@ -112,10 +138,7 @@ struct ConnectionState {
     func isWhole(_ stream: Int32) -> Bool { streams[stream]?.isWhole ?? true }
 
     private mutating func countSend(_ stream: Int32, at now: ContinuousClock.Instant, _ time: Instant) {
-        guard let place = streams.index(forKey: stream), streams.values[place].writtenAt == nil else { return }
-        streams.values[place].writtenAt = now
-        streams.values[place].delivery?.goes(at: time)
-        unwritten -= streams.values[place].size
+        unwritten -= streams[stream]?.countSend(at: now, time) ?? 0
     }
 
     /// The head of a 200 settles the request, whatever follows. Any other response counts when it is complete.
@@ -138,7 +161,9 @@ struct ConnectionState {
             refusals.reset()
         }
         countSend(stream, at: now, time)
-        return take(stream).map { .turn($0, .answer(answer)) }
+        guard var delivery = take(stream) else { return nil }
+        if let writtenAt = streams[stream]?.writtenAt { delivery.wasAnswered(after: now - writtenAt) }
+        return .turn(delivery, .answer(answer))
     }
 
     private mutating func answered(at now: ContinuousClock.Instant) {
@@ -154,11 +179,8 @@ struct ConnectionState {
 
     /// A stream has ended.
     mutating func closed(_ stream: Int32, code: UInt32, at now: ContinuousClock.Instant) -> Ending? {
-        guard let place = streams.index(forKey: stream) else { return nil }
-        let ended = streams.values[place]
         let delivery = take(stream)
-        streams[stream] = nil
-        guard var delivery else { return nil }
+        guard let ended = streams.removeValue(forKey: stream), var delivery else { return nil }
         if !ended.hasHead, ended.writtenAt == nil || code == HTTP2Error.refusedStream {
             if ended.writtenAt != nil { delivery.wasRefused() }
             // What GOAWAY refused says nothing about streams before it.
@@ -166,7 +188,7 @@ struct ConnectionState {
             return .refused(delivery)
         }
         let why = ended.hasHead ? "the end of the response is missing" : "the stream was reset"
-        return .turn(delivery, failure("\(why): \(HTTP2Error.name(code))"))
+        return .turn(delivery, failure(.connectionLost, "\(why): \(HTTP2Error.name(code))"))
     }
 
     private mutating func rest(at now: ContinuousClock.Instant) {
@@ -185,35 +207,33 @@ struct ConnectionState {
     /// The connection is gone.
     mutating func lost(_ kind: PushFailure.Kind, _ message: String) -> [Ending] {
         phase = .draining
-        let message = goAway.map { "\(message) after \($0.message)" } ?? message
         return streams.keys.sorted().compactMap { stream in
             let wasWritten = streams[stream]?.writtenAt != nil
             guard let delivery = take(stream) else { return nil }
             streams[stream] = nil
-            return wasWritten ? .turn(delivery, .failure(kind, message: message, wasSent: true)) : .refused(delivery)
+            return wasWritten ? .turn(delivery, failure(kind, message)) : .refused(delivery)
         }
     }
 
-    private func failure(_ message: String) -> Delivery.Turn {
+    /// The failure of an attempt in which the request was sent. Names the GOAWAY, if one came: it may say why.
+    private func failure(_ kind: PushFailure.Kind, _ message: String) -> Delivery.Turn {
         let message = goAway.map { "\(message) after \($0.message)" } ?? message
-        return .failure(.connectionLost, message: message, wasSent: true)
+        return .failure(kind, message: message, wasSent: true)
     }
 
     /// Takes the request from its stream, which stays open until the server or a reset closes it.
     private mutating func take(_ stream: Int32) -> Delivery? {
-        guard let place = streams.index(forKey: stream), let delivery = streams.values[place].delivery else {
-            return nil
-        }
-        streams.values[place].delivery = nil
+        guard let settled = streams[stream]?.settle() else { return nil }
         requests -= 1
-        if streams.values[place].writtenAt == nil { unwritten -= streams.values[place].size }
-        return delivery
+        unwritten -= settled.unwritten
+        return settled.delivery
     }
 
     // MARK: - Time
 
-    /// The requests that take too long, to be reset: those without a response, and those that the server does not let through. A
-    /// request of which the output holds a part cannot be taken back: see `cannotWrite`.
+    /// Settles the requests that take too long: those without a response, and those that the server's flow control holds up. Their
+    /// streams are to be reset. While the output holds bytes, one of them may be part of an unwritten request, so those stay: see
+    /// `cannotWrite`.
     mutating func overdue(after limit: Duration, at now: ContinuousClock.Instant) -> [(stream: Int32, ending: Ending)] {
         let late = streams.filter { _, stream in
             stream.delivery != nil && (stream.writtenAt != nil || !quiet.isPending)
@@ -228,14 +248,14 @@ struct ConnectionState {
         }
     }
 
-    /// Whether the output has held a request for too long. The connection must go before another one may have
-    /// the request.
+    /// Whether the output has held a part of a request for too long. Only after the connection is closed may another one send the
+    /// request.
     func cannotWrite(for limit: Duration, at now: ContinuousClock.Instant) -> Bool {
         quiet.isPending
             && streams.values.contains { $0.delivery != nil && $0.writtenAt == nil && now - $0.openedAt > limit }
     }
 
-    /// Whether the oldest of the requests is older than the last answer: a connection on which nothing is answered is dead.
+    /// Whether a request has waited longer than `limit`, and nothing was answered since it was sent: then the connection is dead.
     func hasNotAnswered(for limit: Duration, at now: ContinuousClock.Instant) -> Bool {
         streams.values.contains { stream in
             guard stream.delivery != nil, let writtenAt = stream.writtenAt else { return false }
@@ -243,17 +263,21 @@ struct ConnectionState {
         }
     }
 
-    /// Takes back the requests of which TLS has not taken the end, and their streams.
-    mutating func takeUnwritten() -> [(stream: Int32, delivery: Delivery)] {
-        streams.filter { $0.value.writtenAt == nil && $0.value.delivery != nil }.keys.sorted().compactMap { stream in
-            take(stream).map { (stream, $0) }
-        }
+    /// Takes back the requests of which TLS has not taken the end. Their streams are to be reset.
+    mutating func takeUnwritten(
+        where isMeant: (Delivery) -> Bool = { _ in true }
+    ) -> [(stream: Int32, delivery: Delivery)] {
+        streams.filter { $0.value.writtenAt == nil && $0.value.delivery.map(isMeant) == true }.keys.sorted()
+            .compactMap { stream in take(stream).map { (stream, $0) } }
     }
 
     /// Takes back all requests.
     mutating func takeAll() -> [Delivery] { streams.keys.sorted().compactMap { take($0) } }
 
-    mutating func repeatNoMore() {
-        for place in streams.values.indices { streams.values[place].delivery?.repeatNoMore() }
+    /// Allows no more sends of the requests that meet the condition.
+    mutating func repeatNoMore(where isMeant: (Delivery) -> Bool = { _ in true }) {
+        for place in streams.values.indices where streams.values[place].delivery.map(isMeant) == true {
+            streams.values[place].repeatNoMore()
+        }
     }
 }

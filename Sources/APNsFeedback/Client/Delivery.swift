@@ -8,13 +8,15 @@ struct Delivery: Sendable {
     let request: PushRequest
     private(set) var sentAt: Instant?
     private(set) var sends = 0
+    /// From the last send to its response; nil before the response.
+    private(set) var responseTime: Duration?
     /// How many sends are allowed in total: two, which leaves one for a retry after a loss. One if an earlier attempt has already
     /// been made.
     private var allowed: Int
     private var isAbandoned = false
     private var hasRenewed = false
     private var hasChangedConnection = false
-    /// How the last turn failed, if it did and another one follows.
+    /// Why the last turn failed, if the request is to be sent again.
     private var lastFailure: (kind: PushFailure.Kind, message: String)?
     /// The provider token of the last send.
     var authorization: String?
@@ -35,6 +37,7 @@ struct Delivery: Sendable {
     /// Counts a send, which happens now.
     mutating func goes(at time: Instant) {
         sends += 1
+        responseTime = nil
         if sentAt == nil { sentAt = time }
     }
 
@@ -42,6 +45,11 @@ struct Delivery: Sendable {
     mutating func wasRefused() {
         sends -= 1
         if sends == 0 { sentAt = nil }
+    }
+
+    /// The response to the last send has arrived.
+    mutating func wasAnswered(after time: Duration) {
+        responseTime = time
     }
 
     /// How one turn ended.
@@ -99,9 +107,9 @@ struct Delivery: Sendable {
         return failed(kind, message, retryAfter: pause)
     }
 
-    /// How the request ends when the client stops.
+    /// How the request ends when the client stops, or when it is taken back.
     var endAtStop: PushOutcome.End {
-        sends == 0 ? .withdrawn : failed(.stopped, "the client was stopped before the response arrived")
+        sends == 0 ? .withdrawn : failed(.stopped, "sending was stopped before the response arrived")
     }
 
     /// How a request ends that came back unsent and must not go again.
@@ -111,6 +119,6 @@ struct Delivery: Sendable {
     }
 
     func outcome(_ end: PushOutcome.End) -> PushOutcome {
-        PushOutcome(request: request, sentAt: sentAt, sends: sends, end: end)
+        PushOutcome(request: request, sentAt: sentAt, sends: sends, end: end, responseTime: responseTime)
     }
 }

@@ -20,14 +20,43 @@ public struct PushGoAway: Sendable, Equatable {
     }
 
     /// One line for people.
-    var message: String {
+    public var message: String {
         "GOAWAY \(HTTP2Error.name(code))" + (text.map { " \($0)" } ?? "")
+    }
+
+    /// Reasons of a server that ends a connection for its own sake.
+    private static let ownReasons: Set<String> = [
+        "IdleTimeout", "InternalServerError", "ServiceUnavailable", "Shutdown",
+    ]
+
+    /// Whether the server ends the connection for what the sender did: with a reason such as `BadCertificate` (also one that this
+    /// version does not know), or with an error code other than `INTERNAL_ERROR`.
+    public var blamesSender: Bool {
+        if let reason { return !Self.ownReasons.contains(reason) }
+        return code != HTTP2Error.noError && code != HTTP2Error.internalError
+    }
+}
+
+/// What a server holds against the sender.
+public struct PushFault: Sendable, Equatable {
+    /// The last GOAWAY that blames the sender.
+    public var goAway: PushGoAway
+    /// How many of them came since the client started.
+    public var count: Int
+    /// Whether the server has answered no request since, on a connection that it has not told to go.
+    public var isCurrent: Bool
+
+    public init(_ goAway: PushGoAway, count: Int = 1, isCurrent: Bool = true) {
+        self.goAway = goAway
+        self.count = count
+        self.isCurrent = isCurrent
     }
 }
 
 /// The error codes of RFC 9113, 7.
 enum HTTP2Error {
     static let noError: UInt32 = 0
+    static let internalError: UInt32 = 2
     static let refusedStream: UInt32 = 7
     static let cancel: UInt32 = 8
 

@@ -2,7 +2,7 @@ internal import CNgHTTP2
 
 /// An HTTP/2 session of a client, kept by libnghttp2: requests and received bytes in, events and bytes to send out. No I/O.
 ///
-/// The only file with libnghttp2's pointers. Belongs to one thread. After an error, or when `isOver`, the connection is of no more use.
+/// The only file with libnghttp2's pointers. Belongs to one thread. After an error, or when `isOver`, the connection cannot be used.
 @safe final class HTTP2Session {
     struct Failure: Error, Equatable {
         var message: String
@@ -10,6 +10,7 @@ internal import CNgHTTP2
 
     private struct Stream {
         var payload: [UInt8]
+        var slot: Int
         var sent = 0
         var parser = ResponseParser()
         var headIsComplete = false
@@ -18,22 +19,24 @@ internal import CNgHTTP2
     private let session: OpaquePointer
     private var streams: [Int32: Stream] = [:]
     private var events: [SessionEvent] = []
-    /// The stream whose END_STREAM is in the frame that libnghttp2 has just made.
-    private var ending: Int32?
+    /// The stream whose END_STREAM is in the frame that libnghttp2 has just made, and the slot of its request.
+    private var ending: (stream: Int32, slot: Int)?
+    private let observer: (any SendObserver)?
     private var headBytes = 0
     private var continuations = 0
     private var idleFrames = 0
     private var complaint: String?
 
-    /// A head with more bytes resets its stream, one with more frames ends the session.
+    /// A header block with more bytes resets its stream. One with more CONTINUATION frames ends the session.
     static let longestHead = 65536
     static let mostContinuations = 4
-    /// The most frames without a part of a response that may arrive between two calls of `beginPeriod`.
+    /// The most frames that may arrive between two calls of `beginPeriod` without any part of a response.
     static let mostIdleFrames = 10_000
-    /// Responses never fill it: libnghttp2 opens the window again when half of it is used.
+    /// Responses never exhaust this window: libnghttp2 opens it again when half of it is used.
     private static let connectionWindow: Int32 = 1 << 24
 
-    init() {
+    init(observer: (any SendObserver)? = nil) {
+        self.observer = observer
         var (callbacks, option, session): (OpaquePointer?, OpaquePointer?, OpaquePointer?) = (nil, nil, nil)
         guard unsafe nghttp2_session_callbacks_new(&callbacks) == 0, unsafe nghttp2_option_new(&option) == 0 else {
             fatalError("out of memory")
@@ -61,7 +64,7 @@ internal import CNgHTTP2
         unsafe nghttp2_session_del(session)
     }
 
-    /// Whether nothing more is to be sent or received.
+    /// Whether the session has nothing more to send or receive.
     var isOver: Bool {
         unsafe nghttp2_session_want_read(session) == 0 && nghttp2_session_want_write(session) == 0
     }
@@ -74,10 +77,10 @@ internal import CNgHTTP2
 
     // MARK: - Requests
 
-    /// Opens a stream with a request.
+    /// Opens a stream for a request.
     ///
-    /// - Returns: The stream; nil if the session takes no more.
-    func open(_ headers: RequestHeaders, payload: [UInt8]) -> Int32? {
+    /// - Returns: The stream; nil if the session opens no more streams.
+    func open(_ headers: RequestHeaders, payload: [UInt8], slot: Int) -> Int32? {
         let count = headers.fields.count
         let stream = unsafe headers.bytes.withUnsafeBufferPointer { bytes in
             unsafe withUnsafeTemporaryAllocation(of: nghttp2_nv.self, capacity: count) { fields in
@@ -96,11 +99,11 @@ internal import CNgHTTP2
             }
         }
         guard stream > 0 else { return nil }
-        streams[stream] = Stream(payload: payload)
+        streams[stream] = Stream(payload: payload, slot: slot)
         return stream
     }
 
-    /// Ends a stream of which nothing more is wanted.
+    /// Ends a stream whose response is no longer needed.
     func reset(_ stream: Int32) {
         unsafe nghttp2_submit_rst_stream(session, 0, stream, HTTP2Error.cancel)
     }
@@ -109,7 +112,7 @@ internal import CNgHTTP2
         unsafe nghttp2_submit_ping(session, 0, nil)
     }
 
-    /// Tells the server that the connection ends.
+    /// Tells the server that the client closes the connection.
     func leave() {
         unsafe nghttp2_session_terminate_session(session, HTTP2Error.noError)
     }
@@ -123,13 +126,13 @@ internal import CNgHTTP2
 
     // MARK: - Bytes
 
-    /// Takes bytes of the server.
+    /// Processes bytes from the server.
     func receive(_ bytes: UnsafeBufferPointer<UInt8>) throws(Failure) {
         let taken = unsafe nghttp2_session_mem_recv(session, bytes.baseAddress, bytes.count)
         if taken < 0 { throw failure(taken) }
     }
 
-    /// Adds what is to be sent, frame by frame, until the buffer has so many bytes.
+    /// Appends outgoing frames to the buffer until it has at least `limit` bytes, or until no frame is left.
     func produce(into output: inout OutputBuffer, atLeast limit: Int) throws(Failure) {
         while output.count < limit {
             ending = nil
@@ -138,11 +141,14 @@ internal import CNgHTTP2
             if count < 0 { throw failure(count) }
             if count == 0 { return }
             unsafe output.append(UnsafeBufferPointer(start: frame, count: count))
-            if let ending { output.markEnd(of: ending) }
+            if let ending {
+                output.markEnd(of: ending.stream)
+                observer?.maySend(ending.slot)
+            }
         }
     }
 
-    /// Begins to count afresh the frames that serve no request.
+    /// Resets the count of frames without any part of a response.
     func beginPeriod() {
         idleFrames = 0
     }
@@ -173,7 +179,7 @@ extension HTTP2Session {
         }
         unsafe nghttp2_session_callbacks_set_on_header_callback(callbacks) {
             _, frame, name, nameCount, value, valueCount, _, this in
-            // Of a PUSH_PROMISE, the fields are a request's.
+            // The fields of a PUSH_PROMISE belong to a request.
             guard unsafe UInt32(frame!.pointee.hd.type) == NGHTTP2_HEADERS.rawValue else { return HTTP2Session.goesOn }
             return unsafe HTTP2Session.at(this).takes(
                 UnsafeBufferPointer(start: name, count: nameCount).span,
@@ -202,7 +208,7 @@ extension HTTP2Session {
     private static let readPayload: nghttp2_data_source_read_callback = { _, stream, buffer, room, flags, _, this in
         let session = unsafe HTTP2Session.at(this)
         let count = unsafe session.read(stream, into: UnsafeMutableRawBufferPointer(start: buffer, count: room))
-        if session.ending == stream { unsafe flags!.pointee |= NGHTTP2_DATA_FLAG_EOF.rawValue }
+        if session.ending?.stream == stream { unsafe flags!.pointee |= NGHTTP2_DATA_FLAG_EOF.rawValue }
         return count
     }
 
@@ -214,7 +220,7 @@ extension HTTP2Session {
             unsafe buffer.copyMemory(from: UnsafeRawBufferPointer(rebasing: bytes[sent..<sent + count]))
         }
         streams.values[place].sent += count
-        if sent + count == size { ending = stream }
+        if sent + count == size { ending = (stream, streams.values[place].slot) }
         return count
     }
 
@@ -231,10 +237,10 @@ extension HTTP2Session {
     }
 
     private func takes(_ name: Span<UInt8>, _ value: Span<UInt8>, on stream: Int32) -> Int32 {
-        // As RFC 9113, 6.5.2, counts.
+        // The size as RFC 9113, 6.5.2, defines it.
         headBytes += name.count + value.count + 32
         if headBytes > Self.longestHead { return Self.endsStream }
-        // Fields behind the body say nothing that counts.
+        // Trailers are ignored.
         guard let place = streams.index(forKey: stream), !streams.values[place].headIsComplete else {
             return Self.goesOn
         }

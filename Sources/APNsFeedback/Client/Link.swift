@@ -1,7 +1,7 @@
 internal import CCurl
 internal import TokenModel
 
-/// The memory that all connections of a client read into, one after the other.
+/// The memory that the connections of a client read into, one at a time.
 @safe final class ReadBuffer {
     fileprivate let bytes = UnsafeMutableRawBufferPointer.allocate(byteCount: 64 << 10, alignment: 16)
 
@@ -10,7 +10,7 @@ internal import TokenModel
     }
 }
 
-/// A connection at work: an HTTP/2 session over TLS. Moves bytes between them and decides nothing.
+/// An HTTP/2 session over a TLS connection. Moves bytes between the two and makes no decisions.
 final class Link {
     struct Lost: Error {
         var kind = PushFailure.Kind.connectionLost
@@ -18,7 +18,7 @@ final class Link {
     }
 
     let tls: TLSConnection
-    let session = HTTP2Session()
+    let session: HTTP2Session
     var indexed: RequestHeaders.Indexed = []
     private(set) var isOpen = false
     private var output = OutputBuffer()
@@ -30,16 +30,17 @@ final class Link {
 
     private enum Wait { case nothing, reading, writing }
 
-    /// How much is taken from the session at once.
+    /// How many bytes to take from the session at a time.
     private static let chunk = 64 << 10
 
-    init(_ tls: TLSConnection) {
+    init(_ tls: TLSConnection, _ observer: (any SendObserver)?) {
         self.tls = tls
+        session = HTTP2Session(observer: observer)
     }
 
     var isPending: Bool { !output.isEmpty }
 
-    /// TLS is there: reads what the server has said, and checks that it speaks HTTP/2.
+    /// The TLS handshake has ended: checks that the server speaks HTTP/2, and reads what it has sent.
     func open(_ buffer: ReadBuffer, host: String) throws(Lost) {
         tls.opened()
         isOpen = true
@@ -53,15 +54,15 @@ final class Link {
         try read(buffer)
     }
 
-    /// Whether there may be more to read at once.
+    /// Whether there may be more to read without waiting.
     var hasMore: Bool { isOpen && mayRead }
 
-    /// The most reads in a row: a server that never stops must not stop the others.
+    /// The most reads in a row. A server that never stops sending must not delay the other connections.
     private static let mostReads = 64
 
-    /// Reads until nothing is left, or for long enough.
+    /// Reads until nothing is left, but at most `mostReads` times.
     ///
-    /// - Returns: Whether anything came.
+    /// - Returns: Whether anything was read.
     @discardableResult func read(_ buffer: ReadBuffer) throws(Lost) -> Bool {
         var hasHeard = false
         var reads = 0
@@ -88,13 +89,13 @@ final class Link {
     }
 
     struct Written {
-        /// The streams whose requests have left, even if the connection was lost afterwards.
+        /// The streams whose requests were written completely, even if the connection was lost afterwards.
         var ends: [Int32] = []
         var hasMoved = false
         var lost: Lost?
     }
 
-    /// Writes what the session has to send, as far as TLS takes it.
+    /// Writes what the session has to send, as much as TLS takes.
     func flush() -> Written {
         var written = Written()
         while mayWrite, written.lost == nil {
@@ -119,14 +120,14 @@ final class Link {
         return written
     }
 
-    /// What to wait for.
+    /// The events to wait for.
     var poll: curl_waitfd {
         var events = Int16(CURL_WAIT_POLLIN)
         if (isPending && writeWaits == .writing) || readWaits == .writing { events |= Int16(CURL_WAIT_POLLOUT) }
         return curl_waitfd(fd: tls.socket, events: events, revents: 0)
     }
 
-    /// The wait has ended with these events.
+    /// Takes the events that ended the wait.
     func polled(_ events: Int16) {
         if events == 0 { return }
         let isReadable = events & Int16(CURL_WAIT_POLLIN) != 0

@@ -20,7 +20,7 @@ internal import CCurl
         unsafe curl_multi_cleanup(handle)
     }
 
-    /// Ends the current wait, or else the next one. Call it from any thread.
+    /// Ends the current wait, or the next one if there is none. May be called from any thread.
     func wake() {
         unsafe curl_multi_wakeup(handle)
     }
@@ -33,14 +33,14 @@ internal import CCurl
         return code == CURLM_OK ? nil : unsafe String(cString: curl_multi_strerror(code))
     }
 
-    /// Closes a connection, or ends the attempt to make one.
+    /// Closes a connection, or stops connecting.
     func remove(_ connection: TLSConnection) {
         unsafe curl_multi_remove_handle(handle, connection.easy)
     }
 
-    /// Goes on connecting, without waiting. Call it before each wait: timers that have passed would end the wait at once.
+    /// Continues to connect, without waiting. Call it before each wait: expired timers would end the wait at once.
     ///
-    /// - Returns: The connections that are open now, or failed.
+    /// - Returns: The connections that have opened or failed.
     func connect() -> [(connection: TLSConnection, code: CURLcode)] {
         var (running, left): (Int32, Int32) = (0, 0)
         unsafe curl_multi_perform(handle, &running)
@@ -54,7 +54,7 @@ internal import CCurl
         return ended
     }
 
-    /// Waits until there is something to do, or the time has passed.
+    /// Waits until a socket is ready, a connection makes progress, `wake` is called, or the time has passed.
     func wait(for sockets: inout [curl_waitfd], milliseconds: Int32) {
         unsafe sockets.withUnsafeMutableBufferPointer { sockets in
             _ = unsafe curl_multi_poll(handle, sockets.baseAddress, UInt32(sockets.count), milliseconds, nil)

@@ -1,16 +1,18 @@
-/// Bytes that TLS has not taken yet, and where in them requests end.
+/// The bytes that the session has produced and TLS has not taken yet, and where in them each request ends.
 ///
-/// A request counts as sent when TLS has taken the frame with its END_STREAM: TLS seals bytes in records, and a server can read
-/// nothing of a record before its end.
+/// A request counts as sent when TLS has taken the last byte of its END_STREAM frame. Before that, no server can have it: TLS sends
+/// bytes in encrypted records, and a server cannot read a record of which a part is missing.
 struct OutputBuffer {
     private var bytes: [UInt8] = []
-    /// How many at the front of `bytes` are gone.
-    private var gone = 0
-    /// Where the frames with END_STREAM end, in bytes from the front of `bytes`, in order.
-    private var ends: [(place: Int, stream: Int32)] = []
-    private var endsGone = 0
+    /// How many bytes at the front of `bytes` TLS has taken. They are removed together, so that the others need not move.
+    private var taken = 0
+    /// Each stream whose request ends in `bytes`, with the number of bytes up to that end. In order.
+    private var ends: [(offset: Int, stream: Int32)] = []
+    /// How many of `ends` lie within the bytes that TLS has taken.
+    private var endsTaken = 0
 
-    var count: Int { bytes.count - gone }
+    /// The bytes that TLS has not taken.
+    var count: Int { bytes.count - taken }
     var isEmpty: Bool { count == 0 }
 
     mutating func append(_ frame: UnsafeBufferPointer<UInt8>) {
@@ -22,25 +24,26 @@ struct OutputBuffer {
         ends.append((bytes.count, stream))
     }
 
-    /// After an incomplete write, the next one must begin with the same bytes: bytes are only added behind them.
+    /// Passes the bytes that TLS has not taken. After an incomplete write, OpenSSL requires the next one to begin with the same bytes;
+    /// `append` only adds bytes behind them (`SSL_write(3)`).
     func withBytes<Answer>(_ use: (UnsafeRawBufferPointer) -> Answer) -> Answer {
-        unsafe bytes.withUnsafeBytes { unsafe use(UnsafeRawBufferPointer(rebasing: $0[gone...])) }
+        unsafe bytes.withUnsafeBytes { unsafe use(UnsafeRawBufferPointer(rebasing: $0[taken...])) }
     }
 
-    /// TLS has taken so many bytes.
+    /// Removes bytes that TLS has taken.
     ///
-    /// - Returns: The streams whose requests have ended with them.
+    /// - Returns: The streams whose requests end within these bytes.
     mutating func remove(_ count: Int) -> [Int32] {
-        gone += count
+        taken += count
         var ended: [Int32] = []
-        while endsGone < ends.count, ends[endsGone].place <= gone {
-            ended.append(ends[endsGone].stream)
-            endsGone += 1
+        while endsTaken < ends.count, ends[endsTaken].offset <= taken {
+            ended.append(ends[endsTaken].stream)
+            endsTaken += 1
         }
-        if gone == bytes.count {
+        if taken == bytes.count {
             bytes.removeAll(keepingCapacity: true)
             ends.removeAll(keepingCapacity: true)
-            (gone, endsGone) = (0, 0)
+            (taken, endsTaken) = (0, 0)
         }
         return ended
     }

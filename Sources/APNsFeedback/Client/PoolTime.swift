@@ -2,7 +2,7 @@ internal import TokenModel
 
 /// What the pool decides when time has passed, when the client stops, and after a standstill.
 extension ConnectionPool {
-    /// Ends what takes too long. Call it now and then.
+    /// Ends requests and connections that take too long. Call it regularly.
     mutating func tick(at now: ContinuousClock.Instant) {
         for connection in connections where connection.phase != .connecting {
             endOverdue(on: connection.number, at: now)
@@ -12,12 +12,12 @@ extension ConnectionPool {
     }
 
     private mutating func endOverdue(on number: Int, at now: ContinuousClock.Instant) {
-        guard let place = connections.firstIndex(where: { $0.number == number }) else { return }
+        guard let place = place(of: number) else { return }
         let isDead = connections[place].hasNotAnswered(for: limits.answerTimeout, at: now)
         let isSlow = connections[place].cannotWrite(for: limits.answerTimeout, at: now)
         let wasResting = connections[place].isResting(at: now)
         let late = connections[place].overdue(after: limits.answerTimeout, at: now)
-        if !wasResting, connections[place].isResting(at: now) { failed(at: now) }
+        if !wasResting, connections[place].isResting(at: now) { backoff.wasFruitless(number, at: now) }
         for (stream, ending) in late {
             actions.append(.reset(connection: number, stream: stream))
             take(ending, of: number, at: now)
@@ -30,7 +30,7 @@ extension ConnectionPool {
     }
 
     private mutating func listen(to number: Int, at now: ContinuousClock.Instant) {
-        guard let place = connections.firstIndex(where: { $0.number == number }) else { return }
+        guard let place = place(of: number) else { return }
         let isBusy = connections[place].requests > 0
         switch connections[place].quiet.step(
             isBusy: isBusy, patience: limits.answerTimeout, idle: limits.idleTimeout, at: now)
@@ -41,7 +41,7 @@ extension ConnectionPool {
         }
     }
 
-    /// Connections that take no request, such as those of a server that allows no streams, are replaced after a while.
+    /// Closes all connections if none has taken a request for a while, as when the server allows no streams.
     private mutating func closeIdle(at now: ContinuousClock.Instant) {
         guard !queue.isEmpty, inFlight == 0, !connections.contains(where: { $0.phase == .connecting }) else {
             waitsSince = nil
@@ -52,10 +52,10 @@ extension ConnectionPool {
         guard now - since > limits.answerTimeout else { return }
         waitsSince = nil
         for connection in connections { close(connection.number, "the server takes no requests", at: now) }
-        backoff.failed(at: now)
+        backoff.rest(at: now)
     }
 
-    /// When a wait should end at the latest, if nothing happens; nil while nothing is going on.
+    /// When a wait must end at the latest; nil if the pool waits for nothing.
     func wakesAt(tick: Duration, after now: ContinuousClock.Instant) -> ContinuousClock.Instant? {
         let isWaiting = isBusy || connections.contains { $0.phase == .connecting || $0.quiet.isWaiting }
         guard isWaiting else { return nil }
@@ -67,7 +67,7 @@ extension ConnectionPool {
 
     // MARK: - The end
 
-    /// Begins nothing more. What was not sent ends at once.
+    /// Begins no more requests. Requests that were not sent end at once.
     mutating func stop() {
         isStopping = true
         for delivery in queue.takeAll() { end(delivery, delivery.endAtStop) }
@@ -81,18 +81,29 @@ extension ConnectionPool {
         }
     }
 
-    /// Ends everything. What a connection's output still holds must not leave: it was given back.
+    /// Takes requests back. Those of which no server can have the whole end at once. The others are not repeated; what a connection's
+    /// output holds may still leave.
+    mutating func withdraw(_ slots: Set<Int>) {
+        let isMeant = { (delivery: Delivery) in slots.contains(delivery.request.slot) }
+        for delivery in queue.take(where: isMeant) { end(delivery, delivery.endAtStop) }
+        for connection in connections {
+            update(connection.number) { $0.repeatNoMore(where: isMeant) }
+            if !connection.quiet.isPending { endUnwritten(on: connection.number, where: isMeant) }
+        }
+    }
+
+    /// Ends all requests. A connection with unwritten bytes is closed: they belong to requests that were given back, and must not leave.
     mutating func endAll(at now: ContinuousClock.Instant) {
         stop()
         for connection in connections {
-            guard let place = connections.firstIndex(where: { $0.number == connection.number }) else { continue }
+            guard let place = place(of: connection.number) else { continue }
             for delivery in connections[place].takeAll() { end(delivery, delivery.endAtStop) }
             if connection.quiet.isPending { close(connection.number, "the client stops", at: now) }
         }
     }
 
-    /// After a standstill, another daemon may have taken over all requests of this client: begins nothing and repeats nothing.
-    /// What a connection's output still holds must not leave either, so that connection is closed.
+    /// After a standstill, another daemon may have taken over all requests of this client. So the client sends none of them, and repeats
+    /// none. A connection with unwritten bytes is closed, because they must not leave either.
     mutating func abandon(at now: ContinuousClock.Instant) {
         for connection in connections {
             update(connection.number) { $0.repeatNoMore() }
@@ -105,9 +116,9 @@ extension ConnectionPool {
         for delivery in queue.takeAll() { end(delivery, delivery.endAtStop) }
     }
 
-    private mutating func endUnwritten(on number: Int) {
-        guard let place = connections.firstIndex(where: { $0.number == number }) else { return }
-        for (stream, delivery) in connections[place].takeUnwritten() {
+    private mutating func endUnwritten(on number: Int, where isMeant: (Delivery) -> Bool = { _ in true }) {
+        guard let place = place(of: number) else { return }
+        for (stream, delivery) in connections[place].takeUnwritten(where: isMeant) {
             actions.append(.reset(connection: number, stream: stream))
             end(delivery, delivery.endAtStop)
         }

@@ -20,7 +20,7 @@ public final class PushClient: Sendable {
     private let ended: @Sendable () -> Void
 
     /// - Parameter ended: Called on the thread of `run` when there are outcomes to collect, once for all requests that ended
-    ///   together. After the stop, `submit` calls it too.
+    ///   together. `withdraw` calls it too, and `submit` after the stop.
     public init(_ identity: PushIdentity, _ options: PushClientOptions, ended: @escaping @Sendable () -> Void) {
         self.identity = identity
         self.options = options
@@ -30,6 +30,15 @@ public final class PushClient: Sendable {
     /// Adds requests to the queue. The queue has no limit: see `state`.
     public func submit(_ requests: [PushRequest]) {
         if mailbox.put(requests) { multi.wake() } else { ended() }
+    }
+
+    /// Takes requests back. Those of which no server can have the whole end as withdrawn; the others are not repeated, and end with
+    /// their response.
+    ///
+    /// - Parameter slots: Of requests that were submitted before this call. Others are ignored.
+    public func withdraw(_ slots: Set<Int>) {
+        if mailbox.withdraw(slots) { ended() }
+        multi.wake()
     }
 
     /// The requests that have ended since the last call.

@@ -28,6 +28,7 @@ final class PushLoop {
     private var now = ContinuousClock.now
     private var time = Instant.now
     private var stopBy: ContinuousClock.Instant?
+    private var turns = 0
     private let buffer = ReadBuffer()
 
     init(
@@ -57,7 +58,7 @@ final class PushLoop {
             let turnBegan = now
             (now, time) = (.now, .now)
             let stoodStill = isBusy && now - turnBegan > options.standstill
-            takeRequests()
+            takeOrders()
             if stoodStill { for scope in scopes.values { scope.pool.abandon(at: now) } }
             for scope in scopes.values { perform(scope) }
             connect()
@@ -81,9 +82,12 @@ final class PushLoop {
 
     private var isBusy: Bool { scopes.values.contains { $0.pool.isBusy } }
 
-    private func takeRequests() {
-        let (requests, stopBy) = mailbox.takeRequests()
-        for request in requests {
+    private func takeOrders() {
+        let orders = mailbox.takeOrders()
+        if !orders.withdrawn.isEmpty {
+            for scope in scopes.values { scope.pool.withdraw(orders.withdrawn) }
+        }
+        for request in orders.requests {
             let delivery = Delivery(request)
             if let fault = request.fault {
                 outcomes.append(delivery.outcome(.unsendable(fault)))
@@ -91,7 +95,7 @@ final class PushLoop {
                 scopes[request.address.environment]!.pool.add(delivery)
             }
         }
-        self.stopBy = stopBy
+        stopBy = orders.stopBy
         guard let stopBy else { return }
         for scope in scopes.values {
             if now >= stopBy { scope.pool.endAll(at: now) } else { scope.pool.stop() }
@@ -122,6 +126,7 @@ final class PushLoop {
         for action in scope.pool.takeActions() {
             switch action {
             case .end(let outcome): outcomes.append(outcome)
+            case .didNotSend(let slot): options.observer?.didNotSend(slot)
             case .reset(let connection, let stream): scope.links[connection]?.session.reset(stream)
             case .ping(let connection): scope.links[connection]?.session.ping()
             case .close(let connection, let why): drop(connection, why, scope)
@@ -142,7 +147,10 @@ final class PushLoop {
         headers.write(
             delivery.request, authority: scope.authority, authorization: delivery.authorization,
             indexed: &link.indexed)
-        guard let stream = link.session.open(headers, payload: delivery.request.payload) else {
+        guard
+            let stream = link.session.open(
+                headers, payload: delivery.request.payload, slot: delivery.request.slot)
+        else {
             return scope.pool.couldNotBegin(delivery, on: number, at: now)
         }
         scope.pool.began(delivery, on: stream, of: number, at: now)
@@ -157,12 +165,13 @@ final class PushLoop {
             scope.pool.didNotConnect(number)
             return scope.pool.endNext { $0.failed(.identity, "no provider token: \(error)") }
         }
-        guard
-            let tls = TLSConnection(
+        let tls: TLSConnection
+        do {
+            tls = try TLSConnection(
                 number, to: scope.pool.server, identity: identity, options: options, trace: trace)
-        else { return scope.pool.couldNotConnect(number, .other, "out of memory", at: now) }
+        } catch { return scope.pool.couldNotConnect(number, .other, error.message, at: now) }
         if let message = multi.add(tls) { return scope.pool.couldNotConnect(number, .other, message, at: now) }
-        scope.links[number] = Link(tls)
+        scope.links[number] = Link(tls, options.observer)
     }
 
     /// Goes on with connections that are not open yet.
@@ -179,7 +188,7 @@ final class PushLoop {
         let number = link.tls.number
         do throws(Link.Lost) {
             guard code == CURLE_OK else {
-                let message = link.tls.message(code)
+                let message = link.tls.refusal(code)
                 throw Link.Lost(kind: PushFailure.Kind(code, message), message: message)
             }
             try link.open(buffer, host: scope.pool.server.host)
@@ -263,9 +272,13 @@ final class PushLoop {
     private func publish() {
         var state = PushClientState(opened: scopes.values.reduce(0) { $0 + $1.pool.opened })
         state.queued = scopes.values.reduce(0) { $0 + $1.pool.queued }
-        state.inFlight = scopes.values.reduce(0) { $0 + $1.pool.inFlight }
-        state.connectionsOpen = scopes.values.reduce(0) { $0 + $1.pool.sockets }
-        state.goAway = scopes.values.compactMap(\.pool.goAway).last
+        for (environment, scope) in scopes {
+            state[environment] = PushClientState.Server(
+                inFlight: scope.pool.inFlight, connectionsOpen: scope.pool.sockets)
+        }
+        state.faults = scopes.compactMapValues(\.pool.fault)
+        turns += 1
+        state.turns = turns
         let haveEnded = !outcomes.isEmpty
         mailbox.put(&outcomes, state)
         if haveEnded { ended() }

@@ -1,10 +1,11 @@
 internal import Synchronization
-internal import TokenModel
+public import TokenModel
 
 /// What a client's thread and all other threads exchange.
 final class PushMailbox: Sendable {
     private struct Contents {
         var inbox: [PushRequest] = []
+        var withdrawn: Set<Int> = []
         var outcomes: [PushOutcome] = []
         var stopBy: ContinuousClock.Instant?
         var isOver = false
@@ -25,10 +26,30 @@ final class PushMailbox: Sendable {
         }
     }
 
-    func takeRequests() -> (requests: [PushRequest], stopBy: ContinuousClock.Instant?) {
+    /// What the thread has to do.
+    struct Orders {
+        /// The slots of requests to be taken back. They were taken out of the mailbox before those in `requests` were put in.
+        var withdrawn: Set<Int> = []
+        var requests: [PushRequest] = []
+        var stopBy: ContinuousClock.Instant?
+    }
+
+    func takeOrders() -> Orders {
         contents.withLock { contents in
-            defer { contents.inbox = [] }
-            return (contents.inbox, contents.stopBy)
+            defer { (contents.inbox, contents.withdrawn) = ([], []) }
+            return Orders(withdrawn: contents.withdrawn, requests: contents.inbox, stopBy: contents.stopBy)
+        }
+    }
+
+    /// - Returns: Whether that ended any request: one that the thread has not taken.
+    func withdraw(_ slots: Set<Int>) -> Bool {
+        contents.withLock { contents in
+            contents.withdrawn.formUnion(slots)
+            let ended = contents.inbox.filter { slots.contains($0.slot) }
+            if ended.isEmpty { return false }
+            contents.inbox.removeAll { slots.contains($0.slot) }
+            contents.outcomes += ended.map { Delivery($0).outcome(.withdrawn) }
+            return true
         }
     }
 
@@ -75,14 +96,27 @@ final class PushMailbox: Sendable {
 public struct PushClientState: Sendable, Equatable {
     /// Requests that wait to be sent.
     public internal(set) var queued = 0
-    /// Requests that have a stream and no response yet.
-    public internal(set) var inFlight = 0
     /// Connections opened since the client started.
     public internal(set) var connectionsOpened = 0
-    /// Open connections, including those that are still connecting.
-    public internal(set) var connectionsOpen = 0
-    /// The last GOAWAY that a server sent with an error or a text; nil if there was none.
-    public internal(set) var goAway: PushGoAway?
+    private var production = Server()
+    private var sandbox = Server()
+    /// What each environment's server holds against the sender, now or earlier.
+    public internal(set) var faults: [Environment: PushFault] = [:]
+    /// How often the client's thread has gone through its loop. Tests see by it that it does not spin.
+    var turns = 0
+
+    /// What goes on with the server of one environment.
+    public struct Server: Sendable, Equatable {
+        /// Requests that have a stream and no response yet.
+        public internal(set) var inFlight = 0
+        /// Open connections, including those that are still connecting.
+        public internal(set) var connectionsOpen = 0
+    }
+
+    public internal(set) subscript(environment: Environment) -> Server {
+        get { environment == .production ? production : sandbox }
+        set { if environment == .production { production = newValue } else { sandbox = newValue } }
+    }
 
     init() {}
 

@@ -8,12 +8,15 @@ public struct PushOutcome: Sendable, Equatable {
     /// How often it was sent completely. A send that the server refused unprocessed does not count.
     public var sends: Int
     public var end: End
+    /// From the last send to its response; nil if there was no response.
+    public var responseTime: Duration?
 
-    public init(request: PushRequest, sentAt: Instant?, sends: Int, end: End) {
+    public init(request: PushRequest, sentAt: Instant?, sends: Int, end: End, responseTime: Duration? = nil) {
         self.request = request
         self.sentAt = sentAt
         self.sends = sends
         self.end = end
+        self.responseTime = responseTime
     }
 
     public enum End: Sendable, Equatable {
@@ -23,7 +26,7 @@ public struct PushOutcome: Sendable, Equatable {
         case unanswered(PushFailure)
         /// APNs would refuse the request, or headers cannot carry it: `PushRequest.fault`. Never sent.
         case unsendable(String)
-        /// Given back when the client stopped. Never sent.
+        /// Given back when the client stopped, or because of `PushClient.withdraw`. Never sent.
         case withdrawn
     }
 }

@@ -1,8 +1,9 @@
+internal import Glibc
 public import TokenModel
 
 /// The server for an environment's requests.
 public struct PushServer: Sendable, Hashable {
-    /// A host name or an address, as in the server's certificate.
+    /// A host name or an address, as in the server's certificate: an IPv6 address without brackets.
     public var host: String
     /// 1 to 65535. Apple's servers listen on 443 and 2197.
     public var port: Int
@@ -12,58 +13,33 @@ public struct PushServer: Sendable, Hashable {
         self.port = port
     }
 
+    /// - Parameter text: A host and a port as people write them: `api.push.apple.com:443`, `[::1]:2197`.
+    /// - Returns: Nil for anything else.
+    public init?(_ text: String) {
+        guard let colon = text.lastIndex(of: ":"), text[colon...].dropFirst().allSatisfy({ $0.isASCII && $0.isNumber }),
+            let port = Int(text[text.index(after: colon)...]), 1...65535 ~= port
+        else { return nil }
+        var host = text[..<colon]
+        if host.hasPrefix("["), host.hasSuffix("]") {
+            host = host.dropFirst().dropLast()
+            var address = in6_addr()
+            guard unsafe inet_pton(AF_INET6, String(host), &address) == 1 else { return nil }
+        } else {
+            guard !host.isEmpty,
+                host.allSatisfy({ $0.isASCII && ($0.isLetter || $0.isNumber || $0 == "-" || $0 == ".") })
+            else { return nil }
+        }
+        self.init(host: String(host), port: port)
+    }
+
+    /// The host as in a URL: an IPv6 address has brackets.
+    var hostInURL: String { host.contains(":") ? "[\(host)]" : host }
+
     /// Apple's server for an environment. Source: Apple, "Sending notification requests to APNs".
     public static func apple(_ environment: Environment) -> PushServer {
         switch environment {
         case .production: PushServer(host: "api.push.apple.com")
         case .sandbox: PushServer(host: "api.sandbox.push.apple.com")
         }
-    }
-}
-
-/// How a client connects, and how much it does at a time.
-///
-/// libcurl's environment variables `https_proxy` and `no_proxy` apply: behind a proxy there is no other way to APNs.
-public struct PushClientOptions: Sendable {
-    /// Replaces Apple's servers, by environment.
-    public var servers: [Environment: PushServer]
-    /// A PEM file with the only certificates to trust. Nil for those that the system trusts.
-    public var authorityFile: String?
-    /// The most requests in flight to a server: 1 or more. APNs allows 1000 per connection.
-    public var inFlight: Int
-    /// The most connections to a server: 1 or more. The client opens another one only when the first is full.
-    public var connections: Int
-    /// How long a connection may take, from name resolution to the end of the TLS handshake.
-    public var connectTimeout: Duration
-    /// How long a response may take, from the last byte of the request to the last byte of the response. As long may it take to
-    /// write a request.
-    public var answerTimeout: Duration
-    /// How long a connection may be silent before a PING asks whether the server is there: an hour, as Apple wants. Connections stay
-    /// open as long as the server likes. With requests in flight, a PING follows after a third of `answerTimeout`.
-    public var idleTimeout: Duration
-    /// After a standstill longer than this, the client sends none of its requests: another daemon may have taken them over.
-    public var standstill: Duration
-    /// Receives libcurl's debug log and what the client says of its connections, line by line, without provider tokens and whole device tokens.
-    public var trace: (@Sendable (String) -> Void)?
-
-    public init(
-        servers: [Environment: PushServer] = [:], authorityFile: String? = nil, inFlight: Int = 500,
-        connections: Int = 2, connectTimeout: Duration = .seconds(10), answerTimeout: Duration = .seconds(30),
-        idleTimeout: Duration = .seconds(3600), standstill: Duration = .seconds(30),
-        trace: (@Sendable (String) -> Void)? = nil
-    ) {
-        self.servers = servers
-        self.authorityFile = authorityFile
-        self.inFlight = inFlight
-        self.connections = connections
-        self.connectTimeout = connectTimeout
-        self.answerTimeout = answerTimeout
-        self.idleTimeout = idleTimeout
-        self.standstill = standstill
-        self.trace = trace
-    }
-
-    func server(of environment: Environment) -> PushServer {
-        servers[environment] ?? .apple(environment)
     }
 }

@@ -2,8 +2,8 @@ internal import TokenModel
 
 /// The header fields of one request, with the values as bytes in one buffer.
 ///
-/// Reused for all requests: it allocates nothing once it has grown to the longest. The request must have no `fault`: that keeps line
-/// ends out of the values. What goes into the compression table and what does not: Apple, "Sending notification requests to
+/// Reused for all requests: once it has grown to the longest request, it allocates no memory. The request must have no `fault`, so
+/// that no value contains a line end. Apple says what belongs into the compression table: "Sending notification requests to
 /// APNs", "HPACK".
 struct RequestHeaders {
     enum Name: String, CaseIterable {
@@ -29,7 +29,8 @@ struct RequestHeaders {
         var isIndexed: Bool
     }
 
-    /// The fields that a connection has put into its table once. Their values rarely repeat, so the table gets only their names.
+    /// Fields whose values rarely repeat: a connection indexes them once, so that the table has their names, and sends them as literals
+    /// afterwards. The set has those that were indexed.
     struct Indexed: OptionSet {
         var rawValue: UInt8
         static let id = Indexed(rawValue: 1)
@@ -79,8 +80,7 @@ struct RequestHeaders {
 
     /// A server's `:authority`. RFC 9113, 8.3.1: without the port if it is the scheme's own.
     static func authority(of server: PushServer) -> [UInt8] {
-        let host = server.host.contains(":") ? "[\(server.host)]" : server.host
-        return Array((server.port == 443 ? host : "\(host):\(server.port)").utf8)
+        Array((server.port == 443 ? server.hostInURL : "\(server.hostInURL):\(server.port)").utf8)
     }
 
     /// The most fields that `write` produces.

@@ -33,6 +33,16 @@ struct RequestQueue {
         return waiting[gone]
     }
 
+    /// Takes out those that meet the condition.
+    mutating func take(where isMeant: (Delivery) -> Bool) -> [Delivery] {
+        let taken = returned.reversed().filter(isMeant) + waiting[gone...].filter(isMeant)
+        if taken.isEmpty { return [] }
+        returned.removeAll(where: isMeant)
+        waiting = waiting[gone...].filter { !isMeant($0) }
+        gone = 0
+        return taken
+    }
+
     /// Empties it.
     mutating func takeAll() -> [Delivery] {
         defer { self = RequestQueue() }

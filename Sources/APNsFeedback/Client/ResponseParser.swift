@@ -3,18 +3,18 @@ struct ResponseParser: Equatable {
     /// The status of the last head; zero before the first.
     private(set) var status: Int32 = 0
     private(set) var body: [UInt8] = []
-    /// The length of the body so far, including what is not kept.
+    /// The length of the body so far, including the part that is not kept.
     private(set) var length = 0
     private var apnsID: String?
     private var uniqueID: String?
 
     /// How many bytes of a body are kept. APNs sends fewer than 100.
     static let kept = 4096
-    /// A longer body is not read to its end.
+    /// The stream of a longer body is reset.
     static let longest = 1 << 20
     private static let longestIdentifier = 100
 
-    /// Takes a field of a head. A status begins a new one: of several, such as 103 and 200, the last one counts, with its fields.
+    /// Takes a header field. A status begins a new header block: if there are several, such as 103 and then 200, the last one counts.
     mutating func take(name: Span<UInt8>, value: Span<UInt8>) {
         if Self.equal(name, ":status") {
             self = ResponseParser()
@@ -41,7 +41,7 @@ struct ResponseParser: Equatable {
     /// Whether the status ends the exchange: 200 and above.
     var hasFinalStatus: Bool { status >= 200 }
 
-    /// The response, assuming that it is complete; nil without a final status.
+    /// The response as received so far; nil without a final status.
     var answer: PushResponse? {
         guard hasFinalStatus else { return nil }
         return PushResponse(

@@ -1,16 +1,16 @@
-/// When a connection was last heard of: decides when to send a PING, and when the other end is dead. Pure.
+/// How long a connection has been silent. Decides when to send a PING, and when to consider the connection dead. Pure.
 struct Silence {
     enum Step: Equatable {
         case ping
         case isDead
     }
 
-    /// When a part of a response last arrived; at first, when the connection began.
+    /// When the last part of a response arrived; until then, when the connection began.
     private(set) var answeredAt: ContinuousClock.Instant
     private var heardAt: ContinuousClock.Instant
     private var askedAt: ContinuousClock.Instant
     private var pingedAt: ContinuousClock.Instant?
-    /// Since when TLS takes no more bytes.
+    /// When TLS stopped taking bytes; nil if no bytes wait.
     private var stuckSince: ContinuousClock.Instant?
 
     init(at now: ContinuousClock.Instant) {
@@ -28,8 +28,8 @@ struct Silence {
     mutating func asked(at now: ContinuousClock.Instant) { askedAt = now }
 
     /// - Parameters:
-    ///   - isPending: Whether bytes are left to be written.
-    ///   - hasMoved: Whether some were written.
+    ///   - isPending: Whether some bytes are still unwritten.
+    ///   - hasMoved: Whether some bytes were written.
     mutating func wrote(isPending: Bool, hasMoved: Bool, at now: ContinuousClock.Instant) {
         stuckSince = isPending ? (hasMoved ? now : stuckSince ?? now) : nil
     }
@@ -37,7 +37,7 @@ struct Silence {
     /// Whether bytes wait to be written.
     var isPending: Bool { stuckSince != nil }
 
-    /// Whether a PING or bytes to be written are under way.
+    /// Whether a PING is unanswered, or bytes wait to be written.
     var isWaiting: Bool { pingedAt != nil || isPending }
 
     /// - Parameters:

@@ -2,12 +2,18 @@ internal import CCurl
 internal import Glibc
 internal import TokenModel
 
-/// A TLS connection that libcurl opens, and bytes over it. libcurl does what comes before: name resolution, proxies, the
-/// handshake, verification, time limits. `MultiHandle` connects it and says when it is open.
+/// A TLS connection that libcurl opens, and that carries bytes. libcurl does everything before: name resolution, IPv6 and IPv4 (happy
+/// eyeballs), proxies, the handshake, verification, time limits. `MultiHandle` connects it and reports when it is open.
 ///
 /// Belongs to one thread. libcurl keeps pointers to the key and to this object's memory, so they are freed after the handle. The
-/// handle stays in its multi handle as long as the connection lives: libcurl closes the connection when it leaves.
+/// handle stays in its multi handle as long as the connection lives: removing it closes the connection.
 @safe final class TLSConnection {
+    /// Why no attempt to connect can be made.
+    struct Failure: Error {
+        /// One line, without secrets.
+        let message: String
+    }
+
     let number: Int
     let easy: UnsafeMutableRawPointer
     private let complaint = UnsafeMutablePointer<CChar>.allocate(capacity: Int(CURL_ERROR_SIZE))
@@ -16,17 +22,25 @@ internal import TokenModel
     private let keyPEM: SecretBytes?
     private(set) var socket: Int32 = -1
 
-    /// - Returns: Nil if libcurl has no memory.
-    init?(_ number: Int, to server: PushServer, identity: PushIdentity, options: PushClientOptions, trace: TraceSink?) {
-        guard let easy = unsafe curl_easy_init() else { return nil }
+    /// The proxy, as error messages name it.
+    private let proxyName: String?
+
+    /// - Throws: If libcurl has no memory, or the proxy's password cannot be read.
+    init(
+        _ number: Int, to server: PushServer, identity: PushIdentity, options: PushClientOptions, trace: TraceSink?
+    ) throws(Failure) {
+        let proxyURL = if case .proxy(let proxy) = options.route { try proxy.url() } else { nil as SecretBytes? }
+        guard let easy = unsafe curl_easy_init() else { throw Failure(message: "out of memory") }
         unsafe self.easy = easy
         self.number = number
         self.trace = trace
         keyPEM = identity.keyPEM
+        proxyName = options.route.proxyName
         unsafe complaint.initialize(repeating: 0, count: Int(CURL_ERROR_SIZE))
         unsafe ck_set_pointer(easy, CURLOPT_PRIVATE, Unmanaged.passUnretained(self).toOpaque())
         unsafe ck_set_pointer(easy, CURLOPT_ERRORBUFFER, complaint)
         setConnection(server, options)
+        setProxy(proxyURL, options)
         setTLS(identity, options)
         setTrace()
     }
@@ -46,8 +60,7 @@ internal import TokenModel
     }
 
     private func setConnection(_ server: PushServer, _ options: PushClientOptions) {
-        let host = server.host.contains(":") ? "[\(server.host)]" : server.host
-        unsafe ck_set_text(easy, CURLOPT_URL, "https://\(host):\(server.port)/")
+        unsafe ck_set_text(easy, CURLOPT_URL, "https://\(server.hostInURL):\(server.port)/")
         unsafe ck_set_text(easy, CURLOPT_PROTOCOLS_STR, "https")
         unsafe ck_set_long(easy, CURLOPT_CONNECT_ONLY, 1)
         unsafe ck_set_long(easy, CURLOPT_FRESH_CONNECT, 1)
@@ -59,6 +72,25 @@ internal import TokenModel
         unsafe ck_set_long(easy, CURLOPT_TCP_KEEPIDLE, 60)
         unsafe ck_set_long(easy, CURLOPT_TCP_KEEPINTVL, 20)
         unsafe ck_set_long(easy, CURLOPT_CONNECTTIMEOUT_MS, Int(options.connectTimeout.wholeMilliseconds))
+    }
+
+    /// For an `https` server, libcurl asks the proxy for a tunnel.
+    private func setProxy(_ url: SecretBytes?, _ options: PushClientOptions) {
+        switch options.route {
+        case .environment: break
+        // An empty text, unlike null, overrides the environment.
+        case .direct: unsafe ck_set_text(easy, CURLOPT_PROXY, "")
+        case .proxy:
+            unsafe url?.withCString { _ = unsafe ck_set_text(easy, CURLOPT_PROXY, $0) }
+            unsafe ck_set_text(easy, CURLOPT_NOPROXY, "")
+        }
+        unsafe ck_set_long(easy, CURLOPT_PROXY_SSL_VERIFYPEER, 1)
+        unsafe ck_set_long(easy, CURLOPT_PROXY_SSL_VERIFYHOST, 2)
+        // The proxy never sees the client's certificate: libcurl has other options for a proxy's.
+        if let file = options.authorityFile {
+            unsafe ck_set_text(easy, CURLOPT_PROXY_CAINFO, file)
+            unsafe ck_set_text(easy, CURLOPT_PROXY_CAPATH, nil)
+        }
     }
 
     private func setTLS(_ identity: PushIdentity, _ options: PushClientOptions) {
@@ -90,19 +122,27 @@ internal import TokenModel
         unsafe ck_set_long(easy, CURLOPT_VERBOSE, 1)
     }
 
+    /// Why no connection could be made, in one line. Names the proxy, if there is one: libcurl's message does not always say which of the
+    /// two connections it means.
+    func refusal(_ code: CURLcode) -> String {
+        proxyName.map { "\(message(code)) (through \($0))" } ?? message(code)
+    }
+
     /// libcurl's error message, in one line.
     func message(_ code: CURLcode) -> String {
         let text = unsafe complaint[0] == 0 ? String(cString: curl_easy_strerror(code)) : String(cString: complaint)
+        // libcurl would repeat the proxy with its password.
+        if text.hasPrefix("Unsupported proxy") { return "libcurl does not support this proxy" }
         return text.split(whereSeparator: \.isNewline).joined(separator: "; ")
     }
 
     // MARK: - Bytes
 
-    /// How much the kernel may hold that it has not sent. More would hide how slow a line is, and the time limit for responses would
-    /// begin long before the request leaves (`TCP_NOTSENT_LOWAT`, tcp(7)).
+    /// How many unsent bytes the kernel may hold. With more, the time limit for a response would begin long before the request leaves
+    /// on a slow line (`TCP_NOTSENT_LOWAT`, tcp(7)).
     private static let mostUnsent: Int32 = 64 << 10
 
-    /// The connection is open.
+    /// Call it once the handshake is complete.
     func opened() {
         unsafe ck_get_socket(easy, &socket)
         var value = Self.mostUnsent
@@ -114,9 +154,9 @@ internal import TokenModel
 
     enum Transferred {
         case bytes(Int)
-        /// Nothing for now.
+        /// Nothing can be read or written now.
         case again
-        /// The connection has ended: how, in one line.
+        /// The connection has ended; why, in one line.
         case ended(String)
     }
 

@@ -15,7 +15,10 @@ final class TraceSink: Sendable {
     /// A line of the log without secrets; nil if the whole line is one. A path keeps 8 digits of its token.
     static func presentable(_ line: String) -> String? {
         let small = line.lowercased()
-        if small.contains("authorization") || small.contains("bearer") { return nil }
+        // libcurl repeats the variable https_proxy, which may have a password.
+        if ["authorization", "bearer", "proxy env variable", "unsupported proxy"].contains(where: small.contains) {
+            return nil
+        }
         guard let devices = line.firstRange(of: "/3/device/") else { return line }
         let token = line[devices.upperBound...]
         let rest = token.drop(while: \.isHexDigit)

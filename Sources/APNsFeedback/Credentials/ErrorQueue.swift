@@ -6,8 +6,7 @@ internal import COpenSSL
 /// libcurl uses OpenSSL on the same thread and must not find our errors.
 enum ErrorQueue {
     /// Runs calls to OpenSSL, and clears the queue before and after.
-    static func confined<Value: ~Copyable>(_ body: () throws(CredentialError) -> Value) throws(CredentialError) -> Value
-    {
+    static func confined<Value: ~Copyable, Failure>(_ body: () throws(Failure) -> Value) throws(Failure) -> Value {
         ERR_clear_error()
         defer { ERR_clear_error() }
         return try body()

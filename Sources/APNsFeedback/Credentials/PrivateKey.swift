@@ -114,4 +114,26 @@ internal import TokenModel
         }
         return isWritten ? both : nil
     }
+
+    /// Whether a signature was made with this key over the message: the form of `signatureES256`.
+    func verifiesES256(_ signature: [UInt8], of message: [UInt8]) -> Bool {
+        guard signature.count == 64, let parsed = unsafe ECDSA_SIG_new() else { return false }
+        defer { unsafe ECDSA_SIG_free(parsed) }
+        let r = unsafe BN_bin2bn(Array(signature.prefix(32)), 32, nil)
+        let s = unsafe BN_bin2bn(Array(signature.suffix(32)), 32, nil)
+        guard let r = unsafe r, let s = unsafe s, unsafe ECDSA_SIG_set0(parsed, r, s) == 1 else {
+            unsafe BN_free(r)
+            unsafe BN_free(s)
+            return false
+        }
+        var der = [UInt8](repeating: 0, count: 80)
+        let length = unsafe der.withUnsafeMutableBufferPointer { buffer in
+            var place = buffer.baseAddress
+            return unsafe i2d_ECDSA_SIG(parsed, &place)
+        }
+        guard length > 0, let context = unsafe EVP_MD_CTX_new() else { return false }
+        defer { unsafe EVP_MD_CTX_free(context) }
+        return unsafe EVP_DigestVerifyInit(context, nil, EVP_sha256(), nil, key) == 1
+            && EVP_DigestVerify(context, der, Int(length), message, message.count) == 1
+    }
 }

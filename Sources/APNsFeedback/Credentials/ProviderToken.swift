@@ -1,4 +1,3 @@
-import FoundationEssentials
 import Synchronization
 public import TokenModel
 
@@ -15,6 +14,10 @@ public import TokenModel
 ///   time of day reveals that a slow clock has been set forward: a slow clock's `iat` becomes too old for APNs early;
 /// - when `iat` is ahead of the time of day by more than `toleratedLead`: the clock was fast and has been corrected.
 ///
+/// A store keeps the token for the next process: a new one would be refused if the last one is younger than 20 minutes. A kept token
+/// is used if this key has signed it, and if its age, by the time of day, is at least zero (minus `toleratedLead`) and less than
+/// `reusedFor`. Before a token is made, the store is asked: another process may have made one.
+///
 /// If a clock was wrong by half an hour or more, APNs may refuse the token for up to 20 minutes after the correction. It would refuse
 /// a second token as well.
 public final class ProviderToken: Sendable {
@@ -25,9 +28,8 @@ public final class ProviderToken: Sendable {
     /// One minute: the time of day may be set back this far without a new token.
     static let toleratedLead: Int64 = 60_000_000
 
-    private let key: SigningKey
-    private let keyID: String
-    private let teamID: String
+    private let jwt: ProviderJWT
+    private let store: (any ProviderTokenStore)?
     private let reusedFor: Duration
     private let uptime: @Sendable () -> Duration
     private let current = Mutex<Made?>(nil)
@@ -44,12 +46,14 @@ public final class ProviderToken: Sendable {
     /// - Parameters:
     ///   - keyID: Apple's identifier of the key, ten characters from A to Z and 0 to 9. The key file's name contains it.
     ///   - teamID: The identifier of the developer team, ten characters of the same kind.
+    ///   - store: Where the token is kept; nil if it ends with the process.
     ///   - reusedFor: How long a token is used: 20 to 58 minutes.
     ///   - uptime: A clock that is never set, counted from any instant, including the time that the machine sleeps. Only tests
     ///     replace it.
     /// - Throws: If a parameter is not as described.
     public init(
-        key: SigningKey, keyID: String, teamID: String, reusedFor: Duration = .seconds(50 * 60),
+        key: SigningKey, keyID: String, teamID: String, store: (any ProviderTokenStore)? = nil,
+        reusedFor: Duration = .seconds(50 * 60),
         uptime: @escaping @Sendable () -> Duration = ProviderToken.uptime
     ) throws(CredentialError) {
         try Self.check(keyID, "key id", source: "it is in the name of the AuthKey_….p8 file")
@@ -59,9 +63,8 @@ public final class ProviderToken: Sendable {
                 "a provider token would be used for \(reusedFor.components.seconds) seconds, expected 1200 to 3480 "
                     + "(20 to 58 minutes), as Apple requires")
         }
-        self.key = key
-        self.keyID = keyID
-        self.teamID = teamID
+        jwt = ProviderJWT(key: key, keyID: keyID, teamID: teamID)
+        self.store = store
         self.reusedFor = reusedFor
         self.uptime = uptime
     }
@@ -73,11 +76,11 @@ public final class ProviderToken: Sendable {
     public func text(at now: Instant) throws(CredentialError) -> String {
         try current.withLock { made throws(CredentialError) in
             if let made, !isDue(made, at: now) { return made.text }
-            return try make(at: now, in: &made)
+            return try replace(&made, at: now).text
         }
     }
 
-    /// Makes a new token after a 403 `ExpiredProviderToken`.
+    /// Replaces the token after a 403 `ExpiredProviderToken`.
     ///
     /// - Parameters:
     ///   - now: The time of day.
@@ -92,7 +95,7 @@ public final class ProviderToken: Sendable {
                 if made.text != refused { return true }
                 if age(of: made) < Self.leastAge { return false }
             }
-            _ = try make(at: now, in: &made)
+            _ = try replace(&made, at: now, refused: refused)
             return true
         }
     }
@@ -114,28 +117,35 @@ public final class ProviderToken: Sendable {
             || ageByTheDay < -Self.toleratedLead
     }
 
-    private func make(at now: Instant, in made: inout Made?) throws(CredentialError) -> String {
-        // Neither identifier has a character that JSON escapes. Apple accepts `iat` only as a number.
-        let issuedAt = now.microseconds / 1_000_000
-        let header = Self.base64URL(Array(#"{"alg":"ES256","kid":"\#(keyID)"}"#.utf8))
-        let claims = Self.base64URL(Array(#"{"iss":"\#(teamID)","iat":\#(issuedAt)}"#.utf8))
-        let signature = try key.sign(Array("\(header).\(claims)".utf8))
-        let text = "\(header).\(claims).\(Self.base64URL(signature))"
-        made = Made(text: text, issuedAt: now, madeAt: uptime())
-        return text
+    /// Takes the kept token if it is another one and young enough, or makes one.
+    private func replace(
+        _ made: inout Made?, at now: Instant, refused: String? = nil
+    ) throws(CredentialError) -> Made {
+        var next: Made?
+        try store?.replace { kept throws(CredentialError) in
+            if let kept, kept != made?.text, kept != refused { next = taken(kept, at: now) }
+            let chosen = if let next { next } else { try make(at: now) }
+            next = chosen
+            return chosen.text
+        }
+        let chosen = if let next { next } else { try make(at: now) }
+        made = chosen
+        return chosen
     }
 
-    /// RFC 4648, 5, without padding: RFC 7515, 2.
-    private static func base64URL(_ bytes: [UInt8]) -> String {
-        let text = Data(bytes).base64EncodedString().utf8.compactMap { character -> UInt8? in
-            switch character {
-            case UInt8(ascii: "+"): UInt8(ascii: "-")
-            case UInt8(ascii: "/"): UInt8(ascii: "_")
-            case UInt8(ascii: "="): nil
-            default: character
-            }
-        }
-        return String(decoding: text, as: UTF8.self)
+    private func make(at now: Instant) throws(CredentialError) -> Made {
+        let text = try jwt.text(issuedAt: now.microseconds / 1_000_000)
+        return Made(text: text, issuedAt: now, madeAt: uptime())
+    }
+
+    /// A kept token; nil if it is not to be used.
+    private func taken(_ kept: String, at now: Instant) -> Made? {
+        guard let seconds = jwt.issuedAt(of: kept) else { return nil }
+        let (microseconds, isNoInstant) = seconds.multipliedReportingOverflow(by: 1_000_000)
+        let (age, isNoAge) = now.microseconds.subtractingReportingOverflow(microseconds)
+        guard !isNoInstant, !isNoAge, age >= -Self.toleratedLead, .microseconds(age) < reusedFor else { return nil }
+        return Made(
+            text: kept, issuedAt: Instant(microseconds: microseconds), madeAt: uptime() - .microseconds(max(age, 0)))
     }
 
     private static func check(_ identifier: String, _ name: String, source: String) throws(CredentialError) {
@@ -152,5 +162,5 @@ public final class ProviderToken: Sendable {
 }
 
 extension ProviderToken: CustomStringConvertible {
-    public var description: String { "a provider token of the key \(keyID) of the team \(teamID)" }
+    public var description: String { "a provider token of the key \(jwt.keyID) of the team \(jwt.teamID)" }
 }

@@ -28,6 +28,11 @@ public final class SigningKey: Sendable {
         }
     }
 
+    /// Whether a signature as `sign` returns it was made with this key over these bytes.
+    func hasSigned(_ bytes: [UInt8], _ signature: [UInt8]) -> Bool {
+        ErrorQueue.confined { key.verifiesES256(signature, of: bytes) }
+    }
+
     /// Whether both are the same key, whatever the files look like that they come from.
     public func isSame(as other: SigningKey) -> Bool { key.isSame(as: other.key) }
 

@@ -9,6 +9,12 @@ public enum Interpretation {
     /// The reasons of a 400 that are about the token, and not about the message.
     static let suspectReasons: Set<String> = ["BadDeviceToken", "DeviceTokenNotForTopic"]
 
+    /// The statuses that APNs uses.
+    public static let statuses: Set<Int32> = [200, 400, 403, 404, 405, 410, 413, 429, 500, 503]
+
+    /// The reasons that APNs uses, as far as this version knows.
+    public static var reasons: Set<String> { ResponseBody.knownReasons }
+
     /// Five minutes. A result without `sent_at` counts as sent this long before it was queued: a device that registered between the
     /// send and the insert must not be suppressed.
     static let assumedDelay: Int64 = 300_000_000

@@ -14,4 +14,7 @@ public struct PushResponse: Sendable, Equatable {
         self.apnsID = apnsID
         self.uniqueID = uniqueID
     }
+
+    /// The reason in the body, as the server wrote it: at most 100 characters. Nil if there is none.
+    public var reason: String? { ResponseBody(body).reason }
 }

@@ -53,7 +53,7 @@ struct BatchRunner {
         } catch {
             if error.remedy == .reconnect { throw error }
             if error.remedy == .retry { pass.lockWaits += 1 }
-            let refusal = try setAside(pages, of: partition, into: &pass, on: &connection)
+            let refusal = try setAside(pages, of: partition, into: &pass, on: &connection, report: report)
             if refusal == nil, error.remedy == .fixData { report(.batchSetAside(error)) }
             return refusal
         }
@@ -61,14 +61,13 @@ struct BatchRunner {
 
     /// Moves the rows to the retry partition without reading them.
     private func setAside(
-        _ pages: Range<Int>, of partition: Partition, into pass: inout Drain.Pass, on connection: inout Connection
+        _ pages: Range<Int>, of partition: Partition, into pass: inout Drain.Pass, on connection: inout Connection,
+        report: Drain.Report
     ) throws(DatabaseError) -> DrainLock.Refusal? {
         do {
-            return try inTransaction(.pages(pages), of: partition, on: &connection) {
-                connection throws(DatabaseError) in
+            return try inTransaction(.pages(pages), of: partition, into: &pass, on: &connection, report: report) {
+                connection, _ throws(DatabaseError) in
                 try QueueRows.setAside(.pages(pages), of: partition, on: &connection)
-            } done: { moved in
-                pass.add(moved)
             }
         } catch {
             // Another session has locked rows of the queue itself.
@@ -87,36 +86,37 @@ struct BatchRunner {
         var isAtGuard = false
         // The other drain's turn at the guard begins after the commit.
         defer { if isAtGuard { pair.leaveGuard() } }
-        return try inTransaction(rows, of: partition, on: &connection) {
-            connection throws(DatabaseError) -> Batch.Recorded? in
+        return try inTransaction(rows, of: partition, into: &pass, on: &connection, report: report) {
+            connection, pass throws(DatabaseError) in
             let batch = try Batch.take(rows, of: partition, interpret: interpret, on: &connection)
             if batch.taken == 0 { return nil }
             if batch.hasSuspects { isAtGuard = pair.enterGuard() }
             let recorded = try batch.record(from: partition, guardLimits, rejectedAllowance, on: &connection)
             if recorded == nil { pass.lockWaits += 1 }
             return recorded
-        } done: { recorded in
-            pass.add(recorded.pass)
-            for turn in recorded.turns { report(.guardChanged(turn)) }
         }
     }
 
-    /// Takes the locks of a batch, runs `work` and commits. Rolls back if `work` returns nil.
+    /// Takes the locks of a batch, runs `work` and commits, then adds to the pass and reports what `work` has done. Rolls back if `work`
+    /// returns nil.
     ///
-    /// - Parameter done: Called after the commit with what `work` returned.
     /// - Returns: The lock of another session that kept the batch from beginning, if there was one.
-    func inTransaction<Value>(
-        _ rows: RowRange, of partition: Partition, on connection: inout Connection,
-        _ work: (inout Connection) throws(DatabaseError) -> Value?, done: (Value) -> Void
+    func inTransaction(
+        _ rows: RowRange, of partition: Partition, into pass: inout Drain.Pass, on connection: inout Connection,
+        report: Drain.Report,
+        _ work: (inout Connection, inout Drain.Pass) throws(DatabaseError) -> Batch.Recorded?
     ) throws(DatabaseError) -> DrainLock.Refusal? {
+        let began = ContinuousClock.now
         do {
             let refusal = try transaction.beginTaking(partition, firstPage: rows.firstPage, on: &connection)
-            guard refusal == nil, let value = try work(&connection) else {
+            guard refusal == nil, let recorded = try work(&connection, &pass) else {
                 connection.rollback()
                 return refusal
             }
             try connection.commit()
-            done(value)
+            pass.add(recorded.pass)
+            report(.committed(recorded.counts, took: began.duration(to: .now)))
+            for turn in recorded.turns { report(.guardChanged(turn)) }
             return nil
         } catch {
             connection.rollback()

@@ -95,6 +95,7 @@ struct PartitionDrain {
     ) throws(DatabaseError) -> PartitionTurn.BulkReadOutcome {
         pair.reads(true)
         defer { pair.reads(false) }
+        let began = ContinuousClock.now
         do {
             guard let taken = try sealed.take(on: &connection) else {
                 pair.couldNotRead(partition, triesAgain: true)
@@ -103,6 +104,7 @@ struct PartitionDrain {
             pass.accepted += taken.accepted
             pass.movedToBacklog += taken.moved
             pass.bulkReads += 1
+            report(.committed(taken.counts, took: began.duration(to: .now)))
             return .taken
         } catch {
             if error.remedy == .reconnect { throw error }

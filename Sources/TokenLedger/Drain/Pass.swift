@@ -57,8 +57,10 @@ extension Drain {
         public var moved: Bool { taken + bulkReads > 0 }
     }
 
-    /// Something that people should know about a row or a batch. The pass continues.
+    /// What happened to a row or a batch. The pass continues.
     public enum Incident: Sendable {
+        /// A batch or a bulk read is committed. It has counted these results, and took this long from its BEGIN.
+        case committed([ResultCount], took: Duration)
         /// The mass-failure guard of a topic has tripped or reset.
         case guardChanged(GuardTransition)
         /// A partition could not be read in bulk, and is drained in batches.

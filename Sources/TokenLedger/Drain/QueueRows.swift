@@ -1,3 +1,5 @@
+internal import TokenModel
+
 /// The rows of the queue: their columns, and the statements that take them off the queue without reading them here.
 enum QueueRows {
     static let columns = "environment, topic, token, status, body, apns_id, sent_at, queued_at, attempts"
@@ -27,9 +29,9 @@ enum QueueRows {
     /// - Parameter condition: Selects the other rows to move.
     static func countAccepted(
         _ rows: RowRange, of partition: Partition, settingAside condition: String, on connection: inout Connection
-    ) throws(DatabaseError) -> (accepted: Int, setAside: Int) {
+    ) throws(DatabaseError) -> ResultCounts.Unread {
         // The 200s have a statement of their own: reading all the columns that other rows need would take twice as long.
-        try connection.query(
+        let rows = try connection.query(
             """
             WITH gone AS (
                 DELETE FROM \(partition.table) WHERE \(rows.predicate) AND status = 200 RETURNING environment, topic
@@ -41,9 +43,9 @@ enum QueueRows {
             ), moved AS (
                 \(insert(into: .retry, from: "moving"))
             )
-            SELECT (SELECT coalesce(sum(results), 0)::bigint FROM counted), (SELECT count(*) FROM moved)
-            """
-        ).one { row throws(DatabaseError) in (try row.read(), try row.read()) }
+            \(ResultCounts.selectUnread)
+            """)
+        return try ResultCounts.unread(rows)
     }
 
     /// Counts the 200s among these rows, and moves all others to the retry partition, in the open transaction.
@@ -51,10 +53,11 @@ enum QueueRows {
     /// - Returns: What was done; nil if there were no rows.
     static func setAside(
         _ rows: RowRange, of partition: Partition, on connection: inout Connection
-    ) throws(DatabaseError) -> Drain.Pass? {
-        var pass = Drain.Pass()
-        (pass.accepted, pass.putBack) = try countAccepted(rows, of: partition, settingAside: "true", on: &connection)
-        return pass.moved ? pass : nil
+    ) throws(DatabaseError) -> Batch.Recorded? {
+        let unread = try countAccepted(rows, of: partition, settingAside: "true", on: &connection)
+        var recorded = Batch.Recorded(counts: unread.counts)
+        (recorded.pass.accepted, recorded.pass.putBack) = (unread.accepted, unread.moved)
+        return recorded.pass.moved ? recorded : nil
     }
 
     /// Moves one row to `rejected_result` without reading it, in the open transaction; or only counts it.
@@ -63,24 +66,32 @@ enum QueueRows {
     /// - Returns: What was done; nil if the row was gone.
     static func reject(
         _ row: RowRange, of partition: Partition, error: String, isKept: Bool, on connection: inout Connection
-    ) throws(DatabaseError) -> Drain.Pass? {
-        var pass = Drain.Pass()
-        (pass.rejected, pass.notKept) = try connection.query(
+    ) throws(DatabaseError) -> Batch.Recorded? {
+        var recorded = Batch.Recorded()
+        let status: Int32?
+        (recorded.pass.rejected, recorded.pass.notKept, status) = try connection.query(
             """
             WITH gone AS (
                 DELETE FROM \(partition.table) WHERE \(row.predicate) RETURNING \(columns)
             ), counted AS (
                 INSERT INTO tokenkeeper.result_count (hour, status, reason, results)
                 SELECT \(ResultCounts.hourInSQL), CASE WHEN status BETWEEN 100 AND 999 THEN status END,
-                       CASE WHEN $2 OR attempts IS NOT NULL THEN '(rejected)' ELSE '\(ResultCounts.notKept)' END, count(*)
+                       CASE WHEN $2 OR attempts IS NOT NULL THEN '\(Verdict.rejected)' ELSE '\(Verdict.rejectedNotKept)' END, count(*)
                 FROM gone GROUP BY 2, 3
             ), kept AS (
                 INSERT INTO tokenkeeper.rejected_result (\(columns), error)
                 SELECT \(columns), $1 FROM gone WHERE $2 OR attempts IS NOT NULL
             )
-            SELECT count(*), count(*) FILTER (WHERE NOT $2 AND attempts IS NULL) FROM gone
+            SELECT count(*), count(*) FILTER (WHERE NOT $2 AND attempts IS NULL),
+                   max(CASE WHEN status BETWEEN 100 AND 999 THEN status END)
+            FROM gone
             """, [.text(error), .bool(isKept)]
-        ).one { row throws(DatabaseError) in (try row.read(), try row.read()) }
-        return pass.moved ? pass : nil
+        ).one { row throws(DatabaseError) in (try row.read(), try row.read(), try row.read()) }
+        guard recorded.pass.moved else { return nil }
+        let reason = recorded.pass.notKept > 0 ? Verdict.rejectedNotKept : Verdict.rejected
+        recorded.counts = [
+            ResultCount(kind: ResultKind(status: status, reason: reason), results: recorded.pass.rejected)
+        ]
+        return recorded
     }
 }

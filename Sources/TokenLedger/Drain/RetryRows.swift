@@ -75,33 +75,34 @@ extension BatchRunner {
     ) throws(DatabaseError) {
         if row.length > Self.maxLength {
             let error = "the row is \(row.length) bytes long, expected at most \(Self.maxLength)"
-            _ = try reject(row, error: error, into: &pass, on: &connection)
+            _ = try reject(row, error: error, into: &pass, on: &connection, report: report)
             return
         }
         do {
             _ = try record(row.position, of: .retry, into: &pass, on: &connection, report: report)
         } catch let error where error.remedy == .fixData {
             let message = "the database refused to record it: \(error)"
-            if try reject(row, error: message, into: &pass, on: &connection) { report(.rowRejected(error)) }
+            if try reject(row, error: message, into: &pass, on: &connection, report: report) {
+                report(.rowRejected(error))
+            }
         }
     }
 
     /// - Returns: False when another session had the row locked, or the row was gone.
     private func reject(
-        _ row: RetryRow, error: String, into pass: inout Drain.Pass, on connection: inout Connection
+        _ row: RetryRow, error: String, into pass: inout Drain.Pass, on connection: inout Connection,
+        report: Drain.Report
     ) throws(DatabaseError) -> Bool {
-        var isRejected = false
-        _ = try inTransaction(row.position, of: .retry, on: &connection) { connection throws(DatabaseError) in
+        let rejectedBefore = pass.rejected
+        _ = try inTransaction(row.position, of: .retry, into: &pass, on: &connection, report: report) {
+            connection, _ throws(DatabaseError) in
             try rejectedAllowance.refresh(on: &connection)
             let isKept = rejectedAllowance.takes(bytes: row.length)
             let rejected = try QueueRows.reject(
                 row.position, of: .retry, error: error, isKept: isKept, on: &connection)
             if rejected == nil { rejectedAllowance.forgetCount() }
             return rejected
-        } done: { rejected in
-            pass.add(rejected)
-            isRejected = true
         }
-        return isRejected
+        return pass.rejected > rejectedBefore
     }
 }

@@ -57,24 +57,24 @@ struct SealedPartition {
 
     /// Reads the whole partition and truncates it, in a transaction of its own.
     ///
-    /// - Returns: How many 200s were counted and how many other rows moved to the backlog; nil when another session is using the
+    /// - Returns: The 200s that were counted, and how many other rows moved to the backlog; nil when another session is using the
     ///   partition.
-    func take(on connection: inout Connection) throws(DatabaseError) -> (accepted: Int, moved: Int)? {
+    func take(on connection: inout Connection) throws(DatabaseError) -> ResultCounts.Unread? {
         guard try lock(on: &connection) else { return nil }
         // Sorted by token, so that a batch finds its ledger rows close together. Sorting by one column is three times as fast as
         // sorting by the whole key.
         let rest = "\(partition.table) WHERE \(QueueRows.isRead) ORDER BY lower(token COLLATE \"C\")"
         do {
-            let taken = try connection.query(
+            let rows = try connection.query(
                 """
                 WITH counted AS (
                     \(ResultCounts.insertAccepted(of: "\(partition.table) WHERE status = 200"))
                 ), moved AS (
                     \(QueueRows.insert(into: .backlog, from: rest))
                 )
-                SELECT (SELECT coalesce(sum(results), 0)::bigint FROM counted), (SELECT count(*) FROM moved)
-                """
-            ).one { row throws(DatabaseError) in (accepted: try row.read(Int.self), moved: try row.read(Int.self)) }
+                \(ResultCounts.selectUnread)
+                """)
+            let taken = try ResultCounts.unread(rows)
             try connection.run("TRUNCATE \(partition.table)")
             try connection.commit()
             return taken

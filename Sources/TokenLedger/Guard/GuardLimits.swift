@@ -7,9 +7,15 @@ public struct GuardLimits: Equatable, Sendable {
     public var allowance: Int64
     /// Beyond the allowance, this share of the topic's active tokens. 100 % turns the guard off.
     public var maxShare: Share
+    /// Beyond the allowance, this share of the topic's active tokens may newly turn stale within a day before further 410s are held.
+    /// 100 % holds none.
+    public var holdStaleShare: Share
 
-    public init(allowance: Int64, maxShare: Share) {
+    public init(allowance: Int64, maxShare: Share, holdStaleShare: Share = .percent(100)) {
         self.allowance = allowance
         self.maxShare = maxShare
+        self.holdStaleShare = holdStaleShare
     }
+
+    var holdsStale: Bool { holdStaleShare.millionths < Share.percent(100).millionths }
 }

@@ -1,14 +1,16 @@
 internal import TokenModel
 
-/// A suspect that the mass-failure guard holds, and what it would be recorded as.
+/// A suspect or 410 that the mass-failure guard holds, and what it would be recorded as.
 struct HeldResult {
     /// The result's row in its batch.
     var row: Int
     var address: TokenAddress
+    /// Otherwise a 410.
+    var isSuspect: Bool
     var at: Instant
     var reason: String
 
-    /// The columns of `held_result` that the queue does not have: topic_id, token_key, suspect_at, reason.
+    /// The columns of `held_result` that the queue does not have: topic_id, cause, token_key, suspect_at, reason.
     static func parameters(
         _ held: ArraySlice<HeldResult>, on connection: inout Connection
     ) throws(DatabaseError) -> [Parameter] {
@@ -24,6 +26,7 @@ struct HeldResult {
             })
         return [
             .int4s(held.map { numbers["\($0.address.environment.rawValue) \($0.address.topic.name)"] }),
+            .texts(held.map { $0.isSuspect ? "suspect" : "stale" }),
             .byteas(held.map(\.address.token.bytes)), .instants(held.map(\.at)), .texts(held.map(\.reason)),
         ]
     }

@@ -1,13 +1,21 @@
 internal import TokenModel
 
-/// Undoes suspects: those of a topic whose instant lies within a window do not count, whether they are recorded already or arrive
-/// later.
+/// Undoes the results of a topic within a window: they do not count, whether they are recorded already or arrive later. Suspects by
+/// when their requests were sent, 410s by when they were received.
 ///
-/// `tokenkeeper.reinstate` records the window. Then daemons and callers of `undo` undo the recorded suspects, in short
-/// transactions. Several may run at once. If one ends early, the rest is still in `tokenkeeper.suspect`.
+/// `tokenkeeper.reinstate` records the window. Then daemons and callers of `undo` undo the recorded results, in short
+/// transactions. Several may run at once. If one ends early, the rest is still in `tokenkeeper.suspect` or `stale_receipt`.
 public struct Reinstatement: Sendable {
-    /// The recorded suspects to undo. In a dry run, the tokens that would be sendable again.
-    public let suspects: Int64
+    /// Which results are undone.
+    public enum Cause: String, CaseIterable, Sendable {
+        case suspect
+        case stale
+    }
+
+    /// The recorded results to undo. In a dry run, the tokens that would be sendable again.
+    public let results: Int64
+    /// Tokens that the 410s of these hours had made stale and that were pruned since: nothing restores them. 0 for suspects.
+    public let pruned: Int64
     /// How many results of the topic the guard still holds.
     public let held: Int64
     /// The window, as PostgreSQL understood it, in UTC.
@@ -22,27 +30,30 @@ public struct Reinstatement: Sendable {
     ///   - until: The same; nil for now.
     ///   - dryRun: Only counts, and locks nothing.
     public init(
-        topic: String, environment: String, since: String, until: String?, dryRun: Bool,
+        _ cause: Cause, topic: String, environment: String, since: String, until: String?, dryRun: Bool,
         on connection: inout Connection
     ) throws(DatabaseError) {
         let function = dryRun ? "would_reinstate" : "reinstate"
         let begun = try connection.transaction(.command) { connection throws(DatabaseError) in
             try connection.query(
                 """
-                SELECT tokenkeeper.\(function)($1, $2, w.since, w.until), w.since::text, w.until::text,
+                SELECT tokenkeeper.\(function)($1, $2, w.since, w.until, $5), w.since::text, w.until::text,
+                       CASE $5 WHEN 'stale' THEN tokenkeeper.pruned_stale($1, $2, w.since, w.until) ELSE 0 END,
                        (SELECT count(*) FROM tokenkeeper.held_result AS h
                         WHERE h.topic = $1 AND coalesce(h.environment, 'production') = $2), statement_timestamp()
                 FROM (SELECT $3::text::timestamptz AS since, coalesce($4::text::timestamptz, clock_timestamp()) AS until) AS w
-                """, [.text(topic), .text(environment), .text(since), .text(until)]
+                """, [.text(topic), .text(environment), .text(since), .text(until), .text(cause.rawValue)]
             ).one { row throws(DatabaseError) in
                 (
-                    suspects: try row.read(Int64.self),
+                    results: try row.read(Int64.self),
                     window: (since: try row.read(String.self), until: try row.read(String.self)),
+                    pruned: try row.read(Int64.self),
                     held: try row.read(Int64.self), at: try row.read(Instant.self)
                 )
             }
         }
-        suspects = begun.suspects
+        results = begun.results
+        pruned = begun.pruned
         window = begun.window
         held = begun.held
         begunAt = begun.at
@@ -50,10 +61,10 @@ public struct Reinstatement: Sendable {
         self.environment = environment
     }
 
-    /// Undoes the suspects of this window and of every other unfinished window of the topic, together with any daemons that do
+    /// Undoes the results of this window and of every other unfinished window of the topic, together with any daemons that do
     /// the same. Returns when all are undone.
     ///
-    /// - Parameter progress: Called once a second with the number of suspects left, at most 10,000, and the number of tokens that
+    /// - Parameter progress: Called once a second with the number of results left, at most 10,000, and the number of tokens that
     ///   are sendable again so far.
     /// - Returns: How many tokens are sendable again because of these windows.
     public func finish(
@@ -82,7 +93,7 @@ public struct Reinstatement: Sendable {
         }
     }
 
-    /// Undoes recorded suspects of all unfinished windows, of any topic, in short transactions one after the other.
+    /// Undoes the recorded results of all unfinished windows, of any topic, in short transactions one after the other.
     ///
     /// - Parameter goesOn: Asked before each step.
     /// - Returns: Whether there is more to do now. False as well if other sessions have locked all that is left.
@@ -104,7 +115,7 @@ public struct Reinstatement: Sendable {
             do {
                 let undone: Int64? = try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100))) {
                     connection throws(DatabaseError) in
-                    try connection.query("SELECT tokenkeeper.undo_suspects()").value()
+                    try connection.query("SELECT tokenkeeper.undo_next()").value()
                 }
                 guard let undone else { return false }
                 idle = undone == 0 ? idle + 1 : 0

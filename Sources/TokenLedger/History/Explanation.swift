@@ -13,8 +13,9 @@ public enum Explanation {
             "a result could not be understood and did not count: \(event.message ?? "no error is kept"); "
                 + "see `tokenkeeperd rejected list`"
         case .reinstatement:
-            "(topic) \(event.doneBy ?? "an operator") reinstated: suspects from \(time(event.since)) to "
-                + "\(time(event.until)) do not count"
+            "(topic) \(event.doneBy ?? "an operator") reinstated: "
+                + (event.cause == "stale" ? "410s received from " : "suspects from ")
+                + "\(time(event.since)) to \(time(event.until)) do not count"
         case .operation: "(topic) " + operation(event)
         }
     }
@@ -59,7 +60,7 @@ public enum Explanation {
             return "pruned, after it had been suppressed for long: "
                 + claim(event.cause, event.reason, event.invalidatedBefore)
         case "reinstated":
-            // The ledger keeps the greatest instant: it was that of the suspect only if undoing the suspect changed it.
+            // The ledger keeps the greatest instant: it was that of the undone result only if undoing it changed it.
             let instant = event.invalidatedAfter != event.invalidatedBefore ? event.invalidatedBefore : nil
             let undone = "reinstated: that \(claim("suspect", event.reason, instant)) does not count any more"
             if isSuppressedAfter(event) {

@@ -51,7 +51,7 @@ enum HistoryReading {
                 WHERE v.token_key = a.token_key AND v.topic = a.topic AND v.environment = a.environment
                 ORDER BY v.at DESC, v.event_id DESC LIMIT \(TokenHistory.mostEvents)) AS e
             UNION ALL
-            SELECT a.number, h.held_at, 'held', h.held_id, 'held', 'suspect', h.reason, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+            SELECT a.number, h.held_at, 'held', h.held_id, 'held', h.cause, h.reason, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                    h.suspect_at, NULL,
                    json_build_object('at', h.held_at, 'event', 'held', 'held_id', h.held_id, 'reason', h.reason,
                        'suspect_at', h.suspect_at, 'status', h.status, 'apns_id', h.apns_id, 'sent_at', h.sent_at,
@@ -99,9 +99,9 @@ enum HistoryReading {
                   AND p.operation IN ('guard_tripped', 'guard_reset', 'held_released', 'held_discarded', 'policy_changed')
                 ORDER BY p.operation_id DESC LIMIT 50) AS d
             UNION ALL
-            SELECT s.number, w.at, 'reinstatement', w.exclusion_id, 'reinstatement', NULL, NULL, NULL, NULL, w.done_by, NULL,
+            SELECT s.number, w.at, 'reinstatement', w.exclusion_id, 'reinstatement', w.cause, NULL, NULL, NULL, w.done_by, NULL,
                    NULL, NULL, NULL, NULL, w.since, w.until,
-                   json_build_object('at', w.at, 'event', 'reinstatement', 'of_topic', true, 'since', w.since, 'until', w.until,
+                   json_build_object('at', w.at, 'event', 'reinstatement', 'of_topic', true, 'cause', w.cause, 'since', w.since, 'until', w.until,
                        'done_by', w.done_by)
             FROM span AS s
             CROSS JOIN LATERAL (

@@ -11,6 +11,8 @@ public struct Outbox: Sendable {
     public let processScope: String
     /// How long a statement waits for a lock.
     public var lockTimeout: Duration
+    /// After a claim that took longer, other daemons may already have taken over what it has claimed.
+    var standstill = Self.silence / 2
 
     public init(daemonID: String, processScope: String, lockTimeout: Duration) {
         self.daemonID = daemonID
@@ -21,52 +23,38 @@ public struct Outbox: Sendable {
     var transaction: BatchTransaction { BatchTransaction(lockTimeout: lockTimeout) }
 
     /// For work that must not be lost once it is committed: what was sent to APNs in between cannot be rolled back.
-    private var durable: BatchTransaction { BatchTransaction(lockTimeout: lockTimeout, isDurable: true) }
+    var durable: BatchTransaction { BatchTransaction(lockTimeout: lockTimeout, isDurable: true) }
 
     /// A daemon may be silent for this long before another takes over its claimed requests. No request takes as long.
     public static let silence: Duration = .seconds(60)
 
-    /// One page of the topics that have waiting requests.
+    /// One page of the topics that have unclaimed requests.
     public struct Scopes: Sendable {
-        /// The topics with due requests, except paused ones.
+        /// The topics with at least one request that is due, except paused topics.
         public var due: [TopicScope] = []
-        /// All topics of the page: with requests that are due, that wait for their time, or that are paused.
+        /// All topics of the page: their requests may be due, scheduled for later or paused.
         public var waiting: [TopicScope] = []
         /// The last topic of the page; nil if there are no more.
         public var last: TopicScope?
     }
 
-    /// Reads one page of the topics that have unclaimed requests, and which of them have requests due and are not paused.
+    /// Reads one page of the topics that have unclaimed requests.
     ///
     /// - Parameters:
     ///   - scope: The last topic of the previous page; nil for the first page.
-    ///   - most: The length of a page. Senders may invent any number of topics.
+    ///   - most: The length of a page: 1 or more. The number of topics has no limit, because senders may write any text as a topic.
+    /// - Returns: All topics of the page, and those from which requests can be claimed now.
     public func scopes(
         after scope: TopicScope? = nil, most: Int = 200, on connection: inout Connection
     ) throws(DatabaseError) -> Scopes {
-        // Steps along the index from topic to topic, instead of reading every request.
-        let topic = "left(coalesce(r.topic, ''), 513)"
-        let environment = "left(coalesce(r.environment, 'production'), 20)"
-        let next = """
-            SELECT \(topic) AS topic, \(environment) AS environment FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NULL
-            """
-        let order = "ORDER BY \(topic), \(environment) LIMIT 1"
-        let byIndex = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off;"
-        return try connection.transaction(transaction, settings: byIndex) { connection throws(DatabaseError) in
+        try connection.transaction(transaction, settings: OutboxIndex.settings) { connection throws(DatabaseError) in
             let found = try connection.query(
                 """
-                WITH RECURSIVE lane AS (
-                    (SELECT n.topic, n.environment, 1 AS number
-                     FROM (\(next) AND ($1::text IS NULL OR (\(topic), \(environment)) > ($1, $2)) \(order)) AS n)
-                    UNION ALL
-                    SELECT n.topic, n.environment, p.number + 1 FROM lane AS p CROSS JOIN LATERAL (
-                        \(next) AND (\(topic), \(environment)) > (p.topic, p.environment) \(order)) AS n
-                    WHERE p.number < $3
-                )
-                SELECT l.environment, l.topic,
-                       EXISTS (\(next) AND \(topic) = l.topic AND \(environment) = l.environment AND coalesce(r.scheduled_at, r.queued_at) <= now())
-                       AND NOT EXISTS (SELECT FROM tokenkeeper.paused_topic AS h WHERE h.topic = l.topic AND h.environment = l.environment)
-                FROM lane AS l ORDER BY l.number
+                \(OutboxIndex.oldestByTopic(after: ("$1", "$2"), most: "$3"))
+                SELECT s.environment, s.topic,
+                       s.due_at <= now()
+                       AND NOT EXISTS (SELECT FROM tokenkeeper.paused_topic AS h WHERE h.topic = s.topic AND h.environment = s.environment)
+                FROM scope AS s ORDER BY s.number
                 """, [.text(scope?.topic), .text(scope?.environment), .int4(Int32(clamping: most))]
             ).decode { row throws(DatabaseError) in
                 (scope: TopicScope(environment: try row.read(), topic: try row.read()), isDue: try row.read(Bool.self))
@@ -95,12 +83,14 @@ public struct Outbox: Sendable {
     ///   - most: The most requests to look at.
     ///   - since: Skips requests that were due earlier: the index may still have dead entries of claimed requests there.
     ///   - backgroundPerHour: How many background pushes a device may have within an hour, unless the topic's policy says otherwise; 0 for no limit.
+    /// - Returns: Without requests that another daemon has taken over in the meantime.
     public func claim(
         _ scope: TopicScope, most: Int, since: Instant = .distantPast, backgroundPerHour: Int,
         on connection: inout Connection
     ) throws(DatabaseError) -> Claim {
+        let start = ContinuousClock.now
         // The claim must survive a crash of the server before anything is sent.
-        try connection.transaction(durable) { connection throws(DatabaseError) in
+        var claim = try connection.transaction(durable) { connection throws(DatabaseError) in
             try connection.query(
                 """
                 SELECT c.outcome, c.due_at, c.request_id, encode(c.token_key, 'hex'), c.payload, c.push_type, c.priority, c.expiration,
@@ -114,6 +104,12 @@ public struct Outbox: Sendable {
             ).decode { row throws(DatabaseError) in try ClaimedRow(&row, of: scope) }
                 .reduce(into: Claim()) { claim, row in claim.add(row) }
         }
+        // This process may have been stopped after the COMMIT.
+        if start.duration(to: .now) > standstill, !claim.requests.isEmpty {
+            let claimed = try self.claimed(on: &connection)
+            claim.requests.removeAll { !claimed.contains($0.number) }
+        }
+        return claim
     }
 
     /// The requests that this daemon has claimed, according to the database.

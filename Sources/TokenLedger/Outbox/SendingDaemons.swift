@@ -35,21 +35,36 @@ extension Outbox {
         }
     }
 
+    /// The requests that were taken over.
+    public struct TakenOver: Sendable, Equatable {
+        /// All of them.
+        public var requests = 0
+        /// Those that may have been sent.
+        public var interrupted = 0
+
+        public init(requests: Int = 0, interrupted: Int = 0) {
+            self.requests = requests
+            self.interrupted = interrupted
+        }
+    }
+
     /// Returns the requests of ended daemons to the outbox. A daemon has ended if it signed off, was silent for a minute, or ran
     /// in this process scope and its process is gone.
     ///
-    /// Such a request may have been sent already, so `interruptions` counts this. After the second interruption it fails instead
-    /// of being sent again.
+    /// For a request that may have been sent, `interruptions` counts this. After the second interruption it fails instead of being sent
+    /// again. Any other request returns as if it had not been tried.
     ///
     /// - Parameters:
     ///   - silentToo: Whether silence counts. False after an outage of the database, when every daemon has been silent.
     ///   - isAlive: Whether a daemon of this process scope still runs.
-    /// - Returns: How many requests were returned.
+    ///   - sent: The requests that a daemon of this process scope whose process is gone may have sent; nil if that is not known. Then
+    ///     it may have sent all of them.
     @discardableResult
     public func takeOver(
-        silentToo: Bool = true, on connection: inout Connection, isAlive: (_ daemonID: String) -> Bool
-    ) throws(DatabaseError) -> Int {
-        let gone = try connection.query(
+        silentToo: Bool = true, on connection: inout Connection, isAlive: (_ daemonID: String) -> Bool,
+        sent: (_ daemonID: String) -> Set<Int64>? = { _ in nil }
+    ) throws(DatabaseError) -> TakenOver {
+        let holders = try connection.query(
             """
             SELECT h.claimed_by, d.process_scope, d.stopped_at IS NULL AND (NOT $2 OR d.heartbeat_at > clock_timestamp() - $1 * interval '1 microsecond')
             FROM (SELECT DISTINCT r.claimed_by FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NOT NULL) AS h
@@ -57,19 +72,54 @@ extension Outbox {
             """, [.int8(Self.silence.microseconds), .bool(silentToo)]
         ).decode { row throws(DatabaseError) in
             // A daemon without a row of its own has neither a scope nor a heartbeat.
-            (holder: try row.read(String.self), scope: try row.read(String?.self), beats: try row.read(Bool?.self))
-        }.filter {
-            $0.holder != daemonID && !($0.beats == true && ($0.scope != processScope || isAlive($0.holder)))
-        }.map(\.holder)
-        if gone.isEmpty { return 0 }
-        return try connection.transaction(transaction) { connection throws(DatabaseError) in
+            (name: try row.read(String.self), scope: try row.read(String?.self), beats: try row.read(Bool?.self))
+        }
+        var taken = TakenOver()
+        for holder in holders where holder.name != daemonID {
+            // A silent daemon may go on sending, so what it has sent so far says nothing.
+            let isGone = holder.scope == processScope && !isAlive(holder.name)
+            if holder.beats == true && !isGone { continue }
+            let more = try takeOver(holder.name, sent: isGone ? sent(holder.name) : nil, on: &connection)
+            taken.requests += more.requests
+            taken.interrupted += more.interrupted
+        }
+        return taken
+    }
+
+    private func takeOver(
+        _ holder: String, sent: Set<Int64>?, on connection: inout Connection
+    ) throws(DatabaseError) -> TakenOver {
+        // unnest() in finish_requests fills the short arrays up with nulls.
+        let rows = try connection.transaction(durable) { connection throws(DatabaseError) in
             try connection.query(
                 """
-                UPDATE tokenkeeper.send_request SET claimed_by = NULL, attempts = attempts + 1, interruptions = interruptions + 1
-                WHERE request_id = ANY (ARRAY(SELECT r.request_id FROM tokenkeeper.send_request AS r WHERE r.claimed_by = ANY ($1)
-                                              FOR UPDATE SKIP LOCKED))
-                """, [.texts(gone)]
-            ).affected
+                SELECT tokenkeeper.finish_requests(
+                           $1, array_agg(h.request_id), array_agg(CASE WHEN h.was_sent THEN 'interrupted' ELSE 'returned' END),
+                           '{}', '{}', '{}', '{}', '{}', '{}'),
+                       count(*) FILTER (WHERE h.was_sent)
+                FROM (SELECT r.request_id, $2 OR r.request_id = ANY ($3) AS was_sent FROM tokenkeeper.send_request AS r
+                      WHERE r.claimed_by = $1 FOR UPDATE SKIP LOCKED) AS h
+                HAVING count(*) > 0
+                """, [.text(holder), .bool(sent == nil), .int8s(Array(sent ?? []))]
+            ).decode { row throws(DatabaseError) in
+                TakenOver(requests: try row.read(Int.self), interrupted: try row.read(Int.self))
+            }
         }
+        return rows.first ?? TakenOver()
+    }
+
+    /// Finds the ended daemons from which nothing is left to take over. A daemon counts only after a minute without a heartbeat: until
+    /// then, its last claim may still be committed.
+    ///
+    /// - Parameter daemonIDs: Daemons that have ended.
+    public func finished(among daemonIDs: [String], on connection: inout Connection) throws(DatabaseError) -> [String] {
+        try connection.query(
+            """
+            SELECT n.daemon_id FROM unnest($1::text[]) AS n (daemon_id)
+            WHERE NOT EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.claimed_by = n.daemon_id)
+              AND NOT EXISTS (SELECT FROM tokenkeeper.sending_daemon AS d WHERE d.daemon_id = n.daemon_id
+                              AND d.heartbeat_at > clock_timestamp() - $2 * interval '1 microsecond')
+            """, [.texts(daemonIDs), .int8(Self.silence.microseconds)]
+        ).values(String.self)
     }
 }

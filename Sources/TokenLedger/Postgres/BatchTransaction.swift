@@ -35,13 +35,6 @@ struct BatchTransaction {
         """
     }
 
-    /// For work that must not be lost once it is committed: what was sent to APNs in between cannot be rolled back.
-    var beginDurable: String {
-        var durable = self
-        durable.isDurable = true
-        return durable.begin
-    }
-
     /// For a script that is one implicit transaction. `jit` costs more than it saves here.
     var settings: String {
         """

@@ -2,7 +2,7 @@ internal import CLibPQ
 internal import Dispatch
 internal import Glibc
 internal import Synchronization
-internal import TokenModel
+public import TokenModel
 
 /// One connection to the database, owned by one thread. It keeps no session state, so it works behind a transaction pooler.
 ///
@@ -37,27 +37,32 @@ internal import TokenModel
 
     private let patience: Patience
     private let waiting: Waiting
+    private let statements: DurationHistogram?
     private let cancelling = Cancelling()
 
     /// Connects. Blocks for at most the connection timeout of each host.
     ///
     /// - Parameters:
     ///   - writes: Whether the primary is needed: a standby is refused, and of several hosts the primary is chosen.
+    ///   - statements: Takes how long each round trip lasts, from sending the statement to its last result.
     ///   - waiting: Called from the thread that uses the connection.
     public init(
-        to address: DatabaseAddress, writes: Bool = true, waiting: @escaping Waiting = { _, _ in }
+        to address: DatabaseAddress, writes: Bool = true, statements: DurationHistogram? = nil,
+        waiting: @escaping Waiting = { _, _ in }
     ) throws(DatabaseError) {
-        try self.init(to: address, writes: writes, patience: Patience(), waiting: waiting)
+        try self.init(to: address, writes: writes, patience: Patience(), statements: statements, waiting: waiting)
     }
 
     init(
-        to address: DatabaseAddress, writes: Bool, patience: Patience, waiting: @escaping Waiting
+        to address: DatabaseAddress, writes: Bool, patience: Patience, statements: DurationHistogram? = nil,
+        waiting: @escaping Waiting
     ) throws(DatabaseError) {
         let attempt = try address.attempt(writes: writes)
         waiting(attempt.patience, .zero)
         unsafe handle = try Self.open(attempt.parameters, password: attempt.password)
         self.patience = patience
         self.waiting = waiting
+        self.statements = statements
         waiting(Self.grace, .zero)
     }
 
@@ -72,7 +77,7 @@ internal import TokenModel
         unsafe PQsetNoticeProcessor(handle, { _, _ in }, nil)
         guard unsafe PQstatus(handle) == CONNECTION_OK, unsafe PQsetnonblocking(handle, 1) == 0 else {
             defer { unsafe PQfinish(handle) }
-            throw unsafe lost(handle)
+            throw unsafe DatabaseError(connecting: lost(handle).message)
         }
         let version = unsafe PQserverVersion(handle)
         guard version >= oldestServer else {
@@ -85,6 +90,12 @@ internal import TokenModel
 
     deinit {
         unsafe PQfinish(handle)
+    }
+
+    /// The server of this connection: its name or address, or the folder of its socket, and its port.
+    package var host: String {
+        guard let host = unsafe PQhost(handle), let port = unsafe PQport(handle) else { return "" }
+        return unsafe "\(String(cString: host)):\(String(cString: port))"
     }
 
     /// Runs one or several statements without parameters. Several form one transaction, unless they open their own.
@@ -146,6 +157,9 @@ internal import TokenModel
     ) throws(DatabaseError) -> Rows {
         var rows: OpaquePointer?
         var failure: DatabaseError?
+        let began = ContinuousClock.now
+        // A statement that failed or was cancelled has also taken its time.
+        defer { statements?.record(began.duration(to: .now)) }
         while true {
             do {
                 try waitForResult(cancelWhen: stop, patience: patience)

@@ -5,6 +5,8 @@ public struct DatabaseError: Error, Equatable {
         /// The server reported it, with the five characters of the SQLSTATE:
         /// https://www.postgresql.org/docs/current/errcodes-appendix.html
         case server(sqlState: String)
+        /// The server refuses the password, the role or the database.
+        case login
         /// No connection could be made, or the server stopped responding, or the connection was lost.
         case connection
         /// The connection string or the password file cannot be used.
@@ -50,9 +52,21 @@ public struct DatabaseError: Error, Equatable {
         switch kind {
         case .server(let sqlState): Self.remedy(for: sqlState)
         // The password file is read for each connection: once it is fixed, the next attempt succeeds.
-        case .connection, .configuration: .reconnect
+        case .login, .connection, .configuration: .reconnect
         case .unexpectedRow: .fixSetup
         }
+    }
+
+    /// An attempt to connect has failed. libpq has no SQLSTATE for that, and the server words its message in the language of its
+    /// `lc_messages`: in another language than English, the kind is `connection`.
+    init(connecting message: String) {
+        let isLogin = [
+            "authentication failed for user", "no password supplied", "no pg_hba.conf entry", "pg_hba.conf rejects",
+            "is not permitted to log in",
+        ].contains { message.contains($0) }
+        let isMissing =
+            ["role \"", "database \""].contains { message.contains($0) } && message.contains("\" does not exist")
+        self.init(isLogin || isMissing ? .login : .connection, message)
     }
 
     private static func remedy(for sqlState: String) -> Remedy {

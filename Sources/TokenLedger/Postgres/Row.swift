@@ -118,6 +118,14 @@ extension Int: ColumnDecodable {
     package init(column: borrowing Row) throws(DatabaseError) { self.init(try Int64(column: column)) }
 }
 
+extension Double: ColumnDecodable {
+    /// A `double precision` in binary.
+    package init(column: borrowing Row) throws(DatabaseError) {
+        guard column.type == 701, column.isBinary else { throw column.mismatch("is not a binary double precision") }
+        self.init(bitPattern: try unsafe column.bytes { unsafe $0.reduce(0) { $0 << 8 | UInt64($1) } })
+    }
+}
+
 extension Bool: ColumnDecodable {
     package init(column: borrowing Row) throws(DatabaseError) {
         guard column.type == 16 else { throw column.mismatch("is not a boolean") }

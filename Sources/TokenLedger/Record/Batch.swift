@@ -15,13 +15,11 @@ struct Batch: ~Copyable {
     private var sendersFaults: [String: Int] = [:]
     /// The rows that an operator has released.
     private var released: Set<Int> = []
-    /// 200s, which were counted on the server.
-    private let accepted: Int
-    /// Bulky results, which went to the retry partition unread.
-    private let bulky: Int
+    /// 200s, which were counted on the server, and bulky results, which went to the retry partition.
+    private let unread: ResultCounts.Unread
 
     /// The number of rows taken off the queue.
-    var taken: Int { rows.count + accepted + bulky }
+    var taken: Int { rows.count + unread.accepted + unread.moved }
 
     var hasSuspects: Bool { observations.hasSuspects }
 
@@ -31,7 +29,7 @@ struct Batch: ~Copyable {
     ) throws(DatabaseError) -> Batch {
         let unread =
             partition == .retry
-            ? (accepted: 0, setAside: 0)
+            ? ResultCounts.Unread()
             : try QueueRows.countAccepted(rows, of: partition, settingAside: QueueRows.isBulky, on: &connection)
         let condition =
             switch (partition, rows) {
@@ -45,15 +43,14 @@ struct Batch: ~Copyable {
             DELETE FROM \(partition.table) WHERE \(rows.predicate) AND \(condition)
             RETURNING \(QueueRows.columns), released
             """)
-        return try Batch(taken, interpret, accepted: unread.accepted, bulky: unread.setAside)
+        return try Batch(taken, interpret, unread)
     }
 
     private init(
-        _ taken: consuming Rows, _ interpret: (SendResult) -> Verdict, accepted: Int, bulky: Int
+        _ taken: consuming Rows, _ interpret: (SendResult) -> Verdict, _ unread: ResultCounts.Unread
     ) throws(DatabaseError) {
         rows = taken
-        self.accepted = accepted
-        self.bulky = bulky
+        self.unread = unread
         for row in 0..<rows.count {
             let result = try result(row)
             if result.isReleased { released.insert(row) }
@@ -84,6 +81,8 @@ struct Batch: ~Copyable {
         var pass = Drain.Pass()
         /// Guards that have tripped or reset.
         var turns: [GuardTransition] = []
+        /// What was counted in `result_count`.
+        var counts: [ResultCount] = []
     }
 
     /// Records what the results say, in the open transaction.
@@ -101,13 +100,13 @@ struct Batch: ~Copyable {
         let notKept = try keepRejected(allowance, &counts, on: &connection)
         try keepHeld(sorted.held, on: &connection)
         try setAside(sorted.waiting, on: &connection)
-        try counts.record(sorted.counted, on: &connection)
-        var recorded = Recorded(turns: outcome.turns)
-        recorded.pass.accepted = accepted
+        let counted = try counts.record(sorted.counted, on: &connection)
+        var recorded = Recorded(turns: outcome.turns, counts: unread.counts + counted)
+        recorded.pass.accepted = unread.accepted
         recorded.pass.rejected = unintelligible.count
         recorded.pass.notKept = notKept
         recorded.pass.held = sorted.held.count
-        recorded.pass.putBack = sorted.waiting.count + bulky
+        recorded.pass.putBack = sorted.waiting.count + unread.moved
         recorded.pass.lockWaits = sorted.waiting.isEmpty ? 0 : 1
         recorded.pass.recorded = rows.count - unintelligible.count - sorted.held.count - sorted.waiting.count
         for (fault, results) in sendersFaults.sorted(by: { $0.key < $1.key }) { recorded.pass.blame(fault, results) }
@@ -170,7 +169,7 @@ extension Batch {
             try Self.insert(
                 try held[part].map { held throws(DatabaseError) in try result(held.row) },
                 into: "tokenkeeper.held_result",
-                ["topic_id", "token_key", "suspect_at", "reason"],
+                ["topic_id", "cause", "token_key", "suspect_at", "reason"],
                 try HeldResult.parameters(held[part], on: &connection), on: &connection)
         }
     }

@@ -9,8 +9,11 @@ struct Observation {
     var token: DeviceToken
     var at: Instant
     var reason: String
-    /// Of a suspect; nil for a 410.
-    var suspect: (queuedAt: Instant, isReleased: Bool)?
+    /// Otherwise a 410.
+    var isSuspect: Bool
+    var queuedAt: Instant
+    /// Whether an operator has released it, so that it is not held again.
+    var isReleased: Bool
 
     /// The greater of two observations: by instant, then by reason, so that the ledger does not depend on the order of arrival.
     ///

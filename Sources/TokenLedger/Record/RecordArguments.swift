@@ -1,6 +1,6 @@
 internal import TokenModel
 
-/// The arrays that `tokenkeeper.record` takes: topics and tokens, each once, in the order in which all daemons lock them; and suspects.
+/// The arrays that `tokenkeeper.record` takes: topics and tokens, each once, in the order in which all daemons lock them; and their 410s and suspects.
 struct RecordArguments {
     private(set) var places: [Observations.Place]
 
@@ -12,8 +12,15 @@ struct RecordArguments {
     private var placeOf: [Int32?] = []
     private var keys: [[UInt8]] = []
     /// The greatest 410 of each token; nil when it has only suspects.
-    private var staleAt: [Instant?] = []
-    private var staleReason: [String?] = []
+    private var stale: [Observation?] = []
+    /// Whether an operator has released one of the token's 410s.
+    private var isReleased: [Bool] = []
+
+    // By further 410 of a token: usually there is none.
+
+    private var further: [Observation] = []
+    /// The token of each further 410, from 1.
+    private var furtherOf: [Int32?] = []
 
     // By suspect.
 
@@ -41,23 +48,30 @@ struct RecordArguments {
             let one = observations[order[first]]
             var next = first
             var greatest: Observation?
+            var released = false
             while next < order.endIndex, observations[order[next]].place == one.place,
                 observations[order[next]].token == one.token
             {
                 let observation = observations[order[next]]
-                if observation.suspect == nil {
-                    greatest = Observation.greater(greatest, observation)
-                } else {
+                if observation.isSuspect {
                     suspects.append(observation)
                     tokenOf.append(Int32(keys.count + 1))
+                } else {
+                    let now = Observation.greater(greatest, observation)
+                    if let greatest {
+                        further.append(now.row == greatest.row ? observation : greatest)
+                        furtherOf.append(Int32(keys.count + 1))
+                    }
+                    greatest = now
+                    released = released || observation.isReleased
                 }
                 next += 1
             }
             observationsOf.append(order[first..<next])
             placeOf.append(Int32(rank[one.place] + 1))
             keys.append(one.token.bytes)
-            staleAt.append(greatest?.at)
-            staleReason.append(greatest?.reason)
+            stale.append(greatest)
+            isReleased.append(released)
             first = next
         }
     }
@@ -65,11 +79,13 @@ struct RecordArguments {
     func parameters(_ limits: GuardLimits) -> [Parameter] {
         [
             .texts(places.map(\.environment.rawValue)), .texts(places.map(\.topic.name)),
-            .int4s(placeOf), .byteas(keys), .instants(staleAt), .texts(staleReason),
+            .int4s(placeOf), .byteas(keys), .instants(stale.map { $0?.at }), .texts(stale.map { $0?.reason }),
+            .instants(stale.map { $0?.queuedAt }), .bools(isReleased),
+            .int4s(furtherOf), .instants(further.map(\.at)), .texts(further.map(\.reason)),
+            .instants(further.map(\.queuedAt)),
             .int4s(tokenOf), .instants(suspects.map(\.at)), .texts(suspects.map(\.reason)),
-            .instants(suspects.map { $0.suspect?.queuedAt }),
-            .bools(suspects.map { $0.suspect?.isReleased ?? false }), .int8(limits.allowance),
-            .int8(limits.maxShare.millionths),
+            .instants(suspects.map(\.queuedAt)), .bools(suspects.map(\.isReleased)), .int8(limits.allowance),
+            .int8(limits.maxShare.millionths), .int8(limits.holdsStale ? limits.holdStaleShare.millionths : nil),
         ]
     }
 }

@@ -2,15 +2,8 @@ internal import TokenModel
 
 /// How many results of each kind a batch has, for `tokenkeeper.result_stat`. The 200s are counted on the server.
 struct ResultCounts {
-    private struct Kind: Hashable {
-        var environment: String?
-        var topic: String?
-        var status: Int32?
-        var reason: String?
-    }
-
-    private var kinds: [Kind] = []
-    private var numbers: [Kind: Int] = [:]
+    private var kinds: [ResultKind] = []
+    private var numbers: [ResultKind: Int] = [:]
     /// The kind of each result, by its row in the batch.
     private var kindOf: [Int32] = []
 
@@ -19,9 +12,9 @@ struct ResultCounts {
         let kind =
             if case .unintelligible = verdict {
                 // Garbage must not become a row for each of its spellings.
-                Kind(status: Self.countable(result.status), reason: verdict.reason)
+                ResultKind(status: Self.countable(result.status), reason: verdict.reason)
             } else {
-                Kind(
+                ResultKind(
                     environment: result.environment ?? Environment.production.rawValue, topic: result.topic,
                     status: result.status, reason: verdict.reason.map(Self.countable))
             }
@@ -30,7 +23,7 @@ struct ResultCounts {
         kindOf.append(number(of: kind))
     }
 
-    private mutating func number(of kind: Kind) -> Int32 {
+    private mutating func number(of kind: ResultKind) -> Int32 {
         let number = numbers[kind] ?? kinds.count
         if number == kinds.count {
             kinds.append(kind)
@@ -39,13 +32,10 @@ struct ResultCounts {
         return Int32(number)
     }
 
-    /// The reason under which rejected results that are not kept are counted.
-    static let notKept = "(rejected, not kept)"
-
     /// Notes that the rejected result in this row is not kept.
     mutating func isNotKept(_ row: Int) {
         var kind = kinds[Int(kindOf[row])]
-        kind.reason = Self.notKept
+        kind.reason = Verdict.rejectedNotKept
         kindOf[row] = number(of: kind)
     }
 
@@ -58,11 +48,12 @@ struct ResultCounts {
     /// Writes the counts in the open transaction.
     ///
     /// - Parameter counted: The rows whose results count.
-    func record(_ counted: [Int], on connection: inout Connection) throws(DatabaseError) {
+    /// - Returns: The counts. They count once the transaction is committed.
+    func record(_ counted: [Int], on connection: inout Connection) throws(DatabaseError) -> [ResultCount] {
         var results = [Int64](repeating: 0, count: kinds.count)
         for row in counted { results[Int(kindOf[row])] += 1 }
         let met = kinds.indices.filter { results[$0] > 0 }
-        if met.isEmpty { return }
+        if met.isEmpty { return [] }
         _ = try connection.query(
             """
             INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, reason, results)
@@ -73,9 +64,10 @@ struct ResultCounts {
                 .int4s(met.map { kinds[$0].status }), .texts(met.map { kinds[$0].reason }),
                 .int8s(met.map { results[$0] }),
             ])
+        return met.map { ResultCount(kind: kinds[$0], results: Int(results[$0])) }
     }
 
-    /// An INSERT that counts 200s on the server and returns how many there are of each kind.
+    /// An INSERT that counts 200s on the server and returns environment, topic and number of each kind.
     ///
     /// - Parameter rows: A relation with the columns environment and topic, with or without a WHERE clause.
     static func insertAccepted(of rows: String) -> String {
@@ -83,8 +75,40 @@ struct ResultCounts {
         INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, results)
         SELECT \(hourInSQL), coalesce(left(environment, 20), 'production'), left(topic, 512), 200, sum(results)
         FROM (SELECT environment, topic, count(*) AS results FROM \(rows) GROUP BY environment, topic) AS seen GROUP BY 2, 3
-        RETURNING results
+        RETURNING environment, topic, results
         """
+    }
+
+    /// What a statement says that counts the 200s and moves other rows.
+    struct Unread {
+        /// The 200s, and the rows that went to another partition.
+        var (accepted, moved) = (0, 0)
+        var counts: [ResultCount] = []
+    }
+
+    /// The most kinds of 200s that a statement returns. A sender may write anything as a topic, and memory stays bounded.
+    private static let mostKinds = 1000
+
+    /// A SELECT that returns what `unread` reads. It follows the CTEs `counted`, an `insertAccepted`, and `moved`. Every row has both sums;
+    /// its columns for a kind are null if there are no 200s. It adds 50 µs to a batch; a subquery for the largest kinds would add 200.
+    static let selectUnread = """
+        SELECT coalesce(sum(c.results) OVER (), 0)::bigint, m.moved, c.environment, c.topic, c.results
+        FROM (SELECT count(*) AS moved FROM moved) AS m LEFT JOIN counted AS c ON true
+        ORDER BY c.results DESC LIMIT \(mostKinds)
+        """
+
+    /// Reads the rows of a `selectUnread`. What is not among the largest kinds counts as one without environment and topic.
+    static func unread(_ rows: borrowing Rows) throws(DatabaseError) -> Unread {
+        var unread = Unread()
+        let kinds = try rows.decode { row throws(DatabaseError) -> ResultCount? in
+            (unread.accepted, unread.moved) = (try row.read(), try row.read())
+            let kind = ResultKind(environment: try row.read(), topic: try row.read(), status: 200)
+            return try row.read(Int?.self).map { ResultCount(kind: kind, results: $0) }
+        }
+        unread.counts = kinds.compactMap { $0 }
+        let rest = unread.counts.reduce(unread.accepted) { $0 - $1.results }
+        if rest > 0 { unread.counts.append(ResultCount(kind: ResultKind(status: 200), results: rest)) }
+        return unread
     }
 
     /// The hour in which a result is counted, the same in every time zone.

@@ -14,13 +14,12 @@ public enum Grants {
         try migrator.migrate(&connection, createsRoles: true) { _ in }
     }
 
-    /// Whether all five roles exist.
+    /// The roles that the script creates.
+    static let roles = ["sender", "app", "reader", "monitor", "operator", "daemon"].map { "tokenkeeper_\($0)" }
+
+    /// Whether all roles exist.
     static func rolesExist(_ connection: inout Connection) throws(DatabaseError) -> Bool {
-        try connection.query(
-            """
-            SELECT count(*) FROM pg_catalog.pg_roles WHERE rolname IN ('tokenkeeper_sender', 'tokenkeeper_app',
-                'tokenkeeper_reader', 'tokenkeeper_operator', 'tokenkeeper_daemon')
-            """
-        ).value(Int.self) == 5
+        try connection.query("SELECT count(*) FROM pg_catalog.pg_roles WHERE rolname = ANY ($1)", [.texts(roles)])
+            .value(Int.self) == roles.count
     }
 }

@@ -22,8 +22,8 @@ public struct MigrationPlan: Equatable, Sendable {
     /// Whether there is nothing to apply.
     public var isEmpty: Bool { versions.isEmpty && repeatables.isEmpty && rights != .apply }
 
-    /// Whether the role that applies it will own new objects. If only rights are applied, they are granted as the owner, whoever
-    /// applies them.
+    /// Whether it creates objects, which the applying role then owns. A plan of rights alone creates none, so an administrator may
+    /// apply it too.
     var createsObjects: Bool { !versions.isEmpty || !repeatables.isEmpty }
 
     /// What is missing, as the subject of a sentence: `7 versions and 16 files of functions and views have`.

@@ -20,7 +20,7 @@ struct SchemaState {
     var table: String?
     /// Nil if the schema has no table for them, which no release ever made.
     var files: [AppliedFile]?
-    /// Whether all five roles exist.
+    /// Whether all roles exist.
     var rolesExist = false
     /// A digest of all of it, by the server.
     var fingerprint: String?

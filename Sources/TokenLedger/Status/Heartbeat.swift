@@ -1,4 +1,4 @@
-internal import TokenModel
+public import TokenModel
 
 /// What a daemon reports about itself and the queue, in its row of `tokenkeeper.daemon`.
 public struct Heartbeat {
@@ -9,6 +9,9 @@ public struct Heartbeat {
     private let startedAt: Instant
 
     private var transaction: BatchTransaction { BatchTransaction(lockTimeout: lockTimeout) }
+
+    /// Whether a daemon, the row `d` of `tokenkeeper.daemon`, runs and reports: a condition, as in the view `status`.
+    static let isLiveInSQL = "d.heartbeat_at > clock_timestamp() - interval '30 seconds' AND d.stopped_at IS NULL"
 
     /// A longer queue is estimated, not counted.
     static let countedExactly = 20_000
@@ -28,78 +31,118 @@ public struct Heartbeat {
         public var depth: Int64
         /// False if the depth was estimated.
         public var exact: Bool
+        /// When the oldest result was queued; nil if there is none, or if it is not known. If the depth was estimated, another result
+        /// may be older.
+        public var oldest: Instant?
+        /// How many of them wait for another attempt.
+        public var retries: Int64
 
-        public init(depth: Int64, exact: Bool) {
+        public init(depth: Int64, exact: Bool, oldest: Instant? = nil, retries: Int64 = 0) {
             self.depth = depth
             self.exact = exact
+            self.oldest = oldest
+            self.retries = retries
         }
     }
 
-    /// Looks at the queue and reports.
+    /// The locks of other sessions that keep results in the queue.
+    public struct Locks: Sendable {
+        /// The tables and who holds them, in words.
+        public var words: String
+        /// How long this daemon has been meeting them, by its own clock.
+        public var metFor: Duration
+
+        public init(words: String, metFor: Duration) {
+            self.words = words
+            self.metFor = metFor
+        }
+    }
+
+    /// Looks at the queue. If another session has locked a part of it, that part is estimated.
+    ///
+    /// - Parameter pagesLeft: The number of pages that the drain has not read yet: a long queue is estimated from it.
+    public func look(pagesLeft: Int, on connection: inout Connection) throws(DatabaseError) -> Queue {
+        do {
+            let queue = try count(on: &connection)
+            if queue.depth <= Self.countedExactly { return queue }
+            // A page holds 52 results of usual size if they are 200s, and 38 if they are 410s.
+            return Queue(
+                depth: max(queue.depth, Int64(pagesLeft) * 50), exact: false, oldest: try oldest(on: &connection),
+                retries: queue.retries)
+        } catch let error where error.remedy == .retry {
+            return try connection.query(
+                """
+                SELECT greatest(q.results, $1), q.oldest_queued_at FROM tokenkeeper.look_at_queue() AS q
+                """, [.int8(Int64(pagesLeft) * 50)]
+            ).one { row throws(DatabaseError) in
+                Queue(depth: try row.read(), exact: false, oldest: try row.read())
+            }
+        }
+    }
+
+    private func count(on connection: inout Connection) throws(DatabaseError) -> Queue {
+        try connection.run(
+            """
+            \(transaction.settings)
+            SELECT count(*), (extract(epoch FROM min(w.queued_at)) * 1000000)::bigint,
+                   count(*) FILTER (WHERE w.partition_number = \(Partition.retry.number))
+            FROM (SELECT queued_at, partition_number FROM tokenkeeper.send_result LIMIT \(Self.countedExactly + 1)) AS w
+            """
+        ).one { row throws(DatabaseError) in
+            Queue(
+                depth: try row.read(), exact: true, oldest: try row.read(Int64?.self).map(Instant.init(microseconds:)),
+                retries: try row.read())
+        }
+    }
+
+    /// Of a long queue, the first rows of each partition: they are the oldest, as a rule.
+    private func oldest(on connection: inout Connection) throws(DatabaseError) -> Instant? {
+        let first = Partition.all.map { "(SELECT queued_at FROM \($0.table) LIMIT 100)" }
+        return try connection.run(
+            """
+            \(transaction.settings)
+            SELECT (extract(epoch FROM min(w.queued_at)) * 1000000)::bigint FROM (\(first.joined(separator: " UNION ALL "))) AS w
+            """
+        ).one { row throws(DatabaseError) in try row.read(Int64?.self).map(Instant.init(microseconds:)) }
+    }
+
+    /// Reports the state of the queue.
     ///
     /// - Parameters:
     ///   - sweepInterval: Nil if the timer is off.
-    ///   - pagesLeft: The number of pages that the drain has not read yet: a long queue is estimated from it.
     ///   - trouble: What a person must fix, for the warnings of `status`.
-    ///   - waitingFor: Which locks of other sessions keep results in the queue, in words.
-    /// - Returns: The state of the queue, and whether it was reported: false if another session has locked the table.
+    ///   - locks: Which locks of other sessions keep results in the queue.
+    ///   - reason: Why results wait, in words.
+    /// - Returns: False if another session has locked the table: the drain does not need it, and continues.
     @discardableResult
     public func beat(
-        sweepInterval: Duration?, pagesLeft: Int, trouble: DatabaseError?, waitingFor: String? = nil,
-        on connection: inout Connection
-    ) throws(DatabaseError) -> (queue: Queue, isReported: Bool) {
-        let limit = Self.countedExactly
-        let depth: Int64?
-        let oldest: Instant?
+        _ queue: Queue, sweepInterval: Duration?, trouble: DatabaseError? = nil, locks: Locks? = nil,
+        reason: String? = nil, on connection: inout Connection
+    ) throws(DatabaseError) -> Bool {
+        let values: [Parameter] = [
+            .text(daemonID), .text(version.description), .instant(startedAt), .int8(queue.depth), .bool(queue.exact),
+            .instant(queue.oldest), .int8(sweepInterval?.microseconds), .text(trouble?.description),
+            .text(locks?.words), .int8(locks?.metFor.microseconds), .text(reason),
+        ]
         do {
-            (depth, oldest) = try connection.run(
-                """
-                \(transaction.settings)
-                SELECT count(*), (extract(epoch FROM min(w.queued_at)) * 1000000)::bigint
-                FROM (SELECT queued_at FROM tokenkeeper.send_result LIMIT \(limit + 1)) AS w
-                """
-            ).one { row throws(DatabaseError) in
-                (try row.read(), try row.read(Int64?.self).map(Instant.init(microseconds:)))
+            try connection.transaction(transaction) { connection throws(DatabaseError) in
+                _ = try connection.query(
+                    """
+                    INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact,
+                                                         oldest_queued_at, sweep_interval, problem, waiting_for, waiting_since, wait_reason)
+                    VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond', $8, $9,
+                            clock_timestamp() - $10 * interval '1 microsecond', $11)
+                    ON CONFLICT (daemon_id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, queue_depth = excluded.queue_depth,
+                        queue_depth_exact = excluded.queue_depth_exact, oldest_queued_at = excluded.oldest_queued_at,
+                        sweep_interval = excluded.sweep_interval, problem = excluded.problem,
+                        waiting_for = excluded.waiting_for, waiting_since = excluded.waiting_since, wait_reason = excluded.wait_reason
+                    """, values)
+                try connection.run(
+                    "DELETE FROM tokenkeeper.daemon WHERE heartbeat_at < clock_timestamp() - interval '1 day'")
             }
+            return true
         } catch let error where error.remedy == .retry {
-            // Another session has locked a part of the queue. The daemon can still report that it is alive.
-            (depth, oldest) = (nil, nil)
-        }
-        let exact = depth.map { $0 <= Int64(limit) } ?? false
-        // A page holds 52 results of usual size if they are 200s, and 38 if they are 410s.
-        let told = exact ? depth ?? 0 : max(depth ?? 0, Int64(pagesLeft) * 50)
-        let queue = Queue(depth: told, exact: exact)
-        do {
-            try write(queue, oldest, sweepInterval, trouble, waitingFor, on: &connection)
-        } catch let error where error.remedy == .retry {
-            // Another session has locked the table `daemon`. The drain does not need it, and continues.
-            return (queue, false)
-        }
-        return (queue, true)
-    }
-
-    private func write(
-        _ queue: Queue, _ oldest: Instant?, _ sweepInterval: Duration?, _ trouble: DatabaseError?,
-        _ waitingFor: String?, on connection: inout Connection
-    ) throws(DatabaseError) {
-        try connection.transaction(transaction) { connection throws(DatabaseError) in
-            _ = try connection.query(
-                """
-                INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact,
-                                                     oldest_queued_at, sweep_interval, problem, waiting_for)
-                VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond', $8, $9)
-                ON CONFLICT (daemon_id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, queue_depth = excluded.queue_depth,
-                    queue_depth_exact = excluded.queue_depth_exact, oldest_queued_at = excluded.oldest_queued_at,
-                    sweep_interval = excluded.sweep_interval, problem = excluded.problem,
-                    waiting_for = excluded.waiting_for
-                """,
-                [
-                    .text(daemonID), .text(version.description), .instant(startedAt), .int8(queue.depth),
-                    .bool(queue.exact), .instant(oldest), .int8(sweepInterval?.microseconds),
-                    .text(trouble?.description), .text(waitingFor),
-                ])
-            try connection.run(
-                "DELETE FROM tokenkeeper.daemon WHERE heartbeat_at < clock_timestamp() - interval '1 day'")
+            return false
         }
     }
 

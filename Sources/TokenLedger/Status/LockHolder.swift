@@ -28,14 +28,19 @@ public struct LockHolder: Hashable, Sendable {
     public let role: String?
     /// Its application_name; nil if it is not set.
     public let application: String?
-    /// When its transaction began. Nil unless the daemon is the same role, or a member of it or of `pg_read_all_stats`.
+    /// When its transaction began, or was prepared. Nil unless it was prepared, or the daemon is the same role, or a member of it or of `pg_read_all_stats`.
     public let since: String?
     /// The sessions that a queued one waits for, in words.
     public let behind: String?
+    /// The name of a prepared transaction: the argument of COMMIT PREPARED.
+    public var prepared: String? = nil
 
     /// The session, in words.
     public var who: String {
-        guard let pid else { return "a prepared transaction (see pg_prepared_xacts)" }
+        guard let pid else {
+            return "prepared transaction '\(prepared ?? "")'" + (role.map { ", role \($0)" } ?? "")
+                + (since.map { ", since \($0)" } ?? "") + " (see pg_prepared_xacts)"
+        }
         return Self.who(pid: "\(pid)", role: role, application: application)
             + (since.map { ", in a transaction since \($0)" } ?? "")
     }
@@ -74,9 +79,29 @@ public struct LockHolder: Hashable, Sendable {
     }
 }
 
+extension [LockHolder] {
+    /// The sessions, in words; the first three of many.
+    public var words: String {
+        if isEmpty { return "no session holds one for long" }
+        let more = count > 3 ? "; and \(count - 3) more" : ""
+        return prefix(3).map(\.words).joined(separator: "; ") + more
+    }
+}
+
 extension LockHolder {
-    /// The tables whose rows the drain shares with applications and operators.
-    private static let sharedRows = ["ledger", "device", "topic", "topic_guard", "topic_guard_count", "suspect"]
+    /// Whose way a lock of rows can be in.
+    public enum Work: Sendable {
+        case drain, send
+
+        /// The tables whose rows the work shares with applications and operators.
+        fileprivate var sharedRows: [String] {
+            switch self {
+            case .drain: ["ledger", "device", "topic", "topic_guard", "topic_guard_count", "suspect"]
+            case .send: ["send_request", "paused_topic", "background_send"]
+            }
+        }
+    }
+
     /// The queue and its partitions.
     private static let queue = ["send_result"] + Partition.all.map { "\($0.table.dropFirst("tokenkeeper.".count))" }
 
@@ -84,13 +109,15 @@ extension LockHolder {
     /// a whole table come first.
     ///
     /// Any role may call this. It locks no table of the schema and takes some milliseconds at most.
-    public static func all(on connection: inout Connection) throws(DatabaseError) -> [LockHolder] {
+    public static func all(
+        inTheWayOf work: Work = .drain, on connection: inout Connection
+    ) throws(DatabaseError) -> [LockHolder] {
         let who =
             "concat_ws(', ', 'pid ' || b.pid, 'role ' || b.usename, 'application ' || nullif(b.application_name, ''))"
         return try connection.query(
             """
             WITH lock AS MATERIALIZED (
-                SELECT l.pid, l.virtualtransaction, l.mode, l.granted, l.locktype, r.table_name
+                SELECT l.pid, l.virtualtransaction, l.transactionid, l.mode, l.granted, l.locktype, r.table_name
                 FROM pg_catalog.pg_locks AS l
                 LEFT JOIN (
                     SELECT c.oid, coalesce(t.relname, c.relname)::text AS table_name
@@ -104,6 +131,7 @@ extension LockHolder {
             ), session AS (
                 SELECT l.pid, l.virtualtransaction,
                        count(*) FILTER (WHERE l.locktype = 'transactionid' AND l.granted) > 0 AS has_changed,
+                       (array_agg(l.transactionid) FILTER (WHERE l.locktype = 'transactionid' AND l.granted))[1] AS transactionid,
                        -- Nobody but lock_partition takes both.
                        count(*) FILTER (WHERE l.table_name = 'lock_erasure' AND l.mode = 'RowShareLock' AND l.granted) > 0
                        AND count(*) FILTER (WHERE l.table_name = ANY ($2) AND l.granted
@@ -114,15 +142,16 @@ extension LockHolder {
                        AND count(*) FILTER (WHERE l.table_name = ANY ($2) AND l.mode = 'RowShareLock') = 0 AS only_queues
                 FROM lock AS l GROUP BY l.pid, l.virtualtransaction
             )
-            SELECT f.kind, f.pid, f.virtualtransaction, f.table_name, f.mode, a.usename::text, nullif(a.application_name, ''),
-                   to_char(a.xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'),
+            SELECT f.kind, f.pid, f.virtualtransaction, f.table_name, f.mode, coalesce(a.usename, x.owner)::text, nullif(a.application_name, ''),
+                   to_char(coalesce(a.xact_start, x.prepared) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'),
                    CASE f.kind WHEN 'queued' THEN (
                        SELECT string_agg(\(who), ' and ' ORDER BY b.pid) FROM pg_catalog.pg_stat_activity AS b
-                       WHERE b.pid = ANY (pg_blocking_pids(f.pid)) AND b.pid <> pg_backend_pid()) END
+                       WHERE b.pid = ANY (pg_blocking_pids(f.pid)) AND b.pid <> pg_backend_pid()) END,
+                   left(x.gid, 60)
             FROM (
                 SELECT DISTINCT ON (k.pid, k.virtualtransaction) k.*
                 FROM (
-                    SELECT l.pid, l.virtualtransaction, l.mode, l.table_name,
+                    SELECT l.pid, l.virtualtransaction, s.transactionid, l.mode, l.table_name,
                            CASE WHEN s.is_reading THEN 'reading'
                                 WHEN l.mode IN ('RowShareLock', 'RowExclusiveLock') THEN 'rows'
                                 WHEN l.granted THEN 'table' ELSE 'queued' END AS kind
@@ -137,14 +166,15 @@ extension LockHolder {
                          k.mode IN ('RowShareLock', 'RowExclusiveLock'), coalesce(array_position($1, k.table_name), 99), k.table_name
             ) AS f
             LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = f.pid
+            LEFT JOIN pg_catalog.pg_prepared_xacts AS x ON f.pid IS NULL AND x.transaction = f.transactionid
             ORDER BY array_position($3, f.kind), f.pid
             LIMIT 100
-            """, [.texts(Self.sharedRows), .texts(Self.queue), .texts(["table", "queued", "rows", "reading"])]
+            """, [.texts(work.sharedRows), .texts(Self.queue), .texts(["table", "queued", "rows", "reading"])]
         ).decode { row throws(DatabaseError) in
             LockHolder(
                 kind: try row.read(), pid: try row.read(), transaction: try row.read(), table: try row.read(),
                 mode: sqlName(ofMode: try row.read()), role: try row.read(), application: try row.read(),
-                since: try row.read(), behind: try row.read())
+                since: try row.read(), behind: try row.read(), prepared: try row.read())
         }
     }
 }

@@ -30,6 +30,8 @@ public struct StatusCache {
     private struct Findings {
         var rows: [(source: String, rows: Int64?)] = []
         var words: [(source: String, word: String)] = []
+        /// Since when the oldest unclaimed request of the outbox has been due, or will be.
+        var oldestDueAt: Instant?
     }
 
     /// Refreshes the cache if it is time and no other daemon has just done so.
@@ -38,7 +40,7 @@ public struct StatusCache {
     ) throws(DatabaseError) {
         guard now >= again else { return }
         let began = clock.now
-        defer { again = clock.now + min(max(Self.pause, began.duration(to: clock.now) * 100), Self.longestPause) }
+        defer { again = clock.now + pause(since: began) }
         // While another daemon refreshes the cache, this one learns nothing new about what a person must fix.
         guard try isOld(on: &connection) else { return }
         trouble = nil
@@ -49,7 +51,7 @@ public struct StatusCache {
             findings.rows.append((warning.name, nil))
             findings.words += words.map { (warning.name, $0) }
         }
-        let sighting = try attempt(on: &connection) { connection throws(DatabaseError) in
+        let sighting = try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
             try CleanupHolder.Sighting(on: &connection)
         }
         if let sighting {
@@ -57,7 +59,13 @@ public struct StatusCache {
             let holder = cleanupHolder.note(sighting, at: clock.now)
             if let holder { findings.words.append(("cleanup held back", holder)) }
         }
-        try store(findings, on: &connection)
+        try store(findings, pause: pause(since: began), on: &connection)
+        try noteTokens(on: &connection)
+    }
+
+    /// The pause after a refresh that began at this moment.
+    private func pause(since began: ContinuousClock.Instant) -> Duration {
+        min(max(Self.pause, began.duration(to: clock.now) * 100), Self.longestPause)
     }
 
     private mutating func countTables(
@@ -73,6 +81,7 @@ public struct StatusCache {
             }
             if let rows = rows?.first { findings.rows.append((table, rows)) }
         }
+        findings.oldestDueAt = try oldestDueAt(on: &connection)
         let lately = try look(
             """
             SELECT count(*)
@@ -80,6 +89,16 @@ public struct StatusCache {
             WHERE r.rejected_at > clock_timestamp() - interval '1 hour'
             """, Int64.self, on: &connection)
         if let rows = lately?.first { findings.rows.append(("rejected_result within an hour", rows)) }
+    }
+
+    /// Of the first thousand topics, because senders may write any text as a topic.
+    private mutating func oldestDueAt(on connection: inout Connection) throws(DatabaseError) -> Instant? {
+        try look(
+            """
+            \(OutboxIndex.settings)
+            \(OutboxIndex.oldestByTopic(most: "1000"))
+            SELECT (extract(epoch FROM min(s.due_at)) * 1000000)::bigint FROM scope AS s HAVING count(*) > 0
+            """, Int64.self, on: &connection)?.first.map(Instant.init(microseconds:))
     }
 
     /// Whether the cache is older than the pause. False as well while another session has locked the table.
@@ -95,53 +114,57 @@ public struct StatusCache {
 
     /// Reads one column, in one round trip.
     ///
-    /// - Returns: Nil as in `attempt`.
+    /// - Returns: Nil as in `Connection.attempt`.
     private mutating func look<Value: ColumnDecodable>(
         _ statement: String, _ type: Value.Type, on connection: inout Connection
     ) throws(DatabaseError) -> [Value]? {
         let settings = transaction.settings
-        return try attempt(on: &connection) { connection throws(DatabaseError) in
+        return try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
             try connection.run("\(settings)\n\(statement)").values(type)
         }
     }
 
-    /// Does one thing, so that it fails alone.
-    ///
-    /// - Returns: Nil if it takes too long, another session holds a lock, or it is refused, which becomes the `trouble`.
-    private mutating func attempt<Value>(
-        on connection: inout Connection, _ work: (inout Connection) throws(DatabaseError) -> Value
-    ) throws(DatabaseError) -> Value? {
-        do {
-            return try work(&connection)
-        } catch {
-            switch error.remedy {
-            case .reconnect: throw error
-            case .retry: break
-            case .fixData, .fixSetup: trouble = trouble ?? error
-            }
-            return nil
-        }
-    }
-
     /// Stores all findings in one statement. If that fails, the earlier findings stay, and the next refresh tries again.
-    private mutating func store(_ findings: Findings, on connection: inout Connection) throws(DatabaseError) {
+    private mutating func store(
+        _ findings: Findings, pause: Duration, on connection: inout Connection
+    ) throws(DatabaseError) {
         let transaction = transaction
-        _ = try attempt(on: &connection) { connection throws(DatabaseError) in
+        _ = try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
             try connection.transaction(transaction) { connection throws(DatabaseError) in
                 _ = try connection.query(
                     """
-                    INSERT INTO tokenkeeper.status_cache AS c (source, rows, words, as_of)
+                    INSERT INTO tokenkeeper.status_cache AS c (source, rows, words, as_of, pause, oldest_due_at)
                     SELECT s.source, s.rows,
                            (SELECT array_agg(w.words ORDER BY w.place)
                             FROM unnest($3, $4) WITH ORDINALITY AS w (source, words, place) WHERE w.source = s.source),
-                           clock_timestamp()
+                           clock_timestamp(), $5 * interval '1 microsecond', CASE s.source WHEN 'send_request' THEN $6 END
                     FROM unnest($1, $2) AS s (source, rows)
-                    ON CONFLICT (source) DO UPDATE SET rows = excluded.rows, words = excluded.words, as_of = excluded.as_of
+                    ON CONFLICT (source) DO UPDATE SET rows = excluded.rows, words = excluded.words, as_of = excluded.as_of,
+                        pause = excluded.pause, oldest_due_at = excluded.oldest_due_at
                     """,
                     [
                         .texts(findings.rows.map(\.source)), .int8s(findings.rows.map(\.rows)),
                         .texts(findings.words.map(\.source)), .texts(findings.words.map(\.word)),
+                        .int8(pause.microseconds), .instant(findings.oldestDueAt),
                     ])
+            }
+        }
+    }
+
+    /// Notes how many tokens are in each state at this hour, if they have been counted.
+    private mutating func noteTokens(on connection: inout Connection) throws(DatabaseError) {
+        let transaction = transaction
+        _ = try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
+            try connection.transaction(transaction) { connection throws(DatabaseError) in
+                _ = try connection.query(
+                    """
+                    INSERT INTO tokenkeeper.token_count_hour AS h (hour, state, tokens)
+                    SELECT \(ResultCounts.hourInSQL), s.state, coalesce(sum(c.tokens), 0)
+                    FROM unnest($1) AS s (state) LEFT JOIN tokenkeeper.token_count AS c ON c.state = s.state
+                    WHERE EXISTS (SELECT FROM tokenkeeper.token_count)
+                    GROUP BY s.state
+                    ON CONFLICT (hour, state) DO UPDATE SET tokens = excluded.tokens WHERE h.tokens <> excluded.tokens
+                    """, [.texts(Overview.states)])
             }
         }
     }

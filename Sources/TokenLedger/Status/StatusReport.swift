@@ -1,31 +1,91 @@
-/// The row of the view `tokenkeeper.status`, for people and for programs.
+/// The row of the view `tokenkeeper.status`, for people and for programs. Every column of the view is in it.
 public struct StatusReport: Sendable {
+    /// A column with one value.
+    public struct Field: Equatable, Sendable {
+        /// How to read the value.
+        public enum Kind: Equatable, Sendable {
+            case number
+            /// A span of time, in whole seconds.
+            case seconds
+            case text
+        }
+
+        /// The column's name.
+        public var name: String
+        public var kind: Kind
+        /// Nil for null. An instant is in UTC, to the second.
+        public var value: String?
+
+        public init(name: String, kind: Kind, value: String?) {
+            self.name = name
+            self.kind = kind
+            self.value = value
+        }
+    }
+
     /// One object of JSON, in the view's order and with its names. Ages are in seconds.
     public let json: String
-    /// Names and values in the view's order, without nulls. Instants are in UTC.
-    public let fields: [(name: String, value: String)]
+    /// In the view's order.
+    public let fields: [Field]
+    /// The most important first.
     public let warnings: [String]
+    /// The warnings that somebody has to get up for, in the view's order. They are in `warnings`, too.
+    public let criticalWarnings: [String]
 
-    private static let source = """
-        (SELECT s.queue_depth, s.queue_depth_estimated,
-                extract(epoch FROM s.oldest_result_age)::bigint AS oldest_result_age,
-                s.queue_as_of, s.rejected, s.held, s.tokens_active, s.tokens_stale, s.tokens_suspect, s.tokens_superseded,
-                s.tokens_unregistered_by_app, s.tokens_as_of, s.last_sweep_at, s.last_sweep_trigger, s.last_sweep_outcome,
-                s.live_daemons, s.warnings
-         FROM tokenkeeper.status AS s)
-        """
+    public init(json: String, fields: [Field], warnings: [String], criticalWarnings: [String]) {
+        self.json = json
+        self.fields = fields
+        self.warnings = warnings
+        self.criticalWarnings = criticalWarnings
+    }
 
+    /// The view answers within milliseconds. If another session has locked a table of it, this throws, and does not wait for long.
+    private static let reading = BatchTransaction(
+        mode: .snapshot, lockTimeout: .seconds(3), statementTimeout: .seconds(8), isInUTC: true)
+
+    /// - Throws: Within ten seconds, if the server answers.
     public init(on connection: inout Connection) throws(DatabaseError) {
-        json = try connection.run("SET LOCAL timezone = 'UTC'; SELECT row_to_json(s) FROM \(Self.source) AS s").value()
-        fields = try connection.run(
-            """
-            SET LOCAL timezone = 'UTC';
-            SELECT f.key, CASE WHEN f.key LIKE '%_as_of' OR f.key = 'last_sweep_at'
-                               THEN to_char(f.value::timestamptz, 'YYYY-MM-DD HH24:MI:SS "UTC"') ELSE f.value END
-            FROM \(Self.source) AS s, json_each_text(row_to_json(s)) AS f
-            WHERE f.value IS NOT NULL AND f.key <> 'warnings'
-            """
-        ).decode { row throws(DatabaseError) in (name: try row.read(), value: try row.read()) }
-        warnings = try connection.query("SELECT unnest(warnings) FROM tokenkeeper.status").values()
+        let columns = try connection.transaction(Self.reading) { connection throws(DatabaseError) in
+            try connection.query(
+                """
+                SELECT e.name, t.typname::text,
+                       CASE WHEN t.typname = 'interval' AND v.text IS NOT NULL
+                            THEN extract(epoch FROM v.text::interval)::bigint::text ELSE e.value::text END,
+                       CASE t.typname WHEN 'interval' THEN extract(epoch FROM v.text::interval)::bigint::text
+                                      WHEN 'timestamptz' THEN to_char(v.text::timestamptz, 'YYYY-MM-DD HH24:MI:SS "UTC"')
+                                      ELSE v.text END,
+                       CASE WHEN json_typeof(e.value) = 'array' THEN ARRAY(SELECT json_array_elements_text(e.value)) ELSE '{}' END
+                FROM tokenkeeper.status AS s
+                CROSS JOIN LATERAL json_each(row_to_json(s)) WITH ORDINALITY AS e (name, value, place)
+                CROSS JOIN LATERAL (SELECT e.value #>> '{}' AS text) AS v
+                JOIN pg_catalog.pg_attribute AS a ON a.attrelid = 'tokenkeeper.status'::regclass AND a.attname = e.name
+                JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
+                ORDER BY e.place
+                """
+            ).decode { row throws(DatabaseError) in
+                (
+                    name: try row.read(String.self), type: try row.read(String.self), json: try row.read(String.self),
+                    text: try row.read(String?.self), words: try row.read([String].self)
+                )
+            }
+        }
+        func words(_ name: String) -> [String] { columns.first { $0.name == name }?.words ?? [] }
+        self.init(
+            json: "{" + columns.map { "\"\($0.name)\":\($0.json)" }.joined(separator: ",") + "}",
+            fields: columns.filter { !$0.type.hasPrefix("_") }.map {
+                Field(name: $0.name, kind: Field.Kind(type: $0.type), value: $0.text)
+            },
+            warnings: words("warnings"), criticalWarnings: words("critical_warnings"))
+    }
+}
+
+extension StatusReport.Field.Kind {
+    /// - Parameter type: A name of `pg_type`.
+    fileprivate init(type: String) {
+        switch type {
+        case "interval": self = .seconds
+        case "int2", "int4", "int8", "float8", "numeric": self = .number
+        default: self = .text
+        }
     }
 }

@@ -45,7 +45,11 @@ public struct Sweep {
         var findings = SweepFindings()
         do {
             try clearAway(into: &findings, on: &connection, while: goesOn)
-            if !findings.failures.isEmpty { return try finish(.failed, findings.message, on: &connection) }
+            if !findings.failures.isEmpty {
+                let held = findings.hasMetLock ? try lockedTables(on: &connection) : nil
+                return try finish(
+                    .failed, [findings.message, held].compactMap(\.self).joined(separator: "; "), on: &connection)
+            }
             let messages = [findings.message, try leftOver(on: &connection)].compactMap(\.self)
             return try finish(
                 .finished, messages.isEmpty ? nil : messages.joined(separator: "; "), on: &connection)
@@ -63,6 +67,12 @@ public struct Sweep {
         } catch {
             return try finish(.failed, "\(error)", on: &connection)
         }
+    }
+
+    /// Who holds locks on whole tables, in words; nil for nobody. A holder is visible only while it holds the lock.
+    private func lockedTables(on connection: inout Connection) throws(DatabaseError) -> String? {
+        let holders = try LockHolder.all(on: &connection).filter(\.isOfWholeTable)
+        return holders.isEmpty ? nil : holders.words
     }
 
     /// Tokens that were due and not refused, but are still there, in words.
@@ -90,6 +100,9 @@ public struct Sweep {
                 WHERE run_id = $1 AND outcome = 'running' AND daemon_id = $4
                 """, [.int8(lease.runID), .text(outcome.rawValue), .text(message), .text(lease.holder)])
         }
-        return try SweepReport(of: lease, on: &connection)
+        guard let report = try SweepReport.ended(lease.runID, on: &connection) else {
+            throw DatabaseError(.unexpectedRow, "sweep \(lease.runID) has been deleted, or is still running")
+        }
+        return report
     }
 }

@@ -5,11 +5,14 @@ struct SweepFindings {
     /// What failed, in words.
     private(set) var failures: [String] = []
     private var moreFailures = 0
+    /// Whether a failure was a lock of another session.
+    private(set) var hasMetLock = false
 
     /// Failures beyond this number are only counted.
     private static let maxFailures = 10
 
     mutating func failed(_ what: String, _ error: DatabaseError) {
+        if error.sqlState == "55P03" { hasMetLock = true }
         if failures.count < Self.maxFailures { failures.append("\(what): \(error)") } else { moreFailures += 1 }
     }
 

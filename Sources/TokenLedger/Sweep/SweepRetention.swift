@@ -85,8 +85,13 @@ extension Sweep {
         try attempt("tokenkeeper.sweep_topic", into: &findings) {
             try deleteTopicsOfOldRuns(on: &connection, while: goesOn)
         }
+        try attempt("tokenkeeper.stale_receipt", into: &findings) {
+            while try deleteOldReceipts(on: &connection, while: goesOn) {}
+        }
         for (table, condition, retention) in [
             ("tokenkeeper.operation", "r.at < now() - $1 * interval '1 microsecond'", plan.eventRetention),
+            ("tokenkeeper.token_count_hour", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
+            ("tokenkeeper.stale_count", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             // No window of the guard reaches further back than two days; a backlog may.
             ("tokenkeeper.topic_guard_count", "r.bucket < now() - $1 * interval '1 microsecond'", .seconds(8 * 86_400)),
             ("tokenkeeper.background_send", "r.latest_at < now() - $1 * interval '1 microsecond'", .seconds(3600)),
@@ -112,6 +117,37 @@ extension Sweep {
     private func rollUpCounts(on connection: inout Connection, while goesOn: () -> Bool) throws -> Bool {
         try step(on: &connection, while: goesOn) { connection, _ in
             try connection.query("SELECT tokenkeeper.roll_up_result_count()").value(Bool.self)
+        }
+    }
+
+    /// Deletes 410s of tokens that are not suppressed any more. As long as a token is suppressed, its 410s can be undone.
+    ///
+    /// - Returns: Whether there may be more.
+    private func deleteOldReceipts(on connection: inout Connection, while goesOn: () -> Bool) throws -> Bool {
+        do {
+            return try step(settings: Self.byIndex, on: &connection, while: goesOn) { connection, _ in
+                // By topic, so that it finds them by the index. By place: a row that another session has deleted is gone.
+                try connection.query(
+                    """
+                    WITH gone AS (
+                        DELETE FROM tokenkeeper.stale_receipt AS r WHERE r.ctid = ANY (ARRAY(
+                            SELECT o.place FROM tokenkeeper.topic AS t CROSS JOIN LATERAL (
+                                SELECT s.ctid AS place FROM tokenkeeper.stale_receipt AS s
+                                WHERE s.topic_id + 0 = t.topic_id
+                                  AND s.queued_at < now() - coalesce(t.suppressed_retention, $1 * interval '1 microsecond')
+                                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l
+                                                  WHERE l.topic_id = t.topic_id AND l.token_key = s.token_key AND l.suppressed)
+                                ORDER BY s.queued_at LIMIT $2) AS o
+                            LIMIT $2))
+                        RETURNING 1
+                    )
+                    SELECT count(*) > 0 FROM gone
+                    """, [.int8(plan.suppressedRetention.microseconds), .int8(Int64(plan.batch))]
+                ).value(Bool.self)
+            }
+        } catch let error as DatabaseError where error.sqlState == "55P03" {
+            // An undo has locked a row: the next sweep deletes the rest.
+            return false
         }
     }
 

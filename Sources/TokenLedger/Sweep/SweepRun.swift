@@ -95,18 +95,18 @@ public struct SweepReport: Equatable, Sendable {
 }
 
 extension SweepReport {
-    /// Reads what a run has recorded.
-    init(of lease: SweepLease, on connection: inout Connection) throws(DatabaseError) {
-        let topics = try Topic.all(of: lease.runID, on: &connection)
-        self = try connection.query(
+    /// Reads what a run has recorded; nil if it has not ended.
+    static func ended(_ run: Int64, on connection: inout Connection) throws(DatabaseError) -> SweepReport? {
+        let topics = try Topic.all(of: run, on: &connection)
+        return try connection.query(
             """
-            SELECT outcome, pruned_suppressed, pruned_dormant, deleted_events, deleted_rejected, deleted_held, deleted_runs,
-                   deleted_sends, refused, message
-            FROM tokenkeeper.sweep_run WHERE run_id = $1
-            """, [.int8(lease.runID)]
-        ).one { row throws(DatabaseError) in
+            SELECT trigger, dry_run, forced, outcome, pruned_suppressed, pruned_dormant, deleted_events, deleted_rejected,
+                   deleted_held, deleted_runs, deleted_sends, refused, message
+            FROM tokenkeeper.sweep_run WHERE run_id = $1 AND outcome NOT IN ('requested', 'running')
+            """, [.int8(run)]
+        ).first { row throws(DatabaseError) in
             SweepReport(
-                runID: lease.runID, trigger: lease.trigger, dryRun: lease.dryRun, forced: lease.forced,
+                runID: run, trigger: try row.read(), dryRun: try row.read(), forced: try row.read(),
                 outcome: try row.read(), prunedSuppressed: try row.read(), prunedDormant: try row.read(),
                 deletedEvents: try row.read(), deletedRejected: try row.read(), deletedHeld: try row.read(),
                 deletedRuns: try row.read(), deletedSends: try row.read(), refused: try row.read(),

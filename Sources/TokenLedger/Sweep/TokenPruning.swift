@@ -116,7 +116,7 @@ extension Sweep {
         ).one { row throws(DatabaseError) in (try row.read(), try row.read()) }
     }
 
-    /// What follows from the rows `gone` with their `cause`: their suspects and devices are deleted; the run ($1), the topics and the
+    /// What follows from the rows `gone` with their `cause`: their suspects, 410s and devices are deleted; the run ($1), the topics and the
     /// history record it.
     static let bookkeeping = """
         counts AS MATERIALIZED (
@@ -132,6 +132,16 @@ extension Sweep {
         ), suspects AS (
             DELETE FROM tokenkeeper.suspect AS s USING gone AS g
             WHERE g.suspect_at IS NOT NULL AND s.topic_id = g.topic_id AND s.token_key = g.token_key
+        ), receipts AS (
+            DELETE FROM tokenkeeper.stale_receipt AS r USING gone AS g
+            WHERE g.stale_at IS NOT NULL AND r.topic_id = g.topic_id AND r.token_key = g.token_key
+            RETURNING r.topic_id, r.token_key, r.queued_at, g.cause
+        ), not_restorable AS (
+            INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens, pruned)
+            SELECT tokenkeeper.hour_of(l.queued_at), l.topic_id, 0, count(*)
+            FROM (SELECT r.topic_id, max(r.queued_at) AS queued_at FROM receipts AS r WHERE r.cause = 'stale'
+                  GROUP BY r.topic_id, r.token_key) AS l
+            GROUP BY 1, 2
         ), devices AS (
             DELETE FROM tokenkeeper.device AS d WHERE d.ctid = ANY (ARRAY(
                 SELECT e.ctid FROM tokenkeeper.device AS e

@@ -1,18 +1,32 @@
+internal import APNsFeedback
 internal import ArgumentParser
 
 struct CheckConfig: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "Check the configuration and print the settings in force, without connecting to the database.",
-        discussion: "If anything is wrong, prints every problem with its file and line, and exits with 78.")
+        abstract: "Check the configuration and print the settings in force.",
+        discussion: """
+            If anything is wrong, prints every problem with its file and line, and exits with 78. Connects to nothing, unless --online is \
+            given. With --online, it also connects to PostgreSQL and, for each credential, to APNs, through the proxy if there is one. It \
+            verifies the certificates, sends no request, prints a line for each, and exits with 69 if one fails. Root connects to PostgreSQL \
+            as the user tokenkeeperd, like the service, unless --database-url names a database.
+            """)
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Flag(help: "Print only problems.")
+    @Flag(help: "Print only problems. Reads no credential, and no certificate to trust.")
     var quiet = false
+
+    @Flag(help: "Also try the connections to PostgreSQL and APNs. Sends nothing to any device.")
+    var online = false
+
+    func validate() throws {
+        if quiet && online { throw ValidationError("Give --quiet or --online, and not both.") }
+    }
 
     func run() throws {
         Signals.unblock()
         let configuration = try options.load()
+        try options.checkRuntimeDirectory(of: configuration)
         // For a reload: credentials that systemd passes at the start cannot be read later, and need a restart anyway.
         if quiet { return }
         let credentials = try options.loadCredentials(of: configuration)
@@ -23,5 +37,10 @@ struct CheckConfig: ParsableCommand {
             print("\(setting.key) = \(value)  # \(found?.origin ?? "default")")
         }
         for credential in credentials { print("# \(credential)") }
+        if !credentials.isEmpty, let fault = TrustedCertificates.fault(of: configuration.clientOptions) {
+            ConfigurationOptions.complain("\(fault): set send.ca_file, or install the package ca-certificates")
+            throw ExitCode(ExitStatus.configuration.rawValue)
+        }
+        if online { try OnlineCheck(configuration: configuration, credentials: credentials).run() }
     }
 }

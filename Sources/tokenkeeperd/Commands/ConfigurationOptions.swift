@@ -1,13 +1,18 @@
+internal import APNsFeedback
 internal import ArgumentParser
 internal import FoundationEssentials
 internal import Glibc
 internal import Logging
+internal import Synchronization
 internal import TokenLedger
 internal import TokenModel
 
 /// The options that every command has.
 struct ConfigurationOptions: ParsableArguments {
-    @Option(help: "The configuration file. [default: /etc/tokenkeeperd/tokenkeeperd.toml, if it exists]")
+    @Option(
+        help: ArgumentHelp(
+            "The configuration: a file, or a folder with tokenkeeperd.toml and conf.d/*.toml. [default: \(ConfigurationPlace.usual)]",
+            valueName: "path"))
     var config: String?
 
     @Option(
@@ -17,12 +22,16 @@ struct ConfigurationOptions: ParsableArguments {
     @Option(name: .customLong("set"), help: "One setting, as key=value. May be repeated.")
     var settings: [String] = []
 
-    static let usualFile = "/etc/tokenkeeperd/tokenkeeperd.toml"
+    /// Whether `complain` writes JSON. It does in a daemon that logs JSON, once the configuration has been read.
+    private static let complainsInJSON = Atomic(false)
 
     /// Reads and checks everything. Prints all problems, if there are any, and exits.
-    func load() throws -> Configuration {
+    ///
+    /// - Parameter toLog: Whether what is printed from then on is a part of the log, and has its format.
+    func load(toLog: Bool = false) throws -> Configuration {
         do {
             let configuration = try read()
+            if toLog { Self.complainsInJSON.store(configuration.logFormat == .json, ordering: .relaxed) }
             wipePassword()
             warnOfReadablePassword(in: configuration)
             warnOfReadableSecrets([configuration.address.passwordFile].compactMap { $0 })
@@ -36,61 +45,99 @@ struct ConfigurationOptions: ParsableArguments {
     /// Reads and checks everything.
     func read() throws(ConfigurationError) -> Configuration {
         let environment = ProcessInfo.processInfo.environment
-        let path = namedFile ?? Self.usualFile
-        var file: (contents: [UInt8], name: String)?
-        if namedFile != nil || FileManager.default.fileExists(atPath: path) {
-            guard !StrayAddress.isLikely(path) else {
-                throw ConfigurationError(["--config: expected a file; \(StrayAddress.advice)"])
-            }
-            guard let bytes = SecretBytes(contentsOf: path, limit: TOMLScanner.maximumSize) else {
-                throw ConfigurationError(["\(path): cannot be read, or has more than 1 MiB"])
-            }
-            // Not wiped, and neither is a password in database_url: docs/how-to/connect-to-postgresql.md says so.
-            file = (bytes.unprotected, path)
+        if let namedPath, StrayAddress.isLikely(namedPath) {
+            throw ConfigurationError(["--config: expected a file or a folder; \(StrayAddress.advice)"])
         }
+        let place = self.place
+        let files = try place.files()
         let flags = settings + (databaseURL.map { ["database_url=\($0)"] } ?? [])
         let credentials =
             if let folder = environment["CREDENTIALS_DIRECTORY"] {
                 try DatabaseCredentials(handedOverIn: folder)
-            } else if path == Self.usualFile {
-                try DatabaseCredentials(ofServiceIn: DatabaseCredentials.folderOfService)
+            } else if let folder = place.credentialsFolder {
+                try DatabaseCredentials(ofServiceIn: folder)
             } else {
                 DatabaseCredentials()
             }
-        return try Configuration(file: file, credentials: credentials, environment: environment, flags: flags)
+        return try Configuration(files: files, credentials: credentials, environment: environment, flags: flags)
     }
 
     /// Reads the files of the credentials for APNs. Prints all problems, if there are any, and exits.
-    func loadCredentials(of configuration: Configuration) throws -> [LoadedCredential] {
-        let handedOver = ProcessInfo.processInfo.environment["CREDENTIALS_DIRECTORY"].map { [$0 + "/apns_"] } ?? []
+    ///
+    /// - Parameter tokens: Those to which the credentials add.
+    func loadCredentials(
+        of configuration: Configuration, _ tokens: ProviderTokens = ProviderTokens()
+    ) throws -> [LoadedCredential] {
+        do {
+            let credentials = try readCredentials(of: configuration, tokens)
+            let proxyPassword = configuration.values["send.proxy_password_file"]?.value
+            warnOfReadableSecrets(credentials.flatMap(\.secretFiles) + [proxyPassword].compactMap(\.self))
+            return credentials
+        } catch {
+            for problem in error.problems { Self.complain(problem) }
+            throw ExitCode(ExitStatus.configuration.rawValue)
+        }
+    }
+
+    /// The folders in which the files of credentials are looked for.
+    var credentialFolders: [String] {
+        (ProcessInfo.processInfo.environment["CREDENTIALS_DIRECTORY"].map { [$0 + "/apns_"] } ?? []) + [place.keyFolder]
+    }
+
+    /// Reads the files of the credentials for APNs.
+    ///
+    /// - Throws: All problems.
+    func readCredentials(
+        of configuration: Configuration, _ tokens: ProviderTokens = ProviderTokens()
+    ) throws(ConfigurationError) -> [LoadedCredential] {
         var credentials: [LoadedCredential] = []
-        var tokens = ProviderTokens()
+        var tokens = tokens
         var problems: [String] = []
         for settings in configuration.credentials {
             do {
-                let folders = handedOver + ["/etc/tokenkeeperd/apns/"]
-                credentials.append(try LoadedCredential(settings, folders: folders, &tokens))
+                credentials.append(try LoadedCredential(settings, folders: credentialFolders, &tokens))
             } catch {
                 problems += error.problems
             }
         }
-        warnOfReadableSecrets(credentials.flatMap(\.secretFiles))
-        if problems.isEmpty { return credentials }
-        for problem in problems { Self.complain(problem) }
-        throw ExitCode(ExitStatus.configuration.rawValue)
+        if let file = configuration.values["send.proxy_password_file"]?.value, SecretBytes(contentsOf: file) == nil {
+            problems.append("send.proxy_password_file: \(file) cannot be read")
+        }
+        if !problems.isEmpty { throw ConfigurationError(problems) }
+        return credentials
     }
 
-    private var namedFile: String? { config ?? ProcessInfo.processInfo.environment["TOKENKEEPER_CONFIG"] }
+    /// Prints why the daemon could not use the runtime directory. Exits if an operator chose it.
+    func checkRuntimeDirectory(of configuration: Configuration) throws {
+        guard let directory = RuntimeDirectory(in: configuration.values), let fault = directory.fault(rootChecks: true)
+        else { return }
+        Self.complain(directory.isExplicit ? fault : "warning: \(fault)")
+        if directory.isExplicit { throw ExitCode(ExitStatus.configuration.rawValue) }
+    }
 
-    private func warnOfReadablePassword(in configuration: Configuration) {
-        let path = namedFile ?? Self.usualFile
-        var about = stat()
-        guard configuration.address.password != nil, configuration.values["database_url"]?.rank == .file,
-            unsafe stat(path, &about) == 0, about.st_mode & S_IROTH != 0
+    /// The daemon works without the directory: a fault of it is no reason to stop sending.
+    func warnOfRuntimeDirectory(of configuration: Configuration) {
+        guard !configuration.credentials.isEmpty, let fault = RuntimeDirectory(in: configuration.values)?.fault()
         else { return }
         Self.complain(
-            "warning: \(path) contains a password, and everybody on this machine can read it: put the password into a file of its own, or run `chmod 600 \(ShellWord.quoted(path))`"
-        )
+            "warning: \(fault). The daemon works without it: after a restart, APNs may refuse a new provider token")
+    }
+
+    private var namedPath: String? { config ?? ProcessInfo.processInfo.environment["TOKENKEEPER_CONFIG"] }
+
+    private var place: ConfigurationPlace { ConfigurationPlace(namedPath) }
+
+    private func warnOfReadablePassword(in configuration: Configuration) {
+        let inURL = configuration.address.password != nil ? configuration.values["database_url"]?.file : nil
+        let inProxy = ProxySettings(in: configuration.values).fileWithPassword
+        for path in Set([inURL, inProxy].compactMap(\.self)).sorted() {
+            var about = stat()
+            guard unsafe stat(path, &about) == 0, about.st_mode & S_IROTH != 0 else { continue }
+            let word = ShellWord.quoted(path)
+            Self.complain(
+                "warning: \(path) contains a password, and everybody on this machine can read it: put the password into a file of its own, or let only root and the daemon's group read it: `chgrp tokenkeeperd \(word); chmod 640 \(word)`"
+            )
+        }
     }
 
     /// Files that systemd passes are not checked: no other user can read them.
@@ -103,13 +150,15 @@ struct ConfigurationOptions: ParsableArguments {
 
     /// Removes a password from the process list, where everybody on the machine can read it. It was visible for a moment, so a
     /// warning says to keep it in a file.
-    private func wipePassword() {
+    func wipePassword() {
         for argument in CommandLine.arguments.dropFirst() {
             let text = argument.split(separator: "=", maxSplits: 1).last.map(String.init) ?? ""
-            guard [argument, text].contains(where: { (try? DatabaseAddress($0))?.password != nil }) else { continue }
+            let isDatabases = [argument, text].contains { (try? DatabaseAddress($0))?.password != nil }
+            let proxy = argument.firstRange(of: "http").flatMap { PushProxy(String(argument[$0.lowerBound...])) }
+            guard isDatabases || proxy?.hasPassword == true else { continue }
             Self.complain(
-                "a password on the command line can be read by everybody on this machine: use database_password_file or ~/.pgpass"
-            )
+                "a password on the command line can be read by everybody on this machine: use "
+                    + (isDatabases ? "database_password_file or ~/.pgpass" : "send.proxy_password_file"))
             for index in 0..<Int(CommandLine.argc) {
                 guard let memory = unsafe CommandLine.unsafeArgv[index], unsafe String(cString: memory) == argument
                 else { continue }
@@ -119,15 +168,24 @@ struct ConfigurationOptions: ParsableArguments {
     }
 
     static func complain(_ problem: String) {
-        let priority = Journal.isListening ? problem.hasPrefix("warning: ") ? "<4>" : "<3>" : ""
-        let bytes = Array("\(priority)tokenkeeperd: \(problem)\n".utf8)
+        let isWarning = problem.hasPrefix("warning: ")
+        let line =
+            if complainsInJSON.load(ordering: .relaxed) {
+                LogFormat.json.line(
+                    at: .now, isWarning ? .warning : .error,
+                    isWarning ? String(problem.dropFirst("warning: ".count)) : problem, [:],
+                    toJournal: Journal.isListening)
+            } else {
+                (Journal.isListening ? isWarning ? "<4>" : "<3>" : "") + "tokenkeeperd: \(problem)"
+            }
+        let bytes = Array("\(line)\n".utf8)
         _ = unsafe write(STDERR_FILENO, bytes, bytes.count)
     }
 }
 
 extension Configuration {
     func logger() -> Logger {
-        Logger(label: "tokenkeeperd") { _ in LogfmtHandler(threshold: LogThreshold(logLevel)) }
+        Logger(label: "tokenkeeperd") { _ in StandardErrorLog(threshold: LogThreshold(logLevel), format: logFormat) }
     }
 
     /// For a command that changes the schema: the database must be named, and is not libpq's default.
@@ -160,7 +218,13 @@ extension Configuration {
         throws
     {
         do {
-            var connection = try Connection(to: address, writes: writes)
+            // `migrate` and `grants` need the owner of the schema, who is never the service.
+            var connection =
+                if role == nil {
+                    try Connection(to: address, writes: writes)
+                } else {
+                    try connectLikeService(writes: writes)
+                }
             try work(&connection)
         } catch let error as DatabaseError {
             ConfigurationOptions.complain(error.description)

@@ -5,7 +5,7 @@ struct GrantRoles: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "grants",
         abstract:
-            "Create the roles tokenkeeper_sender, _app, _reader, _operator and _daemon, and grant each its rights.",
+            "Create the roles tokenkeeper_sender, _app, _reader, _monitor, _operator and _daemon, and grant each its rights.",
         discussion: """
             Can be repeated. Run it as the owner of the schema. That role needs CREATEROLE if roles are missing; otherwise let a \
             DBA run what --print shows. Then grant the roles to your own, as in GRANT tokenkeeper_daemon TO my_daemon.

@@ -10,7 +10,8 @@ struct Held: ParsableCommand {
             Suspects are BadDeviceToken, DeviceTokenNotForTopic, and 410s that are not from APNs. They are held if, within a day, they \
             would suppress too many of a topic's tokens (guard.allowance, guard.max_share): the sign of a misconfigured sender. \
             If the sender is at fault, fix it, run `tokenkeeperd reinstate` for what was recorded before the guard tripped, and then \
-            `held discard`. If the tokens are really bad, run `held release`.
+            `held discard`. If the tokens are really bad, run `held release`. \
+            With guard.hold_stale_share, 410s are held as well when too many active tokens turn stale within a day.
             """,
         subcommands: [List.self, Release.self, Discard.self], defaultSubcommand: List.self)
 

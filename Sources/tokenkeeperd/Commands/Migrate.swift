@@ -6,7 +6,7 @@ struct Migrate: ParsableCommand {
         abstract: "Create or upgrade the schema tokenkeeper.",
         discussion: """
             Applies the versions that are missing and, if any file of functions or views has changed, all of these files, in one \
-            transaction. If all five roles exist, it also renews their rights. Run it as the role that is to own the schema: one \
+            transaction. If all six roles exist, it also renews their rights. Run it as the role that is to own the schema: one \
             that may CREATE in the database and is not a superuser; or as a member of that role, with --owner. Connect to \
             PostgreSQL itself, not through a pooler.
 

@@ -4,20 +4,28 @@ internal import TokenModel
 
 struct Reinstate: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "Undo the suspects of requests that were sent within a window, including results that arrive later.",
+        abstract: "Undo the suspects of requests that were sent, or the 410s that were received, within a window.",
         discussion: """
-            Undoes the damage of a misconfigured sender. Whatever else is known about a token counts again: an older 410, suspect or \
-            unregistration. 410s from APNs are not undone: a later registration revives their tokens. An instant without a zone is in UTC. \
+            Undoes the damage of a misconfigured sender (--cause suspect) or of a wave of 410s that was a mistake (--cause stale), \
+            including results of the window that are recorded later. \
+            Suspects go by when their request was sent. 410s go by when they were received, never by their timestamp: if APNs repeats \
+            the same 410 later, it counts. Whatever else is known about a token counts again, such as an older 410, suspect or \
+            unregistration. Tokens that were pruned meanwhile cannot be restored. An instant without a zone is in UTC. \
             This cannot be undone; --dry-run counts first. \
-            The suspects are undone in short transactions. If the command is interrupted, the daemons complete it; the view \
+            The results are undone in short transactions. If the command is interrupted, the daemons complete it; the view \
             tokenkeeper.reinstatement shows what is left.
             """)
+
+    @Option(help: "suspect or stale (410s).")
+    var cause = "suspect"
 
     @OptionGroup var options: ConfigurationOptions
     @OptionGroup var which: TopicOption
 
     @Option(
-        help: "The start of the window: when the first bad request was sent, as in 2026-11-06T20:00:00Z.")
+        help:
+            "The start of the window, as in 2026-11-06T20:00:00Z: when the first bad request was sent, or the first 410 received."
+    )
     var since: String
 
     @Option(help: "The end of the window. [default: now]")
@@ -26,24 +34,43 @@ struct Reinstate: ParsableCommand {
     @Flag(help: "Count only, and change nothing.")
     var dryRun = false
 
+    func validate() throws {
+        if Reinstatement.Cause(rawValue: cause) == nil {
+            throw ValidationError("--cause is \"\(HistoryText.plain(cause))\", expected suspect or stale.")
+        }
+    }
+
     func run() throws {
         Signals.unblock()
+        let cause = Reinstatement.Cause(rawValue: cause) ?? .suspect
+        let words: (one: String, many: String, window: String) =
+            switch cause {
+            case .suspect: ("suspect", "suspects", "suspects of")
+            case .stale: ("410", "410s", "410s received for")
+            }
         try options.load().withLedger(as: "tokenkeeper_operator") { connection in
             let undo = try Reinstatement(
-                topic: which.topic, environment: which.environment, since: since, until: until, dryRun: dryRun,
+                cause, topic: which.topic, environment: which.environment, since: since, until: until, dryRun: dryRun,
                 on: &connection)
-            print("suspects of \(which.topic) (\(which.environment)) from \(undo.window.since) to \(undo.window.until)")
+            print(
+                "\(words.window) \(which.topic) (\(which.environment)) from \(undo.window.since) to \(undo.window.until)"
+            )
             if dryRun {
-                print("\(counted(undo.suspects, "token", "tokens")) would be sendable again")
+                print("\(counted(undo.results, "token", "tokens")) would be sendable again")
             } else {
                 // The window is recorded: from now on the daemons undo it as well.
                 let tokens = try undo.finish(on: &connection) { left, tokens in
                     ConfigurationOptions.complain(
                         "\(counted(tokens, "token is", "tokens are")) sendable again so far; still to be undone: "
-                            + "\(left == 10_000 ? "10000 or more" : "\(left)") of \(counted(undo.suspects, "suspect", "suspects"))"
+                            + "\(left == 10_000 ? "10000 or more" : "\(left)") of \(counted(undo.results, words.one, words.many))"
                     )
                 }
                 print("\(counted(tokens, "token is", "tokens are")) sendable again")
+            }
+            if undo.pruned > 0 {
+                print(
+                    "\(counted(undo.pruned, "token was", "tokens were")) pruned since these hours, and cannot be restored"
+                )
             }
             if undo.held > 0 {
                 let of = TopicOption.typed(topic: which.topic, environment: which.environment)

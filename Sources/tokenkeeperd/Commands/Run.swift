@@ -19,8 +19,10 @@ struct Run: ParsableCommand {
     func run() throws {
         // Before any secret is in memory: forbid core dumps, and access by other processes of this user.
         _ = tk_forbid_dumps()
-        let configuration = try options.load()
-        let credentials = try options.loadCredentials(of: configuration)
+        let configuration = try options.load(toLog: true)
+        options.warnOfRuntimeDirectory(of: configuration)
+        let tokens = ProviderTokens(keptIn: configuration.runtimeDirectory, logger: configuration.logger())
+        let credentials = try options.loadCredentials(of: configuration, tokens)
         let status = Daemon(
             options: options, configuration: configuration, credentials: credentials, migrates: migrate
         ).run()

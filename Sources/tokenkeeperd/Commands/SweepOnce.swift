@@ -6,11 +6,13 @@ internal import TokenModel
 struct SweepOnce: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "sweep",
-        abstract: "Sweep now, in this process, and print what was deleted.",
+        abstract: "Sweep now, and print what was deleted.",
         discussion: """
-            Needs the rights of tokenkeeper_daemon. An operator can request a sweep from the daemons instead: \
-            SELECT tokenkeeper.request_sweep(). Exits with 75 if another sweep is running, and with 70 if this one failed, or refused \
-            to prune a topic because too large a share of its tokens is due (sweep.max_prune_share, sweep.prune_allowance).
+            With the rights of tokenkeeper_daemon, sweeps in this process. With those of tokenkeeper_operator, asks the running daemons \
+            for the sweep, waits for its end, and prints the same; the daemons' settings apply then, and not those of this command. Exits \
+            with 69 if no daemon is running then, with 75 if another sweep is running (the daemons sweep after it instead), and \
+            with 70 if the sweep failed, or refused to prune a topic because too large a share of its tokens is due \
+            (sweep.max_prune_share, sweep.prune_allowance).
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -27,22 +29,63 @@ struct SweepOnce: ParsableCommand {
         let signals = Signals()
         signals.on(SIGTERM) { stop.ask() }
         signals.on(SIGINT) { stop.ask() }
-        try configuration.withLedger(as: "tokenkeeper_daemon") { connection in
-            guard
-                let lease = try SweepLease.claim(
-                    .new(.cli, dryRun: dryRun, forced: force), holder: Daemon.uniqueName, on: &connection)
-            else {
-                ConfigurationOptions.complain("another sweep is running; see tokenkeeper.sweep_run")
-                throw ExitCode(ExitStatus.busy.rawValue)
+        try configuration.withLedger(as: "tokenkeeper_daemon or tokenkeeper_operator") { connection in
+            let report: SweepReport
+            if let lease = try claim(on: &connection) {
+                report = try Sweep(lease, configuration.sweepPlan, lockTimeout: configuration.lockTimeout)
+                    .perform(on: &connection) { !stop.isAsked }
+            } else {
+                report = try askDaemons(until: stop, on: &connection)
             }
-            let report = try Sweep(lease, configuration.sweepPlan, lockTimeout: configuration.lockTimeout)
-                .perform(on: &connection) { !stop.isAsked }
             print(Self.text(report))
             if report.outcome != .finished || (report.refused > 0 && !dryRun) {
                 throw ExitCode(ExitStatus.failed.rawValue)
             }
         }
         withExtendedLifetime(signals) {}
+    }
+
+    /// - Returns: Nil if the role may not sweep.
+    private func claim(on connection: inout Connection) throws -> SweepLease? {
+        do {
+            if let lease = try SweepLease.claim(
+                .new(.cli, dryRun: dryRun, forced: force), holder: Daemon.uniqueName, on: &connection)
+            {
+                return lease
+            }
+        } catch  where error.sqlState == "42501" {
+            return nil
+        }
+        ConfigurationOptions.complain("another sweep is running; see tokenkeeper.sweep_run")
+        throw ExitCode(ExitStatus.busy.rawValue)
+    }
+
+    private func askDaemons(until stop: ShutdownRequest, on connection: inout Connection) throws -> SweepReport {
+        guard try RequestedSweep.hasDaemon(on: &connection) else {
+            ConfigurationOptions.complain(
+                "no daemon is running on this database, and this role may not sweep itself: start a daemon, or connect as a member of tokenkeeper_daemon"
+            )
+            throw ExitCode(ExitStatus.unavailable.rawValue)
+        }
+        let request = try RequestedSweep(dryRun: dryRun, forced: force, on: &connection)
+        ConfigurationOptions.complain(
+            "this role may not sweep itself: requested sweep \(request.runID) from the running daemons; waiting for its end"
+        )
+        let bell = Wakeup()
+        stop.alsoRing(bell)
+        while !stop.isAsked {
+            switch try request.progress(on: &connection) {
+            case .ended(let report): return report
+            case .waiting: bell.wait(for: .milliseconds(500))
+            case .abandoned:
+                ConfigurationOptions.complain(
+                    "the daemons have stopped; the next one performs sweep \(request.runID): see tokenkeeper.sweep_run")
+                throw ExitCode(ExitStatus.unavailable.rawValue)
+            }
+        }
+        ConfigurationOptions.complain(
+            "no longer waiting; the daemons perform sweep \(request.runID) all the same: see tokenkeeper.sweep_run")
+        throw ExitCode(ExitStatus.failed.rawValue)
     }
 
     static func text(_ report: SweepReport) -> String {

@@ -3,7 +3,8 @@ internal import Logging
 internal import TokenLedger
 internal import TokenModel
 
-/// The settings in force, checked. In order of precedence: flags, the environment, systemd's credentials, the file, the defaults.
+/// The settings in force, checked. In order of precedence: flags, the environment, systemd's credentials, the files, the
+/// defaults.
 struct Configuration: Sendable {
     /// A setting's value, and where it came from.
     struct Resolved: Equatable, Sendable {
@@ -11,6 +12,8 @@ struct Configuration: Sendable {
         var rank = Rank.defaultValue
         /// The file and line, or the rank, in words.
         var origin: String
+        /// The configuration file that it came from; nil if from elsewhere.
+        var file: String?
     }
 
     /// The source of a value; a later one overrides the earlier ones.
@@ -35,13 +38,13 @@ struct Configuration: Sendable {
     private static let keyCharacters = Set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.".utf8)
 
     /// - Parameters:
-    ///   - file: The configuration file's contents and name; nil if there is none.
+    ///   - files: The configuration files. A later one overrides the earlier ones, key by key.
     ///   - credentials: The database's URL and the path of its password file, as passed by systemd.
     ///   - environment: All variables of the process.
     ///   - flags: `key=value` as given with `--set`, and the other flags in the same form.
     /// - Throws: All problems, not only the first; problems beyond 20 are only counted.
     init(
-        file: (contents: [UInt8], name: String)?, credentials: DatabaseCredentials = DatabaseCredentials(),
+        files: [ConfigurationText], credentials: DatabaseCredentials = DatabaseCredentials(),
         environment: [String: String],
         flags: [String]
     ) throws(ConfigurationError) {
@@ -50,7 +53,7 @@ struct Configuration: Sendable {
         for setting in Setting.table { values[setting.key] = Resolved(value: setting.defaultValue, origin: "default") }
 
         func set(
-            _ key: String, _ value: TOMLDocument.Value?, from rank: Rank, place: String, origin: String? = nil
+            _ key: String, _ value: TOMLDocument.Value?, from rank: Rank, place: String, file: String? = nil
         ) {
             guard let setting = Setting.named(key) else {
                 guard key.utf8.allSatisfy({ Self.keyCharacters.contains($0) }) else {
@@ -84,14 +87,13 @@ struct Configuration: Sendable {
                 problems.add("\(place): \(key) is \(found), expected \(setting.expected)")
                 return
             }
-            values[key] = Resolved(value: text, rank: rank, origin: origin ?? "\(rank)")
+            values[key] = Resolved(value: text, rank: rank, origin: file == nil ? "\(rank)" : place, file: file)
         }
 
-        if let file {
+        for file in files {
             do {
                 for entry in try ConfigurationFile(file.contents, name: file.name).entries {
-                    let place = "\(file.name):\(entry.line)"
-                    set(entry.key, entry.value, from: .file, place: place, origin: place)
+                    set(entry.key, entry.value, from: .file, place: "\(file.name):\(entry.line)", file: file.name)
                 }
             } catch {
                 problems.add(error)
@@ -123,7 +125,11 @@ struct Configuration: Sendable {
                 place: "command line")
         }
 
+        if values["runtime_directory"]?.rank == .defaultValue, let path = RuntimeDirectory.first(in: environment) {
+            values["runtime_directory"] = Resolved(value: path, rank: .environment, origin: RuntimeDirectory.variable)
+        }
         CredentialSettings.addProblems(in: values, to: &problems)
+        ProxySettings(in: values).addProblems(to: &problems)
         var address: DatabaseAddress?
         do {
             address = try Self.address(values, credentials)
@@ -211,7 +217,9 @@ struct Configuration: Sendable {
     var lockTimeout: Duration { duration("drain.lock_timeout") }
     var rejectedPerHour: Int64 { Int64(text("drain.rejected_per_hour")) ?? 10_000 }
     var guardLimits: GuardLimits {
-        GuardLimits(allowance: Int64(text("guard.allowance")) ?? 50, maxShare: share("guard.max_share"))
+        GuardLimits(
+            allowance: Int64(text("guard.allowance")) ?? 50, maxShare: share("guard.max_share"),
+            holdStaleShare: share("guard.hold_stale_share"))
     }
     /// Nil if the timer is off.
     var sweepInterval: Duration? { durationOrOff("sweep.interval") }
@@ -220,14 +228,23 @@ struct Configuration: Sendable {
     var clientOptions: PushClientOptions {
         var servers: [Environment: PushServer] = [:]
         for environment in Environment.allCases {
-            servers[environment] = ServerText.server(text("send.\(environment.rawValue)_server"))
+            servers[environment] = PushServer(text("send.\(environment.rawValue)_server"))
         }
         return PushClientOptions(
-            servers: servers, authorityFile: values["send.ca_file"]?.value,
+            servers: servers, authorityFile: values["send.ca_file"]?.value, route: ProxySettings(in: values).route,
             inFlight: Int(text("send.max_in_flight")) ?? 500, connections: Int(text("send.max_connections")) ?? 2)
     }
     var sendPolicy: RetryPolicy { RetryPolicy(retryFor: duration("send.retry_for")) }
     var backgroundPerHour: Int { Int(text("send.background_per_hour")) ?? 3 }
+    /// The directory for files that the next start needs; nil if there is none, or if other users have access to it. Looks at the
+    /// directory each time.
+    var runtimeDirectory: String? {
+        RuntimeDirectory(in: values).flatMap { $0.fault() == nil ? $0.path : nil }
+    }
+    /// Where to serve scrapes; nil for nowhere.
+    var metricsAddress: ListenAddress? { values["metrics.listen"]?.value.flatMap(ListenAddress.init) }
+    var pageAccess: PageAccess { values["metrics.page"]?.value.flatMap(PageAccess.init) ?? .off }
+    var logFormat: LogFormat { LogFormat(rawValue: text("log.format")) ?? .logfmt }
     var logLevel: Logger.Level { Logger.Level(rawValue: text("log.level")) ?? .info }
 
     var sweepPlan: SweepPlan {

@@ -1,4 +1,4 @@
-/// What is wrong with the configuration: all problems at once, one line each, never the value of a secret.
+/// The problems of a configuration, all at once, with one line each. No line shows the value of a secret.
 struct ConfigurationError: Error, Equatable, CustomStringConvertible {
     let problems: [String]
 

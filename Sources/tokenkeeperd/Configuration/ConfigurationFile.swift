@@ -1,7 +1,7 @@
 /// The entries of the configuration file, in order, with the sections joined to the keys.
 struct ConfigurationFile {
     struct Entry: Equatable {
-        /// With its section: `sweep.interval`. A part that TOML requires to be quoted stays in quotes, so it matches no setting.
+        /// The key with its section: `sweep.interval`. A part that TOML requires to be quoted stays in quotes, so it matches no setting.
         var key: String
         /// Nil for an empty section.
         var value: TOMLDocument.Value?

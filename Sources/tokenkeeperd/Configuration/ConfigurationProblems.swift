@@ -2,24 +2,24 @@
 ///
 /// A broken file can have any number of problems, and the output must not grow with them.
 struct ConfigurationProblems {
-    /// The most problems that are reported with their text.
+    /// The most problems whose text is reported.
     static let maximum = 20
 
-    private var told: [String] = []
-    private var untold = 0
+    private var shown: [String] = []
+    private var others = 0
 
     mutating func add(_ problem: @autoclosure () -> String) {
-        if told.count < Self.maximum { told.append(problem()) } else { untold += 1 }
+        if shown.count < Self.maximum { shown.append(problem()) } else { others += 1 }
     }
 
     mutating func add(_ error: ConfigurationError) {
         for problem in error.problems { add(problem) }
     }
 
-    var isEmpty: Bool { told.isEmpty }
+    var isEmpty: Bool { shown.isEmpty }
 
     /// One line each; the last one may be `and 7 more`.
-    var lines: [String] { untold == 0 ? told : told + ["and \(untold) more"] }
+    var lines: [String] { others == 0 ? shown : shown + ["and \(others) more"] }
 
     /// The longest quotation of a key or a value, in Unicode scalars.
     private static let maximumQuotation = 60

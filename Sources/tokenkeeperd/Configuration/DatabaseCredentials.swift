@@ -7,11 +7,8 @@ struct DatabaseCredentials: Equatable {
     var databaseURL: String?
     /// The path of the password file, which is read for each connection.
     var databasePasswordFile: String?
-    /// Whether systemd passed the files to this process. Then the password is for any database that the process is given.
+    /// Whether systemd passed the files to this process. Then the password applies to whatever database is configured.
     var areHandedOver = false
-
-    /// The unit passes the files `url` and `password` of this folder as the credentials `database_url` and `database_password`.
-    static let folderOfService = "/etc/tokenkeeperd/credentials"
 
     init() {}
 
@@ -34,7 +31,8 @@ struct DatabaseCredentials: Equatable {
         areHandedOver = true
     }
 
-    /// Takes the service's own files, for a command that root runs by hand. Other users cannot read them.
+    /// Takes the service's own files, for a command that root runs by hand. Other users cannot read them. The unit passes the files
+    /// `url` and `password` of this folder as the credentials `database_url` and `database_password`.
     init(ofServiceIn folder: String) throws(ConfigurationError) {
         try self.init(url: folder + "/url", password: folder + "/password")
     }

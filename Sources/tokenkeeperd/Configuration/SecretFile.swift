@@ -28,19 +28,19 @@ struct SecretFile: Equatable {
     /// https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-CLIENTCERT
     var isTooOpen: Bool { mode & (owner == 0 ? 0o037 : 0o077) != 0 }
 
-    /// - Parameter processGroup: The group of this process, for the advice.
+    /// The command that makes the permissions strict enough.
+    ///
+    /// - Parameter processGroup: The group of this process, which is to read the file.
+    func cure(processGroup: gid_t = getegid(), processUser: uid_t = geteuid()) -> String {
+        let word = ShellWord.quoted(path)
+        if owner != 0 || (group == 0 && processUser == 0) { return "chmod 600 \(word)" }
+        return group != 0 ? "chmod 640 \(word)" : "chgrp \(processGroup) \(word) && chmod 640 \(word)"
+    }
+
     /// - Returns: Nil if the permissions are strict enough.
     func warning(processGroup: gid_t = getegid(), processUser: uid_t = geteuid()) -> String? {
         guard isTooOpen else { return nil }
-        let word = ShellWord.quoted(path)
-        let cure =
-            if owner != 0 || (group == 0 && processUser == 0) {
-                "chmod 600 \(word)"
-            } else if group != 0 {
-                "chmod 640 \(word)"
-            } else {
-                "chgrp \(processGroup) \(word) && chmod 640 \(word)"
-            }
+        let cure = cure(processGroup: processGroup, processUser: processUser)
         let digits = String(mode, radix: 8)
         let octal = String(repeating: "0", count: max(0, 4 - digits.count)) + digits
         return "\(path) holds a secret, and others on this machine can read it (mode \(octal)): run `\(cure)`"

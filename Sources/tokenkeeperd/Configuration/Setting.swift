@@ -1,5 +1,3 @@
-internal import TokenModel
-
 /// One row of the configuration table, which is the only place where settings are declared.
 struct Setting: Sendable {
     enum Kind: Sendable {
@@ -16,6 +14,10 @@ struct Setting: Sendable {
         case words
         /// A host and a port, such as `api.push.apple.com:443`.
         case server
+        /// A proxy such as `http://proxy.example:3128`, or "none".
+        case proxy
+        /// An address to listen on, such as `127.0.0.1:9188`.
+        case listen
     }
 
     /// As in the file, with its section: `sweep.interval`.
@@ -55,6 +57,10 @@ struct Setting: Sendable {
             "database_password_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/password",
             "A file with only the database password in it. Read again for each connection."),
         Setting(
+            "runtime_directory", .text, nil, reloadable: false, example: "/run/tokenkeeperd",
+            "A directory for what the next start of a sending daemon needs, such as the current provider token. Only the daemon's user may have access to it (mode 0700). Unset: the one that systemd makes ($RUNTIME_DIRECTORY), or none."
+        ),
+        Setting(
             "drain.poll_busy", .duration(.milliseconds(1)...(.seconds(1)), off: false), "20ms",
             "The pause between two polls of the queue while there is work."),
         Setting(
@@ -82,6 +88,10 @@ struct Setting: Sendable {
         Setting(
             "guard.max_share", .share, "0.5%",
             "When suspects would suppress more than this share of a topic's active tokens within a day, they are held. \"100%\" turns the guard off."
+        ),
+        Setting(
+            "guard.hold_stale_share", .share, "100%",
+            "When more than this share of a topic's active tokens, and more than guard.allowance, would newly turn stale (a 410) within a day, further 410s are held, too. \"100%\" holds none."
         ),
         Setting(
             "sweep.interval", .duration(.seconds(60)...days(30), off: true), "1h",
@@ -139,8 +149,27 @@ struct Setting: Sendable {
             "A PEM file of the certificate authorities to trust, for tests. Unset: those that the system trusts."
         ),
         Setting(
+            "send.proxy", .proxy, nil, secret: true, reloadable: false, example: "http://user@proxy.example:3128",
+            "An HTTP proxy on the way to APNs: http://host:port or https://host:port, with user:password@ before the host if it asks for them. \"none\" is no proxy. Unset: https_proxy and no_proxy in the environment."
+        ),
+        Setting(
+            "send.proxy_password_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/proxy-password",
+            "A file with only the password of the user in send.proxy in it. Read again for each connection."),
+        Setting(
+            "metrics.listen", .listen, nil, reloadable: false, example: "127.0.0.1:9188",
+            "Where the daemon serves /metrics for Prometheus, /live, /ready and the status page, to everybody who can connect. Unset: nowhere."
+        ),
+        Setting(
+            "metrics.page", .choice(PageAccess.allCases.map(\.rawValue)), PageAccess.loopback.rawValue,
+            reloadable: false,
+            "Who may see the status page: nobody (off), clients on this machine (loopback), or everybody who can connect (network)."
+        ),
+        Setting(
             "log.level", .choice(["trace", "debug", "info", "notice", "warning", "error", "critical"]), "info",
             "The lowest severity that is logged."),
+        Setting(
+            "log.format", .choice(LogFormat.allCases.map(\.rawValue)), "logfmt", reloadable: false,
+            "How a line of the log looks: words and name=value, or one JSON object."),
     ]
 
     /// The settings of a credential for APNs: `credential.NAME.key_file` and so on, for any name.
@@ -207,63 +236,4 @@ struct Setting: Sendable {
     }
 
     static func days(_ count: Int) -> Duration { .seconds(86_400 * count) }
-
-    /// What the value should be, in words.
-    var expected: String {
-        switch kind {
-        case .text: "a text"
-        case .duration(let range, let off):
-            "a duration such as \"90s\" or \"30d\", from \(DurationText.text(range.lowerBound)) to "
-                + DurationText.text(range.upperBound) + (off ? ", or \"off\"" : "")
-        case .integer(let range): "a whole number from \(range.lowerBound) to \(range.upperBound)"
-        case .share: "a share such as \"0.5%\", from 0% to 100%, of at most four decimal places"
-        case .choice(let words): "one of " + words.joined(separator: ", ")
-        case .toggle: "true or false (on or off in a variable or flag)"
-        case .words: "an array of strings (separated by blanks in a variable or flag)"
-        case .server: "a host and a port, such as \"api.push.apple.com:443\""
-        }
-    }
-
-    /// The value from the file as text; nil if its type does not match the setting's.
-    func text(of value: TOMLDocument.Value) -> String? {
-        switch (kind, value) {
-        case (.integer, .integer(let number)): String(number)
-        case (.toggle, .boolean(let isOn)): isOn ? "on" : "off"
-        case (.words, .texts(let words)):
-            words.contains { $0.isEmpty || $0.contains(" ") } ? nil : words.joined(separator: " ")
-        case (.integer, _), (.toggle, _), (.words, _): nil
-        case (_, .text(let text)): text
-        default: nil
-        }
-    }
-
-    /// A value as the file writes it: `"1h"`, `4000`, `true` or `["com.example.app"]`.
-    func inTOML(_ text: String) -> String {
-        switch kind {
-        case .integer: text
-        case .toggle: text == "on" ? "true" : "false"
-        case .words: "[" + text.split(separator: " ").map { "\"\($0)\"" }.joined(separator: ", ") + "]"
-        case .text, .duration, .share, .choice, .server: "\"\(text)\""
-        }
-    }
-
-    /// The default as the documents show it: without quotes, `true` or `false` for a boolean.
-    var documentedDefault: String? {
-        if case .toggle = kind { defaultValue.map(inTOML) } else { defaultValue }
-    }
-
-    /// Whether a value, as text, is valid for the setting.
-    func accepts(_ text: String) -> Bool {
-        switch kind {
-        case .text: !text.isEmpty
-        case .duration(let range, let off):
-            (off && text == "off") || DurationText.duration(text).map(range.contains) ?? false
-        case .integer(let range): Int(text).map(range.contains) ?? false
-        case .share: Share(text) != nil
-        case .choice(let words): words.contains(text)
-        case .toggle: text == "on" || text == "off"
-        case .words: text.contains { $0 != " " }
-        case .server: ServerText.server(text) != nil
-        }
-    }
 }

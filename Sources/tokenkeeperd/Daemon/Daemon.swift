@@ -73,12 +73,14 @@ struct Daemon {
 
         let daemonID = Self.uniqueName
         let atWork = DispatchGroup()
-        let outages = OutageLog(report: report, logger: logger)
+        let topicLabels = configuration.metricsAddress.map { _ in TopicLabels() }
+        let metrics = ProcessMetrics(topicLabels: topicLabels)
+        let outages = OutageLog(report: report, metrics: metrics, logger: logger)
         let migration = migrates ? MigrationStep(ringing: sweepBells.wakeup) : nil
         func worker(_ part: ServiceState.Part) -> Worker {
             Worker(
                 part: part, settings: settings, stop: stop, atWork: atWork,
-                outages: outages, report: report,
+                statements: metrics.statements, outages: outages, report: report,
                 giveUp: { error in
                     ending.say(.configuration) {
                         report.stopping(failure: "\(error)")
@@ -86,22 +88,38 @@ struct Daemon {
                     }
                 }, migration: migration, logger: logger)
         }
-        let summary = DrainSummary(logger: logger)
+        let summary = DrainSummary(metrics: metrics, logger: logger)
         let backlog = BacklogWorker.Backlog()
         stop.alsoRing(backlog.wakeup)
         let drain = DrainWorker(
-            worker: worker(.drain), daemonID: daemonID, bell: drainBell, summary: summary, backlog: backlog)
+            worker: worker(.drain), daemonID: daemonID, bell: drainBell, summary: summary, backlog: backlog,
+            topicLabels: topicLabels)
         let backlogWorker = BacklogWorker(worker: worker(.backlog), backlog: backlog, summary: summary)
         let sweep = SweepWorker(worker: worker(.sweep), daemonID: daemonID, bells: sweepBells)
         let sendBell = Wakeup()
         stop.alsoRing(sendBell)
-        let send = SendWorker(worker: worker(.send), daemonID: daemonID, credentials: credentials, bell: sendBell)
+        let send = SendWorker(
+            worker: worker(.send), daemonID: daemonID, credentials: credentials, bell: sendBell,
+            metrics: metrics.sending)
+        let monitorBell = Wakeup()
+        stop.alsoRing(monitorBell)
+        let overviews = OverviewCache()
+        let monitor = topicLabels.map {
+            MonitorWorker(
+                worker: worker(.monitor), bell: monitorBell, labels: $0, metrics: metrics.database,
+                overviews: configuration.pageAccess == .off ? nil : overviews)
+        }
         logger.notice("started", metadata: ["version": "\(Self.version)", "daemon_id": "\(daemonID)"])
+        let monitoring = Monitoring.serve(
+            configuration.metricsAddress, metrics, ServedPage(configuration.pageAccess, overviews), settings, report,
+            logger)
+        defer { monitoring?.stop() }
         if report.cannotBeHeard { logger.warning("NOTIFY_SOCKET names no socket that can be sent to") }
         WorkerThread.start(ServiceState.Part.drain.rawValue) { drain.run() }
         WorkerThread.start(ServiceState.Part.backlog.rawValue) { backlogWorker.run() }
         WorkerThread.start(ServiceState.Part.sweep.rawValue) { sweep.run() }
         if !credentials.isEmpty { WorkerThread.start(ServiceState.Part.send.rawValue) { send.run() } }
+        if let monitor { WorkerThread.start(ServiceState.Part.monitor.rawValue) { monitor.run() } }
 
         // Shutdown, in order: no new batches, then the running batches end, then the process.
         let status = ending.wait()

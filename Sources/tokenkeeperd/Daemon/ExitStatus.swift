@@ -1,6 +1,8 @@
 /// How the process ends. The numbers are those of sysexits.h.
 enum ExitStatus: Int32, Sendable {
     case success = 0
+    /// `doctor` has found something to fix.
+    case somethingToFix = 1
     /// The command line is wrong.
     case usage = 64
     /// A command could not reach the database, or the database refused.

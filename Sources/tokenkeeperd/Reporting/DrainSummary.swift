@@ -14,6 +14,7 @@ final class DrainSummary: Sendable {
     }
 
     private let state = Mutex(State())
+    private let metrics: ProcessMetrics
     private let logger: Logger
 
     /// The undocumented reasons already warned of; a bounded set, because senders may write anything.
@@ -22,11 +23,13 @@ final class DrainSummary: Sendable {
     private static let every: Duration = .seconds(60)
     private static let maxReasons = 100
 
-    init(logger: Logger) {
+    init(metrics: ProcessMetrics, logger: Logger) {
+        self.metrics = metrics
         self.logger = logger
     }
 
     func add(_ pass: Drain.Pass) {
+        metrics.add(pass)
         let isDue = state.withLock { state in
             state.sum.add(pass)
             return state.loggedAt.duration(to: .now) >= Self.every
@@ -113,6 +116,7 @@ final class DrainSummary: Sendable {
 
     func note(_ incident: Drain.Incident) {
         switch incident {
+        case .committed(let counts, let duration): metrics.add(counts, took: duration)
         case .guardChanged(let turn): log(turn)
         case .bulkReadFailed(let error): state.withLock { $0.bulkReadFailure = error }
         case .batchSetAside(let error): note(error, batches: 1, rows: 0)

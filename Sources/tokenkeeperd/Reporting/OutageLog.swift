@@ -8,10 +8,14 @@ final class OutageLog: Sendable {
     /// Problems that are logged as one: a lost connection with all its consequences, a lock, or a refusal by its SQLSTATE.
     private enum Outage: Hashable {
         case away
+        /// The server refuses the password, the role or the database.
+        case login
         /// Who holds the lock on which table. Another lock is another problem.
         case locked(String)
         case refused(String?)
 
+        /// Whether PostgreSQL is not available at all.
+        var isAway: Bool { self == .away || self == .login }
         var isLock: Bool { if case .locked = self { true } else { false } }
     }
 
@@ -20,18 +24,24 @@ final class OutageLog: Sendable {
         var held: [ServiceState.Part: Outage] = [:]
         /// Problems that have been logged and are not over.
         var open: Set<Outage> = []
+        /// Since when something has been in the way; nil if nothing is.
+        var since: ContinuousClock.Instant?
+        /// The server that a worker connected to last.
+        var host = ""
         var toldAt: [Outage: ContinuousClock.Instant] = [:]
     }
 
     private let state = Mutex(State())
     private let report: ServiceNotifier
+    private let metrics: ProcessMetrics
     private let logger: Logger
 
     /// The time after which a problem is logged again: one that lasts, and one that comes back.
     private static let pause: (whileOpen: Duration, again: Duration) = (.seconds(600), .seconds(60))
 
-    init(report: ServiceNotifier, logger: Logger) {
+    init(report: ServiceNotifier, metrics: ProcessMetrics, logger: Logger) {
         self.report = report
+        self.metrics = metrics
         self.logger = logger
     }
 
@@ -41,19 +51,24 @@ final class OutageLog: Sendable {
     func lost(
         _ error: DatabaseError, _ part: ServiceState.Part, migrates: Bool = false, holders: [LockHolder] = []
     ) {
+        metrics.add(error)
         let (outage, words): (Outage, String) =
             switch error.remedy {
             // A function is missing: the schema was upgraded, or somebody's trigger calls a missing function. The server is available.
             case .reconnect where error.sqlState == "42883": (.refused("42883"), "PostgreSQL refuses")
-            case .reconnect: (.away, "waiting for PostgreSQL")
+            case .reconnect: (error.kind == .login ? .login : .away, Self.away)
             case .retry: (Self.locked(by: holders), Self.waiting)
             case .fixData, .fixSetup: (.refused(error.sqlState), "PostgreSQL refuses")
             }
         let who = holders.isEmpty ? "" : "; \(holders.words)"
-        report.inTheWay("\(words): \(error)\(who)", isAway: outage == .away, of: part)
+        report.inTheWay("\(words): \(error)\(who)", isAway: outage.isAway, of: part)
         if !isNews(outage, of: part) { return }
         let details = Self.details(holders).merging(["worker": "\(part.rawValue)", "error": "\(error)"]) { $1 }
         switch outage {
+        case .login:
+            logger.error(
+                "PostgreSQL refuses this login: check the password, the role and the database; trying again",
+                metadata: details)
         case .away, .locked:
             logger.warning("\(words)", metadata: details)
         case .refused("42501") where migrates:
@@ -69,6 +84,14 @@ final class OutageLog: Sendable {
         }
     }
 
+    /// A statement of a worker has had no answer for too long: PostgreSQL hangs, or the network drops its packets.
+    func silent(_ part: ServiceState.Part, for duration: Duration) {
+        if !isNews(.away, of: part, since: .now - duration) { return }
+        logger.warning(
+            "\(Self.away)",
+            metadata: ["worker": "\(part.rawValue)", "error": "no answer for \(Self.text(duration))"])
+    }
+
     /// Locks of other sessions block a part of a worker's work. The rest continues.
     func waits(for holders: [LockHolder], _ part: ServiceState.Part) {
         report.inTheWay("\(Self.waiting): \(holders.words)", knowsQueue: true, of: part)
@@ -80,9 +103,12 @@ final class OutageLog: Sendable {
     /// Records the problem of a worker.
     ///
     /// - Returns: Whether to log it now.
-    private func isNews(_ outage: Outage, of part: ServiceState.Part) -> Bool {
+    private func isNews(
+        _ outage: Outage, of part: ServiceState.Part, since: ContinuousClock.Instant = .now
+    ) -> Bool {
         state.withLock { state in
             state.held[part] = outage
+            state.since = state.since ?? since
             let pause = state.open.contains(outage) ? Self.pause.whileOpen : Self.pause.again
             if let last = state.toldAt[outage], last.duration(to: .now) < pause { return false }
             // Holders come and go, so old entries are removed.
@@ -94,9 +120,13 @@ final class OutageLog: Sendable {
     }
 
     private static func locked(by holders: [LockHolder]) -> Outage {
-        .locked(holders.first.map { "\($0.table) \($0.pid ?? 0)" } ?? "")
+        .locked(holders.first.map { "\($0.table) \($0.pid ?? 0) \($0.prepared ?? "")" } ?? "")
     }
 
+    /// In seconds.
+    private static func text(_ duration: Duration) -> String { "\(duration.components.seconds) s" }
+
+    private static let away = "waiting for PostgreSQL"
     private static let waiting = "waiting for a lock in PostgreSQL"
 
     /// The first session that holds a lock, field by field, and the others in words.
@@ -106,6 +136,7 @@ final class OutageLog: Sendable {
             "table": "tokenkeeper.\(first.table)", "lock": "\(first.mode)", "held": "\(first.words)",
         ]
         details["pid"] = first.pid.map { "\($0)" }
+        details["prepared"] = first.prepared.map { "\($0)" }
         details["role"] = first.role.map { "\($0)" }
         details["application_name"] = first.application.map { "\($0)" }
         if holders.count > 1 { details["also"] = "\(Array(holders.dropFirst()).words)" }
@@ -113,21 +144,30 @@ final class OutageLog: Sendable {
     }
 
     /// PostgreSQL responds to a worker again. The next statement shows whether it still refuses.
-    func connected(_ part: ServiceState.Part) {
+    ///
+    /// - Parameter host: The server, as in `db1.example.com:5432`.
+    func connected(_ part: ServiceState.Part, to host: String) {
         report.connected(part)
-        if state.withLock({ $0.held[part] }) == .away { reached(part) }
+        state.withLock { $0.host = host }
+        if state.withLock({ $0.held[part]?.isAway ?? false }) { reached(part) }
     }
 
     /// A worker has made progress.
     func reached(_ part: ServiceState.Part) {
         report.inTheWay(nil, of: part)
-        let over = state.withLock { state -> Set<Outage> in
+        let (over, since, host) = state.withLock { state in
             state.held[part] = nil
-            guard state.held.isEmpty else { return [] }
-            defer { state.open = [] }
-            return state.open
+            guard state.held.isEmpty else { return (Set<Outage>(), ContinuousClock.Instant?.none, "") }
+            defer { (state.open, state.since) = ([], nil) }
+            return (state.open, state.since, state.host)
         }
-        if over.contains(where: \.isLock) { logger.notice("no longer waiting for a lock in PostgreSQL") }
-        if over.contains(where: { !$0.isLock }) { logger.notice("PostgreSQL is back") }
+        if over.isEmpty { return }
+        let lasted: Logger.Metadata = ["after": "\(Self.text(since?.duration(to: .now) ?? .zero))"]
+        if over.contains(where: \.isLock) {
+            logger.notice("no longer waiting for a lock in PostgreSQL", metadata: lasted)
+        }
+        if over.contains(where: { !$0.isLock }) {
+            logger.notice("PostgreSQL is back", metadata: lasted.merging(["host": "\(host)"]) { $1 })
+        }
     }
 }

@@ -96,8 +96,11 @@ final class ServiceNotifier: Sendable {
         }
     }
 
+    /// The state of the daemon at this moment.
+    var current: ServiceState { state.withLock { $0.serviceState } }
+
     /// Whether the database has responded to every worker that always runs.
-    var isComplete: Bool { state.withLock { $0.serviceState.isComplete } }
+    var isComplete: Bool { current.isComplete }
 
     // Reports of the workers.
 
@@ -118,7 +121,17 @@ final class ServiceNotifier: Sendable {
         update { $0.obstacle(words, isAway: isAway, knowsQueue: knowsQueue, of: part, at: .now) }
     }
     func migrates(_ isMigrating: Bool) { update { $0.isMigrating = isMigrating } }
-    func sees(_ queue: Heartbeat.Queue) { update { $0.queue = queue } }
+    /// - Parameters:
+    ///   - reason: Why results wait, in words.
+    ///   - summary: Nil if it could not be read.
+    func sees(_ queue: Heartbeat.Queue, because reason: String?, _ summary: StatusSummary?) {
+        update {
+            ($0.queue, $0.waitReason, $0.sawQueueAt) = (queue, reason, .now)
+            if let summary { $0.summary = summary }
+        }
+    }
+    /// - Parameter problems: What keeps requests waiting, one sentence each.
+    func cannotSend(_ problems: [String]) { update { $0.sendingProblems = problems } }
     func sweeps(_ isSweeping: Bool) { update { $0.isSweeping = isSweeping } }
     func lastSweep(at: Date, outcome: String) { update { $0.lastSweep = (at, outcome) } }
 

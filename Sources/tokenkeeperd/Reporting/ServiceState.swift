@@ -10,6 +10,8 @@ struct ServiceState {
         case send
         /// Present only during a backlog.
         case backlog
+        /// Present only if `metrics.listen` is set.
+        case monitor
     }
 
     enum Phase: Equatable {
@@ -34,6 +36,14 @@ struct ServiceState {
     private var reports: [Part: Report] = [:]
     var phase = Phase.starting
     var queue: Heartbeat.Queue?
+    /// Why results wait, in words; nil if none waits.
+    var waitReason: String?
+    /// What else the view `status` said then.
+    var summary = StatusSummary()
+    /// What keeps requests waiting, one sentence each, as the sender of this process sees it.
+    var sendingProblems: [String] = []
+    /// When the drain last saw the queue; nil if it never did.
+    var sawQueueAt: Date?
     var isSweeping = false
     /// Migrations are being applied during the start.
     var isMigrating = false
@@ -85,8 +95,14 @@ struct ServiceState {
         return nil
     }
 
+    /// What blocks a worker, and since when, in words; nil if nothing does.
+    var obstacleText: String? { obstacle.map { "\($0.words) (since \(Self.text($0.since)))" } }
+
     /// Whether the process is ready: the database has responded to every worker that always runs, and the schema fits.
     var isComplete: Bool { [.drain, .sweep].allSatisfy { reports[$0]?.connected == true } }
+
+    /// Whether the drain is connected to PostgreSQL.
+    var isDatabaseUp: Bool { reports[.drain]?.connected == true && reports[.drain]?.obstacle?.isAway != true }
 
     /// Whether every worker has reported in time. A worker that waits for PostgreSQL reports, and is alive.
     func isAlive(at now: SuspendingClock.Instant) -> Bool {
@@ -100,6 +116,19 @@ struct ServiceState {
     private func unanswered(_ part: Part) -> Duration? {
         reports[part].map(\.unansweredFor).flatMap { $0 > Self.longAnswer ? $0 : nil }
     }
+
+    /// Which workers have been waiting too long for a response, in words.
+    private func unansweredTexts(_ parts: [Part] = Part.allCases) -> [String] {
+        parts.compactMap { part in
+            unanswered(part).map {
+                "waiting for PostgreSQL to answer the \(part.rawValue) for \($0.components.seconds) s"
+            }
+        }
+    }
+
+    /// What keeps the workers from their work, in words; empty if nothing does. A statement of the sweep may take long, so that it says
+    /// nothing about PostgreSQL.
+    var obstacles: [String] { [obstacleText].compactMap { $0 } + unansweredTexts([.drain, .send]) }
 
     /// The shutdown begins.
     ///
@@ -141,26 +170,51 @@ struct ServiceState {
         case .starting, .running: break
         }
         var parts: [String] = []
-        if let obstacle { parts.append("\(obstacle.words) (since \(Self.text(obstacle.since)))") }
+        if let obstacleText { parts.append(obstacleText) }
         // The state of the queue is unknown while no worker looks at it.
         if let queue, reports[.drain]?.obstacle?.knowsQueue ?? true, unanswered(.drain) == nil {
-            parts.append(
-                queue.depth == 0
-                    ? "the queue is empty"
-                    : (queue.exact ? "" : "about ") + counted(queue.depth, "result is", "results are") + " queued")
+            if let attention { parts.append(attention) }
+            parts.append(text(queue))
+            if summary.requests > 0 { parts.append(requests) }
         }
-        for part in Part.allCases {
-            if let silent = unanswered(part) {
-                parts.append("waiting for PostgreSQL to answer the \(part.rawValue) for \(silent.components.seconds) s")
-            }
-        }
+        parts += unansweredTexts()
         if isSweeping {
             parts.append("sweeping")
         } else if let lastSweep {
             parts.append("last sweep \(lastSweep.outcome) \(Self.text(lastSweep.at))")
         }
         if let refusedReload { parts.append("reload refused: \(refusedReload)") }
-        return parts.isEmpty ? "running" : parts.joined(separator: "; ")
+        return parts.isEmpty ? "has not looked at the queue yet" : parts.joined(separator: "; ")
+    }
+
+    /// The view's warnings and the sender's problems. What is in the way of a worker is said before; then their number is enough.
+    private var attention: String? {
+        let all = sendingProblems + summary.warnings.filter { !sendingProblems.contains($0) }
+        guard let first = all.first else { return nil }
+        let look = counted(all.count, "warning", "warnings") + ", see `tokenkeeperd status`"
+        if obstacle != nil { return look }
+        return (first.count > 250 ? first.prefix(249) + "…" : first) + (all.count == 1 ? "" : "; " + look)
+    }
+
+    /// "The queue is empty" means that all is well.
+    private func text(_ queue: Heartbeat.Queue) -> String {
+        guard queue.depth > 0 else {
+            if !queue.exact { return "the length of the queue is not known" }
+            return obstacle == nil && attention == nil && summary.requests == 0
+                ? "the queue is empty" : "0 results are queued"
+        }
+        let since = queue.oldest.map { ", the oldest since \(Self.text($0.date))" } ?? ""
+        // An obstacle says the same.
+        let because = reports[.drain]?.obstacle == nil ? waitReason.map { ", because \($0)" } ?? "" : ""
+        return (queue.exact ? "" : "about ") + counted(queue.depth, "result is", "results are") + " queued" + since
+            + because
+    }
+
+    private var requests: String {
+        let number =
+            summary.requests == 10_000
+            ? "10000 or more requests are" : counted(summary.requests, "request is", "requests are")
+        return number + " queued" + (summary.oldestDue.map { ", the oldest due since \(Self.text($0.date))" } ?? "")
     }
 
     static func text(_ date: Date) -> String {

@@ -5,11 +5,11 @@ internal import TokenModel
 struct BlockedTopics {
     private var blocked: [TopicScope: (error: String, until: ContinuousClock.Instant)] = [:]
 
-    /// How long until a claim is tried again.
-    private static let pause: Duration = .seconds(30)
+    /// How long until a claim is tried again: after an error of its data, and after a lock of another session.
+    private static let pause: (data: Duration, lock: Duration) = (.seconds(30), .seconds(2))
 
-    mutating func block(_ topic: TopicScope, _ error: String, at now: ContinuousClock.Instant) {
-        blocked[topic] = (error, now + Self.pause)
+    mutating func block(_ topic: TopicScope, _ error: String, isLock: Bool, at now: ContinuousClock.Instant) {
+        blocked[topic] = (error, now + (isLock ? Self.pause.lock : Self.pause.data))
     }
 
     /// A claim has succeeded.

@@ -70,6 +70,9 @@ struct DueTopics {
         claimedUntil[topic] = (dueAt, claimedUntil[topic]?.since ?? now)
     }
 
+    /// Whether nothing of the topic has been claimed since a look found it.
+    func isJustFound(_ topic: TopicScope) -> Bool { claimedUntil[topic] == nil }
+
     /// Claims nothing of the topic until another look finds it.
     mutating func forget(_ topic: TopicScope) {
         claimable.removeAll { $0 == topic }

@@ -6,6 +6,7 @@ internal import TokenModel
 struct LoadedCredential: Sendable {
     let settings: CredentialSettings
     let identity: PushIdentity
+    static let certificateKind = "certificate"
     /// `provider token` or `certificate`.
     let kind: String
     /// Nil for a provider token, which is replaced all the time.
@@ -33,7 +34,7 @@ struct LoadedCredential: Sendable {
                 let certificate = try files.certificate()
                 try Self.check(certificate, against: settings)
                 identity = PushIdentity(certificateChainPEM: certificate.chainPEM, keyPEM: certificate.keyPEM)
-                kind = "certificate"
+                kind = Self.certificateKind
                 expiresAt = certificate.expiresAt
             }
         } catch let error as CredentialError {

@@ -25,7 +25,7 @@ struct RequestsInFlight {
     /// Adds requests that were claimed a moment ago.
     ///
     /// - Returns: The requests to send now.
-    mutating func take(_ claimed: [ClaimedRequest]) -> [PushRequest] {
+    mutating func take(_ claimed: [ClaimedRequest]) -> [ClaimedRequest] {
         count += claimed.count
         return claimed.compactMap { claimed in
             let address = claimed.request.address
@@ -34,15 +34,20 @@ struct RequestsInFlight {
                 return nil
             }
             queues[address] = Queue(requests: [claimed])
-            return claimed.request
+            return claimed
         }
     }
 
     /// The `request_id` of every request.
     var numbers: Set<Int64> { Set(queues.values.lazy.flatMap(\.requests).map(\.number)) }
 
-    /// The `request_id` of every request that the client does not have.
-    var unsent: [Int64] { queues.values.flatMap { $0.unsent.map(\.number) } }
+    /// The `request_id` of the requests that the client has and that meet the condition.
+    func inFlight(where isMeant: (ClaimedRequest) -> Bool) -> [Int64] {
+        queues.values.compactMap { queue in
+            guard queue.isInFlight, let first = queue.requests.first, isMeant(first) else { return nil }
+            return first.number
+        }
+    }
 
     /// The `request_id` of every request of the tokens whose next request may go.
     var next: [Int64] { ready.flatMap { queues[$0]?.unsent.map(\.number) ?? [] } }
@@ -68,12 +73,12 @@ struct RequestsInFlight {
     }
 
     /// - Returns: The next request of each token whose last one has ended, to send now.
-    mutating func handOver() -> [PushRequest] {
+    mutating func handOver() -> [ClaimedRequest] {
         defer { ready = [] }
         return ready.compactMap { address in
             guard let queue = queues[address], !queue.isInFlight else { return nil }
             queues[address]?.isInFlight = true
-            return queue.requests.first?.request
+            return queue.requests.first
         }
     }
 

@@ -14,27 +14,71 @@ struct CredentialAtWork: Sendable {
 struct SendPipeline {
     private let senders: [CredentialAtWork]
     private var state: SendState
+    private var slots: Slots
+    /// Nil if sends cannot be marked.
+    private let marks: SentMarks?
     var summary: SendSummary
+    private let metrics: SendMetrics
+    private var faults = SenderFaults()
 
     /// The most requests of one claim.
     private static let mostPerClaim = 1000
 
-    /// - Parameter limit: The most requests that a credential may hold for an environment.
-    init(_ senders: [CredentialAtWork], limit: Int, summary: SendSummary) {
+    /// - Parameters:
+    ///   - limit: The most requests that a credential may hold for an environment.
+    ///   - marks: Nil if sends cannot be marked.
+    ///   - capacity: How many requests `marks` has a place for.
+    init(
+        _ senders: [CredentialAtWork], limit: Int, marks: SentMarks?, capacity: Int, summary: SendSummary,
+        metrics: SendMetrics
+    ) {
         self.senders = senders
+        self.marks = marks
+        slots = Slots(capacity: capacity)
         self.summary = summary
+        self.metrics = metrics
         state = SendState(limit: limit) { topic in
             CredentialSettings.best(of: senders, for: topic) { $0.credential.settings }?.credential.settings.name
         }
     }
 
     var isEmpty: Bool { state.isEmpty }
-    var blockedTopics: [String] { state.blockedTopics }
-    var problems: [String] { state.problems(at: .now) }
+    /// What keeps requests waiting, except what is logged on its own: rests, and servers that blame the sender.
+    var waiting: [String] { state.blockedTopics + state.unansweredScopes(at: .now) }
+    var problems: [String] { state.problems(at: .now) + faults.problems }
+    /// Whether a request has been submitted, and none of its credential has been answered since.
+    var awaitsAnswer: Bool { state.awaitsAnswer }
+
+    /// What the pipeline has met.
+    struct Progress {
+        /// How many times a lock of another session kept requests in the outbox, or their endings from being written.
+        var lockWaits = 0
+        /// How many times requests were claimed or finished.
+        var moved = 0
+    }
+
+    private var progress = Progress()
+
+    /// What the pipeline has met since the last call.
+    mutating func takeProgress() -> Progress {
+        defer { progress = Progress() }
+        return progress
+    }
+
+    /// Looks for servers that blame the sender, and logs what is new.
+    mutating func reportFaults() {
+        for sender in senders {
+            for (environment, fault) in sender.client.state.faults {
+                let scope = CredentialScope(
+                    credential: sender.credential.settings.name, environment: environment.rawValue)
+                if faults.take(fault, of: scope, at: .now) { summary.blamed(scope, fault.goAway) }
+            }
+        }
+    }
 
     /// Gives back the requests that this daemon has claimed according to the database, but that the state does not know.
     mutating func reconcile(_ outbox: Outbox, on connection: inout Connection) throws(DatabaseError) {
-        state.reconcile(claimed: try outbox.claimed(on: &connection))
+        perform(state.reconcile(claimed: try outbox.claimed(on: &connection)))
     }
 
     /// Looks up which of the requests must not be sent any more.
@@ -42,7 +86,7 @@ struct SendPipeline {
         _ numbers: [Int64], _ outbox: Outbox, on connection: inout Connection
     ) throws(DatabaseError) {
         if numbers.isEmpty { return }
-        state.take(try outbox.recalled(among: numbers, on: &connection))
+        perform(state.take(try outbox.recalled(among: numbers, on: &connection)))
     }
 
     /// Takes outcomes from the clients, submits the next requests of their tokens, and writes what became of the requests.
@@ -52,8 +96,11 @@ struct SendPipeline {
         by policy: RetryPolicy, _ outbox: Outbox, on connection: inout Connection
     ) throws(DatabaseError) -> Bool {
         for sender in senders {
-            perform(state.take(sender.client.collect(), of: sender.credential.settings.name, by: policy, at: .now))
+            let outcomes = sender.client.collect()
+            metrics.record(outcomes)
+            perform(state.take(outcomes, of: sender.credential.settings.name, by: policy, at: .now))
         }
+        metrics.publish(state.counts)
         // An outcome may have taken a minute: in the meantime, somebody may have paused the topic or forgotten the token.
         try recall(state.next, outbox, on: &connection)
         perform(state.handOver())
@@ -62,11 +109,13 @@ struct SendPipeline {
             while let write = state.nextWrite {
                 try perform(write, outbox, on: &connection)
                 state.wrote()
+                progress.moved += 1
                 hasWritten = true
             }
         } catch {
             // An open transaction that runs `forget` or deletes requests holds the lock.
             if error.remedy != .retry { throw error }
+            progress.lockWaits += 1
             return false
         }
         return hasWritten
@@ -86,8 +135,8 @@ struct SendPipeline {
     ) throws(DatabaseError) -> Claimed {
         if state.isBehind { return .none }
         let now = ContinuousClock.now
+        try recall(state.toLookUp(at: now), outbox, on: &connection)
         if state.looksForTopics(at: now) {
-            try recall(state.unsent, outbox, on: &connection)
             while state.add(try outbox.scopes(after: state.topicCursor, on: &connection)) {}
         }
         let turns = state.turns(at: now)
@@ -100,25 +149,54 @@ struct SendPipeline {
                     since: state.claimsFrom(turn, at: now), backgroundPerHour: backgroundPerHour, on: &connection)
             } catch {
                 guard [.fixData, .retry].contains(error.remedy) else { throw error }
-                state.claimFailed(turn, "\(error)", at: now)
+                if error.remedy == .retry { progress.lockWaits += 1 }
+                state.claimFailed(turn, "\(error)", isLock: error.remedy == .retry, at: now)
                 continue
             }
-            if claim.dueAt != nil { result = .some }
+            if claim.dueAt != nil {
+                result = .some
+                progress.moved += 1
+            } else if state.hasJustFound(turn) {
+                // Another session has locked them, or another daemon has been faster.
+                progress.lockWaits += 1
+            }
             summary.add(claim)
             perform(state.take(claim, of: turn, at: now))
         }
         return result
     }
 
-    private func perform(_ actions: [SendState.Action]) {
+    private mutating func perform(_ actions: [SendState.Action]) {
         for action in actions {
             switch action {
-            case .submit(let requests, let credential):
-                senders.first { $0.credential.settings.name == credential }?.client.submit(requests)
+            case .submit(let requests, let credential): client(of: credential)?.submit(requests.map { enter($0) })
+            case .withdraw(let numbers, let credential):
+                client(of: credential)?.withdraw(Set(numbers.compactMap { slots[$0] }))
             case .logRest(let scope, let pause, let lastError):
                 summary.rests(scope, for: pause, lastError: lastError)
             }
         }
+    }
+
+    private func client(of credential: String) -> PushClient? {
+        senders.first { $0.credential.settings.name == credential }?.client
+    }
+
+    /// Enters a request among those that may be sent, before its client gets it.
+    private mutating func enter(_ claimed: ClaimedRequest) -> PushRequest {
+        var request = claimed.request
+        request.slot = slots.take(claimed.number)
+        if slots.beyond > 0 { marks?.note(beyond: slots.beyond) }
+        marks?.enter(claimed.number, in: request.slot)
+        return request
+    }
+
+    /// The ending of a request is committed: a daemon that takes over will not find it.
+    private mutating func leave(_ number: Int64) {
+        let beyond = slots.beyond
+        guard let slot = slots.release(number) else { return }
+        marks?.clear(slot)
+        if beyond > 0 { marks?.note(beyond: slots.beyond) }
     }
 
     private mutating func perform(
@@ -129,7 +207,10 @@ struct SendPipeline {
             if try outbox.pauseTopic(topic, reason: reason, on: &connection) { summary.paused(topic, reason) }
         case .endings(let endings):
             try outbox.finish(endings, on: &connection)
-            for ending in endings { summary.add(ending) }
+            for ending in endings {
+                leave(ending.number)
+                summary.add(ending)
+            }
         }
     }
 }

@@ -6,40 +6,73 @@ internal import TokenModel
 struct SendPresence {
     /// A JSON array that describes the credentials: see `LoadedCredential`.
     let credentials: String
+    /// Where the daemons of this machine mark what they have sent; nil if nowhere.
+    let marks: SentMarkFiles?
     private let connectedAt = ContinuousClock.now
     private var beatAt: ContinuousClock.Instant?
+    private var lookedAt: ContinuousClock.Instant?
+    /// What keeps requests waiting, as it was last reported.
+    private var problems: [String] = []
     private var tookOverAt: ContinuousClock.Instant?
 
     static let beatEvery: Duration = .seconds(5)
+    /// How often to look for new problems.
+    private static let lookEvery: Duration = .seconds(1)
     private static let takeOverEvery: Duration = .seconds(10)
 
     /// After an outage of the database, other daemons may reconnect later than this one. Until then, silence proves nothing.
     private static let trustsSilenceAfter: Duration = .seconds(30)
 
-    init(credentials: String) {
+    init(credentials: String, marks: SentMarkFiles?) {
         self.credentials = credentials
+        self.marks = marks
     }
 
     /// Does what is due.
+    ///
+    /// - Parameters:
+    ///   - locks: The sessions whose locks keep requests in the outbox, if there are any.
+    ///   - report: Called with what keeps requests waiting, when that changes.
     mutating func keep(
-        _ pipeline: inout SendPipeline, _ outbox: Outbox, on connection: inout Connection
+        _ pipeline: inout SendPipeline, _ outbox: Outbox, locks: [LockHolder]?, on connection: inout Connection,
+        report: ([String]) -> Void
     ) throws(DatabaseError) {
-        if isDue(beatAt, every: Self.beatEvery) {
-            // This process may have been suspended, and another daemon may have taken over its requests.
-            if let beatAt, beatAt.duration(to: .now) > Outbox.silence / 2 {
-                try pipeline.reconcile(outbox, on: &connection)
+        if isDue(lookedAt, every: Self.lookEvery) {
+            lookedAt = .now
+            pipeline.reportFaults()
+            let found =
+                pipeline.problems + (locks.map { ["requests wait for a lock in PostgreSQL: \($0.words)"] } ?? [])
+            if found != problems {
+                // `status` should soon show it.
+                beatAt = nil
+                problems = found
+                report(found)
             }
+            pipeline.summary.report(waiting: pipeline.waiting)
+        }
+        if isDue(beatAt, every: Self.beatEvery) {
             beatAt = .now
-            pipeline.summary.report(waiting: pipeline.blockedTopics)
-            try outbox.beat(credentials: credentials, trouble: pipeline.problems, on: &connection)
+            try outbox.beat(credentials: credentials, trouble: problems, on: &connection)
         }
         if isDue(tookOverAt, every: Self.takeOverEvery) {
             tookOverAt = .now
+            // A COMMIT that waits for a standby outlives its connection. When it ends, this daemon has claims that it does not know.
+            // And after a suspension of this process, another daemon may have taken over its requests.
+            try pipeline.reconcile(outbox, on: &connection)
             pipeline.summary.tookOver(
                 try outbox.takeOver(
                     silentToo: connectedAt.duration(to: .now) > Self.trustsSilenceAfter, on: &connection,
-                    isAlive: ProcessScope.isAlive))
+                    isAlive: ProcessScope.isAlive, sent: { marks?.sent(by: $0) }))
+            try removeMarks(outbox, on: &connection)
         }
+    }
+
+    /// Removes the marks of ended daemons that nobody needs any more.
+    private func removeMarks(_ outbox: Outbox, on connection: inout Connection) throws(DatabaseError) {
+        guard let marks else { return }
+        let ended = marks.daemons.filter { $0 != outbox.daemonID && !ProcessScope.isAlive($0) }
+        if ended.isEmpty { return }
+        for daemonID in try outbox.finished(among: ended, on: &connection) { marks.remove(daemonID) }
     }
 
     private func isDue(_ last: ContinuousClock.Instant?, every interval: Duration) -> Bool {

@@ -11,7 +11,7 @@ internal import TokenModel
 /// - Each claimed request ends exactly once.
 /// - No two requests of one token are in flight at a time.
 /// - Nothing is sent to a token that rests. Nothing is claimed for a server that rests, or for a topic that was just paused.
-/// - After a rest, one request at a time tries the server out until it responds, each time of another token.
+/// - After a rest, one request at a time tests the server until it responds. Each of these requests has another token.
 /// - A credential holds at most `limit` requests per environment. If more topics share a credential than it has room for, each
 ///   still gets one request, so that none starves.
 struct SendState {
@@ -21,11 +21,14 @@ struct SendState {
     private let credential: (TopicScope) -> String?
     private var requests: [CredentialScope: RequestsInFlight] = [:]
     private var health = SendingHealth()
+    private var unanswered = UnansweredRequests()
     private var trials = Trials()
     private var topics = DueTopics()
     private var tokens = RestingTokens()
     private var blocked = BlockedTopics()
     private var unwritten = UnwrittenEndings()
+    private var recalls = RecallSchedule()
+    private(set) var counts = SendCounts()
 
     init(limit: Int, credential: @escaping (TopicScope) -> String?) {
         self.limit = limit
@@ -35,7 +38,9 @@ struct SendState {
     /// What the pipeline does outside the database.
     enum Action: Equatable {
         /// Give the requests to the client of the credential.
-        case submit([PushRequest], credential: String)
+        case submit([ClaimedRequest], credential: String)
+        /// Take requests back from the client, by `request_id`. The client keeps those that it has sent until they are answered.
+        case withdraw([Int64], credential: String)
         /// Log that a credential sends nothing in an environment for this time.
         case logRest(CredentialScope, Duration, lastError: String?)
     }
@@ -57,11 +62,19 @@ struct SendState {
             + blocked.problems.prefix(20)
     }
 
+    /// Whether a request has been submitted, and none of its credential has been answered since.
+    var awaitsAnswer: Bool { !unanswered.isEmpty }
+
+    /// The credentials whose requests have got no response for some time, one sentence each: why, and what helps.
+    func unansweredScopes(at now: ContinuousClock.Instant) -> [String] { unanswered.problems(at: now).map(\.words) }
+
     /// Everything that keeps requests waiting, one sentence each.
     func problems(at now: ContinuousClock.Instant) -> [String] {
-        blockedTopics
-            + Set(health.resting(at: now)).union(trials.underWay).sorted().map {
-                "APNs returns errors or cannot be reached (\($0)), and requests wait: \(health.lastError(of: $0) ?? "")"
+        let unanswered = unanswered.problems(at: now)
+        let resting = Set(health.resting(at: now)).union(trials.underWay).subtracting(unanswered.map(\.scope))
+        return blockedTopics + unanswered.map(\.words)
+            + resting.sorted().map {
+                "APNs returns errors or cannot be reached (\($0)), and requests wait: \(health.lastError(of: $0) ?? "no connection answered")"
             }
     }
 
@@ -72,6 +85,7 @@ struct SendState {
         _ outcomes: [PushOutcome], of credential: String, by policy: RetryPolicy, at now: Moment
     ) -> [Action] {
         var actions: [Action] = []
+        var paused: Set<TopicScope> = []
         for outcome in outcomes {
             let address = outcome.request.address
             let topic = address.scope
@@ -80,12 +94,15 @@ struct SendState {
             let step = policy.step(
                 after: outcome.end, of: claimed.request, attempts: claimed.attempts, firstSentAt: claimed.firstSentAt,
                 now: now.timeOfDay)
-            unwritten.add(Self.ending(of: claimed, outcome, step))
+            unwritten.add(RequestEnding(of: claimed, outcome, step))
+            counts.add(outcome, step.fate, in: scope)
+            unanswered.ended(outcome.end, in: scope)
             let isTrial = trials.isTrial(address, in: scope)
             switch health.note(step, of: topic, by: credential, isTrial: isTrial, at: now.clock) {
             case .none: break
             case .pauseTopic(let reason):
                 topics.forget(topic)
+                paused.insert(topic)
                 unwritten.pause(topic, reason: reason)
                 giveBack(in: scope) { $0.request.address.scope == topic }
             case .rest(let pause): actions.append(.logRest(scope, pause, lastError: health.lastError(of: scope)))
@@ -94,22 +111,8 @@ struct SendState {
             if !trials.isEmpty, !health.isOnTrial(scope) { trials.succeeded(in: scope) }
             goOn(address, in: scope, after: step, at: now.clock)
         }
+        if !paused.isEmpty { actions += withdraw { paused.contains($0.request.address.scope) } }
         return actions
-    }
-
-    private static func ending(
-        of claimed: ClaimedRequest, _ outcome: PushOutcome, _ step: RetryPolicy.Step
-    ) -> RequestEnding {
-        var answer: RequestEnding.Answer?
-        switch (outcome.end, step.blame) {
-        // The response is not from APNs, so it says nothing about the token. Recorded as a result, it would make the token
-        // suspect.
-        case (.answered, .foreign): break
-        case (.answered(let response), _):
-            answer = RequestEnding.Answer(status: response.status, body: response.body, apnsID: response.apnsID)
-        default: break
-        }
-        return RequestEnding(number: claimed.number, fate: step.fate, answer: answer, sentAt: outcome.sentAt)
     }
 
     /// Lets the token's next request go, unless it has to wait like the one that has ended.
@@ -131,20 +134,34 @@ struct SendState {
         unwritten.giveBack(requests[scope]?.giveBack(address) ?? [], after: pause)
     }
 
-    // MARK: - Requests that the client does not have
+    // MARK: - Requests that must not be sent any more
 
-    /// The requests to look up before `handOver`: they were claimed a while ago.
+    /// The requests to look up before `handOver`: they may have waited behind another one for a minute.
     var next: [Int64] { requests.values.flatMap(\.next) }
 
-    /// All requests that wait behind another one of their token.
-    var unsent: [Int64] { requests.values.flatMap(\.unsent) }
+    /// The requests to look up now; empty until it is time.
+    mutating func toLookUp(at now: ContinuousClock.Instant) -> [Int64] {
+        recalls.isDue(at: now) ? recalls.begin(with: held, at: now) : []
+    }
 
-    /// Takes what has changed for unsent requests since they were claimed.
-    mutating func take(_ recalled: Outbox.Recalled) {
-        if recalled.isEmpty { return }
+    /// The `request_id` of every claimed request that has not ended.
+    private var held: Set<Int64> { requests.values.reduce(into: []) { $0.formUnion($1.numbers) } }
+
+    /// Takes what has changed for requests since they were claimed.
+    mutating func take(_ recalled: Outbox.Recalled) -> [Action] {
+        if recalled.isEmpty { return [] }
         for scope in requests.keys {
             requests[scope]?.withdraw { recalled.gone.contains($0.number) }
             giveBack(in: scope) { recalled.paused.contains($0.number) }
+        }
+        return withdraw { recalled.gone.contains($0.number) || recalled.paused.contains($0.number) }
+    }
+
+    /// Takes requests back from the clients. They end with the outcome that follows.
+    private func withdraw(where isMeant: (ClaimedRequest) -> Bool) -> [Action] {
+        requests.compactMap { scope, requests in
+            let numbers = requests.inFlight(where: isMeant)
+            return numbers.isEmpty ? nil : .withdraw(numbers, credential: scope.credential)
         }
     }
 
@@ -171,24 +188,13 @@ struct SendState {
 
     /// Compares the state with what this daemon has claimed according to the database. A COMMIT whose response was lost may have
     /// claimed or finished requests, and another daemon may have taken some over.
-    mutating func reconcile(claimed: Set<Int64>) {
-        let known = requests.values.reduce(into: unwritten.numbers) { $0.formUnion($1.numbers) }
-        unwritten.giveBack(numbers: claimed.subtracting(known))
+    mutating func reconcile(claimed: Set<Int64>) -> [Action] {
+        unwritten.giveBack(numbers: claimed.subtracting(held).subtracting(unwritten.numbers))
         for scope in requests.keys { requests[scope]?.withdraw { !claimed.contains($0.number) } }
+        return withdraw { !claimed.contains($0.number) }
     }
 
     // MARK: - Claims
-
-    /// A topic's turn to be claimed from.
-    struct Turn: Equatable {
-        var topic: TopicScope
-        /// The credential's name is empty if the topic is invalid: then all its requests fail in the claim.
-        var scope: CredentialScope
-        /// How many turns of this round share the credential's room.
-        var sharers = 1
-        /// Whether it claims candidates for a trial of the server.
-        var isTrial = false
-    }
 
     /// Whether so many endings are unwritten that they must be written before anything is claimed.
     var isBehind: Bool { unwritten.isBacklog }
@@ -202,7 +208,14 @@ struct SendState {
     /// - Returns: Whether the look needs another page.
     mutating func add(_ page: Outbox.Scopes) -> Bool {
         topics.add(page) { [credential] in credential($0) != nil }
-        if topics.isLookComplete { blocked.keep(only: topics.waiting) }
+        if topics.isLookComplete {
+            blocked.keep(only: topics.waiting)
+            let waiting = Set(
+                topics.waiting.compactMap { topic in
+                    credential(topic).map { CredentialScope(credential: $0, environment: topic.environment) }
+                })
+            unanswered.keep { waiting.contains($0) || requests[$0]?.isEmpty == false }
+        }
         return topics.needsAnotherPage
     }
 
@@ -238,10 +251,15 @@ struct SendState {
         topics.claimsFrom(turn.topic, at: now)
     }
 
+    /// Whether a look has just found that the turn's topic has requests due, and nothing of it has been claimed since.
+    func hasJustFound(_ turn: Turn) -> Bool { topics.isJustFound(turn.topic) }
+
     /// Takes what a turn has claimed.
     mutating func take(_ claim: Outbox.Claim, of turn: Turn, at now: ContinuousClock.Instant) -> [Action] {
         blocked.unblock(turn.topic)
+        counts.add(suppressed: claim.suppressed, in: turn.scope)
         topics.claimed(turn.topic, until: claim.dueAt, at: now)
+        unwritten.areClaimedAgain(claim.requests)
         var sendable: [ClaimedRequest] = []
         for request in claim.requests {
             if let rest = tokens.remaining(request.request.address, at: now) {
@@ -254,6 +272,7 @@ struct SendState {
         if sendable.isEmpty { return [] }
         precondition(!turn.scope.credential.isEmpty, "claimed without a credential: \(turn.topic)")
         let next = requests[turn.scope, default: RequestsInFlight()].take(sendable)
+        unanswered.submitted(in: turn.scope, at: now)
         return next.isEmpty ? [] : [.submit(next, credential: turn.scope.credential)]
     }
 
@@ -267,7 +286,11 @@ struct SendState {
     }
 
     /// The claim of a turn failed because of the topic's own requests. The other topics go on.
-    mutating func claimFailed(_ turn: Turn, _ error: String, at now: ContinuousClock.Instant) {
-        blocked.block(turn.topic, error, at: now)
+    ///
+    /// - Parameter isLock: Whether another session holds a lock: then the claim is soon tried again.
+    mutating func claimFailed(
+        _ turn: Turn, _ error: String, isLock: Bool = false, at now: ContinuousClock.Instant
+    ) {
+        blocked.block(turn.topic, error, isLock: isLock, at: now)
     }
 }

@@ -1,3 +1,4 @@
+internal import APNsFeedback
 internal import Logging
 internal import TokenLedger
 internal import TokenModel
@@ -65,10 +66,18 @@ struct SendSummary {
         }
     }
 
+    /// As in SQL: a topic is whatever a sender wrote.
+    private static func literal(_ text: String) -> String {
+        "'" + text.split(separator: "'", omittingEmptySubsequences: false).joined(separator: "''") + "'"
+    }
+
     func paused(_ topic: TopicScope, _ reason: String) {
         logger.error(
             "sending to a topic is paused; fix the cause, then run: SELECT tokenkeeper.resume_sending(topic, environment)",
-            metadata: ["topic": "\(topic.topic)", "environment": "\(topic.environment)", "reason": "\(reason)"])
+            metadata: [
+                "topic": "\(topic.topic)", "environment": "\(topic.environment)", "reason": "\(reason)",
+                "run": "SELECT tokenkeeper.resume_sending(\(Self.literal(topic.topic)), '\(topic.environment)')",
+            ])
     }
 
     func rests(_ scope: CredentialScope, for pause: Duration, lastError: String?) {
@@ -77,20 +86,32 @@ struct SendSummary {
             metadata: [
                 "credential": "\(scope.credential)", "environment": "\(scope.environment)",
                 "for": "\(DurationText.text(pause))",
-                "last": "\(lastError ?? "")",
+                "last": "\(lastError ?? "no connection answered")",
             ])
     }
 
-    func tookOver(_ requests: Int) {
-        if requests == 0 { return }
-        logger.notice(
-            "took over requests that another daemon had in flight when it ended; some of them may be sent twice",
-            metadata: ["requests": "\(requests)"])
+    func blamed(_ scope: CredentialScope, _ goAway: PushGoAway) {
+        logger.warning(
+            "APNs ends connections and blames the sender; check the credential",
+            metadata: [
+                "credential": "\(scope.credential)", "environment": "\(scope.environment)",
+                "reason": "\(goAway.reason ?? "")", "last": "\(goAway.message)",
+            ])
     }
 
-    /// Logs each problem that keeps requests waiting, and again every ten minutes while it lasts.
+    func tookOver(_ taken: Outbox.TakenOver) {
+        if taken.requests == 0 { return }
+        logger.notice(
+            "took over the requests of a daemon that has ended; those that were in flight may be sent twice",
+            metadata: ["requests": "\(taken.requests)", "in_flight": "\(taken.interrupted)"])
+    }
+
+    /// Logs each problem that keeps requests waiting, again every ten minutes while it lasts, and its end.
     mutating func report(waiting problems: [String]) {
-        problemLoggedAt = problemLoggedAt.filter { problems.contains($0.key) }
+        for problem in problemLoggedAt.keys.sorted() where !problems.contains(problem) {
+            problemLoggedAt[problem] = nil
+            logger.notice("this no longer keeps requests waiting", metadata: ["problem": "\(problem)"])
+        }
         for problem in problems
         where problemLoggedAt[problem].map({ $0.duration(to: .now) > Self.problemEvery }) ?? true {
             problemLoggedAt[problem] = .now

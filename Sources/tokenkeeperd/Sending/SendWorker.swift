@@ -11,6 +11,7 @@ struct SendWorker {
     let daemonID: String
     let credentials: [LoadedCredential]
     let bell: Wakeup
+    let metrics: SendMetrics
 
     /// The pause between two busy turns: a turn then writes many endings in one transaction.
     private static let pace: Duration = .milliseconds(5)
@@ -19,31 +20,57 @@ struct SendWorker {
     private static let patience: (responses: Duration, writing: Duration) = (.seconds(15), .seconds(5))
 
     func run() {
-        let senders = startClients()
         // Twice what can be in flight, so that the next requests are ready when responses arrive.
+        let limit = 2 * worker.configuration.clientOptions.inFlight
+        let capacity = credentials.count * Environment.allCases.count * limit + UnwrittenEndings.most
+        let files = worker.configuration.runtimeDirectory.map { SentMarkFiles(directory: $0) }
+        let marks = createMarks(files, capacity: capacity)
+        let senders = startClients(marks)
+        metrics.watch(senders)
         var pipeline = SendPipeline(
-            senders, limit: 2 * worker.configuration.clientOptions.inFlight, summary: SendSummary(logger: worker.logger)
-        )
+            senders, limit: limit, marks: marks, capacity: capacity, summary: SendSummary(logger: worker.logger),
+            metrics: metrics)
         pipeline.summary.begins(credentials)
         let place = ProcessScope.name(environment: ProcessInfo.processInfo.environment, daemonID: daemonID)
         let described = LoadedCredential.described(credentials)
-        worker.run(bell: bell) { connection, succeeded in
+        worker.run(bell: bell) { connection, _, succeeded in
             var outbox = Outbox(daemonID: daemonID, processScope: place, lockTimeout: worker.configuration.lockTimeout)
-            var presence = SendPresence(credentials: described)
+            var presence = SendPresence(credentials: described, marks: files)
+            var locks = SendLocks()
             try pipeline.reconcile(outbox, on: &connection)
             var pause = worker.configuration.pollBusy
             while !worker.stop.isAsked {
                 outbox.lockTimeout = worker.configuration.lockTimeout
-                try presence.keep(&pipeline, outbox, on: &connection)
-                try turn(&pipeline, outbox, pause: &pause, on: &connection, succeeded)
+                try presence.keep(
+                    &pipeline, outbox, locks: locks.reported, on: &connection, report: worker.report.cannotSend)
+                try turn(&pipeline, outbox, &locks, pause: &pause, on: &connection, succeeded)
             }
             try leave(&pipeline, senders, outbox, on: &connection)
+            if pipeline.isEmpty { files?.remove(daemonID) }
         }
         for sender in senders { sender.client.stop(patience: .zero) }
     }
 
-    private func startClients() -> [CredentialAtWork] {
+    private func createMarks(_ files: SentMarkFiles?, capacity: Int) -> SentMarks? {
+        var reason = "it has no runtime directory"
+        if let files {
+            do throws(MappedWords.Failure) { return try files.create(for: daemonID, slots: capacity) } catch {
+                reason = error.message
+            }
+        }
+        worker.logger.warning(
+            "cannot mark which requests it sends; if it is killed, all requests that it has claimed count as sent",
+            metadata: ["reason": "\(reason)"])
+        return nil
+    }
+
+    private func startClients(_ marks: SentMarks?) -> [CredentialAtWork] {
         var options = worker.configuration.clientOptions
+        options.observer = marks
+        if let (proxy, origin) = ProxySettings.described(options.route) {
+            worker.logger.notice(
+                "connects to APNs through a proxy", metadata: ["proxy": "\(proxy)", "from": "\(origin)"])
+        }
         if worker.configuration.logLevel == .trace {
             options.trace = { [logger = worker.logger] in logger.trace("\($0)") }
         }
@@ -59,19 +86,21 @@ struct SendWorker {
     ///
     /// - Parameter pause: The pause of the last idle turn. It doubles with each idle turn.
     private func turn(
-        _ pipeline: inout SendPipeline, _ outbox: Outbox, pause: inout Duration, on connection: inout Connection,
-        _ succeeded: () -> Void
+        _ pipeline: inout SendPipeline, _ outbox: Outbox, _ locks: inout SendLocks, pause: inout Duration,
+        on connection: inout Connection, _ succeeded: () -> Void
     ) throws(DatabaseError) {
         let configuration = worker.configuration
         let hasWritten = try pipeline.finish(by: configuration.sendPolicy, outbox, on: &connection)
         let claimed = try pipeline.claim(
             backgroundPerHour: configuration.backgroundPerHour, outbox, on: &connection)
-        succeeded()
+        try locks.note(pipeline.takeProgress(), on: &connection)
+        if let holders = locks.reported { worker.outages.waits(for: holders, worker.part) } else { succeeded() }
         pipeline.summary.reportIfDue()
         worker.report.beat(worker.part, within: Worker.grace)
         switch claimed {
         case .none where !hasWritten:
             pause = min(pause * 2, configuration.pollIdle, SendPresence.beatEvery)
+            if locks.isMeeting || pipeline.awaitsAnswer { pause = min(pause, .seconds(1)) }
             worker.rest(bell, for: pause)
             return
         // Everything due was suppressed or failed, or another session has locked it.

@@ -1,3 +1,4 @@
+internal import APNsFeedback
 internal import TokenLedger
 internal import TokenModel
 
@@ -9,17 +10,23 @@ struct UnwrittenEndings {
     /// The most endings of one transaction.
     static let batch = 1000
 
+    /// The most endings that are unwritten, apart from those of the requests in flight: a backlog, and what one more claim gives
+    /// back at once.
+    static let most = 6 * batch
+
     /// What one transaction writes.
     enum Write: Equatable {
         case pause(TopicScope, reason: String)
         case endings([RequestEnding])
     }
 
+    /// Whether everything is written.
     var isEmpty: Bool { endings.isEmpty && pauses.isEmpty }
 
     /// Whether so many endings are unwritten that nothing more should be claimed.
     var isBacklog: Bool { endings.count > 4 * Self.batch }
 
+    /// The `request_id` of each unwritten ending.
     var numbers: Set<Int64> { Set(endings.map(\.number)) }
 
     mutating func add(_ ending: RequestEnding) {
@@ -38,6 +45,14 @@ struct UnwrittenEndings {
         endings += numbers.map { RequestEnding(number: $0, fate: .returned(nil)) }
     }
 
+    /// Drops the endings of requests that this daemon has claimed again. They are in the database already, or too late: written now,
+    /// they would end the new claims.
+    mutating func areClaimedAgain(_ requests: [ClaimedRequest]) {
+        if endings.isEmpty || requests.isEmpty { return }
+        let numbers = Set(requests.map(\.number))
+        endings.removeAll { numbers.contains($0.number) }
+    }
+
     /// Adds a pause, unless one of the same topic is unwritten already: the first reason stays.
     mutating func pause(_ topic: TopicScope, reason: String) {
         if !pauses.contains(where: { $0.topic == topic }) { pauses.append((topic, reason)) }
@@ -49,8 +64,19 @@ struct UnwrittenEndings {
         return endings.isEmpty ? nil : .endings(Array(endings.prefix(Self.batch)))
     }
 
-    /// What `next` returned is in the database.
+    /// Removes what `next` returned: it is in the database.
     mutating func wrote() {
         if pauses.isEmpty { endings.removeFirst(min(Self.batch, endings.count)) } else { pauses.removeFirst() }
+    }
+}
+
+extension RequestEnding {
+    /// How an attempt ended that the client reports, for the database.
+    init(of claimed: ClaimedRequest, _ outcome: PushOutcome, _ step: RetryPolicy.Step) {
+        self.init(number: claimed.number, fate: step.fate, sentAt: outcome.sentAt)
+        // A response that is not from APNs says nothing about the token. Recorded as a result, it would make the token suspect.
+        if case .foreign = step.blame { return }
+        guard case .answered(let response) = outcome.end else { return }
+        answer = Answer(status: response.status, body: response.body, apnsID: response.apnsID)
     }
 }

@@ -113,10 +113,7 @@ struct BacklogWorker {
             let configuration = worker.configuration
             guard configuration.secondConnection else { return true }
             drain.follow(configuration)
-            let pass = try drain.pass(on: &connection, report: summary.note) { _, _, _ in
-                worker.report.beat(worker.part, within: Worker.grace)
-                return !worker.stop.isAsked
-            }
+            let pass = try makePass(of: &drain, on: &connection)
             summary.add(pass)
             if pass.trouble != nil { return false }
             // Once a second: each call of `take` lets the primary ring again.
@@ -128,5 +125,20 @@ struct BacklogWorker {
             worker.rest(backlog.wakeup, for: pause)
         }
         return true
+    }
+
+    /// Makes a pass. If it fails, what it had done is committed, and counts.
+    private func makePass(of drain: inout Drain, on connection: inout Connection) throws(DatabaseError) -> Drain.Pass {
+        var soFar = Drain.Pass()
+        do {
+            return try drain.pass(on: &connection, report: summary.note) { _, done, _ throws(DatabaseError) in
+                soFar = done
+                worker.report.beat(worker.part, within: Worker.grace)
+                return !worker.stop.isAsked
+            }
+        } catch {
+            summary.add(soFar)
+            throw error
+        }
     }
 }

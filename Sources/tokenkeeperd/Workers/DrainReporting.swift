@@ -1,6 +1,8 @@
+internal import Logging
 internal import TokenLedger
+internal import TokenModel
 
-/// Reports what the drain does: heartbeats, the locks in its way, and what it cannot record.
+/// Reports what the drain does: heartbeats, the locks in its way, what it cannot record, and how long results have been waiting.
 struct DrainReporting {
     private let worker: Worker
     private var heartbeat: Heartbeat
@@ -14,8 +16,18 @@ struct DrainReporting {
     private var counted = Drain.Pass()
     /// Whether rows have moved since the last heartbeat of an idle pass.
     private var isUnreported = false
+    /// How many results this pass and the earlier ones have settled since the last look at the queue, and when that was.
+    private var settled = 0
+    private var lookedAt = ContinuousClock.now
+    /// Since when results have been late, and whether the log says so.
+    private var late: (since: ContinuousClock.Instant, isLogged: Bool)?
 
     private static let beatEvery: Duration = .seconds(5)
+
+    /// Older results are worth a warning, here and in the view `status`.
+    private static let lateAfter: Duration = .seconds(300)
+    /// By then, the cause is known.
+    private static let logsAfter: Duration = .seconds(8)
 
     init(_ worker: Worker, daemonID: String, on connection: inout Connection) throws(DatabaseError) {
         self.worker = worker
@@ -71,6 +83,7 @@ struct DrainReporting {
         locks.note(
             waits: pass.lockWaits - counted.lockWaits + (beatRefusedAt == nil ? 0 : 1),
             settled: pass.settled - counted.settled, now: .now)
+        settled += pass.settled - counted.settled
         counted = pass
         if locks.wantsLook(now: .now) {
             locks.saw(try LockHolder.all(on: &connection), now: .now)
@@ -82,11 +95,51 @@ struct DrainReporting {
 
     private mutating func beatIfDue(pagesLeft: Int, on connection: inout Connection) throws(DatabaseError) {
         if let last = beatRefusedAt ?? beatAt, last.duration(to: .now) < Self.beatEvery { return }
-        let (queue, isReported) = try heartbeat.beat(
-            sweepInterval: configuration.sweepInterval, pagesLeft: pagesLeft, trouble: trouble,
-            waitingFor: locks.reported?.words, on: &connection)
-        worker.report.sees(queue)
+        let queue = try heartbeat.look(pagesLeft: pagesLeft, on: &connection)
+        let now = ContinuousClock.now
+        let reason = WaitReason(
+            trouble: trouble, holders: locks.reported, settled: settled, period: lookedAt.duration(to: now)
+        ).words(for: queue)
+        (settled, lookedAt) = (0, now)
+        let isReported = try heartbeat.beat(
+            queue, sweepInterval: configuration.sweepInterval, trouble: trouble,
+            locks: locks.reported.map { Heartbeat.Locks(words: $0.words, metFor: locks.metFor(at: now)) },
+            reason: reason, on: &connection)
+        warnIfLate(queue, reason)
+        worker.report.sees(queue, because: reason, try summary(on: &connection))
         beatAt = .now
         beatRefusedAt = isReported ? nil : .now
+    }
+
+    /// What `status` warns of. If the view is refused, the drain goes on without.
+    private func summary(on connection: inout Connection) throws(DatabaseError) -> StatusSummary? {
+        do { return try StatusSummary(on: &connection) } catch {
+            if error.remedy == .reconnect { throw error }
+            return nil
+        }
+    }
+
+    private mutating func warnIfLate(_ queue: Heartbeat.Queue, _ reason: String?) {
+        guard let oldest = queue.oldest, oldest.advanced(byMicroseconds: Self.lateAfter.microseconds) < .now else {
+            if late?.isLogged == true {
+                worker.logger.notice(
+                    "no result has been waiting for longer than five minutes any more",
+                    metadata: ["results": "\(queue.depth)"])
+            }
+            late = nil
+            return
+        }
+        let since = late?.since ?? .now
+        guard late?.isLogged != true, since.duration(to: .now) >= Self.logsAfter else {
+            late = (since, late?.isLogged ?? false)
+            return
+        }
+        late = (since, true)
+        worker.logger.warning(
+            "results have been waiting for longer than five minutes",
+            metadata: [
+                "results": "\(queue.depth)", "oldest": "\(ServiceState.text(oldest.date))",
+                "because": "\(reason ?? "")",
+            ])
     }
 }

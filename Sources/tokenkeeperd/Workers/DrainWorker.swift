@@ -8,17 +8,20 @@ struct DrainWorker {
     let bell: Wakeup
     let summary: DrainSummary
     let backlog: BacklogWorker.Backlog
+    /// Nil if there are no metrics.
+    let topicLabels: TopicLabels?
 
     /// A problem is over when it has not occurred for this long. Not every pass reads the retry partition.
     private static let problemLasts: Duration = .seconds(2)
 
     func run() {
         var problemAt: ContinuousClock.Instant?
-        worker.run(bell: bell) { connection, succeeded in
-            let schema = CheckedSchema(fingerprint: try Migrator.fingerprint(&connection))
+        worker.run(bell: bell) { connection, schema, succeeded in
             var drain = Drain(worker.configuration, pair: backlog.pair, summary: summary)
             var reporting = try DrainReporting(worker, daemonID: daemonID, on: &connection)
             defer { summary.report() }
+            // The monitor worker repeats this. A counter should not begin under another label.
+            try topicLabels?.refresh(on: &connection)
             var pause = worker.configuration.pollBusy
             while !worker.stop.isAsked {
                 let configuration = worker.configuration
@@ -66,7 +69,10 @@ struct DrainWorker {
             }
             return (pass, pass.trouble)
         } catch {
-            guard schema.isMissingFunction(error, on: &connection) else { throw error }
+            guard schema.isMissingFunction(error, on: &connection) else {
+                summary.add(soFar)
+                throw error
+            }
             return (soFar, error)
         }
     }

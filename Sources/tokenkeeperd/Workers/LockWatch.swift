@@ -30,6 +30,9 @@ struct LockWatch {
     /// Whether locks are being met now.
     var isMeeting: Bool { since != nil }
 
+    /// How long locks have been met, by this machine's clock: each of our own waits ends at `lock_timeout`.
+    func metFor(at now: ContinuousClock.Instant) -> Duration { since.map { $0.duration(to: now) } ?? .zero }
+
     /// Takes what the drain has met since the last call.
     ///
     /// - Parameters:
@@ -70,14 +73,5 @@ struct LockWatch {
                 max(start, workedAt ?? start).duration(to: now) >= Self.standstill
             } ?? false
         reported = !lasting.isEmpty ? (tables.isEmpty ? lasting : tables) : isStandstill ? [] : nil
-    }
-}
-
-extension [LockHolder] {
-    /// The sessions, in words; the first three of many.
-    var words: String {
-        if isEmpty { return "no session holds one for long" }
-        let more = count > 3 ? "; and \(count - 3) more" : ""
-        return prefix(3).map(\.words).joined(separator: "; ") + more
     }
 }

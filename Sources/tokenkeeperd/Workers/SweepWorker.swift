@@ -4,8 +4,8 @@ internal import Synchronization
 internal import TokenLedger
 internal import TokenModel
 
-/// Sweeps on the timer, on SIGUSR1, and when SQL requests it. In between, it resets guards, undoes the suspects of reinstated
-/// windows, and counts the tokens for `status`.
+/// Sweeps on the timer, on SIGUSR1, and when SQL requests it. In between, it resets guards, looks for waves of 410s,
+/// undoes the results of reinstated windows, and counts the tokens for `status`.
 struct SweepWorker {
     /// The requests of the signal handlers and the timer to this worker.
     final class Bells: Sendable {
@@ -36,13 +36,17 @@ struct SweepWorker {
 
     /// How often requests by SQL are looked for. Polling works behind any pooler.
     private static let lookEvery: Duration = .seconds(2)
-    /// The pause between two turns of a second each, while suspects are being undone.
+    /// The pause between two turns of a second each, while results are being undone.
     private static let undoEvery: Duration = .milliseconds(50)
+
+    private static let lookForWavesEvery: Duration = .seconds(10)
 
     /// What the worker remembers between two turns.
     private struct State {
         var count = TokenCount()
         var statusCache = StatusCache()
+        /// When to look for waves of 410s again.
+        var wavesAgain = ContinuousClock.now
         /// The topics that the last sweep refused. The timer's sweeps refuse the same topics every hour, which is logged once.
         var refused: Set<String> = []
     }
@@ -50,12 +54,13 @@ struct SweepWorker {
     func run() {
         let timer = SweepTimer { [bells] in bells.maybeDue() }
         var state = State()
-        worker.run(bell: bells.wakeup) { connection, succeeded in
+        worker.run(bell: bells.wakeup) { connection, _, succeeded in
             try SweepLease.release(holder: daemonID, on: &connection)
             bells.markDue()
             while !worker.stop.isAsked {
                 try requestIfSignalled(on: &connection)
                 try resetQuietGuards(on: &connection)
+                try warnOfWaves(&state, on: &connection)
                 let undoes = try Reinstatement.undo(within: .seconds(1), on: &connection) { !worker.stop.isAsked }
                 if try sweepIfRequested(&state, on: &connection) {
                     report(state, succeeded)
@@ -99,6 +104,22 @@ struct SweepWorker {
         }
     }
 
+    /// Warns of each wave of 410s once, whichever daemon notices it. Takes at most one hundredth of the time.
+    private func warnOfWaves(_ state: inout State, on connection: inout Connection) throws(DatabaseError) {
+        let began = ContinuousClock.now
+        if began < state.wavesAgain { return }
+        for wave in try StaleWave.noticeNew(on: &connection) {
+            worker.logger.warning(
+                "far more tokens than usual have turned stale: if that is a mistake, fix its cause and undo it",
+                metadata: [
+                    "environment": "\(wave.environment)", "topic": "\(wave.topic)", "tokens": "\(wave.tokens)",
+                    "active": "\(wave.active)", "share": "\(wave.share)", "since": "\(wave.since)",
+                    "undo": "\(wave.undo)",
+                ])
+        }
+        state.wavesAgain = .now + min(max(Self.lookForWavesEvery, began.duration(to: .now) * 100), .seconds(30))
+    }
+
     /// - Returns: Whether a sweep was requested and this daemon ran it.
     private func sweepIfRequested(
         _ state: inout State, on connection: inout Connection
@@ -132,13 +153,7 @@ struct SweepWorker {
         let sweep = Sweep(lease, worker.configuration.sweepPlan, lockTimeout: worker.configuration.lockTimeout)
         let report = try sweep.perform(on: &connection) { !worker.stop.isAsked }
         if !report.dryRun { warnOfRefusals(report, &state) }
-        var more: Logger.Metadata = [:]
-        more["message"] = report.message.map { "\($0)" }
-        if report.outcome == .failed, report.message?.contains("SQLSTATE 55P03") == true {
-            let holders = ((try? LockHolder.all(on: &connection)) ?? []).filter(\.isOfWholeTable)
-            if !holders.isEmpty { more["held"] = "\(holders.words)" }
-        }
-        log(report, more)
+        log(report)
     }
 
     private func warnOfRefusals(_ report: SweepReport, _ state: inout State) {
@@ -154,7 +169,7 @@ struct SweepWorker {
         state.refused = refused
     }
 
-    private func log(_ report: SweepReport, _ more: Logger.Metadata) {
+    private func log(_ report: SweepReport) {
         var level: Logger.Level = report.outcome == .failed ? .error : .info
         // An hourly sweep that found nothing is not worth a line.
         if report.outcome == .finished, report.trigger == .timer, report.total == 0 { level = .debug }
@@ -167,6 +182,6 @@ struct SweepWorker {
                 "deleted_held": "\(report.deletedHeld)", "deleted_runs": "\(report.deletedRuns)",
                 "deleted_sends": "\(report.deletedSends)",
                 "refused": "\(report.refused)",
-            ].merging(more) { $1 })
+            ].merging(report.message.map { ["message": "\($0)"] } ?? [:]) { $1 })
     }
 }

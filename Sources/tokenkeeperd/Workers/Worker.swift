@@ -12,6 +12,8 @@ struct Worker: Sendable {
     let stop: ShutdownRequest
     /// Entered while a connection is in use. A shutdown waits for this, but not for an attempt to connect.
     let atWork: DispatchGroup
+    /// Takes how long statements last.
+    let statements: DurationHistogram
     let outages: OutageLog
     let report: ServiceNotifier
     /// Called when a person must act before this process can continue.
@@ -26,6 +28,9 @@ struct Worker: Sendable {
     /// The first lost connection within this time is not logged.
     private static let forgivesEvery: Duration = .seconds(60)
 
+    /// The drain logs that PostgreSQL has not answered for this long. Its statements take milliseconds, and waits for locks end sooner.
+    private static let longSilence: Duration = .seconds(10)
+
     /// How long a worker may be silent while it does not wait for the server.
     static let grace: Duration = .seconds(30)
 
@@ -39,15 +44,20 @@ struct Worker: Sendable {
 
     /// Connects. The connection reports to the watchdog whenever it waits for the server.
     func connect() throws(DatabaseError) -> Connection {
-        try Connection(to: configuration.address) { [report, part] within, silent in
+        try Connection(to: configuration.address, statements: statements) {
+            [report, outages, part, migration] within, silent in
             report.beat(part, within: within, unansweredFor: silent)
+            // The statements of other workers may take longer, and so may a migration.
+            if part == .drain, migration?.isDone ?? true, silent >= Self.longSilence {
+                outages.silent(part, for: silent)
+            }
         }
     }
 
     /// Connects, checks the schema and works. Repeats this after every error until the process shuts down.
     ///
-    /// - Parameter work: Calls its second argument when it has made progress, and returns when the process shuts down.
-    func run(bell: Wakeup, _ work: (inout Connection, _ succeeded: () -> Void) throws -> Void) {
+    /// - Parameter work: Calls its last argument when it has made progress, and returns when the process shuts down.
+    func run(bell: Wakeup, _ work: (inout Connection, CheckedSchema, _ succeeded: () -> Void) throws -> Void) {
         defer { report.left(part) }
         var backoff = Backoff(from: .milliseconds(250), to: .seconds(5))
         var forgivenAt: ContinuousClock.Instant?
@@ -71,9 +81,10 @@ struct Worker: Sendable {
                         try migrate(migrator, on: &connection)
                         migration.finish()
                     }
-                    schema = CheckedSchema(fingerprint: try migrator.check(&connection))
-                    outages.connected(part)
-                    try work(&connection) {
+                    let checked = CheckedSchema(fingerprint: try migrator.check(&connection))
+                    schema = checked
+                    outages.connected(part, to: connection.host)
+                    try work(&connection, checked) {
                         worked = true
                         outages.reached(part)
                         backoff.reset()

@@ -96,6 +96,7 @@ struct ClientOverMemory {
         for action in pool.takeActions() {
             switch action {
             case .end(let outcome): outcomes.append(outcome)
+            case .didNotSend: break
             case .reset(let number, let stream): sessions[number]?.session.reset(stream)
             case .ping(let number): sessions[number]?.session.ping()
             case .close(let number, _): sessions[number] = nil

@@ -39,7 +39,7 @@ import TokenModel
         let now = ContinuousClock.now
         mailbox.stop(by: now)
         mailbox.stop(by: now + .seconds(30))
-        #expect(mailbox.takeRequests().stopBy == now)
+        #expect(mailbox.takeOrders().stopBy == now)
         #expect(mailbox.put([request(1)]))
         var none: [PushOutcome] = []
         var state = PushClientState(opened: 2)
@@ -48,6 +48,30 @@ import TokenModel
         mailbox.close()
         #expect(mailbox.takeOutcomes().map(\.end) == [.withdrawn])
         #expect(mailbox.state == PushClientState(opened: 2))
+    }
+
+    @Test func `a withdrawal concerns the requests that were submitted before it`() {
+        let mailbox = PushMailbox()
+        #expect(mailbox.put([request(1, slot: 1), request(2, slot: 2)]))
+        #expect(mailbox.withdraw([2, 3]))
+        #expect(mailbox.takeOutcomes().map(\.request.slot) == [2])
+        #expect(mailbox.put([request(3, slot: 3)]), "its slot was another request's")
+        let orders = mailbox.takeOrders()
+        #expect(orders.requests.map(\.slot) == [1, 3] && orders.withdrawn == [2, 3])
+        #expect(!mailbox.withdraw([1]), "the thread has it")
+        #expect(mailbox.takeOrders().withdrawn == [1] && mailbox.takeOrders().withdrawn == [])
+        #expect(mailbox.takeOutcomes() == [])
+    }
+
+    @Test func `requests can be taken out of a queue, and the others keep their order`() {
+        var queue = RequestQueue()
+        for number in 1...5 { queue.append(Delivery(request(number, slot: number))) }
+        for number in [1, 2] { #expect(queue.next()?.request.slot == number) }
+        for number in [2, 1] { queue.giveBack(Delivery(request(number, slot: number))) }
+        #expect(queue.take { [1, 4].contains($0.request.slot) }.map(\.request.slot) == [1, 4])
+        #expect(queue.take { _ in false }.isEmpty && queue.count == 3)
+        queue.append(Delivery(request(6, slot: 6)))
+        #expect((1...4).map { _ in queue.next()?.request.slot } == [2, 3, 5, 6] && queue.isEmpty)
     }
 
     @Test func `every 5xx is the server's fault, and a pause without a length lasts a second`() {

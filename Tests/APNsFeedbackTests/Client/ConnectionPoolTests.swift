@@ -13,6 +13,8 @@ private struct Stage {
     private var lastStream: [Int: Int32] = [:]
     private(set) var outcomes: [PushOutcome] = []
     private(set) var resets: [Int32] = []
+    /// The slots of requests that were not sent.
+    private(set) var unsent: [Int] = []
     private(set) var closed: [Int] = []
     private(set) var pings = 0
 
@@ -23,7 +25,7 @@ private struct Stage {
     }
 
     mutating func add(_ numbers: ClosedRange<Int>) {
-        for number in numbers { pool.add(Delivery(request(number))) }
+        for number in numbers { pool.add(Delivery(request(number, slot: number))) }
         work()
     }
 
@@ -47,6 +49,7 @@ private struct Stage {
         for action in pool.takeActions() {
             switch action {
             case .end(let outcome): outcomes.append(outcome)
+            case .didNotSend(let slot): unsent.append(slot)
             case .reset(_, let stream): resets.append(stream)
             case .ping: pings += 1
             case .close(let number, _): closed.append(number)
@@ -110,6 +113,22 @@ private struct Stage {
         #expect(stage.streams[1]?.count == 2, "SETTINGS are missing")
         stage.tell(.settings(mostStreams: 1000), 1)
         #expect(stage.streams[1]?.count == 50 && stage.connecting == [])
+    }
+
+    @Test func `the time of a response counts from the last send`() {
+        var stage = Stage.proven(requests: 3)
+        stage.write([3, 5], 1)
+        stage.now += .seconds(2)
+        stage.tell(.closed(3, code: 2), 1)
+        #expect(stage.streams[1]?[7]?.slot == 2, "it is sent again")
+        stage.write([7], 1)
+        stage.now += .seconds(1)
+        stage.answer(7, 1)
+        #expect(stage.outcomes.last?.responseTime == .seconds(1))
+        stage.tell(.closed(5, code: 2), 1)
+        stage.write([9], 1)
+        stage.tell(.closed(9, code: 2), 1)
+        #expect(stage.outcomes.count == 3 && stage.outcomes.last?.responseTime == nil, "no response")
     }
 
     @Test(arguments: ["ExpiredProviderToken", "InvalidProviderToken", "MissingProviderToken", "UnrelatedKeyIdInToken"])
@@ -190,6 +209,36 @@ private struct Stage {
         #expect(stage.outcomes.count == 3 && stage.closed == [1])
     }
 
+    @Test func `GOAWAY that blames the sender is a fault until another connection gets an answer`() {
+        var stage = Stage.proven(requests: 3)
+        stage.write([3, 5], 1)
+        stage.tell(.goAway(last: 5, PushGoAway(code: 0, text: #"{"reason":"Shutdown"}"#)), 1)
+        #expect(stage.pool.fault == nil, "the server's own reason")
+        let goAway = PushGoAway(code: 0, text: #"{"reason":"BadCertificate"}"#)
+        stage.tell(.goAway(last: 5, goAway), 1)
+        stage.tell(.goAway(last: 3, goAway), 1)
+        stage.answer(3, 1)
+        #expect(stage.pool.fault == PushFault(goAway, count: 2))
+        stage.tell(.closed(5, code: 7), 1)
+        stage.connect()
+        stage.write([1], 2)
+        stage.answer(1, 2)
+        #expect(stage.pool.fault == PushFault(goAway, count: 2, isCurrent: false))
+    }
+
+    @Test(
+        arguments: [
+            (0, nil, false), (2, nil, false), (1, nil, true), (11, nil, true), (0, "draining", false),
+            (0, #"{"reason":"BadCertificate"}"#, true), (0, #"{"reason":"NewWord"}"#, true),
+            (0, #"{"reason":"Shutdown"}"#, false), (0, #"{"reason":"IdleTimeout"}"#, false),
+            (2, #"{"reason":"InternalServerError"}"#, false), (11, #"{"reason":"ServiceUnavailable"}"#, false),
+        ] as [(UInt32, String?, Bool)])
+    func `GOAWAY blames the sender with a reason that is not the server's own, or else with its error code`(
+        code: UInt32, text: String?, blames: Bool
+    ) {
+        #expect(PushGoAway(code: code, text: text).blamesSender == blames)
+    }
+
     @Test func `a loss after GOAWAY reports the server's reason`() throws {
         var stage = Stage.proven(requests: 2)
         stage.write([3], 1)
@@ -200,7 +249,6 @@ private struct Stage {
         stage.write([1], 2)
         stage.pool.lost(2, .connectionLost, "closed", at: stage.now)
         stage.work()
-        #expect(stage.pool.goAway?.reason == "Shutdown")
         let failure = try #require(
             stage.outcomes.last.flatMap { if case .unanswered(let it) = $0.end { it } else { nil } })
         #expect(failure.mayHaveArrived && stage.outcomes.last?.sends == 2)
@@ -296,6 +344,24 @@ private struct Stage {
             stage.answer(5, number)
         }
         #expect(stage.outcomes.count == 150 && stage.outcomes.allSatisfy { $0.sends == 1 })
+    }
+
+    @Test func `while a server restarts, answers on old connections lead to no more attempts to connect`() {
+        var stage = Stage.proven(requests: 20)
+        let streams = stage.streams[1, default: [:]].keys.filter { $0 > 1 }.sorted()
+        stage.write(streams, 1)
+        stage.tell(.goAway(last: Int32.max, PushGoAway(code: 0)), 1)
+        var attempts = 0
+        for stream in streams {
+            stage.add(100 + Int(stream)...100 + Int(stream))
+            stage.answer(stream, 1)
+            attempts += stage.connecting.count
+            for number in stage.connecting { stage.pool.couldNotConnect(number, .connect, "refused", at: stage.now) }
+            stage.connecting = []
+            stage.pass(.milliseconds(20))
+        }
+        // At once, after 188 to 250 ms and after 375 to 500 ms more, within 380 ms.
+        #expect((2...3).contains(attempts), "\(attempts)")
     }
 
     // Losses ----------------------------------------------------------------------------------------------------------
@@ -479,6 +545,80 @@ private struct Stage {
         stage.pool.endAll(at: stage.now)
         stage.work()
         #expect(stage.outcomes.count == 3 && stage.outcomes.count { $0.end == .withdrawn } == 0)
+    }
+
+    // Taking back ------------------------------------------------------------------------------------------------------
+
+    @Test func `a withdrawal ends what waits and what is not whole, and nothing else is sent a second time`() {
+        var stage = Stage.proven(inFlight: 4, requests: 7)
+        // Streams 3, 5, 7 and 9 have the requests 2 to 5. Requests 6 and 7 wait.
+        stage.write([3, 5], 1)
+        stage.pool.withdraw([2, 4, 6])
+        stage.work()
+        #expect(stage.resets == [7])
+        #expect(stage.outcomes.dropFirst().map(\.request.slot) == [6, 4])
+        #expect(stage.outcomes.dropFirst().allSatisfy { $0.end == .withdrawn && $0.sends == 0 && $0.sentAt == nil })
+        #expect(stage.streams[1]?.count == 6, "request 7 has the stream that was free")
+        stage.tell(.closed(3, code: 7), 1)
+        #expect(stage.outcomes.last?.request.slot == 2 && stage.outcomes.last?.end == .withdrawn, "refused")
+        stage.pool.lost(1, .connectionLost, "closed", at: stage.now)
+        stage.work()
+        stage.connect()
+        stage.write([1], 2)
+        stage.answer(1, 2)
+        #expect(
+            Set(stage.streams[2]?.values.map(\.slot) ?? []) == [3, 5, 7], "they were not withdrawn, and are sent again")
+        #expect(stage.outcomes.count == 5)
+    }
+
+    @Test func `a request that was sent and withdrawn ends with its response, or without a second send`() {
+        var stage = Stage.proven(requests: 3)
+        stage.write([3, 5], 1)
+        stage.pool.withdraw([2, 3])
+        stage.work()
+        #expect(stage.outcomes.count == 1 && stage.resets == [])
+        stage.answer(3, 1, 410, reason: "Unregistered")
+        stage.pool.lost(1, .connectionLost, "closed", at: stage.now)
+        stage.work()
+        #expect(stage.connecting == [])
+        #expect(stage.outcomes.map(\.sends) == [1, 1, 1])
+        #expect(stage.outcomes.last?.request.slot == 3)
+        guard case .unanswered(let failure)? = stage.outcomes.last?.end else {
+            Issue.record("it was not answered")
+            return
+        }
+        #expect(failure.mayHaveArrived)
+    }
+
+    @Test func `a withdrawal leaves a request of which some bytes may have left, and it is not repeated`() {
+        var stage = Stage.proven(requests: 3)
+        stage.pool.wrote(1, ends: [3], isPending: true, hasMoved: true, at: stage.now, .now)
+        stage.pool.withdraw([2, 3])
+        stage.work()
+        #expect(stage.outcomes.count == 1 && stage.resets == [] && stage.closed == [])
+        stage.pool.lost(1, .connectionLost, "closed", at: stage.now)
+        stage.work()
+        #expect(stage.connecting == [] && stage.outcomes.map(\.sends) == [1, 1, 0])
+        #expect(stage.outcomes.last?.end == .withdrawn)
+    }
+
+    @Test func `what no server has processed is reported as not sent, unless it was sent before`() throws {
+        var stage = Stage.proven(requests: 4)
+        stage.write([3, 5], 1)
+        stage.tell(.closed(3, code: 7), 1)
+        #expect(stage.unsent == [2], "refused")
+        stage.pool.lost(1, .connectionLost, "closed", at: stage.now)
+        stage.work()
+        #expect(stage.unsent == [2, 4], "4 was never written, 3 was")
+        stage.connect()
+        let first = try #require(stage.streams[2]?[1])
+        stage.write([1], 2)
+        stage.answer(1, 2)
+        let again = try #require(stage.streams[2]?.first { $0.value.slot == 3 })
+        try #require(first.slot != 3, "3 is refused below")
+        stage.write([again.key], 2)
+        stage.tell(.closed(again.key, code: 7), 2)
+        #expect(stage.unsent == [2, 4], "3 was sent before, so it may have been processed")
     }
 }
 

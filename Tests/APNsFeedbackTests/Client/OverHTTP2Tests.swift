@@ -1,6 +1,7 @@
 import Dispatch
 import FakeAPNs
 import Foundation
+import LedgerTestSupport
 import Synchronization
 import TestThreads
 import Testing
@@ -286,23 +287,9 @@ import TokenModel
     }
 
     @Test func `a stop does not wait for requests without a connection`() throws {
-        // It takes connections, and says nothing.
-        let listener = socket(AF_INET, Int32(SOCK_STREAM.rawValue), 0)
-        defer { close(listener) }
-        var address = sockaddr_in()
-        address.sin_family = sa_family_t(AF_INET)
-        address.sin_addr.s_addr = UInt32(0x7f00_0001).bigEndian
-        var length = socklen_t(MemoryLayout<sockaddr_in>.size)
-        withUnsafeMutablePointer(to: &address) {
-            $0.withMemoryRebound(to: sockaddr.self, capacity: 1) {
-                _ = bind(listener, $0, length)
-                listen(listener, 8)
-                getsockname(listener, $0, &length)
-            }
-        }
-        var options = PushClientOptions(servers: [
-            .production: PushServer(host: "127.0.0.1", port: Int(UInt16(bigEndian: address.sin_port)))
-        ])
+        // It never answers the handshake.
+        let silent = try LoopbackListener()
+        var options = PushClientOptions(servers: [.production: PushServer(host: "127.0.0.1", port: silent.port)])
         // It would end otherwise after that.
         options.connectTimeout = .seconds(30)
         let (news, over) = (DispatchSemaphore(value: 0), DispatchSemaphore(value: 0))
@@ -312,10 +299,78 @@ import TokenModel
             over.signal()
         }
         client.submit(requests(1...3))
-        while client.state.connectionsOpen == 0 { usleep(10_000) }
+        while client.state[.production].connectionsOpen == 0 { usleep(10_000) }
         client.stop(patience: .seconds(3600))
         over.wait()
         #expect(client.collect().map(\.end) == [.withdrawn, .withdrawn, .withdrawn])
+    }
+
+    // Addresses -------------------------------------------------------------------------------------------------------
+
+    @Test func `a server can be an IPv6 address`() throws {
+        let apns = try server({ $0.host = "::1" })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...50), to: apns.port) {
+            $0.servers[.production] = PushServer("[::1]:\(apns.port)")
+        }
+        #expect(outcomes.allSatisfy { status($0) == 200 }, "\(outcomes.first.map { "\($0.end)" } ?? "")")
+    }
+
+    @Test func `an IPv6 address must be in the server's certificate`() throws {
+        let apns = try server({ $0.host = "::" })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...1), to: apns.port) {
+            $0.servers[.production] = PushServer("[::ffff:127.0.0.1]:\(apns.port)")
+        }
+        #expect(failure(outcomes[0])?.kind == .tls, "\(outcomes)")
+        #expect(failure(outcomes[0])?.message.contains("::ffff:127.0.0.1") == true, "\(outcomes)")
+    }
+
+    @Test(arguments: [("localhost", true), ("127.0.0.1", false), ("::1", false)])
+    func `the handshake names the server, but no address`(_ host: String, isNamed: Bool) throws {
+        let family = host.contains(":") ? AF_INET6 : AF_INET
+        let listener = socket(family, Int32(SOCK_STREAM.rawValue), 0)
+        defer { close(listener) }
+        var storage = sockaddr_storage()
+        var length = socklen_t(MemoryLayout<sockaddr_storage>.size)
+        storage.ss_family = sa_family_t(family)
+        let port = withUnsafeMutablePointer(to: &storage) { storage in
+            if family == AF_INET6 {
+                storage.withMemoryRebound(to: sockaddr_in6.self, capacity: 1) {
+                    $0.pointee.sin6_addr = in6addr_loopback
+                }
+            } else {
+                storage.withMemoryRebound(to: sockaddr_in.self, capacity: 1) {
+                    $0.pointee.sin_addr.s_addr = UInt32(0x7f00_0001).bigEndian
+                }
+            }
+            storage.withMemoryRebound(to: sockaddr.self, capacity: 1) {
+                _ = bind(listener, $0, length)
+                listen(listener, 8)
+                getsockname(listener, $0, &length)
+            }
+            return storage.withMemoryRebound(to: sockaddr_in.self, capacity: 1) {
+                Int(UInt16(bigEndian: $0.pointee.sin_port))
+            }
+        }
+        // Reads the beginning of the handshake, and hangs up.
+        let hello = Mutex<[UInt8]>([])
+        let group = DispatchGroup()
+        DispatchQueue.global().async(group: group) {
+            let connection = accept(listener, nil, nil)
+            var bytes = [UInt8](repeating: 0, count: 4096)
+            let count = read(connection, &bytes, bytes.count)
+            hello.withLock { $0 = Array(bytes.prefix(max(0, count))) }
+            close(connection)
+        }
+        let outcomes = try send(requests(1...1), to: port) {
+            $0.servers[.production] = PushServer(host: host, port: port)
+        }
+        group.wait()
+        #expect(failure(outcomes[0])?.mayHaveArrived == false)
+        let said = hello.withLock { String(decoding: $0, as: UTF8.self) }
+        #expect(said.contains("h2"), "ALPN")
+        #expect(said.contains(host) == isNamed)
     }
 
     // Who is trusted ---------------------------------------------------------------------------------------------------
@@ -411,5 +466,80 @@ import TokenModel
         let (sent, withdrawn) = (outcomes.count { status($0) == 200 }, outcomes.count { $0.end == .withdrawn })
         #expect(sent > 0 && withdrawn > 0 && sent + withdrawn == 500)
         #expect(apns.records.requests == sent, "what was given back was never sent")
+    }
+
+    // Taking back ------------------------------------------------------------------------------------------------------
+
+    /// A server with few streams, or with slow answers.
+    @Test(arguments: [2, 1000]) func `what is withdrawn before it was sent never arrives`(streams: Int) throws {
+        let apns = try server(
+            { $0.maximumStreams = streams }, answer: { _ in FakeAnswer.accepted.delayed(by: .milliseconds(300)) })
+        defer { apns.stop() }
+        var hasWithdrawn = false
+        let outcomes = try send(requests(1...500), to: apns.port) {
+            $0.inFlight = 50
+            $0.connections = 1
+        } meanwhile: { client, outcomes in
+            if !hasWithdrawn, outcomes.contains(where: { status($0) == 200 }) {
+                hasWithdrawn = true
+                client.withdraw(Set(1...500))
+            }
+        }
+        let withdrawn = outcomes.filter { $0.end == .withdrawn }
+        #expect(withdrawn.count > 400 && withdrawn.allSatisfy { $0.sends == 0 && $0.sentAt == nil })
+        #expect(outcomes.count { status($0) == 200 && $0.sends == 1 } == 500 - withdrawn.count)
+        #expect(apns.records.requests == 500 - withdrawn.count)
+    }
+
+    @Test func `a request is reported as sent before the server has it, and as not sent when the server refuses it`()
+        throws
+    {
+        let seen = Seen()
+        let apns = try server(answer: { request in
+            seen.arrived(Int(request.apnsID.suffix(12), radix: 16) ?? 0)
+            return 100...110 ~= request.ordinal ? .reset(code: 7) : nil
+        })
+        defer { apns.stop() }
+        let outcomes = try send(requests(1...500), to: apns.port) { $0.observer = seen }
+        #expect(outcomes.allSatisfy { status($0) == 200 && $0.sends == 1 })
+        let (late, sent, refused) = seen.counts
+        #expect(late == 0 && refused == apns.records.refused && refused > 0)
+        #expect(sent == 500 + refused)
+    }
+
+    @Test func `nothing is reported as sent to a server that cannot be reached`() throws {
+        let seen = Seen()
+        let outcomes = try send(requests(1...100), to: 1) { $0.observer = seen }
+        #expect(outcomes.allSatisfy { $0.sends == 0 } && seen.counts.sent == 0)
+    }
+
+    /// What a client reports, and what the server sees.
+    private final class Seen: SendObserver {
+        private struct State {
+            var sent: Set<Int> = []
+            var (late, calls, refused) = (0, 0, 0)
+        }
+
+        private let state = Mutex(State())
+
+        var counts: (late: Int, sent: Int, refused: Int) { state.withLock { ($0.late, $0.calls, $0.refused) } }
+
+        func arrived(_ slot: Int) {
+            state.withLock { if !$0.sent.contains(slot) { $0.late += 1 } }
+        }
+
+        func maySend(_ slot: Int) {
+            state.withLock {
+                $0.sent.insert(slot)
+                $0.calls += 1
+            }
+        }
+
+        func didNotSend(_ slot: Int) {
+            state.withLock {
+                $0.sent.remove(slot)
+                $0.refused += 1
+            }
+        }
     }
 }

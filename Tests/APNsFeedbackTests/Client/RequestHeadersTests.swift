@@ -75,4 +75,11 @@ import TokenModel
         #expect(TraceSink.presentable("h2h3 [authorization: bearer eyJ]") == nil)
         #expect(TraceSink.presentable("Bearer eyJ") == nil)
     }
+
+    @Test func `a trace does not show the password of a proxy`() {
+        #expect(TraceSink.presentable("Uses proxy env variable https_proxy == 'http://u:p@h:1'") == nil)
+        #expect(TraceSink.presentable("Unsupported proxy syntax in 'http://u:p@h h'") == nil)
+        #expect(TraceSink.presentable("Proxy-Authorization: Basic dTpw") == nil)
+        #expect(TraceSink.presentable("CONNECT tunnel established, response 200") != nil)
+    }
 }

@@ -41,7 +41,7 @@ func sendAll(
 
 /// Requests with tokens and identifiers of their own.
 func requests(_ numbers: ClosedRange<Int>) -> [PushRequest] {
-    numbers.map { request($0, token: String(format: "%064x", $0)) }
+    numbers.map { request($0, token: String(format: "%064x", $0), slot: $0) }
 }
 
 func status(_ outcome: PushOutcome) -> Int32? {

@@ -7,23 +7,10 @@ import TokenModel
 
 /// A server that sends whatever it likes.
 @Suite(.ownThread) struct `The HTTP/2 session against nonsense` {
-    /// A repeatable source of chance: SplitMix64.
-    private struct Chance: RandomNumberGenerator {
-        var state: UInt64
-        mutating func next() -> UInt64 {
-            state &+= 0x9e37_79b9_7f4a_7c15
-            var value = state
-            value = (value ^ (value >> 30)) &* 0xbf58_476d_1ce4_e5b9
-            value = (value ^ (value >> 27)) &* 0x94d0_49bb_1331_11eb
-            return value ^ (value >> 31)
-        }
-        mutating func dice(_ sides: Int) -> Int { Int.random(in: 0..<sides, using: &self) }
-    }
-
     private static let gone = #"{"reason":"Unregistered","timestamp":1508249865488}"#
 
     /// A frame that a server could send, or nearly, mostly on one of the streams that are open. Notes which streams it ends.
-    private func frame(_ chance: inout Chance, _ open: [Int32], ended: inout Set<Int32>) -> [UInt8] {
+    private func frame(_ chance: inout SeededChance, _ open: [Int32], ended: inout Set<Int32>) -> [UInt8] {
         let stream = chance.dice(200) == 0 ? Int32(chance.dice(100)) : open.randomElement(using: &chance) ?? 1
         let doesEnd = chance.dice(3) == 0
         func noted(_ bytes: [UInt8], _ doesEnd: Bool, _ ended: inout Set<Int32>) -> [UInt8] {
@@ -57,7 +44,7 @@ import TokenModel
     }
 
     @Test func `with random frames every request ends once, and none is answered without END_STREAM`() throws {
-        var chance = Chance(state: 20_261_122)
+        var chance = SeededChance(seed: 20_261_122)
         var frames = 0
         var stale = 0
         while frames < Soak.size(40_000, whole: 1_000_000) {
@@ -69,7 +56,7 @@ import TokenModel
     /// One client with a server that sends a few hundred random frames, of which a few have a wrong byte.
     ///
     /// - Returns: The number of frames.
-    private func client(_ chance: inout Chance, _ stale: inout Int) throws -> Int {
+    private func client(_ chance: inout SeededChance, _ stale: inout Int) throws -> Int {
         var client = ClientOverMemory(
             .init(inFlight: 8, connections: 2, answerTimeout: .seconds(30), idleTimeout: .seconds(3600)))
         let all = (1...40).map { request($0) }
@@ -108,7 +95,7 @@ import TokenModel
     }
 
     @Test func `random bytes cause no crash and no answer`() throws {
-        var chance = Chance(state: 7)
+        var chance = SeededChance(seed: 7)
         for _ in 1...Soak.size(2_000, whole: 100_000) {
             var session = try SessionOverMemory(settings: chance.dice(2) == 0 ? nil : [])
             #expect(session.open() == 1)

@@ -19,7 +19,7 @@ struct SessionOverMemory {
 
     mutating func open(_ request: PushRequest = request(), authorization: String? = nil) -> Int32? {
         headers.write(request, authority: Array("h".utf8), authorization: authorization, indexed: &indexed)
-        return session.open(headers, payload: request.payload)
+        return session.open(headers, payload: request.payload, slot: request.slot)
     }
 
     mutating func receive(_ bytes: [UInt8]) throws {

@@ -20,6 +20,17 @@ private func resident() throws -> Int {
         }
     }
 
+    @Test func `twenty thousand accepted and refused signatures leak no memory`() async {
+        await #expect(processExitsWith: .success) {
+            let key = try SigningKey(p8: Workshop().makeKey())
+            let signature = try key.sign([1, 2, 3])
+            try grows(rounds: 10_000) {
+                #expect(key.hasSigned([1, 2, 3], signature))
+                #expect(!key.hasSigned([1, 2, 4], signature))
+            }
+        }
+    }
+
     @Test func `two thousand accepted and refused keys leak no memory`() async {
         await #expect(processExitsWith: .success) {
             let workshop = try Workshop()
@@ -155,7 +166,7 @@ private func needle(line: Int, of file: String, in workshop: Workshop) throws ->
                 let identity = PushIdentity(
                     certificateChainPEM: certificate?.chainPEM, keyPEM: certificate?.keyPEM)
                 return try #require(
-                    TLSConnection(
+                    try? TLSConnection(
                         number, to: PushServer(host: "h.example"), identity: identity, options: PushClientOptions(),
                         trace: nil))
             }

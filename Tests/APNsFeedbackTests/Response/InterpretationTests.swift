@@ -1,4 +1,5 @@
 import Foundation
+import LedgerTestSupport
 import Testing
 import TokenModel
 
@@ -269,7 +270,7 @@ private func error(_ verdict: Verdict) -> String? {
     @Test func `any bytes have a verdict, and only a 410 or a suspect reason affects a token`() {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
         print("seed \(seed)")
-        var chance = Chance(seed: seed)
+        var chance = SeededChance(seed: seed)
         let pieces = [
             "{", "}", "[", "]", ":", ",", "\"", "reason", "timestamp", "Unregistered", "BadDeviceToken",
             "1794000000123", "-", ".", "e", "\\",
@@ -306,7 +307,7 @@ private func error(_ verdict: Verdict) -> String? {
                 == ResponseBody.decoded(#"{"reason":"Unregistered","timestamp":1508249865488}"#))
         #expect(ResponseBody.usual(#"{"reason":"BadDeviceToken"}"#)?.reason == "BadDeviceToken")
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
-        var chance = Chance(seed: seed)
+        var chance = SeededChance(seed: seed)
         let strays = Array(#"{}[]:,"\ 0159-+.eEaZé@[`"#) + ["\u{0}", "\n"]
         var read = 0
         for _ in 0..<20_000 {
@@ -330,14 +331,5 @@ private func error(_ verdict: Verdict) -> String? {
             #expect(usual == ResponseBody.decoded(text), "\(text), seed \(seed)")
         }
         #expect(read > 5000)
-    }
-}
-
-private struct Chance: RandomNumberGenerator {
-    private var state: UInt64
-    init(seed: UInt64) { state = seed }
-    mutating func next() -> UInt64 {
-        state = state &* 6_364_136_223_846_793_005 &+ 1_442_695_040_888_963_407
-        return state ^ (state >> 29)
     }
 }

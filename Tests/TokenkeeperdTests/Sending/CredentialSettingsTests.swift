@@ -8,7 +8,7 @@ import TokenLedger
 @testable import tokenkeeperd
 
 private func load(_ flags: [String]) throws -> Configuration {
-    try Configuration(file: nil, environment: [:], flags: flags)
+    try Configuration(files: [], environment: [:], flags: flags)
 }
 
 private func problems(_ flags: [String]) -> [String] {

@@ -11,7 +11,7 @@ import TokenModel
     @Test(arguments: [1, 3])
     func `each request ends once, no token gets two at a time or one while it rests, and the limit holds`(topics: Int) {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
-        var ended = 0
+        var (ended, withdrawn) = (0, 0)
         for history in 0..<25 {
             var world = World(seed: seed &+ UInt64(history), topics: topics)
             for _ in 1...300 { world.step() }
@@ -21,7 +21,9 @@ import TokenModel
                 return
             }
             ended += world.ended
+            withdrawn += world.withdrawn
         }
+        #expect(withdrawn > 25, "seed \(seed)")
         #expect(ended > 250, "seed \(seed): the histories get somewhere")
     }
 }
@@ -64,6 +66,7 @@ private struct World {
     private var pausedByOperator: Set<TopicScope> = []
     private(set) var problems: [String] = []
     private(set) var ended = 0
+    private(set) var withdrawn = 0
 
     init(seed: UInt64, topics count: Int) {
         chance = SeededChance(seed: seed)
@@ -99,8 +102,9 @@ private struct World {
         write()
         require(state.isEmpty, "something is left")
         require(!rows.values.contains { $0.place == .claimed }, "a claimed request never ended")
-        require(
-            state.problems(at: now.clock + .seconds(3600)).isEmpty || !blockedUntil.isEmpty, "an old problem is told")
+        // The rest of the current look, and one that finds nothing waiting.
+        for _ in 1...2 { _ = state.add(Outbox.Scopes()) }
+        require(state.problems(at: now.clock + .seconds(3600)).isEmpty, "an old problem is told")
     }
 
     private mutating func enqueue() {
@@ -178,7 +182,7 @@ private struct World {
         for (number, _) in found { rows[number]?.place = .claimed }
         if dice(25) == 0 {
             // The response to the COMMIT was lost.
-            state.reconcile(claimed: claimedNumbers)
+            perform(state.reconcile(claimed: claimedNumbers))
         } else {
             blockedUntil[turn.topic] = nil
             let actions = state.take(claim, of: turn, at: now.clock)
@@ -191,7 +195,7 @@ private struct World {
         guard let underWay = trials[environment], case .submit(let requests, _)? = actions.first else { return }
         require(requests.count == 1, "\(requests.count) requests try a server out")
         require(underWay == nil, "a second request tries a server out")
-        trials[environment] = .some(Int64(requests[0].id))
+        trials[environment] = .some(requests[0].number)
     }
 
     private var claimedNumbers: Set<Int64> { Set(rows.filter { $0.value.place == .claimed }.keys) }
@@ -240,19 +244,19 @@ private struct World {
         case 0: (paused, pausedByOperator) = ([], [])
         case 1:
             for (number, row) in rows.sorted(by: { $0.key < $1.key })
-            where row.place == .claimed && inFlight[row.claimed.request.address] != number && dice(6) == 0 {
+            where row.place == .claimed && dice(6) == 0 {
                 rows[number]?.place = .takenOver
             }
-            state.reconcile(claimed: claimedNumbers)
+            perform(state.reconcile(claimed: claimedNumbers))
         case 2: pausedByOperator.insert(topics[dice(topics.count)])
-        case 3: recall(state.unsent)
+        case 3: recall(state.toLookUp(at: now.clock))
         case 4:
             // Somebody deletes all requests of a token.
             guard let address = inFlight.keys.randomElement(using: &chance) else { return }
             for (number, row) in rows where row.claimed.request.address == address && row.place != .done {
                 rows[number]?.place = .takenOver
             }
-        default: state.reconcile(claimed: claimedNumbers)
+        default: perform(state.reconcile(claimed: claimedNumbers))
         }
     }
 
@@ -264,6 +268,9 @@ private struct World {
             case .submit(let requests, let credential):
                 require(credential == "main", "sent with another credential")
                 for request in requests { submit(request) }
+            case .withdraw(let numbers, let credential):
+                require(credential == "main", "withdrawn from another client")
+                for number in numbers { withdraw(number) }
             case .logRest(let scope, let pause, _):
                 serverRestsUntil[scope.environment] = time + pause.microseconds
                 // Longer pauses are those that APNs asks of a credential.
@@ -272,8 +279,8 @@ private struct World {
         }
     }
 
-    private mutating func submit(_ request: PushRequest) {
-        let number = Int64(request.id)!
+    private mutating func submit(_ claimed: ClaimedRequest) {
+        let (number, request) = (claimed.number, claimed.request)
         require(rows[number]?.place == .claimed, "\(number) is sent and not claimed")
         require(!pausedByOperator.contains(rows[number]!.topic), "\(number) is sent, and its topic is paused")
         require(inFlight[request.address] == nil, "\(number) is the token's second request in flight")
@@ -281,10 +288,24 @@ private struct World {
         inFlight[request.address] = number
     }
 
+    /// The client gives a request back, unless it has sent it.
+    private mutating func withdraw(_ number: Int64) {
+        guard let row = rows[number], inFlight[row.claimed.request.address] == number else { return }
+        var isPaused = pausedByOperator.contains(row.topic) || paused.contains(row.topic)
+        if case .pause? = state.nextWrite { isPaused = true }
+        require(row.place != .claimed || isPaused, "\(number) is withdrawn for no reason")
+        withdrawn += 1
+        if dice(2) == 0 { end(row.claimed.request.address, number, .withdrawn) }
+    }
+
     private mutating func endOne(_ end: PushOutcome.End) {
         guard let (address, number) = inFlight.sorted(by: { $0.value < $1.value }).randomElement(using: &chance) else {
             return
         }
+        self.end(address, number, end)
+    }
+
+    private mutating func end(_ address: TokenAddress, _ number: Int64, _ end: PushOutcome.End) {
         inFlight[address] = nil
         if end == Self.gone || end == Self.bad { tokensRestUntil[address] = time + 2_000_000 }
         let outcome = PushOutcome(
@@ -307,7 +328,7 @@ private struct World {
         recalled.paused = Set(
             numbers.filter { rows[$0]?.place == .claimed && pausedByOperator.contains(rows[$0]!.topic) })
         recalled.gone = Set(numbers.filter { rows[$0]?.place != .claimed })
-        state.take(recalled)
+        perform(state.take(recalled))
     }
 
     private static func response(_ status: Int32, _ body: String? = nil) -> PushOutcome.End {

@@ -170,7 +170,9 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
         #expect(try outbox.claim(topic, most: 2, backgroundPerHour: 0, on: &daemon).requests.count == 2)
-        var pipeline = SendPipeline([], limit: 10, summary: SendSummary(logger: Logger(label: "test")))
+        var pipeline = SendPipeline(
+            [], limit: 10, marks: nil, capacity: 0, summary: SendSummary(logger: Logger(label: "test")),
+            metrics: SendMetrics())
         try pipeline.reconcile(outbox, on: &daemon)
         #expect(!pipeline.isEmpty)
         // Another session locks one of them for a while.

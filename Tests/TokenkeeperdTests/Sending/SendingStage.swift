@@ -3,6 +3,8 @@ import Foundation
 import LedgerTestSupport
 import Testing
 
+@testable import tokenkeeperd
+
 /// A database, a fake APNs, and daemons that send from one to the other.
 struct SendingStage {
     static let authority: Result<TestAuthority, any Error> = Result {
@@ -20,6 +22,8 @@ struct SendingStage {
     let apns: FakeAPNs
     let files: TestAuthority
     let topic = "com.example.app"
+    /// The runtime directory of the daemons.
+    let runtime: TemporaryDirectory
 
     init(
         on cluster: TestCluster = .shared, _ change: (inout FakeOptions) throws -> Void = { _ in },
@@ -27,6 +31,7 @@ struct SendingStage {
     ) throws {
         files = try Self.authority.get()
         database = try cluster.database()
+        runtime = try TemporaryDirectory()
         var options = FakeOptions(files)
         options.records = .latest(200_000)
         try change(&options)
@@ -52,7 +57,9 @@ struct SendingStage {
     ///   - credential: The settings of the credential, if not the authority's key.
     ///   - settings: Other settings, which override the defaults here.
     func daemon(credential: [String]? = nil, _ settings: [String] = []) throws -> DaemonProcess {
-        try DaemonProcess(database.url(), settings: servers + (credential ?? key) + settings)
+        try DaemonProcess(
+            database.url(), settings: servers + (credential ?? key) + settings,
+            environment: ["RUNTIME_DIRECTORY": runtime.path])
     }
 
     static func token(_ number: Int) -> String { String(format: "%064x", number) }
@@ -85,6 +92,9 @@ struct SendingStage {
         try eventually("the outbox is empty") { try count("send_request") == 0 }
         try eventually("the queue is empty") { try count("send_result") == 0 }
     }
+
+    /// The daemons that have a file of marks.
+    var marked: [String] { SentMarkFiles(directory: runtime.path).daemons }
 
     /// How often each `apns-id` got a response or might have got one.
     var sends: [String: Int] { apns.records.identifiers }

@@ -90,6 +90,17 @@ import Testing
 
     // Trouble ----------------------------------------------------------------------------------------------------------
 
+    @Test func `the server can be an IPv6 address`() throws {
+        let stage = try SendingStage { $0.host = "::1" }
+        defer { stage.apns.stop() }
+        try stage.register(1...10)
+        let daemon = try stage.daemon(["send.production_server=[::1]:\(stage.apns.port)"])
+        #expect(try stage.enqueue() == 10)
+        try stage.settled()
+        #expect(try stage.results(200) == 10 && stage.apns.records.requests == 10)
+        #expect(daemon.stop() == 0)
+    }
+
     @Test func `a credential that APNs refuses pauses the topic, loses nothing, and raises an alarm`() throws {
         let stage = try SendingStage { $0.signingKeys = [] }
         defer { stage.apns.stop() }
@@ -411,6 +422,69 @@ import Testing
         #expect(try stage.results(200) == 1, "the response for the forgotten token is not kept")
     }
 
+    /// How a server keeps requests waiting in the client: with few streams, or with slow answers.
+    @Test(arguments: [3, 1000])
+    func `after an operator's pause, nothing arrives but what was under way, and the rest waits as if it was not tried`(
+        streams: Int
+    ) throws {
+        let isFast = Atomic(false)
+        let stage = try SendingStage {
+            $0.maximumStreams = streams
+        } answer: { request in
+            // The connection opens more streams after its first answer.
+            FakeAnswer.accepted.delayed(
+                by: isFast.load(ordering: .relaxed) || request.ordinal == 1 ? .zero : .seconds(8))
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...1000)
+        try stage.enqueue()
+        let daemon = try stage.daemon(["send.max_in_flight=100", "send.max_connections=1"])
+        let full = min(streams, 100)
+        try eventually("all streams are used") { stage.apns.records.streams == full }
+        #expect(try stage.count("send_request", "claimed_by IS NOT NULL") >= 100)
+        try stage.database.psql("SELECT tokenkeeper.pause_sending('\(stage.topic)')", user: "a_operator")
+        try eventually("what was not sent is back") {
+            try stage.count("send_request", "claimed_by IS NOT NULL") <= full
+        }
+        try eventually("the rest is answered") { try stage.count("send_request", "claimed_by IS NOT NULL") == 0 }
+        let arrived = stage.apns.records.requests
+        #expect(arrived == full + 1, "\(arrived) of 1000")
+        #expect(
+            try stage.count(
+                "send_request", "attempts = 0 AND interruptions = 0 AND scheduled_at IS NULL AND first_sent_at IS NULL")
+                == 1000 - arrived)
+        try eventually("the answers are recorded") { try stage.results(200) == arrived }
+        isFast.store(true, ordering: .relaxed)
+        try stage.database.psql("SELECT tokenkeeper.resume_sending('\(stage.topic)')", user: "a_operator")
+        try stage.settled()
+        #expect(daemon.stop() == 0)
+        #expect(try stage.results(200) == 1000 && stage.count("failed_send") == 0)
+        #expect(stage.sends.count == 1000 && stage.sends.values.allSatisfy { $0 == 1 })
+    }
+
+    @Test func `a request that waits in the client is not sent once its token is forgotten`() throws {
+        let stage = try SendingStage {
+            $0.maximumStreams = 1
+        } answer: { _ in
+            FakeAnswer.accepted.delayed(by: .seconds(3))
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...3)
+        for number in 1...2 { try stage.enqueue("device_id => 'd\(number)'") }
+        let daemon = try stage.daemon(["send.max_connections=1"])
+        try eventually("one is under way") { stage.apns.records.streams == 1 }
+        try eventually("both are claimed") { try stage.count("send_request", "claimed_by IS NOT NULL") == 2 }
+        let waiting = stage.apns.records.exchanges.first?.request.token == SendingStage.token(1) ? 2 : 1
+        try stage.database.psql("SELECT tokenkeeper.forget('\(SendingStage.token(waiting))')", user: "a_operator")
+        try stage.enqueue("device_id => 'd3'")
+        try stage.settled()
+        #expect(daemon.stop() == 0)
+        #expect(
+            stage.apns.records.exchanges.map(\.request.token)
+                == [SendingStage.token(3 - waiting), SendingStage.token(3)])
+        #expect(try stage.results(200) == 2)
+    }
+
     // Starting and stopping --------------------------------------------------------------------------------------------
 
     @Test func `a stop finishes the requests in flight, returns the rest, and sends nothing twice`() throws {
@@ -522,6 +596,44 @@ import Testing
         try eventually("the later request is sent") { try stage.results(200) == 3 }
         #expect(stage.apns.records.requests == 3, "the other daemon's request is not sent")
         #expect(try stage.count("send_request", "claimed_by = 'other/1/1'") == 1 && stage.count("send_request") == 1)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `claims that are committed after the daemon has connected again are sent`() throws {
+        let cluster = try TestCluster.prepared()
+        let stage = try SendingStage(on: cluster)
+        defer { stage.apns.stop() }
+        let proxy = try CuttingProxy(to: cluster.port, seed: 0)
+        proxy.behave()
+        defer { proxy.close() }
+        try stage.register(1...20)
+        try stage.enqueue()
+        // A durable COMMIT now waits for a standby that does not exist.
+        func waitForStandby(_ name: String) throws {
+            try stage.database.psql("ALTER SYSTEM SET synchronous_standby_names = '\(name)'", user: "postgres")
+            try stage.database.psql("SELECT pg_reload_conf()", user: "postgres")
+        }
+        try waitForStandby("nobody")
+        try eventually("it is set") {
+            try stage.database.psql("SHOW synchronous_standby_names", user: "postgres") == "nobody"
+        }
+        let daemon = try DaemonProcess(
+            stage.database.url(port: proxy.port, overTCP: true), settings: stage.servers + stage.key,
+            environment: ["RUNTIME_DIRECTORY": stage.runtime.path])
+        try eventually("a claim waits in its COMMIT") {
+            try stage.database.psql(
+                "SELECT count(*) FROM pg_stat_activity WHERE usename = 'a_daemon' AND wait_event = 'SyncRep'",
+                user: "postgres") == "1"
+        }
+        let before = try stage.database.psql("SELECT clock_timestamp()")
+        proxy.cut()
+        try eventually("it has connected again") {
+            try stage.count("sending_daemon", "heartbeat_at > '\(before)'") == 1
+        }
+        #expect(try stage.count("send_request", "claimed_by IS NOT NULL") == 0, "the claim is not visible yet")
+        try waitForStandby("")
+        try stage.settled()
+        #expect(stage.sends.count == 20 && stage.sends.values.allSatisfy { $0 == 1 })
         #expect(daemon.stop() == 0)
     }
 

@@ -117,7 +117,7 @@ private struct TriedState {
         waits = written()
         return actions.flatMap { action -> [String] in
             guard case .submit(let requests, _) = action else { return [] }
-            return requests.map(\.id)
+            return requests.map(\.request.id)
         }
     }
 
@@ -205,7 +205,9 @@ private struct MuteOutbox {
         claim.requests = found.sorted().filter { interruptions[$0] != 2 }
             .map { Decisions.claimed($0, String(10_000_000 + $0)) }
         claim.dueAt = found.isEmpty ? nil : Instant(microseconds: 1)
-        for case .submit(let requests, _) in state.take(claim, of: turn, at: now.clock) { queue += requests }
+        for case .submit(let requests, _) in state.take(claim, of: turn, at: now.clock) {
+            queue += requests.map(\.request)
+        }
     }
 
     private mutating func send() {

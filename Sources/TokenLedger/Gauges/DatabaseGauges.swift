@@ -1,0 +1,68 @@
+/// What the metrics say about the database, as of one look. Start here; `TopicGauge` and `DatabaseTotal` have the queries.
+///
+/// Each gauge is looked up in a transaction of its own, with time limits: one that takes too long, meets a lock or is refused is absent,
+/// and no other. The looks read small tables, and what some daemon has counted before, so each daemon can make them for itself.
+public struct DatabaseGauges: Sendable {
+    /// The value of a gauge for one topic, or for all that share a label.
+    public struct Sample: Sendable, Equatable {
+        /// `production`, `sandbox`, or `other` for what a sender invented.
+        public var environment: String
+        /// The topic's name, or `other` for all topics without a label of their own.
+        public var topic: String
+        /// What the gauge is about besides the topic: see `TopicGauge`. Nil if it is about the topic only.
+        public var detail: String?
+        /// In the unit of the gauge's name: a number of tokens, a share, or seconds since 1970.
+        public var value: Double
+
+        public init(environment: String, topic: String, detail: String? = nil, value: Double) {
+            self.environment = environment
+            self.topic = topic
+            self.detail = detail
+            self.value = value
+        }
+    }
+
+    /// The values by topic, in order. A gauge whose look failed is missing; one without values is empty.
+    public private(set) var byTopic: [TopicGauge: [Sample]] = [:]
+    /// The values for the whole database. A gauge whose look failed, or that has no value, is missing.
+    public private(set) var totals: [DatabaseTotal: Double] = [:]
+    /// What a person must fix: the first look that was refused; nil if none was.
+    public private(set) var trouble: DatabaseError?
+
+    /// How long one look may take.
+    private static let timeLimit: Duration = .milliseconds(500)
+
+    private static let transaction = BatchTransaction(
+        mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: timeLimit)
+
+    /// Looks. It takes some milliseconds, and never more than half a second for each gauge.
+    ///
+    /// - Throws: Only if the connection is lost.
+    public init(_ labels: TopicLabels, on connection: inout Connection) throws(DatabaseError) {
+        let names = labels.names
+        for gauge in TopicGauge.allCases {
+            byTopic[gauge] = try look(gauge.settings, on: &connection) { connection throws(DatabaseError) in
+                try connection.query(gauge.query, [.texts(names), .text(TopicLabels.other)]).decode {
+                    row throws(DatabaseError) in
+                    Sample(
+                        environment: try row.read(), topic: try row.read(), detail: try row.read(),
+                        value: try row.read())
+                }
+            }
+        }
+        for total in DatabaseTotal.allCases {
+            totals[total] = try look(on: &connection) { connection throws(DatabaseError) in
+                try connection.query("SELECT (\(total.expression))::float8").value(Double?.self)
+            }.flatMap { $0 }
+        }
+    }
+
+    private mutating func look<Value>(
+        _ settings: String = "", on connection: inout Connection,
+        _ work: (inout Connection) throws(DatabaseError) -> Value
+    ) throws(DatabaseError) -> Value? {
+        try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
+            try connection.transaction(Self.transaction, settings: settings, work)
+        }
+    }
+}

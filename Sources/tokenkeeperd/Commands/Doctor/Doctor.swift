@@ -1,0 +1,62 @@
+internal import ArgumentParser
+internal import Glibc
+internal import TokenLedger
+
+struct Doctor: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        abstract: "Check this machine, the database and the server, and print the command that fixes each problem.",
+        discussion: """
+            Changes nothing. Works with the rights of tokenkeeper_reader, tokenkeeper_operator or tokenkeeper_daemon; a check that needs \
+            more says so and is skipped. Run as root, it can read the credentials, and connects to PostgreSQL as the user tokenkeeperd, like \
+            the service, unless --database-url names a database; with a login that has pg_monitor, it sees the transactions of all roles and \
+            the disk. Commands that end with a semicolon are for psql, as a superuser or the owner of the schema. Exits with 1 if \
+            there is something to fix, and with 69 if PostgreSQL cannot be reached.
+            """)
+
+    @OptionGroup var options: ConfigurationOptions
+
+    func run() throws {
+        Signals.unblock()
+        let configuration: Configuration
+        do {
+            configuration = try options.read()
+            options.wipePassword()
+        } catch {
+            for problem in error.problems { ConfigurationOptions.complain(problem) }
+            throw ExitCode(ExitStatus.configuration.rawValue)
+        }
+        var findings = MachineChecks(
+            configuration: configuration, credentialFolders: options.credentialFolders
+        ).findings
+        var failure: DatabaseError?
+        do {
+            var connection = try configuration.connectLikeService(writes: false)
+            findings += try databaseFindings(configuration, on: &connection)
+        } catch {
+            failure = error
+            findings.append(
+                Finding(.problem, "PostgreSQL", "\(error)", fixedBy: ["tokenkeeperd check-config --online"]))
+        }
+        print(DoctorText.text(findings))
+        if failure != nil { throw ExitCode(ExitStatus.unavailable.rawValue) }
+        if findings.contains(where: { $0.grade == .problem }) {
+            throw ExitCode(ExitStatus.somethingToFix.rawValue)
+        }
+    }
+
+    private func databaseFindings(
+        _ configuration: Configuration, on connection: inout Connection
+    ) throws(DatabaseError) -> [Finding] {
+        let schema = try SchemaCheck.finding(daemon: Daemon.version, on: &connection)
+        var findings = [schema.finding]
+        // Without the schema, the other checks would only repeat that.
+        if !schema.fits { return findings }
+        for check in DatabaseCheck.all(lockTimeout: configuration.lockTimeout) {
+            findings += try check.findings(on: &connection)
+        }
+        findings += try LockCheck.findings(on: &connection) { sleep(1) }
+        findings.append(try ClockCheck.finding(on: &connection))
+        findings.append(try DiskCheck.finding(on: &connection))
+        return findings
+    }
+}

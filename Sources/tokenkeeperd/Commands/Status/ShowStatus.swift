@@ -1,0 +1,69 @@
+internal import ArgumentParser
+internal import Glibc
+internal import TokenLedger
+
+struct ShowStatus: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        commandName: "status",
+        abstract: "Print the view tokenkeeper.status: the queue, the tokens, the outbox, and warnings in words.",
+        discussion: """
+            Needs the rights of tokenkeeper_reader. Works on a standby.
+
+            With --check, it is a plug-in for Nagios, Icinga and the like: one line, performance data, and the exit status 0 (OK), \
+            1 (WARNING), 2 (CRITICAL: somebody has to get up) or 3 (UNKNOWN: no answer from PostgreSQL, or no schema).
+            """)
+
+    @OptionGroup var options: ConfigurationOptions
+
+    @Flag(help: "Print one JSON object, for programs. Ages are in seconds.")
+    var json = false
+
+    @Flag(help: "Check as a monitoring plug-in does: one line, and the exit status 0, 1, 2 or 3.")
+    var check = false
+
+    @Flag(help: "Draw the status on the terminal again and again, until q or Ctrl-C.")
+    var watch = false
+
+    @Option(help: "For --watch: the seconds between two looks, 1 to 3600.")
+    var interval = 2
+
+    func validate() throws {
+        if [json, check, watch].filter(\.self).count > 1 {
+            throw ValidationError("Give one of --json, --check and --watch.")
+        }
+        if !(1...3600).contains(interval) { throw ValidationError("--interval is \(interval), expected 1 to 3600.") }
+        if watch, isatty(STDOUT_FILENO) == 0 {
+            throw ValidationError(
+                "--watch draws on a terminal, and the output is none. For a program, use --json or --check.")
+        }
+    }
+
+    func run() throws {
+        if check { return try runCheck() }
+        if watch { return StatusWatch(configuration: try options.load(), interval: .seconds(interval)).run() }
+        Signals.unblock()
+        try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
+            let report = try StatusReport(on: &connection)
+            print(json ? report.json : StatusText.lines(report).joined(separator: "\n"))
+        }
+    }
+
+    /// Whatever goes wrong is UNKNOWN: an exit status above 3 has no meaning for a monitoring system, which reads standard output only.
+    private func runCheck() throws {
+        Signals.unblock()
+        let result: StatusCheck
+        do {
+            let configuration = try options.read()
+            options.wipePassword()
+            var connection = try configuration.connectLikeService(writes: false)
+            try Migrator(daemon: Daemon.version).check(&connection)
+            result = StatusCheck(try StatusReport(on: &connection))
+        } catch let error as ConfigurationError {
+            result = StatusCheck(unknown: error.problems.joined(separator: "; "))
+        } catch {
+            result = StatusCheck(unknown: "\(error)")
+        }
+        print(result.line)
+        if result.state != .ok { throw ExitCode(result.state.rawValue) }
+    }
+}

@@ -1,0 +1,43 @@
+internal import Logging
+internal import NIOHTTP1
+
+/// Start here: what the daemon serves over HTTP to those who watch it.
+enum Monitoring {
+    /// Begins to serve, if an address is configured. Without it, the daemon does all its other work: an address in use is logged.
+    static func serve(
+        _ address: ListenAddress?, _ metrics: ProcessMetrics, _ page: ServedPage, _ settings: LiveConfiguration,
+        _ report: ServiceNotifier, _ logger: Logger
+    ) -> MonitoringServer? {
+        guard let address else { return nil }
+        let cache = PageCache()
+        do {
+            let server = try MonitoringServer(address) { request in
+                switch request.path {
+                case "/": page.response(to: request, report.current)
+                case "/metrics":
+                    cache.page {
+                        let interval = settings.current.sweepInterval
+                        return MonitoringPage(
+                            type: MetricsText.contentType, text: metrics.text(report.current, sweepInterval: interval))
+                    }
+                case "/live": check(report.current.isAlive(at: .now), otherwise: "a worker has not reported in time")
+                case "/ready": check(report.current.isComplete, otherwise: report.current.status)
+                default: nil
+                }
+            }
+            logger.notice("serves metrics", metadata: ["address": "\(address)"])
+            return server
+        } catch {
+            logger.error(
+                "metrics cannot be served; everything else works",
+                metadata: ["address": "\(address)", "error": "\(error)"])
+            return nil
+        }
+    }
+
+    private static func check(_ isFine: Bool, otherwise words: String) -> MonitoringPage {
+        isFine
+            ? MonitoringPage(isAlwaysServed: true, text: "ok\n")
+            : MonitoringPage(status: .serviceUnavailable, isAlwaysServed: true, text: words + "\n")
+    }
+}

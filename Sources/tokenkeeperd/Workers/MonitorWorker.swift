@@ -1,0 +1,55 @@
+internal import TokenLedger
+
+/// Looks at the database for the metrics and the status page, so that no request does. It runs only if `metrics.listen` is set.
+///
+/// It has a connection of its own: that of the sweep is busy for as long as a sweep takes, and the drain must not wait for a look.
+struct MonitorWorker {
+    let worker: Worker
+    let bell: Wakeup
+    let labels: TopicLabels
+    let metrics: DatabaseMetrics
+    /// Nil if the status page is off.
+    let overviews: OverviewCache?
+
+    /// The pause between two looks. A look that takes a quarter of a second lengthens it, so that looks take a twentieth of the time at
+    /// most.
+    private static let pause: (shortest: Duration, longest: Duration) = (.seconds(5), .seconds(60))
+    /// The history is read at most once in this time, and in at most one hundredth of the time.
+    private static let historyEvery: Duration = .seconds(60)
+    /// How long a statement for the page may take. Until one succeeds, the page shows what was read before, and when.
+    private static let limit: (overview: Duration, history: Duration) = (.seconds(1), .seconds(10))
+
+    func run() {
+        worker.run(bell: bell) { connection, _, succeeded in
+            var historyAgain = ContinuousClock.now
+            while !worker.stop.isAsked {
+                let began = ContinuousClock.now
+                try labels.refresh(on: &connection)
+                let gauges = try DatabaseGauges(labels, on: &connection)
+                var trouble = gauges.trouble
+                if let overviews {
+                    try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
+                        overviews.store(try Overview(within: Self.limit.overview, on: &connection))
+                    }
+                }
+                let pause = min(max(Self.pause.shortest, began.duration(to: .now) * 20), Self.pause.longest)
+                // Three missed looks.
+                metrics.take(gauges, until: .now + pause * 3)
+                overviews?.expect(within: pause)
+                if let overviews, .now >= historyAgain {
+                    let began = ContinuousClock.now
+                    try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
+                        overviews.store(try OverviewHistory(within: Self.limit.history, on: &connection))
+                    }
+                    historyAgain = .now + max(Self.historyEvery, began.duration(to: .now) * 100)
+                }
+                if let trouble {
+                    worker.outages.lost(trouble, worker.part)
+                } else {
+                    succeeded()
+                }
+                worker.rest(bell, for: pause)
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+import Foundation
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import tokenkeeperd
+
+/// What the documents, warnings and log messages print for copying works for the role that they name.
+@Suite(.ownThread) struct `Commands to copy` {
+    private static let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
+        .appendingPathComponent("../../..").standardized
+
+    private static func text(_ path: String) throws -> String {
+        try String(contentsOf: root.appendingPathComponent(path), encoding: .utf8)
+    }
+
+    // MARK: - Pages
+
+    /// The blocks of a page in one language, without indentation.
+    private static func blocks(of language: String, in page: String) throws -> [String] {
+        var blocks: [String] = []
+        var current: [Substring]?
+        for line in try text(page).split(separator: "\n", omittingEmptySubsequences: false) {
+            let line = line.drop { $0 == " " }
+            if line.hasPrefix("```") {
+                if let lines = current { blocks.append(lines.joined(separator: "\n")) }
+                current = current == nil && line == "```\(language)" ? [] : nil
+                // The end of a block in another language looks like the beginning of one without a language: skipped by its lines.
+            } else {
+                current?.append(line)
+            }
+        }
+        return blocks
+    }
+
+    /// A statement without psql's own syntax, and with a whole token for an abbreviated one.
+    private static func runnable(_ sql: String) -> String {
+        sql.replacingOccurrences(of: #" \gx"#, with: ";").replacing(#/'([0-9A-Fa-f]{4})…'/#) { "'\($0.output.1)'" }
+    }
+
+    /// A page, the role that it names, and the statements that are about the reader's own tables or programs.
+    private static let pages: [(page: String, role: String, skips: [String])] = [
+        ("docs/how-to/monitor-with-sql.md", "a_reader", []),
+        ("docs/how-to/monitor-with-sql.md", "a_operator", []),
+        ("docs/how-to/observe-then-enforce.md", "a_operator", []),
+        ("docs/how-to/handle-rejected-results.md", "a_operator", []),
+        ("docs/how-to/recover-from-a-bad-sender.md", "a_operator", []),
+        ("docs/how-to/erase-a-person.md", "a_operator", []), ("docs/how-to/erase-a-person.md", "a_app", []),
+        ("docs/how-to/prune-old-tokens.md", "a_operator", ["my_devices"]),
+        ("docs/how-to/ask-before-sending.md", "a_sender", ["my_devices", "JOIN"]),
+        ("docs/how-to/report-results.md", "a_sender", ["\\copy", "result_stat"]),
+        ("docs/how-to/report-results.md", "a_reader", ["INSERT", "\\copy"]),
+        ("docs/how-to/register-devices.md", "a_reader", ["register(", "my_devices"]),
+        ("docs/how-to/register-devices.md", "a_app", ["my_devices", "tokenkeeper.token "]),
+        ("docs/how-to/send-with-the-daemon.md", "a_operator", ["enqueue"]),
+    ]
+
+    @Test(arguments: pages)
+    func `the SQL of a page works for the role that the page names`(page: String, role: String, skips: [String]) throws
+    {
+        let database = try TestCluster.shared.database()
+        let blocks = try Self.blocks(of: "sql", in: page).filter { block in !skips.contains(where: block.contains) }
+        #expect(!blocks.isEmpty, "\(page)")
+        for block in blocks where block.contains("tokenkeeper.") {
+            do {
+                try database.psql(Self.runnable(block), user: role)
+            } catch {
+                Issue.record("\(page), as \(role): \(block): \(error)")
+            }
+        }
+    }
+
+    @Test func `senders can enqueue as the page says`() throws {
+        let database = try TestCluster.shared.database()
+        let block = try #require(
+            Self.blocks(of: "sql", in: "docs/how-to/send-with-the-daemon.md").first { $0.contains("enqueue") })
+        try database.psql(Self.runnable(block), user: "a_sender")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_request") == "1")
+    }
+
+    // MARK: - Warnings and log messages
+
+    /// The commands in messages, with the roles that may run them: the least of reader, operator and owner.
+    private static let printed: [(command: String, role: String, isRefusedTo: String?)] = [
+        ("tokenkeeperd status", "a_reader", "a_sender"), ("tokenkeeperd doctor", "a_reader", nil),
+        ("tokenkeeperd held list", "a_reader", "a_sender"), ("tokenkeeperd rejected list", "a_reader", "a_sender"),
+        ("tokenkeeperd sweep --dry-run", "a_operator", "a_reader"),
+        ("tokenkeeperd sweep --force", "a_operator", "a_reader"),
+        ("tokenkeeperd migrate", "owner", nil), ("tokenkeeperd grants", "owner", "a_operator"),
+        ("tokenkeeperd migrate --dry-run", "owner", nil), ("tokenkeeperd check-config", "a_reader", nil),
+        ("tokenkeeperd explain abcdef0123456789", "a_reader", "a_sender"),
+        ("tokenkeeperd held discard --topic t --environment production", "a_operator", "a_reader"),
+        ("tokenkeeperd held release --topic t --environment production", "a_operator", "a_reader"),
+        ("tokenkeeperd rejected requeue --all", "a_operator", "a_reader"),
+        ("tokenkeeperd rejected discard --all", "a_operator", "a_reader"),
+        ("tokenkeeperd reinstate --topic t --environment production --since 2026-01-01", "a_operator", "a_reader"),
+        (
+            "tokenkeeperd reinstate --topic t --environment production --since 2026-01-01 --dry-run", "a_operator",
+            "a_reader"
+        ),
+    ]
+
+    @Test func `each command works for its role, and is refused to others with a sentence`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql("SELECT tokenkeeper.register('abcdef0123456789', 't')", user: "a_app")
+        let daemon = try database.daemon()
+        for (command, role, stranger) in Self.printed {
+            let words = command.split(separator: " ").dropFirst().map(String.init)
+            func run(_ user: String) throws -> ProgramRun {
+                try ProgramRun(
+                    [DaemonProcess.program] + words, environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: user)]
+                )
+            }
+            let done = try run(role)
+            // The doctor may find something in a cluster that other tests use.
+            #expect(done.status == 0 || (words[0] == "doctor" && done.status == 1), "\(command), as \(role): \(done)")
+            // Whoever may act may also look.
+            if role == "a_reader", words[0] != "doctor" { #expect(try run("a_operator").status == 0, "\(command)") }
+            if let stranger {
+                let refused = try run(stranger)
+                #expect(
+                    refused.status == 69 && refused.errors.contains("this role lacks rights"),
+                    "\(command), as \(stranger): \(refused)")
+            }
+        }
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `the SQL that a warning prints works for an operator`() throws {
+        let database = try TestCluster.shared.database()
+        let topic = "it's \"odd\" \\ topic"
+        try database.psql(
+            "SELECT tokenkeeper.pause_sending('it''s \"odd\" \\ topic', 'sandbox', 'a reason')", user: "a_operator")
+        let status = try database.command("status", as: "a_reader").output
+        let line = try #require(status.split(separator: "\n").first { $0.contains(topic) }, "\(status)")
+        let sql = try #require(line.firstMatch(of: #/then run: (SELECT .*)$/#)?.output.1)
+        #expect(try database.psql(String(sql), user: "a_operator") == "t")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.paused_topic", user: "a_reader") == "0")
+    }
+
+    /// A message that prints a command which is not in the table has not been tried.
+    @Test func `every command in a message is in the table`() throws {
+        var found: Set<String> = []
+        for folder in ["Sources", "migrations/views", "migrations/functions"] {
+            let files = try #require(
+                FileManager.default.enumerator(atPath: Self.root.appendingPathComponent(folder).path))
+            for case let file as String in files where file.hasSuffix(".swift") || file.hasSuffix(".sql") {
+                for line in try Self.text("\(folder)/\(file)").split(separator: "\n") {
+                    let code = line.drop { $0 == " " }
+                    if code.hasPrefix("//") || code.hasPrefix("--") { continue }
+                    for match in code.matches(of: #/`(tokenkeeperd [a-z][^`\\]*)`/#) {
+                        found.insert(String(match.output.1))
+                    }
+                    for match in code.matches(of: #/"(tokenkeeperd [a-z-]+[^"\\,]*)"/#) {
+                        found.insert(String(match.output.1))
+                    }
+                }
+            }
+        }
+        #expect(found.count > 6 && found.contains("tokenkeeperd held list"), "the pattern finds them: \(found)")
+        // Help needs no role. The first words of a command are named where the whole is in the text around.
+        let tried = Set(Self.printed.map(\.command)).union([
+            "tokenkeeperd reinstate", "tokenkeeperd status --check", "tokenkeeperd check-config --online",
+        ])
+        let untried = found.filter { !$0.hasSuffix(" --help") && !$0.hasPrefix("tokenkeeperd status, ") }.subtracting(
+            tried)
+        #expect(untried.isEmpty, "\(untried.sorted())")
+    }
+}

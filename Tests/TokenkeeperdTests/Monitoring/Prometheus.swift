@@ -1,0 +1,89 @@
+import Foundation
+import LedgerTestSupport
+
+/// A real Prometheus that scrapes daemons every second.
+struct Prometheus {
+    private let program: PackagedProgram
+
+    /// - Parameters:
+    ///   - ports: Where the daemons serve their metrics. Each is a target of the job `tokenkeeperd`.
+    ///   - rules: A file of rules.
+    init(scraping ports: [Int], rules: String) throws {
+        let configuration = """
+            global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}
+            rule_files: [rules.yml]
+            scrape_configs:
+              - job_name: tokenkeeperd
+                static_configs: [{targets: \(ports.map { "127.0.0.1:\($0)" })}]
+            """
+        program = try PackagedProgram("prometheus", files: ["prometheus.yml": configuration, "rules.yml": rules]) {
+            [
+                "--config.file=\($0)/prometheus.yml", "--storage.tsdb.path=\($0)/data",
+                "--web.listen-address=127.0.0.1:\($1)", "--log.level=warn",
+            ]
+        }
+    }
+
+    private struct Response<Content: Decodable>: Decodable {
+        var status: String
+        var error: String?
+        var data: Content?
+    }
+
+    private func ask<Content: Decodable>(_ path: String, _ type: Content.Type) throws -> Content {
+        let text = program.get(path)
+        let response = try JSONDecoder().decode(Response<Content>.self, from: Data(text.utf8))
+        guard let content = response.data, response.status == "success" else {
+            throw TestFailure("\(path): \(response.error ?? text)")
+        }
+        return content
+    }
+
+    private struct Alerts: Decodable {
+        struct Alert: Decodable {
+            var labels: [String: String]
+            var state: String
+        }
+        var alerts: [Alert]
+    }
+
+    /// The alerts that fire: the name, without `Tokenkeeper`, and the topic if it is about one, such as `GuardTripped com.example.app`.
+    func firing() throws -> Set<String> {
+        Set(
+            try ask("/api/v1/alerts", Alerts.self).alerts.filter { $0.state == "firing" }.map { alert in
+                let name = alert.labels["alertname"]?.dropFirst("Tokenkeeper".count) ?? ""
+                return alert.labels["topic"].map { "\(name) \($0)" } ?? String(name)
+            })
+    }
+
+    private struct Rules: Decodable {
+        struct Group: Decodable { var rules: [Rule] }
+        struct Rule: Decodable {
+            var name: String
+            var health: String
+            var lastError: String?
+        }
+        var groups: [Group]
+    }
+
+    /// What went wrong when the rules were last evaluated; empty if nothing did.
+    func ruleErrors() throws -> [String] {
+        try ask("/api/v1/rules", Rules.self).groups.flatMap(\.rules)
+            .filter { $0.health != "ok" && $0.health != "unknown" }.map { "\($0.name): \($0.lastError ?? $0.health)" }
+    }
+
+    /// The names of all metrics that it has scraped.
+    func names() throws -> Set<String> {
+        Set(try ask("/api/v1/label/__name__/values", [String].self))
+    }
+
+    private struct Result: Decodable { var resultType: String }
+
+    /// Evaluates an expression.
+    ///
+    /// - Throws: If Prometheus does not understand it.
+    func evaluate(_ expression: String) throws {
+        let query = expression.addingPercentEncoding(withAllowedCharacters: .alphanumerics) ?? ""
+        _ = try ask("/api/v1/query?query=\(query)", Result.self)
+    }
+}
