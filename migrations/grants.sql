@@ -49,6 +49,12 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.forget_device(text)
     TO tokenkeeper_app;
 
+GRANT INSERT (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id) ON tokenkeeper.registration
+    TO tokenkeeper_app;
+GRANT EXECUTE ON FUNCTION tokenkeeper.begin_source(text, text), tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean)
+    TO tokenkeeper_app;
+GRANT SELECT ON tokenkeeper.registration_source TO tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+
 -- Readers read all that is made for people, and change nothing.
 GRANT SELECT ON
     tokenkeeper.token, tokenkeeper.sendable_token, tokenkeeper.suppressed_token, tokenkeeper.token_event,
@@ -110,6 +116,9 @@ GRANT INSERT (environment, topic, gate, suppressed_retention, dormant_after, gua
     UPDATE (gate, suppressed_retention, dormant_after, guard_allowance, guard_max_share, prune_allowance, prune_max_share, background_per_hour)
     ON tokenkeeper.topic_policy TO tokenkeeper_operator;
 GRANT DELETE, UPDATE (environment, topic, token, status, body, sent_at) ON tokenkeeper.rejected_result TO tokenkeeper_operator;
+GRANT SELECT ON tokenkeeper.rejected_registration TO tokenkeeper_reader, tokenkeeper_operator;
+GRANT DELETE, UPDATE (environment, topic, token, registered_at, device_id, user_id, tags, unregistered) ON tokenkeeper.rejected_registration
+    TO tokenkeeper_operator;
 
 -- The daemon drains, records, sweeps and reports. It owns nothing and cannot register a token.
 GRANT SELECT ON tokenkeeper.migration, tokenkeeper.repeatable TO tokenkeeper_daemon;
@@ -119,6 +128,13 @@ GRANT SELECT, DELETE, TRUNCATE ON
     tokenkeeper.send_result_4, tokenkeeper.send_result_5, tokenkeeper.send_result_6, tokenkeeper.send_result_7
     TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE, TRUNCATE ON tokenkeeper.send_result_retry, tokenkeeper.send_result_backlog TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.registration TO tokenkeeper_daemon;
+GRANT SELECT, DELETE, TRUNCATE ON
+    tokenkeeper.registration_0, tokenkeeper.registration_1, tokenkeeper.registration_2, tokenkeeper.registration_3,
+    tokenkeeper.registration_4, tokenkeeper.registration_5, tokenkeeper.registration_6, tokenkeeper.registration_7
+    TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, DELETE, TRUNCATE ON tokenkeeper.registration_retry TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, DELETE, UPDATE (rejected_at) ON tokenkeeper.rejected_registration TO tokenkeeper_daemon;
 GRANT SELECT, INSERT ON tokenkeeper.topic TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.ledger TO tokenkeeper_daemon;
 GRANT INSERT ON tokenkeeper.token_event_log TO tokenkeeper_daemon;

@@ -41,7 +41,9 @@ CREATE TABLE tokenkeeper.ledger (
     suspect_reason         text COLLATE "C",
     device_id              text COLLATE "C",
     tags                   text[] COLLATE "C",
+    user_id                text COLLATE "C",
     device_at              timestamptz,
+    user_at                timestamptz,
     tags_at                timestamptz,
     PRIMARY KEY (topic_id, token_key)
 )
@@ -67,7 +69,8 @@ COMMENT ON COLUMN tokenkeeper.ledger.suppressed IS
 COMMENT ON COLUMN tokenkeeper.ledger.token_key IS 'The bytes of the device token; see token_key(text).';
 COMMENT ON COLUMN tokenkeeper.ledger.stale_reason IS 'The reason of the 410 at stale_at; on a tie, the greatest text.';
 COMMENT ON COLUMN tokenkeeper.ledger.suspect_reason IS 'The reason of the result at suspect_at; on a tie, the greatest text.';
-COMMENT ON COLUMN tokenkeeper.ledger.device_at IS 'The latest registration that named a device. It set device_id.';
+COMMENT ON COLUMN tokenkeeper.ledger.device_at IS 'The latest registration that named a device, or cleared it. It set device_id.';
+COMMENT ON COLUMN tokenkeeper.ledger.user_at IS 'The latest registration that named a user, or cleared it. It set user_id.';
 COMMENT ON COLUMN tokenkeeper.ledger.tags_at IS
     'The latest registration with tags. If null, the token never had tags of its own; tags, if any, are inherited from the device''s other tokens.';
 
@@ -86,6 +89,9 @@ COMMENT ON INDEX tokenkeeper.ledger_suppressed_key IS 'For the gate. Query it wi
 CREATE INDEX ledger_device ON tokenkeeper.ledger (device_id, (topic_id + 0), superseded_at) WHERE device_id IS NOT NULL;
 COMMENT ON INDEX tokenkeeper.ledger_device IS
     'The tokens of a device in a topic. Query it with topic_id + 0. Tokens that are not superseded come last.';
+
+CREATE INDEX ledger_user ON tokenkeeper.ledger (user_id, (topic_id + 0)) WHERE user_id IS NOT NULL;
+COMMENT ON INDEX tokenkeeper.ledger_user IS 'The tokens of a user, in one topic or in all. Query it with topic_id + 0.';
 
 -- A registration whose tags stay the same does not change this index. fastupdate is off so that no registration has to merge a list of
 -- pending entries.

@@ -20,7 +20,9 @@ CREATE TABLE tokenkeeper.token_event_log (
         'unregistered_by_app', 'late_feedback_ignored', 'pruned', 'reinstated')),
     cause              text,
     reason             text,
-    device_id          text COLLATE "C"
+    device_id          text COLLATE "C",
+    user_id            text COLLATE "C",
+    source_id          bigint
 ) PARTITION BY RANGE (at);
 COMMENT ON TABLE tokenkeeper.token_event_log IS
     'The table behind the view token_event, one partition per month. A month is forgotten by dropping its partition.';
@@ -28,6 +30,11 @@ COMMENT ON TABLE tokenkeeper.token_event_log IS
 CREATE INDEX token_event_log_token_key ON tokenkeeper.token_event_log (token_key);
 
 CREATE INDEX token_event_log_device_id ON tokenkeeper.token_event_log (device_id) WHERE device_id IS NOT NULL;
+
+CREATE INDEX token_event_log_user_id ON tokenkeeper.token_event_log (user_id) WHERE user_id IS NOT NULL;
+
+CREATE INDEX token_event_log_source_id ON tokenkeeper.token_event_log (source_id) WHERE source_id IS NOT NULL;
+COMMENT ON INDEX tokenkeeper.token_event_log_source_id IS 'For withdraw: what a backfill or an import created.';
 
 CREATE TABLE tokenkeeper.token_event_log_other PARTITION OF tokenkeeper.token_event_log DEFAULT;
 -- Without an identity, a publication FOR ALL TABLES would forbid the sweep's DELETE and UPDATE.

@@ -1,0 +1,106 @@
+-- oldest daemon: 0.1.0
+--
+-- The queue of registrations: the twin of send_result, and drained by the same mechanism.
+
+CREATE TABLE tokenkeeper.registration_source (
+    source_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    kind        text NOT NULL CHECK (kind IN ('attachment', 'backfill', 'reconcile', 'import')),
+    name        text NOT NULL,
+    started_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    finished_at timestamptz,
+    done_by     text NOT NULL DEFAULT session_user,
+    position    text,
+    queued      bigint NOT NULL DEFAULT 0,
+    refused     bigint NOT NULL DEFAULT 0
+);
+COMMENT ON TABLE tokenkeeper.registration_source IS
+    'Where queued registrations come from, if not from the application itself: an attached table, a backfill or reconciliation of one, or a file.';
+COMMENT ON COLUMN tokenkeeper.registration_source.name IS 'The table, or the file.';
+COMMENT ON COLUMN tokenkeeper.registration_source.position IS 'Where a backfill or an import continues: up to here everything is queued or refused.';
+COMMENT ON COLUMN tokenkeeper.registration_source.queued IS 'How many registrations and results it has queued so far.';
+COMMENT ON COLUMN tokenkeeper.registration_source.refused IS 'How many rows or lines it has refused so far.';
+
+CREATE TABLE tokenkeeper.registration (
+    environment      text DEFAULT 'production',
+    topic            text,
+    token            text,
+    registered_at    timestamptz,
+    device_id        text,
+    user_id          text,
+    tags             text[],
+    unregistered     boolean,
+    source_id        bigint,
+    -- Internal from here on: not granted to applications.
+    queued_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- As in send_result.
+    partition_number smallint NOT NULL DEFAULT ((date_part('epoch', clock_timestamp())::bigint >> 7) & 7)::smallint,
+    attempts         smallint,
+    released         boolean
+) PARTITION BY LIST (partition_number);
+COMMENT ON TABLE tokenkeeper.registration IS
+    'The queue of registrations: one row per registration or logout of a device, by INSERT or COPY. Required: topic, token. Null means the default. '
+    'It accepts anything on purpose: a row that cannot be understood goes to rejected_registration and never fails the application''s batch.';
+COMMENT ON COLUMN tokenkeeper.registration.environment IS 'production (the default) or sandbox.';
+COMMENT ON COLUMN tokenkeeper.registration.topic IS 'The apns-topic header that pushes to the token have.';
+COMMENT ON COLUMN tokenkeeper.registration.token IS 'The device token, in any form that parse_token understands.';
+COMMENT ON COLUMN tokenkeeper.registration.registered_at IS
+    'When the device registered, or logged out if unregistered is true. If null, queued_at. An instant after queued_at counts as queued_at.';
+COMMENT ON COLUMN tokenkeeper.registration.device_id IS 'As for register. Empty: the token belongs to no device any more.';
+COMMENT ON COLUMN tokenkeeper.registration.user_id IS 'As for register. Empty: the token belongs to no user any more.';
+COMMENT ON COLUMN tokenkeeper.registration.tags IS 'As for register.';
+COMMENT ON COLUMN tokenkeeper.registration.unregistered IS 'True: the app no longer wants pushes to this token, as unregister says. Null means false.';
+COMMENT ON COLUMN tokenkeeper.registration.source_id IS
+    'Null for rows of the application. Otherwise the registration_source: logouts then pass the mass-failure guard, and can be undone.';
+COMMENT ON COLUMN tokenkeeper.registration.queued_at IS
+    'Internal: when the row was first inserted (server clock). Requeued and released rows keep it.';
+COMMENT ON COLUMN tokenkeeper.registration.partition_number IS 'Internal: the partition. The clock chooses 0 to 7; 8 is registration_retry.';
+COMMENT ON COLUMN tokenkeeper.registration.attempts IS 'Internal: how often it was rejected and requeued before; null for never.';
+COMMENT ON COLUMN tokenkeeper.registration.released IS 'Internal: true if an operator has released it, so that the guard does not hold it again.';
+
+CREATE TABLE tokenkeeper.registration_retry PARTITION OF tokenkeeper.registration FOR VALUES IN (8);
+COMMENT ON TABLE tokenkeeper.registration_retry IS
+    'Registrations that are tried again or taken separately: an application had locked their token or device, their batch had failed, they are large, or '
+    'an operator has released them.';
+
+DO $$
+DECLARE
+    partition text;
+BEGIN
+    FOR number IN 0..7 LOOP
+        EXECUTE format('CREATE TABLE tokenkeeper.registration_%s PARTITION OF tokenkeeper.registration FOR VALUES IN (%s)', number, number);
+        EXECUTE format('COMMENT ON TABLE tokenkeeper.registration_%s IS %L', number, 'Partition ' || number || ' of registration.');
+    END LOOP;
+    FOREACH partition IN ARRAY ARRAY['0', '1', '2', '3', '4', '5', '6', '7', 'retry'] LOOP
+        -- Without an identity, a publication FOR ALL TABLES would forbid the DELETE.
+        EXECUTE format('ALTER TABLE tokenkeeper.registration_%s REPLICA IDENTITY FULL', partition);
+        -- Vacuum would truncate under a lock that stalls applications and is replayed on standbys.
+        EXECUTE format('ALTER TABLE tokenkeeper.registration_%s SET (vacuum_truncate = off)', partition);
+    END LOOP;
+END
+$$;
+
+CREATE TABLE tokenkeeper.rejected_registration (
+    rejected_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    rejected_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    error         text NOT NULL,
+    environment   text,
+    topic         text,
+    token         text,
+    registered_at timestamptz,
+    device_id     text,
+    user_id       text,
+    tags          text[],
+    unregistered  boolean,
+    source_id     bigint,
+    queued_at     timestamptz NOT NULL,
+    attempts      smallint
+);
+COMMENT ON TABLE tokenkeeper.rejected_registration IS
+    'Registrations that could not be understood, or that the database refused, complete as they were queued. The sweep deletes them after '
+    'sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted.';
+COMMENT ON COLUMN tokenkeeper.rejected_registration.error IS 'What was found and what was expected.';
+COMMENT ON COLUMN tokenkeeper.rejected_registration.attempts IS 'How often it was requeued before; null for never.';
+
+CREATE INDEX rejected_registration_rejected_at ON tokenkeeper.rejected_registration (rejected_at) WHERE attempts IS NULL;
+COMMENT ON INDEX tokenkeeper.rejected_registration_rejected_at IS
+    'What the last hour added, for drain.rejected_per_hour. Registrations that an operator has requeued do not count.';
