@@ -23,6 +23,11 @@ $$;
 GRANT USAGE ON SCHEMA tokenkeeper
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_monitor, tokenkeeper_operator, tokenkeeper_daemon;
 
+-- Everybody who writes or reads tokens reads them in one way.
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.parse_token(text, boolean), tokenkeeper.parse_decorated_token(text, boolean), tokenkeeper.token_fault(text, boolean)
+    TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+
 -- Senders write results and ask the gate.
 GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON tokenkeeper.send_result TO tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
