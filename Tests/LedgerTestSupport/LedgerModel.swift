@@ -14,7 +14,9 @@ public struct LedgerModel {
 
     struct Registration {
         var at: Int
+        /// Empty: it belongs to no device, or no user. Nil: as before.
         var device: String?
+        var user: String?
         var tags: String?
     }
 
@@ -46,8 +48,10 @@ public struct LedgerModel {
     public init() {}
 
     /// Instants are whole seconds since 1970.
-    public mutating func register(_ key: Key, _ at: Int, device: String? = nil, tags: String? = nil) {
-        registrations[key, default: []].append(Registration(at: at, device: device, tags: tags))
+    public mutating func register(
+        _ key: Key, _ at: Int, device: String? = nil, tags: String? = nil, user: String? = nil
+    ) {
+        registrations[key, default: []].append(Registration(at: at, device: device, user: user, tags: tags))
     }
 
     public mutating func unregister(_ key: Key, _ at: Int) { unregistrations[key, default: []].insert(at) }
@@ -82,14 +86,20 @@ public struct LedgerModel {
         unregistrations = unregistrations.filter { $0.key.token != token }
     }
 
-    private func device(of key: Key) -> String? {
-        registrations[key]?.compactMap { said in said.device.map { (said.at, $0) } }.max { $0 < $1 }?.1
+    /// What the token's latest registration that named or cleared it says; nil if that cleared it, or there is none.
+    private func latest(_ named: KeyPath<Registration, String?>, of key: Key) -> String? {
+        let name = registrations[key]?.compactMap { said in said[keyPath: named].map { (said.at, $0) } }.max {
+            $0 < $1
+        }?.1
+        return name?.isEmpty == true ? nil : name
     }
+
+    private func device(of key: Key) -> String? { latest(\.device, of: key) }
 
     private func registered(_ key: Key) -> Int? { registrations[key]?.map(\.at).max() }
 
     /// The token that each device's latest registration names. A registration belongs to the device if it names the device, or if
-    /// its token does.
+    /// its token does. A token that has left the device, to another one or to none, counts by the registrations that named the device.
     private func named() -> [[String]: String] {
         var latest: [[String]: (at: Int, token: String)] = [:]
         func says(_ key: Key, _ device: String, _ at: Int) {
@@ -98,7 +108,7 @@ public struct LedgerModel {
             latest[of] = (at, key.token)
         }
         for (key, all) in registrations {
-            for said in all { if let device = said.device { says(key, device, said.at) } }
+            for said in all { if let device = said.device, !device.isEmpty { says(key, device, said.at) } }
             if let device = device(of: key), let at = registered(key) { says(key, device, at) }
         }
         return latest.mapValues(\.token)
@@ -121,7 +131,7 @@ public struct LedgerModel {
         return latest.mapValues(\.tags)
     }
 
-    /// `environment|topic|token|state|registered_at|invalidated_at|reason|device|tags`, one line per known token.
+    /// `environment|topic|token|state|registered_at|invalidated_at|reason|device|user|tags`, one line per known token.
     public func told() -> Set<String> {
         let named = named()
         let deviceTags = deviceTags()
@@ -156,17 +166,20 @@ public struct LedgerModel {
             let columns = [
                 key.environment, key.topic, key.token, suppressed ? cause?.state ?? "" : "active",
                 registered.map(String.init) ?? "", cause.map { String($0.at) } ?? "", cause?.reason ?? "", device ?? "",
-                tags ?? "",
+                latest(\.user, of: key) ?? "", tags ?? "",
             ]
             lines.insert(columns.joined(separator: "|"))
         }
         return lines
     }
 
+    /// The number of columns of a line.
+    public static let columns = 10
+
     /// The same lines, read from the ledger.
     public static let ledger = """
         SELECT t.environment, t.topic, t.token, t.state, extract(epoch FROM t.registered_at)::bigint,
-               extract(epoch FROM t.invalidated_at)::bigint, t.reason, t.device_id,
+               extract(epoch FROM t.invalidated_at)::bigint, t.reason, t.device_id, t.user_id,
                array_to_string(t.tags, ',')
         FROM tokenkeeper.token AS t
         """

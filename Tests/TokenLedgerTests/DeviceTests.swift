@@ -14,15 +14,31 @@ import Testing
 
     private struct Said: Sendable {
         var token: String
+        /// Empty: it belongs to no device from then on.
         var device: String?
         var at: Int
         var tags: String?
+        var user: String?
 
         func sql(_ topic: String) -> String {
             let device = device.map { "'\($0)'" } ?? "NULL"
             let tags = tags.map { "'{\($0)}'" } ?? "NULL"
+            let user = user.map { "'\($0)'" } ?? "NULL"
             return
-                "SELECT tokenkeeper.register('\(token)', '\(topic)', 'production', to_timestamp(\(at)), \(device), \(tags))"
+                "SELECT tokenkeeper.register('\(token)', '\(topic)', 'production', to_timestamp(\(at)), \(device), \(tags), \(user))"
+        }
+
+        func apply(to model: inout LedgerModel, _ topic: String) {
+            model.register(.init("production", topic, token), at, device: device, tags: tags, user: user)
+        }
+    }
+
+    /// One of a few devices or users; sometimes nil, which keeps the known one, or empty, which clears it.
+    private static func name(_ prefix: String, of count: Int, _ chance: inout SeededChance) -> String? {
+        switch Int.random(in: 0..<10, using: &chance) {
+        case 0..<2: nil
+        case 2: ""
+        default: "\(prefix)\(Int.random(in: 0..<count, using: &chance))"
         }
     }
 
@@ -65,14 +81,13 @@ import Testing
         for (number, order) in permutations(six).enumerated() {
             try owner.execute(order.map { $0.sql("t\(number)") }.joined(separator: ";"))
             for said in order {
-                model.register(
-                    .init("production", "t\(number)", said.token), said.at, device: said.device, tags: said.tags)
+                said.apply(to: &model, "t\(number)")
             }
         }
-        let told = Set(try owner.lines(LedgerModel.ledger, columns: 9))
+        let told = Set(try owner.lines(LedgerModel.ledger, columns: LedgerModel.columns))
         #expect(told == model.told())
         #expect(
-            told.contains("production|t0|a1|active|\(base + 30)|||tablet|x"),
+            told.contains("production|t0|a1|active|\(base + 30)|||tablet||x"),
             "it has moved to the tablet, and is its token")
     }
 
@@ -86,13 +101,13 @@ import Testing
         let said = (0..<Soak.size(2_500, whole: 10_000)).map { _ in
             Said(
                 token: String(0x10 + Int.random(in: 0..<tokens, using: &chance), radix: 16),
-                device: Int.random(in: 0..<5, using: &chance) == 0
-                    ? nil : "d\(Int.random(in: 0..<devices, using: &chance))",
+                device: Self.name("d", of: devices, &chance),
                 at: base + Int.random(in: 0..<400, using: &chance),
-                tags: Int.random(in: 0..<4, using: &chance) == 0 ? "g\(Int.random(in: 0..<5, using: &chance))" : nil)
+                tags: Int.random(in: 0..<4, using: &chance) == 0 ? "g\(Int.random(in: 0..<5, using: &chance))" : nil,
+                user: Self.name("u", of: 3, &chance))
         }
         for one in said {
-            model.register(.init("production", "t", one.token), one.at, device: one.device, tags: one.tags)
+            one.apply(to: &model, "t")
         }
         let workers = 8
         let database = database
@@ -109,7 +124,7 @@ import Testing
         }
         #expect(failures.all == [], "seed \(seed)")
         var owner = try database.connect()
-        let told = Set(try owner.lines(LedgerModel.ledger, columns: 9))
+        let told = Set(try owner.lines(LedgerModel.ledger, columns: LedgerModel.columns))
         let wanted = model.told()
         #expect(
             told == wanted,
@@ -313,14 +328,79 @@ import Testing
         #expect(try owner.lines("SELECT device_id FROM tokenkeeper.device", columns: 1) == ["d"])
     }
 
-    @Test func `an empty device_id counts as none`() throws {
+    @Test func `clearing and naming a device and a user end alike in every order`() throws {
+        let base = 1_700_000_000
+        let six = [
+            Said(token: "a1", device: "phone", at: base + 10, tags: "x", user: "ann"),
+            Said(token: "b1", device: "phone", at: base + 5, user: ""),
+            Said(token: "a1", device: "", at: base + 20, user: "ben"),
+            // The same instant: a name wins over a clearing.
+            Said(token: "b1", device: "", at: base + 15, user: "ann"),
+            Said(token: "b1", device: "phone", at: base + 15, tags: "y"),
+            Said(token: "a1", at: base + 30, user: ""),
+        ]
         var owner = try database.connect()
+        var model = LedgerModel()
+        for (number, order) in permutations(six).enumerated() {
+            try owner.execute(order.map { $0.sql("t\(number)") }.joined(separator: ";"))
+            for said in order { said.apply(to: &model, "t\(number)") }
+        }
+        let told = Set(try owner.lines(LedgerModel.ledger, columns: LedgerModel.columns))
+        #expect(told == model.told())
         #expect(
-            try owner.scalar(
-                "SELECT bool_and(tokenkeeper.register(t, 't', device_id => '')) FROM unnest('{aa,bb}'::text[]) AS t")
+            told.contains("production|t0|a1|active|\(base + 30)|||||x"), "it has neither a device nor a user any more")
+        #expect(told.contains("production|t0|b1|active|\(base + 15)|||phone|ann|y"))
+    }
+
+    @Test func `a token whose device is cleared is revived, and the device's earlier tokens stay superseded`() throws {
+        var app = try database.connect(user: "a_app")
+        for token in ["aa", "bb", "cc"] {
+            try app.execute("SELECT tokenkeeper.register('\(token)', 't', device_id => '0000', tags => '{World}')")
+        }
+        let states = "SELECT token, state, device_id FROM tokenkeeper.token ORDER BY 1"
+        #expect(try database.psql(states) == "aa|superseded|0000\nbb|superseded|0000\ncc|active|0000")
+        #expect(try app.scalar("SELECT tokenkeeper.register('aa', 't', device_id => '')") == "t")
+        #expect(try app.scalar("SELECT tokenkeeper.register('cc', 't', device_id => '')") == "t")
+        #expect(
+            try database.psql(states) == "aa|active|\nbb|superseded|0000\ncc|active|",
+            "cc was the device's latest token, so nobody knows that bb works")
+        #expect(try app.scalar("SELECT tokenkeeper.register('aa', 't')") == "t", "null keeps it without a device")
+        #expect(try app.scalar("SELECT tokenkeeper.register('bb', 't')") == "t")
+        #expect(try database.psql(states) == "aa|active|\nbb|active|0000\ncc|active|")
+        #expect(
+            try app.scalar(
+                "SELECT tokenkeeper.register('aa', 't', registered_at => now() - interval '1 hour', device_id => 'd')")
                 == "t")
-        #expect(try owner.scalar("SELECT count(device_id) FROM tokenkeeper.token WHERE sendable") == "0")
-        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token WHERE sendable") == "2")
+        #expect(
+            try database.psql("SELECT device_id IS NULL FROM tokenkeeper.token WHERE token = 'aa'") == "t",
+            "a device that was named before the clearing")
+    }
+
+    @Test func `a user is named, kept and cleared, and history says whose token it was`() throws {
+        var app = try database.connect(user: "a_app")
+        let user = "SELECT user_id FROM tokenkeeper.sendable_token"
+        try app.execute("SELECT tokenkeeper.register('aa', 't', user_id => 'ann')")
+        try app.execute("SELECT tokenkeeper.register('aa', 't', device_id => 'd')")
+        #expect(try database.psql(user) == "ann")
+        try app.execute("SELECT tokenkeeper.unregister('aa', 't')")
+        #expect(try database.psql("SELECT user_id, device_id FROM tokenkeeper.suppressed_token") == "ann|d")
+        try app.execute("SELECT tokenkeeper.register('aa', 't', user_id => 'ben')")
+        #expect(try database.psql(user) == "ben")
+        try app.execute(
+            "SELECT tokenkeeper.register('aa', 't', registered_at => now() - interval '1 hour', user_id => 'cat')")
+        #expect(try database.psql(user) == "ben", "an earlier registration that comes late")
+        try app.execute("SELECT tokenkeeper.register('aa', 't', user_id => '')")
+        #expect(try database.psql(user) == "")
+        #expect(
+            try database.psql("SELECT event, user_id FROM tokenkeeper.token_event ORDER BY event_id")
+                == "registered|ann\nunregistered_by_app|ann\nrevived|ben")
+        for call in ["user_id => repeat('u', 513)", "device_id => repeat('d', 513)"] {
+            let error = #expect(throws: DatabaseError.self) {
+                try app.execute("SELECT tokenkeeper.register('aa', 't', \(call))")
+            }
+            #expect(error?.sqlState == "22023")
+        }
+        #expect(try app.scalar("SELECT tokenkeeper.register('aa', 't', user_id => repeat('u', 512))") == "t")
     }
 
     @Test func `a constant device_id causes a warning`() throws {
@@ -343,20 +423,20 @@ import Testing
             let said = (0..<6).map { _ in
                 Said(
                     token: "a\(Int.random(in: 1...4, using: &chance))",
-                    device: Int.random(in: 0..<4, using: &chance) == 0
-                        ? nil : "d\(Int.random(in: 1...2, using: &chance))",
+                    device: Self.name("d", of: 2, &chance),
                     at: 1_700_000_000 + Int.random(in: 0..<20, using: &chance),
-                    tags: Bool.random(using: &chance) ? "g\(Int.random(in: 0..<5, using: &chance))" : nil)
+                    tags: Bool.random(using: &chance) ? "g\(Int.random(in: 0..<5, using: &chance))" : nil,
+                    user: Self.name("u", of: 2, &chance))
             }
             for order in 0..<2 {
                 let topic = "t\(number)-\(order)"
                 try owner.execute(said.shuffled(using: &chance).map { $0.sql(topic) }.joined(separator: ";"))
                 for one in said {
-                    model.register(.init("production", topic, one.token), one.at, device: one.device, tags: one.tags)
+                    one.apply(to: &model, topic)
                 }
             }
         }
-        let told = Set(try owner.lines(LedgerModel.ledger, columns: 9))
+        let told = Set(try owner.lines(LedgerModel.ledger, columns: LedgerModel.columns))
         let wanted = model.told()
         #expect(
             told == wanted,

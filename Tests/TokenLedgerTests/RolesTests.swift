@@ -80,7 +80,7 @@ import Testing
         "INSERT INTO tokenkeeper.exclusion (topic_id, cause, since, until) VALUES (1, 'stale', now(), now())",
         "SELECT tokenkeeper.erase('{}', '{}')",
         "SELECT tokenkeeper.recount_guard(1)",
-        "SELECT tokenkeeper.update_device(1, 'd', '', now())",
+        "SELECT tokenkeeper.update_device(1, 'd', '', '{}', now())",
         "SELECT tokenkeeper.reset_guards(0, 0)", "SELECT tokenkeeper.note_stale_waves()",
         "SELECT tokenkeeper.roll_up_stale_count()", "SELECT tokenkeeper.hour_of(now())",
         "SELECT tokenkeeper.reinstate_command('t', 'production', now(), NULL, 'suspect')",

@@ -98,7 +98,7 @@ private struct Step {
             "what is released is not held again")
         for daemon in daemons { #expect(daemon.stop() == 0) }
 
-        let told = Set(try owner.lines(LedgerModel.ledger, columns: 9))
+        let told = Set(try owner.lines(LedgerModel.ledger, columns: LedgerModel.columns))
         let wanted = model.told()
         let (surplus, missing) = (told.subtracting(wanted), wanted.subtracting(told))
         #expect(
@@ -152,13 +152,14 @@ private struct Step {
         }
         switch Int.random(in: 0..<100, using: &chance) {
         case 0..<35:
-            let device =
-                isOfDevice && Bool.random(using: &chance) ? "d\(history)-\(Int.random(in: 0..<4, using: &chance))" : nil
+            let device = isOfDevice ? Self.name("d\(history)-", &chance) : nil
+            let user = Self.name("u\(history)-", &chance)
             let tags = Int.random(in: 0..<4, using: &chance) == 0 ? "g\(Int.random(in: 0..<4, using: &chance))" : nil
-            let more = "\(device.map { "'\($0)'" } ?? "NULL"), \(tags.map { "'{\($0)}'" } ?? "NULL")"
+            let more =
+                "\(Self.literal(device)), \(tags.map { "'{\($0)}'" } ?? "NULL"), \(Self.literal(user))"
             return Step(
                 sql: "SELECT tokenkeeper.register('\(spelling)', '\(topic)', '\(environment)', \(moment), \(more))"
-            ) { $0.register(key, at, device: device, tags: tags) }
+            ) { $0.register(key, at, device: device, tags: tags, user: user) }
         case 35..<45:
             return Step(
                 sql: "SELECT tokenkeeper.unregister('\(spelling)', '\(topic)', '\(environment)', \(moment))"
@@ -205,6 +206,17 @@ private struct Step {
             }
         }
     }
+
+    /// One of a few devices or users; nil keeps the known one, and empty clears it.
+    private static func name(_ prefix: String, _ chance: inout SeededChance) -> String? {
+        switch Int.random(in: 0..<10, using: &chance) {
+        case 0..<4: nil
+        case 4: ""
+        default: "\(prefix)\(Int.random(in: 0..<4, using: &chance))"
+        }
+    }
+
+    private static func literal(_ text: String?) -> String { text.map { "'\($0)'" } ?? "NULL" }
 
     /// The bodies of 410s that APNs does not send, and the reason that each counts under. Some have a timestamp, which must not
     /// count.

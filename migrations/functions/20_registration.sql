@@ -29,7 +29,8 @@ COMMENT ON FUNCTION tokenkeeper.has_one_token_per_device(text) IS
     'False for the topics of Live Activities and controls: a device has many tokens of these at once.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.has_one_token_per_device(text) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.lock_devices(of_topic integer, devices text[], key bytea) RETURNS bytea
+CREATE OR REPLACE FUNCTION tokenkeeper.lock_devices(
+    of_topic integer, devices text[], key bytea, OUT busy bytea, OUT tokens bytea[])
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -37,38 +38,51 @@ AS $$
 DECLARE
     device text COLLATE "C";
     other bytea;
-    others bytea[] := ARRAY[key];
+    current bytea[];
 BEGIN
+    tokens := ARRAY[key];
     FOREACH device IN ARRAY devices LOOP
-        -- Written, not only locked: a transaction with an older snapshot then fails instead of deciding by that snapshot.
-        INSERT INTO tokenkeeper.device AS d (topic_id, device_id) VALUES (of_topic, device)
-        ON CONFLICT ON CONSTRAINT device_pkey DO UPDATE SET named_at = d.named_at;
+        LOOP
+            PERFORM FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = device FOR NO KEY UPDATE;
+            EXIT WHEN FOUND;
+            INSERT INTO tokenkeeper.device AS d (topic_id, device_id) VALUES (of_topic, device)
+            ON CONFLICT ON CONSTRAINT device_pkey DO NOTHING;
+            EXIT WHEN FOUND;
+        END LOOP;
     END LOOP;
     -- What may change: the tokens that are not superseded, and the latest of the others.
     FOREACH device IN ARRAY devices LOOP
-        others := others || ARRAY(
+        current := ARRAY(
             SELECT l.token_key FROM tokenkeeper.ledger AS l
-            WHERE l.device_id = device AND l.topic_id + 0 = of_topic AND l.superseded_at IS NULL AND l.token_key <> key
-        ) || ARRAY(
+            WHERE l.device_id = device AND l.topic_id + 0 = of_topic AND l.superseded_at IS NULL AND l.token_key <> key);
+        tokens := tokens || current || ARRAY(
             SELECT l.token_key FROM tokenkeeper.ledger AS l
-            WHERE l.device_id = device AND l.topic_id + 0 = of_topic AND l.superseded_at IS NOT NULL
+            WHERE l.device_id = device AND l.topic_id + 0 = of_topic AND l.superseded_at IS NOT NULL AND l.token_key <> key
             ORDER BY l.superseded_at DESC, l.token_key DESC LIMIT 1);
-    END LOOP;
-    FOREACH other IN ARRAY others LOOP
-        PERFORM FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = other FOR NO KEY UPDATE SKIP LOCKED;
-        IF NOT FOUND AND EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = other) THEN
-            RETURN other;
+        IF cardinality(current) = 0 OR current_setting('transaction_isolation') <> 'read committed' THEN
+            -- Written, not only locked: a transaction with an older snapshot then fails instead of deciding by that snapshot, and a sweep
+            -- that prunes the device's last token does not delete the device. If the device has a current token, no version of this row is
+            -- added: a thousand versions that one transaction leaves behind would all be read by each of its registrations.
+            UPDATE tokenkeeper.device AS d SET named_at = d.named_at WHERE d.topic_id = of_topic AND d.device_id = device;
         END IF;
     END LOOP;
-    RETURN NULL;
+    FOREACH other IN ARRAY tokens LOOP
+        PERFORM FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = other FOR NO KEY UPDATE SKIP LOCKED;
+        IF NOT FOUND AND EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = other) THEN
+            busy := other;
+            RETURN;
+        END IF;
+    END LOOP;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_devices(integer, text[], bytea) IS
     'Locks devices, given in order, then the token that is being registered and those that it may supersede or restore. It waits for devices but never '
-    'for a token: it returns the first token that another session has locked, and the caller then releases everything.';
+    'for a token. Returns in busy the first token that another session has locked, and the caller then releases everything; otherwise in tokens what '
+    'update_device needs.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_devices(integer, text[], bytea) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.update_device(of_topic integer, device text, registering bytea, receipt timestamptz) RETURNS void
+CREATE OR REPLACE FUNCTION tokenkeeper.update_device(
+    of_topic integer, device text, registering bytea, tokens bytea[], receipt timestamptz) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -84,25 +98,24 @@ DECLARE
 BEGIN
     SELECT d.* INTO was FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = this;
     place := was;
-    -- Only the latest of the superseded tokens can become the device's token again; superseded_at is when it was registered.
+    -- Only the latest of the superseded tokens can become the device's token again. Each is looked up by its whole key: a plan made for a
+    -- small ledger would otherwise read all tokens of the topic or of the device.
     SELECT w.token_key INTO named FROM (
         SELECT was.named_at AS at, was.token_key
         UNION ALL
-        SELECT l.registered_at, l.token_key FROM tokenkeeper.ledger AS l
-        WHERE l.device_id = this AND l.topic_id + 0 = of_topic AND l.superseded_at IS NULL
-        UNION ALL
-        (SELECT l.superseded_at, l.token_key FROM tokenkeeper.ledger AS l
-         WHERE l.device_id = this AND l.topic_id + 0 = of_topic AND l.superseded_at IS NOT NULL
-         ORDER BY l.superseded_at DESC, l.token_key DESC LIMIT 1)) AS w
+        SELECT l.registered_at, l.token_key FROM unnest(tokens) AS k (token_key)
+        CROSS JOIN LATERAL (
+            SELECT o.* FROM tokenkeeper.ledger AS o WHERE o.topic_id = of_topic AND o.token_key = k.token_key OFFSET 0) AS l
+        WHERE l.device_id = this) AS w
     ORDER BY w.at DESC, w.token_key DESC LIMIT 1;
 
     FOR old IN
-        SELECT l.* FROM tokenkeeper.ledger AS l
-        WHERE l.device_id = this AND l.topic_id + 0 = of_topic AND l.superseded_at IS NULL AND l.token_key <> named
-        UNION ALL
-        SELECT l.* FROM tokenkeeper.ledger AS l
-        WHERE l.topic_id = of_topic AND l.token_key = named AND l.device_id = this AND l.superseded_at IS NOT NULL
-        ORDER BY token_key
+        SELECT l.* FROM unnest(tokens) AS k (token_key)
+        CROSS JOIN LATERAL (
+            SELECT o.* FROM tokenkeeper.ledger AS o WHERE o.topic_id = of_topic AND o.token_key = k.token_key OFFSET 0) AS l
+        WHERE l.device_id = this
+          AND (l.superseded_at IS NULL) = (l.token_key <> named)
+        ORDER BY l.token_key
     LOOP
         wanted := CASE WHEN old.token_key <> named THEN old.registered_at END;
         UPDATE tokenkeeper.ledger AS l
@@ -121,11 +134,11 @@ BEGIN
             place.tags_of := new.token_key;
         END IF;
         CONTINUE WHEN new.suppressed = old.suppressed OR new.token_key = registering;
-        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
+        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
             registered_before, registered_after, invalidated_before, invalidated_after)
         VALUES (of_topic, new.token_key, CASE WHEN new.suppressed THEN 'superseded' ELSE 'revived' END,
             CASE WHEN new.suppressed THEN 'superseded' ELSE 'moved' END,
-            CASE WHEN new.suppressed THEN 'a newer token of the same device' END, this,
+            CASE WHEN new.suppressed THEN 'a newer token of the same device' END, this, new.user_id,
             nullif(old.registered_at, '-infinity'), nullif(new.registered_at, '-infinity'),
             greatest(old.stale_at, old.suspect_at, old.unregistered_by_app_at, old.superseded_at),
             greatest(new.stale_at, new.suspect_at, new.unregistered_by_app_at, new.superseded_at));
@@ -151,10 +164,10 @@ BEGIN
       AND l.tags IS DISTINCT FROM place.tags;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.update_device(integer, text, bytea, timestamptz) IS
+COMMENT ON FUNCTION tokenkeeper.update_device(integer, text, bytea, bytea[], timestamptz) IS
     'Decides which token of a device is current, which are superseded, and what tags the current one inherits. Records this in the history, except for '
-    'the token that is being registered. The caller holds the locks that lock_devices takes.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.update_device(integer, text, bytea, timestamptz) FROM PUBLIC;
+    'the token that is being registered. The caller holds the locks that lock_devices takes; tokens is what it returned.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.update_device(integer, text, bytea, bytea[], timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_crowded(of_topic integer, device text, joins boolean) RETURNS boolean
 LANGUAGE plpgsql
@@ -181,8 +194,13 @@ BEGIN
     IF known.tokens >= limit_of AND known.counted_at > receipt - interval '1 hour' THEN
         RETURN true;
     END IF;
-    SELECT count(*) INTO counted FROM (
-        SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = crowded AND l.topic_id + 0 = of_topic LIMIT limit_of) AS l;
+    IF known.tokens < limit_of - 100 AND known.tokens % 16 <> 0 AND known.counted_at > receipt - interval '1 hour' THEN
+        -- Counting reads all tokens of the device. Far from the limit, every sixteenth time is enough.
+        counted := known.tokens + 1;
+    ELSE
+        SELECT count(*) INTO counted FROM (
+            SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = crowded AND l.topic_id + 0 = of_topic LIMIT limit_of) AS l;
+    END IF;
     IF known.topic_id IS NULL THEN
         INSERT INTO tokenkeeper.crowded_device (topic_id, device_id, tokens, counted_at, named_at)
         VALUES (of_topic, crowded, counted, receipt, receipt)
@@ -213,7 +231,8 @@ CREATE OR REPLACE FUNCTION tokenkeeper.register(
     environment text DEFAULT 'production',
     registered_at timestamptz DEFAULT clock_timestamp(),
     device_id text DEFAULT NULL,
-    tags text[] DEFAULT NULL) RETURNS boolean
+    tags text[] DEFAULT NULL,
+    user_id text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -222,7 +241,9 @@ DECLARE
     key bytea := tokenkeeper.token_key(register.token);
     name text COLLATE "C" := register.topic;
     env text COLLATE "C" := coalesce(register.environment, 'production');
-    new_device text COLLATE "C" := nullif(register.device_id COLLATE "C", '');
+    -- Null keeps, an empty one clears.
+    new_device text COLLATE "C" := register.device_id;
+    new_user text COLLATE "C" := register.user_id;
     new_tags text[] COLLATE "C" := register.tags;
     receipt timestamptz := clock_timestamp();
     -- An instant in the future counts as the instant of receipt: one wrong clock must not make a token immortal.
@@ -237,6 +258,7 @@ DECLARE
     is_asked boolean := false;
     is_new boolean := false;
     busy bytea;
+    tokens bytea[];
     devices text[] COLLATE "C";
     device text COLLATE "C";
     seen tokenkeeper.ledger;
@@ -251,7 +273,11 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF octet_length(new_device) > 512 THEN
-        RAISE EXCEPTION 'device_id is % bytes long, expected 1 to 512, or null', octet_length(new_device)
+        RAISE EXCEPTION 'device_id is % bytes long, expected at most 512', octet_length(new_device)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF octet_length(new_user) > 512 THEN
+        RAISE EXCEPTION 'user_id is % bytes long, expected at most 512', octet_length(new_user)
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF new_tags IS NOT NULL THEN
@@ -286,9 +312,12 @@ BEGIN
         SET registered_at = greatest(l.registered_at, moment),
             device_at = CASE WHEN new_device IS NULL THEN l.device_at ELSE greatest(l.device_at, moment) END,
             tags = CASE WHEN new_tags IS NULL OR (moment, new_tags) < (l.tags_at, l.tags) THEN l.tags ELSE new_tags END,
-            tags_at = CASE WHEN new_tags IS NULL THEN l.tags_at ELSE greatest(l.tags_at, moment) END
+            tags_at = CASE WHEN new_tags IS NULL THEN l.tags_at ELSE greatest(l.tags_at, moment) END,
+            user_id = CASE WHEN new_user IS NULL OR (moment, new_user) < (l.user_at, coalesce(l.user_id, '')) THEN l.user_id
+                           ELSE nullif(new_user, '') END,
+            user_at = CASE WHEN new_user IS NULL THEN l.user_at ELSE greatest(l.user_at, moment) END
         WHERE l.topic_id = of_topic AND l.token_key = key AND NOT l.suppressed AND l.registered_at > '-infinity'
-          AND l.registered_at < moment - interval '1 second' AND (new_device IS NULL OR new_device = l.device_id)
+          AND l.registered_at < moment - interval '1 second' AND (new_device IS NULL OR new_device = coalesce(l.device_id, ''))
           -- And no transaction that may still be open has locked or changed it: waiting for one here would keep the token locked in any case.
           AND l.xmax = '0';
         IF FOUND THEN
@@ -298,15 +327,18 @@ BEGIN
     SELECT l.* INTO seen FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
     quiet := quiet AND coalesce(seen.registered_at < moment - interval '1 second', true) AND NOT EXISTS (
         SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key AND l.xmax <> '0');
-    IF NOT quiet AND seen.registered_at > '-infinity' AND NOT seen.suppressed AND (new_device IS NULL OR new_device = seen.device_id) THEN
+    IF NOT quiet AND seen.registered_at > '-infinity' AND NOT seen.suppressed AND (new_device IS NULL OR new_device = coalesce(seen.device_id, '')) THEN
         BEGIN
             UPDATE tokenkeeper.ledger AS l
             SET registered_at = greatest(l.registered_at, moment),
                 device_at = CASE WHEN new_device IS NULL THEN l.device_at ELSE greatest(l.device_at, moment) END,
                 tags = CASE WHEN new_tags IS NULL OR (moment, new_tags) < (l.tags_at, l.tags) THEN l.tags ELSE new_tags END,
-                tags_at = CASE WHEN new_tags IS NULL THEN l.tags_at ELSE greatest(l.tags_at, moment) END
+                tags_at = CASE WHEN new_tags IS NULL THEN l.tags_at ELSE greatest(l.tags_at, moment) END,
+                user_id = CASE WHEN new_user IS NULL OR (moment, new_user) < (l.user_at, coalesce(l.user_id, '')) THEN l.user_id
+                               ELSE nullif(new_user, '') END,
+                user_at = CASE WHEN new_user IS NULL THEN l.user_at ELSE greatest(l.user_at, moment) END
             WHERE l.topic_id = of_topic AND l.token_key = key AND NOT l.suppressed AND l.registered_at > '-infinity'
-              AND (new_device IS NULL OR new_device = l.device_id);
+              AND (new_device IS NULL OR new_device = coalesce(l.device_id, ''));
             IF FOUND THEN
                 RETURN true;
             END IF;
@@ -328,7 +360,7 @@ BEGIN
         ELSIF NOT is_new THEN
             SELECT l.* INTO seen FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
         END IF;
-        IF one_token AND new_device IS NOT NULL AND NOT is_asked THEN
+        IF one_token AND new_device <> '' AND NOT is_asked THEN
             is_asked := true;
             PERFORM FROM tokenkeeper.ledger AS l WHERE l.device_id = new_device AND l.topic_id + 0 = of_topic OFFSET 48 LIMIT 1;
             IF FOUND AND tokenkeeper.note_crowded(of_topic, new_device, new_device IS DISTINCT FROM seen.device_id) THEN
@@ -339,40 +371,41 @@ BEGIN
         IF seen.token_key IS NULL THEN
             -- The token before its device: a session that holds a device never waits for a token, and this INSERT may wait for another registration
             -- of the same token.
-            INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, registered_at, device_id, device_at, tags, tags_at)
-            VALUES (of_topic, key, moment, new_device, CASE WHEN new_device IS NOT NULL THEN moment END,
-                new_tags, CASE WHEN new_tags IS NOT NULL THEN moment END)
+            INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, registered_at, device_id, device_at, tags, tags_at, user_id, user_at)
+            VALUES (of_topic, key, moment, nullif(new_device, ''), CASE WHEN new_device IS NOT NULL THEN moment END,
+                new_tags, CASE WHEN new_tags IS NOT NULL THEN moment END,
+                nullif(new_user, ''), CASE WHEN new_user IS NOT NULL THEN moment END)
             ON CONFLICT DO NOTHING
             RETURNING l.* INTO seen;
             CONTINUE WHEN NOT FOUND;
             is_new := true;
-            IF one_token AND new_device IS NOT NULL THEN
+            IF one_token AND new_device <> '' THEN
                 -- A new device has nothing to supersede.
                 INSERT INTO tokenkeeper.device (topic_id, device_id, named_at, token_key) VALUES (of_topic, new_device, moment, key)
                 ON CONFLICT ON CONSTRAINT device_pkey DO NOTHING;
                 CONTINUE WHEN NOT FOUND;
             END IF;
-            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, registered_after)
-            VALUES (of_topic, key, 'registered', 'registration', new_device, moment);
+            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id, registered_after)
+            VALUES (of_topic, key, 'registered', 'registration', seen.device_id, seen.user_id, moment);
             RETURN true;
         END IF;
 
         -- Alone: it does not affect the other tokens of a device.
         alone := NOT is_new AND (NOT one_token
-            OR (seen.superseded_at IS NULL AND (new_device IS NULL OR new_device IS NOT DISTINCT FROM seen.device_id)));
+            OR (seen.superseded_at IS NULL AND (new_device IS NULL OR new_device = coalesce(seen.device_id, ''))));
         devices := '{}';
         IF NOT alone THEN
-            SELECT array_agg(DISTINCT d COLLATE "C") INTO devices FROM unnest(ARRAY[seen.device_id, new_device]) AS d WHERE d IS NOT NULL;
+            SELECT coalesce(array_agg(DISTINCT d COLLATE "C"), '{}') INTO devices FROM unnest(ARRAY[seen.device_id, new_device]) AS d WHERE d <> '';
         END IF;
         IF alone AND quiet THEN
             quiet := false;
             SELECT l.* INTO old FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key FOR NO KEY UPDATE;
             CONTINUE WHEN NOT FOUND OR (one_token
-                AND (old.superseded_at IS NOT NULL OR (new_device IS NOT NULL AND new_device IS DISTINCT FROM old.device_id)));
+                AND (old.superseded_at IS NOT NULL OR new_device <> coalesce(old.device_id, '')));
         ELSE
             -- The token may move to another device meanwhile. Then release all locks and start over.
             BEGIN
-                busy := tokenkeeper.lock_devices(of_topic, devices, key);
+                SELECT d.busy, d.tokens INTO busy, tokens FROM tokenkeeper.lock_devices(of_topic, devices, key) AS d;
                 IF busy IS NOT NULL THEN
                     RAISE EXCEPTION 'a token of the device is locked' USING ERRCODE = 'TK001';
                 END IF;
@@ -401,9 +434,13 @@ BEGIN
             new := old;
             new.registered_at := greatest(old.registered_at, moment);
             IF new_device IS NOT NULL
-                AND (old.device_at IS NULL OR (moment, new_device) > (old.device_at, old.device_id)) THEN
-                new.device_id := new_device;
+                AND (old.device_at IS NULL OR (moment, new_device) > (old.device_at, coalesce(old.device_id, ''))) THEN
+                new.device_id := nullif(new_device, '');
                 new.device_at := moment;
+            END IF;
+            IF new_user IS NOT NULL AND (old.user_at IS NULL OR (moment, new_user) > (old.user_at, coalesce(old.user_id, ''))) THEN
+                new.user_id := nullif(new_user, '');
+                new.user_at := moment;
             END IF;
             IF new_tags IS NOT NULL AND (old.tags_at IS NULL OR (moment, new_tags) > (old.tags_at, old.tags)) THEN
                 new.tags := new_tags;
@@ -414,21 +451,24 @@ BEGIN
             END IF;
             UPDATE tokenkeeper.ledger AS l
             SET registered_at = new.registered_at, device_id = new.device_id, device_at = new.device_at,
-                tags = new.tags, tags_at = new.tags_at,
+                tags = new.tags, tags_at = new.tags_at, user_id = new.user_id, user_at = new.user_at,
                 -- update_device sets it again, equal to registered_at.
                 superseded_at = NULL
             WHERE l.topic_id = of_topic AND l.token_key = key;
         END IF;
 
         FOREACH device IN ARRAY devices LOOP
-            UPDATE tokenkeeper.device AS d
-            SET named_at = s.at, token_key = key
-            FROM (SELECT CASE WHEN device = new_device THEN moment END AS at
-                  UNION ALL
-                  SELECT CASE WHEN device = old.device_id THEN old.device_at END
-                  ORDER BY at DESC NULLS LAST LIMIT 1) AS s
-            WHERE d.topic_id = of_topic AND d.device_id = device AND (s.at, key) > (d.named_at, d.token_key);
-            PERFORM tokenkeeper.update_device(of_topic, device, key, receipt);
+            -- A token that belongs to the device counts for it by its own registered_at.
+            IF device IS DISTINCT FROM new.device_id AND NOT is_new THEN
+                UPDATE tokenkeeper.device AS d
+                SET named_at = s.at, token_key = key
+                FROM (SELECT CASE WHEN device = new_device THEN moment END AS at
+                      UNION ALL
+                      SELECT CASE WHEN device = old.device_id THEN old.device_at END
+                      ORDER BY at DESC NULLS LAST LIMIT 1) AS s
+                WHERE d.topic_id = of_topic AND d.device_id = device AND (s.at, key) > (d.named_at, d.token_key);
+            END IF;
+            PERFORM tokenkeeper.update_device(of_topic, device, key, tokens, receipt);
         END LOOP;
 
         UPDATE tokenkeeper.ledger AS l
@@ -436,22 +476,22 @@ BEGIN
         WHERE l.topic_id = of_topic AND l.token_key = key AND l.suppressed = (l.suppressed_since IS NULL);
         SELECT l.* INTO new FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
         IF old.token_key IS NULL OR old.registered_at = '-infinity' THEN
-            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id,
+            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id,
                 registered_after, invalidated_before, invalidated_after)
-            VALUES (of_topic, key, 'registered', 'registration', new.device_id, new.registered_at,
+            VALUES (of_topic, key, 'registered', 'registration', new.device_id, new.user_id, new.registered_at,
                 greatest(old.stale_at, old.suspect_at, old.unregistered_by_app_at),
                 greatest(new.stale_at, new.suspect_at, new.unregistered_by_app_at));
         ELSIF old.suppressed AND NOT new.suppressed THEN
-            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id,
+            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id,
                 registered_before, registered_after, invalidated_before, invalidated_after)
-            VALUES (of_topic, key, 'revived', 'registration', new.device_id, old.registered_at, new.registered_at,
+            VALUES (of_topic, key, 'revived', 'registration', new.device_id, new.user_id, old.registered_at, new.registered_at,
                 greatest(old.stale_at, old.suspect_at, old.unregistered_by_app_at, old.superseded_at),
                 greatest(new.stale_at, new.suspect_at, new.unregistered_by_app_at, new.superseded_at));
         END IF;
         IF new.superseded_at IS NOT NULL AND new.suppressed AND NOT coalesce(old.suppressed, false) THEN
-            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
+            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
                 registered_before, registered_after, invalidated_before, invalidated_after)
-            VALUES (of_topic, key, 'superseded', 'superseded', 'a newer token of the same device', new.device_id,
+            VALUES (of_topic, key, 'superseded', 'superseded', 'a newer token of the same device', new.device_id, new.user_id,
                 nullif(old.registered_at, '-infinity'), new.registered_at,
                 greatest(old.stale_at, old.suspect_at, old.unregistered_by_app_at),
                 greatest(new.stale_at, new.suspect_at, new.unregistered_by_app_at, new.superseded_at));
@@ -460,14 +500,15 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[]) IS
+COMMENT ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[], text) IS
     'Records a registration, in the caller''s transaction; returns whether the token is sendable now. Call it at each launch of the app: '
     'each registration outranks an earlier 410 that arrives late. A device_id supersedes the device''s other tokens of the topic, except for Live Activities '
-    'and controls; a null or empty one keeps the current device. Tags replace the token''s own and null tags keep them. A device''s current token that '
+    'and controls; null keeps the current device, and with an empty one the token belongs to no device any more. In the same way, user_id is who uses the '
+    'token, null keeps the current user, and an empty one means nobody. Tags replace the token''s own and null tags keep them. A device''s current token that '
     'never had tags has the latest of the device''s other tokens. Once a device has 1000 tokens, further tokens are registered without a device. '
-    'Raises 22023 for a malformed token, an unknown environment, an empty topic, an infinite instant, a device_id over 512 bytes, a tag that is null, '
-    'empty or over 512 bytes, more than 1000 tags, or an array of several dimensions.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[]) FROM PUBLIC;
+    'Raises 22023 for a malformed token, an unknown environment, an empty topic, an infinite instant, a device_id or user_id over 512 bytes, a tag that is '
+    'null, empty or over 512 bytes, more than 1000 tags, or an array of several dimensions.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[], text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unregister(
     token text,
@@ -523,10 +564,10 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id,
+    INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id,
         registered_before, registered_after, invalidated_before, invalidated_after)
     VALUES (of_topic, key, CASE WHEN new.suppressed THEN 'unregistered_by_app' ELSE 'late_feedback_ignored' END,
-        'unregistered_by_app', new.device_id, nullif(old.registered_at, '-infinity'), nullif(new.registered_at, '-infinity'),
+        'unregistered_by_app', new.device_id, new.user_id, nullif(old.registered_at, '-infinity'), nullif(new.registered_at, '-infinity'),
         greatest(old.stale_at, old.suspect_at, old.unregistered_by_app_at, old.superseded_at),
         greatest(new.stale_at, new.suspect_at, new.unregistered_by_app_at, new.superseded_at));
 END

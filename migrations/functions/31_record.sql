@@ -182,15 +182,15 @@ BEGIN
         FROM old AS o
         -- If an application has changed a row since this statement began, its ctid no longer matches: it is reported as locked.
         WHERE l.ctid = o.place AND (o.stale_moves OR o.suspect_moves)
-        RETURNING o.position, l.topic_id, l.token_key, o.registered_at, l.suppressed, o.suppressed AS was_suppressed, l.device_id,
+        RETURNING o.position, l.topic_id, l.token_key, o.registered_at, l.suppressed, o.suppressed AS was_suppressed, l.device_id, l.user_id,
             o.stale_moves, l.stale_at, l.stale_reason, l.suspect_at, l.suspect_reason, l.unregistered_by_app_at, l.superseded_at,
             o.was_stale_at, o.was_suspect_at
     ), told AS (
-        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
+        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
             registered_before, registered_after, invalidated_before, invalidated_after)
         SELECT n.topic_id, n.token_key,
                CASE WHEN n.suppressed THEN 'invalidated' ELSE 'late_feedback_ignored' END,
-               c.cause, CASE c.cause WHEN 'stale' THEN n.stale_reason WHEN 'suspect' THEN n.suspect_reason END, n.device_id,
+               c.cause, CASE c.cause WHEN 'stale' THEN n.stale_reason WHEN 'suspect' THEN n.suspect_reason END, n.device_id, n.user_id,
                nullif(n.registered_at, '-infinity'), nullif(n.registered_at, '-infinity'),
                greatest(n.was_stale_at, n.was_suspect_at, n.unregistered_by_app_at, n.superseded_at),
                greatest(n.stale_at, n.suspect_at, n.unregistered_by_app_at, n.superseded_at)

@@ -182,7 +182,7 @@ BEGIN
     ), token AS MATERIALIZED (
         SELECT n.token_key, bool_or(n.suppresses) AS suppresses FROM undone AS n GROUP BY 1
     ), rest AS MATERIALIZED (
-        SELECT u.token_key, u.suppresses, o.registered_at, o.suppressed, o.suspect_reason AS undone_reason, o.device_id, s.suspect_at, s.reason,
+        SELECT u.token_key, u.suppresses, o.registered_at, o.suppressed, o.suspect_reason AS undone_reason, o.device_id, o.user_id, s.suspect_at, s.reason,
                greatest(o.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS was_invalidated_at,
                greatest(o.stale_at, s.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS invalidated_at
         FROM token AS u
@@ -208,9 +208,9 @@ BEGIN
         WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key
           AND NOT (r.registered_at = '-infinity' AND r.invalidated_at IS NULL)
     ), told AS (
-        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
+        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
             registered_before, registered_after, invalidated_before, invalidated_after)
-        SELECT undo.topic_id, r.token_key, 'reinstated', 'operator', r.undone_reason, r.device_id,
+        SELECT undo.topic_id, r.token_key, 'reinstated', 'operator', r.undone_reason, r.device_id, r.user_id,
                nullif(r.registered_at, '-infinity'), nullif(r.registered_at, '-infinity'), r.was_invalidated_at, r.invalidated_at
         FROM rest AS r WHERE r.suppressed
     )
@@ -274,7 +274,7 @@ BEGIN
           AND EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)
         RETURNING r.token_key, r.stale_at, r.reason, r.queued_at, r.newly
     ), rest AS MATERIALIZED (
-        SELECT u.token_key, o.registered_at, o.suppressed, o.stale_reason AS undone_reason, o.device_id, s.stale_at, s.reason,
+        SELECT u.token_key, o.registered_at, o.suppressed, o.stale_reason AS undone_reason, o.device_id, o.user_id, s.stale_at, s.reason,
                u.newly, f.received_at,
                greatest(o.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS was_invalidated_at,
                greatest(s.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS invalidated_at
@@ -310,9 +310,9 @@ BEGIN
         WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key
           AND NOT (r.registered_at = '-infinity' AND r.invalidated_at IS NULL)
     ), told AS (
-        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
+        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
             registered_before, registered_after, invalidated_before, invalidated_after)
-        SELECT undo.topic_id, r.token_key, 'reinstated', 'operator', r.undone_reason, r.device_id,
+        SELECT undo.topic_id, r.token_key, 'reinstated', 'operator', r.undone_reason, r.device_id, r.user_id,
                nullif(r.registered_at, '-infinity'), nullif(r.registered_at, '-infinity'), r.was_invalidated_at, r.invalidated_at
         FROM rest AS r WHERE r.suppressed
     ), uncounted AS (

@@ -12,7 +12,8 @@ SELECT t.environment,
        l.device_id,
        l.tags,
        l.token_key,
-       tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS cause
+       tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS cause,
+       l.user_id
 FROM tokenkeeper.ledger AS l
 JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.token IS
@@ -24,9 +25,10 @@ COMMENT ON COLUMN tokenkeeper.token.invalidated_at IS
 COMMENT ON COLUMN tokenkeeper.token.token_key IS 'The key. Compare this column to find one token.';
 COMMENT ON COLUMN tokenkeeper.token.cause IS
     'The cause of invalidated_at: stale, suspect, unregistered_by_app or superseded. An active token may have one; null if there is none.';
+COMMENT ON COLUMN tokenkeeper.token.user_id IS 'The user that the latest registration with a user_id named; null if none did, or it was cleared.';
 
 CREATE OR REPLACE VIEW tokenkeeper.sendable_token AS
-SELECT t.environment, t.topic, encode(l.token_key, 'hex') AS token, l.tags, l.device_id, l.registered_at, l.token_key
+SELECT t.environment, t.topic, encode(l.token_key, 'hex') AS token, l.tags, l.device_id, l.registered_at, l.token_key, l.user_id
 FROM tokenkeeper.ledger AS l
 JOIN tokenkeeper.topic AS t USING (topic_id)
 WHERE (NOT l.suppressed OR t.gate = 'observe') AND l.registered_at > '-infinity';
@@ -37,7 +39,8 @@ CREATE OR REPLACE VIEW tokenkeeper.suppressed_token AS
 -- Not on the view token: a reader would lock one view after the other, and could deadlock with a migration that replaces both.
 SELECT t.environment, t.topic, encode(l.token_key, 'hex') AS token, tokenkeeper.state_of(l) AS state,
        tokenkeeper.reason_of(l) COLLATE "C" AS reason, nullif(l.registered_at, '-infinity') AS registered_at,
-       greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS invalidated_at, l.token_key
+       greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS invalidated_at, l.token_key,
+       l.device_id, l.user_id
 FROM tokenkeeper.ledger AS l
 JOIN tokenkeeper.topic AS t USING (topic_id)
 WHERE l.suppressed AND t.gate IS DISTINCT FROM 'observe';
@@ -48,12 +51,15 @@ COMMENT ON VIEW tokenkeeper.suppressed_token IS
 CREATE OR REPLACE VIEW tokenkeeper.token_event AS
 SELECT e.event_id, e.at, t.environment, t.topic, encode(e.token_key, 'hex') AS token, e.event, e.cause, e.reason,
        e.device_id, e.registered_before, e.registered_after, e.invalidated_before, e.invalidated_after,
-       e.token_key, e.transaction_id
+       e.token_key, e.transaction_id, e.user_id, e.source_id
 FROM tokenkeeper.token_event_log AS e
 JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.token_event IS
     'The history of transitions: registered (the first time only), invalidated, revived, superseded, unregistered_by_app, '
     'late_feedback_ignored, pruned, reinstated; with both instants before and after. What changes nothing leaves no event.';
+COMMENT ON COLUMN tokenkeeper.token_event.user_id IS 'The user of the token at that moment.';
+COMMENT ON COLUMN tokenkeeper.token_event.source_id IS
+    'The registration_source that caused it: an attached table, a backfill, a reconciliation or an import. Null for everything else.';
 COMMENT ON COLUMN tokenkeeper.token_event.transaction_id IS
     'To follow the history, use this together with pg_snapshot_xmin(pg_current_snapshot()): event_id alone misses late commits. After a restore '
     'from a dump, the first sweep gives restored events its own transaction id, so a reader gets them once more.';

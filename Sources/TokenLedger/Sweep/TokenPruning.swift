@@ -152,10 +152,10 @@ extension Sweep {
                       AND (o.topic_id, o.token_key) NOT IN (SELECT w.topic_id, w.token_key FROM gone AS w))
                 FOR UPDATE OF e SKIP LOCKED))
         ), history AS (
-            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
+            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
                 registered_before, invalidated_before)
             SELECT g.topic_id, g.token_key, 'pruned', g.cause,
-                   CASE g.cause WHEN 'stale' THEN g.stale_reason WHEN 'suspect' THEN g.suspect_reason END, g.device_id,
+                   CASE g.cause WHEN 'stale' THEN g.stale_reason WHEN 'suspect' THEN g.suspect_reason END, g.device_id, g.user_id,
                    nullif(g.registered_at, '-infinity'), greatest(g.stale_at, g.suspect_at, g.unregistered_by_app_at, g.superseded_at)
             FROM gone AS g
         )
