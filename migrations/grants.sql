@@ -63,7 +63,7 @@ GRANT SELECT ON tokenkeeper.registration_source TO tokenkeeper_app, tokenkeeper_
 -- Readers read all that is made for people, and change nothing.
 GRANT SELECT ON
     tokenkeeper.token, tokenkeeper.sendable_token, tokenkeeper.suppressed_token, tokenkeeper.token_event,
-    tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.guard, tokenkeeper.reinstatement,
+    tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.held_registration, tokenkeeper.guard, tokenkeeper.reinstatement,
     tokenkeeper.stale_share, tokenkeeper.topic_policy, tokenkeeper.operation, tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.status,
     tokenkeeper.migration, tokenkeeper.repeatable, tokenkeeper.send_request, tokenkeeper.suppressed_send, tokenkeeper.failed_send, tokenkeeper.paused_topic,
     tokenkeeper.sending_daemon, tokenkeeper.token_count_hour
@@ -87,7 +87,7 @@ GRANT SELECT (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_d
 GRANT SELECT (daemon_id, heartbeat_at, stopped_at, credentials) ON tokenkeeper.sending_daemon TO tokenkeeper_monitor;
 GRANT SELECT (topic_id, environment, topic) ON tokenkeeper.topic TO tokenkeeper_monitor;
 GRANT SELECT (topic_id, state, tokens, counted_at) ON tokenkeeper.token_count TO tokenkeeper_monitor;
-GRANT SELECT (environment, topic, tripped, tripped_at, tokens, active, max_tokens) ON tokenkeeper.guard TO tokenkeeper_monitor;
+GRANT SELECT (environment, topic, tripped, tripped_at, tokens, active, max_tokens, cause) ON tokenkeeper.guard TO tokenkeeper_monitor;
 GRANT SELECT (environment, topic, period, since, newly_stale, active, share, usual_share, history_days, is_wave, wave_since)
     ON tokenkeeper.stale_share TO tokenkeeper_monitor;
 GRANT SELECT (environment, topic, paused_at) ON tokenkeeper.paused_topic TO tokenkeeper_monitor;
@@ -96,14 +96,14 @@ GRANT SELECT (run_id, trigger, dry_run, forced, requested_at, started_at, heartb
 GRANT SELECT (run_id, environment, topic, cause, tokens, pruned, refused, of_tokens, max_tokens) ON tokenkeeper.sweep_topic TO tokenkeeper_monitor;
 GRANT SELECT (request_id, queued_at) ON tokenkeeper.send_request TO tokenkeeper_monitor;
 GRANT SELECT (failed_id, failed_at) ON tokenkeeper.failed_send TO tokenkeeper_monitor;
-GRANT SELECT (held_id, held_at) ON tokenkeeper.held_result TO tokenkeeper_monitor;
+GRANT SELECT (held_id, held_at) ON tokenkeeper.held_result, tokenkeeper.held_registration TO tokenkeeper_monitor;
 GRANT SELECT (rejected_id, rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_monitor;
 
 -- Operators read, set policies, undo, request sweeps, fix, requeue and delete rejected results, and forget a person.
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.request_sweep(boolean, boolean),
-    tokenkeeper.release_held(text, text),
-    tokenkeeper.discard_held(text, text),
+    tokenkeeper.release_held(text, text, text),
+    tokenkeeper.discard_held(text, text, text),
     tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text),
     tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text),
     tokenkeeper.undo_next(integer),
@@ -146,6 +146,8 @@ GRANT INSERT ON tokenkeeper.token_event_log TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.result_count TO tokenkeeper_daemon;
 GRANT UPDATE (rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT UPDATE (held_at) ON tokenkeeper.held_result TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, DELETE, UPDATE (held_at) ON tokenkeeper.held_registration TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.unregistration_receipt TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.daemon, tokenkeeper.token_count,
     tokenkeeper.token_count_progress, tokenkeeper.token_count_part, tokenkeeper.token_count_hour,
@@ -190,10 +192,16 @@ GRANT EXECUTE ON FUNCTION
                        timestamptz[], integer[], timestamptz[], text[], timestamptz[], boolean[], bigint, numeric, numeric),
     tokenkeeper.judge_stale(integer[], bytea[], timestamptz[], timestamptz[], boolean[], bigint, numeric),
     tokenkeeper.judge_suspects(integer[], bytea[], timestamptz[], timestamptz[], boolean[], timestamptz[], bigint, numeric),
-    tokenkeeper.worst_day(integer[], bytea[], timestamptz[]),
-    tokenkeeper.guard_changes(integer[], bytea[], timestamptz[]),
+    tokenkeeper.judge_unregistrations(integer[], bytea[], timestamptz[], timestamptz[], boolean[], bigint[], timestamptz[], bigint, numeric),
+    tokenkeeper.note_unregistrations(integer[], bytea[], timestamptz[], timestamptz[], bigint[], boolean[], timestamptz[]),
+    tokenkeeper.lock_guards(text, integer[]),
+    tokenkeeper.turn_guards(text, integer[], bytea[], timestamptz[], timestamptz[], text[], bigint, numeric),
+    tokenkeeper.undo_start(text, integer, timestamptz, timestamptz, timestamptz),
+    tokenkeeper.guarded_words(text),
+    tokenkeeper.worst_day(text, integer[], bytea[], timestamptz[]),
+    tokenkeeper.guard_changes(text, integer[], bytea[], timestamptz[]),
     tokenkeeper.guard_bucket(timestamptz),
-    tokenkeeper.note_guard(integer[], bytea[], timestamptz[]),
+    tokenkeeper.note_guard(text, integer[], bytea[], timestamptz[]),
     tokenkeeper.undo_next(integer),
     tokenkeeper.count_tokens(integer, integer),
     tokenkeeper.reset_guards(bigint, numeric),

@@ -547,6 +547,7 @@ BEGIN
         EXIT WHEN FOUND;
     END LOOP;
     IF new IS NULL THEN
+        PERFORM tokenkeeper.note_direct_unregistration(of_topic, key, moment);
         IF old.unregistered_by_app_at >= moment THEN
             RETURN;
         END IF;

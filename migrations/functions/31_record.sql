@@ -296,7 +296,7 @@ BEGIN
 
     IF cardinality(record.suspect_of) > 0 THEN
         -- Each suspect that counts is kept while it can be undone. The guard counts those that suppress.
-        PERFORM tokenkeeper.note_guard(array_agg(topic_ids[record.of_topic[s.of_token]]), array_agg(record.token_keys[s.of_token]),
+        PERFORM tokenkeeper.note_guard('suspect', array_agg(topic_ids[record.of_topic[s.of_token]]), array_agg(record.token_keys[s.of_token]),
                                        array_agg(s.queued_at))
         FROM unnest(record.suspect_of, record.suspect_queued_at, fates) AS s (of_token, queued_at, fate)
         WHERE s.fate = 'suppresses' AND s.of_token NOT IN (SELECT unnest(locked));

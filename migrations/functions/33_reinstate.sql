@@ -1,4 +1,4 @@
--- How suspects and 410s are undone: reinstate requests it, undo_next does it in short transactions.
+-- How suspects, 410s and logouts from a source are undone: reinstate requests it, undo_next does it in short transactions.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reinstate_command(topic text, environment text, since timestamptz, until timestamptz, cause text) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
@@ -29,8 +29,8 @@ DECLARE
     nothing boolean;
     undo tokenkeeper.exclusion;
 BEGIN
-    IF coalesce(of_cause NOT IN ('suspect', 'stale'), true) THEN
-        RAISE EXCEPTION 'cause is %, expected ''suspect'' or ''stale''', coalesce(quote_literal(left(of_cause, 100)), 'null')
+    IF coalesce(of_cause NOT IN ('suspect', 'stale', 'unregistered_by_app'), true) THEN
+        RAISE EXCEPTION 'cause is %, expected ''suspect'', ''stale'' or ''unregistered_by_app''', coalesce(quote_literal(left(of_cause, 100)), 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF reinstate.since IS NULL OR reinstate.until IS NULL OR NOT isfinite(reinstate.since) OR NOT isfinite(reinstate.until)
@@ -45,12 +45,18 @@ BEGIN
     IF of_cause = 'suspect' THEN
         SELECT count(*) INTO results FROM tokenkeeper.suspect AS s
         WHERE s.topic_id + 0 = of_topic AND s.suspect_at BETWEEN reinstate.since AND reinstate.until;
-        -- Wait for a batch that is recording suspects; a later batch sees the exclusion.
-        INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (of_topic) ON CONFLICT DO NOTHING;
-        PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = of_topic FOR UPDATE;
+    ELSIF of_cause = 'unregistered_by_app' THEN
+        SELECT count(*) INTO results FROM tokenkeeper.unregistration_receipt AS r
+        WHERE r.topic_id + 0 = of_topic AND r.source_id IS NOT NULL AND r.queued_at BETWEEN reinstate.since AND reinstate.until;
     ELSE
         SELECT count(*) INTO results FROM tokenkeeper.stale_receipt AS r
         WHERE r.topic_id + 0 = of_topic AND r.queued_at BETWEEN reinstate.since AND reinstate.until;
+    END IF;
+    IF of_cause <> 'stale' THEN
+        -- Wait for a batch that is recording suspects, or logouts; a later batch sees the exclusion.
+        INSERT INTO tokenkeeper.topic_guard (topic_id, cause) VALUES (of_topic, of_cause) ON CONFLICT DO NOTHING;
+        PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = of_topic AND g.cause = of_cause FOR UPDATE;
+    ELSE
         -- A batch of 410s takes no guard. So wait for all batches; a later batch sees the exclusion.
         PERFORM tokenkeeper.lock_out_drains();
     END IF;
@@ -61,15 +67,15 @@ BEGIN
     nothing := CASE of_cause
         WHEN 'suspect' THEN NOT EXISTS (SELECT FROM tokenkeeper.suspect AS s
             WHERE s.topic_id + 0 = of_topic AND s.suspect_at BETWEEN reinstate.since AND reinstate.until)
+        WHEN 'unregistered_by_app' THEN NOT EXISTS (SELECT FROM tokenkeeper.unregistration_receipt AS r
+            WHERE r.topic_id + 0 = of_topic AND r.source_id IS NOT NULL AND r.queued_at BETWEEN reinstate.since AND reinstate.until)
         ELSE NOT EXISTS (SELECT FROM tokenkeeper.stale_receipt AS r
             WHERE r.topic_id + 0 = of_topic AND r.queued_at BETWEEN reinstate.since AND reinstate.until) END;
     INSERT INTO tokenkeeper.exclusion (topic_id, cause, since, until)
     VALUES (of_topic, of_cause, reinstate.since, reinstate.until) RETURNING * INTO undo;
-    IF of_cause = 'suspect' THEN
-        UPDATE tokenkeeper.topic_guard AS g
-        SET touched_at = NULL, undo_since = CASE WHEN g.undo_since < reinstate.since THEN g.undo_since END
-        WHERE g.topic_id = of_topic;
-    END IF;
+    UPDATE tokenkeeper.topic_guard AS g
+    SET touched_at = NULL, undo_since = CASE WHEN g.undo_since < reinstate.since THEN g.undo_since END
+    WHERE g.topic_id = of_topic AND g.cause = of_cause;
     IF nothing THEN
         PERFORM tokenkeeper.end_undo(undo, false);
     END IF;
@@ -79,7 +85,8 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text) IS
     'Undoes results of a topic: they never count, whenever they are recorded. With cause suspect, the suspects whose instant (sent_at) lies in the window, '
     'ends included. With cause stale, the 410s that were received (queued_at) within it, whatever their timestamp; if APNs repeats the same 410 later, it '
-    'counts. This cannot be taken back. A window that ends in the future ends now. Returns how many recorded results it affects. A daemon, or '
+    'counts. With cause unregistered_by_app, the logouts that a source reported and that were received (queued_at) within it; those that the application '
+    'itself has reported stay. This cannot be taken back. A window that ends in the future ends now. Returns how many recorded results it affects. A daemon, or '
     '`tokenkeeperd reinstate`, undoes them in short transactions; until then their tokens stay suppressed: see the view reinstatement. '
     'All else that is known about a token counts again. For 410s, the drains stand still until the transaction ends, so commit at once. '
     'Raises 22023 for an unknown topic or cause or an invalid window, 25001 if the isolation level is not read committed, 55P03 if it cannot lock out the '
@@ -102,7 +109,9 @@ BEGIN
         INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message, done_by)
         SELECT 'reinstated', t.environment, t.topic, undo.tokens,
                format(CASE undo.cause WHEN 'suspect' THEN 'suspects from %s to %s do not count'
-                                      ELSE '410s received from %s to %s do not count' END, undo.since, undo.until), undo.done_by
+                                      WHEN 'stale' THEN '410s received from %s to %s do not count'
+                                      ELSE 'logouts from attached tables and files received from %s to %s do not count' END,
+                      undo.since, undo.until), undo.done_by
         FROM tokenkeeper.topic AS t WHERE t.topic_id = undo.topic_id;
     END IF;
 END
@@ -134,6 +143,25 @@ COMMENT ON FUNCTION tokenkeeper.lock_undone(integer, bytea[]) IS
     'Locks the tokens whose results a step of an undo deletes. Returns those that are locked now, and those that are no longer in the ledger.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_undone(integer, bytea[]) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.uncount_guard(of_cause text, of_topic integer, token_keys bytea[], buckets timestamptz[], tallies bigint[]) RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    UPDATE tokenkeeper.topic_guard_count AS c SET tokens = greatest(c.tokens + d.tokens, 0)
+    FROM (SELECT t.bucket, sum(t.tokens) AS tokens FROM (
+              SELECT b.bucket, -b.tokens AS tokens FROM unnest(uncount_guard.buckets, uncount_guard.tallies) AS b (bucket, tokens)
+              UNION ALL
+              SELECT a.bucket, a.tokens
+              FROM tokenkeeper.guard_tally(uncount_guard.of_cause, uncount_guard.of_topic, uncount_guard.token_keys) AS a) AS t
+          GROUP BY 1 HAVING sum(t.tokens) <> 0) AS d
+    WHERE c.topic_id = uncount_guard.of_topic AND c.cause = uncount_guard.of_cause COLLATE "C" AND c.bucket = d.bucket
+$$;
+COMMENT ON FUNCTION tokenkeeper.uncount_guard(text, integer, bytea[], timestamptz[], bigint[]) IS
+    'Subtracts from topic_guard_count what these tokens do not contribute any more. buckets and tallies are their guard_tally before some of their '
+    'suspects, or logouts, were deleted.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.uncount_guard(text, integer, bytea[], timestamptz[], bigint[]) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.undo_suspects(undo tokenkeeper.exclusion, max_rows integer) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -150,7 +178,7 @@ DECLARE
     came_back bigint;
 BEGIN
     INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (undo.topic_id) ON CONFLICT DO NOTHING;
-    PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = undo.topic_id FOR UPDATE;
+    PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = undo.topic_id AND g.cause = 'suspect' FOR UPDATE;
 
     SELECT array_agg(n.token_key), max(n.suspect_at) INTO all_keys, undo.reached_at FROM (
         SELECT s.token_key, s.suspect_at FROM tokenkeeper.suspect AS s
@@ -163,7 +191,7 @@ BEGIN
             SELECT FROM tokenkeeper.suspect AS s
             WHERE s.topic_id + 0 = undo.topic_id AND s.suspect_at BETWEEN undo.since AND undo.until));
         -- A guard that tripped because of these may reset now.
-        UPDATE tokenkeeper.topic_guard AS g SET touched_at = NULL WHERE g.topic_id = undo.topic_id;
+        UPDATE tokenkeeper.topic_guard AS g SET touched_at = NULL WHERE g.topic_id = undo.topic_id AND g.cause = 'suspect';
         RETURN 0;
     END IF;
     undo.reached_key := all_keys[cardinality(all_keys)];
@@ -172,7 +200,7 @@ BEGIN
     -- All windows of the topic, including those that come later: a suspect in one of them must not count again meanwhile.
     SELECT array_agg(e.since), array_agg(e.until) INTO starts, ends FROM tokenkeeper.exclusion AS e
     WHERE e.topic_id = undo.topic_id AND e.cause = 'suspect';
-    SELECT array_agg(c.bucket), array_agg(c.tokens) INTO buckets, tallies FROM tokenkeeper.guard_tally(undo.topic_id, keys) AS c;
+    SELECT array_agg(c.bucket), array_agg(c.tokens) INTO buckets, tallies FROM tokenkeeper.guard_tally('suspect', undo.topic_id, keys) AS c;
 
     WITH undone AS MATERIALIZED (
         DELETE FROM tokenkeeper.suspect AS s
@@ -219,12 +247,7 @@ BEGIN
     INTO suspects, came_back;
 
     -- Subtract what they counted in the guard, without counting the others again.
-    UPDATE tokenkeeper.topic_guard_count AS c SET tokens = greatest(c.tokens + d.tokens, 0)
-    FROM (SELECT t.bucket, sum(t.tokens) AS tokens FROM (
-              SELECT b.bucket, -b.tokens AS tokens FROM unnest(buckets, tallies) AS b (bucket, tokens)
-              UNION ALL SELECT a.bucket, a.tokens FROM tokenkeeper.guard_tally(undo.topic_id, keys) AS a) AS t
-          GROUP BY 1 HAVING sum(t.tokens) <> 0) AS d
-    WHERE c.topic_id = undo.topic_id AND c.bucket = d.bucket;
+    PERFORM tokenkeeper.uncount_guard('suspect', undo.topic_id, keys, buckets, tallies);
     UPDATE tokenkeeper.exclusion AS e
     SET tokens = e.tokens + came_back, reached_at = undo.reached_at, reached_key = undo.reached_key
     WHERE e.exclusion_id = undo.exclusion_id;
@@ -332,6 +355,107 @@ COMMENT ON FUNCTION tokenkeeper.undo_stale(tokenkeeper.exclusion, integer) IS
     'A step of undo_next for a window of 410s: each token''s stale_at becomes the greatest of its 410s that remain.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_stale(tokenkeeper.exclusion, integer) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.undo_unregistrations(undo tokenkeeper.exclusion, max_rows integer) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    all_keys bytea[];
+    keys bytea[];
+    starts timestamptz[];
+    ends timestamptz[];
+    buckets timestamptz[];
+    tallies bigint[];
+    receipts bigint;
+    came_back bigint;
+BEGIN
+    INSERT INTO tokenkeeper.topic_guard (topic_id, cause) VALUES (undo.topic_id, undo.cause) ON CONFLICT DO NOTHING;
+    PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = undo.topic_id AND g.cause = 'unregistered_by_app' FOR UPDATE;
+
+    SELECT array_agg(n.token_key), max(n.queued_at) INTO all_keys, undo.reached_at FROM (
+        SELECT r.token_key, r.queued_at FROM tokenkeeper.unregistration_receipt AS r
+        WHERE r.topic_id + 0 = undo.topic_id AND r.source_id IS NOT NULL AND r.queued_at BETWEEN undo.since AND undo.until
+          AND (r.queued_at, r.token_key) > (coalesce(undo.reached_at, '-infinity'), coalesce(undo.reached_key, ''))
+        ORDER BY r.queued_at, r.token_key LIMIT least(greatest(undo_unregistrations.max_rows, 1), 1000)) AS n;
+    IF all_keys IS NULL THEN
+        -- At the end of the window. What is left was locked by an application or a batch when its turn came.
+        PERFORM tokenkeeper.end_undo(undo, EXISTS (
+            SELECT FROM tokenkeeper.unregistration_receipt AS r
+            WHERE r.topic_id + 0 = undo.topic_id AND r.source_id IS NOT NULL AND r.queued_at BETWEEN undo.since AND undo.until));
+        -- A guard that tripped because of these may reset now.
+        UPDATE tokenkeeper.topic_guard AS g SET touched_at = NULL WHERE g.topic_id = undo.topic_id AND g.cause = 'unregistered_by_app';
+        RETURN 0;
+    END IF;
+    undo.reached_key := all_keys[cardinality(all_keys)];
+
+    keys := tokenkeeper.lock_undone(undo.topic_id, all_keys);
+    -- All windows of the topic, including those that come later: a logout in one of them must not count again meanwhile.
+    SELECT array_agg(e.since), array_agg(e.until) INTO starts, ends FROM tokenkeeper.exclusion AS e
+    WHERE e.topic_id = undo.topic_id AND e.cause = 'unregistered_by_app';
+    SELECT array_agg(c.bucket), array_agg(c.tokens) INTO buckets, tallies
+    FROM tokenkeeper.guard_tally('unregistered_by_app', undo.topic_id, keys) AS c;
+
+    WITH undone AS MATERIALIZED (
+        DELETE FROM tokenkeeper.unregistration_receipt AS r
+        WHERE r.topic_id = undo.topic_id AND r.token_key = ANY (keys) AND r.source_id IS NOT NULL
+          AND EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)
+        RETURNING r.token_key, r.unregistered_at, r.suppresses
+    ), token AS MATERIALIZED (
+        SELECT n.token_key, max(n.unregistered_at) AS at, bool_or(n.suppresses) AS suppresses FROM undone AS n GROUP BY 1
+    ), rest AS MATERIALIZED (
+        SELECT u.token_key, u.suppresses, o.registered_at, o.suppressed, o.device_id, s.at,
+               greatest(o.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS was_invalidated_at,
+               greatest(o.stale_at, o.suspect_at, s.at, o.superseded_at) AS invalidated_at
+        FROM token AS u
+        CROSS JOIN LATERAL (
+            SELECT * FROM tokenkeeper.ledger AS l WHERE l.topic_id = undo.topic_id AND l.token_key = u.token_key
+              -- The token's logout is one of these; otherwise a greater one remains.
+              AND l.unregistered_by_app_at = u.at) AS o
+        CROSS JOIN LATERAL (
+            SELECT max(r.unregistered_at) AS at FROM tokenkeeper.unregistration_receipt AS r
+            WHERE r.topic_id = undo.topic_id AND r.token_key = u.token_key
+              AND (r.source_id IS NULL
+                   OR NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until))) AS s
+        -- It may have been received outside the windows, or from the application itself, too.
+        WHERE s.at IS DISTINCT FROM o.unregistered_by_app_at
+    ), gone AS (
+        -- A token that was known only by this logout becomes unknown again.
+        DELETE FROM tokenkeeper.ledger AS l USING rest AS r
+        WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key AND r.registered_at = '-infinity' AND r.invalidated_at IS NULL
+    ), changed AS (
+        UPDATE tokenkeeper.ledger AS l
+        SET unregistered_by_app_at = r.at,
+            -- The other cause was learned after the logout that suppressed the token, so its retention starts now.
+            suppressed_since = CASE
+                WHEN r.invalidated_at >= r.registered_at THEN CASE WHEN r.suppresses THEN clock_timestamp() ELSE l.suppressed_since END END
+        FROM rest AS r
+        WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key
+          AND NOT (r.registered_at = '-infinity' AND r.invalidated_at IS NULL)
+    ), told AS (
+        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id,
+            registered_before, registered_after, invalidated_before, invalidated_after)
+        SELECT undo.topic_id, r.token_key, 'reinstated', 'operator', r.device_id,
+               nullif(r.registered_at, '-infinity'), nullif(r.registered_at, '-infinity'), r.was_invalidated_at, r.invalidated_at
+        FROM rest AS r WHERE r.suppressed
+    )
+    SELECT (SELECT count(*) FROM undone),
+           (SELECT count(*) FROM rest AS r WHERE r.suppressed AND NOT coalesce(r.invalidated_at >= r.registered_at, false))
+    INTO receipts, came_back;
+
+    -- Subtract what they counted in the guard, without counting the others again.
+    PERFORM tokenkeeper.uncount_guard('unregistered_by_app', undo.topic_id, keys, buckets, tallies);
+    UPDATE tokenkeeper.exclusion AS e
+    SET tokens = e.tokens + came_back, reached_at = undo.reached_at, reached_key = undo.reached_key
+    WHERE e.exclusion_id = undo.exclusion_id;
+    RETURN receipts;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.undo_unregistrations(tokenkeeper.exclusion, integer) IS
+    'A step of undo_next for a window of logouts: each token''s unregistered_by_app_at becomes the greatest of its logouts that remain. Locks the guard '
+    'of the topic.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_unregistrations(tokenkeeper.exclusion, integer) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.undo_next(max_rows integer DEFAULT 250) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -351,6 +475,7 @@ BEGIN
         RETURN NULL;
     END IF;
     RETURN CASE undo.cause WHEN 'suspect' THEN tokenkeeper.undo_suspects(undo, undo_next.max_rows)
+                           WHEN 'unregistered_by_app' THEN tokenkeeper.undo_unregistrations(undo, undo_next.max_rows)
                            WHEN 'stale' THEN tokenkeeper.undo_stale(undo, undo_next.max_rows) END;
 END
 $$;
@@ -372,8 +497,8 @@ DECLARE
     starts timestamptz[];
     ends timestamptz[];
 BEGIN
-    IF coalesce(of_cause NOT IN ('suspect', 'stale'), true) THEN
-        RAISE EXCEPTION 'cause is %, expected ''suspect'' or ''stale''', coalesce(quote_literal(left(of_cause, 100)), 'null')
+    IF coalesce(of_cause NOT IN ('suspect', 'stale', 'unregistered_by_app'), true) THEN
+        RAISE EXCEPTION 'cause is %, expected ''suspect'', ''stale'' or ''unregistered_by_app''', coalesce(quote_literal(left(of_cause, 100)), 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT array_agg(w.since), array_agg(w.until) INTO starts, ends FROM (
@@ -396,6 +521,21 @@ BEGIN
                 WHERE r.topic_id = of_topic AND r.token_key = u.token_key
                   AND NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)) AS s ON true
             WHERE NOT coalesce(greatest(s.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) >= o.registered_at, false));
+    ELSIF of_cause = 'unregistered_by_app' THEN
+        RETURN (
+            SELECT count(*) FROM (
+                SELECT DISTINCT r.token_key FROM tokenkeeper.unregistration_receipt AS r
+                WHERE r.topic_id + 0 = of_topic AND r.source_id IS NOT NULL
+                  AND r.queued_at BETWEEN would_reinstate.since AND would_reinstate.until) AS u
+            CROSS JOIN LATERAL (
+                SELECT l.stale_at, l.suspect_at, l.superseded_at, l.registered_at FROM tokenkeeper.ledger AS l
+                WHERE l.topic_id = of_topic AND l.token_key = u.token_key AND l.suppressed) AS o
+            CROSS JOIN LATERAL (
+                SELECT max(r.unregistered_at) AS at FROM tokenkeeper.unregistration_receipt AS r
+                WHERE r.topic_id = of_topic AND r.token_key = u.token_key
+                  AND (r.source_id IS NULL
+                       OR NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until))) AS s
+            WHERE NOT coalesce(greatest(o.stale_at, o.suspect_at, s.at, o.superseded_at) >= o.registered_at, false));
     END IF;
     RETURN (
         SELECT count(*) FROM (

@@ -106,6 +106,7 @@ DECLARE
     busy_topic integer;
     busy bytea;
     guarded integer[];
+    guarded_logouts integer[];
     total bigint := 0;
     part bigint;
 BEGIN
@@ -117,7 +118,7 @@ BEGIN
 
     PERFORM tokenkeeper.lock_out_drains();
     -- Locks in the same order as everywhere: guards, devices, tokens.
-    PERFORM FROM tokenkeeper.topic_guard AS g ORDER BY g.topic_id FOR UPDATE;
+    PERFORM FROM tokenkeeper.topic_guard AS g ORDER BY g.topic_id, g.cause FOR UPDATE;
     LOOP
         busy := NULL;
         keys := tokenkeeper.keys_to_forget(of_key, asked);
@@ -175,8 +176,14 @@ BEGIN
         UNION ALL
         SELECT s.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
         JOIN tokenkeeper.suspect AS s ON s.topic_id = g.topic_id AND s.token_key = k.token_key AND s.suppresses) AS a;
+    SELECT coalesce(array_agg(DISTINCT a.topic_id), '{}') INTO guarded_logouts FROM (
+        SELECT h.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
+        JOIN tokenkeeper.held_registration AS h ON h.topic_id = g.topic_id AND h.token_key = k.token_key
+        UNION ALL
+        SELECT r.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
+        JOIN tokenkeeper.unregistration_receipt AS r ON r.topic_id = g.topic_id AND r.token_key = k.token_key AND r.suppresses) AS a;
 
-    FOR step IN 1..15 LOOP
+    FOR step IN 1..17 LOOP
         CASE step
             -- The outbox before the queue: a response moves from the outbox to the queue while it is recorded. A claimed request is being
             -- sent; its response finds no request and is not kept.
@@ -237,11 +244,20 @@ BEGIN
                 WHERE r.topic_id = t.topic_id AND r.token_key = k.token_key;
             WHEN 15 THEN
                 DELETE FROM tokenkeeper.crowded_device AS c USING tokenkeeper.topic AS t WHERE c.topic_id = t.topic_id AND c.device_id = asked;
+            WHEN 16 THEN
+                DELETE FROM tokenkeeper.held_registration AS h
+                USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
+                WHERE h.topic_id = t.topic_id AND h.token_key = k.token_key;
+            WHEN 17 THEN
+                DELETE FROM tokenkeeper.unregistration_receipt AS r
+                USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
+                WHERE r.topic_id = t.topic_id AND r.token_key = k.token_key;
         END CASE;
         GET DIAGNOSTICS part = ROW_COUNT;
         total := total + part;
     END LOOP;
-    PERFORM tokenkeeper.recount_guard(g) FROM unnest(guarded) AS g;
+    PERFORM tokenkeeper.recount_guard('suspect', g) FROM unnest(guarded) AS g;
+    PERFORM tokenkeeper.recount_guard('unregistered_by_app', g) FROM unnest(guarded_logouts) AS g;
     -- For devices that keep a token, forget which token named them and which gave them tags.
     UPDATE tokenkeeper.device AS d
     SET named_at = CASE WHEN d.token_key = ANY (keys) THEN '-infinity' ELSE d.named_at END,

@@ -16,9 +16,9 @@ COMMENT ON COLUMN tokenkeeper.topic_policy.suppressed_retention IS
 COMMENT ON COLUMN tokenkeeper.topic_policy.dormant_after IS
     'Prune tokens that were not registered again for this long: 1 day to 3650 days, 0 for never; default sweep.dormant_after.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.guard_allowance IS
-    'Suspects may suppress this many tokens within a day, whatever their share; default guard.allowance.';
+    'Suspects, and likewise logouts from a source, may suppress this many tokens within a day, whatever their share; default guard.allowance.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.guard_max_share IS
-    'Suspects that would suppress more than this share of the active tokens within a day are held: 0.005 is 0.5 percent, 1 turns the guard off; '
+    'Suspects, or logouts from a source, that would suppress more than this share of the active tokens within a day are held: 0.005 is 0.5 percent, 1 turns the guard off; '
     'default guard.max_share.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.prune_allowance IS
     'A sweep may prune this many tokens within a day, whatever their share; default sweep.prune_allowance.';
@@ -30,13 +30,17 @@ COMMENT ON COLUMN tokenkeeper.topic_policy.background_per_hour IS
 CREATE OR REPLACE VIEW tokenkeeper.guard AS
 SELECT t.environment, t.topic, g.tripped_at IS NOT NULL AS tripped, g.tripped_at, g.tokens, g.active, g.max_tokens, g.undo_since,
        CASE WHEN g.tripped_at IS NOT NULL AND g.undo_since IS NOT NULL
-            THEN tokenkeeper.reinstate_command(t.topic, t.environment, g.undo_since, NULL, 'suspect') END AS undo
+            THEN tokenkeeper.reinstate_command(t.topic, t.environment, g.undo_since, NULL, g.cause) END AS undo,
+       g.cause
 FROM tokenkeeper.topic_guard AS g JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.guard IS
-    'The mass-failure guard by topic: whether it has tripped and holds suspects, by what numbers, and the command that undoes what was recorded before.';
-COMMENT ON COLUMN tokenkeeper.guard.tokens IS 'Tokens that suspects have suppressed or would have within a day, as of the latest suspect.';
+    'The mass-failure guard by topic and cause: whether it has tripped and holds suspects, or logouts, by what numbers, and the command that undoes '
+    'what was recorded before.';
+COMMENT ON COLUMN tokenkeeper.guard.tokens IS 'Tokens that suspects, or logouts, have suppressed or would have within a day, as of the latest.';
 COMMENT ON COLUMN tokenkeeper.guard.active IS 'The active tokens of the topic at that time.';
 COMMENT ON COLUMN tokenkeeper.guard.max_tokens IS 'How many may be suppressed within a day.';
+COMMENT ON COLUMN tokenkeeper.guard.cause IS
+    'suspect; or unregistered_by_app: logouts from an attached table, a backfill, a reconciliation or an import.';
 
 CREATE OR REPLACE VIEW tokenkeeper.reinstatement AS
 SELECT t.environment, t.topic, e.since, e.until, e.at, e.done_by, e.exclusion_id, e.finished_at, e.tokens,
@@ -44,6 +48,10 @@ SELECT t.environment, t.topic, e.since, e.until, e.at, e.done_by, e.exclusion_id
             WHEN e.cause = 'stale' THEN (
                 SELECT count(*) FROM (SELECT FROM tokenkeeper.stale_receipt AS r
                                       WHERE r.topic_id + 0 = e.topic_id AND r.queued_at BETWEEN e.since AND e.until LIMIT 10000) AS l)
+            WHEN e.cause = 'unregistered_by_app' THEN (
+                SELECT count(*) FROM (SELECT FROM tokenkeeper.unregistration_receipt AS r
+                                      WHERE r.topic_id + 0 = e.topic_id AND r.source_id IS NOT NULL
+                                        AND r.queued_at BETWEEN e.since AND e.until LIMIT 10000) AS l)
             ELSE (
                 SELECT count(*) FROM (SELECT FROM tokenkeeper.suspect AS s
                                       WHERE s.topic_id + 0 = e.topic_id AND s.suspect_at BETWEEN e.since AND e.until LIMIT 10000) AS l)
@@ -51,13 +59,14 @@ SELECT t.environment, t.topic, e.since, e.until, e.at, e.done_by, e.exclusion_id
        e.cause
 FROM tokenkeeper.exclusion AS e JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.reinstatement IS
-    'The windows given to reinstate: suspects whose instant lies in a window, ends included, and 410s that were received within one, never count. The '
+    'The windows given to reinstate: suspects whose instant lies in a window, ends included, and 410s and logouts from a source that were received within one, never count. The '
     'daemons, or `tokenkeeperd reinstate`, undo those recorded before; until then their tokens stay suppressed.';
 COMMENT ON COLUMN tokenkeeper.reinstatement.finished_at IS 'When all of it was undone; null while the undo is in progress.';
 COMMENT ON COLUMN tokenkeeper.reinstatement.tokens IS 'How many tokens have become sendable because of it so far.';
 COMMENT ON COLUMN tokenkeeper.reinstatement.remaining IS 'Results that are still to be undone; 10000 means 10000 or more.';
 COMMENT ON COLUMN tokenkeeper.reinstatement.cause IS
-    'suspect: results by when their requests were sent. stale: 410s by when they were received (queued_at).';
+    'suspect: results by when their requests were sent. stale: 410s by when they were received (queued_at). unregistered_by_app: logouts from a source '
+    'by when they were received (queued_at).';
 
 CREATE OR REPLACE VIEW tokenkeeper.stale_share AS
 WITH this AS MATERIALIZED (

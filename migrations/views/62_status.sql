@@ -121,10 +121,14 @@ WITH latest AS (
                         AND c.as_of > clock_timestamp() - interval '10 minutes') END AS results
 ), held AS MATERIALIZED (
     SELECT tokenkeeper.counted_rows('held_result') AS results
+), held_logouts AS MATERIALIZED (
+    SELECT tokenkeeper.counted_rows('held_registration') AS logouts
 ), guards AS (
-    SELECT array_agg(format('the mass-failure guard of %s (%s) tripped at %s UTC: suspects would suppress %s of %s active tokens within a day; '
+    SELECT array_agg(format('the mass-failure guard of %s (%s) tripped at %s UTC: %s would suppress %s of %s active tokens within a day; '
                          'see `tokenkeeperd held list`', g.topic, g.environment,
-                         to_char(g.tripped_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), g.tokens, coalesce(g.active, 0))
+                         to_char(g.tripped_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'),
+                         CASE g.cause WHEN 'suspect' THEN 'suspects' ELSE 'logouts from attached tables and files' END,
+                         g.tokens, coalesce(g.active, 0))
                      ORDER BY g.tripped_at) AS words
     FROM (SELECT * FROM tokenkeeper.guard WHERE tripped ORDER BY tripped_at LIMIT 20) AS g
 ), waves AS (
@@ -254,6 +258,10 @@ SELECT queue.results AS queue_depth,
                 THEN CASE held.results WHEN 1 THEN '1 result is' WHEN 10000 THEN '10000 or more results are'
                                        ELSE held.results || ' results are' END
                     || ' held by the mass-failure guard; see `tokenkeeperd held list`' END,
+           CASE WHEN held_logouts.logouts > 0
+                THEN CASE held_logouts.logouts WHEN 1 THEN '1 logout is' WHEN 10000 THEN '10000 or more logouts are'
+                                               ELSE held_logouts.logouts || ' logouts are' END
+                    || ' held by the mass-failure guard; see `tokenkeeperd held list`' END,
            CASE WHEN rejected.results > 0
                 THEN CASE rejected.results WHEN 1 THEN '1 result' WHEN 10000 THEN '10000 or more results' ELSE rejected.results || ' results' END
                     || ' could not be understood'
@@ -287,6 +295,7 @@ CROSS JOIN tokens
 CROSS JOIN rejected
 CROSS JOIN rejected_lately
 CROSS JOIN held
+CROSS JOIN held_logouts
 CROSS JOIN waves
 CROSS JOIN refused
 CROSS JOIN cached
