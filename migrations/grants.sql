@@ -139,6 +139,7 @@ GRANT SELECT, DELETE, TRUNCATE ON
     tokenkeeper.registration_4, tokenkeeper.registration_5, tokenkeeper.registration_6, tokenkeeper.registration_7
     TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE, TRUNCATE ON tokenkeeper.registration_retry TO tokenkeeper_daemon;
+GRANT EXECUTE ON FUNCTION tokenkeeper.apply_registrations(tokenkeeper.registration[], bigint, numeric, bigint) TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE, UPDATE (rejected_at) ON tokenkeeper.rejected_registration TO tokenkeeper_daemon;
 GRANT SELECT, INSERT ON tokenkeeper.topic TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.ledger TO tokenkeeper_daemon;
