@@ -22,7 +22,9 @@ CREATE OR REPLACE FUNCTION tokenkeeper.register_known_tokens(
     tags_at timestamptz[],
     sources bigint[],
     receipt timestamptz,
-    OUT left_over integer[])
+    OUT unknown integer[],
+    OUT dependent integer[],
+    OUT busy integer[])
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off -- A plan made for a small ledger must not be used for a large one.
@@ -30,14 +32,18 @@ SET plan_cache_mode = force_generic_plan -- Another plan would be a copy of all 
 AS $$
 BEGIN
     WITH said AS MATERIALIZED (
-        SELECT s.*
+        -- As in record, a subquery for each token, not a join. A token that is current, or has no device, and stays so, is independent: its
+        -- registration affects no other token.
+        SELECT s.*, l.place, l.is_independent
         FROM unnest(register_known_tokens.of_topic, register_known_tokens.token_keys, register_known_tokens.moments, register_known_tokens.devices,
                     register_known_tokens.device_at, register_known_tokens.users, register_known_tokens.user_at, register_known_tokens.tags_of,
                     register_known_tokens.tags_at, register_known_tokens.sources)
              WITH ORDINALITY AS s (topic_id, token_key, moment, device, device_at, of_user, user_at, tags_of, tags_at, source_id, position)
+        LEFT JOIN LATERAL (
+            SELECT k.ctid AS place, k.superseded_at IS NULL AND (s.device IS NULL OR s.device = coalesce(k.device_id, '')) AS is_independent
+            FROM tokenkeeper.ledger AS k WHERE k.topic_id = s.topic_id AND k.token_key = s.token_key OFFSET 0) AS l ON true
     ), old AS MATERIALIZED (
-        -- A token that is current, or has no device, and stays so: its registration affects no other token. As in record, a subquery for each token,
-        -- not a join; and a token that an application has locked is left over.
+        -- A token that an application has locked is left over.
         SELECT s.position, s.source_id, l.*,
                greatest(l.registered_at, s.moment) AS new_registered_at,
                CASE WHEN s.device IS NULL THEN l.device_at ELSE greatest(l.device_at, s.device_at) END AS new_device_at,
@@ -51,10 +57,9 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT k.ctid AS place, k.registered_at, k.suppressed, k.suppressed_since, k.device_id, k.device_at, k.user_id, k.user_at, k.tags, k.tags_at,
                    greatest(k.stale_at, k.suspect_at, k.unregistered_by_app_at) AS invalidated_at
-            FROM tokenkeeper.ledger AS k
-            WHERE k.topic_id = s.topic_id AND k.token_key = s.token_key AND k.superseded_at IS NULL
-              AND (s.device IS NULL OR s.device = coalesce(k.device_id, ''))
+            FROM tokenkeeper.ledger AS k WHERE k.ctid = s.place
             FOR NO KEY UPDATE SKIP LOCKED) AS l
+        WHERE s.is_independent
     ), changed AS (
         UPDATE tokenkeeper.ledger AS l
         SET registered_at = o.new_registered_at, device_at = o.new_device_at,
@@ -78,19 +83,22 @@ BEGIN
         WHERE c.was_registered_at = '-infinity' OR (c.was_suppressed AND NOT c.suppressed)
     )
     -- NOT IN is hashed. NOT EXISTS would be a nested loop, because the planner assumes ten rows for an unnested array.
-    SELECT coalesce(array_agg(s.position::integer), '{}') INTO left_over FROM said AS s
-    WHERE s.position NOT IN (
-        SELECT c.position FROM changed AS c
-        UNION ALL
-        SELECT o.position FROM old AS o
-        WHERE o.new_registered_at = o.registered_at AND o.new_device_at IS NOT DISTINCT FROM o.device_at AND NOT o.user_moves AND NOT o.tags_move);
+    SELECT coalesce(array_agg(s.position::integer) FILTER (WHERE s.place IS NULL), '{}'),
+           coalesce(array_agg(s.position::integer) FILTER (WHERE NOT s.is_independent), '{}'),
+           coalesce(array_agg(s.position::integer) FILTER (WHERE s.is_independent AND s.position NOT IN (
+               SELECT c.position FROM changed AS c
+               UNION ALL
+               SELECT o.position FROM old AS o
+               WHERE o.new_registered_at = o.registered_at AND o.new_device_at IS NOT DISTINCT FROM o.device_at AND NOT o.user_moves
+                 AND NOT o.tags_move)), '{}')
+    INTO unknown, dependent, busy FROM said AS s;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.register_known_tokens(
     tokenkeeper.registration[], integer[], bytea[], timestamptz[], text[], timestamptz[], text[], timestamptz[], integer[], timestamptz[], bigint[],
     timestamptz) IS
-    'Internal: applies registrations of known tokens that affect no other token. Returns the positions of all others: unknown tokens, those that join, '
-    'leave or regain a device, and those that another session has locked.';
+    'Internal: applies registrations of known tokens that affect no other token. Returns the positions of all others: unknown tokens, dependent ones, '
+    'which join, leave or regain a device, and those that another session has locked (busy).';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.register_known_tokens(
     tokenkeeper.registration[], integer[], bytea[], timestamptz[], text[], timestamptz[], text[], timestamptz[], integer[], timestamptz[], bigint[],
     timestamptz) FROM PUBLIC;
@@ -111,7 +119,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.add_tokens(
     sources bigint[],
     receipt timestamptz,
     patience timestamptz,
-    OUT slow integer[],
+    OUT dependent integer[],
     OUT waiting integer[])
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -121,19 +129,17 @@ AS $$
 DECLARE
     lock_timeout_before text := current_setting('lock_timeout');
     total integer := cardinality(add_tokens.token_keys);
-    -- Of each token: none, new or known, what its registration does to a device; null for slow.
+    -- Of each token: none, new or known, what its registration does to a device; null if it depends on other tokens.
     device_kinds text[];
-    candidates integer[];
+    candidates integer[] := '{}';
     rotated_keys bytea[] := array_fill(NULL::bytea, ARRAY[total]);
     joins integer[];
     joined_keys bytea[];
     first integer := 1;
     many integer := total;
     locked_until integer := 0;
-    missing integer[];
-    orphaned integer[];
 BEGIN
-    slow := '{}';
+    dependent := '{}';
     waiting := '{}';
     IF total = 0 THEN
         RETURN;
@@ -146,8 +152,9 @@ BEGIN
                 WHEN NOT w.names THEN 'none'
                 -- Two tokens of this batch have the device.
                 WHEN count(*) OVER (PARTITION BY w.topic_id, w.device, w.names) > 1 THEN NULL
-                WHEN EXISTS (SELECT FROM tokenkeeper.device AS d WHERE d.topic_id = w.topic_id AND d.device_id = w.device COLLATE "C") THEN 'known'
-                ELSE 'new' END AS kind
+                -- Not EXISTS, which may be hashed: that would read the whole table.
+                ELSE coalesce((SELECT 'known' FROM tokenkeeper.device AS d WHERE d.topic_id = w.topic_id AND d.device_id = w.device COLLATE "C"), 'new')
+                END AS kind
             FROM (SELECT s.*, coalesce(s.one_token AND s.device <> '', false) AS names
                   FROM unnest(add_tokens.of_topic, add_tokens.devices, add_tokens.one_token) WITH ORDINALITY
                        AS s (topic_id, device, one_token, position)) AS w) AS k;
@@ -190,11 +197,12 @@ BEGIN
         END LOOP;
     END IF;
     IF array_position(device_kinds, NULL) IS NOT NULL THEN
-        slow := ARRAY(SELECT k.position::integer FROM unnest(device_kinds) WITH ORDINALITY AS k (kind, position) WHERE k.kind IS NULL);
+        dependent := ARRAY(SELECT k.position::integer FROM unnest(device_kinds) WITH ORDINALITY AS k (kind, position) WHERE k.kind IS NULL);
     END IF;
 
-    -- Another session may be inserting one of these tokens, and the INSERT would wait for it. So try all at once with a very short timeout; if that
-    -- meets a lock, find the locked token by halving.
+    -- Nobody had these tokens a moment ago, so a plain INSERT is enough: ON CONFLICT would look up each key twice. Another session may be inserting one of
+    -- them, and the INSERT would wait for it, or may just have committed it. So try all at once with a very short timeout; if that fails, find the
+    -- token by halving.
     IF isfinite(patience) THEN
         PERFORM set_config('lock_timeout', '3ms', true);
     END IF;
@@ -205,53 +213,35 @@ BEGIN
             EXIT;
         END IF;
         BEGIN
-            WITH wanted AS MATERIALIZED (
-                SELECT s.*
-                FROM unnest(add_tokens.of_topic, add_tokens.token_keys, add_tokens.moments, add_tokens.devices, add_tokens.device_at, add_tokens.users,
-                            add_tokens.user_at, add_tokens.tags_of, add_tokens.tags_at, device_kinds, rotated_keys)
-                     WITH ORDINALITY AS s (topic_id, token_key, moment, device, device_at, of_user, user_at, tags_of, tags_at, kind, former_key, n)
-                WHERE s.n BETWEEN first AND first + many - 1 AND s.kind IS NOT NULL
-            ), new_device AS MATERIALIZED (
-                -- Devices before tokens. A new device has nothing to supersede.
-                INSERT INTO tokenkeeper.device AS d (topic_id, device_id, named_at, token_key)
-                SELECT w.topic_id, w.device, w.device_at, w.token_key FROM wanted AS w WHERE w.kind = 'new' ORDER BY w.n
-                ON CONFLICT ON CONSTRAINT device_pkey DO NOTHING
-                RETURNING d.topic_id, d.device_id
-            ), added AS (
-                INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, registered_at, device_id, device_at, user_id, user_at, tags, tags_at,
-                    unregistered_by_app_at, suppressed_since)
-                SELECT w.topic_id, w.token_key, CASE WHEN are_logouts THEN '-infinity' ELSE w.moment END, nullif(w.device, ''), w.device_at,
-                       nullif(w.of_user, ''), w.user_at,
-                       CASE
-                           WHEN w.tags_of IS NOT NULL THEN (rows[w.tags_of]).tags
-                           -- Only the device's current token inherits tags: from its former tokens, whichever had the latest.
-                           WHEN w.kind = 'known' THEN (
-                               SELECT i.tags FROM (
-                                   SELECT d.tags_at, d.tags FROM tokenkeeper.device AS d
-                                   WHERE d.topic_id = w.topic_id AND d.device_id = w.device COLLATE "C"
-                                   UNION ALL
-                                   SELECT f.tags_at, f.tags FROM tokenkeeper.ledger AS f WHERE f.topic_id = w.topic_id AND f.token_key = w.former_key) AS i
-                               WHERE i.tags_at IS NOT NULL ORDER BY i.tags_at DESC, i.tags DESC LIMIT 1) END,
-                       w.tags_at, CASE WHEN are_logouts THEN w.moment END, CASE WHEN are_logouts THEN receipt END
-                FROM wanted AS w
-                WHERE w.kind <> 'new' OR (w.topic_id, w.device COLLATE "C") IN (SELECT d.topic_id, d.device_id FROM new_device AS d)
-                ORDER BY w.n
-                ON CONFLICT DO NOTHING
-                RETURNING l.topic_id, l.token_key
-            )
-            SELECT coalesce(array_agg(w.n::integer), '{}'),
-                   array_agg(w.n::integer) FILTER (
-                       WHERE w.kind = 'new' AND (w.topic_id, w.device COLLATE "C") IN (SELECT d.topic_id, d.device_id FROM new_device AS d))
-            INTO missing, orphaned FROM wanted AS w
-            WHERE (w.topic_id, w.token_key) NOT IN (SELECT a.topic_id, a.token_key FROM added AS a);
-            IF orphaned IS NOT NULL THEN
-                -- Another session has added the token meanwhile: register decides what its device is.
-                DELETE FROM tokenkeeper.device AS d
-                USING (SELECT add_tokens.of_topic[m] AS topic_id, add_tokens.devices[m] AS device FROM unnest(orphaned) AS m) AS g
-                WHERE d.topic_id = g.topic_id AND d.device_id = g.device COLLATE "C";
+            -- A new device has nothing to supersede.
+            INSERT INTO tokenkeeper.device (topic_id, device_id, named_at, token_key)
+            SELECT s.topic_id, s.device, s.device_at, s.token_key
+            FROM unnest(add_tokens.of_topic, add_tokens.token_keys, add_tokens.devices, add_tokens.device_at, device_kinds)
+                 WITH ORDINALITY AS s (topic_id, token_key, device, device_at, kind, n)
+            WHERE s.n BETWEEN first AND first + many - 1 AND s.kind = 'new';
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, device_id, device_at, user_id, user_at, tags, tags_at,
+                unregistered_by_app_at, suppressed_since)
+            SELECT s.topic_id, s.token_key, CASE WHEN are_logouts THEN '-infinity' ELSE s.moment END, nullif(s.device, ''), s.device_at,
+                   nullif(s.of_user, ''), s.user_at,
+                   CASE
+                       WHEN s.tags_of IS NOT NULL THEN (rows[s.tags_of]).tags
+                       -- Only the device's current token inherits tags: from its former tokens, whichever had the latest.
+                       WHEN s.kind = 'known' THEN (
+                           SELECT i.tags FROM (
+                               SELECT d.tags_at, d.tags FROM tokenkeeper.device AS d
+                               WHERE d.topic_id = s.topic_id AND d.device_id = s.device COLLATE "C"
+                               UNION ALL
+                               SELECT f.tags_at, f.tags FROM tokenkeeper.ledger AS f WHERE f.topic_id = s.topic_id AND f.token_key = s.former_key) AS i
+                           WHERE i.tags_at IS NOT NULL ORDER BY i.tags_at DESC, i.tags DESC LIMIT 1) END,
+                   s.tags_at, CASE WHEN are_logouts THEN s.moment END, CASE WHEN are_logouts THEN receipt END
+            FROM unnest(add_tokens.of_topic, add_tokens.token_keys, add_tokens.moments, add_tokens.devices, add_tokens.device_at, add_tokens.users,
+                        add_tokens.user_at, add_tokens.tags_of, add_tokens.tags_at, device_kinds, rotated_keys)
+                 WITH ORDINALITY AS s (topic_id, token_key, moment, device, device_at, of_user, user_at, tags_of, tags_at, kind, former_key, n)
+            WHERE s.n BETWEEN first AND first + many - 1 AND s.kind IS NOT NULL;
+            joins := '{}';
+            IF candidates <> '{}' THEN
+                joins := ARRAY(SELECT p FROM generate_series(first, least(first + many - 1, total)) AS p WHERE device_kinds[p] = 'known');
             END IF;
-            joins := ARRAY(SELECT p FROM generate_series(first, least(first + many - 1, total)) AS p
-                           WHERE device_kinds[p] = 'known' AND p NOT IN (SELECT unnest(missing)));
             IF joins <> '{}' THEN
                 UPDATE tokenkeeper.device AS d
                 -- Written even if nothing changes: a transaction with an older snapshot then fails instead of deciding by that snapshot.
@@ -296,13 +286,16 @@ BEGIN
             FROM unnest(add_tokens.of_topic, add_tokens.token_keys, add_tokens.moments, add_tokens.devices, add_tokens.users, add_tokens.sources,
                         device_kinds)
                  WITH ORDINALITY AS s (topic_id, token_key, moment, device, of_user, source_id, kind, n)
-            WHERE s.n BETWEEN first AND first + many - 1 AND s.kind IS NOT NULL AND s.n NOT IN (SELECT unnest(missing));
-            slow := slow || missing;
+            WHERE s.n BETWEEN first AND first + many - 1 AND s.kind IS NOT NULL;
             first := first + many;
             many := CASE WHEN first <= locked_until THEN greatest((locked_until - first + 1) / 2, 1) ELSE greatest(total - first + 1, 1) END;
-        EXCEPTION WHEN lock_not_available THEN
+        EXCEPTION WHEN lock_not_available OR unique_violation THEN
             IF many = 1 THEN
-                waiting := waiting || first;
+                IF sqlstate = '23505' THEN
+                    dependent := dependent || first;
+                ELSE
+                    waiting := waiting || first;
+                END IF;
                 first := first + 1;
                 many := greatest(total - first + 1, 1);
             ELSE
@@ -318,7 +311,7 @@ COMMENT ON FUNCTION tokenkeeper.add_tokens(
     tokenkeeper.registration[], integer[], bytea[], timestamptz[], boolean, boolean[], text[], timestamptz[], text[], timestamptz[], integer[],
     timestamptz[], bigint[], timestamptz, timestamptz) IS
     'Internal: applies registrations, or logouts, of unknown tokens, given in key order: those without a device, of a new device, and of a device whose '
-    'current token they supersede. Returns the positions of those that need register (slow), and of those that another session is adding (waiting). '
+    'current token they supersede. Returns the positions of those that depend on other tokens, and of those that another session is adding (waiting). '
     'It waits for no other session after patience; if that is infinity, it waits as long as lock_timeout says.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.add_tokens(
     tokenkeeper.registration[], integer[], bytea[], timestamptz[], boolean, boolean[], text[], timestamptz[], text[], timestamptz[], integer[],
@@ -374,11 +367,12 @@ BEGIN
         SELECT coalesce(array_agg(c.position) FILTER (WHERE NOT c.is_known), '{}'), coalesce(array_agg(c.position) FILTER (WHERE c.is_known), '{}')
         INTO unknown, busy
         FROM (SELECT s.position::integer AS position,
-                     EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = s.topic_id AND l.token_key = s.token_key) AS is_known
+                     -- Not EXISTS, which may be hashed: that would read the whole table.
+                     coalesce((SELECT true FROM tokenkeeper.ledger AS l WHERE l.topic_id = s.topic_id AND l.token_key = s.token_key), false) AS is_known
               FROM unnest(k_topic, k_key) WITH ORDINALITY AS s (topic_id, token_key, position)
-              WHERE s.position NOT IN (SELECT unnest(owned))) AS c;
+              WHERE s.position NOT IN (SELECT unnest(owned)) OFFSET 0) AS c;
         IF unknown <> '{}' THEN
-            SELECT a.slow || a.waiting INTO not_added
+            SELECT a.dependent || a.waiting INTO not_added
             FROM (SELECT array_agg(k_topic[p]) AS of_topic, array_agg(k_key[p]) AS token_keys, array_agg(k_moment[p]) AS moments,
                          array_agg(k_source[p]) AS sources
                   FROM unnest(unknown) AS p) AS w
@@ -539,10 +533,9 @@ DECLARE
     k_tags_at timestamptz[];
     k_source bigint[];
     -- Positions in these.
-    left_over integer[];
     unknown integer[];
-    not_added integer[];
-    busy integer[] := '{}';
+    dependents integer[];
+    busy integer[];
     -- The tokens that go row by row.
     slow_topic integer[];
     slow_key bytea[];
@@ -591,9 +584,9 @@ BEGIN
                 SELECT u.position::integer AS position, u.topic, coalesce(u.environment, 'production') AS environment, u.token, u.registered_at,
                        tokenkeeper.parse_token(u.token) AS hex, u.unregistered IS TRUE AS logs_out, u.device_id, u.user_id, u.tags, u.source_id,
                        least(u.registered_at, u.queued_at, receipt) AS moment,
-                       least(CASE WHEN u.source_id IS NULL OR NOT EXISTS (
-                           SELECT FROM tokenkeeper.registration_source AS o
-                           WHERE o.source_id = u.source_id AND o.kind IN ('attachment', 'reconcile')) THEN u.registered_at END,
+                       least(CASE WHEN u.source_id IS NULL OR (
+                           SELECT o.kind NOT IN ('attachment', 'reconcile') FROM tokenkeeper.registration_source AS o
+                           WHERE o.source_id = u.source_id) IS NOT FALSE THEN u.registered_at END,
                            u.queued_at, receipt) AS details_at, (
                            SELECT t.topic_id FROM tokenkeeper.topic AS t
                            WHERE t.topic = u.topic AND t.environment = coalesce(u.environment, 'production')) AS topic_id
@@ -714,35 +707,27 @@ BEGIN
           GROUP BY 1, 2 ORDER BY 1, 2) AS g;
 
     IF k_key <> '{}' THEN
-        left_over := tokenkeeper.register_known_tokens(
-            apply_registrations.rows, k_topic, k_key, k_moment, k_device, k_device_at, k_user, k_user_at, k_tags_of, k_tags_at, k_source, receipt);
-        IF left_over <> '{}' THEN
-            SELECT coalesce(array_agg(c.p) FILTER (WHERE c.kind = 'unknown'), '{}'), coalesce(array_agg(c.p) FILTER (WHERE c.kind = 'locked'), '{}'),
-                   slow_topic || coalesce(array_agg(k_topic[c.p]) FILTER (WHERE c.kind = 'slow'), '{}'),
-                   slow_key || coalesce(array_agg(k_key[c.p]) FILTER (WHERE c.kind = 'slow'), '{}')
-            INTO unknown, busy, slow_topic, slow_key
-            FROM (SELECT p, coalesce((SELECT CASE WHEN l.superseded_at IS NULL AND (k_device[p] IS NULL OR k_device[p] = coalesce(l.device_id, ''))
-                                                  THEN 'locked' ELSE 'slow' END
-                                      FROM tokenkeeper.ledger AS l WHERE l.topic_id = k_topic[p] AND l.token_key = k_key[p]), 'unknown') AS kind
-                  FROM unnest(left_over) AS p) AS c;
-            IF unknown <> '{}' THEN
-                SELECT busy || ARRAY(SELECT unknown[p] FROM unnest(a.waiting) AS p), a.slow INTO busy, not_added
-                FROM (SELECT array_agg(k_topic[p]) AS of_topic, array_agg(k_key[p]) AS token_keys, array_agg(k_moment[p]) AS moments,
-                             array_agg(k_one[p]) AS one_token, array_agg(k_device[p]) AS devices, array_agg(k_device_at[p]) AS device_at,
-                             array_agg(k_user[p]) AS users, array_agg(k_user_at[p]) AS user_at, array_agg(k_tags_of[p]) AS tags_of,
-                             array_agg(k_tags_at[p]) AS tags_at, array_agg(k_source[p]) AS sources
-                      FROM unnest(unknown) AS p) AS w
-                CROSS JOIN LATERAL tokenkeeper.add_tokens(
-                    apply_registrations.rows, w.of_topic, w.token_keys, w.moments, false, w.one_token, w.devices, w.device_at, w.users, w.user_at,
-                    w.tags_of, w.tags_at, w.sources, receipt, patience) AS a;
-                slow_topic := slow_topic || ARRAY(SELECT k_topic[unknown[p]] FROM unnest(not_added) AS p);
-                slow_key := slow_key || ARRAY(SELECT k_key[unknown[p]] FROM unnest(not_added) AS p);
-            END IF;
-            IF busy <> '{}' THEN
-                waits := waits || ARRAY(
-                    SELECT u.n FROM unnest(of_row, of_topic, token_keys, logs_out) AS u (n, topic_id, token_key, is_logout)
-                    WHERE NOT u.is_logout AND (u.topic_id, u.token_key) IN (SELECT k_topic[b], k_key[b] FROM unnest(busy) AS b));
-            END IF;
+        SELECT r.unknown, r.dependent, r.busy INTO unknown, dependents, busy
+        FROM tokenkeeper.register_known_tokens(
+            apply_registrations.rows, k_topic, k_key, k_moment, k_device, k_device_at, k_user, k_user_at, k_tags_of, k_tags_at, k_source, receipt) AS r;
+        IF unknown <> '{}' THEN
+            SELECT dependents || ARRAY(SELECT unknown[p] FROM unnest(a.dependent) AS p), busy || ARRAY(SELECT unknown[p] FROM unnest(a.waiting) AS p)
+            INTO dependents, busy
+            FROM (SELECT array_agg(k_topic[p]) AS of_topic, array_agg(k_key[p]) AS token_keys, array_agg(k_moment[p]) AS moments,
+                         array_agg(k_one[p]) AS one_token, array_agg(k_device[p]) AS devices, array_agg(k_device_at[p]) AS device_at,
+                         array_agg(k_user[p]) AS users, array_agg(k_user_at[p]) AS user_at, array_agg(k_tags_of[p]) AS tags_of,
+                         array_agg(k_tags_at[p]) AS tags_at, array_agg(k_source[p]) AS sources
+                  FROM unnest(unknown) AS p) AS w
+            CROSS JOIN LATERAL tokenkeeper.add_tokens(
+                apply_registrations.rows, w.of_topic, w.token_keys, w.moments, false, w.one_token, w.devices, w.device_at, w.users, w.user_at,
+                w.tags_of, w.tags_at, w.sources, receipt, patience) AS a;
+        END IF;
+        slow_topic := slow_topic || ARRAY(SELECT k_topic[p] FROM unnest(dependents) AS p);
+        slow_key := slow_key || ARRAY(SELECT k_key[p] FROM unnest(dependents) AS p);
+        IF busy <> '{}' THEN
+            waits := waits || ARRAY(
+                SELECT u.n FROM unnest(of_row, of_topic, token_keys, logs_out) AS u (n, topic_id, token_key, is_logout)
+                WHERE NOT u.is_logout AND (u.topic_id, u.token_key) IN (SELECT k_topic[b], k_key[b] FROM unnest(busy) AS b));
         END IF;
     END IF;
 
