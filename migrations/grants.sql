@@ -58,6 +58,31 @@ GRANT INSERT (environment, topic, token, registered_at, device_id, user_id, tags
     TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION tokenkeeper.begin_source(text, text), tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean)
     TO tokenkeeper_app;
+-- Their own tables, attached. Each of these functions checks that the login may act for the owner of the table.
+GRANT INSERT (source_id, error) ON tokenkeeper.attachment_failure TO tokenkeeper_app;
+GRANT SELECT ON tokenkeeper.attachment TO tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.attach(regclass, text, text, text, text, text, text, text, text, text, text, text, text, boolean, boolean),
+    tokenkeeper.detach(text),
+    tokenkeeper.begin_attachment(regclass, jsonb),
+    tokenkeeper.end_attachment(bigint),
+    tokenkeeper.attachment_findings(regclass, text, boolean),
+    tokenkeeper.attachment_statements(regclass, text, jsonb),
+    tokenkeeper.trigger_body(text, text, text, jsonb, boolean),
+    tokenkeeper.changed_column_test(regclass, text[]),
+    tokenkeeper.token_index_operator(regclass, text),
+    tokenkeeper.column_kind(regclass, text),
+    tokenkeeper.parse_row_expression(regclass, text)
+    TO tokenkeeper_app;
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.attachment_of(regclass),
+    tokenkeeper.read_attachment(bigint, text, integer)
+    TO tokenkeeper_app, tokenkeeper_operator, tokenkeeper_daemon;
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.attachment_has(bigint, text[], text[], text[], bytea[]),
+    tokenkeeper.attachment_fault(bigint),
+    tokenkeeper.check_attachments()
+    TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.registration_source TO tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 
 -- Readers read all that is made for people, and change nothing.

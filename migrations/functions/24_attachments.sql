@@ -18,13 +18,13 @@
 --       deletes and marks by our own cleanup are not logouts.
 --
 -- Nobody calls them directly but their owner. An owner could make one of them SECURITY INVOKER, and it would run with the rights of whoever calls
--- it. So call them through these, which check that before and after the call, and raise TK002 otherwise:
+-- it. So call them through these, which check that before and after the call, and undo it otherwise:
 --
 --   attachment_has(source_id bigint, environments text[], topics text[], tokens text[], token_keys bytea[]) RETURNS boolean[]
 --       For apply_registrations, before it records a logout with this source_id. Record it only where the element is not true. The result is null
---       if the source is no attachment (a backfill, an import, a table that was detached): record all. If the attachment is broken, all elements
---       are true (nothing is suppressed, and a reconciliation repairs it later). Raises 55P03 if the table stays locked for lock_timeout: the
---       logouts of this source wait then.
+--       if the source has no attached table (an import, a table that was detached): record all. The table of a backfill or a reconciliation is
+--       found by the name of its source. If the attachment is broken, all elements are true (nothing is suppressed, and a reconciliation repairs
+--       it later). Raises 55P03 if the table stays locked for lock_timeout: the logouts of this source wait then.
 --   read_attachment(source_id bigint, after text, max_rows integer) RETURNS TABLE (those of tokenkeeper_read, token_key bytea, fault text)
 --       For backfill, compare and reconcile. token_key is null where there is no token, or fault says why the row must be refused. For the table's
 --       owner, operators and the daemon.
@@ -37,9 +37,286 @@
 -- To know and to repair (25, 26, 27):
 --
 --   attach(...) RETURNS TABLE (kind text, detail text), detach(attached text) RETURNS void
---   compare(attached regclass, ...), reconcile(attached regclass, ...): one call, one transaction; compare_next and reconcile_next for batches
+--   compare(attached regclass), reconcile(attached regclass, dry_run): one call, one transaction; compare_next for batches. See 26.
 --   check_attachments() RETURNS TABLE (source_id bigint, name text, fault text, was text, failures bigint, failure text)
 --       For the daemon, once a minute: notes the faults in attached_table, and returns what has changed, to be logged.
 --
 -- Of a row of an attachment, user_id and tags count from queued_at, not from registered_at: an administrator may change tags long after the
 -- device registered, and that must neither revive the token nor lose against the old tags.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.attachment_of(attached regclass) RETURNS bigint
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    found_source bigint;
+BEGIN
+    SELECT a.source_id INTO found_source FROM tokenkeeper.attached_table AS a WHERE a.table_id = attachment_of.attached;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'table % is not attached', coalesce(attachment_of.attached::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'The view tokenkeeper.attachment lists the attached tables.';
+    END IF;
+    RETURN found_source;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.attachment_of(regclass) IS 'The source_id of an attached table. Raises 22023 if the table is not attached.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_of(regclass) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.check_attachment_caller(source_id bigint) RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    -- In a SECURITY DEFINER function only the login is known, not the role that it has set.
+    IF NOT EXISTS (
+        SELECT FROM pg_catalog.pg_roles AS o
+        WHERE (o.rolname IN ('tokenkeeper_operator', 'tokenkeeper_daemon')
+               OR o.oid = (SELECT c.relowner FROM tokenkeeper.attached_table AS a JOIN pg_catalog.pg_class AS c ON c.oid = a.table_id
+                           WHERE a.source_id = check_attachment_caller.source_id))
+          AND pg_has_role(session_user, o.oid, 'MEMBER')) THEN
+        RAISE EXCEPTION '% is no member of the table''s owner, tokenkeeper_operator or tokenkeeper_daemon', session_user
+            USING ERRCODE = 'insufficient_privilege';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.check_attachment_caller(bigint) IS
+    'Raises 42501 unless the login is a member of the owner of the attached table, of tokenkeeper_operator or of tokenkeeper_daemon.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.check_attachment_caller(bigint) FROM PUBLIC;
+
+-- VOLATILE, so that a second call sees what others have committed since the first.
+CREATE OR REPLACE FUNCTION tokenkeeper.attachment_function(source_id bigint, kind text, OUT name text, OUT version text)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    wanted text COLLATE "C" := 'tokenkeeper_' || attachment_function.kind || '_' || attachment_function.source_id;
+    table_owner oid := (SELECT c.relowner FROM tokenkeeper.attached_table AS a JOIN pg_catalog.pg_class AS c ON c.oid = a.table_id
+                        WHERE a.source_id = attachment_function.source_id);
+    problem text;
+    candidates bigint;
+BEGIN
+    -- Functions of that name that others have made are not called, and are not in the way.
+    SELECT count(*), min(format('%I.%I', n.nspname, p.proname)), min(p.oid || ' ' || p.xmin),
+           min(CASE WHEN NOT p.prosecdef THEN 'function ' || p.proname || ' is not SECURITY DEFINER' END)
+    INTO candidates, name, version, problem
+    FROM pg_catalog.pg_proc AS p
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
+    WHERE p.proname = wanted AND p.proowner = table_owner;
+    problem := CASE candidates WHEN 0 THEN 'function ' || wanted || ' of ' || coalesce(pg_get_userbyid(table_owner), 'a dropped table') || ' does not exist'
+                               WHEN 1 THEN problem ELSE 'function ' || wanted || ' exists ' || candidates || ' times' END;
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION '%', problem USING ERRCODE = 'TK002', HINT = 'Detach the table and attach it again.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.attachment_function(bigint, text) IS
+    'The qualified name of a generated function of an attachment, and a text that changes when the function does. Raises TK002 unless there is one such '
+    'function that belongs to the owner of the table, and it is SECURITY DEFINER.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_function(bigint, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.attachment_has(
+    source_id bigint, environments text[], topics text[], tokens text[], token_keys bytea[]) RETURNS boolean[]
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    attachment bigint;
+    before record;
+    later record;
+    answer boolean[];
+BEGIN
+    SELECT a.source_id INTO attachment
+    FROM tokenkeeper.registration_source AS s
+    JOIN tokenkeeper.attached_table AS a ON a.source_id = s.source_id OR (s.kind IN ('backfill', 'reconcile') AND a.name = s.name)
+    WHERE s.source_id = attachment_has.source_id;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    BEGIN
+        before := tokenkeeper.attachment_function(attachment, 'has');
+        EXECUTE format('SELECT %s($1, $2, $3, $4)', before.name) INTO answer
+            USING attachment_has.environments, attachment_has.topics, attachment_has.tokens, attachment_has.token_keys;
+        later := tokenkeeper.attachment_function(attachment, 'has');
+        IF before.version <> later.version THEN
+            RAISE EXCEPTION 'function % has changed while it ran', before.name USING ERRCODE = 'TK002';
+        END IF;
+    EXCEPTION
+        WHEN lock_not_available OR deadlock_detected THEN
+            RAISE;
+        WHEN OTHERS THEN
+            -- What cannot be asked is not suppressed. check_attachments says what is wrong, and a reconciliation finds the logout again.
+            RAISE LOG 'tokenkeeper: attachment % cannot be asked which tokens it has: % %', attachment, SQLSTATE, left(SQLERRM, 200);
+            answer := array_fill(true, ARRAY[cardinality(attachment_has.token_keys)]);
+    END;
+    RETURN answer;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.attachment_has(bigint, text[], text[], text[], bytea[]) IS
+    'Asks the attached table of a source about tokens: true if a registered row has the token, false if only logged-out rows have it, null if none has. '
+    'Null instead of an array if the source has no attached table. All true if the table cannot be asked. Raises 55P03 if the table is locked.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_has(bigint, text[], text[], text[], bytea[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.attached_row_fault(environment text, topic text, token text, registered_at timestamptz) RETURNS text
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE
+        WHEN tokenkeeper.parse_token(token) IS NULL THEN tokenkeeper.token_fault(token)
+        WHEN (environment COLLATE "C" IN ('production', 'sandbox')) IS NOT TRUE THEN
+            'environment is ' || coalesce(quote_literal(left(environment, 100)), 'null') || ', expected ''production'' or ''sandbox'''
+        WHEN (octet_length(topic) BETWEEN 1 AND 512) IS NOT TRUE THEN
+            'topic is ' || coalesce(octet_length(topic) || ' bytes long', 'null') || ', expected the apns-topic header, 1 to 512 bytes'
+        -- Otherwise the row would be registered anew at each reading.
+        WHEN registered_at > clock_timestamp() + interval '1 minute' THEN 'registered_at is ' || registered_at || ', which is in the future'
+    END
+$$;
+COMMENT ON FUNCTION tokenkeeper.attached_row_fault(text, text, text, timestamptz) IS
+    'Why a row of an attached table cannot be registered, in words; null if it can. For rows that have a token.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.attached_row_fault(text, text, text, timestamptz) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.read_attachment(source_id bigint, after text, max_rows integer)
+RETURNS TABLE (
+    key text, environment text, topic text, token text, registered_at timestamptz, device_id text, user_id text, tags text[], unregistered boolean,
+    stale_at timestamptz, token_key bytea, fault text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    before record;
+    later record;
+BEGIN
+    PERFORM tokenkeeper.check_attachment_caller(read_attachment.source_id);
+    before := tokenkeeper.attachment_function(read_attachment.source_id, 'read');
+    RETURN QUERY EXECUTE format(
+        'SELECT r.*, CASE WHEN r.token <> %L THEN decode(tokenkeeper.parse_token(r.token), %L) END, '
+        '       CASE WHEN r.token <> %L THEN tokenkeeper.attached_row_fault(r.environment, r.topic, r.token, r.registered_at) END '
+        'FROM %s($1, $2) AS r', '', 'hex', '', before.name)
+        USING read_attachment.after, read_attachment.max_rows;
+    later := tokenkeeper.attachment_function(read_attachment.source_id, 'read');
+    IF before.version <> later.version THEN
+        RAISE EXCEPTION 'function % has changed while it ran', before.name USING ERRCODE = 'TK002';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.read_attachment(bigint, text, integer) IS
+    'The next rows of an attached table by its key, as registrations, with the key as text. fault says why a row must be refused. token_key is null for a row '
+    'without a token, or with a token that cannot be read. For members of the table''s owner, of tokenkeeper_operator and of tokenkeeper_daemon.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.read_attachment(bigint, text, integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.token_index_operator(attached regclass, token text) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    -- The operator and the type of the index's own operator class: with others the index would not be used.
+    SELECT format('OPERATOR(%I.%s) ANY (%%s::%s[])', n.nspname, o.oprname, format_type(k.opcintype, NULL))
+    FROM pg_index AS i
+    JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+    JOIN pg_opclass AS k ON k.oid = i.indclass[0]
+    JOIN pg_am AS m ON m.oid = k.opcmethod AND m.amname IN ('btree', 'hash')
+    JOIN pg_amop AS p ON p.amopfamily = k.opcfamily AND p.amoplefttype = k.opcintype AND p.amoprighttype = k.opcintype
+                     AND p.amopstrategy = CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END
+    JOIN pg_operator AS o ON o.oid = p.amopopr
+    JOIN pg_namespace AS n ON n.oid = o.oprnamespace
+    WHERE i.indrelid = attached AND a.attname = token AND i.indisvalid
+      AND (i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = format('(%I IS NOT NULL)', token))
+    ORDER BY k.opcdefault DESC, i.indexrelid LIMIT 1
+$$;
+COMMENT ON FUNCTION tokenkeeper.token_index_operator(regclass, text) IS
+    'The comparison that an index on the token column of a table can answer, with %s in place of the array of tokens; null if there is no such index.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.token_index_operator(regclass, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.attachment_fault(source_id bigint) RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    this tokenkeeper.attached_table;
+    found_table pg_catalog.pg_class;
+    ours oid := (SELECT n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper');
+    wanted text[] := ARRAY['insert', 'update'];
+    problem text;
+BEGIN
+    SELECT a.* INTO this FROM tokenkeeper.attached_table AS a WHERE a.source_id = attachment_fault.source_id;
+    SELECT c.* INTO found_table FROM pg_catalog.pg_class AS c WHERE c.oid = this.table_id;
+    IF NOT FOUND THEN
+        RETURN 'the table was dropped';
+    END IF;
+    IF this.on_delete = 'unregister' THEN
+        wanted := wanted || 'delete'::text;
+    END IF;
+    SELECT string_agg(w.kind, ', ') INTO problem FROM unnest(wanted) AS w (kind)
+    WHERE NOT EXISTS (
+        SELECT FROM pg_catalog.pg_trigger AS t
+        WHERE t.tgrelid = this.table_id AND t.tgname = 'tokenkeeper_' || w.kind || '_' || this.source_id
+          AND t.tgenabled = CASE WHEN this.always THEN 'A' ELSE 'O' END::"char");
+    IF problem IS NOT NULL THEN
+        RETURN 'a trigger is disabled or missing: ' || problem;
+    END IF;
+    BEGIN
+        wanted := wanted || 'has'::text;
+        IF cardinality(this.key_columns) > 0 THEN
+            wanted := wanted || 'read'::text;
+        END IF;
+        FOREACH problem IN ARRAY wanted LOOP
+            PERFORM tokenkeeper.attachment_function(this.source_id, problem);
+        END LOOP;
+    EXCEPTION WHEN SQLSTATE 'TK002' THEN
+        RETURN SQLERRM;
+    END;
+    RETURN CASE
+        WHEN NOT has_schema_privilege(found_table.relowner, 'tokenkeeper', 'USAGE')
+            OR NOT has_column_privilege(found_table.relowner, 'tokenkeeper.registration', 'source_id', 'INSERT')
+            OR NOT has_function_privilege(found_table.relowner, 'tokenkeeper.parse_token(text, boolean)', 'EXECUTE') THEN
+            'the table''s owner ' || pg_get_userbyid(found_table.relowner) || ' lacks the rights of tokenkeeper_app'
+        WHEN NOT EXISTS (
+            SELECT FROM pg_catalog.pg_proc AS p
+            WHERE p.proname = 'tokenkeeper_has_' || this.source_id AND p.proowner = found_table.relowner
+              AND has_function_privilege(ours, p.oid, 'EXECUTE') AND has_schema_privilege(ours, p.pronamespace, 'USAGE')) THEN
+            pg_get_userbyid(ours) || ' cannot call tokenkeeper_has_' || this.source_id || ', or cannot use its schema'
+        WHEN found_table.relispartition THEN 'the table has become a partition: attach the partitioned table'
+        WHEN found_table.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = this.table_id) THEN
+            'tables inherit from it, and their rows fire none of its triggers: attach each of them'
+        WHEN found_table.relforcerowsecurity THEN 'row-level security is forced, so not all rows can be seen'
+        WHEN tokenkeeper.token_index_operator(this.table_id, this.columns[1]) IS NULL THEN 'the index on ' || this.columns[1] || ' is missing'
+    END;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.attachment_fault(bigint) IS
+    'Why changes of an attached table do not arrive, or cannot be judged, in words; null if all is well.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_fault(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.check_attachments()
+RETURNS TABLE (source_id bigint, name text, fault text, was text, failures bigint, failure text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    this tokenkeeper.attached_table;
+BEGIN
+    FOR this IN SELECT a.* FROM tokenkeeper.attached_table AS a ORDER BY a.source_id FOR NO KEY UPDATE SKIP LOCKED LOOP
+        source_id := this.source_id;
+        name := this.name;
+        was := this.fault;
+        fault := tokenkeeper.attachment_fault(this.source_id);
+        WITH gone AS (
+            DELETE FROM tokenkeeper.attachment_failure AS f WHERE f.source_id = this.source_id RETURNING f.*
+        )
+        SELECT count(*), (array_agg(g.error ORDER BY g.failed_at DESC))[1] INTO failures, failure FROM gone AS g;
+        CONTINUE WHEN fault IS NOT DISTINCT FROM was AND failures = 0;
+        UPDATE tokenkeeper.attached_table AS a
+        SET fault = check_attachments.fault,
+            fault_since = CASE WHEN check_attachments.fault IS NOT NULL THEN coalesce(a.fault_since, clock_timestamp()) END,
+            failures = a.failures + check_attachments.failures,
+            failed_at = CASE WHEN check_attachments.failures > 0 THEN clock_timestamp() ELSE a.failed_at END,
+            failure = coalesce(check_attachments.failure, a.failure)
+        WHERE a.source_id = this.source_id;
+        RETURN NEXT;
+    END LOOP;
+    DELETE FROM tokenkeeper.attachment_failure AS f
+    WHERE NOT EXISTS (SELECT FROM tokenkeeper.attached_table AS a WHERE a.source_id = f.source_id);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.check_attachments() IS
+    'Looks whether the changes of the attached tables arrive, and notes faults and failures in attached_table. Returns the attachments whose fault has '
+    'changed (was is the former one), or whose triggers could not queue changes since the last call (failures, and the last error).';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.check_attachments() FROM PUBLIC;

@@ -1,0 +1,711 @@
+-- attach and detach: they run with the rights of the table's owner, and what they generate belongs to this owner.
+--
+-- Which instants the generated triggers queue, and why, is in docs/decisions/attachments.md. In short:
+--
+--   A registration counts from the column registered_at. If the write has set it, and it is less than a minute old, it counts from the moment of the
+--   write: a logout earlier in the same transaction was recorded with clock_timestamp(), and now() is older than that. A null counts from 1970.
+--   A logout counts from the moment of the write. Of a row that is inserted logged out, from registered_at: the earliest instant that suppresses.
+--
+-- The pieces of SQL (attached_table.token_sql and so on) refer to a row that is called r: a plpgsql record, a transition table or the table.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.parse_row_expression(attached regclass, expression text, OUT sql text, OUT columns text[], OUT fault text)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    looking refcursor;
+    kind regtype;
+BEGIN
+    -- Names in it are looked up in the schema of the table, then in public.
+    PERFORM set_config('search_path', format('pg_catalog, %I, public, pg_temp', n.nspname), true)
+    FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = attached;
+    -- A cursor takes one statement only.
+    OPEN looking FOR EXECUTE format('SELECT (%s' || chr(10) || ') FROM %s AS r LIMIT 0', expression, attached);
+    CLOSE looking;
+    EXECUTE format('CREATE TEMPORARY TABLE tokenkeeper_row (LIKE %s)', attached);
+    -- An index takes what a trigger can evaluate: no subquery, no aggregate, nothing but the row. And it knows the columns.
+    EXECUTE format('CREATE INDEX tokenkeeper_row_expression ON pg_temp.tokenkeeper_row ((%s' || chr(10) || '))', expression);
+    -- With two tables, a view shows each column with the name of its table.
+    EXECUTE format('CREATE TEMPORARY VIEW tokenkeeper_row_view AS SELECT (%s' || chr(10) || ') AS tokenkeeper_expression '
+                   'FROM pg_temp.tokenkeeper_row AS r CROSS JOIN (SELECT) AS nothing', expression);
+    PERFORM set_config('search_path', 'pg_catalog', true);
+    SELECT a.atttypid INTO kind FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = 'pg_temp.tokenkeeper_row_view'::regclass AND a.attnum = 1;
+    sql := substring(pg_get_viewdef('pg_temp.tokenkeeper_row_view'::regclass, 0) FROM '^ *SELECT (.*) AS tokenkeeper_expression[[:space:]]+FROM ');
+    -- A column alone has been named by the view.
+    sql := '(' || sql || ')';
+    SELECT array_agg(a.attname::text ORDER BY a.attnum) INTO columns
+    FROM pg_catalog.pg_depend AS d
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+    WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = 'pg_temp.tokenkeeper_row_expression'::regclass
+      AND d.refclassid = 'pg_catalog.pg_class'::regclass AND d.refobjid = 'pg_temp.tokenkeeper_row'::regclass AND d.refobjsubid > 0;
+    DROP VIEW pg_temp.tokenkeeper_row_view;
+    DROP TABLE pg_temp.tokenkeeper_row;
+    fault := CASE
+        WHEN kind <> 'boolean'::regtype THEN 'it is of type ' || kind || ', expected boolean'
+        WHEN columns IS NULL THEN 'it refers to no column'
+        WHEN sql IS NULL THEN 'it cannot be read back' END;
+EXCEPTION
+    WHEN insufficient_privilege THEN
+        fault := SQLERRM;
+    WHEN feature_not_supported OR grouping_error OR windowing_error THEN
+        fault := 'expected one boolean expression over the columns of the row, without a subquery or an aggregate';
+    WHEN invalid_object_definition THEN
+        fault := 'expected an immutable expression: one that depends on the columns of the row only, not on the time or on a setting';
+    WHEN syntax_error_or_access_rule_violation OR data_exception OR invalid_cursor_definition THEN
+        fault := SQLERRM;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.parse_row_expression(regclass, text) IS
+    'Reads a boolean expression over the columns of a table: as SQL over a row called r, with all names qualified, and the columns that it uses. fault says '
+    'what is wrong with it.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.parse_row_expression(regclass, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.column_kind(attached regclass, name text) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH RECURSIVE base AS (
+        SELECT t.* FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+        WHERE a.attrelid = attached AND a.attname = name AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL
+        SELECT t.* FROM base AS b JOIN pg_type AS t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
+    )
+    SELECT CASE
+        WHEN b.typcategory = 'S' THEN 'text'
+        WHEN b.typcategory = 'A' AND (SELECT e.typcategory FROM pg_type AS e WHERE e.oid = b.typelem) = 'S' THEN 'text[]'
+        WHEN b.typcategory = 'E' THEN 'enum'
+        WHEN b.oid IN ('smallint'::regtype, 'integer'::regtype, 'bigint'::regtype) THEN 'integer'
+        ELSE b.oid::regtype::text END
+    FROM base AS b WHERE b.typtype <> 'd'
+$$;
+COMMENT ON FUNCTION tokenkeeper.column_kind(regclass, text) IS
+    'What a column can be used for: text, text[], enum, integer, or the name of its type (of a domain, its base type). Null if there is no such column.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.column_kind(regclass, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.attachment_findings(attached regclass, token text, always boolean) RETURNS TABLE (kind text, detail text)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    this pg_catalog.pg_class;
+    place text;
+    table_owner name;
+    ours name := (SELECT pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper');
+BEGIN
+    SELECT c.* INTO this FROM pg_catalog.pg_class AS c WHERE c.oid = attached;
+    place := this.relnamespace::regnamespace::text;
+    table_owner := pg_get_userbyid(this.relowner);
+    kind := 'error';
+    IF this.relkind NOT IN ('r', 'p') THEN
+        detail := format('%s is a %s, expected a table', attached, CASE this.relkind WHEN 'v' THEN 'view: attach the table behind it'
+            WHEN 'm' THEN 'materialized view: attach the table behind it' WHEN 'f' THEN 'foreign table: attach it where it is stored' ELSE 'relation' END);
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    IF this.relpersistence = 't' THEN
+        detail := format('%s is a temporary table, which no other session sees', attached);
+        RETURN NEXT;
+    END IF;
+    IF this.relispartition THEN
+        detail := format('%s is a partition: attach the partitioned table %s', attached,
+                         (SELECT i.inhparent::regclass FROM pg_catalog.pg_inherits AS i WHERE i.inhrelid = attached));
+        RETURN NEXT;
+    ELSIF this.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = attached) THEN
+        detail := format('tables inherit from %s, and their rows fire none of its triggers: attach each of them instead', attached);
+        RETURN NEXT;
+    END IF;
+    IF this.relforcerowsecurity THEN
+        detail := format('row-level security is forced on %s, so its owner would not see all rows', attached);
+        RETURN NEXT;
+    END IF;
+    IF NOT pg_has_role(current_user, this.relowner, 'USAGE') THEN
+        detail := format('%s belongs to %s, and you are %s: attach it as its owner', attached, table_owner, current_user);
+        RETURN NEXT;
+    END IF;
+    IF NOT has_schema_privilege(this.relowner, this.relnamespace, 'CREATE') THEN
+        detail := format('%s cannot create functions in schema %s. Run: GRANT CREATE ON SCHEMA %s TO %I;', table_owner, place, place, table_owner);
+        RETURN NEXT;
+    END IF;
+    IF NOT has_schema_privilege(ours, this.relnamespace, 'USAGE') THEN
+        detail := format('%s, the owner of the schema tokenkeeper, cannot use schema %s. Run: GRANT USAGE ON SCHEMA %s TO %I;', ours, place, place, ours);
+        RETURN NEXT;
+    END IF;
+    IF NOT has_schema_privilege(this.relowner, 'tokenkeeper', 'USAGE')
+        OR NOT has_column_privilege(this.relowner, 'tokenkeeper.registration', 'source_id', 'INSERT') THEN
+        detail := format('%s cannot write to tokenkeeper.registration. Run: GRANT tokenkeeper_app TO %I;', table_owner, table_owner);
+        RETURN NEXT;
+    END IF;
+    IF EXISTS (SELECT FROM tokenkeeper.attachment AS a WHERE a.table_id = attached) THEN
+        detail := format('%s is attached already: run SELECT tokenkeeper.detach(%L) first', attached, attached);
+        RETURN NEXT;
+    END IF;
+    IF tokenkeeper.column_kind(attached, token) IS NOT NULL AND tokenkeeper.token_index_operator(attached, token) IS NULL THEN
+        detail := format('%s has no index that finds a row by its token. Run: CREATE INDEX %s ON %s (%I);', attached,
+                         CASE this.relkind WHEN 'r' THEN 'CONCURRENTLY' ELSE '' END, attached, token);
+        RETURN NEXT;
+    END IF;
+    kind := 'warning';
+    IF (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.oid = this.relowner) THEN
+        detail := format('%s belongs to the superuser %s, so the generated functions run with all rights', attached, table_owner);
+        RETURN NEXT;
+    END IF;
+    IF this.relpersistence = 'u' THEN
+        detail := format('%s is unlogged: after a crash it is empty', attached);
+        RETURN NEXT;
+    END IF;
+    IF NOT always AND EXISTS (SELECT FROM pg_catalog.pg_subscription_rel AS s WHERE s.srrelid = attached) THEN
+        detail := format('%s is in a subscription: what logical replication applies fires the triggers only with always => true', attached);
+        RETURN NEXT;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.attachment_findings(regclass, text, boolean) IS
+    'What is in the way of attaching a table (error), or worth knowing (warning), apart from its columns.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_findings(regclass, text, boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.changed_column_test(attached regclass, columns text[]) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    -- The types whose equality means that nothing has changed. Of others, the text is compared: json has no equality, and that of citext is too coarse.
+    SELECT string_agg(CASE
+               WHEN t.typnamespace = 'pg_catalog'::regnamespace AND t.typname IN ('bool', 'int2', 'int4', 'int8', 'uuid', 'timestamptz', 'timestamp', 'date',
+                   'bytea', 'numeric', 'float4', 'float8') OR t.typcategory = 'E'
+               THEN format('OLD.%1$I IS DISTINCT FROM NEW.%1$I', a.attname)
+               WHEN t.typnamespace = 'pg_catalog'::regnamespace AND t.typname IN ('text', 'varchar', 'bpchar', '_text', '_varchar')
+               THEN format(CASE WHEN l.collisdeterministic THEN 'OLD.%1$I IS DISTINCT FROM NEW.%1$I'
+                                ELSE 'OLD.%1$I COLLATE "C" IS DISTINCT FROM NEW.%1$I COLLATE "C"' END, a.attname)
+               ELSE format('OLD.%1$I::text COLLATE "C" IS DISTINCT FROM NEW.%1$I::text COLLATE "C"', a.attname) END,
+               ' OR ' ORDER BY array_position(columns, a.attname::text))
+    FROM pg_attribute AS a
+    JOIN pg_type AS t ON t.oid = a.atttypid
+    LEFT JOIN pg_collation AS l ON l.oid = a.attcollation
+    WHERE a.attrelid = attached AND a.attname = ANY (columns) AND NOT a.attisdropped
+$$;
+COMMENT ON FUNCTION tokenkeeper.changed_column_test(regclass, text[]) IS
+    'The WHEN condition of the UPDATE trigger: true if one of the columns has changed. Each column is named, so that PostgreSQL refuses to drop or retype it.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.changed_column_test(regclass, text[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.trigger_body(kind text, source_id text, attached text, pieces jsonb, row_level boolean) RETURNS text
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    head text := '    IF current_setting(''tokenkeeper.cleaning'', true) = %1$L THEN' || chr(10) || '        RETURN NULL;' || chr(10) || '    END IF;' || chr(10);
+    -- The provider's write never fails because of this function. If even the failure cannot be noted, the server's log has it.
+    tail text := $tail$    RETURN NULL;
+EXCEPTION WHEN OTHERS THEN
+    BEGIN
+        INSERT INTO tokenkeeper.attachment_failure (source_id, error) VALUES (%1$s, SQLSTATE || ' ' || left(SQLERRM, 200));
+    EXCEPTION WHEN OTHERS THEN
+        NULL;
+    END;
+    RAISE LOG 'tokenkeeper: a change of %% was not queued: %% %%', %2$L, SQLSTATE, left(SQLERRM, 200);
+    RETURN NULL;
+END
+$tail$;
+    declared text := CASE WHEN row_level THEN 'DECLARE' || chr(10) || '    r record;' || chr(10) ELSE '' END || 'BEGIN' || chr(10);
+    body text;
+    source text;
+BEGIN
+    IF kind = 'update' THEN
+        body := $body$DECLARE
+    r record := OLD;
+    old_token text := %3$s;
+    old_topic text := %4$s;
+    old_environment text := %5$s;
+    old_moment timestamptz := %6$s;
+    old_device text := %7$s;
+    old_out boolean := %10$s;
+    new_token text;
+    new_topic text;
+    new_environment text;
+    new_moment timestamptz;
+    new_device text;
+    new_out boolean;
+    moves boolean;
+BEGIN
+$body$ || head || $body$    r := NEW;
+    new_token := %3$s;
+    new_topic := %4$s;
+    new_environment := %5$s;
+    new_moment := %6$s;
+    new_device := %7$s;
+    new_out := %10$s;
+    moves := (old_environment, old_topic, old_token) IS DISTINCT FROM (new_environment, new_topic, new_token)
+        -- Another spelling of the same token is no other token.
+        AND (old_environment, old_topic, tokenkeeper.parse_token(old_token))
+            IS DISTINCT FROM (new_environment, new_topic, tokenkeeper.parse_token(new_token));
+    IF moves AND old_token <> '' AND coalesce(new_moment <= old_moment, new_moment IS NULL) THEN
+        -- Not a later registration than that of the old token, so the device's tokens cannot be told apart by it.
+        new_device := NULL;
+    END IF;
+    -- The new token of the same device supersedes the old one. Otherwise the row has given the old token up.
+    IF moves AND old_token <> '' AND NOT old_out AND NOT coalesce(
+        new_token <> '' AND NOT new_out AND new_device <> '' AND new_device = old_device
+            AND new_environment = old_environment AND new_topic = old_topic
+            AND new_topic NOT LIKE '%%.push-type.liveactivity' AND new_topic NOT LIKE '%%.push-type.controls', false) THEN
+        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
+        VALUES (old_environment, old_topic, old_token, clock_timestamp(), true, %1$s);
+    END IF;
+    IF new_token <> '' AND new_out THEN
+        IF moves OR NOT old_out THEN
+            INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
+            VALUES (new_environment, new_topic, new_token,
+                CASE WHEN old_out OR (old_token <> '') IS NOT TRUE THEN greatest(new_moment, 'epoch') ELSE clock_timestamp() END, true, %1$s);
+        END IF;
+    ELSIF new_token <> '' THEN
+        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
+        VALUES (new_environment, new_topic, new_token,
+            CASE WHEN new_moment IS NULL THEN 'epoch'
+                 WHEN new_moment <= clock_timestamp() - interval '1 minute' THEN greatest(new_moment, 'epoch')
+                 WHEN new_moment IS DISTINCT FROM old_moment THEN clock_timestamp()
+                 WHEN new_moment <= clock_timestamp() THEN new_moment
+                 -- It is in the future, and has counted as the moment of the write that set it.
+                 ELSE 'epoch' END,
+            new_device, %8$s, %9$s, false, %1$s);
+    END IF;
+$body$;
+    ELSE
+        source := CASE WHEN row_level THEN '' ELSE 'FROM changed_rows AS r' END;
+        body := declared || head || CASE WHEN NOT row_level THEN '' WHEN kind = 'insert' THEN '    r := NEW;' ELSE '    r := OLD;' END || chr(10)
+            || CASE kind WHEN 'insert' THEN $body$    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
+    SELECT n.environment, n.topic, n.token,
+           CASE WHEN n.moment > clock_timestamp() - interval '1 minute' AND NOT n.out THEN clock_timestamp()
+                ELSE greatest(n.moment, 'epoch') END,
+           CASE WHEN NOT n.out THEN n.device_id END, CASE WHEN NOT n.out THEN n.user_id END, CASE WHEN NOT n.out THEN n.tags END, n.out, %1$s
+    FROM (SELECT %5$s AS environment, %4$s AS topic, %3$s AS token, %6$s AS moment, %7$s AS device_id, %8$s AS user_id, %9$s AS tags, %10$s AS out
+          $body$ || source || $body$) AS n
+    WHERE n.token <> '';
+$body$ ELSE $body$    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
+    SELECT n.environment, n.topic, n.token, clock_timestamp(), true, %1$s
+    FROM (SELECT %5$s AS environment, %4$s AS topic, %3$s AS token, %10$s AS out $body$ || source || $body$) AS n
+    WHERE n.token <> '' AND NOT n.out;
+$body$ END;
+    END IF;
+    RETURN format(body || tail, source_id, attached, pieces ->> 'token', pieces ->> 'topic', pieces ->> 'environment', pieces ->> 'moment',
+                  pieces ->> 'device', pieces ->> 'user', pieces ->> 'tags', pieces ->> 'out');
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.trigger_body(text, text, text, jsonb, boolean) IS
+    'The body of a generated trigger function of an attachment: insert, update or delete. row_level is false if it reads a transition table.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.trigger_body(text, text, text, jsonb, boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.attachment_statements(attached regclass, source_id text, plan jsonb) RETURNS SETOF text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    this pg_catalog.pg_class;
+    place text;
+    ours text := (SELECT quote_ident(pg_get_userbyid(n.nspowner)) FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper');
+    pieces jsonb := plan -> 'pieces';
+    always boolean := (plan ->> 'always')::boolean;
+    row_level boolean;
+    keys text[] := ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns'));
+    columns text[] := ARRAY(SELECT jsonb_array_elements_text(plan -> 'columns'));
+    kinds text[] := ARRAY['insert', 'update'];
+    kind text;
+    called text;
+    body text;
+    hex text := 'encode(a.token_key, ''hex'')';
+    selected text;
+    key_text text;
+    key_list text;
+    key_after text;
+BEGIN
+    SELECT c.* INTO this FROM pg_catalog.pg_class AS c WHERE c.oid = attached;
+    place := this.relnamespace::regnamespace::text;
+    -- Logical replication's apply, and a statement on a parent table, fire row-level triggers only.
+    row_level := always OR this.relkind = 'p' OR EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhrelid = attached);
+    IF plan ->> 'on_delete' = 'unregister' THEN
+        kinds := kinds || 'delete'::text;
+    END IF;
+    FOREACH kind IN ARRAY kinds LOOP
+        called := format('%s.tokenkeeper_%s_%s()', place, kind, source_id);
+        RETURN NEXT format('CREATE FUNCTION %s RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L', called,
+                           tokenkeeper.trigger_body(kind, source_id, attached::text, pieces, row_level OR kind = 'update'));
+    END LOOP;
+
+    body := format($body$BEGIN
+    -- Whatever the spelling of the token in the row: as it was queued, hex in either case, and as NSData describes itself.
+    RETURN (SELECT coalesce(array_agg(h.has ORDER BY a.n), '{}')
+            FROM unnest($1, $2, $3, $4) WITH ORDINALITY AS a (environment, topic, token, token_key, n)
+            CROSS JOIN LATERAL (
+                SELECT bool_or(NOT %s) AS has FROM %s AS r
+                WHERE %s AND %s = coalesce(a.environment, 'production') AND %s = a.topic AND tokenkeeper.parse_token(%s) = %s) AS h);
+END
+$body$, pieces ->> 'out', attached, CASE pieces ->> 'token_kind'
+        WHEN 'bytea' THEN format('r.%I = a.token_key', columns[1])
+        ELSE format('r.%I ', columns[1]) || format(tokenkeeper.token_index_operator(attached, columns[1]), format(
+            'ARRAY[a.token, %1$s, upper(%1$s), (SELECT ''<'' || string_agg(substr(%1$s, i, 8), '' '' ORDER BY i) || ''>'' '
+            'FROM generate_series(1, length(%1$s), 8) AS i)]', hex)) END,
+        pieces ->> 'environment', pieces ->> 'topic', pieces ->> 'token', hex);
+    called := format('%s.tokenkeeper_has_%s(text[], text[], text[], bytea[])', place, source_id);
+    RETURN NEXT format('CREATE FUNCTION %s RETURNS boolean[] LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp '
+                       'SET enable_seqscan = off AS %L', called, body);
+    RETURN NEXT format('GRANT EXECUTE ON FUNCTION %s TO %s', called, ours);
+
+    IF cardinality(keys) > 0 THEN
+        SELECT CASE WHEN count(*) = 1 THEN min(format('r.%I::text', k.name))
+                    ELSE 'jsonb_build_array(' || string_agg(format('r.%I::text', k.name), ', ' ORDER BY k.n) || ')::text' END,
+               string_agg(format('r.%I', k.name), ', ' ORDER BY k.n),
+               CASE WHEN count(*) = 1 THEN min(format('$1::%s', format_type(a.atttypid, a.atttypmod)))
+                    ELSE string_agg(format('($1::jsonb ->> %s)::%s', k.n - 1, format_type(a.atttypid, a.atttypmod)), ', ' ORDER BY k.n) END
+        INTO key_text, key_list, key_after
+        FROM unnest(keys) WITH ORDINALITY AS k (name, n)
+        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = attached AND a.attname = k.name;
+        selected := format('SELECT %s, %s, %s, %s, greatest(%s, ''epoch''), %s, %s, %s, %s, %s FROM %s AS r', key_text, pieces ->> 'environment',
+                           pieces ->> 'topic', pieces ->> 'token', pieces ->> 'moment', pieces ->> 'device', pieces ->> 'user', pieces ->> 'tags',
+                           pieces ->> 'out', pieces ->> 'stale_at', attached);
+        body := format('BEGIN' || chr(10) || '    IF $1 IS NULL THEN' || chr(10) || '        RETURN QUERY %1$s ORDER BY %2$s LIMIT $2;' || chr(10)
+            || '    ELSE' || chr(10) || '        RETURN QUERY %1$s WHERE (%2$s) > (%3$s) ORDER BY %2$s LIMIT $2;' || chr(10) || '    END IF;' || chr(10) || 'END',
+            selected, key_list, key_after);
+        called := format('%s.tokenkeeper_read_%s', place, source_id);
+        RETURN NEXT format('CREATE FUNCTION %s(text, integer) RETURNS TABLE (key text, environment text, topic text, token text, registered_at timestamptz, '
+            'device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz) LANGUAGE plpgsql STABLE SECURITY DEFINER '
+            'SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS %L', called, body);
+        RETURN NEXT format('GRANT EXECUTE ON FUNCTION %s(text, integer) TO %s', called, ours);
+    END IF;
+
+    IF row_level THEN
+        RETURN NEXT format('CREATE TRIGGER tokenkeeper_insert_%s AFTER INSERT ON %s FOR EACH ROW EXECUTE FUNCTION %s.tokenkeeper_insert_%1$s()',
+                           source_id, attached, place);
+    ELSE
+        RETURN NEXT format('CREATE TRIGGER tokenkeeper_insert_%s AFTER INSERT ON %s REFERENCING NEW TABLE AS changed_rows FOR EACH STATEMENT '
+                           'EXECUTE FUNCTION %s.tokenkeeper_insert_%1$s()', source_id, attached, place);
+    END IF;
+    RETURN NEXT format('CREATE TRIGGER tokenkeeper_update_%s AFTER UPDATE ON %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION %s.tokenkeeper_update_%1$s()',
+                       source_id, attached, tokenkeeper.changed_column_test(attached, columns), place);
+    IF plan ->> 'on_delete' = 'unregister' THEN
+        RETURN NEXT format('CREATE TRIGGER tokenkeeper_delete_%s AFTER DELETE ON %s %s EXECUTE FUNCTION %s.tokenkeeper_delete_%1$s()', source_id, attached,
+                           CASE WHEN row_level THEN 'FOR EACH ROW' ELSE 'REFERENCING OLD TABLE AS changed_rows FOR EACH STATEMENT' END, place);
+    END IF;
+    IF always THEN
+        FOREACH kind IN ARRAY kinds LOOP
+            RETURN NEXT format('ALTER TABLE %s ENABLE ALWAYS TRIGGER tokenkeeper_%s_%s', attached, kind, source_id);
+        END LOOP;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.attachment_statements(regclass, text, jsonb) IS 'What attach executes: the generated functions and triggers.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_statements(regclass, text, jsonb) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.begin_attachment(attached regclass, plan jsonb) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    table_name text;
+    owner_id oid;
+    new_source bigint;
+BEGIN
+    SELECT format('%I.%I', n.nspname, c.relname), c.relowner INTO table_name, owner_id
+    FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = attached;
+    IF owner_id IS NULL OR NOT pg_has_role(session_user, owner_id, 'MEMBER') THEN
+        RAISE EXCEPTION '% is no member of the owner of %', session_user, attached USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    new_source := tokenkeeper.begin_source('attachment', table_name);
+    INSERT INTO tokenkeeper.attached_table (source_id, table_id, name, arguments, columns, key_columns, topic_sql, environment_sql, token_sql,
+        registered_sql, unregistered_sql, on_delete, revive, always)
+    SELECT new_source, attached, table_name, plan -> 'arguments', ARRAY(SELECT jsonb_array_elements_text(plan -> 'columns')),
+           ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns')), p ->> 'topic', p ->> 'environment', p ->> 'token',
+           nullif(p ->> 'moment', 'NULL::timestamptz'), nullif(p ->> 'out', 'false'), plan ->> 'on_delete', plan ->> 'revive', (plan ->> 'always')::boolean
+    FROM (SELECT plan -> 'pieces') AS s (p);
+    RETURN new_source;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.begin_attachment(regclass, jsonb) IS
+    'Internal, for attach: notes an attachment and returns its source_id. Raises 42501 unless the login is a member of the table''s owner.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.begin_attachment(regclass, jsonb) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.end_attachment(source_id bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM tokenkeeper.attached_table AS a JOIN pg_catalog.pg_class AS c ON c.oid = a.table_id
+        WHERE a.source_id = end_attachment.source_id AND NOT pg_has_role(session_user, c.relowner, 'MEMBER')) THEN
+        RAISE EXCEPTION '% is no member of the table''s owner', session_user USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    DELETE FROM tokenkeeper.attached_table AS a WHERE a.source_id = end_attachment.source_id;
+    UPDATE tokenkeeper.registration_source AS s SET finished_at = clock_timestamp() WHERE s.source_id = end_attachment.source_id;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.end_attachment(bigint) IS
+    'Internal, for detach: removes the note of an attachment. Raises 42501 unless the login is a member of the table''s owner, or the table is gone.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.end_attachment(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.attach(
+    attached regclass,
+    token text,
+    topic text DEFAULT NULL,
+    topic_value text DEFAULT NULL,
+    environment text DEFAULT 'production',
+    registered_at text DEFAULT NULL,
+    device_id text DEFAULT NULL,
+    user_id text DEFAULT NULL,
+    tags text DEFAULT NULL,
+    unregistered text DEFAULT NULL,
+    stale_at text DEFAULT NULL,
+    on_delete text DEFAULT 'ignore',
+    revive text DEFAULT NULL,
+    always boolean DEFAULT false,
+    dry_run boolean DEFAULT false) RETURNS TABLE (kind text, detail text)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    errors text[] := '{}';
+    warnings text[] := '{}';
+    map jsonb;
+    environment_column text;
+    flag record;
+    one record;
+    found_kind text;
+    pieces jsonb;
+    named text[];
+    keys text[];
+    statements text[];
+    statement text;
+    plan jsonb;
+    source text;
+    table_owner name;
+BEGIN
+    -- A writer that does not end must not make all others queue up behind this.
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '5s', true);
+    END IF;
+    FOR one IN SELECT f.* FROM tokenkeeper.attachment_findings(attach.attached, attach.token, attach.always) AS f LOOP
+        IF one.kind = 'error' THEN
+            errors := errors || one.detail;
+        ELSE
+            warnings := warnings || one.detail;
+        END IF;
+    END LOOP;
+
+    -- The environment: a constant, a map, or a column.
+    IF attach.environment IN ('production', 'sandbox') THEN
+        IF tokenkeeper.column_kind(attach.attached, attach.environment) IS NOT NULL THEN
+            warnings := warnings || format('environment is taken as the word %L; for the column of that name, write a map', attach.environment);
+        END IF;
+    ELSIF ltrim(attach.environment) LIKE '{%' THEN
+        BEGIN
+            map := attach.environment::jsonb;
+            environment_column := map ->> 'column';
+            map := map - 'column';
+            IF environment_column IS NULL OR map = '{}' OR EXISTS (
+                SELECT FROM jsonb_each(map) AS m WHERE m.value NOT IN ('"production"', '"sandbox"')) THEN
+                errors := errors || format('environment is %s, expected {"column": "NAME", "VALUE": "sandbox", "OTHER VALUE": "production"}', attach.environment);
+            END IF;
+        EXCEPTION WHEN data_exception THEN
+            errors := errors || format('environment is %s, which is not JSON', attach.environment);
+        END;
+    ELSE
+        environment_column := attach.environment;
+    END IF;
+
+    FOR one IN
+        SELECT v.* FROM (VALUES
+            ('token', attach.token, ARRAY['text', 'bytea']),
+            ('topic', attach.topic, ARRAY['text', 'enum']),
+            ('environment', environment_column, CASE WHEN map IS NULL THEN ARRAY['text', 'enum'] ELSE ARRAY['text', 'enum', 'boolean', 'integer'] END),
+            ('registered_at', attach.registered_at, ARRAY['timestamp with time zone', 'timestamp without time zone']),
+            ('device_id', attach.device_id, ARRAY['text', 'uuid', 'integer']),
+            ('user_id', attach.user_id, ARRAY['text', 'uuid', 'integer']),
+            ('tags', attach.tags, ARRAY['text[]', 'text']),
+            ('stale_at', attach.stale_at, ARRAY['timestamp with time zone', 'timestamp without time zone']))
+            AS v (argument, name, expected)
+        WHERE v.name IS NOT NULL
+    LOOP
+        found_kind := tokenkeeper.column_kind(attach.attached, one.name);
+        IF found_kind IS NULL THEN
+            errors := errors || format('%s: table %s has no column %s%s', one.argument, attach.attached, quote_literal(one.name), coalesce((
+                SELECT format(' (there is %s; names are case-sensitive here)', quote_literal(a.attname)) FROM pg_catalog.pg_attribute AS a
+                WHERE a.attrelid = attach.attached AND a.attnum > 0 AND lower(a.attname) = lower(one.name) LIMIT 1), ''));
+        ELSIF NOT found_kind = ANY (one.expected) THEN
+            errors := errors || format('%s: column %s is of type %s, expected %s%s', one.argument, quote_literal(one.name), found_kind,
+                                       array_to_string(one.expected, ' or '),
+                                       CASE WHEN one.argument = 'environment' AND map IS NULL THEN '; or write a map of its values' ELSE '' END);
+        ELSIF EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
+                      WHERE a.attrelid = attach.attached AND a.attname = one.name AND a.attgenerated NOT IN ('', 's')) THEN
+            errors := errors || format('%s: column %s is generated when it is read, so triggers do not see it', one.argument, quote_literal(one.name));
+        ELSIF found_kind = 'timestamp without time zone' THEN
+            warnings := warnings || format('%s: column %s has no time zone and is taken as UTC', one.argument, quote_literal(one.name));
+        END IF;
+    END LOOP;
+
+    IF attach.token IS NULL THEN
+        errors := errors || 'token: expected the column with the device token'::text;
+    END IF;
+    IF num_nonnulls(attach.topic, attach.topic_value) <> 1 THEN
+        errors := errors || 'expected either topic, the column, or topic_value, the apns-topic header of all rows'::text;
+    ELSIF octet_length(attach.topic_value) NOT BETWEEN 1 AND 512 THEN
+        errors := errors || format('topic_value is %s bytes long, expected 1 to 512', octet_length(attach.topic_value));
+    END IF;
+    IF attach.on_delete IS NULL OR attach.on_delete NOT IN ('ignore', 'unregister') THEN
+        errors := errors || format('on_delete is %s, expected ignore or unregister', coalesce(quote_literal(attach.on_delete), 'null'));
+    END IF;
+    IF attach.revive IS NOT NULL AND attach.revive <> 'by register only' THEN
+        errors := errors || format('revive is %s, expected ''by register only'', or nothing', quote_literal(attach.revive));
+    ELSIF attach.revive IS NOT NULL AND attach.registered_at IS NOT NULL THEN
+        errors := errors || 'expected either registered_at or revive => ''by register only'', not both'::text;
+    ELSIF attach.revive IS NOT NULL AND attach.device_id IS NOT NULL THEN
+        errors := errors || 'device_id needs registered_at: without it nothing says which token of a device is the latest. Pass device_id to register'::text;
+    ELSIF attach.revive IS NULL AND attach.registered_at IS NULL THEN
+        errors := errors || ('registered_at: expected the column that changes when a device registers, and only then. A device that registers the same token '
+            'again changes nothing else, so without it no token would become active again. If there is none, let the application call register at each '
+            'launch, and attach with revive => ''by register only''')::text;
+    ELSIF attach.registered_at ~* '(updat|modif|chang|auto_now|mtime|synced)' THEN
+        warnings := warnings || format('registered_at: does something else than a registration change column %s? Then any save makes suppressed tokens '
+                                       'active again', quote_literal(attach.registered_at));
+    END IF;
+    IF attach.unregistered IS NOT NULL THEN
+        flag := tokenkeeper.parse_row_expression(attach.attached, attach.unregistered);
+        IF flag.fault IS NOT NULL THEN
+            errors := errors || format('unregistered: %s: %s', quote_literal(attach.unregistered), flag.fault);
+        END IF;
+    END IF;
+
+    keys := ARRAY(
+        SELECT a.attname::text FROM (
+            SELECT i.* FROM pg_catalog.pg_index AS i
+            WHERE i.indrelid = attach.attached AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+              AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS n
+                              WHERE n.attrelid = i.indrelid AND n.attnum = ANY (i.indkey) AND NOT n.attnotnull)
+            ORDER BY i.indisprimary DESC, i.indnkeyatts, i.indexrelid LIMIT 1) AS i
+        CROSS JOIN LATERAL unnest(i.indkey::smallint[]) WITH ORDINALITY AS k (number, n)
+        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number
+        WHERE k.n <= i.indnkeyatts ORDER BY k.n);
+    IF cardinality(keys) = 0 THEN
+        warnings := warnings || format('%s has no primary key and no other unique key without nulls: it cannot be backfilled, compared or reconciled',
+                                       attach.attached);
+    END IF;
+
+    IF cardinality(errors) > 0 THEN
+        IF NOT attach.dry_run THEN
+            RAISE EXCEPTION 'cannot attach %: %', attach.attached, array_to_string(errors, '; ') USING ERRCODE = 'invalid_parameter_value',
+                HINT = 'With dry_run => true, attach shows all that is wrong and changes nothing.';
+        END IF;
+        RETURN QUERY SELECT 'error', u.e FROM unnest(errors) AS u (e);
+        RETURN QUERY SELECT 'warning', u.w FROM unnest(warnings) AS u (w);
+        RETURN;
+    END IF;
+
+    SELECT coalesce(array_agg(DISTINCT c.name), '{}') INTO named
+    FROM unnest(ARRAY[attach.topic, environment_column, attach.registered_at, attach.device_id, attach.user_id, attach.tags]
+                || CASE WHEN attach.unregistered IS NOT NULL THEN flag.columns END) AS c (name)
+    WHERE c.name <> attach.token;
+    named := attach.token || named;
+    pieces := jsonb_build_object(
+        'token', CASE tokenkeeper.column_kind(attach.attached, attach.token)
+            WHEN 'bytea' THEN format('encode(r.%I, ''hex'')', attach.token) ELSE format('r.%I::text', attach.token) END,
+        'token_kind', tokenkeeper.column_kind(attach.attached, attach.token),
+        'topic', CASE WHEN attach.topic IS NULL THEN quote_literal(attach.topic_value) || '::text' ELSE format('r.%I::text', attach.topic) END,
+        'environment', CASE
+            WHEN environment_column IS NULL THEN quote_literal(attach.environment) || '::text'
+            -- Not null, which would mean production.
+            WHEN map IS NULL THEN format('coalesce(r.%I::text, ''null'')', environment_column)
+            ELSE (SELECT format('CASE coalesce(r.%1$I::text, ''null'')%2$s ELSE coalesce(r.%1$I::text, ''null'') END', environment_column,
+                                string_agg(format(' WHEN %L THEN %L', m.key, m.value), '' ORDER BY m.key)) FROM jsonb_each_text(map) AS m) END,
+        'moment', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.registered_at), '')
+            WHEN '' THEN 'NULL::timestamptz'
+            WHEN 'timestamp without time zone' THEN format('(r.%I AT TIME ZONE ''UTC'')', attach.registered_at)
+            ELSE format('r.%I::timestamptz', attach.registered_at) END,
+        -- A null in the table says that there is none. Without an instant, it cannot be said which token of the device is the latest.
+        'device', CASE WHEN attach.device_id IS NULL THEN 'NULL::text'
+            ELSE format('CASE WHEN r.%I IS NOT NULL THEN coalesce(r.%I::text, '''') END', attach.registered_at, attach.device_id) END,
+        'user', CASE WHEN attach.user_id IS NULL THEN 'NULL::text' ELSE format('coalesce(r.%I::text, '''')', attach.user_id) END,
+        'tags', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.tags), '')
+            WHEN '' THEN 'NULL::text[]'
+            WHEN 'text' THEN format('CASE WHEN r.%1$I::text <> '''' THEN ARRAY[r.%1$I::text] ELSE ''{}''::text[] END', attach.tags)
+            ELSE format('coalesce(r.%I::text[], ''{}'')', attach.tags) END,
+        'out', CASE WHEN attach.unregistered IS NULL THEN 'false' ELSE format('(%s IS TRUE)', flag.sql) END,
+        'stale_at', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.stale_at), '')
+            WHEN '' THEN 'NULL::timestamptz'
+            WHEN 'timestamp without time zone' THEN format('(r.%I AT TIME ZONE ''UTC'')', attach.stale_at)
+            ELSE format('r.%I::timestamptz', attach.stale_at) END);
+    plan := jsonb_build_object('pieces', pieces, 'columns', to_jsonb(named), 'key_columns', to_jsonb(keys), 'on_delete', attach.on_delete,
+        'revive', coalesce(attach.revive, 'by registered_at'), 'always', attach.always,
+        'arguments', jsonb_strip_nulls(jsonb_build_object('token', attach.token, 'topic', attach.topic, 'topic_value', attach.topic_value,
+            'environment', attach.environment, 'registered_at', attach.registered_at, 'device_id', attach.device_id, 'user_id', attach.user_id,
+            'tags', attach.tags, 'unregistered', attach.unregistered, 'stale_at', attach.stale_at, 'on_delete', attach.on_delete, 'revive', attach.revive,
+            'always', attach.always)));
+
+    RETURN QUERY SELECT 'warning', u.w FROM unnest(warnings) AS u (w);
+    source := CASE WHEN attach.dry_run THEN 'N' ELSE tokenkeeper.begin_attachment(attach.attached, plan)::text END;
+    SELECT pg_get_userbyid(c.relowner) INTO table_owner FROM pg_catalog.pg_class AS c WHERE c.oid = attach.attached;
+    statements := ARRAY(SELECT s FROM tokenkeeper.attachment_statements(attach.attached, source, plan) AS s);
+    FOREACH statement IN ARRAY statements LOOP
+        IF NOT attach.dry_run THEN
+            EXECUTE statement;
+            IF statement LIKE 'CREATE FUNCTION %' THEN
+                statement := substring(statement FROM '^CREATE FUNCTION ([^)]*[)])');
+                EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', statement);
+                EXECUTE format('COMMENT ON FUNCTION %s IS %L', statement,
+                    format('Generated by tokenkeeper.attach for %s; tokenkeeper.detach removes it.', attach.attached));
+                IF current_user <> table_owner THEN
+                    EXECUTE format('ALTER FUNCTION %s OWNER TO %I', statement, table_owner);
+                END IF;
+            END IF;
+        ELSE
+            RETURN QUERY SELECT 'sql', statement;
+        END IF;
+    END LOOP;
+    IF NOT attach.dry_run THEN
+        RETURN QUERY SELECT 'attached', format('%s is attached as source %s', attach.attached, source);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.attach(regclass, text, text, text, text, text, text, text, text, text, text, text, text, boolean, boolean) IS
+    'Connects a table of device tokens to the ledger: from now on its triggers queue what changes in it, as registrations and logouts. token, topic, '
+    'registered_at, device_id, user_id, tags and stale_at name columns; topic_value is a topic for all rows; environment is production, sandbox, a column, or a '
+    'map such as {"column": "kind", "dev": "sandbox", "live": "production"}; unregistered is a boolean expression over the columns. registered_at must be a '
+    'column that changes when a device registers, and only then. on_delete says whether a deleted row is a logout. Run it as the owner of the table. With '
+    'dry_run => true it shows what is wrong (error), what to know (warning) and what it would do (sql). It does not read the rows that are there: run a '
+    'backfill. Raises 22023 with all errors.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.attach(regclass, text, text, text, text, text, text, text, text, text, text, text, text, boolean, boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.detach(attached text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    this record;
+    one record;
+BEGIN
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '5s', true);
+    END IF;
+    -- By its present name, or by the one that it had: it may have been dropped.
+    SELECT a.source_id, a.table_id, a.name INTO this FROM tokenkeeper.attachment AS a
+    WHERE a.name = detach.attached OR a.table_id = to_regclass(detach.attached) OR a.name = 'public.' || detach.attached
+    ORDER BY (a.table_id = to_regclass(detach.attached)) DESC NULLS LAST, a.source_id DESC LIMIT 1;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'table % is not attached', quote_literal(left(detach.attached, 200))
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'The view tokenkeeper.attachment lists the attached tables.';
+    END IF;
+    FOR one IN
+        SELECT t.tgname FROM pg_catalog.pg_trigger AS t
+        WHERE t.tgrelid = this.table_id AND t.tgname IN ('tokenkeeper_insert_' || this.source_id, 'tokenkeeper_update_' || this.source_id,
+                                                         'tokenkeeper_delete_' || this.source_id)
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', one.tgname, this.table_id);
+    END LOOP;
+    FOR one IN
+        SELECT p.oid::regprocedure AS called FROM pg_catalog.pg_proc AS p
+        WHERE p.proname IN ('tokenkeeper_insert_' || this.source_id, 'tokenkeeper_update_' || this.source_id, 'tokenkeeper_delete_' || this.source_id,
+                            'tokenkeeper_has_' || this.source_id, 'tokenkeeper_read_' || this.source_id, 'tokenkeeper_clean_' || this.source_id)
+          -- Not those that others happen to have made.
+          AND pg_has_role(current_user, p.proowner, 'USAGE')
+    LOOP
+        EXECUTE format('DROP FUNCTION %s', one.called);
+    END LOOP;
+    PERFORM tokenkeeper.end_attachment(this.source_id);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.detach(text) IS
+    'Undoes attach: drops its triggers and functions and forgets the attachment. What the ledger knows stays, and what is queued is applied. Run it as the '
+    'owner of the table; it also works if the table was dropped. Raises 22023 if the table is not attached.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.detach(text) FROM PUBLIC;
