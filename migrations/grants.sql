@@ -76,7 +76,15 @@ GRANT EXECUTE ON FUNCTION
     TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.attachment_of(regclass),
-    tokenkeeper.read_attachment(bigint, text, integer)
+    tokenkeeper.read_attachment(bigint, text, integer),
+    tokenkeeper.compare(regclass),
+    tokenkeeper.reconcile(regclass, boolean),
+    tokenkeeper.compare_all(regclass, bigint),
+    tokenkeeper.compare_next(bigint, text, integer, bigint),
+    tokenkeeper.finish_comparison(bigint, jsonb),
+    tokenkeeper.add_counts(jsonb, jsonb),
+    tokenkeeper.differences(jsonb, text),
+    tokenkeeper.begin_source(text, text)
     TO tokenkeeper_app, tokenkeeper_operator, tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.attachment_has(bigint, text[], text[], text[], bytea[]),

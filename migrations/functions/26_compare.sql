@@ -1,0 +1,348 @@
+-- Comparing an attached table with the ledger, in both directions, and repairing what differs.
+--
+-- compare_next compares a batch in one statement, so with one snapshot: a change of the table that is committed there is either still in the queue or
+-- applied to the ledger. What the queue still has is no difference. So a comparison needs no pause of the application and no lock.
+--
+-- It finds, as counts by these words (samples name up to five of each by the key of the row and the first 8 characters of the token):
+--
+--   rows, tokens          how many rows of the table and tokens of the ledger it has looked at
+--   without_token         rows without a token
+--   refused               rows that cannot be registered
+--   missing               registered in the table, never registered in the ledger                                      a difference
+--   behind                registered in the table later than in the ledger                                             a difference
+--   logged_in             registered in the table, suppressed in the ledger only by a logout of this table: another     a difference
+--                         session was registering the token meanwhile, or the flag was cleared without a registration
+--   logged_out            logged out in all rows that have the token, active in the ledger                             a difference
+--   without_row           active in the ledger because of this table, which has no row with the token any more         a difference if on_delete
+--                         is unregister
+--   queued                differs, but the queue still holds a registration or logout of the token
+--   held                  a logout that the guard holds
+--   pruned                registered in the table, pruned from the ledger after that registration
+--   stale, suspect, superseded, unregistered_by_app      registered in the table, suppressed in the ledger for this cause; as it should be
+
+CREATE OR REPLACE FUNCTION tokenkeeper.sources_of_attachment(attachment bigint) RETURNS bigint[]
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(array_agg(s.source_id), '{}') FROM tokenkeeper.registration_source AS s JOIN tokenkeeper.attached_table AS a ON a.name = s.name
+    WHERE a.source_id = attachment AND s.kind IN ('attachment', 'backfill', 'reconcile')
+$$;
+COMMENT ON FUNCTION tokenkeeper.sources_of_attachment(bigint) IS 'The sources of an attached table: its triggers, now and formerly, its backfills and reconciliations.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.sources_of_attachment(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.compare_rows(
+    reader text, asker text, source_id bigint, after text, max_rows integer, repairs bigint, OUT last_key text, OUT counts jsonb, OUT samples jsonb)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    began timestamptz := clock_timestamp();
+BEGIN
+    EXECUTE format($sql$
+WITH read AS MATERIALIZED (
+    SELECT r.*, row_number() OVER () AS n,
+           CASE WHEN r.token <> '' THEN decode(tokenkeeper.parse_token(r.token), 'hex') END AS token_key,
+           CASE WHEN r.token <> '' THEN tokenkeeper.attached_row_fault(r.environment, r.topic, r.token, r.registered_at) END AS fault
+    FROM %s($1, $2) AS r
+), known AS MATERIALIZED (
+    SELECT r.*, t.topic_id, l.registered_at AS ledger_at, l.suppressed,
+           tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS cause,
+           CASE WHEN l.unregistered_by_app_at >= l.registered_at AND l.superseded_at IS NULL
+                     AND coalesce(greatest(l.stale_at, l.suspect_at) < l.registered_at, true) THEN l.unregistered_by_app_at END AS only_logout_at
+    FROM read AS r
+    LEFT JOIN tokenkeeper.topic AS t ON t.topic = r.topic COLLATE "C" AND t.environment = r.environment COLLATE "C"
+    LEFT JOIN tokenkeeper.ledger AS l ON l.topic_id = t.topic_id AND l.token_key = r.token_key
+    WHERE r.fault IS NULL AND r.token_key IS NOT NULL
+), judged AS MATERIALIZED (
+    SELECT k.*, CASE
+        WHEN k.unregistered THEN CASE WHEN NOT k.suppressed AND k.ledger_at > '-infinity' THEN 'logged_out' END
+        WHEN coalesce(k.ledger_at, '-infinity') = '-infinity' THEN CASE
+            WHEN k.ledger_at IS NULL AND EXISTS (
+                SELECT FROM tokenkeeper.token_event_log AS e
+                WHERE e.token_key = k.token_key AND e.topic_id = k.topic_id AND e.event = 'pruned' AND e.registered_before >= k.registered_at)
+            THEN 'pruned' ELSE 'missing' END
+        WHEN k.ledger_at < least(k.registered_at, $4) THEN 'behind'
+        WHEN k.only_logout_at IS NOT NULL AND EXISTS (
+            SELECT FROM tokenkeeper.unregistration_receipt AS u
+            WHERE u.topic_id = k.topic_id AND u.token_key = k.token_key AND u.unregistered_at = k.only_logout_at AND u.source_id = ANY ($5)) THEN 'logged_in'
+        WHEN k.suppressed THEN k.cause END AS finding
+    FROM known AS k
+), queue AS MATERIALIZED (
+    SELECT DISTINCT coalesce(q.environment, 'production') COLLATE "C" AS environment, q.topic COLLATE "C" AS topic,
+           decode(tokenkeeper.parse_token(q.token), 'hex') AS token_key
+    FROM tokenkeeper.registration AS q
+    WHERE EXISTS (SELECT FROM judged AS j WHERE j.finding IN ('missing', 'behind', 'logged_in', 'logged_out'))
+), has AS MATERIALIZED (
+    SELECT u.n FROM (
+        SELECT array_agg(j.n) AS n, array_agg(j.environment) AS environments, array_agg(j.topic) AS topics, array_agg(j.token) AS tokens,
+               array_agg(j.token_key) AS token_keys
+        FROM judged AS j WHERE j.finding = 'logged_out') AS a
+    CROSS JOIN LATERAL unnest(a.n, %s(a.environments, a.topics, a.tokens, a.token_keys)) AS u (n, has)
+    WHERE a.n IS NOT NULL AND u.has
+), found AS MATERIALIZED (
+    SELECT j.*, CASE
+        WHEN j.finding = 'logged_out' AND j.n IN (SELECT h.n FROM has AS h) THEN NULL
+        WHEN j.finding IN ('missing', 'behind', 'logged_in', 'logged_out') AND EXISTS (
+            SELECT FROM queue AS q WHERE q.token_key = j.token_key AND q.topic = j.topic COLLATE "C" AND q.environment = j.environment COLLATE "C") THEN 'queued'
+        WHEN j.finding = 'logged_out' AND EXISTS (
+            SELECT FROM tokenkeeper.held_registration AS h WHERE h.topic_id = j.topic_id AND h.token_key = j.token_key AND h.unregistered) THEN 'held'
+        ELSE j.finding END AS final
+    FROM judged AS j
+), repaired AS (
+    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
+    SELECT f.environment, f.topic, f.token, CASE WHEN f.unregistered THEN $4 WHEN f.final = 'logged_in' THEN f.only_logout_at + interval '1 microsecond'
+                ELSE f.registered_at END,
+           CASE WHEN NOT f.unregistered THEN f.device_id END, CASE WHEN NOT f.unregistered THEN f.user_id END,
+           CASE WHEN NOT f.unregistered THEN f.tags END, f.unregistered, $3
+    FROM found AS f WHERE $3 IS NOT NULL AND f.final IN ('missing', 'behind', 'logged_in', 'logged_out')
+), words AS (
+    SELECT f.final AS word, f.n, f.key, f.token FROM found AS f WHERE f.final IS NOT NULL
+    UNION ALL
+    SELECT CASE WHEN r.fault IS NOT NULL THEN 'refused' ELSE 'without_token' END, r.n, r.key, r.token FROM read AS r WHERE r.fault IS NOT NULL OR r.token_key IS NULL
+    UNION ALL
+    SELECT 'rows', r.n, NULL, NULL FROM read AS r
+), counted AS (
+    SELECT w.word, count(*) AS number,
+           (array_agg('row ' || w.key || ': ' || left(w.token, 8) ORDER BY w.n) FILTER (WHERE w.key IS NOT NULL))[1:5] AS five
+    FROM words AS w GROUP BY 1
+)
+SELECT (SELECT r.key FROM read AS r ORDER BY r.n DESC LIMIT 1),
+       coalesce((SELECT jsonb_object_agg(c.word, c.number) FROM counted AS c), '{}'),
+       coalesce((SELECT jsonb_object_agg(c.word, c.five) FROM counted AS c WHERE c.five IS NOT NULL AND c.word <> 'without_token'), '{}')
+$sql$, reader, asker) INTO last_key, counts, samples USING after, max_rows, repairs, began, tokenkeeper.sources_of_attachment(source_id);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.compare_rows(text, text, bigint, text, integer, bigint) IS
+    'Internal, for compare_next: compares the next rows of an attached table with the ledger. If repairs is the source of a reconciliation, queues what is missing.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.compare_rows(text, text, bigint, text, integer, bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.compare_tokens(
+    asker text, attachment bigint, after_topic integer, after_token bytea, max_tokens integer, repairs bigint,
+    OUT last_topic integer, OUT last_token bytea, OUT counts jsonb, OUT samples jsonb)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    began timestamptz := clock_timestamp();
+    sources bigint[] := tokenkeeper.sources_of_attachment(attachment);
+    is_logout boolean := (SELECT a.on_delete = 'unregister' FROM tokenkeeper.attached_table AS a WHERE a.source_id = attachment);
+BEGIN
+    EXECUTE format($sql$
+WITH read AS MATERIALIZED (
+    SELECT l.topic_id, l.token_key, l.suppressed OR l.registered_at = '-infinity' AS ignored
+    FROM tokenkeeper.ledger AS l WHERE (l.topic_id, l.token_key) > ($1, $2) ORDER BY l.topic_id, l.token_key LIMIT $3
+), ours AS MATERIALIZED (
+    SELECT r.topic_id, r.token_key, t.environment, t.topic, encode(r.token_key, 'hex') AS token
+    FROM read AS r JOIN tokenkeeper.topic AS t USING (topic_id)
+    WHERE NOT r.ignored AND EXISTS (
+        SELECT FROM tokenkeeper.token_event_log AS e
+        WHERE e.token_key = r.token_key AND e.topic_id = r.topic_id AND e.source_id = ANY ($4) AND e.event IN ('registered', 'revived'))
+), gone AS MATERIALIZED (
+    SELECT u.topic_id, u.token_key, u.environment, u.topic, u.token
+    FROM (SELECT array_agg(o.topic_id) AS topic_ids, array_agg(o.environment::text) AS environments, array_agg(o.topic::text) AS topics,
+                 array_agg(o.token) AS tokens, array_agg(o.token_key) AS token_keys
+          FROM ours AS o) AS a
+    CROSS JOIN LATERAL unnest(a.topic_ids, a.token_keys, a.environments, a.topics, a.tokens, %s(a.environments, a.topics, a.tokens, a.token_keys))
+        AS u (topic_id, token_key, environment, topic, token, has)
+    WHERE a.topic_ids IS NOT NULL AND u.has IS NULL
+), queue AS MATERIALIZED (
+    SELECT DISTINCT coalesce(q.environment, 'production') COLLATE "C" AS environment, q.topic COLLATE "C" AS topic,
+           decode(tokenkeeper.parse_token(q.token), 'hex') AS token_key
+    FROM tokenkeeper.registration AS q WHERE EXISTS (SELECT FROM gone)
+), found AS MATERIALIZED (
+    SELECT g.*, CASE
+        WHEN EXISTS (SELECT FROM queue AS q WHERE q.token_key = g.token_key AND q.topic = g.topic COLLATE "C"
+                                              AND q.environment = g.environment COLLATE "C") THEN 'queued'
+        WHEN EXISTS (SELECT FROM tokenkeeper.held_registration AS h WHERE h.topic_id = g.topic_id AND h.token_key = g.token_key AND h.unregistered)
+            THEN 'held'
+        ELSE 'without_row' END AS final
+    FROM gone AS g
+), repaired AS (
+    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
+    SELECT f.environment, f.topic, f.token, $6, true, $5 FROM found AS f WHERE $5 IS NOT NULL AND $7 AND f.final = 'without_row'
+), counted AS (
+    SELECT f.final AS word, count(*) AS number, (array_agg(f.topic || ': ' || left(f.token, 8) ORDER BY f.token_key))[1:5] AS five FROM found AS f GROUP BY 1
+)
+SELECT (SELECT r.topic_id FROM read AS r ORDER BY r.topic_id DESC, r.token_key DESC LIMIT 1),
+       (SELECT r.token_key FROM read AS r ORDER BY r.topic_id DESC, r.token_key DESC LIMIT 1),
+       coalesce((SELECT jsonb_object_agg(c.word, c.number) FROM counted AS c), '{}') || jsonb_build_object('tokens', (SELECT count(*) FROM read)),
+       coalesce((SELECT jsonb_object_agg(c.word, c.five) FROM counted AS c), '{}')
+$sql$, asker) INTO last_topic, last_token, counts, samples
+        USING after_topic, after_token, max_tokens, sources, repairs, began, is_logout;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.compare_tokens(text, bigint, integer, bytea, integer, bigint) IS
+    'Internal, for compare_next: looks for the rows of the next tokens of the ledger that are active because of an attached table.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.compare_tokens(text, bigint, integer, bytea, integer, bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.compare_next(
+    source_id bigint, "position" text, max_rows integer DEFAULT 1000, repairs bigint DEFAULT NULL,
+    OUT next_position text, OUT counts jsonb, OUT samples jsonb)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    this tokenkeeper.attached_table;
+    reader record;
+    asker record;
+    later record;
+    read_to record;
+BEGIN
+    PERFORM tokenkeeper.check_attachment_caller(compare_next.source_id);
+    SELECT a.* INTO this FROM tokenkeeper.attached_table AS a WHERE a.source_id = compare_next.source_id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'source % is no attached table', compare_next.source_id USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF cardinality(this.key_columns) = 0 THEN
+        RAISE EXCEPTION 'table % has no key by which it could be read in batches', this.name USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Add a primary key, detach the table and attach it again.';
+    END IF;
+    IF compare_next.max_rows IS NULL OR compare_next.max_rows NOT BETWEEN 1 AND 10000 THEN
+        RAISE EXCEPTION 'max_rows is %, expected 1 to 10000', coalesce(compare_next.max_rows::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF compare_next.repairs IS NOT NULL THEN
+        PERFORM FROM tokenkeeper.registration_source AS s
+        WHERE s.source_id = compare_next.repairs AND s.kind = 'reconcile' AND s.name = this.name AND s.finished_at IS NULL FOR NO KEY UPDATE;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'source % is no reconciliation of table % that goes on', compare_next.repairs, this.name USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+    END IF;
+    reader := tokenkeeper.attachment_function(this.source_id, 'read');
+    asker := tokenkeeper.attachment_function(this.source_id, 'has');
+    -- row KEY: the table, after the row with this key. token TOPIC_ID HEX: the ledger, after this token.
+    IF compare_next.position IS NULL OR compare_next.position LIKE 'row %' THEN
+        SELECT * INTO read_to FROM tokenkeeper.compare_rows(reader.name, asker.name, this.source_id, substr(compare_next.position, 5),
+                                                            compare_next.max_rows, compare_next.repairs);
+        next_position := CASE WHEN coalesce((read_to.counts ->> 'rows')::bigint, 0) < compare_next.max_rows THEN 'token 0 ' ELSE 'row ' || read_to.last_key END;
+    ELSE
+        SELECT * INTO read_to FROM tokenkeeper.compare_tokens(asker.name, this.source_id, split_part(compare_next.position, ' ', 2)::integer,
+                                                              decode(split_part(compare_next.position, ' ', 3), 'hex'), compare_next.max_rows,
+                                                              compare_next.repairs);
+        next_position := CASE WHEN (read_to.counts ->> 'tokens')::bigint >= compare_next.max_rows
+                              THEN format('token %s %s', read_to.last_topic, encode(read_to.last_token, 'hex')) END;
+    END IF;
+    counts := read_to.counts;
+    samples := read_to.samples;
+    later := tokenkeeper.attachment_function(this.source_id, 'read');
+    IF later.version = reader.version THEN
+        reader := NULL;
+        later := tokenkeeper.attachment_function(this.source_id, 'has');
+    END IF;
+    IF reader IS NOT NULL OR later.version <> asker.version THEN
+        RAISE EXCEPTION 'a function of attachment % has changed while it ran', this.source_id USING ERRCODE = 'TK002';
+    END IF;
+    IF compare_next.repairs IS NOT NULL THEN
+        UPDATE tokenkeeper.registration_source AS s
+        SET position = compare_next.next_position,
+            queued = s.queued + tokenkeeper.differences(compare_next.counts, this.on_delete),
+            refused = s.refused + coalesce((compare_next.counts ->> 'refused')::bigint, 0),
+            finished_at = CASE WHEN compare_next.next_position IS NULL THEN clock_timestamp() END
+        WHERE s.source_id = compare_next.repairs;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.compare_next(bigint, text, integer, bigint) IS
+    'Compares the next rows of an attached table, or then the next tokens of the ledger, up to max_rows (1 to 10000). Begin with position null; next_position is '
+    'null at the end. counts has how many were found, by kind; samples has up to five of each. With repairs, the source of a reconciliation that '
+    'begin_source(''reconcile'', name) has begun, it queues what repairs the differences, and notes the position in that source. For members of the '
+    'table''s owner, of tokenkeeper_operator and of tokenkeeper_daemon.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.compare_next(bigint, text, integer, bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.differences(counts jsonb, on_delete text) RETURNS bigint
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(sum(c.value::bigint), 0)::bigint FROM jsonb_each_text(counts) AS c
+    WHERE c.key IN ('missing', 'behind', 'logged_in', 'logged_out') OR (c.key = 'without_row' AND on_delete = 'unregister')
+$$;
+COMMENT ON FUNCTION tokenkeeper.differences(jsonb, text) IS 'How many of the findings of a comparison are differences, which a reconciliation repairs.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.differences(jsonb, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.finish_comparison(source_id bigint, counts jsonb) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM tokenkeeper.check_attachment_caller(finish_comparison.source_id);
+    UPDATE tokenkeeper.attached_table AS a SET compared_at = clock_timestamp(), findings = finish_comparison.counts
+    WHERE a.source_id = finish_comparison.source_id;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.finish_comparison(bigint, jsonb) IS 'Notes what a complete comparison has found, for the view attachment.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.finish_comparison(bigint, jsonb) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.add_counts(one jsonb, other jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(jsonb_object_agg(s.key, s.number), '{}')
+    FROM (SELECT u.key, sum(u.value::bigint) AS number FROM (
+              SELECT * FROM jsonb_each_text(one) UNION ALL SELECT * FROM jsonb_each_text(other)) AS u GROUP BY 1) AS s
+$$;
+COMMENT ON FUNCTION tokenkeeper.add_counts(jsonb, jsonb) IS 'The sum of the counts of two batches of a comparison.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.add_counts(jsonb, jsonb) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.compare_all(attached regclass, repairs bigint)
+RETURNS TABLE (finding text, number bigint, is_difference boolean, samples text[])
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    source bigint := tokenkeeper.attachment_of(attached);
+    of_deleted text := (SELECT a.on_delete FROM tokenkeeper.attachment AS a WHERE a.source_id = source);
+    part record;
+    counts jsonb := '{}';
+    examples jsonb := '{}';
+    at text;
+BEGIN
+    LOOP
+        part := tokenkeeper.compare_next(source, at, 5000, repairs);
+        counts := tokenkeeper.add_counts(counts, part.counts);
+        -- The first batch with samples is enough.
+        examples := part.samples || examples;
+        at := part.next_position;
+        EXIT WHEN at IS NULL;
+    END LOOP;
+    PERFORM tokenkeeper.finish_comparison(source, counts);
+    RETURN QUERY
+    SELECT c.key, c.value::bigint, tokenkeeper.differences(jsonb_build_object(c.key, 1), of_deleted) > 0,
+           ARRAY(SELECT jsonb_array_elements_text(examples -> c.key))
+    FROM jsonb_each_text(counts) AS c ORDER BY 3 DESC, 1;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.compare_all(regclass, bigint) IS 'Internal, for compare and reconcile: all batches of compare_next in one transaction.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.compare_all(regclass, bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.compare(attached regclass)
+RETURNS TABLE (finding text, number bigint, is_difference boolean, samples text[])
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT * FROM tokenkeeper.compare_all(attached, NULL)
+$$;
+COMMENT ON FUNCTION tokenkeeper.compare(regclass) IS
+    'Compares an attached table with the ledger, in both directions, and says how many rows or tokens were found of each kind, with up to five samples. What '
+    'the queue still holds is no difference. It changes nothing but findings in the view attachment. A large table is better compared by '
+    'tokenkeeperd reconcile --dry-run, which uses a transaction for each batch. Raises 22023 if the table is not attached or has no key.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.compare(regclass) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.reconcile(attached regclass, dry_run boolean DEFAULT true)
+RETURNS TABLE (finding text, number bigint, is_difference boolean, samples text[])
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    source bigint := tokenkeeper.attachment_of(reconcile.attached);
+    repairs bigint;
+BEGIN
+    IF NOT reconcile.dry_run THEN
+        repairs := tokenkeeper.begin_source('reconcile', (SELECT a.name FROM tokenkeeper.attachment AS a WHERE a.source_id = source));
+    END IF;
+    RETURN QUERY SELECT * FROM tokenkeeper.compare_all(reconcile.attached, repairs);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.reconcile(regclass, boolean) IS
+    'Compares like compare, and with dry_run => false queues what repairs the differences: registrations, and logouts, which pass the mass-failure guard and '
+    'can be undone with reinstate. It writes to the ledger only, never to the table. Raises 22023 if the table is not attached or has no key.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.reconcile(regclass, boolean) FROM PUBLIC;
