@@ -265,20 +265,20 @@ DECLARE
     old tokenkeeper.ledger;
     new tokenkeeper.ledger;
 BEGIN
-    IF key IS NULL THEN
-        PERFORM tokenkeeper.raise_malformed_token(register.token);
-    END IF;
-    IF NOT isfinite(register.registered_at) THEN
-        RAISE EXCEPTION 'registered_at is %, expected a finite instant', register.registered_at
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    IF octet_length(new_device) > 512 THEN
-        RAISE EXCEPTION 'device_id is % bytes long, expected at most 512', octet_length(new_device)
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    IF octet_length(new_user) > 512 THEN
-        RAISE EXCEPTION 'user_id is % bytes long, expected at most 512', octet_length(new_user)
-            USING ERRCODE = 'invalid_parameter_value';
+    IF key IS NULL OR NOT isfinite(register.registered_at) OR octet_length(new_device) > 512 OR octet_length(new_user) > 512 THEN
+        IF key IS NULL THEN
+            PERFORM tokenkeeper.raise_malformed_token(register.token);
+        END IF;
+        IF NOT isfinite(register.registered_at) THEN
+            RAISE EXCEPTION 'registered_at is %, expected a finite instant', register.registered_at
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        IF octet_length(new_device) > 512 OR octet_length(new_user) > 512 THEN
+            RAISE EXCEPTION '% is % bytes long, expected at most 512',
+                CASE WHEN octet_length(new_device) > 512 THEN 'device_id' ELSE 'user_id' END,
+                greatest(octet_length(new_device), octet_length(new_user))
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
     END IF;
     IF new_tags IS NOT NULL THEN
         IF array_ndims(new_tags) > 1 THEN
@@ -309,13 +309,13 @@ BEGIN
     IF quiet THEN
         -- The token was registered more than a second ago, so probably no other session is registering it now.
         UPDATE tokenkeeper.ledger AS l
-        SET registered_at = greatest(l.registered_at, moment),
-            device_at = CASE WHEN new_device IS NULL THEN l.device_at ELSE greatest(l.device_at, moment) END,
-            tags = CASE WHEN new_tags IS NULL OR (moment, new_tags) < (l.tags_at, l.tags) THEN l.tags ELSE new_tags END,
-            tags_at = CASE WHEN new_tags IS NULL THEN l.tags_at ELSE greatest(l.tags_at, moment) END,
-            user_id = CASE WHEN new_user IS NULL OR (moment, new_user) < (l.user_at, coalesce(l.user_id, '')) THEN l.user_id
-                           ELSE nullif(new_user, '') END,
-            user_at = CASE WHEN new_user IS NULL THEN l.user_at ELSE greatest(l.user_at, moment) END
+        -- registered_at is the greatest instant of all registrations, so no tags, device or user are later.
+        SET registered_at = moment,
+            device_at = CASE WHEN new_device IS NULL THEN l.device_at ELSE moment END,
+            tags = coalesce(new_tags, l.tags),
+            tags_at = CASE WHEN new_tags IS NULL THEN l.tags_at ELSE moment END,
+            user_id = CASE WHEN new_user IS NULL THEN l.user_id ELSE nullif(new_user, '') END,
+            user_at = CASE WHEN new_user IS NULL THEN l.user_at ELSE moment END
         WHERE l.topic_id = of_topic AND l.token_key = key AND NOT l.suppressed AND l.registered_at > '-infinity'
           AND l.registered_at < moment - interval '1 second' AND (new_device IS NULL OR new_device = coalesce(l.device_id, ''))
           -- And no transaction that may still be open has locked or changed it: waiting for one here would keep the token locked in any case.
