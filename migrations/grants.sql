@@ -51,7 +51,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.register(text, text, text, timestamptz, text, text[], text),
     tokenkeeper.unregister(text, text, text, timestamptz),
     tokenkeeper.forget(text),
-    tokenkeeper.forget_device(text)
+    tokenkeeper.forget_device(text),
+    tokenkeeper.forget_user(text)
     TO tokenkeeper_app;
 
 GRANT INSERT (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id) ON tokenkeeper.registration
@@ -146,7 +147,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.resume_sending(text, text),
     tokenkeeper.requeue_failed(bigint[]),
     tokenkeeper.forget(text),
-    tokenkeeper.forget_device(text)
+    tokenkeeper.forget_device(text),
+    tokenkeeper.forget_user(text)
     TO tokenkeeper_operator;
 GRANT DELETE ON tokenkeeper.send_request, tokenkeeper.failed_send TO tokenkeeper_operator;
 GRANT INSERT (environment, topic, gate, suppressed_retention, dormant_after, guard_allowance, guard_max_share, prune_allowance, prune_max_share,

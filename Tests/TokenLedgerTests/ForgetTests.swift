@@ -134,11 +134,78 @@ import Testing
     }
 
     @Test func `without a token or a device it raises a clear error`() throws {
-        for call in ["forget('xyz')", "forget(NULL)", "forget_device(NULL)"] {
+        for call in ["forget('xyz')", "forget(NULL)", "forget_device(NULL)", "forget_user(NULL)", "forget_user('')"] {
             var app = try database.connect(user: "a_app")
             let error = #expect(throws: DatabaseError.self) { try app.execute("SELECT tokenkeeper.\(call)") }
             #expect(error?.sqlState == "22023")
         }
+    }
+
+    @Test func `a user is forgotten with all tokens and events, in the ledger and in the queues`() throws {
+        try fill("aaaaaaaa", device: "phone")
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('aaaaaaaa', 't', user_id => 'ann');
+            SELECT tokenkeeper.register('bbbbbbbb', 't', user_id => 'ann');
+            SELECT tokenkeeper.register('cccccccc', 't', user_id => 'ann');
+            SELECT tokenkeeper.register('cccccccc', 't', user_id => 'ben');
+            SELECT tokenkeeper.register('dddddddd', 't', user_id => 'ann');
+            SELECT tokenkeeper.unregister('dddddddd', 't');
+            SELECT tokenkeeper.register('dddddddd', 't', user_id => '');
+            DELETE FROM tokenkeeper.ledger WHERE token_key = '\\xbbbbbbbb';
+            INSERT INTO tokenkeeper.registration (topic, token, user_id) VALUES ('t', 'eeeeeeee', 'ann'), ('t', 'ffffffff', 'ben');
+            INSERT INTO tokenkeeper.rejected_registration (error, token, user_id, queued_at) VALUES ('e', 'x', 'ann', now()), ('e', 'y', 'ben', now());
+            INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_at, user_id, queued_at)
+            SELECT topic_id, '\\x99', now(), u, now() FROM tokenkeeper.topic, unnest('{ann,ben}'::text[]) AS u WHERE topic = 't';
+            """)
+        #expect(try traces("aaaaaaaa", ["ann"]).count > 5)
+        try database.psql("SELECT tokenkeeper.forget_user('ann')", user: "a_app")
+        var daemon = try database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        #expect(try traces("aaaaaaaa", ["bbbbbbbb", "eeeeeeee", "phone", "\"ann\""]) == [])
+        #expect(
+            try database.psql("SELECT token, user_id FROM tokenkeeper.token ORDER BY 1") == "cccccccc|ben\ndddddddd|",
+            "others have these tokens now")
+        #expect(
+            try database.psql(
+                "SELECT (SELECT count(*) FROM tokenkeeper.rejected_registration), (SELECT count(*) FROM tokenkeeper.held_registration)"
+            ) == "1|1")
+        #expect(try database.psql("SELECT tokenkeeper.forget_user('nobody')", user: "a_operator") == "0")
+    }
+
+    @Test func `queued and rejected registrations of a token go, in any form`() throws {
+        let token = String(repeating: "ab12cd34", count: 8)
+        let base64 = "encode(decode('\(token)', 'hex'), 'base64')"
+        let forms = [
+            "'\(token)'", "'\(token.uppercased())'", "'<\(token.prefix(8)) \(token.dropFirst(8))>'", "'0x\(token)'",
+            "chr(92) || 'x\(token)'", "rtrim(regexp_replace('\(token)', '(..)', '\\1-', 'g'), '-')", base64,
+            "rtrim(translate(\(base64), '+/', '-_'), '=')", "'token=\(token)'",
+        ]
+        // What is queued is tried later; what is rejected stays.
+        for table in ["registration (", "rejected_registration (error, "] {
+            let error = table.hasPrefix("rejected") ? "'e', " : ""
+            for form in forms {
+                try database.psql(
+                    "INSERT INTO tokenkeeper.\(table)topic, token, queued_at) VALUES (\(error)'t', \(form), now())")
+            }
+            for column in ["topic", "device_id", "user_id", "environment"] {
+                try database.psql(
+                    "INSERT INTO tokenkeeper.\(table)\(column), queued_at) VALUES (\(error)'\(token)', now())")
+            }
+            try database.psql(
+                "INSERT INTO tokenkeeper.\(table)token, tags, queued_at) VALUES (\(error)'ff', ARRAY['\(token)'], now())"
+            )
+            try database.psql(
+                "INSERT INTO tokenkeeper.\(table)topic, token, queued_at) VALUES (\(error)'t', 'ab12cd34', now())")
+        }
+        #expect(try database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app") == "\((forms.count + 5) * 2)")
+        for table in ["registration", "rejected_registration"] {
+            #expect(try database.psql("SELECT token FROM tokenkeeper.\(table)") == "ab12cd34")
+        }
+        try database.psql(
+            "INSERT INTO tokenkeeper.registration (topic, token, device_id) VALUES ('t', 'ff', 'phone'), ('t', 'ff', 'tablet')"
+        )
+        #expect(try database.psql("SELECT tokenkeeper.forget_device('phone')", user: "a_app") == "1")
     }
 
     @Test func `rejected results with the token in any spelling go, and others with some of its digits stay`() throws {
@@ -267,10 +334,11 @@ import Testing
     private static func work(of worker: Int, _ round: Int) -> String {
         func token(_ factor: Int) -> String { "lpad(to_hex(\(round * factor % 20 + 1)), 8, '0')" }
         return switch worker {
-        case 0: "SELECT tokenkeeper.register(\(token(1)), 't', device_id => 'd\(round * 7 % 5)')"
+        case 0:
+            "SELECT tokenkeeper.register(\(token(1)), 't', device_id => 'd\(round * 7 % 5)', user_id => 'u\(round % 7)')"
         case 1: "SELECT tokenkeeper.register(\(token(3)), 't', device_id => 'd\(round * 3 % 5)')"
         case 2: "SELECT tokenkeeper.forget(\(token(13)))"
-        case 3: "SELECT tokenkeeper.forget_device('d\(round % 5)')"
+        case 3: "SELECT tokenkeeper.\(round % 2 == 0 ? "forget_device('d" : "forget_user('u")\(round % 5)')"
         case 4: "SELECT tokenkeeper.reinstate('t', 'production', now() - \(round + 1) * interval '1 minute', now())"
         case 5: "SELECT tokenkeeper.discard_held('t', 'production')"
         case 6: "SELECT tokenkeeper.undo_next(10)"

@@ -1,4 +1,4 @@
--- A person's right to erasure: forget and forget_device.
+-- A person's right to erasure: forget, forget_device and forget_user.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.mentions(token text, topic text, body text, hex text[], base64 text[]) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -29,30 +29,68 @@ COMMENT ON FUNCTION tokenkeeper.mentions(text, text, text, text[], text[]) IS
     'characters. A token under 8 bytes is found only if the text consists of nothing else.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.mentions(text, text, text, text[], text[]) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.keys_to_forget(of_key bytea, of_device text) RETURNS bytea[]
+CREATE OR REPLACE FUNCTION tokenkeeper.registers(
+    queued tokenkeeper.registration, hex text[], base64 text[], of_device text, of_user text) RETURNS boolean
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    plain text COLLATE "C" := tokenkeeper.parse_token(queued.token);
+    more text;
+BEGIN
+    IF plain = ANY (hex) OR queued.device_id COLLATE "C" = of_device OR queued.user_id COLLATE "C" = of_user THEN
+        RETURN true;
+    END IF;
+    -- Somebody may have mixed up the columns.
+    more := concat_ws(' ', queued.environment, queued.device_id, queued.user_id, array_to_string(queued.tags, ' '));
+    IF plain IS NOT NULL AND octet_length(queued.topic) < 64 AND octet_length(more) < 64 THEN
+        RETURN false;
+    END IF;
+    RETURN coalesce(tokenkeeper.parse_token(queued.token, true) COLLATE "C" = ANY (hex), false)
+        OR tokenkeeper.mentions(queued.token, queued.topic, more, hex, base64);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.registers(tokenkeeper.registration, text[], text[], text, text) IS
+    'Whether a queued registration has one of these tokens, in any form that parse_token understands or anywhere in its texts as for mentions, or names '
+    'this device or this user.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.registers(tokenkeeper.registration, text[], text[], text, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.keys_to_forget(of_key bytea, of_device text, of_user text) RETURNS bytea[]
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 DECLARE
     device text COLLATE "C" := of_device;
+    who text COLLATE "C" := of_user;
 BEGIN
-    IF device IS NULL THEN
-        RETURN ARRAY[of_key];
+    -- Tokens that were pruned since count, too, if they do not belong to another device or user now.
+    IF device IS NOT NULL THEN
+        RETURN ARRAY(
+            SELECT l.token_key FROM tokenkeeper.ledger AS l WHERE l.device_id = device
+            UNION
+            SELECT e.token_key FROM tokenkeeper.token_event_log AS e
+            WHERE e.device_id = device AND NOT EXISTS (
+                SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = e.topic_id AND l.token_key = e.token_key
+                  AND l.device_id IS DISTINCT FROM device)
+            ORDER BY 1);
     END IF;
-    RETURN ARRAY(
-        SELECT l.token_key FROM tokenkeeper.ledger AS l WHERE l.device_id = device
-        UNION
-        -- Tokens that were pruned since and do not belong to another device now.
-        SELECT e.token_key FROM tokenkeeper.token_event_log AS e
-        WHERE e.device_id = device AND NOT EXISTS (
-            SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = e.topic_id AND l.token_key = e.token_key
-              AND l.device_id IS DISTINCT FROM device)
-        ORDER BY 1);
+    IF who IS NOT NULL THEN
+        RETURN ARRAY(
+            SELECT l.token_key FROM tokenkeeper.ledger AS l WHERE l.user_id = who
+            UNION
+            SELECT e.token_key FROM tokenkeeper.token_event_log AS e
+            WHERE e.user_id = who AND NOT EXISTS (
+                SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = e.topic_id AND l.token_key = e.token_key
+                  AND l.user_id IS DISTINCT FROM who)
+            ORDER BY 1);
+    END IF;
+    RETURN ARRAY[of_key];
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.keys_to_forget(bytea, text) IS 'The tokens that forget or forget_device deletes, as of now, in order.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.keys_to_forget(bytea, text) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.keys_to_forget(bytea, text, text) IS
+    'The tokens that forget, forget_device or forget_user deletes, as of now, in order.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.keys_to_forget(bytea, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.devices_of(keys bytea[], asked text) RETURNS TABLE (topic_id integer, device_id text)
 LANGUAGE plpgsql STABLE ROWS 10
@@ -81,7 +119,7 @@ COMMENT ON FUNCTION tokenkeeper.devices_of(bytea[], text) IS
     'The devices that these tokens belong to, named last or gave their tags to, and those with this device_id, in the order in which they are locked.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.devices_of(bytea[], text) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.erase(of_key bytea, of_device text) RETURNS bigint
+CREATE OR REPLACE FUNCTION tokenkeeper.erase(of_key bytea, of_device text, of_user text) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 -- An application may hold a token, and the drains stand still until it is released.
@@ -90,11 +128,13 @@ SET enable_seqscan = off
 AS $$
 DECLARE
     asked text COLLATE "C" := of_device;
-    keys bytea[] := tokenkeeper.keys_to_forget(of_key, of_device);
+    who text COLLATE "C" := of_user;
+    keys bytea[] := tokenkeeper.keys_to_forget(of_key, of_device, of_user);
     hex text[];
     base64 text[];
     looked_for bytea[] := keys;
     rejected bigint[];
+    rejected_registrations bigint[];
     looked_since xid := pg_snapshot_xmin(pg_current_snapshot())::xid;
     device_topics integer[];
     devices text[] COLLATE "C";
@@ -112,16 +152,21 @@ DECLARE
 BEGIN
     hex := ARRAY(SELECT encode(k, 'hex') FROM unnest(keys) WITH ORDINALITY AS u (k, n) ORDER BY u.n);
     base64 := ARRAY(SELECT encode(k, 'base64') FROM unnest(keys) WITH ORDINALITY AS u (k, n) ORDER BY u.n);
-    -- The long search comes before the drains stand still. Results that are rejected or changed after it are searched under the locks.
+    -- The long search comes before the drains stand still. What is rejected or changed after it is searched under the locks.
     SELECT array_agg(r.rejected_id) INTO rejected
     FROM tokenkeeper.rejected_result AS r WHERE tokenkeeper.mentions(r.token, r.topic, r.body, hex, base64);
+
+    SELECT array_agg(r.rejected_id) INTO rejected_registrations
+    FROM tokenkeeper.rejected_registration AS r
+    WHERE tokenkeeper.registers(ROW(r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, r.source_id,
+                                    r.queued_at, 8, r.attempts, NULL)::tokenkeeper.registration, hex, base64, asked, who);
 
     PERFORM tokenkeeper.lock_out_drains();
     -- Locks in the same order as everywhere: guards, devices, tokens.
     PERFORM FROM tokenkeeper.topic_guard AS g ORDER BY g.topic_id, g.cause FOR UPDATE;
     LOOP
         busy := NULL;
-        keys := tokenkeeper.keys_to_forget(of_key, asked);
+        keys := tokenkeeper.keys_to_forget(of_key, asked, who);
         -- Every device that one of the tokens belongs to, was named by, or gave its tags to.
         SELECT array_agg(d.topic_id ORDER BY d.topic_id, d.device_id), array_agg(d.device_id ORDER BY d.topic_id, d.device_id)
         INTO device_topics, devices FROM tokenkeeper.devices_of(keys, asked) AS d;
@@ -146,7 +191,7 @@ BEGIN
             -- If a token has come to the device or left it meanwhile, begin again. From here on none can.
             SELECT array_agg(d.topic_id ORDER BY d.topic_id, d.device_id), array_agg(d.device_id ORDER BY d.topic_id, d.device_id)
             INTO topics_now, devices_now FROM tokenkeeper.devices_of(keys, asked) AS d;
-            IF keys IS DISTINCT FROM tokenkeeper.keys_to_forget(of_key, asked)
+            IF keys IS DISTINCT FROM tokenkeeper.keys_to_forget(of_key, asked, who)
                 OR topics_now IS DISTINCT FROM device_topics OR devices_now IS DISTINCT FROM devices THEN
                 RAISE EXCEPTION 'the devices have other tokens now' USING ERRCODE = 'TK001';
             END IF;
@@ -167,6 +212,7 @@ BEGIN
         hex := ARRAY(SELECT encode(k, 'hex') FROM unnest(keys) WITH ORDINALITY AS u (k, n) ORDER BY u.n);
         base64 := ARRAY(SELECT encode(k, 'base64') FROM unnest(keys) WITH ORDINALITY AS u (k, n) ORDER BY u.n);
         rejected := NULL;
+        rejected_registrations := NULL;
         looked_since := NULL;
     END IF;
 
@@ -183,7 +229,7 @@ BEGIN
         SELECT r.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
         JOIN tokenkeeper.unregistration_receipt AS r ON r.topic_id = g.topic_id AND r.token_key = k.token_key AND r.suppresses) AS a;
 
-    FOR step IN 1..17 LOOP
+    FOR step IN 1..20 LOOP
         CASE step
             -- The outbox before the queue: a response moves from the outbox to the queue while it is recorded. A claimed request is being
             -- sent; its response finds no request and is not kept.
@@ -246,12 +292,28 @@ BEGIN
                 DELETE FROM tokenkeeper.crowded_device AS c USING tokenkeeper.topic AS t WHERE c.topic_id = t.topic_id AND c.device_id = asked;
             WHEN 16 THEN
                 DELETE FROM tokenkeeper.held_registration AS h
-                USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
-                WHERE h.topic_id = t.topic_id AND h.token_key = k.token_key;
+                WHERE h.token_key = ANY (keys) OR h.device_id COLLATE "C" = asked OR h.user_id COLLATE "C" = who;
             WHEN 17 THEN
                 DELETE FROM tokenkeeper.unregistration_receipt AS r
                 USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
                 WHERE r.topic_id = t.topic_id AND r.token_key = k.token_key;
+            WHEN 18 THEN
+                DELETE FROM tokenkeeper.registration AS r
+                WHERE CASE -- Most registrations: plain hex, and nothing else that is long enough for a token.
+                           WHEN octet_length(concat(r.environment, r.device_id, r.user_id)) < 64 AND octet_length(r.topic) < 64 AND r.tags IS NULL
+                               AND tokenkeeper.token_key(r.token) IS NOT NULL
+                           THEN tokenkeeper.token_key(r.token) = ANY (keys) OR r.device_id COLLATE "C" = asked OR r.user_id COLLATE "C" = who
+                           ELSE tokenkeeper.registers(r, hex, base64, asked, who) END;
+            WHEN 19 THEN
+                DELETE FROM tokenkeeper.rejected_registration AS r
+                WHERE r.rejected_id IN (SELECT unnest(rejected_registrations))
+                   OR (coalesce(age(r.xmin) <= age(looked_since), true)
+                       AND tokenkeeper.registers(
+                           ROW(r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, r.source_id,
+                               r.queued_at, 8, r.attempts, NULL)::tokenkeeper.registration, hex, base64, asked, who));
+            -- The user itself; nothing if a token or a device was given.
+            WHEN 20 THEN
+                DELETE FROM tokenkeeper.token_event_log AS e WHERE e.user_id = who;
         END CASE;
         GET DIAGNOSTICS part = ROW_COUNT;
         total := total + part;
@@ -274,10 +336,10 @@ BEGIN
     RETURN total;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.erase(bytea, text) IS
-    'The common part of forget and forget_device: deletes each row about a token, in every topic; or about each token of a device, and the device. '
-    'Locks out the drains once it has searched the rejected results.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.erase(bytea, text) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.erase(bytea, text, text) IS
+    'The common part of forget, forget_device and forget_user: deletes each row about a token, in every topic; or about each token of a device or a user, '
+    'and the device or the user. Locks out the drains once it has searched the rejected results and registrations.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.erase(bytea, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget(token text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -292,12 +354,12 @@ BEGIN
     IF key IS NULL THEN
         PERFORM tokenkeeper.raise_malformed_token(forget.token);
     END IF;
-    RETURN tokenkeeper.erase(key, NULL);
+    RETURN tokenkeeper.erase(key, NULL, NULL);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget(text) IS
-    'A person''s right to erasure: deletes each row about a device token, in every topic and environment, from the ledger, history, queue, outbox, and held '
-    'and rejected results; returns how many rows. The drains stand still until the transaction ends, so commit at once. Raises 22023 for a malformed token, '
+    'A person''s right to erasure: deletes each row about a device token, in every topic and environment, from the ledger, history, queues, outbox, and held '
+    'and rejected results and registrations; returns how many rows. The drains stand still until the transaction ends, so commit at once. Raises 22023 for a malformed token, '
     '55P03 if it cannot lock out the drains or lock a token within ten seconds, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.forget(text) FROM PUBLIC;
 
@@ -315,7 +377,7 @@ BEGIN
         RAISE EXCEPTION 'device_id is %, expected the one given to register', CASE WHEN device IS NULL THEN 'null' ELSE 'empty' END
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    RETURN tokenkeeper.erase(NULL, device);
+    RETURN tokenkeeper.erase(NULL, device, NULL);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_device(text) IS
@@ -323,3 +385,27 @@ COMMENT ON FUNCTION tokenkeeper.forget_device(text) IS
     'The drains stand still until the transaction ends, so commit at once. Raises 22023 for a null or empty device_id, 55P03 if it cannot lock out the drains '
     'or lock a token within ten seconds, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_device(text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.forget_user(user_id text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+-- With sequential scans off, each cost looks immense, and just-in-time compilation would take 15 times as long as the rest.
+SET jit = off
+AS $$
+DECLARE
+    who text COLLATE "C" := forget_user.user_id;
+BEGIN
+    IF coalesce(who, '') = '' THEN
+        RAISE EXCEPTION 'user_id is %, expected the one given to register', CASE WHEN who IS NULL THEN 'null' ELSE 'empty' END
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN tokenkeeper.erase(NULL, NULL, who);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.forget_user(text) IS
+    'A person''s right to erasure, by the user_id given to register: deletes each token of the user, as forget does, and each event of the user; returns how '
+    'many rows. Tokens that belong to another user now, or to none, stay. The drains stand still until the transaction ends, so commit at once. Raises 22023 '
+    'for a null or empty user_id, 55P03 if it cannot lock out the drains or lock a token within ten seconds, 25001 if the isolation level is not read '
+    'committed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_user(text) FROM PUBLIC;
