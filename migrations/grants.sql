@@ -49,6 +49,7 @@ GRANT EXECUTE ON FUNCTION
 -- Applications register and unregister tokens, and forget a person.
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.register(text, text, text, timestamptz, text, text[], text),
+    tokenkeeper.register_many(jsonb, text, text, boolean),
     tokenkeeper.unregister(text, text, text, timestamptz),
     tokenkeeper.forget(text),
     tokenkeeper.forget_device(text),

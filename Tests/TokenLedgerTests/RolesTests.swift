@@ -78,7 +78,7 @@ import Testing
         "UPDATE tokenkeeper.topic SET gate = 'observe'",
         "UPDATE tokenkeeper.held_result SET topic = 't'",
         "INSERT INTO tokenkeeper.exclusion (topic_id, cause, since, until) VALUES (1, 'stale', now(), now())",
-        "SELECT tokenkeeper.erase('{}', '{}')",
+        "SELECT tokenkeeper.erase('', NULL, NULL)",
         "SELECT tokenkeeper.recount_guard(1)",
         "SELECT tokenkeeper.update_device(1, 'd', '', '{}', now())",
         "SELECT tokenkeeper.reset_guards(0, 0)", "SELECT tokenkeeper.note_stale_waves()",

@@ -155,11 +155,17 @@ private struct Step {
             let device = isOfDevice ? Self.name("d\(history)-", &chance) : nil
             let user = Self.name("u\(history)-", &chance)
             let tags = Int.random(in: 0..<4, using: &chance) == 0 ? "g\(Int.random(in: 0..<4, using: &chance))" : nil
-            let more =
-                "\(Self.literal(device)), \(tags.map { "'{\($0)}'" } ?? "NULL"), \(Self.literal(user))"
-            return Step(
-                sql: "SELECT tokenkeeper.register('\(spelling)', '\(topic)', '\(environment)', \(moment), \(more))"
-            ) { $0.register(key, at, device: device, tags: tags, user: user) }
+            let more = "\(Self.literal(device)), \(tags.map { "'{\($0)}'" } ?? "NULL"), \(Self.literal(user))"
+            let one = "SELECT tokenkeeper.register('\(spelling)', '\(topic)', '\(environment)', \(moment), \(more))"
+            // The same as an entry of many; null means the same as a missing key.
+            let many = """
+                SELECT count(*) FROM tokenkeeper.register_many(jsonb_build_array(jsonb_build_object(
+                    'token', '<\(spelling)>', 'registered_at', \(moment), 'device_id', \(Self.literal(device)), 'user_id', \(Self.literal(user)),
+                    'tags', \(tags.map { "'{\($0)}'" } ?? "NULL")::text[])), '\(topic)', '\(environment)')
+                """
+            return Step(sql: Int.random(in: 0..<4, using: &chance) == 0 ? many : one) {
+                $0.register(key, at, device: device, tags: tags, user: user)
+            }
         case 35..<45:
             return Step(
                 sql: "SELECT tokenkeeper.unregister('\(spelling)', '\(topic)', '\(environment)', \(moment))"
