@@ -309,6 +309,32 @@ import Testing
         }
     }
 
+    @Test func `a user's tokens include former ones, and the history names the user`() throws {
+        for (token, user) in [("aabbccdd", "ann"), ("11223344", "ann"), ("55667788", "ben"), ("11223344", "ben")] {
+            try database.psql("SELECT tokenkeeper.register('\(self.token(token))', 't', user_id => '\(user)')")
+        }
+        guard case .histories(let found) = try answer(.user("ann")) else {
+            return #expect(Bool(false), "nothing found")
+        }
+        #expect(found.map { "\($0.token.prefix(8)) \($0.userID ?? "")" } == ["11223344 ben", "aabbccdd ann"])
+        #expect(found[1].events.map(\.userID) == ["ann"])
+        #expect(found[1].events.map(Explanation.event).first?.hasSuffix(" UTC, user ann") == true)
+        var reader = try database.connect(user: "a_reader")
+        let json = try HistoryJSON.array(of: [found[1]], on: &reader)
+        #expect(
+            json.components(separatedBy: #""user_id" : "ann""#).count == 3, "of the token and of its event: \(json)")
+        try prune(token("aabbccdd"))
+        guard case .histories(let left) = try answer(.user("ann")) else {
+            return #expect(Bool(false), "nothing found")
+        }
+        #expect(
+            left.map { "\($0.token.prefix(8)) \($0.state ?? "unknown")" } == ["11223344 active", "aabbccdd unknown"])
+        #expect(left[1].userID == "ann", "the last that is known")
+        guard case .nothing(rejected: 0) = try answer(.user("nobody")) else {
+            return #expect(Bool(false), "nobody is unknown")
+        }
+    }
+
     @Test func `held and rejected results belong to the history, except those of other topics`() throws {
         try register(token("aabbccdd"), at: "2025-01-01Z")
         try register(token("11223344"), at: "2025-01-01Z")

@@ -20,7 +20,7 @@ import Testing
         let database = try cluster.database()
         try database.psql(
             """
-            SELECT tokenkeeper.register('\(Self.token)', 't', registered_at => '2025-01-01 08:00Z', device_id => E'd\\u001B[1m');
+            SELECT tokenkeeper.register('\(Self.token)', 't', registered_at => '2025-01-01 08:00Z', device_id => E'd\\u001B[1m', user_id => 'ann');
             SELECT tokenkeeper.unregister('\(Self.token)', 't', at => '2025-01-02 08:00Z');
             """)
         return database
@@ -43,12 +43,16 @@ import Testing
             lines.contains {
                 $0.hasPrefix("    20")
                     && $0.hasSuffix(
-                        "UTC  registered for the first time, as of 2025-01-01 08:00:00 UTC, device d\u{FFFD}[1m")
+                        "UTC  registered for the first time, as of 2025-01-01 08:00:00 UTC, device d\u{FFFD}[1m, user ann"
+                    )
             })
         #expect(lines.last == "  (repeated results and registrations that change nothing leave no event)")
         #expect(!told.output.contains("\u{1B}"))
         let byDevice = try explain(["--device", "d\u{1B}[1m"], on: database.url(user: "a_operator"))
         #expect(byDevice.output == told.output)
+        #expect(lines.contains("  user: ann"))
+        let byUser = try explain(["--user", "ann"], on: database.url(user: "a_reader"))
+        #expect(byUser.output == told.output)
     }
 
     @Test func `explain prints JSON for programs`() throws {
@@ -83,7 +87,8 @@ import Testing
     }
 
     @Test(arguments: [
-        [], [token, token], [token, "--device", "d"], ["aabbccd"], [token + "z"], ["--device", ""],
+        [], [token, token], [token, "--device", "d"], [token, "--user", "u"],
+        ["--device", "d", "--user", "u"], ["--user", ""], ["aabbccd"], [token + "z"], ["--device", ""],
         [token, "--environment", "staging"], [token, "--topic", ""],
     ])
     func `explain refuses an invalid command line without showing a token`(arguments: [String]) throws {

@@ -21,7 +21,8 @@ public enum Explanation {
     }
 
     private static func history(_ event: HistoryEvent) -> String {
-        let device = event.deviceID.map { ", device \($0)" } ?? ""
+        let device =
+            (event.deviceID.map { ", device \($0)" } ?? "") + (event.userID.map { ", user \($0)" } ?? "")
         switch event.event {
         case "registered":
             return "registered for the first time, as of \(time(event.registeredAfter))\(device)"

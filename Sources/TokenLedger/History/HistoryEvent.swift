@@ -22,6 +22,8 @@ public struct HistoryEvent: Sendable {
     /// APNs' reason, or the schema's words.
     public var reason: String?
     public var deviceID: String?
+    /// Who used the token then; nil if nobody was named.
+    public var userID: String?
     /// An operation's message, or why a result was rejected.
     public var message: String?
     /// The login role that did it; nil if that is not recorded.

@@ -43,7 +43,7 @@ enum HistoryReading {
                    e.registered_before, e.registered_after, e.invalidated_before, e.invalidated_after,
                    NULL::timestamptz AS since, NULL::timestamptz AS until,
                    json_build_object('at', e.at, 'event', e.event, 'event_id', e.event_id, 'cause', e.cause, 'reason', e.reason,
-                       'device_id', e.device_id, 'registered_before', e.registered_before, 'registered_after', e.registered_after,
+                       'device_id', e.device_id, 'user_id', e.user_id, 'registered_before', e.registered_before, 'registered_after', e.registered_after,
                        'invalidated_before', e.invalidated_before, 'invalidated_after', e.invalidated_after) AS json
             FROM asked AS a
             CROSS JOIN LATERAL (
@@ -113,7 +113,7 @@ enum HistoryReading {
         SELECT e.number, \(HistoryMoment.sql("e.at")), e.source, e.event, e.cause, e.reason, e.device_id, e.message, e.done_by, e.rows,
                \(HistoryMoment.sql("e.registered_before")), \(HistoryMoment.sql("e.registered_after")),
                \(HistoryMoment.sql("e.invalidated_before")), \(HistoryMoment.sql("e.invalidated_after")),
-               \(HistoryMoment.sql("e.since")), \(HistoryMoment.sql("e.until")), e.json::text
+               \(HistoryMoment.sql("e.since")), \(HistoryMoment.sql("e.until")), e.json::text, e.json ->> 'user_id'
         FROM (SELECT * FROM own UNION ALL SELECT * FROM of_topic) AS e
         ORDER BY e.number, e.at, e.source, e.id
         """
@@ -131,9 +131,10 @@ enum HistoryReading {
         for (number, event) in found {
             let index = number - 1
             histories[index].events.append(event)
-            // The latest device in the history is the last one that is known of a token that the ledger has forgotten.
+            // The latest device and user in the history are the last ones that are known of a token that the ledger has forgotten.
             if histories[index].state == nil, event.source == .history {
                 histories[index].deviceID = event.deviceID ?? histories[index].deviceID
+                histories[index].userID = event.userID ?? histories[index].userID
             }
         }
     }
@@ -156,5 +157,6 @@ extension HistoryEvent {
         since = try row.read()
         until = try row.read()
         json = try row.read()
+        userID = try row.read()
     }
 }

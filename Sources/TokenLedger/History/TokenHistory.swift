@@ -13,6 +13,8 @@ public struct TokenHistory: Sendable {
     public var token: String
     /// From the ledger, or the last in the history; nil if no device was ever named.
     public var deviceID: String?
+    /// From the ledger, or the last in the history; nil if no user was ever named, or it was cleared.
+    public var userID: String?
     /// As in the view `token`; nil if the ledger does not know the token.
     public var state: String?
     /// Whether the topic's gate only observes, and so answers true in any state.

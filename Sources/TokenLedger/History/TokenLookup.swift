@@ -7,6 +7,8 @@ public struct TokenLookup: Sendable {
         case token(TokenDigits)
         /// All tokens that a device has or had.
         case device(String)
+        /// All tokens that a user has or had.
+        case user(String)
     }
 
     /// What was found.
@@ -33,7 +35,7 @@ public struct TokenLookup: Sendable {
 
     /// The most tokens to explain by their first digits: a person means one of them.
     static let mostByBeginning = 10
-    /// The most tokens to explain by a whole token or a device: a person means all of them.
+    /// The most tokens to explain by a whole token, a device or a user: a person means all of them.
     static let mostByName = 1000
 
     /// Looks up everything as of one moment. Writes nothing and works on a standby.
@@ -58,7 +60,9 @@ public struct TokenLookup: Sendable {
     private func find(on connection: inout Connection) throws(DatabaseError) -> (found: [TokenHistory], most: Int) {
         switch subject {
         case .device(let device):
-            return (try find(Self.byDevice, [.text(device)], on: &connection), Self.mostByName)
+            return (try find(Self.by("device_id"), [.text(device)], on: &connection), Self.mostByName)
+        case .user(let user):
+            return (try find(Self.by("user_id"), [.text(user)], on: &connection), Self.mostByName)
         case .token(let digits):
             // A token that equals the digits is meant, even if others begin with them.
             if digits.canBeWhole {
@@ -102,16 +106,19 @@ public struct TokenLookup: Sendable {
                 WHERE r.topic_id = o.topic_id AND r.token_key BETWEEN decode($4, 'hex') AND decode($5, 'hex') OFFSET 0) AS h)
         """
 
-    private static let byDevice = """
+    /// The tokens that a device or a user has, and those whose events name it.
+    private static func by(_ column: String) -> String {
+        """
         WITH known AS (
             SELECT v.environment, v.topic, v.token_key
             FROM tokenkeeper.topic_policy AS p
             CROSS JOIN LATERAL (
                 SELECT t.environment, t.topic, t.token_key FROM tokenkeeper.token AS t
-                WHERE t.topic = p.topic AND t.environment = p.environment AND t.device_id = $4 OFFSET 0) AS v
+                WHERE t.topic = p.topic AND t.environment = p.environment AND t.\(column) = $4 OFFSET 0) AS v
             UNION
-            SELECT e.environment, e.topic, e.token_key FROM tokenkeeper.token_event AS e WHERE e.device_id = $4)
+            SELECT e.environment, e.topic, e.token_key FROM tokenkeeper.token_event AS e WHERE e.\(column) = $4)
         """
+    }
 
     private func find(
         _ known: String, _ parameters: [Parameter], on connection: inout Connection
@@ -126,7 +133,7 @@ public struct TokenLookup: Sendable {
                        'device_id', v.device_id, 'state', v.state,
                        'sendable', coalesce(v.sendable, true) OR p.gate IS NOT DISTINCT FROM 'observe',
                        'observed', p.gate IS NOT DISTINCT FROM 'observe', 'registered_at', v.registered_at,
-                       'invalidated_at', v.invalidated_at, 'reason', v.reason)::text, v.cause
+                       'invalidated_at', v.invalidated_at, 'reason', v.reason)::text, v.cause, v.user_id
             FROM (SELECT n.environment, n.topic, n.token_key FROM known AS n
                   WHERE ($1::text IS NULL OR n.topic = $1) AND ($2::text IS NULL OR n.environment = $2)
                   ORDER BY n.topic, n.environment, n.token_key LIMIT $3) AS k
@@ -147,6 +154,7 @@ public struct TokenLookup: Sendable {
             history.reason = try row.read()
             history.json = try row.read()
             history.cause = try row.read()
+            history.userID = try row.read()
             return history
         }
     }

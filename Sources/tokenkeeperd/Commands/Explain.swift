@@ -19,6 +19,9 @@ struct Explain: ParsableCommand {
     @Option(help: "Explain all tokens of this device instead.")
     var device: String?
 
+    @Option(help: "Explain all tokens of this user instead.")
+    var user: String?
+
     @Option(help: "Only tokens of this topic.")
     var topic: String?
 
@@ -29,9 +32,10 @@ struct Explain: ParsableCommand {
     var json = false
 
     func validate() throws {
-        guard tokens.count + (device == nil ? 0 : 1) == 1 else {
+        let named = [("--device", device), ("--user", user)].compactMap { $1 == nil ? nil : $0 }
+        guard tokens.count + named.count == 1 else {
             throw ValidationError(
-                "Expected either one token or --device, found \(tokens.count) tokens\(device == nil ? "" : " and --device")."
+                "Expected one token, --device or --user, found \((["\(tokens.count) tokens"] + named).joined(separator: " and "))."
             )
         }
         if let token = tokens.first, TokenDigits(token) == nil {
@@ -39,7 +43,7 @@ struct Explain: ParsableCommand {
                 "The token is \"\(HistoryText.plain(String(token.prefix(TokenDigits.shown))))\(token.count > TokenDigits.shown ? "…" : "")\" "
                     + "(\(token.count) characters), expected 8 to 1024 hex digits.")
         }
-        for (option, value) in [("--device", device), ("--topic", topic)] {
+        for (option, value) in [("--device", device), ("--user", user), ("--topic", topic)] {
             if let value, !(1...512).contains(value.utf8.count) {
                 throw ValidationError("\(option) is \(value.utf8.count) bytes long, expected 1 to 512.")
             }
@@ -54,7 +58,7 @@ struct Explain: ParsableCommand {
         if let digits = tokens.first.flatMap({ TokenDigits($0) }) {
             subject = .token(digits)
         } else {
-            subject = .device(device ?? "")
+            subject = user.map { .user($0) } ?? .device(device ?? "")
         }
         try configuration.withLedger(writes: false, as: "tokenkeeper_reader") { connection in
             let search = TokenLookup(subject, topic: topic, environment: environment)

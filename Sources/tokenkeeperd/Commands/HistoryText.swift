@@ -7,6 +7,7 @@ enum HistoryText {
     static func text(_ history: TokenHistory) -> String {
         var lines = ["\(history.topic) (\(history.environment)) \(history.token)"]
         if let device = history.deviceID { lines.append("  device: \(device)") }
+        if let user = history.userID { lines.append("  user: \(user)") }
         lines.append("  now: \(Explanation.verdict(history)).")
         if let revival = Explanation.revival(history) {
             lines.append("  what would revive it: \(revival).")
@@ -26,6 +27,7 @@ enum HistoryText {
         var words =
             switch subject {
             case .device: "no token of that device is known"
+            case .user: "no token of that user is known"
             case .token(let digits) where digits.canBeWhole: "the token is not known: it may be sent to"
             case .token: "no token that begins with these digits is known: an unknown token may be sent to"
             }
