@@ -461,7 +461,9 @@ DECLARE
     warnings text[] := '{}';
     map jsonb;
     environment_column text;
-    flag record;
+    flag_sql text;
+    flag_columns text[];
+    flag_fault text;
     one record;
     found_kind text;
     pieces jsonb;
@@ -562,9 +564,10 @@ BEGIN
                                        'active again', quote_literal(attach.registered_at));
     END IF;
     IF attach.unregistered IS NOT NULL THEN
-        flag := tokenkeeper.parse_row_expression(attach.attached, attach.unregistered);
-        IF flag.fault IS NOT NULL THEN
-            errors := errors || format('unregistered: %s: %s', quote_literal(attach.unregistered), flag.fault);
+        SELECT e.sql, e.columns, e.fault INTO flag_sql, flag_columns, flag_fault
+        FROM tokenkeeper.parse_row_expression(attach.attached, attach.unregistered) AS e;
+        IF flag_fault IS NOT NULL THEN
+            errors := errors || format('unregistered: %s: %s', quote_literal(attach.unregistered), flag_fault);
         END IF;
     END IF;
 
@@ -595,7 +598,7 @@ BEGIN
 
     SELECT coalesce(array_agg(DISTINCT c.name), '{}') INTO named
     FROM unnest(ARRAY[attach.topic, environment_column, attach.registered_at, attach.device_id, attach.user_id, attach.tags]
-                || CASE WHEN attach.unregistered IS NOT NULL THEN flag.columns END) AS c (name)
+                || flag_columns) AS c (name)
     WHERE c.name <> attach.token;
     named := attach.token || named;
     pieces := jsonb_build_object(
@@ -621,7 +624,7 @@ BEGIN
             WHEN '' THEN 'NULL::text[]'
             WHEN 'text' THEN format('CASE WHEN r.%1$I::text <> '''' THEN ARRAY[r.%1$I::text] ELSE ''{}''::text[] END', attach.tags)
             ELSE format('coalesce(r.%I::text[], ''{}'')', attach.tags) END,
-        'out', CASE WHEN attach.unregistered IS NULL THEN 'false' ELSE format('(%s IS TRUE)', flag.sql) END,
+        'out', CASE WHEN attach.unregistered IS NULL THEN 'false' ELSE format('(%s IS TRUE)', flag_sql) END,
         'stale_at', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.stale_at), '')
             WHEN '' THEN 'NULL::timestamptz'
             WHEN 'timestamp without time zone' THEN format('(r.%I AT TIME ZONE ''UTC'')', attach.stale_at)

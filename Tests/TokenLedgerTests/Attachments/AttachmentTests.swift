@@ -1,0 +1,297 @@
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import TokenLedger
+
+@Suite(.ownThread) struct `Attached tables` {
+    private func failure(_ body: () throws -> Void) -> String {
+        do {
+            try body()
+            return ""
+        } catch { return "\(error)" }
+    }
+
+    @Test func `an inserted, changed and deleted row reaches the ledger, and a change of no named column does not`()
+        throws
+    {
+        let devices = try AttachedDevices()
+        try devices.attach("on_delete => 'unregister'")
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen, device, user_id, tags) VALUES ('aaaa', now(), 'd', 7, '{x}'), ('bbbb', now(), NULL, NULL, NULL), ('', now(), 'e', 8, NULL), (NULL, now(), 'f', 9, NULL)"
+        )
+        #expect(try devices.queued() == ["aaaa d 7 {x}", "bbbb   {}"])
+        try devices.forgetQueue()
+        // Django saves every column.
+        try devices.app(
+            "UPDATE app.devices SET badge = badge + 1, push_token = push_token, last_seen = last_seen, tags = tags")
+        #expect(try devices.queued() == [])
+        try devices.app("UPDATE app.devices SET user_id = 8 WHERE push_token = 'aaaa'")
+        try devices.app("UPDATE app.devices SET logged_out_at = now() WHERE push_token = 'aaaa'")
+        try devices.app("DELETE FROM app.devices WHERE push_token <> 'aaaa'")
+        #expect(try devices.queued() == ["aaaa d 8 {x}", "aaaa out", "bbbb out"])
+        try devices.drain()
+        #expect(try devices.states() == "aaaa unregistered_by_app, bbbb unregistered_by_app")
+        try devices.forgetQueue()
+        // Logged out already.
+        try devices.app("DELETE FROM app.devices")
+        #expect(try devices.queued() == [])
+    }
+
+    @Test func `a logout and a login in one transaction leave the token active`() throws {
+        let devices = try AttachedDevices()
+        try devices.attach("on_delete => 'unregister'")
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen) VALUES ('aaaa', now() - interval '1 day'), ('bbbb', now() - interval '1 day')"
+        )
+        try devices.drain()
+        try devices.app(
+            """
+            BEGIN;
+            UPDATE app.devices SET logged_out_at = clock_timestamp() WHERE push_token = 'aaaa';
+            UPDATE app.devices SET logged_out_at = NULL, last_seen = now() WHERE push_token = 'aaaa';
+            DELETE FROM app.devices WHERE push_token = 'bbbb';
+            INSERT INTO app.devices (push_token, last_seen) VALUES ('bbbb', now());
+            COMMIT
+            """)
+        // One by one, so that it is the instants that decide.
+        try devices.database.psql(
+            """
+            SELECT CASE WHEN unregistered THEN tokenkeeper.unregister(token, topic, environment, registered_at)::text
+                        ELSE tokenkeeper.register(token, topic, environment, registered_at)::text END FROM tokenkeeper.registration
+            """)
+        #expect(try devices.states() == "aaaa active, bbbb active")
+    }
+
+    @Test func `a token that another row still has, in whatever spelling, is not logged out`() throws {
+        let devices = try AttachedDevices()
+        let source = try devices.attach("on_delete => 'unregister'")
+        let token = String(repeating: "ab12", count: 16)
+        let described = "<" + (0..<8).map { _ in "ab12ab12" }.joined(separator: " ") + ">"
+        for other in [token.uppercased(), described, token] {
+            try devices.app(
+                "INSERT INTO app.devices (push_token, last_seen) VALUES ('\(token)', now()), ('\(other)', now())")
+            try devices.drain()
+            try devices.app("DELETE FROM app.devices WHERE id = (SELECT min(id) FROM app.devices)")
+            #expect(try devices.queued() == ["ab12 out"])
+            try devices.drain()
+            #expect(try devices.states() == "ab12 active")
+            try devices.app("DELETE FROM app.devices")
+            try devices.drain()
+            #expect(try devices.states() == "ab12 unregistered_by_app")
+        }
+        #expect(
+            try devices.database.psql(
+                "SELECT tokenkeeper.attachment_has(\(source), '{production}', '{t}', '{\(token)}', ARRAY[tokenkeeper.token_key('\(token)')])"
+            ) == "{NULL}")
+    }
+
+    @Test func `a new token of a row supersedes the old one if the device has registered, and logs it out otherwise`()
+        throws
+    {
+        let devices = try AttachedDevices()
+        try devices.attach()
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen, device) VALUES ('aa11', now() - interval '1 day', 'd'), ('bb11', now() - interval '1 day', NULL), ('cc11', now() - interval '1 day', 'e')"
+        )
+        try devices.drain()
+        try devices.app(
+            "UPDATE app.devices SET push_token = left(push_token, 2) || '22', last_seen = now() WHERE push_token <> 'cc11'"
+        )
+        // Without a new instant, the greater token would be the device's, whichever is new.
+        try devices.app("UPDATE app.devices SET push_token = '0022' WHERE push_token = 'cc11'")
+        try devices.drain()
+        #expect(
+            try devices.states()
+                == "0022 active, aa11 superseded, aa22 active, bb11 unregistered_by_app, bb22 active, cc11 unregistered_by_app"
+        )
+        #expect(try devices.differences() == "")
+    }
+
+    @Test func `COPY and ON CONFLICT count, and TRUNCATE unregisters nothing`() throws {
+        let devices = try AttachedDevices()
+        try devices.app("CREATE UNIQUE INDEX ON app.devices (push_token)")
+        try devices.attach("on_delete => 'unregister'")
+        try devices.database.psql(
+            "COPY app.devices (push_token, last_seen) FROM STDIN", user: "a_app",
+            input: "aaaa\t2026-01-01\nbbbb\t2026-01-01\n")
+        #expect(try devices.queued() == ["aaaa   {}", "bbbb   {}"])
+        try devices.forgetQueue()
+        try devices.app(
+            "INSERT INTO app.devices (push_token, user_id) VALUES ('aaaa', 5), ('cccc', 6) ON CONFLICT (push_token) DO UPDATE SET user_id = excluded.user_id"
+        )
+        #expect(Set(try devices.queued()) == ["aaaa  5 {}", "cccc 6 {}"])
+        try devices.forgetQueue()
+        try devices.app("TRUNCATE app.devices")
+        #expect(try devices.queued() == [])
+    }
+
+    @Test(arguments: [false, true])
+    func `what logical replication applies counts only if asked for`(always: Bool) throws {
+        let devices = try AttachedDevices()
+        try devices.attach("on_delete => 'unregister', always => \(always)")
+        try devices.database.psql(
+            """
+            SET session_replication_role = replica;
+            INSERT INTO app.devices (push_token, last_seen) VALUES ('aaaa', now());
+            UPDATE app.devices SET push_token = 'bbbb', last_seen = now();
+            DELETE FROM app.devices
+            """, user: "postgres")
+        #expect(try devices.queued() == (always ? ["aaaa   {}", "aaaa out", "bbbb  {}", "bbbb out"] : []))
+        #expect(try devices.app("SELECT triggers FROM tokenkeeper.attachment") == (always ? "always" : "enabled"))
+    }
+
+    @Test func `rows of a partitioned table count, also when they move between partitions`() throws {
+        let devices = try AttachedDevices(
+            table: """
+                app.devices (id bigint, push_token text, bundle_id text DEFAULT 't', last_seen timestamptz, device text, user_id uuid, tags text,
+                    logged_out_at timestamp, PRIMARY KEY (bundle_id, id)) PARTITION BY LIST (bundle_id)
+                """)
+        for topic in ["t", "u"] {
+            try devices.app("CREATE TABLE app.devices_\(topic) PARTITION OF app.devices FOR VALUES IN ('\(topic)')")
+        }
+        try devices.attach("on_delete => 'unregister'")
+        try devices.app("INSERT INTO app.devices (id, push_token, last_seen, tags) VALUES (1, 'aaaa', now(), 'x')")
+        try devices.app(
+            "INSERT INTO app.devices_u (id, push_token, last_seen, bundle_id) VALUES (2, 'bbbb', now(), 'u')")
+        #expect(try devices.queued() == ["aaaa   {x}", "bbbb   {}"])
+        try devices.drain()
+        try devices.app("UPDATE app.devices SET bundle_id = 'u' WHERE id = 1")
+        try devices.drain()
+        #expect(
+            try devices.database.psql(
+                "SELECT string_agg(left(token, 4) || topic || ' ' || state, ', ' ORDER BY token, topic) FROM tokenkeeper.token"
+            )
+                == "aaaat unregistered_by_app, aaaau active, bbbbu active")
+        // Two columns are the key.
+        #expect(
+            try devices.app(
+                "SELECT string_agg(key, ' ') FROM tokenkeeper.read_attachment((SELECT source_id FROM tokenkeeper.attachment), '[\"u\", \"1\"]', 9)"
+            )
+                == "[\"u\", \"2\"]")
+        #expect(try devices.differences() == "")
+        #expect(
+            failure {
+                try devices.app(
+                    "SELECT tokenkeeper.attach('app.devices_t', token => 'push_token', topic => 'bundle_id', registered_at => 'last_seen')"
+                )
+            }
+            .contains("attach the partitioned table app.devices"))
+    }
+
+    @Test func `a table that inherits is attached, and its parent is refused`() throws {
+        let devices = try AttachedDevices()
+        try devices.app("CREATE TABLE app.phones () INHERITS (app.devices)")
+        try devices.app("CREATE INDEX ON app.phones (push_token)")
+        #expect(failure { try devices.attach() }.contains("attach each of them instead"))
+        try devices.app("SELECT FROM tokenkeeper.attach('app.phones', \(AttachedDevices.arguments))")
+        try devices.app("INSERT INTO app.phones (push_token, last_seen) VALUES ('aaaa', now())")
+        // A statement on the parent.
+        try devices.app("UPDATE app.devices SET user_id = 3")
+        #expect(try devices.queued() == ["aaaa   {}", "aaaa  3 {}"])
+    }
+
+    @Test func `a generated column can be the token, and bytea, too`() throws {
+        let devices = try AttachedDevices(
+            table: """
+                app.devices (id bigserial PRIMARY KEY, raw bytea, push_token bytea GENERATED ALWAYS AS (substr(raw, 1, 2)) STORED, last_seen timestamp)
+                """)
+        try devices.attach(
+            "on_delete => 'unregister'",
+            arguments: "token => 'push_token', topic_value => 't', registered_at => 'last_seen'")
+        try devices.app(
+            "INSERT INTO app.devices (raw, last_seen) VALUES ('\\xaabbcc', now() - interval '1 day'), ('\\xaabbdd', now() - interval '1 day')"
+        )
+        try devices.app("DELETE FROM app.devices WHERE raw = '\\xaabbcc'")
+        try devices.drain()
+        #expect(try devices.states() == "aabb active")
+        try devices.app("UPDATE app.devices SET raw = '\\x112233'")
+        try devices.drain()
+        #expect(try devices.states() == "1122 active, aabb unregistered_by_app")
+    }
+
+    @Test func `the application's write succeeds whatever fails, and the fault shows`() throws {
+        let devices = try AttachedDevices()
+        try devices.attach(
+            "on_delete => 'unregister'",
+            arguments:
+                "token => 'push_token', topic => 'bundle_id', registered_at => 'last_seen', unregistered => '1 / badge < 0'"
+        )
+        try devices.app("INSERT INTO app.devices (push_token, last_seen, badge) VALUES ('aaaa', now(), 1)")
+        try devices.app("UPDATE app.devices SET badge = 0")
+        try devices.app("DELETE FROM app.devices")
+        let check = "SELECT name, fault, was, failures, left(failure, 5) FROM tokenkeeper.check_attachments()"
+        #expect(try devices.database.psql(check, user: "a_daemon") == "app.devices|||2|22012")
+        #expect(try devices.database.psql(check, user: "a_daemon") == "")
+        #expect(try devices.app("SELECT failures FROM tokenkeeper.attachment") == "2")
+        try devices.database.psql("REVOKE tokenkeeper_app FROM a_app", user: "postgres")
+        try devices.app("INSERT INTO app.devices (push_token, last_seen, badge) VALUES ('bbbb', now(), 1)")
+        #expect(
+            try devices.database.psql(check, user: "a_daemon")
+                == "app.devices|the table's owner a_app lacks the rights of tokenkeeper_app||0|")
+        try devices.database.psql("GRANT tokenkeeper_app TO a_app", user: "postgres")
+        try devices.app("ALTER TABLE app.devices DISABLE TRIGGER ALL")
+        #expect(
+            try devices.database.psql(check, user: "a_daemon")
+                == "app.devices|a trigger is disabled or missing: insert, update, delete|the table's owner a_app lacks the rights of tokenkeeper_app|0|"
+        )
+        #expect(try devices.app("SELECT triggers FROM tokenkeeper.attachment") == "disabled")
+        try devices.app("ALTER TABLE app.devices ENABLE TRIGGER ALL")
+        #expect(
+            try devices.database.psql(check, user: "a_daemon")
+                == "app.devices||a trigger is disabled or missing: insert, update, delete|0|")
+    }
+
+    @Test func `no change but a registration revives a token`() throws {
+        let devices = try AttachedDevices()
+        try devices.attach()
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen) VALUES ('aaaa', now() - interval '2 days'), ('bbbb', NULL), ('cccc', now() + interval '1 year')"
+        )
+        try devices.drain()
+        try devices.database.psql("UPDATE tokenkeeper.ledger SET stale_at = clock_timestamp()")
+        try devices.app("UPDATE app.devices SET tags = '{x}', user_id = 3")
+        try devices.drain()
+        #expect(try devices.states() == "aaaa stale, bbbb stale, cccc stale")
+        // Tags count from the change, although the registration is older than those that the ledger has.
+        #expect(
+            try devices.database.psql("SELECT DISTINCT tags::text || ' ' || user_id FROM tokenkeeper.ledger") == "{x} 3"
+        )
+        try devices.app("UPDATE app.devices SET last_seen = now()")
+        try devices.drain()
+        #expect(try devices.states() == "aaaa active, bbbb active, cccc active")
+    }
+
+    @Test func `with revive by register only, the table registers unknown tokens and revives none`() throws {
+        let devices = try AttachedDevices()
+        try devices.attach(
+            arguments:
+                "token => 'push_token', topic => 'bundle_id', unregistered => 'logged_out_at IS NOT NULL', revive => 'by register only'"
+        )
+        try devices.database.psql("SELECT tokenkeeper.register('bbbb', 't'), tokenkeeper.unregister('bbbb', 't')")
+        try devices.app("INSERT INTO app.devices (push_token) VALUES ('aaaa'), ('bbbb')")
+        try devices.drain()
+        #expect(try devices.states() == "aaaa active, bbbb unregistered_by_app")
+        try devices.app("UPDATE app.devices SET logged_out_at = now()")
+        try devices.drain()
+        try devices.app("UPDATE app.devices SET logged_out_at = NULL")
+        try devices.drain()
+        #expect(try devices.states() == "aaaa unregistered_by_app, bbbb unregistered_by_app")
+    }
+
+    @Test func `what our own cleanup changes is no logout`() throws {
+        let devices = try AttachedDevices()
+        let source = try devices.attach("on_delete => 'unregister'")
+        try devices.app("INSERT INTO app.devices (push_token, last_seen) VALUES ('aaaa', now()), ('bbbb', now())")
+        try devices.forgetQueue()
+        try devices.app(
+            """
+            BEGIN; SET LOCAL tokenkeeper.cleaning = '\(source)'; UPDATE app.devices SET logged_out_at = now() WHERE push_token = 'aaaa';
+            DELETE FROM app.devices WHERE push_token = 'bbbb'; COMMIT
+            """)
+        #expect(try devices.queued() == [])
+        try devices.app(
+            "DELETE FROM app.devices; INSERT INTO app.devices (push_token, last_seen) VALUES ('cccc', now())")
+        #expect(try devices.queued() == ["cccc   {}"])
+    }
+}

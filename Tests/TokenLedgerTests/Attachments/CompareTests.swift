@@ -1,0 +1,134 @@
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import TokenLedger
+
+@Suite(.ownThread) struct `Comparison with an attached table` {
+    private func devices(onDelete: String = "unregister") throws -> AttachedDevices {
+        let devices = try AttachedDevices()
+        try devices.attach("on_delete => '\(onDelete)'")
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen, device) SELECT lpad(to_hex(i), 4, '0'), now() - interval '1 day', 'd' || i FROM generate_series(1, 100) AS i"
+        )
+        return devices
+    }
+
+    @Test func `what the queue still holds is no difference, and then there is none`() throws {
+        let devices = try devices()
+        #expect(try devices.differences() == "")
+        #expect(
+            try devices.app("SELECT number FROM tokenkeeper.compare('app.devices') WHERE finding = 'queued'") == "100")
+        try devices.drain()
+        #expect(
+            try devices.app("SELECT finding, number FROM tokenkeeper.compare('app.devices')") == "rows|100\ntokens|100")
+        #expect(try devices.app("SELECT findings FROM tokenkeeper.attachment") == "{\"rows\": 100, \"tokens\": 100}")
+    }
+
+    @Test(arguments: ["unregister", "ignore"])
+    func `after triggers were disabled it finds exactly what is missing, and reconcile repairs it`(onDelete: String)
+        throws
+    {
+        let devices = try devices(onDelete: onDelete)
+        try devices.drain()
+        try devices.app("UPDATE app.devices SET logged_out_at = now() WHERE id <= 4")
+        try devices.drain()
+        try devices.app("ALTER TABLE app.devices DISABLE TRIGGER USER")
+        try devices.app("UPDATE app.devices SET logged_out_at = NULL WHERE id <= 2")  // Without a registration.
+        try devices.app("UPDATE app.devices SET logged_out_at = NULL, last_seen = now() WHERE id = 3")
+        try devices.app("UPDATE app.devices SET logged_out_at = now() WHERE id BETWEEN 11 AND 15")
+        try devices.app("DELETE FROM app.devices WHERE id BETWEEN 21 AND 26")
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen) SELECT lpad(to_hex(i), 4, 'f'), now() FROM generate_series(1, 7) AS i"
+        )
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen) VALUES ('no hex', now()), ('ffee', now() + interval '1 day'), (NULL, NULL)"
+        )
+        // Another row has the token of row 11.
+        try devices.app("INSERT INTO app.devices (push_token, last_seen) VALUES ('000B', now() - interval '2 days')")
+        try devices.app("ALTER TABLE app.devices ENABLE TRIGGER USER")
+        let expected =
+            "behind 1, logged_in 2, logged_out 4, missing 7" + (onDelete == "unregister" ? ", without_row 6" : "")
+        #expect(try devices.differences() == expected)
+        #expect(
+            try devices.app(
+                "SELECT finding, number FROM tokenkeeper.compare('app.devices') WHERE finding IN ('refused', 'without_token', 'without_row', 'unregistered_by_app') ORDER BY 1"
+            ) == "refused|2\nwithout_row|6\nwithout_token|1")
+        // A dry run changes nothing.
+        try devices.app("SELECT FROM tokenkeeper.reconcile('app.devices')")
+        #expect(try devices.queued() == [])
+        try devices.app("SELECT FROM tokenkeeper.reconcile('app.devices', dry_run => false)")
+        #expect(try devices.queued().count == (onDelete == "unregister" ? 20 : 14))
+        #expect(try devices.differences() == "")
+        try devices.drain()
+        #expect(try devices.differences() == "")
+        #expect(
+            try devices.database.psql("SELECT state, count(*) FROM tokenkeeper.token GROUP BY 1 ORDER BY 1")
+                == (onDelete == "unregister"
+                    ? "active|96\nunregistered_by_app|11" : "active|102\nunregistered_by_app|5"))
+        #expect(
+            try devices.app(
+                "SELECT queued, finished_at IS NOT NULL FROM tokenkeeper.registration_source WHERE kind = 'reconcile'")
+                == (onDelete == "unregister" ? "20|t" : "14|t"))
+    }
+
+    @Test func `a stale token that the table still has is no difference, nor is one that was pruned`() throws {
+        let devices = try devices()
+        try devices.drain()
+        try devices.database.psql(
+            "UPDATE tokenkeeper.ledger SET stale_at = clock_timestamp() WHERE token_key IN ('\\x0001', '\\x0002')")
+        try devices.database.psql(
+            """
+            WITH gone AS (DELETE FROM tokenkeeper.ledger WHERE token_key = '\\x0002' RETURNING *)
+            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, registered_before) SELECT topic_id, token_key, 'pruned', registered_at FROM gone
+            """)
+        #expect(try devices.differences() == "")
+        #expect(
+            try devices.app("SELECT finding, number FROM tokenkeeper.compare('app.devices')")
+                == "pruned|1\nrows|100\nstale|1\ntokens|99")
+        try devices.app("UPDATE app.devices SET last_seen = now() WHERE id <= 2")
+        try devices.drain()
+        #expect(
+            try devices.app("SELECT finding, number FROM tokenkeeper.compare('app.devices')") == "rows|100\ntokens|100")
+    }
+
+    @Test func `it goes on where it stopped, batch by batch`() throws {
+        let devices = try devices()
+        try devices.forgetQueue()
+        let source = try devices.app("SELECT source_id FROM tokenkeeper.attachment")
+        let run = try devices.app("SELECT tokenkeeper.begin_source('reconcile', 'app.devices')")
+        var steps = 0
+        repeat {
+            // Each in a session of its own, by what the last one has left in the database.
+            try devices.database.psql(
+                "SELECT FROM tokenkeeper.compare_next(\(source), (SELECT position FROM tokenkeeper.registration_source WHERE source_id = \(run)), 30, \(run))",
+                user: "a_daemon")
+            steps += 1
+            if steps == 3 { try devices.drain() }
+        } while try devices.app(
+            "SELECT finished_at IS NULL FROM tokenkeeper.registration_source WHERE source_id = \(run)") == "t"
+            && steps < 50
+        try devices.drain()
+        #expect(try devices.app("SELECT queued FROM tokenkeeper.registration_source WHERE source_id = \(run)") == "100")
+        #expect(steps > 5 && steps < 50)
+        #expect(try devices.differences() == "")
+    }
+
+    @Test func `only the owner, operators and the daemon compare`() throws {
+        let devices = try devices()
+        try devices.database.psql(
+            "CREATE ROLE stranger LOGIN; GRANT tokenkeeper_app TO stranger; GRANT USAGE ON SCHEMA app TO stranger",
+            user: "postgres")
+        defer { _ = try? devices.database.psql("DROP OWNED BY stranger; DROP ROLE stranger", user: "postgres") }
+        for user in ["a_app", "a_operator"] {
+            try devices.database.psql(
+                "SELECT FROM tokenkeeper.compare_next((SELECT source_id FROM tokenkeeper.attachment), NULL)", user: user
+            )
+        }
+        #expect(throws: (any Error).self) {
+            try devices.database.psql(
+                "SELECT FROM tokenkeeper.compare_next((SELECT source_id FROM tokenkeeper.attachment), NULL)",
+                user: "stranger")
+        }
+    }
+}
