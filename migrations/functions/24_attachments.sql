@@ -273,6 +273,11 @@ BEGIN
             WHERE p.proname = 'tokenkeeper_has_' || this.source_id AND p.proowner = found_table.relowner
               AND has_function_privilege(ours, p.oid, 'EXECUTE') AND has_schema_privilege(ours, p.pronamespace, 'USAGE')) THEN
             pg_get_userbyid(ours) || ' cannot call tokenkeeper_has_' || this.source_id || ', or cannot use its schema'
+        -- The generated functions know both by name.
+        WHEN this.name <> format('%I.%I', (SELECT n.nspname FROM pg_catalog.pg_namespace AS n WHERE n.oid = found_table.relnamespace), found_table.relname) THEN
+            'the table has another name now: ' || this.table_id || '; detach it and attach it again'
+        WHEN EXISTS (SELECT FROM unnest(this.columns) AS c (name) WHERE tokenkeeper.column_kind(this.table_id, c.name) IS NULL) THEN
+            'a column has another name now, of these: ' || array_to_string(this.columns, ', ') || '; detach the table and attach it again'
         WHEN found_table.relispartition THEN 'the table has become a partition: attach the partitioned table'
         WHEN found_table.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = this.table_id) THEN
             'tables inherit from it, and their rows fire none of its triggers: attach each of them'
