@@ -1,0 +1,358 @@
+import APNsFeedback
+import Dispatch
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import TokenLedger
+
+@Suite(.ownThread) struct `Queued registrations` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+    }
+
+    /// All that the ledger keeps of each token, except when it learned it. What `device` remembers depends on the order of calls: a token that
+    /// was superseded for a while leaves its tags there.
+    private func kept(_ topic: String) -> String {
+        """
+        SELECT to_jsonb(l) - 'topic_id' - 'suppressed_since', l.suppressed_since IS NULL
+        FROM tokenkeeper.ledger AS l JOIN tokenkeeper.topic AS t USING (topic_id) WHERE t.topic = '\(topic)' ORDER BY l.token_key
+        """
+    }
+
+    /// Tokens whose history does not say what the ledger says. (A logged-out token that joins a device and is superseded at once has no event of that.)
+    private static let contradictions = """
+        SELECT encode(l.token_key, 'hex'), l.suppressed, e.registrations, last.event
+        FROM tokenkeeper.ledger AS l
+        CROSS JOIN LATERAL (
+            SELECT count(*) FILTER (WHERE k.event = 'registered') AS registrations FROM tokenkeeper.token_event_log AS k
+            WHERE k.topic_id = l.topic_id AND k.token_key = l.token_key) AS e
+        CROSS JOIN LATERAL (
+            SELECT k.event, k.event IN ('registered', 'revived') AND NOT coalesce(k.invalidated_after >= k.registered_after, false) AS is_active
+            FROM tokenkeeper.token_event_log AS k
+            WHERE k.topic_id = l.topic_id AND k.token_key = l.token_key AND k.event <> 'late_feedback_ignored'
+            ORDER BY k.event_id DESC LIMIT 1) AS last
+        WHERE e.registrations <> (l.registered_at > '-infinity')::integer OR (last.is_active = l.suppressed AND l.superseded_at IS NULL)
+        """
+
+    @Test(arguments: [(400, 80), (40, 12), (12, 4), (5, 3)])
+    func `batches in any order leave what calls one by one leave, and what the model says`(
+        tokens: Int, devices: Int
+    ) throws {
+        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        var chance = SeededChance(seed: seed)
+        var owner = try database.connect()
+        var daemon = try database.connect(user: "a_daemon")
+        var model = LedgerModel()
+        let rows = (0..<Soak.size(800, whole: 8_000)).map { _ in
+            QueuedRegistration.random("one", tokens: tokens, devices: devices, &chance)
+        }
+        for row in rows.shuffled(using: &chance) {
+            try owner.execute(row.call)
+            row.apply(to: &model)
+        }
+        var left = rows.shuffled(using: &chance).map { row in
+            var row = row
+            row.topic = "many"
+            return row
+        }
+        // Some batches have hundreds of rows, some one; and the application also calls.
+        while !left.isEmpty {
+            let batch = Array(
+                left.prefix(Int.random(in: 1...[1, 20, 300].randomElement(using: &chance)!, using: &chance)))
+            left.removeFirst(batch.count)
+            for row in batch { row.apply(to: &model) }
+            if Int.random(in: 0..<5, using: &chance) == 0 {
+                for row in batch.prefix(20) { try owner.execute(row.call) }
+                try daemon.apply(Array(batch.dropFirst(20)))
+            } else {
+                let applied = try daemon.apply(batch)
+                #expect(applied.applied + applied.waiting == batch.count, "seed \(seed)")
+            }
+            if Int.random(in: 0..<5, using: &chance) == 0 {
+                for topic in ["one", "many"] {
+                    let at = batch[0].at + 100
+                    model.dies(
+                        .init("production", topic, batch[0].token), at, "Unregistered", receivedAt: at)
+                    try owner.execute(
+                        """
+                        INSERT INTO tokenkeeper.send_result (topic, token, status, body)
+                        VALUES ('\(topic)', '\(batch[0].token)', 410, '{"reason":"Unregistered","timestamp":\(at)000}')
+                        """)
+                }
+                try drainAll(&daemon)
+            }
+        }
+        // On a busy machine, a batch may stop before its last row.
+        while try daemon.applyWaiting().applied > 0 {}
+        let told = Set(try owner.lines(LedgerModel.ledger, columns: LedgerModel.columns))
+        let wanted = model.told()
+        #expect(
+            told == wanted,
+            "seed \(seed): told \(told.subtracting(wanted).sorted().prefix(3)), the model says \(wanted.subtracting(told).sorted().prefix(3))"
+        )
+        #expect(try owner.lines(kept("one"), columns: 2) == owner.lines(kept("many"), columns: 2), "seed \(seed)")
+        #expect(try owner.lines(Self.contradictions, columns: 4) == [], "seed \(seed)")
+    }
+
+    @Test func `batches and registrations at once leave what the model says, and no application fails`() throws {
+        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        var chance = SeededChance(seed: seed)
+        var model = LedgerModel()
+        let rows = (0..<Soak.size(4_000, whole: 20_000)).map { _ in
+            QueuedRegistration.random("t", tokens: 60, devices: 20, &chance)
+        }
+        for row in rows { row.apply(to: &model) }
+        let workers = 6
+        let database = database
+        let failures = Failures()
+        atOnce(workers) { worker in
+            let mine = stride(from: worker, to: rows.count, by: workers).map { rows[$0] }
+            do {
+                if worker % 2 == 0 {
+                    var app = try database.connect(user: "a_app")
+                    for row in mine { try app.execute(row.call) }
+                } else {
+                    var daemon = try database.connect(user: "a_daemon")
+                    for first in stride(from: 0, to: mine.count, by: 50) {
+                        try daemon.run("BEGIN; SET LOCAL lock_timeout = '100ms'")
+                        try daemon.apply(Array(mine[first..<min(first + 50, mine.count)]))
+                        try daemon.run("COMMIT")
+                    }
+                }
+            } catch {
+                failures.add("\(error)")
+            }
+        }
+        #expect(failures.all == [], "seed \(seed)")
+        var daemon = try database.connect(user: "a_daemon")
+        while try daemon.applyWaiting().applied > 0 {}
+        var owner = try database.connect()
+        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.registration") == "0", "seed \(seed)")
+        let told = Set(try owner.lines(LedgerModel.ledger, columns: LedgerModel.columns))
+        let wanted = model.told()
+        #expect(
+            told == wanted,
+            "seed \(seed): told \(told.subtracting(wanted).sorted().prefix(3)), the model says \(wanted.subtracting(told).sorted().prefix(3))"
+        )
+    }
+
+    @Test func `what register refuses is rejected with the same words, whole, and the others are applied`() throws {
+        var owner = try database.connect()
+        var daemon = try database.connect(user: "a_daemon")
+        let bad: [(call: String, row: String)] = [
+            ("'aa', 't', 'beta'", "'beta', 't', 'aa', NULL, 'd', 'u', '{g}'"),
+            ("'aa', ''", "NULL, '', 'aa', NULL, 'd', 'u', '{g}'"),
+            ("'aa', NULL", "NULL, NULL, 'aa', NULL, 'd', 'u', '{g}'"),
+            ("'aa', 't', registered_at => 'infinity'", "NULL, 't', 'aa', 'infinity', 'd', 'u', '{g}'"),
+            ("'aa', 't', device_id => repeat('d', 513)", "NULL, 't', 'aa', NULL, repeat('d', 513), 'u', '{g}'"),
+            ("'aa', 't', user_id => repeat('u', 513)", "NULL, 't', 'aa', NULL, 'd', repeat('u', 513), '{g}'"),
+            ("'aa', 't', tags => '{g,NULL}'", "NULL, 't', 'aa', NULL, 'd', 'u', '{g,NULL}'"),
+            ("'aa', 't', tags => '{\"\"}'", "NULL, 't', 'aa', NULL, 'd', 'u', '{\"\"}'"),
+            ("'aa', 't', tags => '{{g},{h}}'", "NULL, 't', 'aa', NULL, 'd', 'u', '{{g},{h}}'"),
+            (
+                "'aa', 't', tags => array_fill('g'::text, '{1001}')",
+                "NULL, 't', 'aa', NULL, 'd', 'u', array_fill('g'::text, '{1001}')"
+            ),
+        ]
+        let errors = bad.map { one in
+            let error = #expect(throws: DatabaseError.self) {
+                try owner.run("SELECT tokenkeeper.register(\(one.call))")
+            }
+            return error?.message ?? ""
+        }
+        let elements =
+            (bad.map(\.row) + ["NULL, 't', 'bb', NULL, NULL, NULL, NULL", "NULL, 't', 'no hex', NULL, 'd', 'u', '{g}'"])
+            .map { "ROW(\($0), false, NULL, '2024-01-01Z', 0, NULL, NULL)::tokenkeeper.registration" }
+        #expect(
+            try daemon.lines(
+                "SELECT applied, rejected FROM tokenkeeper.apply_registrations(ARRAY[\(elements.joined(separator: ","))], 1, 0.1, 100)",
+                columns: 2) == ["1|11"])
+        #expect(
+            try owner.lines(
+                "SELECT error FROM tokenkeeper.rejected_registration WHERE token = 'aa' ORDER BY rejected_id",
+                columns: 1)
+                == errors)
+        #expect(
+            try owner.scalar("SELECT error FROM tokenkeeper.rejected_registration WHERE token = 'no hex'")
+                == (try owner.scalar("SELECT tokenkeeper.token_fault('no hex')")))
+        #expect(
+            try owner.lines(
+                "SELECT environment, topic, registered_at::text, device_id, user_id, tags::text, queued_at = '2024-01-01Z' FROM tokenkeeper.rejected_registration WHERE rejected_id = 1",
+                columns: 7) == ["beta|t||d|u|{g}|t"])
+        #expect(
+            try owner.lines("SELECT token, registered_at = '2024-01-01Z' FROM tokenkeeper.token", columns: 2) == [
+                "bb|t"
+            ])
+    }
+
+    @Test func `beyond the allowance rejected rows are only counted, except what was requeued`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        let rows = ["NULL", "NULL", "1", "NULL", "NULL"].map {
+            "ROW(NULL, 't', 'x', NULL, NULL, NULL, NULL, NULL, NULL, now(), 0, \($0), NULL)::tokenkeeper.registration"
+        }
+        #expect(
+            try daemon.lines(
+                "SELECT applied, rejected, not_kept FROM tokenkeeper.apply_registrations(ARRAY[\(rows.joined(separator: ","))], 1, 0.1, 1)",
+                columns: 3) == ["0|2|3"])
+        #expect(
+            try database.psql("SELECT attempts FROM tokenkeeper.rejected_registration ORDER BY 1 NULLS LAST") == "1")
+    }
+
+    @Test func `an instant after queued_at, or none, counts as queued_at`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        let rows = [("aa", "NULL"), ("bb", "'2024-01-03Z'"), ("cc", "'2024-01-01Z'")].flatMap { token, at in
+            ["false", "true"].map {
+                "ROW(NULL, 't' || \($0), '\(token)', \(at), 'd' || '\(token)', NULL, NULL, \($0), NULL, '2024-01-02Z', 0, NULL, NULL)::tokenkeeper.registration"
+            }
+        }
+        try daemon.run("SELECT tokenkeeper.apply_registrations(ARRAY[\(rows.joined(separator: ","))], 1, 0.1, 1)")
+        #expect(
+            try database.psql(
+                "SELECT topic, token, coalesce(registered_at, invalidated_at)::date FROM tokenkeeper.token ORDER BY 1, 2"
+            ).split(separator: "\n")
+                == ["false", "true"].flatMap {
+                    ["t\($0)|aa|2024-01-02", "t\($0)|bb|2024-01-02", "t\($0)|cc|2024-01-01"]
+                })
+    }
+
+    /// What an application holds, and the rows that then have to wait.
+    @Test(arguments: [
+        ("SELECT tokenkeeper.register('aa', 't')", ["aa"]),
+        ("SELECT tokenkeeper.unregister('aa', 't')", ["aa"]),
+        ("SELECT tokenkeeper.register('ee', 't')", ["ee"]),
+        ("SELECT tokenkeeper.register('ff', 't', device_id => 'new')", ["ee"]),
+        ("SELECT tokenkeeper.register('bb', 't', device_id => 'b')", ["bb", "dd"]),
+        ("SELECT FROM tokenkeeper.device WHERE device_id = 'b' FOR UPDATE", ["dd"]),
+    ])
+    func `only rows whose token or device is locked wait, and are applied later`(
+        held: String, waiting: [String]
+    ) throws {
+        try database.psql(
+            "SELECT tokenkeeper.register(t, 't', device_id => d, registered_at => now() - interval '1 day') FROM unnest('{aa,bb,cc}'::text[], '{a,b,c}'::text[]) AS u (t, d)"
+        )
+        var app = try database.connect()
+        try app.execute("BEGIN; \(held)")
+        var daemon = try database.connect(user: "a_daemon")
+        let at = 1_800_000_000 - 90 * 86400 * 2
+        let rows = [
+            QueuedRegistration(topic: "t", token: "aa", at: at), QueuedRegistration(topic: "t", token: "bb", at: at),
+            QueuedRegistration(topic: "t", token: "cc", at: at, isLogout: true),
+            QueuedRegistration(topic: "t", token: "dd", at: at + 1, device: "b"),
+            QueuedRegistration(topic: "t", token: "ee", at: at, device: "new"),
+        ]
+        try daemon.run("BEGIN; SET LOCAL lock_timeout = '100ms'")
+        let applied = try daemon.apply(rows)
+        try daemon.run("COMMIT")
+        #expect(applied == .init(applied: rows.count - waiting.count, waiting: waiting.count))
+        #expect(
+            try database.psql("SELECT token FROM tokenkeeper.registration_retry ORDER BY 1")
+                == waiting.joined(separator: "\n"))
+        // Alone, too, they wait no longer than lock_timeout.
+        #expect(try daemon.applyWaiting(limit: 1) == .init(waiting: 1))
+        try app.execute("COMMIT")
+        while try daemon.applyWaiting(limit: 1).applied > 0 {}
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration") == "0")
+        let rest = Set(rows.map(\.token)).subtracting(
+            try database.psql("SELECT token FROM tokenkeeper.token").split(separator: "\n").map(String.init))
+        #expect(rest == [])
+    }
+
+    @Test func `events name the user and the source, in sets and row by row`() throws {
+        var owner = try database.connect()
+        var daemon = try database.connect(user: "a_daemon")
+        let source = try owner.scalar("SELECT tokenkeeper.begin_source('import', 'devices.csv')")
+        let at = 1_700_000_000
+        func row(_ token: String, _ at: Int, device: String? = nil, isLogout: Bool = false) -> QueuedRegistration {
+            QueuedRegistration(
+                topic: "t", token: token, at: at, device: device, user: "u", isLogout: isLogout, source: source)
+        }
+        // Two tokens of one device go row by row.
+        try daemon.apply([
+            row("aa", at), row("bb", at, device: "d"), row("cc", at + 1, device: "d"), row("dd", at, isLogout: true),
+        ])
+        try daemon.apply([row("aa", at + 1, isLogout: true), row("ee", at + 2, device: "d")])
+        try daemon.apply([row("aa", at + 2)])
+        #expect(
+            try owner.lines(
+                "SELECT encode(token_key, 'hex'), event, user_id, source_id FROM tokenkeeper.token_event_log ORDER BY 1, event_id",
+                columns: 4)
+                == [
+                    "aa|registered|u|\(source!)", "aa|unregistered_by_app|u|\(source!)", "aa|revived|u|\(source!)",
+                    "bb|registered|u|\(source!)", "bb|superseded|u|", "cc|registered|u|\(source!)", "cc|superseded|u|",
+                    "dd|unregistered_by_app||\(source!)", "ee|registered|u|\(source!)",
+                ])
+    }
+
+    @Test func `logouts of a source pass the guard, and are held whole`() throws {
+        var owner = try database.connect()
+        var daemon = try database.connect(user: "a_daemon")
+        try owner.execute(
+            "SELECT tokenkeeper.register(t, 't', registered_at => to_timestamp(1700000000)) FROM unnest('{aa,bb,cc,dd}'::text[]) AS t"
+        )
+        let source = try owner.scalar("SELECT tokenkeeper.begin_source('import', 'devices.csv')")
+        let at = 1_700_000_100
+        func logout(_ token: String, _ source: String?) -> QueuedRegistration {
+            QueuedRegistration(topic: "t", token: token, at: at, isLogout: true, source: source)
+        }
+        #expect(
+            try daemon.apply([logout("aa", source), logout("bb", source), logout("cc", nil), logout("dd", source)])
+                == .init(applied: 1, held: 3))
+        #expect(
+            try owner.lines("SELECT token, state FROM tokenkeeper.token ORDER BY 1", columns: 2)
+                == ["aa|active", "bb|active", "cc|unregistered_by_app", "dd|active"])
+        #expect(
+            try owner.lines(
+                "SELECT token, topic, unregistered, source_id, extract(epoch FROM unregistered_at)::bigint FROM tokenkeeper.held_registration ORDER BY 1",
+                columns: 5) == ["aa", "bb", "dd"].map { "\($0)|t|t|\(source!)|\(at)" })
+        #expect(
+            try owner.scalar("SELECT count(*) FROM tokenkeeper.unregistration_receipt") == "0",
+            "nothing of it is recorded")
+    }
+
+    @Test(arguments: [1, 2])
+    func `the tags and the user of an attached table count from when they were queued`(batch: Int) throws {
+        var owner = try database.connect()
+        var daemon = try database.connect(user: "a_daemon")
+        let source = try owner.scalar("SELECT tokenkeeper.begin_source('attachment', 'public.devices')")
+        try owner.execute(
+            """
+            SELECT tokenkeeper.register('aa', 't', registered_at => to_timestamp(1700000100), device_id => 'd', tags => '{old}', user_id => 'old');
+            SELECT tokenkeeper.unregister('aa', 't', at => to_timestamp(1700000200));
+            SELECT tokenkeeper.register('cc', 't', registered_at => to_timestamp(1700000100), device_id => 'c', tags => '{old}');
+            SELECT tokenkeeper.register('dd', 't', registered_at => to_timestamp(1700000200), device_id => 'c')
+            """)
+        let rows = ["aa", "cc"].map {
+            QueuedRegistration(topic: "t", token: $0, at: 1_700_000_050, user: "new", tags: "new", source: source)
+        }
+        for first in stride(from: 0, to: rows.count, by: batch) {
+            try daemon.apply(Array(rows[first..<first + batch]))
+        }
+        #expect(
+            try owner.lines(
+                "SELECT token, state, extract(epoch FROM registered_at)::bigint, user_id, tags FROM tokenkeeper.token ORDER BY 1",
+                columns: 5)
+                == [
+                    "aa|unregistered_by_app|1700000100|new|{new}", "cc|superseded|1700000100|new|{new}",
+                    "dd|active|1700000200||{new}",
+                ])
+    }
+
+    @Test func `a device with fifty tokens is noted, and one with a thousand gets no more`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        let rows = (0..<1_010).map {
+            QueuedRegistration(
+                topic: "t", token: "aa" + String(0x1000 + $0, radix: 16), at: 1_700_000_000 + $0, device: "constant")
+        }
+        for first in stride(from: 0, to: rows.count, by: 101) {
+            try daemon.apply(Array(rows[first..<first + 101]))
+        }
+        while try daemon.applyWaiting(limit: 101).applied > 0 {}
+        #expect(
+            try database.psql("SELECT count(*), count(device_id) FROM tokenkeeper.ledger") == "1010|1000")
+        #expect(
+            try database.psql("SELECT count(*) FROM tokenkeeper.operation WHERE operation = 'device_crowded'") == "2")
+    }
+}
