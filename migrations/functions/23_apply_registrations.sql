@@ -138,6 +138,7 @@ DECLARE
     first integer := 1;
     many integer := total;
     locked_until integer := 0;
+    is_tried boolean := false;
 BEGIN
     dependent := '{}';
     waiting := '{}';
@@ -207,11 +208,13 @@ BEGIN
         PERFORM set_config('lock_timeout', '3ms', true);
     END IF;
     WHILE first <= total LOOP
-        IF clock_timestamp() > patience THEN
+        -- The first attempt waits 3 ms at most, however long it took to come here: on a cold cache, for example.
+        IF is_tried AND clock_timestamp() > patience THEN
             waiting := waiting || ARRAY(SELECT k.position::integer FROM unnest(device_kinds) WITH ORDINALITY AS k (kind, position)
                                         WHERE k.kind IS NOT NULL AND k.position >= first);
             EXIT;
         END IF;
+        is_tried := true;
         BEGIN
             -- A new device has nothing to supersede.
             INSERT INTO tokenkeeper.device (topic_id, device_id, named_at, token_key)
@@ -500,8 +503,7 @@ DECLARE
     receipt timestamptz := clock_timestamp();
     lock_timeout_before text := current_setting('lock_timeout');
     -- A single row may wait for its locks as long as lock_timeout says: it holds nothing that others may wait for.
-    patience timestamptz := CASE WHEN total <= 1 THEN 'infinity'
-        ELSE receipt + current_setting('deadlock_timeout')::interval / 2 - interval '10 ms' END;
+    patience timestamptz := CASE WHEN total <= 1 THEN 'infinity'::timestamptz ELSE receipt END;
     -- Positions in rows, and what these rows say, in the order of logouts, topics and token keys.
     of_row integer[];
     of_topic integer[];
@@ -544,6 +546,7 @@ DECLARE
     faulty integer[];
     faults text[];
     lacks_topic boolean;
+    is_tried boolean := false;
     remains boolean[];
     one record;
 BEGIN
@@ -591,7 +594,9 @@ BEGIN
                            SELECT t.topic_id FROM tokenkeeper.topic AS t
                            WHERE t.topic = u.topic AND t.environment = coalesce(u.environment, 'production')) AS topic_id
                 FROM unnest(apply_registrations.rows) WITH ORDINALITY AS u (environment, topic, token, registered_at, device_id, user_id, tags,
-                    unregistered, source_id, queued_at, partition_number, attempts, released, position)) AS r
+                    unregistered, source_id, queued_at, partition_number, attempts, released, position)
+                -- So that what is used twice is computed once.
+                OFFSET 0) AS r
         ), understood AS (
             SELECT array_agg(s.position) AS of_row, array_agg(s.topic_id) AS of_topic, array_agg(s.token_key) AS token_keys,
                    array_agg(s.moment) AS moments, array_agg(s.details_at) AS details_at, array_agg(s.logs_out) AS logs_out,
@@ -706,6 +711,10 @@ BEGIN
           WHERE NOT u.is_logout AND u.topic_id IS NOT NULL
           GROUP BY 1, 2 ORDER BY 1, 2) AS g;
 
+    -- From here on, an application may wait for this transaction. Whatever deadlock_timeout is, there is time to apply something.
+    IF isfinite(patience) THEN
+        patience := clock_timestamp() + greatest(current_setting('deadlock_timeout')::interval / 2 - interval '10 ms', interval '20 ms');
+    END IF;
     IF k_key <> '{}' THEN
         SELECT r.unknown, r.dependent, r.busy INTO unknown, dependents, busy
         FROM tokenkeeper.register_known_tokens(
@@ -744,10 +753,11 @@ BEGIN
               AND (u.topic_id, u.token_key) IN (SELECT s.topic_id, s.token_key FROM unnest(slow_topic, slow_key) AS s (topic_id, token_key))
             ORDER BY u.topic_id, u.token_key, u.moment, u.n
         LOOP
-            IF clock_timestamp() > patience THEN
+            IF is_tried AND clock_timestamp() > patience THEN
                 waits := waits || one.n;
                 CONTINUE;
             END IF;
+            is_tried := true;
             -- A subtransaction for each, so that a row that fails releases its locks and leaves the others alone.
             BEGIN
                 PERFORM tokenkeeper.register_row(one.topic_id, one.token_key, one.moment, one.device, (apply_registrations.rows[one.n]).tags, one.of_user,
