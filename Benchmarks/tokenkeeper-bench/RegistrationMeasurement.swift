@@ -95,7 +95,7 @@ struct RegistrationMeasurement: LedgerMeasurement {
                 WITH gone AS (
                     DELETE FROM \(table) WHERE ctid >= '(\(first),0)' AND ctid < '(\(first + pagesPerBatch),0)' RETURNING *
                 )
-                SELECT waiting + rejected + not_kept + held FROM tokenkeeper.apply_registrations(
+                SELECT waiting + rejected + held FROM tokenkeeper.apply_registrations(
                     (SELECT array_agg(g::tokenkeeper.registration) FROM gone AS g), 1000, 0.1, 1000)
                 """)
             try session.run("COMMIT")

@@ -196,7 +196,7 @@ import Testing
         #expect(
             try daemon.lines(
                 "SELECT applied, rejected, not_kept FROM tokenkeeper.apply_registrations(ARRAY[\(rows.joined(separator: ","))], 1, 0.1, 1)",
-                columns: 3) == ["0|2|3"])
+                columns: 3) == ["0|5|3"])
         #expect(
             try database.psql("SELECT attempts FROM tokenkeeper.rejected_registration ORDER BY 1 NULLS LAST") == "1")
     }

@@ -799,16 +799,17 @@ BEGIN
         SELECT r.error, r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, r.source_id, r.queued_at,
                r.attempts
         FROM refused AS r WHERE r.attempts IS NOT NULL OR r.so_far <= apply_registrations.rejected_allowance;
-        GET DIAGNOSTICS rejected = ROW_COUNT;
-        not_kept := cardinality(faulty) - rejected;
+        GET DIAGNOSTICS not_kept = ROW_COUNT;
+        rejected := cardinality(faulty);
+        not_kept := rejected - not_kept;
     END IF;
-    applied := total - rejected - not_kept - held - waiting;
+    applied := total - rejected - held - waiting;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.apply_registrations(tokenkeeper.registration[], bigint, numeric, bigint) IS
     'Applies a batch of rows that were taken out of registration, in the transaction that deletes them: with the same outcome as register and unregister, '
-    'called for each. Returns how many were applied; rejected, and kept in rejected_registration; not_kept, rejected beyond rejected_allowance and only '
-    'counted; held by the mass-failure guard in held_registration; waiting in registration_retry, because another session had locked what they need; and '
+    'called for each. Returns how many were applied; rejected; not_kept: those of the rejected that were beyond rejected_allowance and are not in '
+    'rejected_registration; held by the mass-failure guard in held_registration; waiting in registration_retry, because another session had locked what they need; and '
     'the topic_ids whose guard has tripped or reset. A batch of one row waits for locks as long as lock_timeout says; others wait for milliseconds only. '
     'Requires read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.apply_registrations(tokenkeeper.registration[], bigint, numeric, bigint) FROM PUBLIC;
