@@ -809,7 +809,8 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.apply_registrations(tokenkeeper.registration[], bigint, numeric, bigint) IS
     'Applies a batch of rows that were taken out of registration, in the transaction that deletes them: with the same outcome as register and unregister, '
     'called for each. Returns how many were applied; rejected; not_kept: those of the rejected that were beyond rejected_allowance and are not in '
-    'rejected_registration; held by the mass-failure guard in held_registration; waiting in registration_retry, because another session had locked what they need; and '
-    'the topic_ids whose guard has tripped or reset. A batch of one row waits for locks as long as lock_timeout says; others wait for milliseconds only. '
+    'rejected_registration; held by the mass-failure guard in held_registration; waiting in registration_retry, because another session had locked what '
+    'they need; and the topic_ids whose guard has tripped or reset. A batch of one row waits for locks as long as lock_timeout says; others wait for '
+    'milliseconds only. '
     'Requires read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.apply_registrations(tokenkeeper.registration[], bigint, numeric, bigint) FROM PUBLIC;
