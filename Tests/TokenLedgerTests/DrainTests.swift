@@ -100,7 +100,7 @@ import TokenModel
         #expect(try drainAll(&daemon).rejected == 1)
         #expect(
             try database.psql("SELECT error, length(body) FROM tokenkeeper.rejected_result")
-                == "the row is 16777230 bytes long, expected at most 16777216|16777217")
+                == "the row is 16777233 bytes long, expected at most 16777216|16777217")
     }
 
     @Test func `the result of a locked token waits in the retry partition, and the rest is recorded`() throws {

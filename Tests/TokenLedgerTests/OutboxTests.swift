@@ -292,9 +292,10 @@ import TokenModel
                 "SELECT string_agg(status::text, ' ' ORDER BY status) FROM tokenkeeper.send_result WHERE sent_at = '2026-11-06 21:20:00Z'"
             )
                 == "200 410 413 503")
-        #expect(try database.psql("SELECT apns_id FROM tokenkeeper.send_result WHERE status = 410") == "x")
+        #expect(try database.psql("SELECT apns_id FROM tokenkeeper.send_result WHERE status = '410'") == "x")
         #expect(
-            try database.psql("SELECT apns_id FROM tokenkeeper.send_result WHERE status = 200") == claimed[0].request.id
+            try database.psql("SELECT apns_id FROM tokenkeeper.send_result WHERE status = '200'")
+                == claimed[0].request.id
         )
         #expect(
             try database.psql("SELECT error, status, payload, attempts FROM tokenkeeper.failed_send")

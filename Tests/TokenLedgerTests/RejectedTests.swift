@@ -86,3 +86,72 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.rejected_result") == "0")
     }
 }
+
+@Suite(.ownThread) struct `The status of a queued result` {
+    let database: TestDatabase
+
+    init() throws { database = try TestCluster.shared.database() }
+
+    @Test func `is a number or text, by INSERT, INSERT … SELECT, COPY or a parameter of any integer type`() throws {
+        try database.psql(
+            """
+            CREATE TABLE response (n integer, small smallint, big bigint, short char(5));
+            INSERT INTO response VALUES (410, 410, 410, '410');
+            INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'a1', 410), ('t', 'a2', '410'), ('t', 'a3', ' 410 ');
+            INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', 'a4', n FROM response;
+            INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', 'a5', small FROM response;
+            INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', 'a6', big FROM response;
+            INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', 'a7', short FROM response;
+            INSERT INTO tokenkeeper.send_result (topic, token, status) SELECT 't', 'a8', s FROM unnest(ARRAY[410]) AS s;
+            """)
+        try database.psql(
+            "COPY tokenkeeper.send_result (topic, token, status) FROM STDIN", user: "a_sender", input: "t\ta9\t410\n")
+        // The driver says that the parameters are integers, as psycopg and libpq do.
+        var sender = try database.connect(user: "a_sender")
+        let insert = "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', $1, $2)"
+        _ = try sender.query(insert, [.text("b1"), .int4(410)])
+        _ = try sender.query(insert, [.text("b2"), .int8(410)])
+        _ = try sender.query(insert, [.text("b3"), .text("410")])
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try drainAll(&daemon).recorded == 12)
+        #expect(
+            try database.psql("SELECT state, count(*) FROM tokenkeeper.token GROUP BY 1") == "suspect|12",
+            "a 410 without a body")
+    }
+
+    @Test func `of a 200 counts on the server, and with blanks around it like any other`() throws {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'a1', 200), ('t', 'a2', '200'), ('t', 'a3', ' 200');
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        let pass = try drainAll(&daemon)
+        #expect(pass.accepted == 2 && pass.recorded == 1)
+        #expect(
+            try database.psql("SELECT status, reason, sum(results) FROM tokenkeeper.result_stat GROUP BY 1, 2")
+                == "200||3")
+    }
+
+    @Test func `that is none leaves the rest of the INSERT alone, and can be fixed`() throws {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES
+                ('t', 'a1', 'failed'), ('t', 'a2', '410 Gone'), ('t', 'a3', '410')
+            """, user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        let pass = try drainAll(&daemon)
+        #expect(pass.recorded == 1 && pass.rejected == 2)
+        #expect(
+            try database.psql("SELECT token, status, error FROM tokenkeeper.rejected_result ORDER BY token")
+                == """
+                a1|failed|status is 'failed', expected an HTTP status from 100 to 599
+                a2|410 Gone|status is '410 Gone', expected an HTTP status from 100 to 599
+                """)
+        try database.psql(
+            """
+            UPDATE tokenkeeper.rejected_result SET status = left(status, 3) WHERE status LIKE '410%';
+            SELECT tokenkeeper.requeue_rejected()
+            """, user: "a_operator")
+        #expect(try drainAll(&daemon).recorded == 1)
+    }
+}

@@ -528,7 +528,7 @@ private enum ResponseText {
     private static func row(_ status: Int32, _ reason: String?, _ hasTimestamp: Bool) throws -> String {
         let body = reason.map { "{\"reason\":\"\($0)\"\(hasTimestamp ? timestamp : "")}" }
         let result = SendResult(
-            topic: "com.example.app", token: "ab", status: status, body: body, sentAt: now, queuedAt: now)
+            topic: "com.example.app", token: "ab", status: String(status), body: body, sentAt: now, queuedAt: now)
         let token =
             switch Interpretation.verdict(on: result) {
             case .accepted: "nothing (accepted)"

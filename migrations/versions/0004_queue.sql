@@ -10,7 +10,7 @@ CREATE TABLE tokenkeeper.send_result (
     environment      text DEFAULT 'production',
     topic            text,
     token            text,
-    status           integer,
+    status           text,
     body             text,
     apns_id          text,
     sent_at          timestamptz,
@@ -27,7 +27,8 @@ COMMENT ON TABLE tokenkeeper.send_result IS
 COMMENT ON COLUMN tokenkeeper.send_result.environment IS 'production (the default) or sandbox.';
 COMMENT ON COLUMN tokenkeeper.send_result.topic IS 'The apns-topic header of the request.';
 COMMENT ON COLUMN tokenkeeper.send_result.token IS 'The device token in hex, in upper or lower case.';
-COMMENT ON COLUMN tokenkeeper.send_result.status IS 'The HTTP status of the response. 200s may be queued too: they are counted.';
+COMMENT ON COLUMN tokenkeeper.send_result.status IS
+    'The HTTP status of the response, as text or as a number. 200s may be queued too: they are counted.';
 COMMENT ON COLUMN tokenkeeper.send_result.body IS 'The body of the response (JSON), verbatim, or null.';
 COMMENT ON COLUMN tokenkeeper.send_result.apns_id IS 'The apns-id header of the response, or null.';
 COMMENT ON COLUMN tokenkeeper.send_result.sent_at IS
@@ -72,7 +73,7 @@ CREATE TABLE tokenkeeper.rejected_result (
     environment text,
     topic       text,
     token       text,
-    status      integer,
+    status      text,
     body        text,
     apns_id     text,
     sent_at     timestamptz,

@@ -37,7 +37,7 @@ CREATE TABLE tokenkeeper.held_result (
     environment text,
     topic       text,
     token       text,
-    status      integer,
+    status      text,
     body        text,
     apns_id     text,
     sent_at     timestamptz,

@@ -29,12 +29,15 @@ public enum Interpretation {
     ///   responds with 410 must not suppress a whole fleet.
     /// - An instant in the future counts as `queuedAt`, so that the verdict depends on the row alone.
     public static func verdict(on result: SendResult) -> Verdict {
-        guard let status = result.status else {
+        guard let text = result.status, !text.isEmpty else {
             return .unintelligible(error: "status is missing, expected the HTTP status that APNs answered")
         }
+        let status = result.statusCode
         if status == 200 { return .accepted }
-        guard (100...599).contains(status) else {
-            return .unintelligible(error: "status is \(status), expected an HTTP status from 100 to 599")
+        guard let status, (100...599).contains(status) else {
+            // Only the beginning, as of a token: a sender may have mixed up its columns.
+            return .unintelligible(
+                error: "status is \(quoted(text, atMost: 8)), expected an HTTP status from 100 to 599")
         }
         do {
             return try verdict(on: result, status: status)

@@ -5,15 +5,22 @@ enum QueueRows {
     static let columns = "environment, topic, token, status, body, apns_id, sent_at, queued_at, attempts"
 
     /// The bytes of text in a row, computed without fetching what is stored out of line.
-    static let length = ["environment", "topic", "token", "body", "apns_id"]
+    static let length = ["environment", "topic", "token", "status", "body", "apns_id"]
         .map { "coalesce(octet_length(\($0)), 0)" }.joined(separator: " + ")
 
     /// A row with more text than 2,000 bytes is bulky. It waits in the retry partition for its turn alone: memory stays bounded. APNs'
     /// own responses have about 150 bytes.
     static let isBulky = "\(length) > 2000"
 
-    /// 200s are counted on the server. All other rows are read here.
-    static let isRead = "status IS DISTINCT FROM 200"
+    /// 200s are counted on the server. The status is text: `'200'` as drivers write it. A 200 with blanks around it is read here.
+    static let isAccepted = "status = '200'"
+
+    /// All other rows are read here.
+    static let isRead = "status IS DISTINCT FROM '200'"
+
+    /// The status as it is counted: a number that HTTP could have, or null. As `SendResult.statusCode`.
+    private static let countableStatus =
+        "substring(status COLLATE \"C\" FROM '^[[:space:]]*([1-9][0-9][0-9])[[:space:]]*$')::integer"
 
     /// An INSERT that copies rows of the queue to another partition, unchanged, and returns a row for each.
     static func insert(into partition: Partition, from rows: String) -> String {
@@ -34,7 +41,7 @@ enum QueueRows {
         let rows = try connection.query(
             """
             WITH gone AS (
-                DELETE FROM \(partition.table) WHERE \(rows.predicate) AND status = 200 RETURNING environment, topic
+                DELETE FROM \(partition.table) WHERE \(rows.predicate) AND \(isAccepted) RETURNING environment, topic
             ), counted AS (
                 \(ResultCounts.insertAccepted(of: "gone"))
             ), moving AS (
@@ -75,7 +82,7 @@ enum QueueRows {
                 DELETE FROM \(partition.table) WHERE \(row.predicate) RETURNING \(columns)
             ), counted AS (
                 INSERT INTO tokenkeeper.result_count (hour, status, reason, results)
-                SELECT \(ResultCounts.hourInSQL), CASE WHEN status BETWEEN 100 AND 999 THEN status END,
+                SELECT \(ResultCounts.hourInSQL), \(countableStatus),
                        CASE WHEN $2 OR attempts IS NOT NULL THEN '\(Verdict.rejected)' ELSE '\(Verdict.rejectedNotKept)' END, count(*)
                 FROM gone GROUP BY 2, 3
             ), kept AS (
@@ -83,7 +90,7 @@ enum QueueRows {
                 SELECT \(columns), $1 FROM gone WHERE $2 OR attempts IS NOT NULL
             )
             SELECT count(*), count(*) FILTER (WHERE NOT $2 AND attempts IS NULL),
-                   max(CASE WHEN status BETWEEN 100 AND 999 THEN status END)
+                   max(\(countableStatus))
             FROM gone
             """, [.text(error), .bool(isKept)]
         ).one { row throws(DatabaseError) in (try row.read(), try row.read(), try row.read()) }

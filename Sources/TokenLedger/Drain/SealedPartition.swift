@@ -68,7 +68,7 @@ struct SealedPartition {
             let rows = try connection.query(
                 """
                 WITH counted AS (
-                    \(ResultCounts.insertAccepted(of: "\(partition.table) WHERE status = 200"))
+                    \(ResultCounts.insertAccepted(of: "\(partition.table) WHERE \(QueueRows.isAccepted)"))
                 ), moved AS (
                     \(QueueRows.insert(into: .backlog, from: rest))
                 )

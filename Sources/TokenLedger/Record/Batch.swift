@@ -60,7 +60,7 @@ struct Batch: ~Copyable {
             switch verdict {
             case .unintelligible(let error): unintelligible.append((row, error))
             case .sendersFault(let reason):
-                let fault = reason.map(ResultCounts.countable) ?? "status \(result.status ?? 0)"
+                let fault = reason.map(ResultCounts.countable) ?? "status \(result.statusCode ?? 0)"
                 sendersFaults[fault, default: 0] += 1
             case .accepted, .stale, .suspect, .transient: break
             }
@@ -201,7 +201,7 @@ extension Batch {
         let values: [Parameter] =
             [
                 .texts(results.map(\.environment)), .texts(results.map(\.topic)), .texts(results.map(\.token)),
-                .int4s(results.map(\.status)), .texts(results.map(\.body)), .texts(results.map(\.apnsID)),
+                .texts(results.map(\.status)), .texts(results.map(\.body)), .texts(results.map(\.apnsID)),
                 .instants(results.map(\.sentAt)), .instants(results.map(\.queuedAt)), .int4s(results.map(\.attempts)),
             ] + values
         _ = try connection.query(

@@ -60,7 +60,9 @@ final class RejectedAllowance: Sendable {
     func takes(_ result: SendResult) -> Bool {
         // An operator has requeued it, so it was kept before: it must not get lost by coming back.
         if result.attempts != nil { return true }
-        let texts = [result.environment, result.topic, result.token, result.body, result.apnsID]
+        let texts = [
+            result.environment, result.topic, result.token, result.status, result.body, result.apnsID,
+        ]
         return takes(bytes: texts.reduce(0) { $0 + ($1?.utf8.count ?? 0) })
     }
 

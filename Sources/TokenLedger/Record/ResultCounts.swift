@@ -12,11 +12,11 @@ struct ResultCounts {
         let kind =
             if case .unintelligible = verdict {
                 // Garbage must not become a row for each of its spellings.
-                ResultKind(status: Self.countable(result.status), reason: verdict.reason)
+                ResultKind(status: Self.countable(result.statusCode), reason: verdict.reason)
             } else {
                 ResultKind(
                     environment: result.environment ?? Environment.production.rawValue, topic: result.topic,
-                    status: result.status, reason: verdict.reason.map(Self.countable))
+                    status: result.statusCode, reason: verdict.reason.map(Self.countable))
             }
         // Most results are of the same kind as the one before them.
         if let last = kindOf.last, kinds[Int(last)] == kind { return kindOf.append(last) }

@@ -14,7 +14,8 @@ private func result(_ status: Int32?, _ body: String? = nil, _ change: (inout Se
     -> SendResult
 {
     var result = SendResult(
-        environment: "production", topic: "com.example.app", token: "00FF10aa", status: status, body: body, apnsID: nil,
+        environment: "production", topic: "com.example.app", token: "00FF10aa", status: status.map(String.init),
+        body: body, apnsID: nil,
         sentAt: sentAt, queuedAt: queuedAt)
     change(&result)
     return result
@@ -33,7 +34,26 @@ private func error(_ verdict: Verdict) -> String? {
 @Suite struct `Interpretation of APNs responses` {
     @Test func `a 200 is accepted whatever else the row contains`() {
         #expect(verdict(200) == .accepted)
-        #expect(verdict(200, "garbage") { $0 = SendResult(token: "zz", status: 200, queuedAt: queuedAt) } == .accepted)
+        #expect(
+            verdict(200, "garbage") { $0 = SendResult(token: "zz", status: "200", queuedAt: queuedAt) } == .accepted)
+    }
+
+    @Test(arguments: [" 200", "200\r\n", "\t200 "])
+    func `blanks around the status do not matter`(status: String) {
+        #expect(verdict(200) { $0.status = status } == .accepted)
+    }
+
+    @Test(arguments: [
+        ("failed", "'failed'"), ("410 Gone", "'410 Gone'"), ("410.0", "'410.0'"), ("+410", "'+410'"),
+        ("0410", "'0410'"),
+        ("٤١٠", "'٤١٠'"), ("4 10", "'4 10'"), (" ", "' '"), ("600", "'600'"), ("99", "'99'"), ("-1", "'-1'"),
+        ("00fc13adff785122", "'00fc13ad'..."),
+    ])
+    func `a status that is no HTTP status is unintelligible, and only its beginning is shown`(
+        status: String, shown: String
+    ) {
+        #expect(
+            error(verdict(410) { $0.status = status }) == "status is \(shown), expected an HTTP status from 100 to 599")
     }
 
     @Test(arguments: ["Unregistered", "ExpiredToken", "SomethingNew"])
@@ -79,6 +99,7 @@ private func error(_ verdict: Verdict) -> String? {
             #expect(error(verdict(status))?.contains("HTTP status") == true)
         }
         #expect(error(verdict(nil)) == "status is missing, expected the HTTP status that APNs answered")
+        #expect(error(verdict(410) { $0.status = "" }) == error(verdict(nil)))
     }
 
     static let withoutBody: [String?] = [nil, "", " ", "\n\t "]
@@ -284,7 +305,7 @@ private func error(_ verdict: Verdict) -> String? {
                 environment: [nil, "production", "sandbox", "x"].randomElement(using: &chance)!,
                 topic: [nil, "", "t"].randomElement(using: &chance)!,
                 token: [nil, "00", "0", "xyz"].randomElement(using: &chance)!,
-                status: status, body: body,
+                status: String(status), body: body,
                 sentAt: [nil, sentAt, .distantPast, .distantFuture].randomElement(using: &chance)!,
                 queuedAt: queuedAt)
             switch Interpretation.verdict(on: random) {
