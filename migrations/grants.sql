@@ -117,7 +117,8 @@ GRANT EXECUTE ON FUNCTION
 -- Monitoring sees counts, times and names of topics. It sees no token and no device, and no words of APNs, PostgreSQL or people, which may contain
 -- one: a warning of status names a device, and an error may quote a row. Of the tables with tokens it sees the numbers of the rows, to count them.
 GRANT SELECT ON tokenkeeper.result_stat TO tokenkeeper_monitor;
-GRANT SELECT (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact, oldest_queued_at, sweep_interval, stopped_at)
+GRANT SELECT (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact, oldest_queued_at, sweep_interval, stopped_at,
+              registration_depth, registration_depth_exact, oldest_registration_at)
     ON tokenkeeper.daemon TO tokenkeeper_monitor;
 GRANT SELECT (daemon_id, heartbeat_at, stopped_at, credentials) ON tokenkeeper.sending_daemon TO tokenkeeper_monitor;
 GRANT SELECT (topic_id, environment, topic) ON tokenkeeper.topic TO tokenkeeper_monitor;
@@ -132,9 +133,9 @@ GRANT SELECT (run_id, environment, topic, cause, tokens, pruned, refused, of_tok
 GRANT SELECT (request_id, queued_at) ON tokenkeeper.send_request TO tokenkeeper_monitor;
 GRANT SELECT (failed_id, failed_at) ON tokenkeeper.failed_send TO tokenkeeper_monitor;
 GRANT SELECT (held_id, held_at) ON tokenkeeper.held_result, tokenkeeper.held_registration TO tokenkeeper_monitor;
-GRANT SELECT (rejected_id, rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_monitor;
+GRANT SELECT (rejected_id, rejected_at) ON tokenkeeper.rejected_result, tokenkeeper.rejected_registration TO tokenkeeper_monitor;
 
--- Operators read, set policies, undo, request sweeps, fix, requeue and delete rejected results, and forget a person.
+-- Operators read, set policies, undo, request sweeps, fix, requeue and delete rejected results and registrations, and forget a person.
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.request_sweep(boolean, boolean),
     tokenkeeper.release_held(text, text, text),
@@ -144,6 +145,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.undo_next(integer),
     tokenkeeper.pruned_stale(text, text, timestamptz, timestamptz),
     tokenkeeper.requeue_rejected(bigint[]),
+    tokenkeeper.requeue_rejected_registrations(bigint[]),
     tokenkeeper.pause_sending(text, text, text),
     tokenkeeper.resume_sending(text, text),
     tokenkeeper.requeue_failed(bigint[]),
@@ -177,6 +179,8 @@ GRANT SELECT, DELETE, TRUNCATE ON
 GRANT SELECT, INSERT, DELETE, TRUNCATE ON tokenkeeper.registration_retry TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION tokenkeeper.apply_registrations(tokenkeeper.registration[], bigint, numeric, bigint) TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE, UPDATE (rejected_at) ON tokenkeeper.rejected_registration TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, DELETE ON tokenkeeper.dropped_registration TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.dropped_registration TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT SELECT, INSERT ON tokenkeeper.topic TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.ledger TO tokenkeeper_daemon;
 GRANT INSERT ON tokenkeeper.token_event_log TO tokenkeeper_daemon;
@@ -219,9 +223,9 @@ GRANT EXECUTE ON FUNCTION
 GRANT USAGE ON SEQUENCE tokenkeeper.event_id TO tokenkeeper_daemon;
 -- The tables lock_* are granted to nobody, because a role that can lock them can stop the drain. These functions lock them for the daemon.
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.lock_batch(integer, integer),
-    tokenkeeper.lock_partition(integer),
-    tokenkeeper.partition_sizes(),
+    tokenkeeper.lock_batch(text, integer, integer),
+    tokenkeeper.lock_partition(text, integer),
+    tokenkeeper.partition_sizes(text),
     tokenkeeper.lock_sweep_claim()
     TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
@@ -258,6 +262,6 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.reset_transaction_ids(oid, bigint, bigint),
     tokenkeeper.prepare_event_months(),
     tokenkeeper.forget_event_month(timestamptz),
-    tokenkeeper.look_at_queue(),
+    tokenkeeper.look_at_queue(text),
     tokenkeeper.read_status()
     TO tokenkeeper_daemon;

@@ -107,8 +107,8 @@ import TokenModel
         var daemon = try database.connect(user: "a_daemon")
         let counts = try daemon.transaction(BatchTransaction(lockTimeout: .seconds(1))) {
             connection throws(DatabaseError) in
-            try QueueRows.countAccepted(
-                .pages(0..<1000), of: Partition(number: 3), settingAside: "false", on: &connection)
+            try ResultQueue(interpret: Interpretation.verdict(on:)).countAccepted(
+                .pages(0..<1000), of: Partition(.results, 3), settingAside: "false", on: &connection)
         }.counts
         #expect(counts.count == 1001)
         #expect(counts.dropLast().allSatisfy { $0.results == 2 && $0.kind.topic != nil })

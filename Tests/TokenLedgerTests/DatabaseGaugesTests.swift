@@ -150,11 +150,16 @@ import Testing
         let database = try TestCluster.shared.database()
         #expect(
             try look(database).totals
-                == [.outboxRequests: 0, .heldResults: 0, .rejectedResults: 0, .failedSends: 0, .liveDaemons: 0])
+                == [
+                    .outboxRequests: 0, .heldResults: 0, .rejectedResults: 0, .rejectedRegistrations: 0,
+                    .failedSends: 0,
+                    .liveDaemons: 0,
+                ])
         try database.psql(
             """
             INSERT INTO tokenkeeper.failed_send (error, request_id, queued_at, attempts) SELECT 'e', i, now(), 1 FROM generate_series(1, 4) AS i;
             INSERT INTO tokenkeeper.rejected_result (error, queued_at) VALUES ('e', now()), ('e', now());
+            INSERT INTO tokenkeeper.rejected_registration (error, queued_at) VALUES ('e', now()), ('e', now()), ('e', now());
             INSERT INTO tokenkeeper.held_result (topic_id, token_key, suspect_at, reason, queued_at) VALUES (1, 'x', now(), 'r', now());
             INSERT INTO tokenkeeper.daemon (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact, stopped_at) VALUES
                 ('a', '0.1.0', now(), now(), 0, true, NULL), ('b', '0.1.0', now(), now(), 0, true, now()),
@@ -162,7 +167,11 @@ import Testing
             """)
         #expect(
             try look(database).totals
-                == [.outboxRequests: 0, .heldResults: 1, .rejectedResults: 2, .failedSends: 4, .liveDaemons: 1])
+                == [
+                    .outboxRequests: 0, .heldResults: 1, .rejectedResults: 2, .rejectedRegistrations: 3,
+                    .failedSends: 4,
+                    .liveDaemons: 1,
+                ])
     }
 
     @Test func `rows of a large table are those of the status cache, for three of its pauses`() throws {
@@ -200,7 +209,8 @@ import Testing
         try owner.execute("BEGIN; LOCK TABLE tokenkeeper.token_count, tokenkeeper.held_result IN ACCESS EXCLUSIVE MODE")
         let gauges = try look(database)
         #expect(Set(gauges.byTopic.keys) == [.topicPaused, .sweepRefusedTokens, .outboxOldestDue, .staleWave])
-        #expect(Set(gauges.totals.keys) == [.outboxRequests, .rejectedResults, .failedSends])
+        #expect(
+            Set(gauges.totals.keys) == [.outboxRequests, .rejectedResults, .rejectedRegistrations, .failedSends])
         #expect(gauges.trouble?.sqlState == "42501" && gauges.trouble?.message.contains("topic_guard") == true)
         try owner.execute("COMMIT")
         try database.psql("GRANT SELECT ON tokenkeeper.topic_guard, tokenkeeper.daemon TO tokenkeeper_daemon")

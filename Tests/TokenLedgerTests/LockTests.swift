@@ -47,7 +47,7 @@ import Testing
 
     @Test func `a batch's locks take no transaction id and do not delay a dump`() throws {
         var daemon = try database.connect(user: "a_daemon")
-        for partition in Partition.all {
+        for partition in QueueName.allCases.flatMap(\.partitions) {
             try daemon.execute("BEGIN")
             #expect(try daemon.scalar("SELECT \(DrainLock.batch(partition, firstPage: 0))") == nil)
             try daemon.execute(DrainLock.sweepClaim)
@@ -80,7 +80,7 @@ import Testing
     }
 
     @Test func `neighboring ranges of a partition never share a slot`() {
-        for partition in Partition.all {
+        for partition in QueueName.allCases.flatMap(\.partitions) {
             for first in 0..<100 {
                 let slots = (first..<first + DrainLock.rangeSlots).map {
                     DrainLock.slot(partition, firstPage: $0 * Partition.pagesPerRange)
@@ -93,7 +93,7 @@ import Testing
 
     @Test func `a range that another daemon is working on is skipped, and others are drained`() throws {
         // In one partition, the slot of its first range taken.
-        let partition = Partition(number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
+        let partition = Partition(.results, (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 403, \(partition.number) FROM generate_series(1, 20000)"
         )
@@ -116,7 +116,7 @@ import Testing
         partitionsAhead: Int, status: Int
     ) throws {
         let partition = Partition(
-            number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + partitionsAhead) % 8)
+            .results, (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + partitionsAhead) % 8)
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', \(status), \(partition.number) FROM generate_series(1, 20000)"
         )
@@ -138,7 +138,7 @@ import Testing
     }
 
     @Test func `while forget runs, a pass ends at once; afterwards the drain continues where it was`() throws {
-        let partition = Partition(number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
+        let partition = Partition(.results, (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 403, \(partition.number) FROM generate_series(1, 400000)"
         )
@@ -161,7 +161,7 @@ import Testing
     }
 
     @Test func `a locked partition is left after one attempt, and counts as a lock wait`() throws {
-        let partition = Partition(number: (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
+        let partition = Partition(.results, (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 403, n FROM unnest(ARRAY[\(partition.number), 9]) AS n CROSS JOIN generate_series(1, 20000)"
         )
@@ -315,7 +315,7 @@ import Testing
         try fellow.execute("SET application_name = 'tokenkeeperd'")
         let pid = try fellow.scalar("SELECT pg_backend_pid()")!
         try fellow.execute(
-            "BEGIN; SELECT \(DrainLock.partition(Partition(number: 3))); INSERT INTO tokenkeeper.send_result_backlog (topic, token, status, partition_number) VALUES ('t', 'aa', 200, 9)"
+            "BEGIN; SELECT \(DrainLock.partition(Partition(.results, 3))); INSERT INTO tokenkeeper.send_result_backlog (topic, token, status, partition_number) VALUES ('t', 'aa', 200, 9)"
         )
         var daemon = try database.connect(user: "a_daemon")
         let holders = try LockHolder.all(on: &daemon)

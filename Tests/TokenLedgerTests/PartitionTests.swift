@@ -145,7 +145,7 @@ import Testing
     }
 
     @Test func `the helper helps with what the primary cannot read in bulk`() throws {
-        let partition = Partition(number: try past())
+        let partition = Partition(.results, try past())
         try fill(partition.number, 20_000)
         let pair = DrainPair()
         var second = makeDrain(role: .helper, pair: pair)
@@ -165,7 +165,7 @@ import Testing
     }
 
     @Test func `the helper helps at intervals, so that the primary can try again`() {
-        let (pair, partition, start) = (DrainPair(), Partition(number: 3), ContinuousClock.now)
+        let (pair, partition, start) = (DrainPair(), Partition(.results, 3), ContinuousClock.now)
         func fails(_ milliseconds: Int) {
             pair.couldNotRead(partition, triesAgain: true, now: start + .milliseconds(milliseconds))
         }
@@ -180,7 +180,7 @@ import Testing
         fails(1400)
         #expect(!mayHelp(1401))
         fails(1602)
-        #expect(mayHelp(1603) && !pair.mayHelp(Partition(number: 4), now: start + .milliseconds(1603)))
+        #expect(mayHelp(1603) && !pair.mayHelp(Partition(.results, 4), now: start + .milliseconds(1603)))
         pair.isDone(partition)
         #expect(!mayHelp(1603))
         pair.couldNotRead(partition, triesAgain: false, now: start)
@@ -208,7 +208,7 @@ import Testing
             let before = sum.recorded
             let pass = try drain.pass(
                 on: &daemon, report: { _ in },
-                betweenBatches: { _, soFar, pagesLeft throws(DatabaseError) in
+                betweenBatches: { _, soFar, _ throws(DatabaseError) in
                     batches += 1
                     if batches == 2 {
                         try sender.run(
@@ -441,10 +441,11 @@ import Testing
 
     @Test func `a partition is in use before, during and shortly after its time`() {
         let sizes = PartitionSizes(
-            pages: [9, 9, 9, 9, 0, 0, 0, 9, 9, 9], current: Partition(number: 7), before: Partition(number: 6))
-        #expect(Partition.ring.filter(sizes.isInUse).map(\.number) == [0, 6, 7])
+            queue: .results, pages: [9, 9, 9, 9, 0, 0, 0, 9, 9, 9], current: Partition(.results, 7),
+            before: Partition(.results, 6))
+        #expect(QueueName.results.ring.filter(sizes.isInUse).map(\.number) == [0, 6, 7])
         #expect(sizes.othersToVisit.map(\.number) == [9, 0, 1, 2, 3])
-        #expect(!sizes.isInUse(.backlog))
+        #expect(!sizes.isInUse(Partition(.results, 9)))
     }
 }
 

@@ -65,7 +65,7 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         try drainAll(&daemon, drain: makeDrain(10))
         var someone = try database.connect(user: "a_operator")
-        #expect(try RejectedResults.requeue(.all, on: &someone) == 10)
+        #expect(try RejectedRows(.results).requeue(.all, on: &someone) == 10)
         try garbage(10)
         let pass = try drainAll(&daemon, drain: makeDrain(5))
         #expect(pass.rejected == 20 && pass.notKept == 5)
@@ -99,11 +99,11 @@ import Testing
     }
 
     @Test func `a row larger than the limit is kept if it is the first of the hour`() throws {
-        let allowance = RejectedAllowance(perHour: 10)
+        let allowance = RejectedAllowance(perHour: 10, of: ResultQueue(interpret: Interpretation.verdict(on:)))
         let bytes = 8192 * 100
         #expect(allowance.takes(bytes: bytes))
         #expect(!allowance.takes(bytes: 1))
-        let other = RejectedAllowance(perHour: 10)
+        let other = RejectedAllowance(perHour: 10, of: ResultQueue(interpret: Interpretation.verdict(on:)))
         #expect(other.takes(bytes: 1))
         #expect(!other.takes(bytes: bytes))
         #expect(other.takes(bytes: 1))

@@ -21,9 +21,9 @@ import Testing
 
     @Test func `are listed by kind of error`() throws {
         var reader = try database.connect(user: "a_reader")
-        let groups = try RejectedResults.groups(on: &reader)
+        let groups = try RejectedRows(.results).groups(on: &reader)
         #expect(
-            groups.map { "\($0.results) \($0.error)" } == [
+            groups.map { "\($0.rows) \($0.error)" } == [
                 "2 device token * (* bytes of text) is not hex of * to * bytes",
                 "2 timestamp * is before *, expected milliseconds since * (not seconds)",
                 "1 topic is missing, expected the apns-topic header",
@@ -50,7 +50,7 @@ import Testing
         try database.psql(
             "UPDATE tokenkeeper.rejected_result SET topic = 't' WHERE topic IS NULL", user: "a_operator")
         var someone = try database.connect(user: "a_operator")
-        #expect(try RejectedResults.requeue(.error("topic is missing"), on: &someone) == 1)
+        #expect(try RejectedRows(.results).requeue(.error("topic is missing"), on: &someone) == 1)
         var daemon = try database.connect(user: "a_daemon")
         try drainAll(&daemon)
         #expect(
@@ -66,23 +66,25 @@ import Testing
         var someone = try database.connect(user: "a_operator")
         var daemon = try database.connect(user: "a_daemon")
         for _ in 1...2 {
-            #expect(try RejectedResults.requeue(.all, on: &someone) == 5)
+            #expect(try RejectedRows(.results).requeue(.all, on: &someone) == 5)
             #expect(try drainAll(&daemon).rejected == 5)
         }
         #expect(try database.psql("SELECT min(queued_at), max(queued_at) FROM tokenkeeper.rejected_result") == first)
         #expect(try database.psql("SELECT DISTINCT attempts FROM tokenkeeper.rejected_result") == "2")
-        #expect(try RejectedResults.groups(on: &someone).allSatisfy { $0.attempts == 2 })
+        #expect(try RejectedRows(.results).groups(on: &someone).allSatisfy { $0.attempts == 2 })
     }
 
     @Test func `are requeued and discarded by rejected_id, by error, or all`() throws {
         var someone = try database.connect(user: "a_operator")
-        let ids = try RejectedResults.groups(on: &someone)[0].samples.split(separator: " ").compactMap { Int64($0) }
-        #expect(try RejectedResults.discard(.ids(ids), on: &someone) == 2)
-        #expect(try RejectedResults.discard(.ids(ids), on: &someone) == 0)
-        #expect(try RejectedResults.discard(.error("timestamp 1794000001"), on: &someone) == 1)
-        #expect(try RejectedResults.discard(.error("timestamp * is"), on: &someone) == 1)
-        #expect(try RejectedResults.requeue(.ids([-1]), on: &someone) == 0)
-        #expect(try RejectedResults.discard(.all, on: &someone) == 1)
+        let ids = try RejectedRows(.results).groups(on: &someone)[0].samples.split(separator: " ").compactMap {
+            Int64($0)
+        }
+        #expect(try RejectedRows(.results).discard(.ids(ids), on: &someone) == 2)
+        #expect(try RejectedRows(.results).discard(.ids(ids), on: &someone) == 0)
+        #expect(try RejectedRows(.results).discard(.error("timestamp 1794000001"), on: &someone) == 1)
+        #expect(try RejectedRows(.results).discard(.error("timestamp * is"), on: &someone) == 1)
+        #expect(try RejectedRows(.results).requeue(.ids([-1]), on: &someone) == 0)
+        #expect(try RejectedRows(.results).discard(.all, on: &someone) == 1)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.rejected_result") == "0")
     }
 }

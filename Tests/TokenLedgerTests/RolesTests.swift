@@ -105,8 +105,8 @@ import Testing
         "UPDATE tokenkeeper.topic_policy SET background_per_hour = 1",
         "LOCK TABLE tokenkeeper.lock_erasure IN ACCESS SHARE MODE",
         "LOCK TABLE tokenkeeper.lock_range_0 IN SHARE UPDATE EXCLUSIVE MODE",
-        "SELECT tokenkeeper.lock_batch(0, 0)", "SELECT tokenkeeper.lock_partition(0)",
-        "SELECT tokenkeeper.partition_sizes()",
+        "SELECT tokenkeeper.lock_batch('registration', 0, 0)", "SELECT tokenkeeper.lock_partition('send_result', 0)",
+        "SELECT tokenkeeper.partition_sizes('send_result')",
         "SELECT tokenkeeper.lock_sweep_claim()",
         "SELECT tokenkeeper.lock_out_drains()",
     ]
@@ -229,8 +229,9 @@ import Testing
             "SELECT tokenkeeper.pause_sending('t')",
             "SELECT tokenkeeper.claim_requests('production', 't', 'me', 1, 0, '-infinity')",
             "SELECT tokenkeeper.finish_requests('me', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
-            "SELECT tokenkeeper.lock_batch(0, 0)", "SELECT tokenkeeper.lock_partition(0)",
-            "SELECT tokenkeeper.partition_sizes()",
+            "SELECT tokenkeeper.lock_batch('registration', 0, 0)",
+            "SELECT tokenkeeper.lock_partition('send_result', 0)",
+            "SELECT tokenkeeper.partition_sizes('send_result')",
             "SELECT tokenkeeper.lock_sweep_claim()",
         ],
     ]

@@ -61,7 +61,8 @@ import Testing
             try holder.scalar("SELECT tableoid::regclass FROM tokenkeeper.send_result LIMIT 1"))
         try holder.execute("BEGIN; LOCK TABLE \(partition)")
         try eventually("a locked partition is estimated") {
-            try database.psql("SELECT results, is_estimated, oldest_queued_at IS NULL FROM tokenkeeper.look_at_queue()")
+            try database.psql(
+                "SELECT queued, is_estimated, oldest_queued_at IS NULL FROM tokenkeeper.look_at_queue('send_result')")
                 == "17000|t|t"
         }
         try holder.execute("ROLLBACK")
@@ -72,7 +73,8 @@ import Testing
         let heartbeat = try Heartbeat(
             daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
         try heartbeat.beat(
-            Heartbeat.Queue(depth: 7, exact: true), sweepInterval: nil, reason: "of a test", on: &daemon)
+            results: .init(.init(depth: 7, exact: true), reason: "of a test"), registrations: .none, sweepInterval: nil,
+            on: &daemon)
         #expect(try database.psql(look) == "7|f|t|of a test|", "a daemon knows better")
     }
 
@@ -81,7 +83,8 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         let heartbeat = try Heartbeat(
             daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
-        try heartbeat.beat(Heartbeat.Queue(depth: 7, exact: true), sweepInterval: nil, on: &daemon)
+        try heartbeat.beat(
+            results: .init(.init(depth: 7, exact: true)), registrations: .none, sweepInterval: nil, on: &daemon)
         var holder = try database.connect()
         let pid = try #require(try holder.scalar("SELECT pg_backend_pid()"))
         try holder.execute("SET application_name = 'a test'")
@@ -357,7 +360,7 @@ import Testing
             daemonID: "d", version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50), on: &daemon)
         for words in ["tokenkeeper.ledger, held by 7", nil] {
             try heartbeat.beat(
-                Heartbeat.Queue(depth: 0, exact: true), sweepInterval: nil,
+                results: .none, registrations: .none, sweepInterval: nil,
                 locks: words.map { Heartbeat.Locks(words: $0, metFor: .seconds(60)) }, on: &daemon)
             let since = try database.psql(
                 "SELECT to_char((heartbeat_at - interval '60 s') AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') FROM tokenkeeper.daemon"
@@ -397,8 +400,8 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         try refreshCache(&daemon)
         #expect(
-            try database.psql("SELECT count(*), count(DISTINCT xmin::text) FROM tokenkeeper.status_cache") == "11|1",
-            "four tables, the rejected results of an hour, five warnings, and the cleanup")
+            try database.psql("SELECT count(*), count(DISTINCT xmin::text) FROM tokenkeeper.status_cache") == "14|1",
+            "five tables, what was rejected within an hour of two, six warnings, and the cleanup")
     }
 
     @Test func `a look that is refused loses its own row, and no other`() throws {
@@ -413,7 +416,7 @@ import Testing
         try cache.refresh(on: &daemon)
         #expect(cache.trouble?.sqlState == "42501" && cache.trouble?.message.contains("sweep_progress") == true)
         let fresh = "SELECT count(*) FROM tokenkeeper.status_cache WHERE as_of > now() - interval '5 minutes'"
-        #expect(try database.psql(fresh) == "10")
+        #expect(try database.psql(fresh) == "13")
         #expect(try warnings(database) == ["old"], "it counts for an hour, as after a look that took too long")
         try cache.refresh(on: &daemon, at: .now + .seconds(600))
         #expect(cache.trouble != nil, "the cache was fresh, so nothing was looked up")
@@ -422,7 +425,7 @@ import Testing
         var next = StatusCache()
         try next.refresh(on: &daemon)
         #expect(next.trouble == nil)
-        #expect(try database.psql(fresh) == "11")
+        #expect(try database.psql(fresh) == "14")
         #expect(try warnings(database) == [])
     }
 
@@ -434,8 +437,16 @@ import Testing
     }
 }
 
+extension Heartbeat.QueueReport {
+    /// An empty queue.
+    static let none = Heartbeat.QueueReport(Heartbeat.Queue(depth: 0, exact: true))
+}
+
 extension Heartbeat {
     func lookAndBeat(sweepInterval: Duration?, on connection: inout Connection) throws {
-        try beat(try look(pagesLeft: 0, on: &connection), sweepInterval: sweepInterval, on: &connection)
+        try beat(
+            results: QueueReport(try look(at: .results, pagesLeft: 0, on: &connection)),
+            registrations: QueueReport(try look(at: .registrations, pagesLeft: 0, on: &connection)),
+            sweepInterval: sweepInterval, on: &connection)
     }
 }

@@ -1,22 +1,44 @@
--- The locks that the drain, forget and operators take on the tables lock_*, and on partitions of the queue.
+-- The locks that the drain, forget and operators take on the tables lock_*, and on partitions of the queues.
 
-CREATE OR REPLACE FUNCTION tokenkeeper.lock_batch(partition_number integer, range_slot integer) RETURNS text
+CREATE OR REPLACE FUNCTION tokenkeeper.partitions_of(queue text) RETURNS text[]
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    CASE queue COLLATE "C"
+        WHEN 'send_result' THEN
+            RETURN ARRAY['send_result_0', 'send_result_1', 'send_result_2', 'send_result_3', 'send_result_4', 'send_result_5', 'send_result_6',
+                         'send_result_7', 'send_result_retry', 'send_result_backlog'];
+        WHEN 'registration' THEN
+            RETURN ARRAY['registration_0', 'registration_1', 'registration_2', 'registration_3', 'registration_4', 'registration_5',
+                         'registration_6', 'registration_7', 'registration_retry'];
+        ELSE
+            RAISE EXCEPTION 'the queue is %, expected send_result or registration', quote_nullable(queue)
+                USING ERRCODE = 'invalid_parameter_value';
+    END CASE;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.partitions_of(text) IS
+    'The tables of a queue (send_result or registration), in the order of their partition_number, which begins at 0. Raises 22023 for another queue.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.partitions_of(text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.lock_batch(queue text, partition_number integer, range_slot integer) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    partition text := (tokenkeeper.partitions_of(queue))[partition_number + 1];
     refused text := 'erasure';
 BEGIN
-    IF partition_number IS NULL OR partition_number NOT BETWEEN 0 AND 9 OR range_slot IS NULL OR range_slot NOT BETWEEN 0 AND 31 THEN
-        RAISE EXCEPTION 'the partition is % and the slot %, expected 0 to 9 and 0 to 31', partition_number, range_slot
-            USING ERRCODE = 'invalid_parameter_value';
+    IF partition IS NULL OR range_slot IS NULL OR range_slot NOT BETWEEN 0 AND 31 THEN
+        RAISE EXCEPTION 'the partition of % is % and the slot %, expected 0 to % and 0 to 31', queue, partition_number, range_slot,
+            cardinality(tokenkeeper.partitions_of(queue)) - 1 USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- A lock that another session holds is a result here and not an error, so that it leaves no line in the server's log.
     LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE NOWAIT;
     -- The partition itself: do not wait for another daemon that reads all of it.
     refused := 'partition';
-    EXECUTE 'LOCK TABLE tokenkeeper.send_result_'
-        || CASE partition_number WHEN 8 THEN 'retry' WHEN 9 THEN 'backlog' ELSE partition_number::text END || ' IN ROW EXCLUSIVE MODE NOWAIT';
+    EXECUTE 'LOCK TABLE tokenkeeper.' || partition || ' IN ROW EXCLUSIVE MODE NOWAIT';
     -- SHARE UPDATE EXCLUSIVE excludes itself, as EXCLUSIVE does, but does not have to look at the locks of every session.
     refused := 'range';
     EXECUTE 'LOCK TABLE tokenkeeper.lock_range_' || range_slot || ' IN SHARE UPDATE EXCLUSIVE MODE NOWAIT';
@@ -25,22 +47,22 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN refused;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.lock_batch(integer, integer) IS
-    'Takes the locks of a batch of the drain: on lock_erasure, on the partition of the queue, and on lock_range_N. Returns null, or what another '
-    'session holds: erasure (forget is running), partition (the partition is locked as a whole) or range (another daemon works on these pages, or on '
-    'others that share the slot). Raises 22023 for a partition or slot that does not exist.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_batch(integer, integer) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.lock_batch(text, integer, integer) IS
+    'Takes the locks of a batch of the drain: on lock_erasure, on the partition of the queue (send_result or registration), and on lock_range_N, which '
+    'both queues share. Returns null, or what another session holds: erasure (forget is running), partition (the partition is locked as a whole) or '
+    'range (another daemon works on these pages, or on others that share the slot). Raises 22023 for a queue, partition or slot that does not exist.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_batch(text, integer, integer) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.lock_partition(partition_number integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION tokenkeeper.lock_partition(queue text, partition_number integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    partition text := 'tokenkeeper.send_result_'
-        || CASE partition_number WHEN 8 THEN 'retry' WHEN 9 THEN 'backlog' ELSE partition_number::text END;
+    partition text := 'tokenkeeper.' || (tokenkeeper.partitions_of(queue))[partition_number + 1];
 BEGIN
-    IF partition_number IS NULL OR partition_number NOT BETWEEN 0 AND 9 THEN
-        RAISE EXCEPTION 'the partition is %, expected 0 to 9', partition_number USING ERRCODE = 'invalid_parameter_value';
+    IF partition IS NULL THEN
+        RAISE EXCEPTION 'the partition of % is %, expected 0 to %', queue, partition_number, cardinality(tokenkeeper.partitions_of(queue)) - 1
+            USING ERRCODE = 'invalid_parameter_value';
     END IF;
     LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE NOWAIT;
     -- First the mode that takes no transaction id: usually a sender or a batch is in the way.
@@ -51,35 +73,34 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN false;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.lock_partition(integer) IS
-    'Locks a partition of the queue against all other sessions, to read all of it and truncate it. Returns false at once if a sender, a dump, another '
-    'daemon or forget is in the way. Raises 22023 for a partition that does not exist.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_partition(integer) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.lock_partition(text, integer) IS
+    'Locks a partition of a queue (send_result or registration) against all other sessions, to read all of it and truncate it. Returns false at once if '
+    'a sender, an application, a dump, another daemon or forget is in the way. Raises 22023 for a queue or partition that does not exist.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_partition(text, integer) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.partition_sizes() RETURNS bigint[]
+CREATE OR REPLACE FUNCTION tokenkeeper.partition_sizes(queue text) RETURNS bigint[]
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    partitions text[] := tokenkeeper.partitions_of(queue);
     partition text;
     sizes bigint[] := '{}';
 BEGIN
     -- pg_relation_size waits for a session that has locked the table. So lock each first, without waiting; all at once if possible.
     BEGIN
-        LOCK TABLE tokenkeeper.send_result IN ACCESS SHARE MODE NOWAIT;
-        RETURN ARRAY[
-            pg_relation_size('tokenkeeper.send_result_0'), pg_relation_size('tokenkeeper.send_result_1'),
-            pg_relation_size('tokenkeeper.send_result_2'), pg_relation_size('tokenkeeper.send_result_3'),
-            pg_relation_size('tokenkeeper.send_result_4'), pg_relation_size('tokenkeeper.send_result_5'),
-            pg_relation_size('tokenkeeper.send_result_6'), pg_relation_size('tokenkeeper.send_result_7'),
-            pg_relation_size('tokenkeeper.send_result_retry'), pg_relation_size('tokenkeeper.send_result_backlog')];
+        EXECUTE 'LOCK TABLE tokenkeeper.' || queue || ' IN ACCESS SHARE MODE NOWAIT';
+        FOREACH partition IN ARRAY partitions LOOP
+            sizes := sizes || pg_relation_size('tokenkeeper.' || partition);
+        END LOOP;
+        RETURN sizes;
     EXCEPTION WHEN lock_not_available THEN
         NULL;
     END;
-    FOREACH partition IN ARRAY ARRAY['0', '1', '2', '3', '4', '5', '6', '7', 'retry', 'backlog'] LOOP
+    FOREACH partition IN ARRAY partitions LOOP
         BEGIN
-            EXECUTE 'LOCK TABLE tokenkeeper.send_result_' || partition || ' IN ACCESS SHARE MODE NOWAIT';
-            sizes := sizes || pg_relation_size('tokenkeeper.send_result_' || partition);
+            EXECUTE 'LOCK TABLE tokenkeeper.' || partition || ' IN ACCESS SHARE MODE NOWAIT';
+            sizes := sizes || pg_relation_size('tokenkeeper.' || partition);
         EXCEPTION WHEN lock_not_available THEN
             sizes := sizes || NULL::bigint;
         END;
@@ -87,9 +108,10 @@ BEGIN
     RETURN sizes;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.partition_sizes() IS
-    'The size in bytes of each partition of the queue, in the order of their numbers; null for one that another session has locked.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.partition_sizes() FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.partition_sizes(text) IS
+    'The size in bytes of each partition of a queue (send_result or registration), in the order of their numbers; null for one that another session has '
+    'locked. Raises 22023 for another queue.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.partition_sizes(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_out_drains() RETURNS void
 LANGUAGE plpgsql

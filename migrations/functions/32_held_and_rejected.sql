@@ -1,4 +1,4 @@
--- What operators do with held results and logouts, and with rejected results.
+-- What operators do with held results and logouts, and with rejected results and registrations.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_held_cause(cause text) RETURNS void
 LANGUAGE plpgsql
@@ -133,3 +133,31 @@ COMMENT ON FUNCTION tokenkeeper.requeue_rejected(bigint[]) IS
     'Puts rejected results back into the queue as they are, by rejected_id or all of them; returns how many. They keep their first queued_at. Fix them '
     'before, by UPDATE. If one is rejected again, attempts counts it.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.requeue_rejected(bigint[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.requeue_rejected_registrations(ids bigint[] DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    registrations bigint;
+BEGIN
+    LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE; -- Not while forget is running.
+    WITH gone AS (
+        DELETE FROM tokenkeeper.rejected_registration AS r
+        WHERE requeue_rejected_registrations.ids IS NULL OR r.rejected_id = ANY (requeue_rejected_registrations.ids) RETURNING r.*
+    )
+    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, queued_at, attempts)
+    SELECT g.environment, g.topic, g.token, g.registered_at, g.device_id, g.user_id, g.tags, g.unregistered, g.source_id, g.queued_at,
+           least(coalesce(g.attempts, 0) + 1, 32767)
+    FROM gone AS g;
+    GET DIAGNOSTICS registrations = ROW_COUNT;
+    IF registrations > 0 THEN
+        INSERT INTO tokenkeeper.operation (operation, rows) VALUES ('registrations_requeued', registrations);
+    END IF;
+    RETURN registrations;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.requeue_rejected_registrations(bigint[]) IS
+    'Puts rejected registrations back into their queue as they are, by rejected_id or all of them; returns how many. They keep their first queued_at. Fix '
+    'them before, by UPDATE. If one is rejected again, attempts counts it.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.requeue_rejected_registrations(bigint[]) FROM PUBLIC;

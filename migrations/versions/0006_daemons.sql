@@ -15,10 +15,15 @@ CREATE TABLE tokenkeeper.daemon (
     problem           text,
     waiting_for       text,
     waiting_since     timestamptz,
-    wait_reason       text
+    wait_reason       text,
+    registration_depth       bigint NOT NULL DEFAULT 0,
+    registration_depth_exact boolean NOT NULL DEFAULT true,
+    oldest_registration_at   timestamptz,
+    registration_problem     text,
+    registration_wait_reason text
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.daemon IS
-    'The heartbeat of each daemon, with what it saw of the queue: status reads it here and never touches the queue. '
+    'The heartbeat of each daemon, with what it saw of the queues: status reads it here and never touches the queues. '
     'The row of a daemon that has been silent for a day is deleted.';
 COMMENT ON COLUMN tokenkeeper.daemon.queue_depth_exact IS
     'False if queue_depth was estimated from the size of the queue, because the queue was large or locked.';
@@ -27,9 +32,15 @@ COMMENT ON COLUMN tokenkeeper.daemon.stopped_at IS 'When it shut down in order; 
 COMMENT ON COLUMN tokenkeeper.daemon.problem IS
     'What keeps results in the queue until a person acts, such as missing rights or a full disk; otherwise null.';
 COMMENT ON COLUMN tokenkeeper.daemon.waiting_for IS
-    'The locks of other sessions that have kept results in the queue for some seconds, in words: the table and who holds it; otherwise null.';
+    'The locks of other sessions that have kept results or registrations in their queue for some seconds, in words: the table and who holds it; otherwise null.';
 COMMENT ON COLUMN tokenkeeper.daemon.waiting_since IS 'When it first met these locks; null if it meets none.';
 COMMENT ON COLUMN tokenkeeper.daemon.wait_reason IS 'Why results wait, in words; null if none waits.';
+COMMENT ON COLUMN tokenkeeper.daemon.registration_depth IS 'How many registrations wait in their queue.';
+COMMENT ON COLUMN tokenkeeper.daemon.registration_depth_exact IS 'As queue_depth_exact, for registration_depth.';
+COMMENT ON COLUMN tokenkeeper.daemon.oldest_registration_at IS 'When the oldest of them was queued.';
+COMMENT ON COLUMN tokenkeeper.daemon.registration_problem IS
+    'What keeps registrations in the queue until a person acts, such as missing rights or a full disk; otherwise null.';
+COMMENT ON COLUMN tokenkeeper.daemon.registration_wait_reason IS 'Why registrations wait, in words; null if none waits.';
 
 CREATE TABLE tokenkeeper.token_count (
     topic_id           integer NOT NULL,

@@ -101,6 +101,15 @@ COMMENT ON TABLE tokenkeeper.rejected_registration IS
 COMMENT ON COLUMN tokenkeeper.rejected_registration.error IS 'What was found and what was expected.';
 COMMENT ON COLUMN tokenkeeper.rejected_registration.attempts IS 'How often it was requeued before; null for never.';
 
+CREATE TABLE tokenkeeper.dropped_registration (
+    hour          timestamptz NOT NULL,
+    registrations bigint NOT NULL CHECK (registrations > 0)
+);
+ALTER TABLE tokenkeeper.dropped_registration REPLICA IDENTITY FULL;
+COMMENT ON TABLE tokenkeeper.dropped_registration IS
+    'How many rejected registrations were counted and not kept, because there were more than drain.rejected_per_hour: a row for each batch that had '
+    'some, kept for sweep.event_retention.';
+
 CREATE INDEX rejected_registration_rejected_at ON tokenkeeper.rejected_registration (rejected_at) WHERE attempts IS NULL;
 COMMENT ON INDEX tokenkeeper.rejected_registration_rejected_at IS
     'What the last hour added, for drain.rejected_per_hour. Registrations that an operator has requeued do not count.';

@@ -1,6 +1,6 @@
 -- The state of the system in one row. It answers within milliseconds at any size, and does not wait for locks.
 
-CREATE OR REPLACE FUNCTION tokenkeeper.look_at_queue(OUT results bigint, OUT is_estimated boolean, OUT oldest_queued_at timestamptz)
+CREATE OR REPLACE FUNCTION tokenkeeper.look_at_queue(queue text, OUT queued bigint, OUT is_estimated boolean, OUT oldest_queued_at timestamptz)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '20ms'
@@ -11,10 +11,10 @@ DECLARE
     found bigint;
     oldest timestamptz;
 BEGIN
-    results := 0;
+    queued := 0;
     is_estimated := false;
-    FOREACH partition IN ARRAY ARRAY['0', '1', '2', '3', '4', '5', '6', '7', 'retry', 'backlog'] LOOP
-        partition := 'tokenkeeper.send_result_' || partition;
+    FOREACH partition IN ARRAY tokenkeeper.partitions_of(queue) LOOP
+        partition := 'tokenkeeper.' || partition;
         oldest := NULL;
         BEGIN
             bytes := pg_relation_size(partition);
@@ -23,7 +23,7 @@ BEGIN
             ELSE
                 is_estimated := true;
                 found := pg_stat_get_live_tuples(partition::regclass);
-                -- After a crash, the server has no statistics. A page holds some 50 results.
+                -- After a crash, the server has no statistics. A page holds some 50 rows.
                 IF pg_stat_get_tuples_inserted(partition::regclass) = 0 THEN
                     found := bytes * 50 / current_setting('block_size')::integer;
                 END IF;
@@ -33,15 +33,16 @@ BEGIN
             is_estimated := true;
             found := pg_stat_get_live_tuples(partition::regclass);
         END;
-        results := results + found;
+        queued := queued + found;
         oldest_queued_at := least(oldest_queued_at, oldest);
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.look_at_queue() IS
-    'How many results are queued, and when the oldest was. A partition of more than 4 MiB, or one that another session has locked, is estimated from '
-    'PostgreSQL''s statistics; of a large one, only the first 64 pages are searched for the oldest result. It takes some milliseconds, at any size.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.look_at_queue() FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.look_at_queue(text) IS
+    'How many rows a queue (send_result or registration) has, and when the oldest was queued. A partition of more than 4 MiB, or one that another session '
+    'has locked, is estimated from PostgreSQL''s statistics; of a large one, only the first 64 pages are searched for the oldest row. It takes some '
+    'milliseconds, at any size. Raises 22023 for another queue.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.look_at_queue(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.counted_rows(of_table text) RETURNS bigint
 LANGUAGE plpgsql STABLE
@@ -91,17 +92,37 @@ WITH latest AS (
 ), looked AS MATERIALIZED (
     -- While a daemon reports, its heartbeat says enough, and LIMIT 0 keeps the function from being called.
     SELECT q.* FROM live CROSS JOIN LATERAL (
-        SELECT l.* FROM tokenkeeper.look_at_queue() AS l LIMIT CASE live.daemons WHEN 0 THEN 1 ELSE 0 END) AS q
+        SELECT l.* FROM tokenkeeper.look_at_queue('send_result') AS l LIMIT CASE live.daemons WHEN 0 THEN 1 ELSE 0 END) AS q
 ), queue AS (
-    SELECT CASE WHEN live.daemons = 0 THEN looked.results ELSE latest.queue_depth END AS results,
+    SELECT CASE WHEN live.daemons = 0 THEN looked.queued ELSE latest.queue_depth END AS results,
            CASE WHEN live.daemons = 0 THEN looked.is_estimated ELSE NOT latest.queue_depth_exact END AS is_estimated,
            CASE WHEN live.daemons > 0 THEN latest.oldest_queued_at
                 -- Of a large queue, only the beginning was searched. What the last daemon saw still waits.
-                WHEN looked.is_estimated AND looked.results > 0 THEN least(looked.oldest_queued_at, latest.oldest_queued_at)
+                WHEN looked.is_estimated AND looked.queued > 0 THEN least(looked.oldest_queued_at, latest.oldest_queued_at)
                 ELSE looked.oldest_queued_at END AS oldest_queued_at,
            CASE WHEN live.daemons = 0 THEN clock_timestamp() ELSE latest.heartbeat_at END AS as_of,
-           CASE WHEN live.daemons > 0 THEN latest.wait_reason WHEN looked.results > 0 THEN 'no daemon reports' END AS wait_reason
+           CASE WHEN live.daemons > 0 THEN latest.wait_reason WHEN looked.queued > 0 THEN 'no daemon reports' END AS wait_reason
     FROM live LEFT JOIN looked ON true LEFT JOIN latest ON true
+), looked_at_registrations AS MATERIALIZED (
+    SELECT q.* FROM live CROSS JOIN LATERAL (
+        SELECT l.* FROM tokenkeeper.look_at_queue('registration') AS l LIMIT CASE live.daemons WHEN 0 THEN 1 ELSE 0 END) AS q
+), registrations AS (
+    -- As queue.
+    SELECT CASE WHEN live.daemons = 0 THEN looked.queued ELSE latest.registration_depth END AS queued,
+           CASE WHEN live.daemons = 0 THEN looked.is_estimated ELSE NOT latest.registration_depth_exact END AS is_estimated,
+           CASE WHEN live.daemons > 0 THEN latest.oldest_registration_at
+                WHEN looked.is_estimated AND looked.queued > 0 THEN least(looked.oldest_queued_at, latest.oldest_registration_at)
+                ELSE looked.oldest_queued_at END AS oldest_queued_at,
+           CASE WHEN live.daemons > 0 THEN latest.registration_wait_reason WHEN looked.queued > 0 THEN 'no daemon reports' END AS wait_reason
+    FROM live LEFT JOIN looked_at_registrations AS looked ON true LEFT JOIN latest ON true
+), rejected_registrations AS MATERIALIZED (
+    SELECT tokenkeeper.counted_rows('rejected_registration') AS registrations
+), registrations_rejected_lately AS (
+    SELECT CASE WHEN pg_relation_size('tokenkeeper.rejected_registration') <= 4194304
+                THEN (SELECT count(*) FROM (SELECT FROM tokenkeeper.rejected_registration AS r
+                                            WHERE r.rejected_at > clock_timestamp() - interval '1 hour' LIMIT 10000) AS r)
+                ELSE (SELECT c.rows FROM tokenkeeper.status_cache AS c WHERE c.source = 'rejected_registration within an hour'
+                        AND c.as_of > clock_timestamp() - interval '10 minutes') END AS registrations
 ), tokens AS (
     SELECT coalesce(sum(c.tokens), 0)::bigint AS total,
            coalesce(sum(c.tokens) FILTER (WHERE c.state = 'active'), 0)::bigint AS active,
@@ -232,9 +253,12 @@ WITH latest AS (
            'results stay in the queue because PostgreSQL reports: ' || latest.problem,
            CASE WHEN queue.oldest_queued_at < clock_timestamp() - interval '5 minutes'
                 THEN 'results have been waiting for longer than five minutes' || coalesce(', because ' || queue.wait_reason, '') END,
+           'registrations stay in the queue because PostgreSQL reports: ' || latest.registration_problem,
+           CASE WHEN registrations.oldest_queued_at < clock_timestamp() - interval '5 minutes'
+                THEN 'registrations have been waiting for longer than five minutes' || coalesce(', because ' || registrations.wait_reason, '') END,
            (SELECT outbox.words FROM outbox WHERE outbox.is_old)
        ], NULL) || guards.words || paused.words AS words
-    FROM live CROSS JOIN queue CROSS JOIN guards CROSS JOIN paused CROSS JOIN unreported LEFT JOIN latest ON true
+    FROM live CROSS JOIN queue CROSS JOIN registrations CROSS JOIN guards CROSS JOIN paused CROSS JOIN unreported LEFT JOIN latest ON true
 )
 SELECT queue.results AS queue_depth,
        queue.is_estimated AS queue_depth_estimated,
@@ -269,6 +293,14 @@ SELECT queue.results AS queue_depth,
                             THEN ', ' || CASE WHEN rejected_lately.results = 10000 THEN '10000 or more'
                                               ELSE rejected_lately.results::text END || ' within the last hour' ELSE '' END
                     || '; see `tokenkeeperd rejected list`' END,
+           CASE WHEN rejected_registrations.registrations > 0
+                THEN CASE rejected_registrations.registrations WHEN 1 THEN '1 registration' WHEN 10000 THEN '10000 or more registrations'
+                                                               ELSE rejected_registrations.registrations || ' registrations' END
+                    || ' could not be understood'
+                    || CASE WHEN registrations_rejected_lately.registrations > 0
+                            THEN ', ' || CASE WHEN registrations_rejected_lately.registrations = 10000 THEN '10000 or more'
+                                              ELSE registrations_rejected_lately.registrations::text END || ' within the last hour' ELSE '' END
+                    || '; see `tokenkeeperd rejected list`' END,
            CASE WHEN swept.outcome = 'failed' THEN 'the last sweep failed: ' || coalesce(swept.message, 'no message') END,
            CASE WHEN coalesce(swept.finished_at, latest.started_at) < clock_timestamp() - 2 * latest.sweep_interval - interval '1 minute'
                 THEN 'no sweep has finished within twice its interval' END
@@ -282,7 +314,12 @@ SELECT queue.results AS queue_depth,
        CASE WHEN waiting.requests > 0 AND due.at < clock_timestamp() THEN clock_timestamp() - due.at END AS oldest_due_request_age,
        failed.requests AS failed_sends,
        expiring.expires_at AS credential_expires_at,
-       critical.words AS critical_warnings
+       critical.words AS critical_warnings,
+       registrations.queued AS registration_queue_depth,
+       registrations.is_estimated AS registration_queue_estimated,
+       clock_timestamp() - registrations.oldest_queued_at AS oldest_registration_age,
+       registrations.wait_reason AS registrations_wait_because,
+       rejected_registrations.registrations AS rejected_registrations
 FROM live
 CROSS JOIN critical
 CROSS JOIN queue
@@ -294,6 +331,9 @@ CROSS JOIN problematic
 CROSS JOIN tokens
 CROSS JOIN rejected
 CROSS JOIN rejected_lately
+CROSS JOIN registrations
+CROSS JOIN rejected_registrations
+CROSS JOIN registrations_rejected_lately
 CROSS JOIN held
 CROSS JOIN held_logouts
 CROSS JOIN waves
@@ -323,15 +363,20 @@ BEGIN
         NULL; -- Another session has locked a table of the schema against reading.
     END;
     BEGIN
-        SELECT d.queue_depth, NOT d.queue_depth_exact, clock_timestamp() - d.oldest_queued_at, d.heartbeat_at, d.wait_reason
-        INTO known.queue_depth, known.queue_depth_estimated, known.oldest_result_age, known.queue_as_of, known.results_wait_because
+        SELECT d.queue_depth, NOT d.queue_depth_exact, clock_timestamp() - d.oldest_queued_at, d.heartbeat_at, d.wait_reason,
+               d.registration_depth, NOT d.registration_depth_exact, clock_timestamp() - d.oldest_registration_at, d.registration_wait_reason
+        INTO known.queue_depth, known.queue_depth_estimated, known.oldest_result_age, known.queue_as_of, known.results_wait_because,
+             known.registration_queue_depth, known.registration_queue_estimated, known.oldest_registration_age, known.registrations_wait_because
         FROM tokenkeeper.daemon AS d ORDER BY d.heartbeat_at DESC LIMIT 1;
         SELECT count(*) INTO known.live_daemons FROM tokenkeeper.daemon AS d
         WHERE d.heartbeat_at > clock_timestamp() - interval '30 seconds' AND d.stopped_at IS NULL;
         IF known.live_daemons = 0 THEN
-            SELECT l.results, l.is_estimated, clock_timestamp() - l.oldest_queued_at, clock_timestamp()
+            SELECT l.queued, l.is_estimated, clock_timestamp() - l.oldest_queued_at, clock_timestamp()
             INTO known.queue_depth, known.queue_depth_estimated, known.oldest_result_age, known.queue_as_of
-            FROM tokenkeeper.look_at_queue() AS l;
+            FROM tokenkeeper.look_at_queue('send_result') AS l;
+            SELECT l.queued, l.is_estimated, clock_timestamp() - l.oldest_queued_at
+            INTO known.registration_queue_depth, known.registration_queue_estimated, known.oldest_registration_age
+            FROM tokenkeeper.look_at_queue('registration') AS l;
         END IF;
     EXCEPTION WHEN lock_not_available THEN
         NULL;
@@ -343,7 +388,8 @@ BEGIN
     known.warnings := coalesce(known.warnings, ARRAY['most of this status is unknown, because of a lock that has just ended: look again']);
     known.critical_warnings := array_remove(ARRAY[
         CASE WHEN known.live_daemons = 0 THEN 'no daemon is running' END,
-        CASE WHEN known.oldest_result_age > interval '5 minutes' THEN 'results have been waiting for longer than five minutes' END], NULL);
+        CASE WHEN known.oldest_result_age > interval '5 minutes' THEN 'results have been waiting for longer than five minutes' END,
+        CASE WHEN known.oldest_registration_age > interval '5 minutes' THEN 'registrations have been waiting for longer than five minutes' END], NULL);
     known.warnings := known.critical_warnings || known.warnings;
     RETURN NEXT known;
 END
@@ -359,7 +405,7 @@ COMMENT ON VIEW tokenkeeper.status IS
     'warnings in words. Most columns are null while another session has locked a table against reading; warnings then says who it is.';
 COMMENT ON COLUMN tokenkeeper.status.warnings IS 'What a person must look at, in words; the critical ones first. Empty if all is well.';
 COMMENT ON COLUMN tokenkeeper.status.critical_warnings IS
-    'The warnings that somebody has to get up for: no daemon, refused by PostgreSQL, results or requests older than five minutes, a tripped '
+    'The warnings that somebody has to get up for: no daemon, refused by PostgreSQL, results, registrations or requests older than five minutes, a tripped '
     'guard, a paused topic. `tokenkeeperd status --check` exits with 2 for them, and with 1 for all others.';
 COMMENT ON COLUMN tokenkeeper.status.queue_depth IS
     'Results that wait in the queue: as a daemon last saw it, or, while no daemon runs, as the view finds it.';
@@ -373,6 +419,13 @@ COMMENT ON COLUMN tokenkeeper.status.queue_depth_estimated IS 'True if queue_dep
 COMMENT ON COLUMN tokenkeeper.status.oldest_result_age IS 'How long the oldest result has been waiting; null if there was none.';
 COMMENT ON COLUMN tokenkeeper.status.rejected IS
     'Rows of rejected_result; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
+COMMENT ON COLUMN tokenkeeper.status.registration_queue_depth IS 'As queue_depth: registrations and logouts that wait in their queue.';
+COMMENT ON COLUMN tokenkeeper.status.registration_queue_estimated IS
+    'True if registration_queue_depth was estimated, because the queue is large or locked.';
+COMMENT ON COLUMN tokenkeeper.status.oldest_registration_age IS 'How long the oldest queued registration has been waiting; null if there was none.';
+COMMENT ON COLUMN tokenkeeper.status.registrations_wait_because IS 'As results_wait_because, for queued registrations.';
+COMMENT ON COLUMN tokenkeeper.status.rejected_registrations IS
+    'Rows of rejected_registration; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
 COMMENT ON COLUMN tokenkeeper.status.live_daemons IS 'Daemons that have reported within the last 30 seconds.';
 COMMENT ON COLUMN tokenkeeper.status.held IS
     'Rows of held_result; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';

@@ -42,6 +42,7 @@ extension DatabaseCheck {
                 UNION ALL
                 SELECT t.role, t.privilege || ' on ' || t.name, NOT has_any_column_privilege(t.role, c.oid, t.privilege)
                 FROM (VALUES ('tokenkeeper_sender', 'send_result', 'INSERT'), ('tokenkeeper_sender', 'send_request', 'INSERT'),
+                             ('tokenkeeper_app', 'registration', 'INSERT'),
                              ('tokenkeeper_reader', 'status', 'SELECT'), ('tokenkeeper_monitor', 'stale_share', 'SELECT'),
                              ('tokenkeeper_operator', 'status', 'SELECT'),
                              ('tokenkeeper_operator', 'topic_policy', 'UPDATE'), ('tokenkeeper_daemon', 'ledger', 'UPDATE'),
@@ -53,14 +54,15 @@ extension DatabaseCheck {
                 UNION ALL
                 SELECT 'tokenkeeper_daemon', 'DELETE on ' || c.relname, NOT has_table_privilege('tokenkeeper_daemon', c.oid, 'DELETE')
                 FROM pg_catalog.pg_class AS c
-                WHERE c.relname ~ '^send_result_' AND c.relkind = 'r'
+                WHERE c.relname ~ '^(send_result|registration)_([0-7]|retry|backlog)$' AND c.relkind = 'r'
                   AND c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'tokenkeeper')
                 UNION ALL
                 SELECT f.role, 'EXECUTE on ' || p.proname, NOT has_function_privilege(f.role, p.oid, 'EXECUTE')
                 FROM (VALUES ('tokenkeeper_sender', 'is_sendable'), ('tokenkeeper_sender', 'enqueue'), ('tokenkeeper_app', 'register'),
                              ('tokenkeeper_operator', 'reinstate'), ('tokenkeeper_operator', 'resume_sending'),
                              ('tokenkeeper_operator', 'request_sweep'), ('tokenkeeper_daemon', 'record'),
-                             ('tokenkeeper_daemon', 'lock_batch'), ('tokenkeeper_daemon', 'claim_requests')) AS f (role, name)
+                             ('tokenkeeper_daemon', 'apply_registrations'), ('tokenkeeper_daemon', 'lock_batch'),
+                             ('tokenkeeper_daemon', 'claim_requests')) AS f (role, name)
                 JOIN pg_catalog.pg_proc AS p ON p.proname = f.name
                      AND p.pronamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'tokenkeeper')
             ) AS w ON w.role = r.rolname AND w.lacks

@@ -1,11 +1,9 @@
-internal import TokenModel
-
-/// Runs batches, each in one transaction, and decides what happens to the rows of a batch that fails.
+/// Runs batches of a queue, each in one transaction, and decides what happens to the rows of a batch that fails.
 ///
 /// The rows of a failed batch move unread to the retry partition and are tried there one by one (`RetryRows.swift`), so that a
 /// single row cannot stop the queue.
 struct BatchRunner {
-    let interpret: @Sendable (SendResult) -> Verdict
+    let queue: any Queue
     let rejectedAllowance: RejectedAllowance
     let pair: DrainPair
     var transaction: BatchTransaction
@@ -20,7 +18,7 @@ struct BatchRunner {
     ) throws(DatabaseError) -> PartitionTurn.BatchOutcome {
         do {
             let refusal =
-                partition == .retry
+                partition.isRetry
                 ? try retry(pages, into: &pass, on: &connection, report: report)
                 : try recordOrSetAside(pages, of: partition, into: &pass, on: &connection, report: report)
             switch refusal {
@@ -34,10 +32,10 @@ struct BatchRunner {
             case .reconnect: throw error
             case .retry: return .rowsLocked
             case .fixData:
-                pass.trouble = error
+                pass.note(error, of: queue.name)
                 return .dataRefused
             case .fixSetup:
-                pass.trouble = error
+                pass.note(error, of: queue.name)
                 return .setupFailed
             }
         }
@@ -54,7 +52,7 @@ struct BatchRunner {
             if error.remedy == .reconnect { throw error }
             if error.remedy == .retry { pass.lockWaits += 1 }
             let refusal = try setAside(pages, of: partition, into: &pass, on: &connection, report: report)
-            if refusal == nil, error.remedy == .fixData { report(.batchSetAside(error)) }
+            if refusal == nil, error.remedy == .fixData { report(.batchSetAside(queue.name, error)) }
             return refusal
         }
     }
@@ -67,7 +65,7 @@ struct BatchRunner {
         do {
             return try inTransaction(.pages(pages), of: partition, into: &pass, on: &connection, report: report) {
                 connection, _ throws(DatabaseError) in
-                try QueueRows.setAside(.pages(pages), of: partition, on: &connection)
+                try queue.setAside(.pages(pages), of: partition, on: &connection)
             }
         } catch {
             // Another session has locked rows of the queue itself.
@@ -76,7 +74,7 @@ struct BatchRunner {
         }
     }
 
-    /// Records the results in these rows.
+    /// Takes these rows off the queue and records what they say.
     ///
     /// - Returns: The lock of another session that kept the batch from beginning, if there was one.
     func record(
@@ -88,12 +86,16 @@ struct BatchRunner {
         defer { if isAtGuard { pair.leaveGuard() } }
         return try inTransaction(rows, of: partition, into: &pass, on: &connection, report: report) {
             connection, pass throws(DatabaseError) in
-            let batch = try Batch.take(rows, of: partition, interpret: interpret, on: &connection)
-            if batch.taken == 0 { return nil }
-            if batch.hasSuspects { isAtGuard = pair.enterGuard() }
-            let recorded = try batch.record(from: partition, guardLimits, rejectedAllowance, on: &connection)
-            if recorded == nil { pass.lockWaits += 1 }
-            return recorded
+            let terms = BatchTerms(guardLimits: guardLimits, rejectedAllowance: rejectedAllowance) {
+                isAtGuard = pair.enterGuard()
+            }
+            switch try queue.record(rows, of: partition, terms, on: &connection) {
+            case .empty: return nil
+            case .allWait:
+                pass.lockWaits += 1
+                return nil
+            case .done(let record): return record
+            }
         }
     }
 
@@ -104,7 +106,7 @@ struct BatchRunner {
     func inTransaction(
         _ rows: RowRange, of partition: Partition, into pass: inout Drain.Pass, on connection: inout Connection,
         report: Drain.Report,
-        _ work: (inout Connection, inout Drain.Pass) throws(DatabaseError) -> Batch.Recorded?
+        _ work: (inout Connection, inout Drain.Pass) throws(DatabaseError) -> BatchRecord?
     ) throws(DatabaseError) -> DrainLock.Refusal? {
         let began = ContinuousClock.now
         do {

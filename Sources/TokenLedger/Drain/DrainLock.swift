@@ -14,7 +14,7 @@ enum DrainLock {
         case range
     }
 
-    /// The number of lock tables that stand for the ranges of all partitions.
+    /// The number of lock tables that stand for the ranges of all partitions of both queues.
     ///
     /// Two batches whose ranges share a table do not run at once: the later one continues with another range. With eight
     /// connections at work, fewer than a quarter of the attempts meet such a lock, at 0.1 ms each; a batch takes 5 to 40 ms.
@@ -22,16 +22,20 @@ enum DrainLock {
 
     /// An SQL expression that takes the locks of a batch: null, or a `Refusal`.
     static func batch(_ partition: Partition, firstPage: Int) -> String {
-        "tokenkeeper.lock_batch(\(partition.number), \(slot(partition, firstPage: firstPage)))"
+        "tokenkeeper.lock_batch('\(partition.queue.rawValue)', \(partition.number), \(slot(partition, firstPage: firstPage)))"
     }
 
-    /// Neighboring ranges never share a slot, and the same pages of different partitions rarely do.
+    /// Neighboring ranges never share a slot, and the same pages of different partitions rarely do. The clock chooses the same partition of
+    /// both queues, so these are half of the slots apart.
     static func slot(_ partition: Partition, firstPage: Int) -> Int {
-        (firstPage / Partition.pagesPerRange + partition.number * 5) % rangeSlots
+        let offset = partition.queue == .results ? 0 : rangeSlots / 2
+        return (firstPage / Partition.pagesPerRange + partition.number * 5 + offset) % rangeSlots
     }
 
     /// An SQL expression that locks a partition against everybody: false when another session is using it.
-    static func partition(_ partition: Partition) -> String { "tokenkeeper.lock_partition(\(partition.number))" }
+    static func partition(_ partition: Partition) -> String {
+        "tokenkeeper.lock_partition('\(partition.queue.rawValue)', \(partition.number))"
+    }
 
     /// Waits until no other transaction decides whether a sweep starts.
     static let sweepClaim = "SELECT tokenkeeper.lock_sweep_claim()"
@@ -41,7 +45,7 @@ enum DrainLock {
 }
 
 extension BatchTransaction {
-    /// Begins a transaction that takes results off the queue.
+    /// Begins a transaction that takes rows off a queue.
     ///
     /// - Returns: The lock of another session that is in the way: then roll back. Nil if this transaction has its locks.
     func beginTaking(

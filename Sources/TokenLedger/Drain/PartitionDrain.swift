@@ -1,4 +1,4 @@
-/// Drains one partition of the queue, a turn at a time: performs the steps that `PartitionTurn` decides on.
+/// Drains one partition of a queue, a turn at a time: performs the steps that `PartitionTurn` decides on.
 struct PartitionDrain {
     enum Ending {
         /// The caller wants the pass to end.
@@ -13,11 +13,11 @@ struct PartitionDrain {
     struct Conditions {
         /// The size of the partition when the pass began.
         var pages: Int
-        /// Whether senders have stopped writing to the partition, so that it may be truncated.
+        /// Whether applications have stopped writing to the partition, so that it may be truncated.
         var isSealed: Bool
         var deadline: ContinuousClock.Instant
-        /// The number of unread pages in other partitions.
-        var pagesElsewhere: Int
+        /// The unread pages of other partitions.
+        var elsewhere: Drain.UnreadPages
     }
 
     let partition: Partition
@@ -43,7 +43,8 @@ struct PartitionDrain {
         if !cursor.blocked.isEmpty { pass.lockWaits += 1 }
         var turn = PartitionTurn(
             cursor, role: role, pages: conditions.pages, isSealed: conditions.isSealed,
-            suitsBulkRead: partition != .backlog && SealedPartition.bulkReadSizes.contains(conditions.pages),
+            suitsBulkRead: partition.queue.backlog != nil && !partition.isBacklog
+                && SealedPartition.bulkReadSizes.contains(conditions.pages),
             deadline: conditions.deadline)
         defer { cursor = turn.cursor }
         while true {
@@ -55,9 +56,10 @@ struct PartitionDrain {
                 return .finished
             case let step:
                 let wasBatch = try perform(step, &turn, runner, into: &pass, on: &connection, report: report)
-                if wasBatch, try !goesOn(&connection, pass, turn.unreadPages + conditions.pagesElsewhere) {
-                    return .stopped
-                }
+                guard wasBatch else { continue }
+                var unread = conditions.elsewhere
+                unread[partition.queue] += turn.unreadPages
+                if try !goesOn(&connection, pass, unread) { return .stopped }
             }
         }
     }

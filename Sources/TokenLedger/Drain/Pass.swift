@@ -1,5 +1,5 @@
 extension Drain {
-    /// What one pass over the queue has done.
+    /// What one pass over the queues has done: the results first.
     public struct Pass: Equatable, Sendable {
         public var accepted = 0
         public var recorded = 0
@@ -12,15 +12,19 @@ extension Drain {
         /// Results that bulk reads have moved to the backlog.
         var movedToBacklog = 0
         /// Partitions that were read in bulk.
-        var bulkReads = 0
-        /// How many times a lock of another session kept results in the queue. Locks of daemons that share the work do not count.
+        public internal(set) var bulkReads = 0
+        public var registrations = Registrations()
+        /// How many times a lock of another session kept rows in a queue. Locks of daemons that share the work do not count.
         public internal(set) var lockWaits = 0
         /// Results for which APNs blames the sender, by reason; they count as recorded, too.
         public private(set) var sendersFaults: [String: Int] = [:]
 
-        /// What keeps results in the queue until a person acts: a missing privilege, a full disk. The drain continues with the
+        /// What keeps rows in a queue until a person acts: a missing privilege, a full disk. The drain continues with the
         /// rest.
-        public internal(set) var trouble: DatabaseError?
+        public private(set) var troubles: [QueueName: DatabaseError] = [:]
+
+        /// The trouble of either queue.
+        public var trouble: DatabaseError? { troubles[.results] ?? troubles[.registrations] }
 
         /// Apple has fewer reasons than this. The rest counts as one, so that no log line grows without bound.
         private static let maxKinds = 40
@@ -36,9 +40,17 @@ extension Drain {
             held += other.held
             movedToBacklog += other.movedToBacklog
             bulkReads += other.bulkReads
+            registrations.add(other.registrations)
             lockWaits += other.lockWaits
-            trouble = other.trouble ?? trouble
+            troubles.merge(other.troubles) { _, new in new }
             for (kind, count) in other.sendersFaults { blame(kind, count) }
+        }
+
+        mutating func note(_ trouble: DatabaseError, of queue: QueueName) { troubles[queue] = trouble }
+
+        /// Notes what has ended the pass: it keeps the rows of both queues.
+        public mutating func ended(by trouble: DatabaseError) {
+            for queue in QueueName.allCases { note(trouble, of: queue) }
         }
 
         /// Counts results for which APNs blames the sender.
@@ -47,11 +59,16 @@ extension Drain {
             sendersFaults[known ? kind : "(other)", default: 0] += count
         }
 
-        /// Results that have left their partition.
-        public var taken: Int { accepted + recorded + rejected + putBack + held + movedToBacklog }
+        /// Rows that have left their partition.
+        public var taken: Int {
+            accepted + recorded + rejected + putBack + held + movedToBacklog + registrations.taken
+        }
 
         /// Results that the daemon is done with, which excludes results moved to another partition.
-        public var settled: Int { accepted + recorded + rejected + held }
+        public var settledResults: Int { accepted + recorded + rejected + held }
+
+        /// Rows of both queues that the daemon is done with.
+        public var settled: Int { settledResults + registrations.settled }
 
         /// Whether any row has left its partition. If so, look again soon.
         public var moved: Bool { taken + bulkReads > 0 }
@@ -66,8 +83,41 @@ extension Drain {
         /// A partition could not be read in bulk, and is drained in batches.
         case bulkReadFailed(DatabaseError)
         /// PostgreSQL refused the data of a batch. Its rows moved to the retry partition and are tried one by one.
-        case batchSetAside(DatabaseError)
-        /// PostgreSQL refused a row, which is now in `rejected_result`.
-        case rowRejected(DatabaseError)
+        case batchSetAside(QueueName, DatabaseError)
+        /// PostgreSQL refused a row, which is now in the queue's table of rejected rows.
+        case rowRejected(QueueName, DatabaseError)
+    }
+}
+
+extension Drain.Pass {
+    /// What a pass has done with registrations and logouts.
+    public struct Registrations: Equatable, Sendable {
+        public var applied = 0
+        public var rejected = 0
+        /// Rejected registrations that were only counted: the last hour had more than may be kept.
+        public var notKept = 0
+        /// Logouts from a source that the mass-failure guard holds; an operator decides about them.
+        public var held = 0
+        /// Moved to the retry partition.
+        public var putBack = 0
+
+        public init(applied: Int = 0, rejected: Int = 0, notKept: Int = 0, held: Int = 0, putBack: Int = 0) {
+            (self.applied, self.rejected, self.notKept) = (applied, rejected, notKept)
+            (self.held, self.putBack) = (held, putBack)
+        }
+
+        mutating func add(_ other: Self) {
+            applied += other.applied
+            rejected += other.rejected
+            notKept += other.notKept
+            held += other.held
+            putBack += other.putBack
+        }
+
+        /// Rows that have left their partition.
+        public var taken: Int { applied + rejected + held + putBack }
+
+        /// Rows that the daemon is done with.
+        public var settled: Int { applied + rejected + held }
     }
 }

@@ -1,4 +1,4 @@
-/// The retry partition: results that could not be recorded with their batch are retried together, then one by one.
+/// The retry partition: rows that could not be recorded with their batch are retried together, then one by one.
 extension BatchRunner {
     /// Tries a batch of the retry partition. If the batch fails, or all of it has to wait, tries its rows one by one. Bulky rows
     /// are always tried alone.
@@ -8,7 +8,9 @@ extension BatchRunner {
         let takenBefore = pass.taken
         let hasFailed: Bool
         do {
-            if let refusal = try record(.pages(pages), of: .retry, into: &pass, on: &connection, report: report) {
+            if let refusal = try record(
+                .pages(pages), of: queue.name.retry, into: &pass, on: &connection, report: report)
+            {
                 return refusal
             }
             hasFailed = false
@@ -32,9 +34,9 @@ extension BatchRunner {
         let rows = try connection.run(
             """
             \(transaction.settings)
-            SELECT (ctid::text::point)[0]::bigint, (ctid::text::point)[1]::bigint, \(QueueRows.length)
-            FROM \(Partition.retry.table)
-            WHERE \(RowRange.pages(pages).predicate) \(onlyBulky ? "AND \(QueueRows.isBulky)" : "")
+            SELECT (ctid::text::point)[0]::bigint, (ctid::text::point)[1]::bigint, \(queue.length)
+            FROM \(queue.name.retry.table)
+            WHERE \(RowRange.pages(pages).predicate) \(onlyBulky ? "AND \(queue.isBulky)" : "")
             -- In random order: otherwise a row behind those that block would never have its turn.
             ORDER BY random() LIMIT 1000
             """)
@@ -61,7 +63,7 @@ extension BatchRunner {
                 if error.remedy == .fixSetup { setupError = error }
             }
             if pass.taken == takenBefore { blocked += 1 }
-            // Each blocked row may cost a lock timeout. Other results in the queue must not wait for that.
+            // Each blocked row may cost a lock timeout. Other rows must not wait for that.
             if blocked == maxBlocked || blocked > 0 && .now > began + .seconds(1) { break }
         }
         if let setupError { throw setupError }
@@ -79,11 +81,11 @@ extension BatchRunner {
             return
         }
         do {
-            _ = try record(row.position, of: .retry, into: &pass, on: &connection, report: report)
+            _ = try record(row.position, of: queue.name.retry, into: &pass, on: &connection, report: report)
         } catch let error where error.remedy == .fixData {
             let message = "the database refused to record it: \(error)"
             if try reject(row, error: message, into: &pass, on: &connection, report: report) {
-                report(.rowRejected(error))
+                report(.rowRejected(queue.name, error))
             }
         }
     }
@@ -93,16 +95,16 @@ extension BatchRunner {
         _ row: RetryRow, error: String, into pass: inout Drain.Pass, on connection: inout Connection,
         report: Drain.Report
     ) throws(DatabaseError) -> Bool {
-        let rejectedBefore = pass.rejected
-        _ = try inTransaction(row.position, of: .retry, into: &pass, on: &connection, report: report) {
+        let takenBefore = pass.taken
+        _ = try inTransaction(row.position, of: queue.name.retry, into: &pass, on: &connection, report: report) {
             connection, _ throws(DatabaseError) in
             try rejectedAllowance.refresh(on: &connection)
             let isKept = rejectedAllowance.takes(bytes: row.length)
-            let rejected = try QueueRows.reject(
-                row.position, of: .retry, error: error, isKept: isKept, on: &connection)
+            let rejected = try queue.reject(
+                row.position, of: queue.name.retry, error: error, isKept: isKept, on: &connection)
             if rejected == nil { rejectedAllowance.forgetCount() }
             return rejected
         }
-        return pass.rejected > rejectedBefore
+        return pass.taken > takenBefore
     }
 }

@@ -8,6 +8,8 @@ public enum DatabaseTotal: String, CaseIterable, Sendable {
     case heldResults = "held_results"
     /// Rows of `rejected_result`.
     case rejectedResults = "rejected_results"
+    /// Rows of `rejected_registration`.
+    case rejectedRegistrations = "rejected_registrations"
     /// Rows of `failed_send`.
     case failedSends = "failed_sends"
     /// Daemons that have reported within the last 30 seconds and have not signed off.
@@ -21,6 +23,7 @@ public enum DatabaseTotal: String, CaseIterable, Sendable {
         case .outboxRequests: Self.rows(of: "send_request")
         case .heldResults: Self.rows(of: "held_result")
         case .rejectedResults: Self.rows(of: "rejected_result")
+        case .rejectedRegistrations: Self.rows(of: "rejected_registration")
         case .failedSends: Self.rows(of: "failed_send")
         case .liveDaemons:
             """

@@ -4,6 +4,8 @@ internal import TokenModel
 public struct GuardTransition: Equatable, Sendable {
     public var environment: String
     public var topic: String
+    /// Whether it is the guard of logouts from a source; otherwise that of suspects.
+    public var isOfUnregistrations: Bool
     /// False if the guard has reset.
     public var tripped: Bool
     /// Tokens that suspects have suppressed, or would have, within a day.
@@ -24,10 +26,34 @@ public struct GuardTransition: Equatable, Sendable {
         }
         self.environment = environment.rawValue
         self.topic = topic.name
+        self.isOfUnregistrations = false
         self.tripped = tripped
         tokens = guardRow?.tokens ?? 0
         active = guardRow?.active
         undo = guardRow?.undo
+    }
+
+    /// The guard of logouts.
+    init(unregistrationsOf topicID: Int32, tripped: Bool, on connection: inout Connection) throws(DatabaseError) {
+        let guardRow = try connection.query(
+            """
+            SELECT t.environment, t.topic, g.tokens, g.active, g.undo
+            FROM tokenkeeper.topic AS t LEFT JOIN tokenkeeper.guard AS g ON g.topic = t.topic AND g.environment = t.environment
+            WHERE t.topic_id = $1
+            """, [.int4(topicID)]
+        ).one { row throws(DatabaseError) in
+            (
+                environment: try row.read(String.self), topic: try row.read(String.self),
+                tokens: try row.read(Int64?.self), active: try row.read(Int64?.self), undo: try row.read(String?.self)
+            )
+        }
+        environment = guardRow.environment
+        topic = guardRow.topic
+        isOfUnregistrations = true
+        self.tripped = tripped
+        tokens = guardRow.tokens ?? 0
+        active = guardRow.active
+        undo = guardRow.undo
     }
 }
 

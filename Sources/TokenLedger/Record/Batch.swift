@@ -1,6 +1,6 @@
 internal import TokenModel
 
-/// Some results taken off the queue, and what becomes of each. A batch is one transaction: a result leaves the queue only in the
+/// Some results taken off their queue, and what becomes of each. A batch is one transaction: a result leaves the queue only in the
 /// transaction that records it.
 ///
 /// Start here. `take` reads the results and interprets each one: its verdict adds to the `Observations` about tokens and to the
@@ -25,25 +25,25 @@ struct Batch: ~Copyable {
 
     /// Takes rows off the queue and interprets them, in the open transaction.
     static func take(
-        _ rows: RowRange, of partition: Partition, interpret: (SendResult) -> Verdict, on connection: inout Connection
+        _ rows: RowRange, of partition: Partition, _ queue: ResultQueue, on connection: inout Connection
     ) throws(DatabaseError) -> Batch {
         let unread =
-            partition == .retry
+            partition.isRetry
             ? ResultCounts.Unread()
-            : try QueueRows.countAccepted(rows, of: partition, settingAside: QueueRows.isBulky, on: &connection)
+            : try queue.countAccepted(rows, of: partition, settingAside: queue.isBulky, on: &connection)
         let condition =
-            switch (partition, rows) {
-            case (.retry, .row): "true"
+            switch (partition.isRetry, rows) {
+            case (true, .row): "true"
             // Bulky rows wait for their turn one by one.
-            case (.retry, .pages): "NOT (\(QueueRows.isRead) AND \(QueueRows.isBulky))"
-            default: "\(QueueRows.isRead) AND NOT \(QueueRows.isBulky)"
+            case (true, .pages): "NOT (\(ResultQueue.isRead) AND \(queue.isBulky))"
+            case (false, _): "\(ResultQueue.isRead) AND NOT \(queue.isBulky)"
             }
         let taken = try connection.query(
             """
             DELETE FROM \(partition.table) WHERE \(rows.predicate) AND \(condition)
-            RETURNING \(QueueRows.columns), released
+            RETURNING \(queue.columns), released
             """)
-        return try Batch(taken, interpret, unread)
+        return try Batch(taken, queue.interpret, unread)
     }
 
     private init(
@@ -76,32 +76,20 @@ struct Batch: ~Copyable {
         }
     }
 
-    /// What a batch has done, once it is committed.
-    struct Recorded {
-        var pass = Drain.Pass()
-        /// Guards that have tripped or reset.
-        var turns: [GuardTransition] = []
-        /// What was counted in `result_count`.
-        var counts: [ResultCount] = []
-    }
-
     /// Records what the results say, in the open transaction.
-    ///
-    /// - Returns: Nil if all results come from the retry partition and still have to wait there, because applications have locked
-    ///   their tokens: then roll back.
     func record(
         from partition: Partition, _ limits: GuardLimits, _ allowance: RejectedAllowance,
         on connection: inout Connection
-    ) throws(DatabaseError) -> Recorded? {
+    ) throws(DatabaseError) -> BatchOutcome {
         let outcome = try observations.record(limits, on: &connection)
         let sorted = sort(by: outcome)
-        if partition == .retry, sorted.waiting.count == taken { return nil }
+        if partition.isRetry, sorted.waiting.count == taken { return .allWait }
         var counts = counts
         let notKept = try keepRejected(allowance, &counts, on: &connection)
         try keepHeld(sorted.held, on: &connection)
         try setAside(sorted.waiting, on: &connection)
         let counted = try counts.record(sorted.counted, on: &connection)
-        var recorded = Recorded(turns: outcome.turns, counts: unread.counts + counted)
+        var recorded = BatchRecord(turns: outcome.turns, counts: unread.counts + counted)
         recorded.pass.accepted = unread.accepted
         recorded.pass.rejected = unintelligible.count
         recorded.pass.notKept = notKept
@@ -110,7 +98,7 @@ struct Batch: ~Copyable {
         recorded.pass.lockWaits = sorted.waiting.isEmpty ? 0 : 1
         recorded.pass.recorded = rows.count - unintelligible.count - sorted.held.count - sorted.waiting.count
         for (fault, results) in sendersFaults.sorted(by: { $0.key < $1.key }) { recorded.pass.blame(fault, results) }
-        return recorded
+        return .done(recorded)
     }
 }
 
@@ -177,10 +165,11 @@ extension Batch {
     private func setAside(_ waiting: [Int], on connection: inout Connection) throws(DatabaseError) {
         for part in Self.parts(of: waiting.count) {
             try Self.insert(
-                try waiting[part].map { row throws(DatabaseError) in try result(row) }, into: Partition.retry.table,
+                try waiting[part].map { row throws(DatabaseError) in try result(row) },
+                into: QueueName.results.retry.table,
                 ["partition_number", "released"],
                 [
-                    .int4s(part.map { _ in Int32(Partition.retry.number) }),
+                    .int4s(part.map { _ in Int32(QueueName.results.retry.number) }),
                     .bools(waiting[part].map(released.contains)),
                 ], on: &connection)
         }
@@ -206,7 +195,7 @@ extension Batch {
             ] + values
         _ = try connection.query(
             """
-            INSERT INTO \(table) (\(QueueRows.columns), \(columns.joined(separator: ", ")))
+            INSERT INTO \(table) (\(ResultQueue.columns), \(columns.joined(separator: ", ")))
             SELECT * FROM unnest(\((1...values.count).map { "$\($0)" }.joined(separator: ", ")))
             """, values)
     }

@@ -1,6 +1,6 @@
 public import TokenModel
 
-/// What a daemon reports about itself and the queue, in its row of `tokenkeeper.daemon`.
+/// What a daemon reports about itself and the queues, in its row of `tokenkeeper.daemon`.
 public struct Heartbeat {
     private let daemonID: String
     private let version: Version
@@ -26,12 +26,12 @@ public struct Heartbeat {
         startedAt = try connection.query("SELECT clock_timestamp()").value()
     }
 
-    /// The state of the queue.
+    /// The state of a queue.
     public struct Queue: Equatable, Sendable {
         public var depth: Int64
         /// False if the depth was estimated.
         public var exact: Bool
-        /// When the oldest result was queued; nil if there is none, or if it is not known. If the depth was estimated, another result
+        /// When the oldest row was queued; nil if there is none, or if it is not known. If the depth was estimated, another row
         /// may be older.
         public var oldest: Instant?
         /// How many of them wait for another attempt.
@@ -45,7 +45,22 @@ public struct Heartbeat {
         }
     }
 
-    /// The locks of other sessions that keep results in the queue.
+    /// What a daemon reports about a queue.
+    public struct QueueReport: Sendable {
+        public var queue: Queue
+        /// What a person must fix, for the warnings of `status`.
+        public var trouble: DatabaseError?
+        /// Why rows wait, in words.
+        public var reason: String?
+
+        public init(_ queue: Queue, trouble: DatabaseError? = nil, reason: String? = nil) {
+            self.queue = queue
+            self.trouble = trouble
+            self.reason = reason
+        }
+    }
+
+    /// The locks of other sessions that keep rows in the queues.
     public struct Locks: Sendable {
         /// The tables and who holds them, in words.
         public var words: String
@@ -58,35 +73,37 @@ public struct Heartbeat {
         }
     }
 
-    /// Looks at the queue. If another session has locked a part of it, that part is estimated.
+    /// Looks at a queue. If another session has locked a part of it, that part is estimated.
     ///
     /// - Parameter pagesLeft: The number of pages that the drain has not read yet: a long queue is estimated from it.
-    public func look(pagesLeft: Int, on connection: inout Connection) throws(DatabaseError) -> Queue {
+    public func look(
+        at name: QueueName = .results, pagesLeft: Int, on connection: inout Connection
+    ) throws(DatabaseError) -> Queue {
         do {
-            let queue = try count(on: &connection)
+            let queue = try count(name, on: &connection)
             if queue.depth <= Self.countedExactly { return queue }
             // A page holds 52 results of usual size if they are 200s, and 38 if they are 410s.
             return Queue(
-                depth: max(queue.depth, Int64(pagesLeft) * 50), exact: false, oldest: try oldest(on: &connection),
+                depth: max(queue.depth, Int64(pagesLeft) * 50), exact: false, oldest: try oldest(name, on: &connection),
                 retries: queue.retries)
         } catch let error where error.remedy == .retry {
             return try connection.query(
                 """
-                SELECT greatest(q.results, $1), q.oldest_queued_at FROM tokenkeeper.look_at_queue() AS q
-                """, [.int8(Int64(pagesLeft) * 50)]
+                SELECT greatest(q.queued, $1), q.oldest_queued_at FROM tokenkeeper.look_at_queue($2) AS q
+                """, [.int8(Int64(pagesLeft) * 50), .text(name.rawValue)]
             ).one { row throws(DatabaseError) in
                 Queue(depth: try row.read(), exact: false, oldest: try row.read())
             }
         }
     }
 
-    private func count(on connection: inout Connection) throws(DatabaseError) -> Queue {
+    private func count(_ name: QueueName, on connection: inout Connection) throws(DatabaseError) -> Queue {
         try connection.run(
             """
             \(transaction.settings)
             SELECT count(*), (extract(epoch FROM min(w.queued_at)) * 1000000)::bigint,
-                   count(*) FILTER (WHERE w.partition_number = \(Partition.retry.number))
-            FROM (SELECT queued_at, partition_number FROM tokenkeeper.send_result LIMIT \(Self.countedExactly + 1)) AS w
+                   count(*) FILTER (WHERE w.partition_number = \(name.retry.number))
+            FROM (SELECT queued_at, partition_number FROM \(name.table) LIMIT \(Self.countedExactly + 1)) AS w
             """
         ).one { row throws(DatabaseError) in
             Queue(
@@ -96,8 +113,8 @@ public struct Heartbeat {
     }
 
     /// Of a long queue, the first rows of each partition: they are the oldest, as a rule.
-    private func oldest(on connection: inout Connection) throws(DatabaseError) -> Instant? {
-        let first = Partition.all.map { "(SELECT queued_at FROM \($0.table) LIMIT 100)" }
+    private func oldest(_ name: QueueName, on connection: inout Connection) throws(DatabaseError) -> Instant? {
+        let first = name.partitions.map { "(SELECT queued_at FROM \($0.table) LIMIT 100)" }
         return try connection.run(
             """
             \(transaction.settings)
@@ -106,36 +123,42 @@ public struct Heartbeat {
         ).one { row throws(DatabaseError) in try row.read(Int64?.self).map(Instant.init(microseconds:)) }
     }
 
-    /// Reports the state of the queue.
+    /// Reports the state of the queues.
     ///
     /// - Parameters:
     ///   - sweepInterval: Nil if the timer is off.
-    ///   - trouble: What a person must fix, for the warnings of `status`.
-    ///   - locks: Which locks of other sessions keep results in the queue.
-    ///   - reason: Why results wait, in words.
+    ///   - locks: Which locks of other sessions keep rows in the queues.
     /// - Returns: False if another session has locked the table: the drain does not need it, and continues.
     @discardableResult
     public func beat(
-        _ queue: Queue, sweepInterval: Duration?, trouble: DatabaseError? = nil, locks: Locks? = nil,
-        reason: String? = nil, on connection: inout Connection
+        results: QueueReport, registrations: QueueReport, sweepInterval: Duration?, locks: Locks? = nil,
+        on connection: inout Connection
     ) throws(DatabaseError) -> Bool {
         let values: [Parameter] = [
-            .text(daemonID), .text(version.description), .instant(startedAt), .int8(queue.depth), .bool(queue.exact),
-            .instant(queue.oldest), .int8(sweepInterval?.microseconds), .text(trouble?.description),
-            .text(locks?.words), .int8(locks?.metFor.microseconds), .text(reason),
+            .text(daemonID), .text(version.description), .instant(startedAt), .int8(results.queue.depth),
+            .bool(results.queue.exact), .instant(results.queue.oldest), .int8(sweepInterval?.microseconds),
+            .text(results.trouble?.description), .text(locks?.words), .int8(locks?.metFor.microseconds),
+            .text(results.reason), .int8(registrations.queue.depth), .bool(registrations.queue.exact),
+            .instant(registrations.queue.oldest), .text(registrations.trouble?.description),
+            .text(registrations.reason),
         ]
         do {
             try connection.transaction(transaction) { connection throws(DatabaseError) in
                 _ = try connection.query(
                     """
                     INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact,
-                                                         oldest_queued_at, sweep_interval, problem, waiting_for, waiting_since, wait_reason)
+                                                         oldest_queued_at, sweep_interval, problem, waiting_for, waiting_since, wait_reason,
+                                                         registration_depth, registration_depth_exact, oldest_registration_at,
+                                                         registration_problem, registration_wait_reason)
                     VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond', $8, $9,
-                            clock_timestamp() - $10 * interval '1 microsecond', $11)
+                            clock_timestamp() - $10 * interval '1 microsecond', $11, $12, $13, $14, $15, $16)
                     ON CONFLICT (daemon_id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, queue_depth = excluded.queue_depth,
                         queue_depth_exact = excluded.queue_depth_exact, oldest_queued_at = excluded.oldest_queued_at,
                         sweep_interval = excluded.sweep_interval, problem = excluded.problem,
-                        waiting_for = excluded.waiting_for, waiting_since = excluded.waiting_since, wait_reason = excluded.wait_reason
+                        waiting_for = excluded.waiting_for, waiting_since = excluded.waiting_since, wait_reason = excluded.wait_reason,
+                        registration_depth = excluded.registration_depth, registration_depth_exact = excluded.registration_depth_exact,
+                        oldest_registration_at = excluded.oldest_registration_at, registration_problem = excluded.registration_problem,
+                        registration_wait_reason = excluded.registration_wait_reason
                     """, values)
                 try connection.run(
                     "DELETE FROM tokenkeeper.daemon WHERE heartbeat_at < clock_timestamp() - interval '1 day'")

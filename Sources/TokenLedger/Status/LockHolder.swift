@@ -8,7 +8,7 @@ public struct LockHolder: Hashable, Sendable {
         case queued
         /// It has changed or locked rows in a transaction that is still open: perhaps the rows that the daemon needs.
         case rows
-        /// It is a daemon that reads a whole partition of the queue. The lock ends with the read.
+        /// It is a daemon that reads a whole partition of a queue. The lock ends with the read.
         case reading
     }
 
@@ -102,8 +102,13 @@ extension LockHolder {
         }
     }
 
-    /// The queue and its partitions.
-    private static let queue = ["send_result"] + Partition.all.map { "\($0.table.dropFirst("tokenkeeper.".count))" }
+    /// The queues.
+    private static let queues = QueueName.allCases.map(\.rawValue)
+
+    /// The queues and their partitions.
+    private static let queueTables =
+        queues
+        + QueueName.allCases.flatMap(\.partitions).map { "\($0.table.dropFirst("tokenkeeper.".count))" }
 
     /// All other sessions whose locks on tables of the schema conflict with changing rows, with one lock each. Sessions that lock
     /// a whole table come first.
@@ -137,8 +142,8 @@ extension LockHolder {
                        AND count(*) FILTER (WHERE l.table_name = ANY ($2) AND l.granted
                                               AND l.mode IN ('ExclusiveLock', 'AccessExclusiveLock')) > 0 AS is_reading,
                        -- An INSERT locks the queue and the partition of the time. What changes rows through the queue locks all partitions.
-                       count(*) FILTER (WHERE l.table_name = 'send_result' AND l.mode = 'RowExclusiveLock') > 0
-                       AND count(*) FILTER (WHERE l.table_name = 'send_result_retry') = 0
+                       count(*) FILTER (WHERE l.table_name = ANY ($4) AND l.mode = 'RowExclusiveLock') > 0
+                       AND count(*) FILTER (WHERE l.table_name IN ('send_result_retry', 'registration_retry')) = 0
                        AND count(*) FILTER (WHERE l.table_name = ANY ($2) AND l.mode = 'RowShareLock') = 0 AS only_queues
                 FROM lock AS l GROUP BY l.pid, l.virtualtransaction
             )
@@ -169,7 +174,11 @@ extension LockHolder {
             LEFT JOIN pg_catalog.pg_prepared_xacts AS x ON f.pid IS NULL AND x.transaction = f.transactionid
             ORDER BY array_position($3, f.kind), f.pid
             LIMIT 100
-            """, [.texts(work.sharedRows), .texts(Self.queue), .texts(["table", "queued", "rows", "reading"])]
+            """,
+            [
+                .texts(work.sharedRows), .texts(Self.queueTables), .texts(["table", "queued", "rows", "reading"]),
+                .texts(Self.queues),
+            ]
         ).decode { row throws(DatabaseError) in
             LockHolder(
                 kind: try row.read(), pid: try row.read(), transaction: try row.read(), table: try row.read(),

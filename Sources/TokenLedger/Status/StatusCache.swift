@@ -18,7 +18,9 @@ public struct StatusCache {
     /// How long one source may take. After that its rows are estimated, and its warnings stay as they were.
     private static let timeLimit: Duration = .seconds(1)
 
-    private static let tables = ["rejected_result", "held_result", "send_request", "failed_send"]
+    private static let tables = [
+        "rejected_result", "rejected_registration", "held_result", "send_request", "failed_send",
+    ]
 
     /// What a person must fix: the first look of the last refresh that was refused; nil if none was.
     public private(set) var trouble: DatabaseError?
@@ -82,13 +84,15 @@ public struct StatusCache {
             if let rows = rows?.first { findings.rows.append((table, rows)) }
         }
         findings.oldestDueAt = try oldestDueAt(on: &connection)
-        let lately = try look(
-            """
-            SELECT count(*)
-            FROM (SELECT r.rejected_at FROM tokenkeeper.rejected_result AS r ORDER BY r.rejected_id DESC LIMIT 10000) AS r
-            WHERE r.rejected_at > clock_timestamp() - interval '1 hour'
-            """, Int64.self, on: &connection)
-        if let rows = lately?.first { findings.rows.append(("rejected_result within an hour", rows)) }
+        for table in ["rejected_result", "rejected_registration"] {
+            let lately = try look(
+                """
+                SELECT count(*)
+                FROM (SELECT r.rejected_at FROM tokenkeeper.\(table) AS r ORDER BY r.rejected_id DESC LIMIT 10000) AS r
+                WHERE r.rejected_at > clock_timestamp() - interval '1 hour'
+                """, Int64.self, on: &connection)
+            if let rows = lately?.first { findings.rows.append(("\(table) within an hour", rows)) }
+        }
     }
 
     /// Of the first thousand topics, because senders may write any text as a topic.

@@ -5,7 +5,7 @@ struct StatusWarning {
     /// Returns one warning per row, the most important first. It may take a second; the first 20 rows are kept.
     let statement: String
 
-    static let all = [doubtful, notKept, published, restored, unregistered]
+    static let all = [doubtful, notKeptRegistrations, notKept, published, restored, unregistered]
 
     /// Uses now(), not clock_timestamp(), which an index cannot use.
     private static let unregistered = StatusWarning(
@@ -53,13 +53,24 @@ struct StatusWarning {
             HAVING count(*) > 0
             """)
 
+    private static let notKeptRegistrations = StatusWarning(
+        name: "rejected registrations that were not kept",
+        statement: """
+            SELECT format('%s counted but not kept: more than drain.rejected_per_hour',
+                          CASE sum(d.registrations) WHEN 1 THEN '1 rejected registration of the last two hours was'
+                                                    ELSE sum(d.registrations) || ' rejected registrations of the last two hours were' END)
+            FROM tokenkeeper.dropped_registration AS d
+            WHERE d.hour > now() - interval '2 hours'
+            HAVING count(*) > 0
+            """)
+
     private static let published = StatusWarning(
         name: "publications",
         statement: """
             SELECT format('publication %s includes the queue, and its subscribers cannot keep up with that: '
                           'see docs/how-to/replicate.md', p.pubname)
             FROM pg_catalog.pg_publication_tables AS p
-            WHERE p.schemaname = 'tokenkeeper' AND p.tablename ~ '^send_re(sult|quest)'
+            WHERE p.schemaname = 'tokenkeeper' AND p.tablename ~ '^(send_re(sult|quest)|registration)(_[0-7]|_retry|_backlog)?$'
             GROUP BY p.pubname
             ORDER BY p.pubname
             """)

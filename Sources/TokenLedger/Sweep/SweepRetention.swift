@@ -13,13 +13,16 @@ extension Sweep {
         var countedIn: WritableKeyPath<RunCounts, Int64>
     }
 
-    /// Deletes rejected and held results, suppressed and failed requests, and the reports of old sweeps.
+    /// Deletes rejected results and registrations, held results, suppressed and failed requests, and the reports of old sweeps.
     func deleteOldRows(
         into findings: inout SweepFindings, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
         let tables = [
             AgingTable(
                 name: "tokenkeeper.rejected_result", key: "rejected_id", agesFrom: "rejected_at",
+                retention: plan.rejectedRetention, countedIn: \.deletedRejected),
+            AgingTable(
+                name: "tokenkeeper.rejected_registration", key: "rejected_id", agesFrom: "rejected_at",
                 retention: plan.rejectedRetention, countedIn: \.deletedRejected),
             AgingTable(
                 name: "tokenkeeper.held_result", key: "held_id", agesFrom: "held_at",
@@ -90,6 +93,7 @@ extension Sweep {
         }
         for (table, condition, retention) in [
             ("tokenkeeper.operation", "r.at < now() - $1 * interval '1 microsecond'", plan.eventRetention),
+            ("tokenkeeper.dropped_registration", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             ("tokenkeeper.token_count_hour", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             ("tokenkeeper.stale_count", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             // No window of the guard reaches further back than two days; a backlog may.

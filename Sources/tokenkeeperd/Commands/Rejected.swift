@@ -2,25 +2,29 @@ internal import ArgumentParser
 internal import TokenLedger
 internal import TokenModel
 
-/// Lists, requeues or discards the results that could not be understood.
+/// Lists, requeues or discards the results and registrations that could not be understood.
 struct Rejected: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "List, requeue or discard the results that could not be understood.",
+        abstract: "List, requeue or discard the results and registrations that could not be understood.",
         discussion: """
-            The table tokenkeeper.rejected_result keeps them whole for sweep.rejected_retention. Fix them there with UPDATE.
+            The tables tokenkeeper.rejected_result and tokenkeeper.rejected_registration keep them whole for
+            sweep.rejected_retention. Fix them there with UPDATE.
             """,
         subcommands: [List.self, Requeue.self, Discard.self], defaultSubcommand: List.self)
 
-    /// Which results.
+    /// Which rows.
     struct Choice: ParsableArguments {
         @Argument(help: "rejected_id values.")
         var ids: [Int64] = []
 
-        @Option(help: "Results whose error, as shown by `rejected list`, begins with this text.")
+        @Option(help: "Those whose error, as shown by `rejected list`, begins with this text.")
         var error: String?
 
-        @Flag(help: "All rejected results.")
+        @Flag(help: "All of them.")
         var all = false
+
+        @Flag(help: "Registrations instead of results.")
+        var registrations = false
 
         func validate() throws {
             guard (ids.isEmpty ? 0 : 1) + (error == nil ? 0 : 1) + (all ? 1 : 0) == 1, error != "" else {
@@ -28,7 +32,16 @@ struct Rejected: ParsableCommand {
             }
         }
 
-        var choice: RejectedResults.Choice {
+        var rows: RejectedRows { RejectedRows(registrations ? .registrations : .results) }
+
+        /// How many rows, in words.
+        func counted(_ number: Int64) -> String {
+            registrations
+                ? TokenModel.counted(number, "registration is", "registrations are")
+                : TokenModel.counted(number, "result is", "results are")
+        }
+
+        var choice: RejectedRows.Choice {
             if let error { .error(error) } else if all { .all } else { .ids(ids) }
         }
     }
@@ -41,15 +54,18 @@ struct Rejected: ParsableCommand {
         func run() throws {
             Signals.unblock()
             try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
-                let groups = try RejectedResults.groups(on: &connection)
-                print(groups.isEmpty ? "nothing is rejected" : groups.map(Self.text).joined(separator: "\n"))
+                let results = try RejectedRows(.results).groups(on: &connection).map(Self.text)
+                let registrations = try RejectedRows(.registrations).groups(on: &connection).map(Self.text)
+                let heading = registrations.isEmpty ? [] : ["registrations, for --registrations:"]
+                let lines = results + heading + registrations
+                print(lines.isEmpty ? "nothing is rejected" : lines.joined(separator: "\n"))
             }
         }
 
-        static func text(_ group: RejectedResults.Group) -> String {
+        static func text(_ group: RejectedRows.Group) -> String {
             let attempts = group.attempts > 0 ? "; requeued up to \(counted(group.attempts, "time", "times"))" : ""
             return """
-                \(group.results)  \(HistoryText.plain(group.error))
+                \(group.rows)  \(HistoryText.plain(group.error))
                    \(group.first) to \(group.last)\(attempts); such as \(group.samples)
                 """
         }
@@ -57,7 +73,8 @@ struct Rejected: ParsableCommand {
 
     struct Requeue: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Put results back into the queue, with the time at which they were first queued.")
+            abstract:
+                "Put results or registrations back into their queue, with the time at which they were first queued.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Choice
@@ -65,14 +82,13 @@ struct Rejected: ParsableCommand {
         func run() throws {
             Signals.unblock()
             try options.load().withLedger(as: "tokenkeeper_operator") { connection in
-                let results = try RejectedResults.requeue(which.choice, on: &connection)
-                print("\(counted(results, "result is", "results are")) back in the queue")
+                print("\(which.counted(try which.rows.requeue(which.choice, on: &connection))) back in the queue")
             }
         }
     }
 
     struct Discard: ParsableCommand {
-        static let configuration = CommandConfiguration(abstract: "Delete results.")
+        static let configuration = CommandConfiguration(abstract: "Delete results or registrations.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Choice
@@ -80,8 +96,7 @@ struct Rejected: ParsableCommand {
         func run() throws {
             Signals.unblock()
             try options.load().withLedger(as: "tokenkeeper_operator") { connection in
-                let results = try RejectedResults.discard(which.choice, on: &connection)
-                print("\(counted(results, "result is", "results are")) deleted")
+                print("\(which.counted(try which.rows.discard(which.choice, on: &connection))) deleted")
             }
         }
     }

@@ -63,6 +63,7 @@ extension DatabaseTotal {
         case .outboxRequests: "Requests in send_request; 10000 means 10000 or more."
         case .heldResults: "Results in held_result; 10000 means 10000 or more."
         case .rejectedResults: "Results in rejected_result; 10000 means 10000 or more."
+        case .rejectedRegistrations: "Registrations in rejected_registration; 10000 means 10000 or more."
         case .failedSends: "Requests in failed_send; 10000 means 10000 or more."
         case .liveDaemons: "Daemons that have reported within 30 seconds."
         case .lastSweepSuccess: "When the last sweep finished without failure."

@@ -77,6 +77,7 @@ final class ProcessMetrics: Sendable {
         add(counts.results, to: &text)
         if let sawQueueAt = state.sawQueueAt, now.timeIntervalSince(sawQueueAt) < Self.trustsQueueFor {
             add(state.queue, to: &text)
+            addRegistrations(state.registrations?.queue, to: &text)
         }
         text.add(
             "sweep_interval_seconds", .gauge, "The time between two sweeps, sweep.interval. Absent if it is off.",
@@ -103,8 +104,28 @@ final class ProcessMetrics: Sendable {
             "results_retried_total", .counter, "Results that were set aside to be retried.", Double(results.putBack))
         text.add(
             "drain_batch_duration_seconds",
-            "How long the transactions took that take results off the queue, from BEGIN to COMMIT.",
+            "How long the transactions took that take results or registrations off their queue, from BEGIN to COMMIT.",
             [([], batches.counts)])
+        let registrations = results.registrations
+        text.add(
+            "registrations_total", .counter,
+            "Registrations and logouts taken off their queue. Applied; rejected, because it could not be understood; held, by the "
+                + "mass-failure guard; or retried, because it was set aside for another attempt.",
+            [
+                ("applied", registrations.applied), ("rejected", registrations.rejected), ("held", registrations.held),
+                ("retried", registrations.putBack),
+            ].map { ([("outcome", $0.0)], Double($0.1)) })
+    }
+
+    private func addRegistrations(_ queue: Heartbeat.Queue?, to text: inout MetricsText) {
+        text.add(
+            "database_queue_registrations", .gauge,
+            "Registrations that wait in their queue. A queue of more than 20,000 is estimated.",
+            queue.map { Double($0.depth) })
+        text.add(
+            "database_queue_oldest_registration_timestamp_seconds", .gauge,
+            "When the oldest registration in the queue was queued.",
+            queue?.oldest.map { Double($0.microseconds) / 1e6 })
     }
 
     private func add(_ queue: Heartbeat.Queue?, to text: inout MetricsText) {

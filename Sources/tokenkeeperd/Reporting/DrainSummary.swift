@@ -9,7 +9,7 @@ final class DrainSummary: Sendable {
     private struct State {
         var sum = Drain.Pass()
         var loggedAt = ContinuousClock.now
-        var refusals: (batches: Int, rows: Int, first: DatabaseError)?
+        var refusals: [QueueName: (batches: Int, rows: Int, first: DatabaseError)] = [:]
         var bulkReadFailure: DatabaseError?
     }
 
@@ -44,16 +44,26 @@ final class DrainSummary: Sendable {
             return state
         }
         logFailures(state)
-        guard state.sum.moved else { return }
-        log(state.sum)
+        let sum = state.sum
+        // What has moved is not only registrations.
+        if sum.taken + sum.bulkReads > sum.registrations.taken { log(sum) }
+        if sum.registrations.taken > 0 { log(sum.registrations) }
     }
 
     private func logFailures(_ state: State) {
-        if let refusals = state.refusals {
+        if let refusals = state.refusals[.results] {
             logger.warning(
                 "PostgreSQL refused results; they are in tokenkeeper.rejected_result",
                 metadata: [
                     "batches": "\(refusals.batches)", "results": "\(refusals.rows)", "first_error": "\(refusals.first)",
+                ])
+        }
+        if let refusals = state.refusals[.registrations] {
+            logger.warning(
+                "PostgreSQL refused registrations; they are in tokenkeeper.rejected_registration",
+                metadata: [
+                    "batches": "\(refusals.batches)", "registrations": "\(refusals.rows)",
+                    "first_error": "\(refusals.first)",
                 ])
         }
         if let error = state.bulkReadFailure {
@@ -86,19 +96,43 @@ final class DrainSummary: Sendable {
         }
     }
 
+    private func log(_ sum: Drain.Pass.Registrations) {
+        logger.info(
+            "applied registrations",
+            metadata: [
+                "applied": "\(sum.applied)", "rejected": "\(sum.rejected)", "set_aside": "\(sum.putBack)",
+                "held": "\(sum.held)",
+            ])
+        if sum.rejected > 0 {
+            logger.warning(
+                "registrations could not be understood; see tokenkeeper.rejected_registration",
+                metadata: ["registrations": "\(sum.rejected)"])
+        }
+        if sum.notKept > 0 {
+            logger.warning(
+                "rejected registrations were counted but not kept: more than drain.rejected_per_hour",
+                metadata: ["registrations": "\(sum.notKept)"])
+        }
+    }
+
     /// Logged at once, because a person should act.
     private func log(_ turn: GuardTransition) {
         var about: Logger.Metadata = [
             "environment": "\(turn.environment)", "topic": "\(turn.topic)", "tokens": "\(turn.tokens)",
         ]
         guard turn.tripped else {
-            logger.notice("the mass-failure guard has reset: suspects are recorded again", metadata: about)
+            logger.notice(
+                turn.isOfUnregistrations
+                    ? "the mass-failure guard has reset: logouts from a source are applied again"
+                    : "the mass-failure guard has reset: suspects are recorded again", metadata: about)
             return
         }
         about["active"] = turn.active.map { "\($0)" }
         about["undo"] = turn.undo.map { "\($0)" }
         logger.warning(
-            "the mass-failure guard has tripped: suspects are held; see `tokenkeeperd held list` for what to do",
+            turn.isOfUnregistrations
+                ? "the mass-failure guard has tripped: logouts from a source are held; see `tokenkeeperd held list` for what to do"
+                : "the mass-failure guard has tripped: suspects are held; see `tokenkeeperd held list` for what to do",
             metadata: about)
     }
 
@@ -119,16 +153,16 @@ final class DrainSummary: Sendable {
         case .committed(let counts, let duration): metrics.add(counts, took: duration)
         case .guardChanged(let turn): log(turn)
         case .bulkReadFailed(let error): state.withLock { $0.bulkReadFailure = error }
-        case .batchSetAside(let error): note(error, batches: 1, rows: 0)
-        case .rowRejected(let error): note(error, batches: 0, rows: 1)
+        case .batchSetAside(let queue, let error): note(error, of: queue, batches: 1, rows: 0)
+        case .rowRejected(let queue, let error): note(error, of: queue, batches: 0, rows: 1)
         }
     }
 
     /// Counts batches and rows that PostgreSQL refused.
-    private func note(_ refusal: DatabaseError, batches: Int, rows: Int) {
+    private func note(_ refusal: DatabaseError, of queue: QueueName, batches: Int, rows: Int) {
         state.withLock { state in
-            let known = state.refusals ?? (0, 0, refusal)
-            state.refusals = (known.batches + batches, known.rows + rows, known.first)
+            let known = state.refusals[queue] ?? (0, 0, refusal)
+            state.refusals[queue] = (known.batches + batches, known.rows + rows, known.first)
         }
     }
 }

@@ -121,12 +121,13 @@ final class ServiceNotifier: Sendable {
         update { $0.obstacle(words, isAway: isAway, knowsQueue: knowsQueue, of: part, at: .now) }
     }
     func migrates(_ isMigrating: Bool) { update { $0.isMigrating = isMigrating } }
-    /// - Parameters:
-    ///   - reason: Why results wait, in words.
-    ///   - summary: Nil if it could not be read.
-    func sees(_ queue: Heartbeat.Queue, because reason: String?, _ summary: StatusSummary?) {
+    /// - Parameter summary: Nil if it could not be read.
+    func sees(
+        _ results: Heartbeat.QueueReport, _ registrations: Heartbeat.QueueReport, _ summary: StatusSummary?
+    ) {
         update {
-            ($0.queue, $0.waitReason, $0.sawQueueAt) = (queue, reason, .now)
+            ($0.queue, $0.waitReason) = (results.queue, results.reason)
+            ($0.registrations, $0.sawQueueAt) = (registrations, .now)
             if let summary { $0.summary = summary }
         }
     }

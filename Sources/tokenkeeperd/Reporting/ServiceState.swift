@@ -35,14 +35,17 @@ struct ServiceState {
 
     private var reports: [Part: Report] = [:]
     var phase = Phase.starting
+    /// The queue of results, as the drain last saw it; nil if it never did.
     var queue: Heartbeat.Queue?
     /// Why results wait, in words; nil if none waits.
     var waitReason: String?
+    /// The queue of registrations; nil as above.
+    var registrations: Heartbeat.QueueReport?
     /// What else the view `status` said then.
     var summary = StatusSummary()
     /// What keeps requests waiting, one sentence each, as the sender of this process sees it.
     var sendingProblems: [String] = []
-    /// When the drain last saw the queue; nil if it never did.
+    /// When the drain last saw the queues; nil if it never did.
     var sawQueueAt: Date?
     var isSweeping = false
     /// Migrations are being applied during the start.
@@ -175,6 +178,7 @@ struct ServiceState {
         if let queue, reports[.drain]?.obstacle?.knowsQueue ?? true, unanswered(.drain) == nil {
             if let attention { parts.append(attention) }
             parts.append(text(queue))
+            if let queuedRegistrations { parts.append(queuedRegistrations) }
             if summary.requests > 0 { parts.append(requests) }
         }
         parts += unansweredTexts()
@@ -200,14 +204,23 @@ struct ServiceState {
     private func text(_ queue: Heartbeat.Queue) -> String {
         guard queue.depth > 0 else {
             if !queue.exact { return "the length of the queue is not known" }
-            return obstacle == nil && attention == nil && summary.requests == 0
+            return obstacle == nil && attention == nil && summary.requests == 0 && queuedRegistrations == nil
                 ? "the queue is empty" : "0 results are queued"
         }
+        return text(queue, "result is", "results are", waitReason)
+    }
+
+    /// Nil if none is queued.
+    private var queuedRegistrations: String? {
+        guard let registrations, registrations.queue.depth > 0 else { return nil }
+        return text(registrations.queue, "registration is", "registrations are", registrations.reason)
+    }
+
+    private func text(_ queue: Heartbeat.Queue, _ one: String, _ many: String, _ reason: String?) -> String {
         let since = queue.oldest.map { ", the oldest since \(Self.text($0.date))" } ?? ""
         // An obstacle says the same.
-        let because = reports[.drain]?.obstacle == nil ? waitReason.map { ", because \($0)" } ?? "" : ""
-        return (queue.exact ? "" : "about ") + counted(queue.depth, "result is", "results are") + " queued" + since
-            + because
+        let because = reports[.drain]?.obstacle == nil ? reason.map { ", because \($0)" } ?? "" : ""
+        return (queue.exact ? "" : "about ") + counted(queue.depth, one, many) + " queued" + since + because
     }
 
     private var requests: String {

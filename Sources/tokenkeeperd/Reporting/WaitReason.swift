@@ -1,17 +1,17 @@
 internal import TokenLedger
 internal import TokenModel
 
-/// Why results wait in the queue, in words for the log, `Status:` and the view `status`. Pure.
+/// Why rows wait in a queue, in words for the log, `Status:` and the view `status`. Pure.
 struct WaitReason {
     /// What a person must fix.
     var trouble: DatabaseError?
     /// Sessions whose locks are in the way; empty if they are not known. Nil if no lock is.
     var holders: [LockHolder]?
-    /// How many results the drain is done with, of those in the last `period`.
+    /// How many of its rows the drain is done with, of those in the last `period`.
     var settled = 0
     var period: Duration = .zero
 
-    /// - Returns: What follows "because"; nil if no result waits.
+    /// - Returns: What follows "because"; nil if no row waits.
     func words(for queue: Heartbeat.Queue) -> String? {
         if queue.depth == 0 && queue.exact { return nil }
         if let trouble { return "PostgreSQL reports: \(trouble)" }

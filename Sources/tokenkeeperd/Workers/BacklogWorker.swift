@@ -3,7 +3,7 @@ internal import Logging
 internal import Synchronization
 internal import TokenLedger
 
-/// Helps the drain on a second connection while there is a backlog. Two server processes then record results, and new results do
+/// Helps the drain on a second connection while there is a backlog in either queue. Two server processes then work, and new rows do
 /// not wait while the primary reads a partition in bulk.
 ///
 /// The connection is opened for a backlog and closed soon afterwards. If it cannot be opened, the primary works alone.
@@ -14,22 +14,22 @@ struct BacklogWorker {
         let pair = DrainPair()
         private let isThere = Atomic(false)
 
-        /// This many unread pages are a backlog: 8 MiB, some 40,000 to 60,000 results.
+        /// This many unread pages are a backlog: 8 MiB, some 40,000 to 60,000 rows.
         private static let worthTwo = 1024
 
-        /// This many consecutive batches of at least this many results within one pass are a backlog, too: rows that were
+        /// This many consecutive batches of at least this many rows within one pass are a backlog, too: rows that were
         /// committed late are behind the cursor, and not among the unread pages.
         private static let (full, inARow) = (1000, 8)
-        private let batches = Mutex((results: 0, full: 0))
+        private let batches = Mutex((rows: 0, full: 0))
 
         /// - Parameters:
         ///   - soFar: What the primary drain has done so far in this pass.
         ///   - pagesLeft: How many pages it has not read yet.
         func report(_ soFar: Drain.Pass, pagesLeft: Int) {
-            let results = soFar.taken
+            let rows = soFar.taken
             let row = batches.withLock { batches in
-                let isFull = results - batches.results >= Self.full
-                batches = (results, isFull ? batches.full + 1 : 0)
+                let isFull = rows - batches.rows >= Self.full
+                batches = (rows, isFull ? batches.full + 1 : 0)
                 return batches.full
             }
             if pagesLeft >= Self.worthTwo || row >= Self.inARow,

@@ -2,7 +2,7 @@ internal import Logging
 internal import TokenLedger
 internal import TokenModel
 
-/// Reports what the drain does: heartbeats, the locks in its way, what it cannot record, and how long results have been waiting.
+/// Reports what the drain does: heartbeats, the locks in its way, what it cannot record, and how long rows have been waiting.
 struct DrainReporting {
     private let worker: Worker
     private var heartbeat: Heartbeat
@@ -11,23 +11,18 @@ struct DrainReporting {
     /// When a lock of another session prevented the last heartbeat; nil if none did.
     private var beatRefusedAt: ContinuousClock.Instant?
     private var locks = LockWatch()
-    private var trouble: DatabaseError?
+    private var troubles: [QueueName: DatabaseError] = [:]
     /// What the pass had done when its locks were last counted.
     private var counted = Drain.Pass()
     /// Whether rows have moved since the last heartbeat of an idle pass.
     private var isUnreported = false
-    /// How many results this pass and the earlier ones have settled since the last look at the queue, and when that was.
-    private var settled = 0
+    /// How many rows this pass and the earlier ones have settled since the last look at the queues, and when that was.
+    private var settled: (results: Int, registrations: Int) = (0, 0)
     private var lookedAt = ContinuousClock.now
-    /// Since when results have been late, and whether the log says so.
-    private var late: (since: ContinuousClock.Instant, isLogged: Bool)?
+    private var lateResults = LateRows(.results)
+    private var lateRegistrations = LateRows(.registrations)
 
     private static let beatEvery: Duration = .seconds(5)
-
-    /// Older results are worth a warning, here and in the view `status`.
-    private static let lateAfter: Duration = .seconds(300)
-    /// By then, the cause is known.
-    private static let logsAfter: Duration = .seconds(8)
 
     init(_ worker: Worker, daemonID: String, on connection: inout Connection) throws(DatabaseError) {
         self.worker = worker
@@ -49,24 +44,22 @@ struct DrainReporting {
     }
 
     mutating func batchEnded(
-        _ soFar: Drain.Pass, pagesLeft: Int, on connection: inout Connection
+        _ soFar: Drain.Pass, _ unread: Drain.UnreadPages, on connection: inout Connection
     ) throws(DatabaseError) {
         try watchLocks(soFar, on: &connection)
-        try beatIfDue(pagesLeft: pagesLeft, on: &connection)
+        try beatIfDue(unread, on: &connection)
     }
 
-    mutating func passEnded(
-        _ pass: Drain.Pass, trouble now: DatabaseError?, on connection: inout Connection
-    ) throws(DatabaseError) {
+    mutating func passEnded(_ pass: Drain.Pass, on connection: inout Connection) throws(DatabaseError) {
         try watchLocks(pass, on: &connection)
         // Once the last of the work is done, or something is in its way, `status` should soon show it.
-        isUnreported = pass.moved || now != trouble || isUnreported
-        trouble = now
+        isUnreported = pass.moved || pass.troubles != troubles || isUnreported
+        troubles = pass.troubles
         if isUnreported, !pass.moved, beatAt.map({ $0.duration(to: .now) > .seconds(1) }) ?? true {
             beatAt = nil
             isUnreported = false
         }
-        try beatIfDue(pagesLeft: 0, on: &connection)
+        try beatIfDue(Drain.UnreadPages(), on: &connection)
     }
 
     /// Records that this daemon stops as intended.
@@ -83,7 +76,8 @@ struct DrainReporting {
         locks.note(
             waits: pass.lockWaits - counted.lockWaits + (beatRefusedAt == nil ? 0 : 1),
             settled: pass.settled - counted.settled, now: .now)
-        settled += pass.settled - counted.settled
+        settled.results += pass.settledResults - counted.settledResults
+        settled.registrations += pass.registrations.settled - counted.registrations.settled
         counted = pass
         if locks.wantsLook(now: .now) {
             locks.saw(try LockHolder.all(on: &connection), now: .now)
@@ -93,22 +87,35 @@ struct DrainReporting {
         if isHeldUp != wasHeldUp { beatAt = nil }
     }
 
-    private mutating func beatIfDue(pagesLeft: Int, on connection: inout Connection) throws(DatabaseError) {
+    private mutating func beatIfDue(
+        _ unread: Drain.UnreadPages, on connection: inout Connection
+    ) throws(DatabaseError) {
         if let last = beatRefusedAt ?? beatAt, last.duration(to: .now) < Self.beatEvery { return }
-        let queue = try heartbeat.look(pagesLeft: pagesLeft, on: &connection)
+        let seen = (
+            results: try heartbeat.look(at: .results, pagesLeft: unread.results, on: &connection),
+            registrations: try heartbeat.look(at: .registrations, pagesLeft: unread.registrations, on: &connection)
+        )
         let now = ContinuousClock.now
-        let reason = WaitReason(
-            trouble: trouble, holders: locks.reported, settled: settled, period: lookedAt.duration(to: now)
-        ).words(for: queue)
-        (settled, lookedAt) = (0, now)
+        let period = lookedAt.duration(to: now)
+        let results = report(of: .results, seen.results, settled: settled.results, period)
+        let registrations = report(of: .registrations, seen.registrations, settled: settled.registrations, period)
+        (settled, lookedAt) = ((0, 0), now)
         let isReported = try heartbeat.beat(
-            queue, sweepInterval: configuration.sweepInterval, trouble: trouble,
+            results: results, registrations: registrations, sweepInterval: configuration.sweepInterval,
             locks: locks.reported.map { Heartbeat.Locks(words: $0.words, metFor: locks.metFor(at: now)) },
-            reason: reason, on: &connection)
-        warnIfLate(queue, reason)
-        worker.report.sees(queue, because: reason, try summary(on: &connection))
+            on: &connection)
+        lateResults.warn(results, worker.logger)
+        lateRegistrations.warn(registrations, worker.logger)
+        worker.report.sees(results, registrations, try summary(on: &connection))
         beatAt = .now
         beatRefusedAt = isReported ? nil : .now
+    }
+
+    private func report(
+        of name: QueueName, _ queue: Heartbeat.Queue, settled: Int, _ period: Duration
+    ) -> Heartbeat.QueueReport {
+        let reason = WaitReason(trouble: troubles[name], holders: locks.reported, settled: settled, period: period)
+        return Heartbeat.QueueReport(queue, trouble: troubles[name], reason: reason.words(for: queue))
     }
 
     /// What `status` warns of. If the view is refused, the drain goes on without.
@@ -117,29 +124,5 @@ struct DrainReporting {
             if error.remedy == .reconnect { throw error }
             return nil
         }
-    }
-
-    private mutating func warnIfLate(_ queue: Heartbeat.Queue, _ reason: String?) {
-        guard let oldest = queue.oldest, oldest.advanced(byMicroseconds: Self.lateAfter.microseconds) < .now else {
-            if late?.isLogged == true {
-                worker.logger.notice(
-                    "no result has been waiting for longer than five minutes any more",
-                    metadata: ["results": "\(queue.depth)"])
-            }
-            late = nil
-            return
-        }
-        let since = late?.since ?? .now
-        guard late?.isLogged != true, since.duration(to: .now) >= Self.logsAfter else {
-            late = (since, late?.isLogged ?? false)
-            return
-        }
-        late = (since, true)
-        worker.logger.warning(
-            "results have been waiting for longer than five minutes",
-            metadata: [
-                "results": "\(queue.depth)", "oldest": "\(ServiceState.text(oldest.date))",
-                "because": "\(reason ?? "")",
-            ])
     }
 }

@@ -1,7 +1,7 @@
 internal import Logging
 internal import TokenLedger
 
-/// Drains the queue: at short intervals while there is work, at longer ones while there is none.
+/// Drains both queues: at short intervals while there is work, at longer ones while there is none.
 struct DrainWorker {
     let worker: Worker
     let daemonID: String
@@ -27,16 +27,16 @@ struct DrainWorker {
                 let configuration = worker.configuration
                 drain.follow(configuration)
                 reporting.passBegins(configuration)
-                let (pass, trouble) = try makePass(of: &drain, schema, on: &connection) {
-                    connection, soFar, pagesLeft throws(DatabaseError) in
-                    backlog.report(soFar, pagesLeft: pagesLeft)
-                    try reporting.batchEnded(soFar, pagesLeft: pagesLeft, on: &connection)
+                let pass = try makePass(of: &drain, schema, on: &connection) {
+                    connection, soFar, unread throws(DatabaseError) in
+                    backlog.report(soFar, pagesLeft: unread.total)
+                    try reporting.batchEnded(soFar, unread, on: &connection)
                     // A pass over a backlog takes long: the first batch already shows that the database is back.
                     if problemAt == nil, soFar.trouble == nil, !reporting.isHeldUp, soFar.moved { succeeded() }
                     return !worker.stop.isAsked
                 }
-                try reporting.passEnded(pass, trouble: trouble, on: &connection)
-                if let trouble {
+                try reporting.passEnded(pass, on: &connection)
+                if let trouble = pass.trouble {
                     problemAt = .now
                     worker.outages.lost(trouble, worker.part)
                 } else if !reporting.isHeldUp, problemAt.map({ $0.duration(to: .now) > Self.problemLasts }) ?? true {
@@ -54,26 +54,26 @@ struct DrainWorker {
 
     /// Makes a pass.
     ///
-    /// - Returns: What it has done, and what a person must fix. A missing function that is none of ours is such a thing: it ends the pass,
-    ///   but not the connection, which would be made again and again.
+    /// - Returns: What it has done, and as `trouble` what a person must fix. A missing function that is none of ours is such a thing: it ends
+    ///   the pass, but not the connection, which would be made again and again.
     private func makePass(
         of drain: inout Drain, _ schema: CheckedSchema, on connection: inout Connection,
         betweenBatches goesOn: Drain.GoesOn
-    ) throws(DatabaseError) -> (Drain.Pass, trouble: DatabaseError?) {
+    ) throws(DatabaseError) -> Drain.Pass {
         var soFar = Drain.Pass()
         do {
-            let pass = try drain.pass(on: &connection, report: summary.note) {
-                connection, done, pagesLeft throws(DatabaseError) in
+            return try drain.pass(on: &connection, report: summary.note) {
+                connection, done, unread throws(DatabaseError) in
                 soFar = done
-                return try goesOn(&connection, done, pagesLeft)
+                return try goesOn(&connection, done, unread)
             }
-            return (pass, pass.trouble)
         } catch {
             guard schema.isMissingFunction(error, on: &connection) else {
                 summary.add(soFar)
                 throw error
             }
-            return (soFar, error)
+            soFar.ended(by: error)
+            return soFar
         }
     }
 }
