@@ -90,10 +90,7 @@ BEGIN
     -- pg_relation_size waits for a session that has locked the table. So lock each first, without waiting; all at once if possible.
     BEGIN
         EXECUTE 'LOCK TABLE tokenkeeper.' || queue || ' IN ACCESS SHARE MODE NOWAIT';
-        FOREACH partition IN ARRAY partitions LOOP
-            sizes := sizes || pg_relation_size('tokenkeeper.' || partition);
-        END LOOP;
-        RETURN sizes;
+        RETURN ARRAY(SELECT pg_relation_size('tokenkeeper.' || p.name) FROM unnest(partitions) WITH ORDINALITY AS p (name, n) ORDER BY p.n);
     EXCEPTION WHEN lock_not_available THEN
         NULL;
     END;
