@@ -233,7 +233,7 @@ import TokenModel
         #expect(try stale() == "110")
         // The suspects' guard does not count them.
         #expect(try database.psql("SELECT coalesce(sum(tokens), 0) FROM tokenkeeper.topic_guard_count") == "0")
-        try database.psql("SELECT tokenkeeper.recount_guard(1)")
+        try database.psql("SELECT tokenkeeper.recount_guard('suspect', 1)")
         #expect(try database.psql("SELECT coalesce(sum(tokens), 0) FROM tokenkeeper.topic_guard_count") == "0")
 
         #expect(try database.psql("SELECT tokenkeeper.release_held('t')", user: "a_operator") == "102")

@@ -307,7 +307,7 @@ import Testing
         #expect(try database.psql(counts) == "70", "30 of the 50 are gone; 20 are still held")
         try undo(&daemon)
         #expect(try database.psql(counts) == "20")
-        try database.psql("SELECT tokenkeeper.recount_guard(topic_id) FROM tokenkeeper.topic_guard")
+        try database.psql("SELECT tokenkeeper.recount_guard(cause, topic_id) FROM tokenkeeper.topic_guard")
         #expect(try database.psql(counts) == "20", "as if counted again")
     }
 

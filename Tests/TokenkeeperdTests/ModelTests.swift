@@ -82,10 +82,10 @@ private struct Step {
             "seed \(seed): some 410s were held")
         // The guard's running counts equal a recount.
         let counts =
-            "SELECT topic_id, bucket, tokens FROM tokenkeeper.topic_guard_count WHERE tokens <> 0 ORDER BY 1, 2"
-        let counted = try owner.lines(counts, columns: 3)
-        try owner.execute("SELECT tokenkeeper.recount_guard(topic_id) FROM tokenkeeper.topic_guard")
-        #expect(try owner.lines(counts, columns: 3) == counted, "seed \(seed)")
+            "SELECT topic_id, cause, bucket, tokens FROM tokenkeeper.topic_guard_count WHERE tokens <> 0 ORDER BY 1, 2, 3"
+        let counted = try owner.lines(counts, columns: 4)
+        try owner.execute("SELECT tokenkeeper.recount_guard(cause, topic_id) FROM tokenkeeper.topic_guard")
+        #expect(try owner.lines(counts, columns: 4) == counted, "seed \(seed)")
         // The ledger and the held results together do not depend on the order. So after a release, the ledger is as if nothing
         // had been held.
         for topic in heldTopics {

@@ -33,7 +33,7 @@ import Testing
                 """
                 INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, suppresses)
                 SELECT topic_id, token_key, '2025-02-01Z', 'BadDeviceToken', '2025-02-01Z', true FROM tokenkeeper.ledger;
-                SELECT tokenkeeper.recount_guard(1);
+                SELECT tokenkeeper.recount_guard('suspect', 1);
                 """)
         } else {
             try owner.execute(

@@ -79,7 +79,7 @@ import Testing
         try database.psql(
             """
             UPDATE tokenkeeper.suspect SET queued_at = queued_at - interval '10 days';
-            SELECT tokenkeeper.recount_guard(topic_id) FROM tokenkeeper.topic;
+            SELECT tokenkeeper.recount_guard('suspect', topic_id) FROM tokenkeeper.topic;
             CREATE TABLE earlier AS TABLE tokenkeeper.ledger;
             """)
         #expect(try count("tokenkeeper.token WHERE state = 'suspect'") == 2)

@@ -6,6 +6,9 @@ public enum Explanation {
     public static func event(_ event: HistoryEvent) -> String {
         switch event.source {
         case .history: history(event)
+        case .held where event.cause == "unregistered_by_app":
+            "a logout that a source reported is held by the mass-failure guard; it would count as of "
+                + "\(time(event.since)); see `tokenkeeperd held list`"
         case .held:
             "held by the mass-failure guard: \(answer(event.reason ?? "that it is bad")); it would count as of "
                 + "\(time(event.since)); see `tokenkeeperd held list`"
@@ -14,7 +17,7 @@ public enum Explanation {
                 + "see `tokenkeeperd rejected list`"
         case .reinstatement:
             "(topic) \(event.doneBy ?? "an operator") reinstated: "
-                + (event.cause == "stale" ? "410s received from " : "suspects from ")
+                + undone(event.cause)
                 + "\(time(event.since)) to \(time(event.until)) do not count"
         case .operation: "(topic) " + operation(event)
         }
@@ -63,7 +66,9 @@ public enum Explanation {
         case "reinstated":
             // The ledger keeps the greatest instant: it was that of the undone result only if undoing it changed it.
             let instant = event.invalidatedAfter != event.invalidatedBefore ? event.invalidatedBefore : nil
-            let undone = "reinstated: that \(claim("suspect", event.reason, instant)) does not count any more"
+            // Only a logout has no reason.
+            let cause = event.reason == nil ? "unregistered_by_app" : "suspect"
+            let undone = "reinstated: that \(claim(cause, event.reason, instant)) does not count any more"
             if isSuppressedAfter(event) {
                 return undone + ", but something else still does, as of \(time(event.invalidatedAfter))"
             }
@@ -73,14 +78,22 @@ public enum Explanation {
         }
     }
 
+    private static func undone(_ cause: String?) -> String {
+        switch cause {
+        case "stale": "410s received from "
+        case "unregistered_by_app": "logouts from attached tables and files received from "
+        default: "suspects from "
+        }
+    }
+
     private static func operation(_ event: HistoryEvent) -> String {
         let by = event.doneBy.map { " by \($0)" } ?? ""
         let results = event.rows.map { "\($0)" } ?? "the"
         return switch event.event {
         case "guard_tripped": "the mass-failure guard tripped" + (event.message.map { ": \($0)" } ?? "")
         case "guard_reset": "the mass-failure guard reset" + (event.message.map { ": \($0)" } ?? "")
-        case "held_released": "\(results) held results were released\(by), to count after all"
-        case "held_discarded": "\(results) held results were discarded\(by), and never count"
+        case "held_released": "\(results) held \(event.message ?? "results") were released\(by), to count after all"
+        case "held_discarded": "\(results) held \(event.message ?? "results") were discarded\(by), and never count"
         case "policy_changed": "the policy was changed\(by)" + (event.message.map { ": \($0)" } ?? "")
         default: event.event + by + (event.message.map { ": \($0)" } ?? "")
         }

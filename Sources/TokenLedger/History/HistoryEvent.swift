@@ -4,7 +4,7 @@ public struct HistoryEvent: Sendable {
     public enum Source: String, Sendable, ColumnDecodable {
         /// `token_event`.
         case history
-        /// `held_result`: a result that waits for an operator.
+        /// `held_result` or `held_registration`: a result or a logout that waits for an operator.
         case held
         /// `rejected_result`.
         case rejected

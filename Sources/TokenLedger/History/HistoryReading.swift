@@ -33,7 +33,7 @@ enum HistoryReading {
 
     /// Events of the topic are included from the token's first event on; to its last, if the ledger does not know the token any more.
     private static let events = """
-        WITH RECURSIVE \(TokenLookup.heldTopics), asked AS (
+        WITH RECURSIVE \(TokenLookup.heldTopics), \(TokenLookup.heldLogoutTopics), asked AS (
             SELECT a.number, a.environment, a.topic, a.token, decode(a.token, 'hex') AS token_key, a.known
             FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
                  WITH ORDINALITY AS a (environment, topic, token, known, number)
@@ -60,6 +60,18 @@ enum HistoryReading {
             CROSS JOIN held_topic AS o
             CROSS JOIN LATERAL (
                 SELECT w.* FROM tokenkeeper.held_result AS w
+                WHERE w.topic_id = o.topic_id AND w.token_key = a.token_key
+                  AND w.topic = a.topic AND coalesce(w.environment, 'production') = a.environment
+                ORDER BY w.held_id DESC LIMIT 20) AS h
+            UNION ALL
+            SELECT a.number, h.held_at, 'held', h.held_id, 'held', 'unregistered_by_app', NULL, h.device_id, NULL, NULL, NULL,
+                   NULL, NULL, NULL, NULL, h.unregistered_at, NULL,
+                   json_build_object('at', h.held_at, 'event', 'held', 'held_id', h.held_id, 'cause', 'unregistered_by_app',
+                       'unregistered_at', h.unregistered_at, 'source_id', h.source_id, 'queued_at', h.queued_at)
+            FROM asked AS a
+            CROSS JOIN held_logout_topic AS o
+            CROSS JOIN LATERAL (
+                SELECT w.* FROM tokenkeeper.held_registration AS w
                 WHERE w.topic_id = o.topic_id AND w.token_key = a.token_key
                   AND w.topic = a.topic AND coalesce(w.environment, 'production') = a.environment
                 ORDER BY w.held_id DESC LIMIT 20) AS h

@@ -85,6 +85,10 @@ public struct TokenLookup: Sendable {
             FROM held_topic AS o WHERE o.topic_id IS NOT NULL)
         """
 
+    /// The same of held logouts.
+    static let heldLogoutTopics = heldTopics.replacing("held_topic", with: "held_logout_topic")
+        .replacing("held_result", with: "held_registration")
+
     /// Topic by topic, because the keys of the ledger begin with the topic. OFFSET 0 enforces this: with the statistics of a small
     /// ledger, the planner would otherwise join all of it.
     private static let byKey = """

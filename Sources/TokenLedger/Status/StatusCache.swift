@@ -19,7 +19,7 @@ public struct StatusCache {
     private static let timeLimit: Duration = .seconds(1)
 
     private static let tables = [
-        "rejected_result", "rejected_registration", "held_result", "send_request", "failed_send",
+        "rejected_result", "rejected_registration", "held_result", "held_registration", "send_request", "failed_send",
     ]
 
     /// What a person must fix: the first look of the last refresh that was refused; nil if none was.

@@ -13,7 +13,7 @@ extension Sweep {
         var countedIn: WritableKeyPath<RunCounts, Int64>
     }
 
-    /// Deletes rejected results and registrations, held results, suppressed and failed requests, and the reports of old sweeps.
+    /// Deletes rejected and held results and registrations, suppressed and failed requests, and the reports of old sweeps.
     func deleteOldRows(
         into findings: inout SweepFindings, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
@@ -26,6 +26,9 @@ extension Sweep {
                 retention: plan.rejectedRetention, countedIn: \.deletedRejected),
             AgingTable(
                 name: "tokenkeeper.held_result", key: "held_id", agesFrom: "held_at",
+                retention: plan.heldRetention, countedIn: \.deletedHeld),
+            AgingTable(
+                name: "tokenkeeper.held_registration", key: "held_id", agesFrom: "held_at",
                 retention: plan.heldRetention, countedIn: \.deletedHeld),
             AgingTable(
                 name: "tokenkeeper.suppressed_send", key: "suppressed_id", agesFrom: "suppressed_at",
@@ -88,8 +91,10 @@ extension Sweep {
         try attempt("tokenkeeper.sweep_topic", into: &findings) {
             try deleteTopicsOfOldRuns(on: &connection, while: goesOn)
         }
-        try attempt("tokenkeeper.stale_receipt", into: &findings) {
-            while try deleteOldReceipts(on: &connection, while: goesOn) {}
+        for table in ["tokenkeeper.stale_receipt", "tokenkeeper.unregistration_receipt"] {
+            try attempt(table, into: &findings) {
+                while try deleteOldReceipts(from: table, on: &connection, while: goesOn) {}
+            }
         }
         for (table, condition, retention) in [
             ("tokenkeeper.operation", "r.at < now() - $1 * interval '1 microsecond'", plan.eventRetention),
@@ -124,19 +129,21 @@ extension Sweep {
         }
     }
 
-    /// Deletes 410s of tokens that are not suppressed any more. As long as a token is suppressed, its 410s can be undone.
+    /// Deletes 410s, or logouts, of tokens that are not suppressed any more. As long as a token is suppressed, they can be undone.
     ///
     /// - Returns: Whether there may be more.
-    private func deleteOldReceipts(on connection: inout Connection, while goesOn: () -> Bool) throws -> Bool {
+    private func deleteOldReceipts(
+        from table: String, on connection: inout Connection, while goesOn: () -> Bool
+    ) throws -> Bool {
         do {
             return try step(settings: Self.byIndex, on: &connection, while: goesOn) { connection, _ in
                 // By topic, so that it finds them by the index. By place: a row that another session has deleted is gone.
                 try connection.query(
                     """
                     WITH gone AS (
-                        DELETE FROM tokenkeeper.stale_receipt AS r WHERE r.ctid = ANY (ARRAY(
+                        DELETE FROM \(table) AS r WHERE r.ctid = ANY (ARRAY(
                             SELECT o.place FROM tokenkeeper.topic AS t CROSS JOIN LATERAL (
-                                SELECT s.ctid AS place FROM tokenkeeper.stale_receipt AS s
+                                SELECT s.ctid AS place FROM \(table) AS s
                                 WHERE s.topic_id + 0 = t.topic_id
                                   AND s.queued_at < now() - coalesce(t.suppressed_retention, $1 * interval '1 microsecond')
                                   AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l

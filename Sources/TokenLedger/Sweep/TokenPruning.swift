@@ -116,7 +116,7 @@ extension Sweep {
         ).one { row throws(DatabaseError) in (try row.read(), try row.read()) }
     }
 
-    /// What follows from the rows `gone` with their `cause`: their suspects, 410s and devices are deleted; the run ($1), the topics and the
+    /// What follows from the rows `gone` with their `cause`: their suspects, 410s, logouts and devices are deleted; the run ($1), the topics and the
     /// history record it.
     static let bookkeeping = """
         counts AS MATERIALIZED (
@@ -136,6 +136,9 @@ extension Sweep {
             DELETE FROM tokenkeeper.stale_receipt AS r USING gone AS g
             WHERE g.stale_at IS NOT NULL AND r.topic_id = g.topic_id AND r.token_key = g.token_key
             RETURNING r.topic_id, r.token_key, r.queued_at, g.cause
+        ), logouts AS (
+            DELETE FROM tokenkeeper.unregistration_receipt AS r USING gone AS g
+            WHERE g.unregistered_by_app_at IS NOT NULL AND r.topic_id = g.topic_id AND r.token_key = g.token_key
         ), not_restorable AS (
             INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens, pruned)
             SELECT tokenkeeper.hour_of(l.queued_at), l.topic_id, 0, count(*)

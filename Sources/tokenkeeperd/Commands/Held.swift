@@ -5,13 +5,15 @@ internal import TokenModel
 /// Lists, releases or discards what the mass-failure guard holds.
 struct Held: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "List, release or discard the results that the mass-failure guard holds.",
+        abstract: "List, release or discard the results and logouts that the mass-failure guard holds.",
         discussion: """
             Suspects are BadDeviceToken, DeviceTokenNotForTopic, and 410s that are not from APNs. They are held if, within a day, they \
             would suppress too many of a topic's tokens (guard.allowance, guard.max_share): the sign of a misconfigured sender. \
             If the sender is at fault, fix it, run `tokenkeeperd reinstate` for what was recorded before the guard tripped, and then \
             `held discard`. If the tokens are really bad, run `held release`. \
-            With guard.hold_stale_share, 410s are held as well when too many active tokens turn stale within a day.
+            With guard.hold_stale_share, 410s are held as well when too many active tokens turn stale within a day. \
+            Logouts from attached tables and files have a guard of their own with the same limits: a library may deactivate rows that \
+            nobody has logged out. What the application reports with unregister is never held.
             """,
         subcommands: [List.self, Release.self, Discard.self], defaultSubcommand: List.self)
 
@@ -30,63 +32,97 @@ struct Held: ParsableCommand {
         }
 
         static func text(_ held: HeldSummary) -> String {
-            let of = TopicOption.typed(topic: held.topic, environment: held.environment)
+            // Suspects are held with 410s, and one command decides about both.
+            let isOfLogouts = held.cause == .unregisteredByApp
+            let of =
+                TopicOption.typed(topic: held.topic, environment: held.environment)
+                + (isOfLogouts ? " --cause \(held.cause.rawValue)" : "")
+            let count =
+                isOfLogouts
+                ? counted(held.results, "logout", "logouts") : counted(held.results, "result", "results")
             var lines = [
-                "\(held.topic) (\(held.environment)): "
-                    + "\(counted(held.results, "result", "results")) of \(counted(held.tokens, "token", "tokens")) "
+                "\(held.topic) (\(held.environment)): \(count) of \(counted(held.tokens, "token", "tokens")) "
                     + (held.results == 1 ? "is held" : "are held")
             ]
-            if let reasons = held.reasons { lines.append("  reasons   \(reasons)") }
+            if let reasons = held.reasons { lines.append("  \(isOfLogouts ? "sources" : "reasons")   \(reasons)") }
             if let queued = held.queued { lines.append("  queued    \(queued.first) to \(queued.last)") }
             lines.append("  guard     " + (held.trippedAt.map { "tripped at \($0)" } ?? "has not tripped"))
-            if held.undo != nil || held.results > 0 { lines.append("  If the sender is at fault, fix it, then run:") }
+            if held.undo != nil || held.results > 0 {
+                lines.append(
+                    isOfLogouts
+                        ? "  If nobody has logged out, stop what changes the table, then run:"
+                        : "  If the sender is at fault, fix it, then run:")
+            }
             if let undo = held.undo { lines += ["    \(undo) --dry-run", "    \(undo)"] }
             if held.results > 0 {
                 lines += [
-                    "    tokenkeeperd held discard \(of)", "  If the tokens are really bad, run:",
+                    "    tokenkeeperd held discard \(of)",
+                    isOfLogouts
+                        ? "  If these devices have really logged out, run:" : "  If the tokens are really bad, run:",
                     "    tokenkeeperd held release \(of)",
                 ]
             } else if held.trippedAt != nil {
                 lines.append(
-                    "  It resets ten minutes after the last suspect, once the day's count is down to half of the limit."
+                    "  It resets ten minutes after the last \(isOfLogouts ? "logout" : "suspect"), once the day's count is down to half of the limit."
                 )
             }
             return lines.map(HistoryText.plain).joined(separator: "\n")
         }
     }
 
+    /// What a command decides about.
+    struct Which: ParsableArguments {
+        @OptionGroup var topic: TopicOption
+
+        @Option(
+            help:
+                "Only what is held for this cause: suspect, stale (410s) or unregistered_by_app (logouts). [default: all]"
+        )
+        var cause: String?
+
+        func validate() throws {
+            if let cause, Reinstatement.Cause(rawValue: cause) == nil { throw Reinstate.unknown(cause) }
+        }
+    }
+
     struct Release: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Let the held results of a topic count. A daemon records them within seconds.")
+            abstract: "Let what is held of a topic count. A daemon records it within seconds.")
 
         @OptionGroup var options: ConfigurationOptions
-        @OptionGroup var which: TopicOption
+        @OptionGroup var which: Which
 
         func run() throws {
             Signals.unblock()
             try options.load().withLedger(as: "tokenkeeper_operator") { connection in
-                let results = try HeldSummary.release(
-                    topic: which.topic, environment: which.environment, on: &connection)
-                print("\(counted(results, "result is", "results are")) back in the queue and will be recorded")
+                let rows = try HeldSummary.release(
+                    topic: which.topic.topic, environment: which.topic.environment, cause: which.cause, on: &connection)
+                print("\(Held.outcome(rows, of: which.cause, "is", "are")) back in the queue and will be recorded")
             }
         }
     }
 
     struct Discard: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Delete the held results of a topic. They will never count.")
+            abstract: "Delete what is held of a topic. It will never count.")
 
         @OptionGroup var options: ConfigurationOptions
-        @OptionGroup var which: TopicOption
+        @OptionGroup var which: Which
 
         func run() throws {
             Signals.unblock()
             try options.load().withLedger(as: "tokenkeeper_operator") { connection in
-                let results = try HeldSummary.discard(
-                    topic: which.topic, environment: which.environment, on: &connection)
+                let rows = try HeldSummary.discard(
+                    topic: which.topic.topic, environment: which.topic.environment, cause: which.cause, on: &connection)
                 print(
-                    counted(results, "result is deleted and was", "results are deleted and were") + " not recorded")
+                    Held.outcome(rows, of: which.cause, "is deleted and was", "are deleted and were") + " not recorded")
             }
         }
+    }
+
+    private static func outcome(_ rows: Int64, of cause: String?, _ one: String, _ many: String) -> String {
+        cause == GuardTransition.Cause.unregisteredByApp.rawValue
+            ? counted(rows, "logout \(one)", "logouts \(many)")
+            : counted(rows, "result \(one)", "results \(many)")
     }
 }

@@ -4,19 +4,21 @@ internal import TokenModel
 
 struct Reinstate: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "Undo the suspects of requests that were sent, or the 410s that were received, within a window.",
+        abstract:
+            "Undo the suspects of requests that were sent, or the 410s or logouts that were received, within a window.",
         discussion: """
-            Undoes the damage of a misconfigured sender (--cause suspect) or of a wave of 410s that was a mistake (--cause stale), \
-            including results of the window that are recorded later. \
+            Undoes the damage of a misconfigured sender (--cause suspect), of a wave of 410s that was a mistake (--cause stale), or of \
+            logouts from an attached table or a file that were none (--cause unregistered_by_app), including results of the window that are recorded later. \
             Suspects go by when their request was sent. 410s go by when they were received, never by their timestamp: if APNs repeats \
-            the same 410 later, it counts. Whatever else is known about a token counts again, such as an older 410, suspect or \
+            the same 410 later, it counts. Logouts go by when they were received as well; those that the application itself reported with \
+            unregister stay. Whatever else is known about a token counts again, such as an older 410, suspect or \
             unregistration. Tokens that were pruned meanwhile cannot be restored. An instant without a zone is in UTC. \
             This cannot be undone; --dry-run counts first. \
             The results are undone in short transactions. If the command is interrupted, the daemons complete it; the view \
             tokenkeeper.reinstatement shows what is left.
             """)
 
-    @Option(help: "suspect or stale (410s).")
+    @Option(help: "suspect, stale (410s) or unregistered_by_app (logouts from attached tables and files).")
     var cause = "suspect"
 
     @OptionGroup var options: ConfigurationOptions
@@ -24,7 +26,7 @@ struct Reinstate: ParsableCommand {
 
     @Option(
         help:
-            "The start of the window, as in 2026-11-06T20:00:00Z: when the first bad request was sent, or the first 410 received."
+            "The start of the window, as in 2026-11-06T20:00:00Z: when the first bad request was sent, or the first 410 or logout received."
     )
     var since: String
 
@@ -36,8 +38,13 @@ struct Reinstate: ParsableCommand {
 
     func validate() throws {
         if Reinstatement.Cause(rawValue: cause) == nil {
-            throw ValidationError("--cause is \"\(HistoryText.plain(cause))\", expected suspect or stale.")
+            throw Self.unknown(cause)
         }
+    }
+
+    /// For every command with this option.
+    static func unknown(_ cause: String) -> ValidationError {
+        ValidationError("--cause is \"\(HistoryText.plain(cause))\", expected suspect, stale or unregistered_by_app.")
     }
 
     func run() throws {
@@ -47,6 +54,7 @@ struct Reinstate: ParsableCommand {
             switch cause {
             case .suspect: ("suspect", "suspects", "suspects of")
             case .stale: ("410", "410s", "410s received for")
+            case .unregisteredByApp: ("logout", "logouts", "logouts from attached tables and files, received for")
             }
         try options.load().withLedger(as: "tokenkeeper_operator") { connection in
             let undo = try Reinstatement(
@@ -74,7 +82,15 @@ struct Reinstate: ParsableCommand {
             }
             if undo.held > 0 {
                 let of = TopicOption.typed(topic: which.topic, environment: which.environment)
-                print("\(counted(undo.held, "result is", "results are")) still held: `tokenkeeperd held discard \(of)`")
+                if cause == .unregisteredByApp {
+                    print(
+                        "\(counted(undo.held, "logout is", "logouts are")) still held: `tokenkeeperd held discard \(of) --cause unregistered_by_app`"
+                    )
+                } else {
+                    print(
+                        "\(counted(undo.held, "result is", "results are")) still held: `tokenkeeperd held discard \(of)`"
+                    )
+                }
             }
         }
     }

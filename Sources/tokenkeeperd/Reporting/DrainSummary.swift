@@ -121,19 +121,26 @@ final class DrainSummary: Sendable {
             "environment": "\(turn.environment)", "topic": "\(turn.topic)", "tokens": "\(turn.tokens)",
         ]
         guard turn.tripped else {
-            logger.notice(
-                turn.isOfUnregistrations
-                    ? "the mass-failure guard has reset: logouts from a source are applied again"
-                    : "the mass-failure guard has reset: suspects are recorded again", metadata: about)
+            switch turn.cause {
+            case .suspect:
+                logger.notice("the mass-failure guard has reset: suspects are recorded again", metadata: about)
+            case .unregisteredByApp:
+                logger.notice("the mass-failure guard has reset: logouts are recorded again", metadata: about)
+            }
             return
         }
         about["active"] = turn.active.map { "\($0)" }
         about["undo"] = turn.undo.map { "\($0)" }
-        logger.warning(
-            turn.isOfUnregistrations
-                ? "the mass-failure guard has tripped: logouts from a source are held; see `tokenkeeperd held list` for what to do"
-                : "the mass-failure guard has tripped: suspects are held; see `tokenkeeperd held list` for what to do",
-            metadata: about)
+        switch turn.cause {
+        case .suspect:
+            logger.warning(
+                "the mass-failure guard has tripped: suspects are held; see `tokenkeeperd held list` for what to do",
+                metadata: about)
+        case .unregisteredByApp:
+            logger.warning(
+                "the mass-failure guard has tripped: logouts are held; see `tokenkeeperd held list` for what to do",
+                metadata: about)
+        }
     }
 
     /// Warns once about each reason that Apple has not documented for a 410.

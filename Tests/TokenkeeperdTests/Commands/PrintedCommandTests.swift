@@ -91,6 +91,18 @@ import Testing
         ("tokenkeeperd explain abcdef0123456789", "a_reader", "a_sender"),
         ("tokenkeeperd held discard --topic t --environment production", "a_operator", "a_reader"),
         ("tokenkeeperd held release --topic t --environment production", "a_operator", "a_reader"),
+        (
+            "tokenkeeperd held discard --topic t --environment production --cause unregistered_by_app", "a_operator",
+            "a_reader"
+        ),
+        (
+            "tokenkeeperd held release --topic t --environment production --cause unregistered_by_app", "a_operator",
+            "a_reader"
+        ),
+        (
+            "tokenkeeperd reinstate --cause unregistered_by_app --topic t --environment production --since 2026-01-01",
+            "a_operator", "a_reader"
+        ),
         ("tokenkeeperd rejected requeue --all", "a_operator", "a_reader"),
         ("tokenkeeperd rejected discard --all", "a_operator", "a_reader"),
         ("tokenkeeperd reinstate --topic t --environment production --since 2026-01-01", "a_operator", "a_reader"),

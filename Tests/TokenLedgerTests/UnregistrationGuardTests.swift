@@ -1,0 +1,359 @@
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import TokenLedger
+
+/// Logouts that a source reports: an attached table, a backfill, a reconciliation or a file.
+@Suite(.ownThread) struct `The guard for logouts` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+        try database.recordLogouts()
+    }
+
+    /// Registers tokens of the topic `t` on January 1: by number, four hex digits.
+    private func register(_ numbers: ClosedRange<Int>) throws {
+        try database.psql(
+            """
+            SELECT count(tokenkeeper.register(lpad(to_hex(n), 4, '0'), 't', registered_at => '2025-01-01Z'))
+            FROM generate_series(\(numbers.lowerBound), \(numbers.upperBound)) AS n
+            """)
+    }
+
+    private func limit(_ allowance: Int) throws {
+        try database.psql(
+            "UPDATE tokenkeeper.topic_policy SET guard_allowance = \(allowance), guard_max_share = 0",
+            user: "a_operator")
+    }
+
+    private func loggedOut() throws -> String {
+        try database.psql(
+            "SELECT coalesce(string_agg(token, ' ' ORDER BY token), '') FROM tokenkeeper.token WHERE state = 'unregistered_by_app'"
+        )
+    }
+
+    private func held() throws -> String {
+        try database.psql(
+            "SELECT coalesce(string_agg(token, ' ' ORDER BY held_id), '') FROM tokenkeeper.held_registration",
+            user: "a_reader")
+    }
+
+    /// What the guard counts, which must equal a recount.
+    private func counted() throws -> String {
+        let counts =
+            "SELECT coalesce(string_agg(cause || ' ' || tokens, ', ' ORDER BY cause, bucket), '') FROM tokenkeeper.topic_guard_count WHERE tokens <> 0"
+        let counted = try database.psql(counts)
+        try database.psql("SELECT tokenkeeper.recount_guard(cause, topic_id) FROM tokenkeeper.topic_guard")
+        #expect(try database.psql(counts) == counted)
+        return counted
+    }
+
+    private var guardRow: String {
+        get throws {
+            try database.psql("SELECT cause, tripped, tokens, max_tokens FROM tokenkeeper.guard ORDER BY cause")
+        }
+    }
+
+    @Test func `logouts that would suppress too many active tokens are held, complete`() throws {
+        try register(1...20)
+        try limit(5)
+        #expect(try database.logOut(1...4, received: "2025-02-01Z") == "recorded 4")
+        // A token counts once per day, also if it logs out twice.
+        #expect(try database.logOut(1...4, received: "2025-02-01T05:00Z") == "recorded 4")
+        #expect(try guardRow == "unregistered_by_app|f|4|5")
+        #expect(try database.logOut(4...8, received: "2025-02-01T10:00Z") == "held 4, recorded 1, tripped 1")
+        #expect(try guardRow == "unregistered_by_app|t|8|5")
+        #expect(try loggedOut() == "0001 0002 0003 0004")
+        #expect(try held() == "0005 0006 0007 0008")
+        #expect(try counted() == "unregistered_by_app 4, unregistered_by_app 4")
+        #expect(
+            try database.psql("SELECT undo FROM tokenkeeper.guard")
+                == "tokenkeeperd reinstate --cause unregistered_by_app --topic t --environment production --since 2025-02-01T00:00:00.000000Z"
+        )
+        #expect(
+            try database.psql("SELECT message FROM tokenkeeper.operation WHERE operation = 'guard_tripped'")
+                == "logouts from attached tables and files would suppress 8 of 16 active tokens within a day, more than 5: they are held"
+        )
+        let warnings = try database.psql("SELECT warnings FROM tokenkeeper.status", user: "a_reader")
+        #expect(
+            warnings.contains("logouts from attached tables and files would suppress 8 of 16 active tokens")
+                && warnings.contains("4 logouts are held by the mass-failure guard; see `tokenkeeperd held list`"),
+            "\(warnings)")
+        // The guard for suspects has nothing to do with it, and the application is never held.
+        try database.psql("SELECT tokenkeeper.unregister('0009', 't', at => '2025-02-01T10:00Z')", user: "a_app")
+        #expect(try database.logOut(10...10, received: "2025-02-01T10:00Z", source: nil) == "recorded 1")
+        #expect(try loggedOut().hasSuffix("0009 000a"))
+    }
+
+    @Test func `what loses nothing does not count`() throws {
+        try register(1...4)
+        try limit(0)
+        // Unknown tokens, of a backfill for example; never registered ones; and such as are suppressed or registered later.
+        try database.psql(
+            """
+            SELECT tokenkeeper.unregister('0002', 't', at => '2025-01-02Z');
+            SELECT tokenkeeper.register('0003', 't', registered_at => '2025-06-01Z');
+            SELECT tokenkeeper.unregister('0020', 't', at => '2025-01-02Z');
+            """)
+        #expect(try database.logOut(2...3, received: "2025-02-01Z") == "recorded 2")
+        #expect(try database.logOut(32...40, received: "2025-02-01Z") == "recorded 9")
+        // The device logs in again within the batch.
+        #expect(
+            try database.logOut(1...1, received: "2025-02-01Z", registeredAgain: "2025-02-02Z") == "recorded 1")
+        #expect(try counted() == "")
+        #expect(
+            try database.logOut(4...4, received: "2025-02-01Z", registeredAgain: "2025-01-15Z") == "held 1, tripped 1")
+    }
+
+    @Test func `a release lets them count without asking the guard again`() throws {
+        try register(1...9)
+        try limit(2)
+        #expect(try database.logOut(1...5, received: "2025-02-01Z") == "held 5, tripped 1")
+        #expect(
+            try database.psql("SELECT tokenkeeper.release_held('t', cause => 'suspect')", user: "a_operator") == "0")
+        #expect(try database.psql("SELECT tokenkeeper.release_held('t')", user: "a_operator") == "5")
+        #expect(try held() == "")
+        #expect(
+            try database.psql(
+                "SELECT count(*), min(token), bool_and(released AND unregistered AND source_id = 1 AND queued_at = '2025-02-01Z') FROM tokenkeeper.registration_retry"
+            ) == "5|0001|t")
+        #expect(try guardRow == "unregistered_by_app|f|0|2")
+        #expect(try database.logOut(1...5, received: "2025-02-01Z", released: true) == "recorded 5")
+        #expect(try counted() == "", "released logouts do not count")
+        #expect(try database.logOut(6...7, received: "2025-02-01Z") == "recorded 2")
+    }
+
+    @Test func `a discard forgets them, and the guard resets`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try register(1...9)
+        try limit(2)
+        #expect(try database.logOut(1...5, received: "2025-02-01Z") == "held 5, tripped 1")
+        #expect(
+            try database.psql(
+                "SELECT tokenkeeper.discard_held('t', cause => 'unregistered_by_app')", user: "a_operator") == "5")
+        #expect(try counted() == "")
+        let reset = try MassFailureGuard.resetQuiet(GuardLimits(allowance: 2, maxShare: .percent(0)), on: &daemon)
+        #expect(reset.map(\.topic) == ["t"] && reset.map(\.cause) == [.unregisteredByApp])
+        #expect(try guardRow == "unregistered_by_app|f|0|2")
+        #expect(try loggedOut() == "")
+        #expect(throws: (any Error).self) {
+            try database.psql("SELECT tokenkeeper.discard_held('t', cause => 'superseded')", user: "a_operator")
+        }
+    }
+
+    @Test func `an undo restores the ledger row by row, now and later`() throws {
+        try register(1...6)
+        try database.psql(
+            """
+            SELECT tokenkeeper.unregister('0002', 't', at => '2025-01-05Z');
+            SELECT tokenkeeper.register('0003', 't', registered_at => '2025-03-01Z');
+            UPDATE tokenkeeper.ledger SET stale_at = '2025-01-03Z', stale_reason = 'Unregistered', suppressed_since = now()
+            WHERE token_key = decode('0004', 'hex');
+            """)
+        var owner = try database.connect()
+        let before = try owner.ledger()
+        // 5 logs out before the window as well, 77 is unknown.
+        _ = try database.logOut(5...5, at: "2025-01-10Z", received: "2025-01-10Z")
+        let with5 = try owner.ledger()
+        for round in 1...2 {
+            _ = try database.logOut(1...6, at: "2025-02-01Z", received: "2025-02-01Z")
+            _ = try database.logOut(119...119, at: "2025-02-01Z", received: "2025-02-01Z")
+            if round == 1 {
+                #expect(try loggedOut() == "0001 0002 0004 0005 0006 0077")
+                #expect(
+                    try database.psql(
+                        "SELECT tokenkeeper.would_reinstate('t', 'production', '2025-01-31Z', '2025-02-02Z', 'unregistered_by_app')",
+                        user: "a_operator") == "3")
+                #expect(
+                    try database.reinstate("2025-01-31Z", "2025-02-02Z", cause: "unregistered_by_app") == "3",
+                    "1, 6 and 77")
+            }
+            #expect(try owner.ledger() == with5, "the second time, they arrive after the undo")
+        }
+        #expect(
+            try database.psql(
+                "SELECT count(*) FILTER (WHERE source_id IS NULL), count(source_id) FROM tokenkeeper.unregistration_receipt"
+            )
+                == "1|1", "of 2, which the application has logged out, and of 5")
+        #expect(try counted() == "unregistered_by_app 1")
+        #expect(try database.reinstate("2025-01-10Z", "2025-01-10Z", cause: "unregistered_by_app") == "1")
+        #expect(try owner.ledger() == before)
+        #expect(try counted() == "")
+        #expect(
+            try owner.lines(
+                "SELECT event, cause, reason, count(*) FROM tokenkeeper.token_event WHERE event = 'reinstated' GROUP BY 1, 2, 3",
+                columns: 4) == ["reinstated|operator||7"])
+        #expect(
+            try database.psql(
+                "SELECT operation, rows, message FROM tokenkeeper.operation WHERE operation = 'reinstated' LIMIT 1")
+                == "reinstated|3|logouts from attached tables and files received from 2025-01-31 00:00:00+00 to 2025-02-02 00:00:00+00 do not count"
+        )
+    }
+
+    /// Where the application's own logout lies, relative to the logout from the source that is undone.
+    @Test(arguments: ["before", "between", "after", "earlier instant", "same batch"])
+    func `a logout by the application survives the undo`(_ when: String) throws {
+        try register(1...1)
+        func direct(_ at: String) throws {
+            try database.psql("SELECT tokenkeeper.unregister('0001', 't', at => '\(at)')", user: "a_app")
+        }
+        if when == "before" { try direct("2025-01-05Z") }
+        _ = try database.logOut(1...1, at: "2025-02-01Z", received: "2025-02-01Z")
+        if when == "between" { try direct("2025-02-05Z") }
+        if when == "earlier instant" {
+            try direct("2025-01-03Z")
+            try direct("2025-01-07Z")
+            try direct("2025-01-05Z")
+        }
+        if when == "same batch" {
+            _ = try database.logOut(1...1, at: "2025-02-07Z", received: "2025-02-03Z", source: nil)
+        }
+        _ = try database.logOut(1...1, at: "2025-02-10Z", received: "2025-02-10Z")
+        if when == "after" { try direct("2025-02-15Z") }
+        #expect(
+            try database.reinstate("2025-01-31Z", "2025-02-20Z", cause: "unregistered_by_app") == "0",
+            "nothing became sendable")
+        let expected =
+            [
+                "before": "2025-01-05", "between": "2025-02-05", "after": "2025-02-15", "earlier instant": "2025-01-07",
+                "same batch": "2025-02-07",
+            ][when] ?? ""
+        #expect(
+            try database.psql("SELECT state, invalidated_at::date FROM tokenkeeper.token")
+                == "unregistered_by_app|\(expected)")
+        // The next undo goes by the same rule.
+        _ = try database.logOut(1...1, at: "2025-03-01Z", received: "2025-03-01Z")
+        #expect(try database.reinstate("2025-03-01Z", "2025-03-01Z", cause: "unregistered_by_app") == "0")
+        #expect(try database.psql("SELECT invalidated_at::date FROM tokenkeeper.token") == expected)
+    }
+
+    @Test func `a token that an application has locked is undone once it is free`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try register(1...3)
+        _ = try database.logOut(1...3, received: "2025-02-01Z")
+        var app = try database.connect()
+        try app.execute("BEGIN; SELECT FROM tokenkeeper.ledger WHERE token_key = decode('0002', 'hex') FOR UPDATE")
+        try database.psql(
+            "SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-01Z', 'unregistered_by_app')",
+            user: "a_operator")
+        #expect(try Reinstatement.undo(within: .seconds(5), on: &daemon) { true } == false)
+        #expect(try loggedOut() == "0002")
+        #expect(
+            try database.psql(
+                "SELECT cause, remaining, finished_at IS NULL FROM tokenkeeper.reinstatement", user: "a_reader")
+                == "unregistered_by_app|1|t")
+        try app.execute("COMMIT")
+        try undo(&daemon)
+        #expect(try loggedOut() == "")
+    }
+
+    @Test func `only logouts of a busy guard wait`() throws {
+        try register(1...3)
+        _ = try database.logOut(1...1, received: "2025-02-01Z")
+        var someone = try database.connect()
+        try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard WHERE cause = 'unregistered_by_app' FOR UPDATE")
+        #expect(try database.logOut(2...2, received: "2025-02-01Z") == "waiting 1")
+        #expect(try database.logOut(3...3, received: "2025-02-01Z", source: nil) == "recorded 1")
+        try someone.execute("ROLLBACK")
+        #expect(try database.logOut(2...2, received: "2025-02-01Z") == "recorded 1")
+    }
+
+    @Test func `forget erases the receipts and what is held, and the guard counts no longer`() throws {
+        try register(1...9)
+        try limit(2)
+        _ = try database.logOut(1...2, received: "2025-02-01Z")
+        _ = try database.logOut(3...4, received: "2025-02-01Z")
+        #expect(try counted() == "unregistered_by_app 4")
+        for token in ["0001", "0003"] { try database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app") }
+        #expect(try counted() == "unregistered_by_app 2")
+        #expect(try held() == "0004")
+        #expect(try database.psql("SELECT encode(token_key, 'hex') FROM tokenkeeper.unregistration_receipt") == "0002")
+    }
+
+    @Test func `the sweep deletes receipts with their tokens, and held logouts after their retention`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try register(1...6)
+        try limit(2)
+        _ = try database.logOut(1...2, received: "2025-02-01Z")
+        _ = try database.logOut(3...4, received: "2025-02-01Z")
+        // 1 is suppressed for too long; 2 has been registered again since.
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('0002', 't');
+            UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '100 days' WHERE token_key = decode('0001', 'hex');
+            UPDATE tokenkeeper.held_registration SET held_at = now() - interval '31 days' WHERE token = '0003';
+            """)
+        let lease = try #require(try SweepLease.claim(.new(.cli, dryRun: false), holder: "test", on: &daemon))
+        let plan = SweepPlan(
+            suppressedRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
+            rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400),
+            sendRetention: .seconds(30 * 86400), allowance: 1000, maxShare: .percent(100), batch: 7)
+        let report = try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }
+        #expect(report.deletedHeld == 1 && report.prunedSuppressed == 1)
+        #expect(try held() == "0004")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.unregistration_receipt") == "0")
+    }
+}
+
+extension TestDatabase {
+    /// Adds the function that `logOut` calls: what the drain does with logouts, without the queue.
+    func recordLogouts() throws {
+        try psql(
+            """
+            INSERT INTO tokenkeeper.registration_source (kind, name) VALUES ('attachment', 'public.devices');
+            CREATE FUNCTION record_logouts(numbers integer[], at timestamptz, received timestamptz, source bigint, release boolean, again timestamptz)
+            RETURNS text LANGUAGE plpgsql AS $$
+            DECLARE
+                topic integer := tokenkeeper.ensure_topic('production', 't');
+                n integer := cardinality(numbers);
+                keys bytea[] := ARRAY(SELECT decode(lpad(to_hex(i), 4, '0'), 'hex') FROM unnest(numbers) AS i ORDER BY i);
+                judged record;
+                k integer;
+                old timestamptz;
+            BEGIN
+                judged := tokenkeeper.judge_unregistrations(
+                    array_fill(topic, ARRAY[n]), keys, array_fill(at, ARRAY[n]), array_fill(received, ARRAY[n]), array_fill(release, ARRAY[n]),
+                    array_fill(source, ARRAY[n]), array_fill(again, ARRAY[n]), 1000000, 1);
+                FOR k IN 1..n LOOP
+                    IF judged.fates[k] = 'recorded' THEN
+                        old := (SELECT l.unregistered_by_app_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = topic AND l.token_key = keys[k] FOR UPDATE);
+                        PERFORM tokenkeeper.note_unregistrations(
+                            ARRAY[topic], ARRAY[keys[k]], ARRAY[at], ARRAY[received], ARRAY[source], ARRAY[judged.suppresses[k]], ARRAY[old]);
+                        INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, unregistered_by_app_at, suppressed_since) VALUES (topic, keys[k], at, now())
+                        ON CONFLICT (topic_id, token_key) DO UPDATE SET
+                            unregistered_by_app_at = greatest(l.unregistered_by_app_at, at),
+                            suppressed_since = CASE WHEN l.suppressed THEN l.suppressed_since WHEN at >= l.registered_at THEN now() END;
+                    ELSIF judged.fates[k] = 'held' THEN
+                        INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_at, topic, token, registered_at, unregistered, source_id, queued_at)
+                        VALUES (topic, keys[k], at, 't', encode(keys[k], 'hex'), at, true, source, received);
+                    END IF;
+                END LOOP;
+                RETURN (SELECT string_agg(f.fate || ' ' || f.n, ', ' ORDER BY f.fate) FROM (
+                    SELECT u.fate, count(*) AS n FROM unnest(judged.fates) AS u (fate) GROUP BY 1
+                    UNION ALL SELECT 'tripped', cardinality(judged.tripped) WHERE judged.tripped <> '{}'
+                    UNION ALL SELECT 'reset', cardinality(judged.reset) WHERE judged.reset <> '{}') AS f);
+            END
+            $$;
+            """)
+    }
+
+    /// Records logouts of tokens of the topic `t`, as a batch of the drain does, and returns their fates.
+    ///
+    /// - Parameters:
+    ///   - at: When the devices logged out; nil for `received`.
+    ///   - source: Nil for the application's own.
+    ///   - registeredAgain: The tokens' registration in the same batch.
+    func logOut(
+        _ numbers: ClosedRange<Int>, at: String? = nil, received: String, source: Int? = 1, released: Bool = false,
+        registeredAgain: String? = nil
+    ) throws -> String {
+        try psql(
+            """
+            SET lock_timeout = '100ms';
+            SELECT record_logouts(ARRAY(SELECT generate_series(\(numbers.lowerBound), \(numbers.upperBound))), '\(at ?? received)', '\(received)',
+                                  \(source.map(String.init) ?? "NULL"), \(released), \(registeredAgain.map { "'\($0)'" } ?? "NULL"))
+            """, user: "a_daemon")
+    }
+}
