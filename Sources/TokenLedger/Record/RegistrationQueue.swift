@@ -135,10 +135,10 @@ extension RegistrationQueue {
                 applied: applied, rejected: rejected, notKept: notKept, held: held, putBack: waiting + moved)
             record.pass.lockWaits = waiting > 0 ? 1 : 0
             for topic in tripped {
-                record.turns.append(try GuardTransition(unregistrationsOf: topic, tripped: true, on: &connection))
+                record.turns.append(try GuardTransition(logoutsOf: topic, tripped: true, on: &connection))
             }
             for topic in reset {
-                record.turns.append(try GuardTransition(unregistrationsOf: topic, tripped: false, on: &connection))
+                record.turns.append(try GuardTransition(logoutsOf: topic, tripped: false, on: &connection))
             }
             return record
         }
