@@ -265,3 +265,18 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.look_at_queue(text),
     tokenkeeper.read_status()
     TO tokenkeeper_daemon;
+
+-- The owner of an attached table has it cleaned. The views show and change only what belongs to tables of the role.
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.clean_attached(regclass, text, interval, text, text, boolean),
+    tokenkeeper.restore_cleaned(regclass, timestamptz, timestamptz),
+    tokenkeeper.cascading_keys(regclass),
+    tokenkeeper.mark_of(regclass, text, text)
+    TO tokenkeeper_app;
+GRANT SELECT ON tokenkeeper.own_attachment, tokenkeeper.cleaning TO tokenkeeper_app;
+GRANT SELECT, INSERT, DELETE ON tokenkeeper.own_cleaning TO tokenkeeper_app;
+GRANT SELECT, DELETE ON tokenkeeper.cleaned TO tokenkeeper_app;
+GRANT SELECT ON tokenkeeper.cleaning, tokenkeeper.attachment_cleaning, tokenkeeper.sweep_table TO tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+GRANT INSERT, UPDATE, DELETE ON tokenkeeper.sweep_table TO tokenkeeper_daemon;
+GRANT SELECT, DELETE, UPDATE (cleaned_at) ON tokenkeeper.cleaned_row TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
+GRANT EXECUTE ON FUNCTION tokenkeeper.clean_next(bigint, text, integer, boolean) TO tokenkeeper_daemon;

@@ -229,7 +229,7 @@ BEGIN
         SELECT r.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
         JOIN tokenkeeper.unregistration_receipt AS r ON r.topic_id = g.topic_id AND r.token_key = k.token_key AND r.suppresses) AS a;
 
-    FOR step IN 1..20 LOOP
+    FOR step IN 1..21 LOOP
         CASE step
             -- The outbox before the queue: a response moves from the outbox to the queue while it is recorded. A claimed request is being
             -- sent; its response finds no request and is not kept.
@@ -298,13 +298,17 @@ BEGIN
                 USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
                 WHERE r.topic_id = t.topic_id AND r.token_key = k.token_key;
             WHEN 18 THEN
+                DELETE FROM tokenkeeper.cleaned_row AS c
+                USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
+                WHERE c.topic_id = t.topic_id AND c.token_key = k.token_key;
+            WHEN 19 THEN
                 DELETE FROM tokenkeeper.registration AS r
                 WHERE CASE -- Most registrations: plain hex, and nothing else that is long enough for a token.
                            WHEN octet_length(concat(r.environment, r.device_id, r.user_id)) < 64 AND octet_length(r.topic) < 64 AND r.tags IS NULL
                                AND tokenkeeper.token_key(r.token) IS NOT NULL
                            THEN tokenkeeper.token_key(r.token) = ANY (keys) OR r.device_id COLLATE "C" = asked OR r.user_id COLLATE "C" = who
                            ELSE tokenkeeper.registers(r, hex, base64, asked, who) END;
-            WHEN 19 THEN
+            WHEN 20 THEN
                 DELETE FROM tokenkeeper.rejected_registration AS r
                 WHERE r.rejected_id IN (SELECT unnest(rejected_registrations))
                    OR (coalesce(age(r.xmin) <= age(looked_since), true)
@@ -312,7 +316,7 @@ BEGIN
                            ROW(r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, r.source_id,
                                r.queued_at, 8, r.attempts, NULL)::tokenkeeper.registration, hex, base64, asked, who));
             -- The user itself; nothing if a token or a device was given.
-            WHEN 20 THEN
+            WHEN 21 THEN
                 DELETE FROM tokenkeeper.token_event_log AS e WHERE e.user_id = who;
         END CASE;
         GET DIAGNOSTICS part = ROW_COUNT;

@@ -31,6 +31,9 @@ extension Sweep {
                 name: "tokenkeeper.held_registration", key: "held_id", agesFrom: "held_at",
                 retention: plan.heldRetention, countedIn: \.deletedHeld),
             AgingTable(
+                name: "tokenkeeper.cleaned_row", key: "cleaned_id", agesFrom: "cleaned_at",
+                retention: plan.heldRetention, countedIn: \.deletedHeld),
+            AgingTable(
                 name: "tokenkeeper.suppressed_send", key: "suppressed_id", agesFrom: "suppressed_at",
                 retention: plan.sendRetention, countedIn: \.deletedSends),
             AgingTable(
@@ -88,8 +91,10 @@ extension Sweep {
             try deleteOldCounts(on: &connection, while: goesOn)
             while try rollUpCounts(on: &connection, while: goesOn) {}
         }
-        try attempt("tokenkeeper.sweep_topic", into: &findings) {
-            try deleteTopicsOfOldRuns(on: &connection, while: goesOn)
+        for table in ["tokenkeeper.sweep_topic", "tokenkeeper.sweep_table"] {
+            try attempt(table, into: &findings) {
+                try deleteRowsOfOldRuns(from: table, on: &connection, while: goesOn)
+            }
         }
         for table in ["tokenkeeper.stale_receipt", "tokenkeeper.unregistration_receipt"] {
             try attempt(table, into: &findings) {
@@ -180,15 +185,17 @@ extension Sweep {
         }
     }
 
-    /// Runs are deleted in their order, so the topics of deleted runs lie before all others.
-    private func deleteTopicsOfOldRuns(on connection: inout Connection, while goesOn: () -> Bool) throws {
+    /// Runs are deleted in their order, so the topics and tables of deleted runs lie before all others.
+    private func deleteRowsOfOldRuns(
+        from table: String, on connection: inout Connection, while goesOn: () -> Bool
+    ) throws {
         var size = SliceSize(10_000, in: 100...100_000)
         try eachSlice(after: Int64.min, &size, on: &connection, while: goesOn) { connection, _, after, size in
             try connection.query(
                 """
                 WITH gone AS (
-                    DELETE FROM tokenkeeper.sweep_topic AS r WHERE r.ctid = ANY (ARRAY(
-                        SELECT s.ctid FROM tokenkeeper.sweep_topic AS s
+                    DELETE FROM \(table) AS r WHERE r.ctid = ANY (ARRAY(
+                        SELECT s.ctid FROM \(table) AS s
                         WHERE s.run_id >= $1 AND s.run_id < (SELECT min(o.run_id) FROM tokenkeeper.sweep_run AS o)
                         ORDER BY s.run_id LIMIT $2))
                     RETURNING r.run_id

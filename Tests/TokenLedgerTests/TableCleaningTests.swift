@@ -1,0 +1,259 @@
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import TokenLedger
+
+/// The sweep marks or deletes rows of an attached table whose token has been stale for long.
+@Suite(.ownThread) struct `Cleaning an attached table` {
+    let database: TestDatabase
+
+    /// 40 devices, of which the first ten turned stale in February.
+    init() throws {
+        database = try TestCluster.shared.database()
+        try database.psql(
+            """
+            GRANT tokenkeeper_app TO a_app;
+            GRANT CREATE ON SCHEMA public TO a_app;
+            """)
+        try database.psql(
+            """
+            CREATE TABLE devices (id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY, bundle text DEFAULT 't', push_token text, last_seen timestamptz,
+                                  active boolean NOT NULL DEFAULT true, gone_at timestamptz, shout text GENERATED ALWAYS AS (upper(bundle)) STORED);
+            CREATE INDEX ON devices (push_token);
+            INSERT INTO devices (push_token, last_seen) SELECT lpad(to_hex(n), 4, '0'), '2025-01-01Z' FROM generate_series(1, 40) AS n;
+            SELECT tokenkeeper.attach('public.devices', token => 'push_token', topic => 'bundle', environment_value => 'production',
+                                      registered_at => 'last_seen', unregistered => 'NOT active', on_delete => 'unregister');
+            SELECT count(tokenkeeper.register(push_token, 't', registered_at => '2025-01-01Z')) FROM devices;
+            """, user: "a_app")
+        try turnStale(1...10, received: "2025-02-01Z")
+    }
+
+    private func turnStale(_ numbers: ClosedRange<Int>, received: String) throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, queued_at, body)
+            SELECT 't', lpad(to_hex(n), 4, '0'), 410, '\(received)', '{"reason":"Unregistered","timestamp":1738400000000}'
+            FROM generate_series(\(numbers.lowerBound), \(numbers.upperBound)) AS n
+            """)
+        try drainAll(&daemon)
+        // As if the ledger had learned of it then.
+        try database.psql(
+            "UPDATE tokenkeeper.ledger SET suppressed_since = '\(received)' WHERE suppressed_since > '\(received)'; TRUNCATE tokenkeeper.stale_wave"
+        )
+    }
+
+    private func clean(_ arguments: String = "") throws {
+        try database.psql("SELECT tokenkeeper.clean_attached('public.devices'\(arguments))", user: "a_app")
+    }
+
+    @discardableResult
+    private func sweep(allowance: Int64 = 1000, dryRun: Bool = false, forced: Bool = false) throws -> SweepReport {
+        var daemon = try database.connect(user: "a_daemon")
+        let lease = try #require(
+            try SweepLease.claim(.new(.cli, dryRun: dryRun, forced: forced), holder: "test", on: &daemon))
+        let plan = SweepPlan(
+            suppressedRetention: .seconds(3650 * 86400), dormantAfter: nil, eventRetention: .seconds(3650 * 86400),
+            rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400),
+            sendRetention: .seconds(30 * 86400), allowance: allowance, maxShare: .percent(10), batch: 7)
+        return try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }
+    }
+
+    private var marked: String {
+        get throws { try ids("NOT active") }
+    }
+
+    private func ids(_ condition: String = "true") throws -> String {
+        try database.psql("SELECT coalesce(string_agg(id::text, ' ' ORDER BY id), '') FROM devices WHERE \(condition)")
+    }
+
+    @Test func `nothing happens unless the owner asks for it`() throws {
+        #expect(try sweep().tables.isEmpty)
+        #expect(try marked == "")
+    }
+
+    @Test func `it marks what is stale, once, and no logout follows`() throws {
+        // A 410 of today; another token since; a later registration that is not applied yet; a token that is not stale but suspect.
+        try turnStale(11...11, received: "now")
+        try database.psql(
+            """
+            TRUNCATE tokenkeeper.stale_wave;
+            UPDATE devices SET push_token = 'ffff' WHERE id = 2;
+            UPDATE devices SET last_seen = now() WHERE id = 3;
+            UPDATE devices SET bundle = 'other' WHERE id = 4;
+            UPDATE tokenkeeper.ledger SET stale_at = NULL, stale_reason = NULL, suspect_at = '2025-02-01Z', suspect_reason = 'BadDeviceToken'
+            WHERE token_key = decode('0005', 'hex');
+            DELETE FROM tokenkeeper.registration;
+            """)
+        try clean()
+        let dry = try sweep(dryRun: true)
+        #expect(dry.tables.map(\.due) == [6] && dry.tables.map(\.rows) == [40] && dry.tables.map(\.cleaned) == [0])
+        #expect(try marked == "")
+        let report = try sweep()
+        #expect(report.outcome == .finished, "\(report)")
+        #expect(report.tables.map(\.cleaned) == [6])
+        #expect(try marked == "1 6 7 8 9 10")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration") == "0")
+        #expect(try sweep().tables.map(\.due) == [0], "what is marked is not due any more")
+        #expect(
+            try database.psql(
+                "SELECT mode, mark_column, mark_value, cleaned, failed, rows, due FROM tokenkeeper.cleaning",
+                user: "a_app")
+                == "mark|active|false|6|0|40|0")
+        try clean(", 'off'")
+        #expect(try sweep().tables.isEmpty)
+    }
+
+    @Test func `an instant or any column can be the mark`() throws {
+        try clean(", mark_column => 'gone_at'")
+        try sweep()
+        #expect(try ids("gone_at IS NOT NULL") == "1 2 3 4 5 6 7 8 9 10")
+        #expect(try sweep().tables.map(\.due) == [0])
+    }
+
+    @Test(arguments: [
+        ("mode => 'gone'", "mode is 'gone'"), ("mark_column => 'nope'", "has no column nope"),
+        ("mark_column => 'shout', mark_value => '1'", "is generated"),
+        ("mark_column => 'id', mark_value => '1'", "belongs to the key"),
+        ("mark_column => 'bundle'", "mark_value is null"), ("mark_value => 'nonsense('", "syntax error"),
+        ("stale_for => '1 minute'", "expected 1 hour to 3650 days"),
+    ])
+    func `a mistake is a clear error`(arguments: String, message: String) throws {
+        do {
+            try clean(", \(arguments)")
+            Issue.record("no error for \(arguments)")
+        } catch {
+            #expect("\(error)".contains(message), "\(error)")
+        }
+    }
+
+    @Test func `only the owner of the table may have it cleaned, and see what was`() throws {
+        try clean()
+        try sweep()
+        try database.psql("CREATE ROLE stranger_\(database.name) LOGIN IN ROLE tokenkeeper_app")
+        let stranger = "SET ROLE stranger_\(database.name);"
+        #expect(throws: (any Error).self) {
+            try database.psql("\(stranger) SELECT tokenkeeper.clean_attached('public.devices', 'off')")
+        }
+        #expect(
+            try database.psql(
+                "\(stranger) SELECT (SELECT count(*) FROM tokenkeeper.cleaned) + (SELECT count(*) FROM tokenkeeper.cleaning)"
+            )
+                == "0")
+        #expect(throws: (any Error).self) {
+            try database.psql(
+                "\(stranger) INSERT INTO tokenkeeper.own_cleaning (source_id, mode, stale_for) VALUES (1, 'delete', '1 day')"
+            )
+        }
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.cleaned", user: "a_app") == "10")
+        try database.psql("DROP ROLE stranger_\(database.name)")
+    }
+
+    @Test func `deleted rows are kept, restored exactly, and are no logouts`() throws {
+        let rows = "SELECT string_agg(to_jsonb(d)::text, ' ' ORDER BY id) FROM devices AS d"
+        let before = try database.psql(rows)
+        try clean(", 'delete'")
+        #expect(try sweep().tables.map(\.cleaned) == [10])
+        #expect(try ids() == (11...40).map(String.init).joined(separator: " "))
+        #expect(
+            try database.psql("SELECT count(*) FROM tokenkeeper.registration WHERE unregistered") == "0", "no logouts")
+        #expect(
+            try database.psql("SELECT tokenkeeper.restore_cleaned('public.devices', '2025-01-01Z')", user: "a_app")
+                == "10")
+        #expect(try database.psql(rows) == before)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.cleaned_row") == "0")
+        // Somebody else's delete is a logout.
+        try database.psql("DELETE FROM tokenkeeper.registration; DELETE FROM devices WHERE id = 20", user: "owner")
+        #expect(try database.psql("SELECT token FROM tokenkeeper.registration WHERE unregistered") == "0014")
+    }
+
+    @Test func `marks are restored where nobody has changed the row since`() throws {
+        try clean()
+        try sweep()
+        try database.psql(
+            "UPDATE devices SET active = true WHERE id = 1; UPDATE devices SET bundle = 'other' WHERE id = 2")
+        #expect(
+            try database.psql("SELECT tokenkeeper.restore_cleaned('public.devices', '2025-01-01Z')", user: "a_app")
+                == "9")
+        #expect(try marked == "")
+        #expect(try ids("bundle = 'other'") == "2", "only the mark is restored")
+    }
+
+    @Test func `delete needs a confirmation where a foreign key cascades, also one that is added later`() throws {
+        try clean(", 'delete'")
+        try database.psql(
+            """
+            CREATE TABLE visit (device bigint REFERENCES devices ON DELETE CASCADE); INSERT INTO visit SELECT id FROM devices;
+            CREATE TABLE bill (device bigint REFERENCES devices); INSERT INTO bill VALUES (7);
+            """, user: "a_app")
+        let report = try sweep()
+        #expect(report.tables.first?.refused?.contains("visit_device_fkey of public.visit") == true, "\(report)")
+        #expect(throws: (any Error).self) { try clean(", 'delete'") }
+        try clean(", 'delete', cascades => true")
+        let confirmed = try sweep()
+        #expect(confirmed.tables.map(\.cleaned) == [9] && confirmed.tables.map(\.failed) == [1])
+        #expect(try ids("id <= 10") == "7", "another table refers to it")
+        #expect(
+            try database.psql("SELECT failure LIKE '%bill_device_fkey%' FROM tokenkeeper.cleaning", user: "a_app")
+                == "t")
+    }
+
+    @Test func `it refuses more than the share, within a day`() throws {
+        try clean()
+        let refused = try sweep(allowance: 5)
+        #expect(refused.tables.map(\.maxRows) == [5] && refused.tables.map(\.cleaned) == [0])
+        #expect(refused.message?.contains("10 rows are due of 40, more than 5") == true, "\(refused)")
+        #expect(try marked == "")
+        #expect(try sweep(allowance: 10).tables.map(\.cleaned) == [10])
+        try turnStale(12...12, received: "2025-02-01Z")
+        #expect(try sweep(allowance: 10).tables.map(\.maxRows) == [0], "ten were cleaned within this day")
+        #expect(try sweep(allowance: 10, forced: true).tables.map(\.cleaned) == [1])
+    }
+
+    @Test(arguments: ["guard", "logouts", "wave", "held", "undo"])
+    func `it waits while something is wrong with the topic`(_ problem: String) throws {
+        try clean()
+        try database.psql(
+            [
+                "guard": "INSERT INTO tokenkeeper.topic_guard (topic_id, tripped_at) VALUES (1, now())",
+                "logouts":
+                    "INSERT INTO tokenkeeper.topic_guard (topic_id, cause, tripped_at) VALUES (1, 'unregistered_by_app', now())",
+                "wave":
+                    "INSERT INTO tokenkeeper.stale_wave (topic_id, since, tokens, active, undo) VALUES (1, now(), 1, 1, '')",
+                "held": """
+                INSERT INTO tokenkeeper.held_result (topic_id, cause, token_key, suspect_at, reason, queued_at)
+                VALUES (1, 'stale', '', now(), 'Unregistered', now())
+                """,
+                "undo":
+                    "INSERT INTO tokenkeeper.exclusion (topic_id, cause, since, until) VALUES (1, 'stale', now(), now())",
+            ][problem] ?? "")
+        #expect(try database.psql("SELECT topic FROM tokenkeeper.topic WHERE topic_id = 1") == "t")
+        let report = try sweep()
+        #expect(report.tables.map(\.cleaned) == [0] && report.tables.first?.refused != nil, "\(report)")
+        #expect(try marked == "")
+        #expect(try sweep(forced: true).tables.map(\.cleaned) == [0])
+    }
+
+    @Test func `rows and tokens that an application has locked are left for the next sweep`() throws {
+        try clean()
+        var app = try database.connect(user: "a_app")
+        try app.execute("BEGIN; SELECT FROM devices WHERE id = 3 FOR UPDATE")
+        var owner = try database.connect()
+        try owner.execute("BEGIN; SELECT FROM tokenkeeper.ledger WHERE token_key = decode('0004', 'hex') FOR UPDATE")
+        #expect(try sweep().tables.map(\.cleaned) == [8])
+        #expect(try marked == "1 2 5 6 7 8 9 10")
+        try app.execute("ROLLBACK")
+        try owner.execute("ROLLBACK")
+        #expect(try sweep().tables.map(\.cleaned) == [2])
+    }
+
+    @Test func `forget erases what was kept of the device`() throws {
+        try clean(", 'delete'")
+        try sweep()
+        try database.psql("SELECT tokenkeeper.forget('0003')", user: "a_app")
+        #expect(
+            try database.psql("SELECT count(*), count(*) FILTER (WHERE key = '3') FROM tokenkeeper.cleaned_row")
+                == "9|0")
+    }
+}
