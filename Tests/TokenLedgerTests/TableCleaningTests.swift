@@ -11,18 +11,15 @@ import Testing
     /// 40 devices, of which the first ten turned stale in February.
     init() throws {
         database = try TestCluster.shared.database()
-        try database.psql(
-            """
-            GRANT tokenkeeper_app TO a_app;
-            GRANT CREATE ON SCHEMA public TO a_app;
-            """)
+        try database.psql("GRANT CREATE ON SCHEMA public TO a_app")
         try database.psql(
             """
             CREATE TABLE devices (id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY, bundle text DEFAULT 't', push_token text, last_seen timestamptz,
                                   active boolean NOT NULL DEFAULT true, gone_at timestamptz, shout text GENERATED ALWAYS AS (upper(bundle)) STORED);
             CREATE INDEX ON devices (push_token);
+            GRANT ALL ON devices TO PUBLIC;
             INSERT INTO devices (push_token, last_seen) SELECT lpad(to_hex(n), 4, '0'), '2025-01-01Z' FROM generate_series(1, 40) AS n;
-            SELECT tokenkeeper.attach('public.devices', token => 'push_token', topic => 'bundle', environment_value => 'production',
+            SELECT tokenkeeper.attach('public.devices', token => 'push_token', topic => 'bundle',
                                       registered_at => 'last_seen', unregistered => 'NOT active', on_delete => 'unregister');
             SELECT count(tokenkeeper.register(push_token, 't', registered_at => '2025-01-01Z')) FROM devices;
             """, user: "a_app")
@@ -129,25 +126,35 @@ import Testing
     }
 
     @Test func `only the owner of the table may have it cleaned, and see what was`() throws {
+        try database.psql(
+            """
+            CREATE TABLE others (id bigint PRIMARY KEY, push_token text, last_seen timestamptz, active boolean NOT NULL DEFAULT true);
+            CREATE INDEX ON others (push_token);
+            INSERT INTO others SELECT id, push_token, last_seen FROM devices;
+            SELECT tokenkeeper.attach('public.others', token => 'push_token', topic_value => 't', registered_at => 'last_seen');
+            SELECT tokenkeeper.clean_attached('public.others');
+            """)
         try clean()
-        try sweep()
-        try database.psql("CREATE ROLE stranger_\(database.name) LOGIN IN ROLE tokenkeeper_app")
-        let stranger = "SET ROLE stranger_\(database.name);"
-        #expect(throws: (any Error).self) {
-            try database.psql("\(stranger) SELECT tokenkeeper.clean_attached('public.devices', 'off')")
+        #expect(try sweep().tables.map(\.cleaned) == [10, 10])
+        let see =
+            "SELECT (SELECT count(*) FROM tokenkeeper.cleaned), (SELECT string_agg(\"table\", ' ') FROM tokenkeeper.cleaning)"
+        #expect(try database.psql(see, user: "a_app") == "10|public.devices")
+        for refused in [
+            "SELECT tokenkeeper.clean_attached('public.others', 'off')",
+            """
+            INSERT INTO tokenkeeper.own_cleaning (source_id, mode, stale_for)
+            SELECT (SELECT source_id FROM tokenkeeper.own_attachment) + 1, 'delete', '1 day'
+            """,
+            "SELECT FROM tokenkeeper.cleaned_row", "SELECT FROM tokenkeeper.attachment_cleaning",
+        ] {
+            #expect(throws: (any Error).self, "\(refused)") { try database.psql(refused, user: "a_app") }
         }
+        try database.psql("DELETE FROM tokenkeeper.own_cleaning; DELETE FROM tokenkeeper.cleaned", user: "a_app")
         #expect(
             try database.psql(
-                "\(stranger) SELECT (SELECT count(*) FROM tokenkeeper.cleaned) + (SELECT count(*) FROM tokenkeeper.cleaning)"
-            )
-                == "0")
-        #expect(throws: (any Error).self) {
-            try database.psql(
-                "\(stranger) INSERT INTO tokenkeeper.own_cleaning (source_id, mode, stale_for) VALUES (1, 'delete', '1 day')"
-            )
-        }
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.cleaned", user: "a_app") == "10")
-        try database.psql("DROP ROLE stranger_\(database.name)")
+                "SELECT count(*), (SELECT count(*) FROM tokenkeeper.cleaned_row) FROM tokenkeeper.attachment_cleaning")
+                == "1|10",
+            "those of the other table stay")
     }
 
     @Test func `deleted rows are kept, restored exactly, and are no logouts`() throws {
