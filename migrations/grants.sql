@@ -93,6 +93,10 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.attachment_fault(bigint),
     tokenkeeper.check_attachments()
     TO tokenkeeper_daemon;
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.withdraw(bigint, boolean, bigint, integer),
+    tokenkeeper.made_by(bigint)
+    TO tokenkeeper_app, tokenkeeper_operator;
 GRANT SELECT ON tokenkeeper.registration_source TO tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 
 -- Readers read all that is made for people, and change nothing.

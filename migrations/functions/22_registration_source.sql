@@ -19,12 +19,13 @@ BEGIN
     UPDATE tokenkeeper.registration_source AS s
     SET position = advance_source.position, queued = s.queued + advance_source.queued, refused = s.refused + advance_source.refused,
         finished_at = CASE WHEN finished THEN clock_timestamp() END
-    WHERE s.source_id = advance_source.source_id AND s.done_by = session_user;
+    WHERE s.source_id = advance_source.source_id AND s.done_by = session_user AND s.withdrawn_at IS NULL;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'there is no source % of %', advance_source.source_id, session_user USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'there is no source % of %, or it was withdrawn', advance_source.source_id, session_user USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) IS
-    'Notes in the transaction that queues some rows of a source how far it has come. Raises 22023 for a source that another login has begun.';
+    'Notes in the transaction that queues some rows of a source how far it has come. Raises 22023 for a source that another login has begun, '
+    'or that was withdrawn.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) FROM PUBLIC;

@@ -33,7 +33,7 @@ CREATE INDEX token_event_log_device_id ON tokenkeeper.token_event_log (device_id
 
 CREATE INDEX token_event_log_user_id ON tokenkeeper.token_event_log (user_id) WHERE user_id IS NOT NULL;
 
-CREATE INDEX token_event_log_source_id ON tokenkeeper.token_event_log (source_id) WHERE source_id IS NOT NULL;
+CREATE INDEX token_event_log_source_id ON tokenkeeper.token_event_log (source_id, event_id) WHERE source_id IS NOT NULL;
 COMMENT ON INDEX tokenkeeper.token_event_log_source_id IS 'For withdraw: what a backfill or an import created.';
 
 CREATE TABLE tokenkeeper.token_event_log_other PARTITION OF tokenkeeper.token_event_log DEFAULT;

@@ -3,19 +3,21 @@
 -- The queue of registrations: the twin of send_result, and drained by the same mechanism.
 
 CREATE TABLE tokenkeeper.registration_source (
-    source_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    kind        text NOT NULL CHECK (kind IN ('attachment', 'backfill', 'reconcile', 'import')),
-    name        text NOT NULL,
-    started_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    finished_at timestamptz,
-    done_by     text NOT NULL DEFAULT session_user,
-    position    text,
-    queued      bigint NOT NULL DEFAULT 0,
-    refused     bigint NOT NULL DEFAULT 0
+    source_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    kind         text NOT NULL CHECK (kind IN ('attachment', 'backfill', 'reconcile', 'import')),
+    name         text NOT NULL,
+    started_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    finished_at  timestamptz,
+    withdrawn_at timestamptz,
+    done_by      text NOT NULL DEFAULT session_user,
+    position     text,
+    queued       bigint NOT NULL DEFAULT 0,
+    refused      bigint NOT NULL DEFAULT 0
 );
 COMMENT ON TABLE tokenkeeper.registration_source IS
     'Where queued registrations come from, if not from the application itself: an attached table, a backfill or reconciliation of one, or a file.';
 COMMENT ON COLUMN tokenkeeper.registration_source.name IS 'The table, or the file.';
+COMMENT ON COLUMN tokenkeeper.registration_source.withdrawn_at IS 'When an undo began, which ends the source; see withdraw.';
 COMMENT ON COLUMN tokenkeeper.registration_source.position IS 'Where a backfill or an import continues: up to here everything is queued or refused.';
 COMMENT ON COLUMN tokenkeeper.registration_source.queued IS 'How many registrations and results it has queued so far.';
 COMMENT ON COLUMN tokenkeeper.registration_source.refused IS 'How many rows or lines it has refused so far.';

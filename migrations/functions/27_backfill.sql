@@ -1,0 +1,317 @@
+-- Backfills and imports: the rows that they refuse, and their undo.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.refuse_rows(source bigint, refused tokenkeeper.registration[], errors text[]) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    kept bigint;
+BEGIN
+    IF NOT EXISTS (SELECT FROM tokenkeeper.registration_source AS s WHERE s.source_id = refuse_rows.source AND s.done_by = session_user) THEN
+        RAISE EXCEPTION 'there is no source % of %', refuse_rows.source, session_user USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    INSERT INTO tokenkeeper.rejected_registration
+        (error, environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, queued_at, attempts)
+    SELECT e.error, r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, refuse_rows.source,
+           -- Zero and not null: the refused rows of a table do not use up drain.rejected_per_hour.
+           clock_timestamp(), 0
+    FROM unnest(refuse_rows.errors) WITH ORDINALITY AS e (error, n)
+    CROSS JOIN LATERAL (SELECT (refuse_rows.refused[e.n]).*) AS r;
+    GET DIAGNOSTICS kept = ROW_COUNT;
+    RETURN kept;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.refuse_rows(bigint, tokenkeeper.registration[], text[]) IS
+    'Keeps in rejected_registration the rows of a table that a backfill refuses, each with its key and the cause. Returns how many. Raises 22023 for a '
+    'source that another login has begun.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.refuse_rows(bigint, tokenkeeper.registration[], text[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.withdrawable_source(source bigint) RETURNS tokenkeeper.registration_source
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    known tokenkeeper.registration_source;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
+            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
+    END IF;
+    SELECT s.* INTO known FROM tokenkeeper.registration_source AS s
+    WHERE s.source_id = withdrawable_source.source
+      AND (s.done_by = session_user
+           OR EXISTS (SELECT FROM pg_catalog.pg_roles AS o WHERE o.rolname = 'tokenkeeper_operator' AND pg_has_role(session_user, o.oid, 'MEMBER')));
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'there is no source % of %', coalesce(withdrawable_source.source::text, 'null'), session_user
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'See tokenkeeper.registration_source. A member of tokenkeeper_operator may withdraw the sources of others, too.';
+    END IF;
+    IF known.kind = 'attachment' THEN
+        RAISE EXCEPTION 'source % is the attached table %, expected a backfill, a reconciliation or an import', known.source_id, known.name
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'To undo logouts of an attached table, use tokenkeeper.reinstate.';
+    END IF;
+    RETURN known;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.withdrawable_source(bigint) IS
+    'The source that withdraw is to undo. Raises 22023 if it does not exist, belongs to another login (unless an operator asks), or is an attached table.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.withdrawable_source(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.reason_to_keep(source tokenkeeper.registration_source, of_topic integer, key bytea) RETURNS text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    known tokenkeeper.ledger;
+    made tokenkeeper.token_event_log;
+    other text;
+    -- What is as old as the source comes from data, and not from something that happened since.
+    limit_of timestamptz;
+BEGIN
+    SELECT l.* INTO known FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
+    IF NOT FOUND THEN
+        RETURN 'it is gone';
+    END IF;
+    SELECT e.* INTO made FROM tokenkeeper.token_event_log AS e
+    WHERE e.token_key = key AND e.topic_id = of_topic AND e.source_id = source.source_id ORDER BY e.event_id LIMIT 1;
+    IF NOT FOUND OR made.registered_before IS NOT NULL
+        OR NOT (made.event = 'registered' OR (made.event = 'unregistered_by_app' AND made.registered_after IS NULL)) THEN
+        RETURN 'it was known before';
+    END IF;
+    -- 410s are judged by when they were received, below; and which token of a device is current, by what is so now.
+    SELECT CASE o.event WHEN 'registered' THEN 'it has been registered otherwise' WHEN 'revived' THEN 'it has been registered since'
+                        WHEN 'unregistered_by_app' THEN 'it has been unregistered otherwise' WHEN 'reinstated' THEN 'it has been reinstated'
+                        WHEN 'pruned' THEN 'it was pruned before, and is known again' ELSE 'APNs has responded to a push to it' END
+    INTO other FROM tokenkeeper.token_event_log AS o
+    WHERE o.token_key = key AND o.topic_id = of_topic AND o.source_id IS DISTINCT FROM source.source_id
+      AND o.event <> 'superseded' AND (o.event, o.cause) <> ('revived', 'moved')
+      AND NOT (o.event IN ('invalidated', 'late_feedback_ignored') AND o.cause = 'stale')
+    ORDER BY o.event_id LIMIT 1;
+    IF FOUND THEN
+        RETURN other;
+    END IF;
+    limit_of := greatest(source.started_at, made.registered_after, made.invalidated_after);
+    IF greatest(known.registered_at, known.device_at, known.user_at, known.tags_at) > limit_of THEN
+        RETURN 'it has been registered since';
+    END IF;
+    IF known.unregistered_by_app_at > limit_of THEN
+        RETURN 'it has been unregistered since';
+    END IF;
+    IF known.suspect_at IS NOT NULL
+        OR EXISTS (SELECT FROM tokenkeeper.suspect AS s WHERE s.topic_id = of_topic AND s.token_key = key)
+        OR EXISTS (SELECT FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic AND h.token_key = key)
+        -- The 410s that came while the source ran are its own: what it knew to be stale.
+        OR EXISTS (SELECT FROM tokenkeeper.stale_receipt AS r WHERE r.topic_id = of_topic AND r.token_key = key
+                   AND r.queued_at NOT BETWEEN source.started_at AND coalesce(source.finished_at, source.withdrawn_at, clock_timestamp()))
+        OR (known.stale_at IS NOT NULL AND NOT EXISTS (
+            SELECT FROM tokenkeeper.stale_receipt AS r WHERE r.topic_id = of_topic AND r.token_key = key)) THEN
+        RETURN 'APNs has responded to a push to it';
+    END IF;
+    -- Another token of its device has taken its place: one that the source did not make.
+    IF known.superseded_at IS NOT NULL AND NOT EXISTS (
+        SELECT FROM tokenkeeper.ledger AS c
+        JOIN tokenkeeper.token_event_log AS e ON e.token_key = c.token_key AND e.topic_id = c.topic_id AND e.source_id = source.source_id
+        WHERE c.device_id = known.device_id AND c.topic_id + 0 = of_topic AND c.superseded_at IS NULL) THEN
+        RETURN 'a newer token of its device has superseded it';
+    END IF;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.reason_to_keep(tokenkeeper.registration_source, integer, bytea) IS
+    'Why withdraw leaves a token of this source alone, in words; null if nothing has touched it since the source made it.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.reason_to_keep(tokenkeeper.registration_source, integer, bytea) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.made_by(source bigint)
+RETURNS TABLE (environment text, topic text, token text, device_id text, kept_because text)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    known tokenkeeper.registration_source := tokenkeeper.withdrawable_source(made_by.source);
+BEGIN
+    RETURN QUERY
+        SELECT t.environment, t.topic, encode(m.token_key, 'hex'), l.device_id::text, tokenkeeper.reason_to_keep(known, m.topic_id, m.token_key)
+        FROM (SELECT DISTINCT e.topic_id, e.token_key FROM tokenkeeper.token_event_log AS e WHERE e.source_id = made_by.source) AS m
+        JOIN tokenkeeper.topic AS t USING (topic_id)
+        JOIN tokenkeeper.ledger AS l USING (topic_id, token_key)
+        ORDER BY m.topic_id, m.token_key;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.made_by(bigint) IS
+    'The tokens that a backfill, a reconciliation or an import has made or changed and that are still in the ledger. kept_because is null for those that '
+    'withdraw would remove; otherwise it says why withdraw leaves the token alone. It takes some seconds for 100,000 tokens.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.made_by(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.withdraw_tokens(source tokenkeeper.registration_source, of_topic integer[], token_keys bytea[]) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    receipt timestamptz := clock_timestamp();
+    device_topics integer[];
+    devices text[] COLLATE "C";
+    n integer;
+    -- Whether the topic has devices with one token; and whether an application holds a token of the device.
+    single boolean[] := '{}';
+    busy boolean[] := '{}';
+    heir tokenkeeper.ledger;
+    gone_topics integer[] := '{}';
+    gone_keys bytea[] := '{}';
+BEGIN
+    -- Locks as everywhere: devices, then tokens, and no waiting for a token while a device is held.
+    SELECT array_agg(d.topic_id ORDER BY d.topic_id, d.device_id), array_agg(d.device_id ORDER BY d.topic_id, d.device_id)
+    INTO device_topics, devices FROM (
+        SELECT l.topic_id, l.device_id FROM unnest(withdraw_tokens.of_topic, token_keys) AS k (topic_id, token_key)
+        CROSS JOIN LATERAL (SELECT e.topic_id, e.device_id FROM tokenkeeper.ledger AS e
+                            WHERE e.topic_id = k.topic_id AND e.token_key = k.token_key AND e.device_id IS NOT NULL OFFSET 0) AS l
+        UNION
+        -- A token that has moved to another device may still be what named its former device, or gave it tags.
+        SELECT d.topic_id, d.device_id FROM unnest(withdraw_tokens.of_topic, token_keys) AS k (topic_id, token_key)
+        JOIN tokenkeeper.device AS d ON d.token_key = k.token_key AND d.token_key <> '' AND d.topic_id = k.topic_id
+        UNION
+        SELECT d.topic_id, d.device_id FROM unnest(withdraw_tokens.of_topic, token_keys) AS k (topic_id, token_key)
+        JOIN tokenkeeper.device AS d ON d.tags_of = k.token_key AND d.tags_of <> '' AND d.topic_id = k.topic_id) AS d;
+    FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
+        PERFORM FROM tokenkeeper.device AS d WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n] FOR UPDATE;
+    END LOOP;
+    FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
+        single[n] := tokenkeeper.has_one_token_per_device((SELECT t.topic FROM tokenkeeper.topic AS t WHERE t.topic_id = device_topics[n]));
+        -- The tokens that may become current in place of a withdrawn one. If an application holds one, the device is left alone.
+        busy[n] := single[n] AND tokenkeeper.lock_devices(device_topics[n], ARRAY[devices[n]], ''::bytea) IS NOT NULL;
+    END LOOP;
+    FOR n IN 1..cardinality(token_keys) LOOP
+        PERFORM FROM tokenkeeper.ledger AS l
+        WHERE l.topic_id = withdraw_tokens.of_topic[n] AND l.token_key = token_keys[n]
+          -- It may have come to another device since.
+          AND (l.device_id IS NULL OR EXISTS (SELECT FROM unnest(device_topics, devices, busy) AS d (topic_id, device_id, busy)
+                                              WHERE d.topic_id = l.topic_id AND d.device_id = l.device_id AND NOT d.busy))
+        FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        -- Again: something may have touched it before it was locked.
+        CONTINUE WHEN tokenkeeper.reason_to_keep(source, withdraw_tokens.of_topic[n], token_keys[n]) IS NOT NULL;
+        gone_topics := gone_topics || withdraw_tokens.of_topic[n];
+        gone_keys := gone_keys || token_keys[n];
+    END LOOP;
+
+    WITH gone AS (
+        DELETE FROM tokenkeeper.ledger AS l USING unnest(gone_topics, gone_keys) AS k (topic_id, token_key)
+        WHERE l.topic_id = k.topic_id AND l.token_key = k.token_key
+        RETURNING l.*
+    ), receipts AS (
+        DELETE FROM tokenkeeper.stale_receipt AS r USING unnest(gone_topics, gone_keys) AS k (topic_id, token_key)
+        WHERE r.topic_id = k.topic_id AND r.token_key = k.token_key
+        RETURNING r.topic_id, r.queued_at, r.newly
+    ), uncounted AS (
+        INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens)
+        SELECT tokenkeeper.hour_of(r.queued_at), r.topic_id, -count(*) FROM receipts AS r WHERE r.newly GROUP BY 1, 2
+    ), pruned AS (
+        -- The history keeps the topic.
+        INSERT INTO tokenkeeper.topic_prune AS p (topic_id) SELECT DISTINCT g.topic_id FROM gone AS g
+        ON CONFLICT (topic_id) DO UPDATE SET pruned_at = excluded.pruned_at
+    )
+    INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id, source_id,
+        registered_before, invalidated_before)
+    SELECT g.topic_id, g.token_key, 'pruned', 'withdrawn', source.kind || ' of ' || source.name, g.device_id, g.user_id, source.source_id,
+           nullif(g.registered_at, '-infinity'), greatest(g.stale_at, g.suspect_at, g.unregistered_by_app_at, g.superseded_at)
+    FROM gone AS g;
+
+    FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
+        IF NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = devices[n] AND l.topic_id + 0 = device_topics[n]) THEN
+            DELETE FROM tokenkeeper.device AS d WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n];
+            DELETE FROM tokenkeeper.crowded_device AS c WHERE c.topic_id = device_topics[n] AND c.device_id = devices[n];
+            CONTINUE;
+        END IF;
+        -- What the withdrawn token said about the device is forgotten, and the rest of its tokens decide again.
+        UPDATE tokenkeeper.device AS d
+        SET named_at = CASE WHEN d.token_key = ANY (gone_keys) THEN '-infinity' ELSE d.named_at END,
+            token_key = CASE WHEN d.token_key = ANY (gone_keys) THEN '' ELSE d.token_key END
+        WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n];
+        SELECT l.* INTO heir FROM tokenkeeper.ledger AS l
+        WHERE l.device_id = devices[n] AND l.topic_id + 0 = device_topics[n] AND l.superseded_at IS NOT NULL AND l.tags_at IS NOT NULL
+        ORDER BY l.tags_at DESC, l.tags DESC LIMIT 1;
+        UPDATE tokenkeeper.device AS d SET tags_at = heir.tags_at, tags = heir.tags, tags_of = coalesce(heir.token_key, '')
+        WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n] AND d.tags_of = ANY (gone_keys);
+        IF single[n] AND NOT busy[n] THEN
+            PERFORM tokenkeeper.update_device(device_topics[n], devices[n], ''::bytea, receipt);
+        END IF;
+    END LOOP;
+    RETURN cardinality(gone_keys);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.withdraw_tokens(tokenkeeper.registration_source, integer[], bytea[]) IS
+    'A step of withdraw: removes those of these tokens, given in order, that nothing has touched, and lets their devices'' other tokens take their place. '
+    'Leaves those that an application has locked. Returns how many it removed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.withdraw_tokens(tokenkeeper.registration_source, integer[], bytea[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.withdraw(
+    source bigint, dry_run boolean DEFAULT false, after bigint DEFAULT 0, max_events integer DEFAULT NULL,
+    OUT withdrawn bigint, OUT kept bigint, OUT queued bigint, OUT reached bigint)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+-- With sequential scans off, each cost looks immense, and just-in-time compilation would take 15 times as long as the rest.
+SET jit = off
+AS $$
+DECLARE
+    known tokenkeeper.registration_source := tokenkeeper.withdrawable_source(withdraw.source);
+    words text := 'source ' || known.source_id || ', the ' || known.kind || ' of ' || known.name;
+    topics integer[];
+    keys bytea[];
+    events bigint;
+    examined bigint;
+BEGIN
+    withdrawn := 0;
+    kept := 0;
+    queued := 0;
+    IF NOT withdraw.dry_run THEN
+        IF known.withdrawn_at IS NULL THEN
+            INSERT INTO tokenkeeper.operation (operation, rows, message) VALUES ('withdrawn', 0, words);
+        END IF;
+        -- From here on the source queues nothing more: advance_source refuses, and fails the transaction that queues.
+        UPDATE tokenkeeper.registration_source AS s SET withdrawn_at = coalesce(s.withdrawn_at, clock_timestamp())
+        WHERE s.source_id = known.source_id RETURNING s.* INTO known;
+    END IF;
+    IF withdraw.after = 0 THEN
+        SELECT count(*) INTO queued FROM (
+            SELECT FROM tokenkeeper.registration AS r WHERE r.source_id = known.source_id LIMIT 10000) AS r;
+        IF queued > 0 AND NOT withdraw.dry_run THEN
+            reached := 0;
+            RETURN;
+        END IF;
+    END IF;
+    WITH made AS MATERIALIZED (
+        SELECT e.event_id, e.topic_id, e.token_key FROM tokenkeeper.token_event_log AS e
+        WHERE e.source_id = known.source_id AND e.event_id > withdraw.after ORDER BY e.event_id LIMIT withdraw.max_events
+    ), token AS MATERIALIZED (
+        SELECT m.topic_id, m.token_key, tokenkeeper.reason_to_keep(known, m.topic_id, m.token_key) AS reason FROM made AS m
+        -- Each token once, at its first event.
+        WHERE NOT EXISTS (SELECT FROM tokenkeeper.token_event_log AS f WHERE f.token_key = m.token_key AND f.topic_id = m.topic_id
+                          AND f.source_id = known.source_id AND f.event_id < m.event_id)
+          AND EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = m.topic_id AND l.token_key = m.token_key)
+    )
+    SELECT (SELECT count(*) FROM made), (SELECT max(m.event_id) FROM made AS m), (SELECT count(*) FROM token),
+           (SELECT array_agg(t.topic_id ORDER BY t.topic_id, t.token_key) FROM token AS t WHERE t.reason IS NULL),
+           (SELECT array_agg(t.token_key ORDER BY t.topic_id, t.token_key) FROM token AS t WHERE t.reason IS NULL)
+    INTO events, reached, examined, topics, keys;
+    IF events < withdraw.max_events OR withdraw.max_events IS NULL THEN
+        reached := NULL;
+    END IF;
+    withdrawn := coalesce(cardinality(keys), 0);
+    IF withdrawn > 0 AND NOT withdraw.dry_run THEN
+        withdrawn := tokenkeeper.withdraw_tokens(known, topics, keys);
+        UPDATE tokenkeeper.operation AS o SET rows = o.rows + withdrawn WHERE o.operation = 'withdrawn' AND o.message = words;
+    END IF;
+    kept := examined - withdrawn;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) IS
+    'Undoes a backfill, a reconciliation or an import, such as one under the wrong topic: removes the tokens that it made and that nothing has touched since, and '
+    'ends it, so that it cannot continue. made_by lists the rest. Returns how many tokens it has removed (dry_run: would remove) and kept, and in reached where '
+    'the next call continues if max_events limits this one: null at the end. While registrations of the source are still queued, it removes nothing and returns '
+    'how many (10000 for more): call it again once a daemon has drained them. For the login that began the source, and operators. Raises 22023 for an '
+    'unknown source, 25001 if the isolation level is not read committed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) FROM PUBLIC;
