@@ -94,6 +94,10 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.check_attachments()
     TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
+    tokenkeeper.begin_backfill(text),
+    tokenkeeper.backfill_next(bigint, integer),
+    tokenkeeper.queued_registrations(integer),
+    tokenkeeper.refused_by(bigint),
     tokenkeeper.withdraw(bigint, boolean, bigint, integer),
     tokenkeeper.made_by(bigint)
     TO tokenkeeper_app, tokenkeeper_operator;

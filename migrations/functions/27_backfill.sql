@@ -1,30 +1,154 @@
 -- Backfills and imports: the rows that they refuse, and their undo.
 
-CREATE OR REPLACE FUNCTION tokenkeeper.refuse_rows(source bigint, refused tokenkeeper.registration[], errors text[]) RETURNS bigint
+CREATE OR REPLACE FUNCTION tokenkeeper.begin_backfill(
+    attached text, OUT source_id bigint, OUT name text, OUT done bigint, OUT estimated bigint, OUT resumes boolean)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    kept bigint;
+    found_table tokenkeeper.attached_table;
 BEGIN
-    IF NOT EXISTS (SELECT FROM tokenkeeper.registration_source AS s WHERE s.source_id = refuse_rows.source AND s.done_by = session_user) THEN
-        RAISE EXCEPTION 'there is no source % of %', refuse_rows.source, session_user USING ERRCODE = 'invalid_parameter_value';
+    SELECT a.* INTO found_table FROM tokenkeeper.attached_table AS a WHERE a.table_id = to_regclass(begin_backfill.attached);
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'table % is not attached', quote_literal(left(begin_backfill.attached, 200)) USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    INSERT INTO tokenkeeper.rejected_registration
-        (error, environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, queued_at, attempts)
-    SELECT e.error, r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, refuse_rows.source,
-           -- Zero and not null: the refused rows of a table do not use up drain.rejected_per_hour.
-           clock_timestamp(), 0
-    FROM unnest(refuse_rows.errors) WITH ORDINALITY AS e (error, n)
-    CROSS JOIN LATERAL (SELECT (refuse_rows.refused[e.n]).*) AS r;
-    GET DIAGNOSTICS kept = ROW_COUNT;
-    RETURN kept;
+    PERFORM tokenkeeper.check_backfill(found_table.table_id);
+    name := found_table.name;
+    -- Two that begin at once: the second continues what the first has begun.
+    PERFORM FROM tokenkeeper.attached_table AS a WHERE a.source_id = found_table.source_id FOR NO KEY UPDATE;
+    SELECT s.source_id, s.queued + s.refused INTO source_id, done FROM tokenkeeper.registration_source AS s
+    WHERE s.kind = 'backfill' AND s.name = found_table.name AND s.started_at >= found_table.attached_at
+      AND s.finished_at IS NULL AND s.withdrawn_at IS NULL
+    ORDER BY s.source_id DESC LIMIT 1;
+    resumes := FOUND;
+    IF NOT resumes THEN
+        source_id := tokenkeeper.begin_source('backfill', found_table.name);
+        done := 0;
+    END IF;
+    SELECT CASE WHEN min(c.reltuples) >= 0 THEN sum(c.reltuples)::bigint END INTO estimated
+    FROM pg_catalog.pg_partition_tree(found_table.table_id) AS p JOIN pg_catalog.pg_class AS c ON c.oid = p.relid WHERE p.isleaf;
+    IF estimated IS NULL THEN
+        SELECT CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END INTO estimated
+        FROM pg_catalog.pg_class AS c WHERE c.oid = found_table.table_id;
+    END IF;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.refuse_rows(bigint, tokenkeeper.registration[], text[]) IS
-    'Keeps in rejected_registration the rows of a table that a backfill refuses, each with its key and the cause. Returns how many. Raises 22023 for a '
-    'source that another login has begun.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.refuse_rows(bigint, tokenkeeper.registration[], text[]) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.begin_backfill(text) IS
+    'Begins to queue the rows of an attached table, or continues the last attempt, if that did not come to its end. Returns the source_id, how many rows are '
+    'done, and how many the table has by PostgreSQL''s statistics (null: unknown). Then call backfill_next. For members of the table''s owner, and operators. '
+    'Raises 22023 if the table is not attached, 42501 for others.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.begin_backfill(text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.check_backfill(of_table regclass) RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM pg_catalog.pg_roles AS o
+        WHERE (o.rolname = 'tokenkeeper_operator' OR o.oid = (SELECT c.relowner FROM pg_catalog.pg_class AS c WHERE c.oid = of_table))
+          AND pg_has_role(session_user, o.oid, 'MEMBER')) THEN
+        RAISE EXCEPTION 'must be a member of the owner of table %, or of tokenkeeper_operator', of_table USING ERRCODE = 'insufficient_privilege';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.check_backfill(regclass) IS
+    'Raises 42501 unless the session''s login is a member of the table''s owner or of tokenkeeper_operator.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.check_backfill(regclass) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.backfill_next(
+    source bigint, max_rows integer DEFAULT 1000,
+    OUT rows bigint, OUT queued bigint, OUT stale bigint, OUT refused bigint, OUT without_token bigint, OUT finished boolean)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    known tokenkeeper.registration_source;
+    found_table tokenkeeper.attached_table;
+    reached text;
+BEGIN
+    -- Locked: one session at a time takes the next rows of this source.
+    SELECT s.* INTO known FROM tokenkeeper.registration_source AS s
+    WHERE s.source_id = backfill_next.source AND s.kind = 'backfill' AND s.finished_at IS NULL AND s.withdrawn_at IS NULL FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'source % is no backfill that goes on', backfill_next.source USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT a.* INTO found_table FROM tokenkeeper.attached_table AS a WHERE a.name = known.name;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'table % is not attached', known.name USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM tokenkeeper.check_backfill(found_table.table_id);
+    WITH page AS MATERIALIZED (
+        SELECT r.*, row_number() OVER () AS n FROM tokenkeeper.read_attachment(found_table.source_id, known.position, backfill_next.max_rows) AS r
+    ), sound AS (
+        SELECT p.* FROM page AS p WHERE p.fault IS NULL AND p.token_key IS NOT NULL
+    ), registered AS (
+        INSERT INTO tokenkeeper.registration
+            (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
+        SELECT s.environment, s.topic, encode(s.token_key, 'hex'), s.registered_at, s.device_id, s.user_id, s.tags, s.unregistered, known.source_id
+        FROM sound AS s
+    ), stale AS (
+        INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body)
+        SELECT s.environment, s.topic, encode(s.token_key, 'hex'), '410',
+               format('{"reason":"Unregistered","timestamp":%s}', floor(extract(epoch FROM s.stale_at) * 1000)::bigint)
+        FROM sound AS s WHERE isfinite(s.stale_at)
+        RETURNING 1
+    ), kept AS (
+        -- Zero attempts and not null: the refused rows of a table do not use up drain.rejected_per_hour.
+        INSERT INTO tokenkeeper.rejected_registration
+            (error, environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, queued_at, attempts)
+        SELECT p.fault || '; row ' || quote_literal(p.key) || ' of ' || known.name, p.environment, p.topic, p.token, p.registered_at, p.device_id,
+               p.user_id, p.tags, p.unregistered, known.source_id, clock_timestamp(), 0
+        FROM page AS p WHERE p.fault IS NOT NULL
+    )
+    SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM sound), (SELECT count(*) FROM stale),
+           (SELECT count(*) FROM page AS p WHERE p.fault IS NOT NULL),
+           (SELECT count(*) FROM page AS p WHERE p.fault IS NULL AND p.token_key IS NULL),
+           (SELECT p.key FROM page AS p ORDER BY p.n DESC LIMIT 1)
+    INTO rows, queued, stale, refused, without_token, reached;
+    finished := rows < backfill_next.max_rows;
+    UPDATE tokenkeeper.registration_source AS s
+    SET position = coalesce(reached, s.position), queued = s.queued + backfill_next.queued, refused = s.refused + backfill_next.refused,
+        finished_at = CASE WHEN finished THEN clock_timestamp() END
+    WHERE s.source_id = known.source_id;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.backfill_next(bigint, integer) IS
+    'Queues the next rows of a backfill, by the table''s key, and notes in the same transaction how far it has come, so that each row is queued exactly once. A '
+    'row with stale_at also queues a 410 with that instant. Refused rows go to rejected_registration, complete, with the cause and the row''s key in error. '
+    'Returns how many rows it has read, and of these how many it has queued, queued as stale, too, refused, and skipped because they have no token. '
+    'For members of the table''s owner, and operators. Raises 22023 unless the source is a backfill that has not come to its end.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.backfill_next(bigint, integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.refused_by(source bigint) RETURNS TABLE (cause text, rows bigint, samples text[])
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM tokenkeeper.withdrawable_source(refused_by.source);
+    RETURN QUERY
+        SELECT g.cause, count(*), (array_agg(g.of_row ORDER BY g.rejected_id))[1:3]
+        FROM (SELECT r.rejected_id, coalesce(substring(r.error COLLATE "C" FROM '; row (.*)$'), '') AS of_row,
+                     -- The parts that differ from row to row: quoted text and numbers.
+                     regexp_replace(regexp_replace(r.error COLLATE "C", '; row .*$', ''), '''[^'']*''|[0-9]+', '*', 'g') AS cause
+              FROM tokenkeeper.rejected_registration AS r WHERE r.source_id = refused_by.source) AS g
+        GROUP BY 1 ORDER BY 2 DESC, 1;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.refused_by(bigint) IS
+    'The rows that a backfill has refused and that are still in rejected_registration, by cause, with the keys of the first. For the login that began '
+    'the source, and operators.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.refused_by(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.queued_registrations(at_most integer) RETURNS bigint
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+RETURN (SELECT count(*) FROM (SELECT FROM tokenkeeper.registration LIMIT queued_registrations.at_most) AS r);
+COMMENT ON FUNCTION tokenkeeper.queued_registrations(integer) IS
+    'How many registrations wait in the queue, counted up to a limit: a backfill or an import waits while there are many, so that the registrations of '
+    'applications do not wait behind it for long.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.queued_registrations(integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.withdrawable_source(source bigint) RETURNS tokenkeeper.registration_source
 LANGUAGE plpgsql STABLE
@@ -208,6 +332,10 @@ BEGIN
     ), uncounted AS (
         INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens)
         SELECT tokenkeeper.hour_of(r.queued_at), r.topic_id, -count(*) FROM receipts AS r WHERE r.newly GROUP BY 1, 2
+    ), logouts AS (
+        -- The guard still counts those that suppressed a token: it forgets them within a day, and its lock comes before those held here.
+        DELETE FROM tokenkeeper.unregistration_receipt AS r USING unnest(gone_topics, gone_keys) AS k (topic_id, token_key)
+        WHERE r.topic_id = k.topic_id AND r.token_key = k.token_key
     ), pruned AS (
         -- The history keeps the topic.
         INSERT INTO tokenkeeper.topic_prune AS p (topic_id) SELECT DISTINCT g.topic_id FROM gone AS g
@@ -274,6 +402,7 @@ BEGIN
         -- From here on the source queues nothing more: advance_source refuses, and fails the transaction that queues.
         UPDATE tokenkeeper.registration_source AS s SET withdrawn_at = coalesce(s.withdrawn_at, clock_timestamp())
         WHERE s.source_id = known.source_id RETURNING s.* INTO known;
+        DELETE FROM tokenkeeper.held_registration AS h WHERE h.source_id = known.source_id;
     END IF;
     IF withdraw.after = 0 THEN
         SELECT count(*) INTO queued FROM (

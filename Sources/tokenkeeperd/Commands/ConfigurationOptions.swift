@@ -194,7 +194,7 @@ extension Configuration {
             ConfigurationOptions.complain("no database is named: use --database-url postgresql:///NAME")
             throw ExitCode(ExitStatus.configuration.rawValue)
         }
-        try withConnection(work)
+        try withConnection(likeService: false, work)
     }
 
     /// For a command that needs a schema that fits this daemon.
@@ -214,17 +214,13 @@ extension Configuration {
     /// - Parameters:
     ///   - writes: Whether the primary is needed.
     ///   - role: The group role whose rights the command needs.
-    private func withConnection(writes: Bool = true, as role: String? = nil, _ work: (inout Connection) throws -> Void)
-        throws
-    {
+    ///   - likeService: Whether root connects as the service's user: not for what only an owner may do, who is never the service.
+    func withConnection(
+        writes: Bool = true, as role: String? = nil, likeService: Bool = true, _ work: (inout Connection) throws -> Void
+    ) throws {
         do {
-            // `migrate` and `grants` need the owner of the schema, who is never the service.
             var connection =
-                if role == nil {
-                    try Connection(to: address, writes: writes)
-                } else {
-                    try connectLikeService(writes: writes)
-                }
+                likeService ? try connectLikeService(writes: writes) : try Connection(to: address, writes: writes)
             try work(&connection)
         } catch let error as DatabaseError {
             ConfigurationOptions.complain(error.description)

@@ -1,0 +1,31 @@
+internal import ArgumentParser
+internal import TokenLedger
+
+/// The table that a command is about, and its owner: only they may attach it or read it for us.
+struct TableOption: ParsableArguments {
+    @Argument(
+        help: ArgumentHelp(
+            "The table: its name, with the schema if the search_path does not find it.", valueName: "table"))
+    var table: String
+
+    @Option(help: "Act as this role (SET ROLE), which owns the table.")
+    var owner: String?
+
+    /// Whose rights an error without rights asks for.
+    private static let rights = "the table's owner, who is also a member of tokenkeeper_app"
+
+    /// Runs a command as the table's owner, in a named database, and hands over the table's whole name.
+    func run(
+        _ configuration: Configuration, _ work: (_ name: String, inout Connection) throws -> Void
+    ) throws {
+        guard configuration.address.namesDatabase else {
+            ConfigurationOptions.complain("no database is named: use --database-url postgresql:///NAME")
+            throw ExitCode(ExitStatus.configuration.rawValue)
+        }
+        try configuration.withConnection(as: Self.rights, likeService: false) { connection in
+            try Migrator(daemon: Daemon.version).check(&connection)
+            if let owner { try SchemaOwner.assume(owner, on: &connection) }
+            try work(try AttachedTable.name(of: table, on: &connection), &connection)
+        }
+    }
+}
