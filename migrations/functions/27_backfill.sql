@@ -232,11 +232,13 @@ BEGIN
             SELECT FROM tokenkeeper.stale_receipt AS r WHERE r.topic_id = of_topic AND r.token_key = key)) THEN
         RETURN 'APNs has responded to a push to it';
     END IF;
-    -- Another token of its device has taken its place: one that the source did not make.
-    IF known.superseded_at IS NOT NULL AND NOT EXISTS (
+    -- Another token of its device has taken its place since: one that the source did not make.
+    IF known.superseded_at IS NOT NULL AND EXISTS (
         SELECT FROM tokenkeeper.ledger AS c
-        JOIN tokenkeeper.token_event_log AS e ON e.token_key = c.token_key AND e.topic_id = c.topic_id AND e.source_id = source.source_id
-        WHERE c.device_id = known.device_id AND c.topic_id + 0 = of_topic AND c.superseded_at IS NULL) THEN
+        WHERE c.device_id = known.device_id AND c.topic_id + 0 = of_topic AND c.superseded_at IS NULL
+          AND greatest(c.registered_at, c.device_at) > limit_of
+          AND NOT EXISTS (SELECT FROM tokenkeeper.token_event_log AS e
+                          WHERE e.token_key = c.token_key AND e.topic_id = c.topic_id AND e.source_id = source.source_id)) THEN
         RETURN 'a newer token of its device has superseded it';
     END IF;
     RETURN NULL;
