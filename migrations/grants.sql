@@ -101,6 +101,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.withdraw(bigint, boolean, bigint, integer),
     tokenkeeper.made_by(bigint)
     TO tokenkeeper_app, tokenkeeper_operator;
+GRANT SELECT ON tokenkeeper.attached_table TO tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.registration_source TO tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 
 -- Readers read all that is made for people, and change nothing.

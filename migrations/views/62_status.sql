@@ -234,6 +234,16 @@ WITH latest AS (
     FROM credential AS c
 ), problematic AS (
     SELECT array_agg(DISTINCT w.words) AS words FROM sending AS s CROSS JOIN unnest(s.problems) AS w (words)
+), attached AS (
+    SELECT array_agg(CASE WHEN a.fault IS NOT NULL
+                          THEN format('the changes of the attached table %s have not arrived since %s UTC: %s; see tokenkeeper.attached_table', a.name,
+                                      to_char(a.fault_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), a.fault)
+                          ELSE format('%s of the attached table %s could not be queued, the last at %s UTC: %s; see tokenkeeper.attached_table',
+                                      CASE a.failures WHEN 1 THEN '1 change' ELSE a.failures || ' changes' END, a.name,
+                                      to_char(a.failed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), coalesce(a.failure, 'no message')) END
+                     ORDER BY a.name) AS words
+    FROM (SELECT * FROM tokenkeeper.attached_table
+          WHERE fault IS NOT NULL OR failed_at > clock_timestamp() - interval '1 day' ORDER BY name LIMIT 20) AS a
 ), outbox AS (
     SELECT CASE waiting.requests WHEN 1 THEN '1 request waits' WHEN 10000 THEN '10000 or more requests wait'
                                  ELSE waiting.requests || ' requests wait' END
@@ -305,7 +315,7 @@ SELECT queue.results AS queue_depth,
            CASE WHEN coalesce(swept.finished_at, latest.started_at) < clock_timestamp() - 2 * latest.sweep_interval - interval '1 minute'
                 THEN 'no sweep has finished within twice its interval' END
        ], NULL) || waves.words || refused.words || cached.words || mixed_up.words || crowded.words || unreported.words || locked.words || undoing.words
-           || expiring.words || problematic.words
+           || expiring.words || problematic.words || attached.words
            || CASE WHEN failed.requests > 0
                    THEN ARRAY[CASE failed.requests WHEN 1 THEN '1 request' WHEN 10000 THEN '10000 or more requests'
                                                    ELSE failed.requests || ' requests' END || ' failed; see tokenkeeper.failed_send'] END
@@ -328,6 +338,7 @@ CROSS JOIN waiting
 CROSS JOIN failed
 CROSS JOIN expiring
 CROSS JOIN problematic
+CROSS JOIN attached
 CROSS JOIN tokens
 CROSS JOIN rejected
 CROSS JOIN rejected_lately

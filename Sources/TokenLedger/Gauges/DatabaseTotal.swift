@@ -14,6 +14,12 @@ public enum DatabaseTotal: String, CaseIterable, Sendable {
     case failedSends = "failed_sends"
     /// Daemons that have reported within the last 30 seconds and have not signed off.
     case liveDaemons = "live_daemons"
+    /// Rows of `attached_table`.
+    case attachedTables = "attached_tables"
+    /// Those of them whose changes do not arrive, or some of whose changes could not be queued within a day.
+    case brokenAttachments = "broken_attachments"
+    /// What the last comparisons of all attached tables with the ledger found; no value if there was none.
+    case attachmentDifferences = "attachment_differences"
     /// When the last sweep finished that was not a dry run, in seconds since 1970.
     case lastSweepSuccess = "sweep_last_success_timestamp_seconds"
 
@@ -29,6 +35,16 @@ public enum DatabaseTotal: String, CaseIterable, Sendable {
             """
             SELECT count(*) FROM tokenkeeper.daemon AS d
             WHERE \(Heartbeat.isLiveInSQL)
+            """
+        case .attachedTables: "SELECT count(*) FROM tokenkeeper.attached_table"
+        case .brokenAttachments:
+            """
+            SELECT count(*) FROM tokenkeeper.attached_table AS a
+            WHERE a.fault IS NOT NULL OR a.failed_at > clock_timestamp() - interval '1 day'
+            """
+        case .attachmentDifferences:
+            """
+            SELECT sum(f.value::numeric) FROM tokenkeeper.attached_table AS a CROSS JOIN LATERAL jsonb_each_text(a.findings) AS f
             """
         case .lastSweepSuccess:
             """

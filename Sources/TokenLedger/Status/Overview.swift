@@ -28,9 +28,26 @@ public struct Overview: Sendable {
     public let tokensAsOf: Instant?
     /// The running ones first; at most 20.
     public let daemons: [Daemon]
+    /// By name; at most 20.
+    public let attachments: [Attachment]
 
     /// The states of a token, with `active` first.
     public static let states = ["active", "stale", "suspect", "superseded", "unregistered_by_app"]
+
+    /// An attached table.
+    public struct Attachment: Sendable {
+        /// The schema and name of the table.
+        public let table: String
+        public let attachedAt: Instant
+        /// Why its changes do not arrive; nil if they do.
+        public let fault: String?
+        /// How many changes could not be queued since it was attached.
+        public let failures: Int64
+        /// When it was last compared with the ledger as a whole; nil for never.
+        public let comparedAt: Instant?
+        /// How many differences were found then.
+        public let differences: Int64?
+    }
 
     /// A row of `tokenkeeper.daemon`.
     public struct Daemon: Sendable {
@@ -59,6 +76,7 @@ extension Overview {
         let transaction = BatchTransaction(mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: limit)
         self = try connection.transaction(transaction) { connection throws(DatabaseError) in
             let daemons = try Self.daemons(on: &connection)
+            let attachments = try Self.attachments(on: &connection)
             return try connection.query(
                 """
                 SELECT clock_timestamp(), s.warnings, cardinality(s.critical_warnings), s.queue_depth, coalesce(s.queue_depth_estimated, false),
@@ -76,8 +94,22 @@ extension Overview {
                     rejected: try row.read(), held: try row.read(), requests: try row.read(),
                     failedSends: try row.read(),
                     tokens: [try row.read(), try row.read(), try row.read(), try row.read(), try row.read()],
-                    tokensAsOf: try row.read(), daemons: daemons)
+                    tokensAsOf: try row.read(), daemons: daemons, attachments: attachments)
             }
+        }
+    }
+
+    private static func attachments(on connection: inout Connection) throws(DatabaseError) -> [Attachment] {
+        try connection.query(
+            """
+            SELECT a.name, a.attached_at, a.fault, a.failures, a.compared_at,
+                   (SELECT sum(f.value::numeric)::bigint FROM jsonb_each_text(a.findings) AS f)
+            FROM tokenkeeper.attached_table AS a ORDER BY a.name LIMIT 20
+            """, []
+        ).decode { row throws(DatabaseError) in
+            Attachment(
+                table: try row.read(), attachedAt: try row.read(), fault: try row.read(), failures: try row.read(),
+                comparedAt: try row.read(), differences: try row.read())
         }
     }
 

@@ -4,8 +4,8 @@ internal import Synchronization
 internal import TokenLedger
 internal import TokenModel
 
-/// Sweeps on the timer, on SIGUSR1, and when SQL requests it. In between, it resets guards, looks for waves of 410s,
-/// undoes the results of reinstated windows, and counts the tokens for `status`.
+/// Sweeps on the timer, on SIGUSR1, and when SQL requests it. In between, it resets guards, looks for waves of 410s and at attached
+/// tables, undoes the results of reinstated windows, and counts the tokens for `status`.
 struct SweepWorker {
     /// The requests of the signal handlers and the timer to this worker.
     final class Bells: Sendable {
@@ -47,6 +47,7 @@ struct SweepWorker {
         var statusCache = StatusCache()
         /// When to look for waves of 410s again.
         var wavesAgain = ContinuousClock.now
+        var attachments = AttachmentWatch()
         /// The topics that the last sweep refused. The timer's sweeps refuse the same topics every hour, which is logged once.
         var refused: Set<String> = []
     }
@@ -61,6 +62,7 @@ struct SweepWorker {
                 try requestIfSignalled(on: &connection)
                 try resetQuietGuards(on: &connection)
                 try warnOfWaves(&state, on: &connection)
+                try state.attachments.look(on: &connection, worker.logger)
                 let undoes = try Reinstatement.undo(within: .seconds(1), on: &connection) { !worker.stop.isAsked }
                 if try sweepIfRequested(&state, on: &connection) {
                     report(state, succeeded)

@@ -8,12 +8,15 @@ import TokenModel
 @Suite struct `The status page` {
     private static let now = Instant(microseconds: 1_800_000_000_000_000)
 
-    private func overview(_ warnings: [String] = [], critical: Int = 0, daemons: [Overview.Daemon] = []) -> Overview {
+    private func overview(
+        _ warnings: [String] = [], critical: Int = 0, daemons: [Overview.Daemon] = [],
+        attachments: [Overview.Attachment] = []
+    ) -> Overview {
         Overview(
             at: Self.now, warnings: warnings, critical: critical, queueDepth: 0, isQueueEstimated: false,
             oldestResultAge: nil, rejected: 0,
             held: 0, requests: 10_000, failedSends: 0, tokens: [1_234_567, 89, 0, 0, 0], tokensAsOf: Self.now,
-            daemons: daemons)
+            daemons: daemons, attachments: attachments)
     }
 
     private func history(_ topic: String, reason: String? = nil, samples: Int = 0) -> OverviewHistory {
@@ -91,11 +94,24 @@ import TokenModel
             at: Self.now, warnings: ["a table is locked"], critical: 0, queueDepth: 7, isQueueEstimated: false,
             oldestResultAge: nil,
             rejected: nil, held: nil, requests: nil, failedSends: nil, tokens: [nil, nil, nil, nil, nil],
-            tokensAsOf: nil, daemons: [])
+            tokensAsOf: nil, daemons: [], attachments: [])
         let html = page(locked, history("com.example.app", samples: 3))
         #expect(html.contains("<dt>results held</dt><dd>–</dd>"))
         #expect(html.contains("<td>active</td><td class=\"number\">–</td>"))
         #expect(html.contains("Not known while a table is locked."))
+    }
+
+    @Test func `attached tables are shown with what is wrong with them, and nothing if there are none`() {
+        #expect(!page(overview(), history("t")).contains("Attached tables"))
+        let table = Overview.Attachment(
+            table: "public.devices", attachedAt: Self.now, fault: "trigger <a> is disabled", failures: 3,
+            comparedAt: Self.now,
+            differences: 1)
+        let html = page(overview(attachments: [table]), history("t"))
+        #expect(
+            html.contains("<td class=\"name\">public.devices</td><td class=\"name\">trigger &lt;a&gt; is disabled</td>")
+        )
+        #expect(html.contains("<td class=\"number\">3</td>") && html.contains(": 1 difference</td>"))
     }
 
     @Test func `what a sender wrote is text, wherever it appears`() {
