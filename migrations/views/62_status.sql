@@ -236,9 +236,9 @@ WITH latest AS (
     SELECT array_agg(DISTINCT w.words) AS words FROM sending AS s CROSS JOIN unnest(s.problems) AS w (words)
 ), attached AS (
     SELECT array_agg(CASE WHEN a.fault IS NOT NULL
-                          THEN format('the changes of the attached table %s have not arrived since %s UTC: %s; see tokenkeeper.attached_table', a.name,
+                          THEN format('the changes of the attached table %s have not arrived since %s UTC: %s; see tokenkeeper.attachment', a.name,
                                       to_char(a.fault_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), a.fault)
-                          ELSE format('%s of the attached table %s could not be queued, the last at %s UTC: %s; see tokenkeeper.attached_table',
+                          ELSE format('%s of the attached table %s could not be queued, the last at %s UTC: %s; see tokenkeeper.attachment',
                                       CASE a.failures WHEN 1 THEN '1 change' ELSE a.failures || ' changes' END, a.name,
                                       to_char(a.failed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), coalesce(a.failure, 'no message')) END
                      ORDER BY a.name) AS words

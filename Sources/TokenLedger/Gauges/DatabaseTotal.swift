@@ -36,15 +36,15 @@ public enum DatabaseTotal: String, CaseIterable, Sendable {
             SELECT count(*) FROM tokenkeeper.daemon AS d
             WHERE \(Heartbeat.isLiveInSQL)
             """
-        case .attachedTables: "SELECT count(*) FROM tokenkeeper.attached_table"
+        case .attachedTables: "SELECT count(*) FROM tokenkeeper.attachment"
         case .brokenAttachments:
             """
-            SELECT count(*) FROM tokenkeeper.attached_table AS a
+            SELECT count(*) FROM tokenkeeper.attachment AS a
             WHERE a.fault IS NOT NULL OR a.failed_at > clock_timestamp() - interval '1 day'
             """
         case .attachmentDifferences:
             """
-            SELECT sum(f.value::numeric) FROM tokenkeeper.attached_table AS a CROSS JOIN LATERAL jsonb_each_text(a.findings) AS f
+            SELECT sum(tokenkeeper.differences(a.findings, a.on_delete)) FROM tokenkeeper.attachment AS a WHERE a.findings IS NOT NULL
             """
         case .lastSweepSuccess:
             """

@@ -103,8 +103,8 @@ extension Overview {
         try connection.query(
             """
             SELECT a.name, a.attached_at, a.fault, a.failures, a.compared_at,
-                   (SELECT sum(f.value::numeric)::bigint FROM jsonb_each_text(a.findings) AS f)
-            FROM tokenkeeper.attached_table AS a ORDER BY a.name LIMIT 20
+                   CASE WHEN a.findings IS NOT NULL THEN tokenkeeper.differences(a.findings, a.on_delete) END
+            FROM tokenkeeper.attachment AS a ORDER BY a.name LIMIT 20
             """, []
         ).decode { row throws(DatabaseError) in
             Attachment(
