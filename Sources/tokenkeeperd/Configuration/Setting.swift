@@ -126,6 +126,10 @@ struct Setting: Sendable {
             "sweep.send_retention", .duration(days(1)...days(3650), off: false), "30d",
             "How long suppressed and failed requests are kept."),
         Setting(
+            "attachments.reconcile_every", .duration(.seconds(60)...days(365), off: true), "1d",
+            "How often each attached table is compared with the ledger, and the ledger repaired. \"off\" leaves that to `tokenkeeperd reconcile`."
+        ),
+        Setting(
             "send.max_in_flight", .integer(1...1000), "500", reloadable: false,
             "The most requests that a credential has in flight to a server."),
         Setting(
