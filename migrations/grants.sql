@@ -93,6 +93,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.attachment_fault(bigint),
     tokenkeeper.check_attachments()
     TO tokenkeeper_daemon;
+-- Their commands check first whether the schema fits.
+GRANT SELECT ON tokenkeeper.migration, tokenkeeper.repeatable TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.begin_backfill(text),
     tokenkeeper.backfill_next(bigint, integer),
@@ -101,7 +103,6 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.withdraw(bigint, boolean, bigint, integer),
     tokenkeeper.made_by(bigint)
     TO tokenkeeper_app, tokenkeeper_operator;
-GRANT SELECT ON tokenkeeper.attached_table TO tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.registration_source TO tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 
 -- Readers read all that is made for people, and change nothing.

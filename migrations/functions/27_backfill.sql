@@ -129,7 +129,7 @@ BEGIN
     PERFORM tokenkeeper.withdrawable_source(refused_by.source);
     RETURN QUERY
         SELECT g.cause, count(*), (array_agg(g.of_row ORDER BY g.rejected_id))[1:3]
-        FROM (SELECT r.rejected_id, coalesce(substring(r.error COLLATE "C" FROM '; row (.*)$'), '') AS of_row,
+        FROM (SELECT r.rejected_id, coalesce(substring(r.error COLLATE "C" FROM '; row (.*) of '), '') AS of_row,
                      -- The parts that differ from row to row: quoted text and numbers.
                      regexp_replace(regexp_replace(r.error COLLATE "C", '; row .*$', ''), '''[^'']*''|[0-9]+', '*', 'g') AS cause
               FROM tokenkeeper.rejected_registration AS r WHERE r.source_id = refused_by.source) AS g

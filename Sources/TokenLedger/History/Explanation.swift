@@ -60,6 +60,8 @@ public enum Explanation {
                 + (said == nil ? "" : " as of \(earlier)") + ", which is earlier than the last registration, \(later)"
         case "pruned" where event.cause == "dormant":
             return "pruned: not registered again since \(time(event.registeredBefore))"
+        case "pruned" where event.cause == "withdrawn":
+            return "removed, because the \(event.reason ?? "source") that had made it was withdrawn"
         case "pruned":
             return "pruned, after it had been suppressed for long: "
                 + claim(event.cause, event.reason, event.invalidatedBefore)

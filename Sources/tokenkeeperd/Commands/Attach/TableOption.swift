@@ -18,6 +18,13 @@ struct TableOption: ParsableArguments {
     func run(
         _ configuration: Configuration, _ work: (_ name: String, inout Connection) throws -> Void
     ) throws {
+        try runUnresolved(configuration) { connection in
+            try work(try AttachedTable.name(of: table, on: &connection), &connection)
+        }
+    }
+
+    /// The same for a table that may be gone.
+    func runUnresolved(_ configuration: Configuration, _ work: (inout Connection) throws -> Void) throws {
         guard configuration.address.namesDatabase else {
             ConfigurationOptions.complain("no database is named: use --database-url postgresql:///NAME")
             throw ExitCode(ExitStatus.configuration.rawValue)
@@ -25,7 +32,7 @@ struct TableOption: ParsableArguments {
         try configuration.withConnection(as: Self.rights, likeService: false) { connection in
             try Migrator(daemon: Daemon.version).check(&connection)
             if let owner { try SchemaOwner.assume(owner, on: &connection) }
-            try work(try AttachedTable.name(of: table, on: &connection), &connection)
+            try work(&connection)
         }
     }
 }

@@ -1,0 +1,158 @@
+internal import ArgumentParser
+internal import TokenLedger
+internal import TokenModel
+
+/// Attaches a table of the provider.
+struct Attach: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        abstract: "Attach a table of device tokens: from now on its changes reach the ledger by themselves.",
+        discussion: """
+            Creates triggers on the table, which queue registrations and logouts. Run it as the table's owner, who must be a member of \
+            tokenkeeper_app; begin with --dry-run. Rows that are there already need --backfill. Columns are named, never expressions, except \
+            for --unregistered.
+            """)
+
+    @OptionGroup var options: ConfigurationOptions
+    @OptionGroup var table: TableOption
+
+    @Option(help: "The column with the device token.")
+    var token: String
+
+    @Option(help: "The column with the topic.")
+    var topic: String?
+
+    @Option(help: "The topic of all rows, if no column has it.")
+    var topicValue: String?
+
+    @Option(
+        help: ArgumentHelp(
+            "production, sandbox, a column, or a map such as '{\"column\": \"kind\", \"dev\": \"sandbox\", \"live\": \"production\"}'. [default: production]"
+        ))
+    var environment: String?
+
+    @Option(help: "The column with when the device registered last. Nothing else may change it.")
+    var registeredAt: String?
+
+    @Option(help: "The column with the device's identifier.")
+    var deviceID: String?
+
+    @Option(help: "The column with the user's identifier.")
+    var userID: String?
+
+    @Option(help: "The column with the tags.")
+    var tags: String?
+
+    @Option(help: "A condition on the columns that is true for a logged-out row, such as 'logged_out_at IS NOT NULL'.")
+    var unregistered: String?
+
+    @Option(help: "The column with when APNs declared the token stale.")
+    var staleAt: String?
+
+    @Option(help: "Whether a deleted row is a logout: ignore or unregister. [default: ignore]")
+    var onDelete: String?
+
+    @Option(help: "Without --registered-at: 'by register only'.")
+    var revive: String?
+
+    @Flag(help: "Also queue what logical replication applies to the table.")
+    var always = false
+
+    @Flag(help: "Show what is wrong and what would be done. Changes nothing.")
+    var dryRun = false
+
+    @Flag(help: "Then queue the rows that are there, as `tokenkeeperd backfill` does.")
+    var backfill = false
+
+    func validate() throws {
+        if dryRun && backfill { throw ValidationError("--dry-run and --backfill exclude each other") }
+    }
+
+    func run() throws {
+        let stop = ShutdownRequest.bySignal()
+        try table.run(options.load()) { name, connection in
+            let attachment = Attachment(table: name, arguments: arguments, isAlways: always)
+            let plan = try attachment.perform(isDryRun: true, on: &connection)
+            for finding in plan where finding.kind == "warning" {
+                ConfigurationOptions.complain("warning: \(HistoryText.plain(finding.detail))")
+            }
+            let errors = plan.filter { $0.kind == "error" }
+            for finding in errors { ConfigurationOptions.complain(HistoryText.plain(finding.detail)) }
+            if !errors.isEmpty { throw ExitCode(ExitStatus.usage.rawValue) }
+            if dryRun {
+                for finding in plan where finding.kind == "sql" { print(finding.detail + ";") }
+                return
+            }
+            for finding in try attachment.perform(isDryRun: false, on: &connection) where finding.kind == "attached" {
+                print(HistoryText.plain(finding.detail))
+            }
+            if backfill {
+                try BackfillRun(stop: stop.request).perform(on: name, &connection)
+            } else {
+                print("to queue the rows that are there: \(BackfillRun.command(name))")
+            }
+        }
+        withExtendedLifetime(stop) {}
+    }
+
+    private var arguments: [(name: String, value: String)] {
+        let all: [(String, String?)] = [
+            ("token", token), ("topic", topic), ("topic_value", topicValue), ("environment", environment),
+            ("registered_at", registeredAt), ("device_id", deviceID), ("user_id", userID), ("tags", tags),
+            ("unregistered", unregistered), ("stale_at", staleAt), ("on_delete", onDelete), ("revive", revive),
+        ]
+        return all.compactMap { name, value in value.map { (name, $0) } }
+    }
+}
+
+/// Detaches a table.
+struct Detach: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        abstract: "Detach a table: drop the triggers and functions of `attach`.",
+        discussion: """
+            What the ledger knows stays, and what is queued is applied. Run it as the table's owner. It also works for a table that was \
+            dropped, by the name that it had.
+            """)
+
+    @OptionGroup var options: ConfigurationOptions
+    @OptionGroup var table: TableOption
+
+    func run() throws {
+        Signals.unblock()
+        try table.runUnresolved(options.load()) { connection in
+            try Attachment.detach(table.table, on: &connection)
+            print("\(HistoryText.plain(table.table)) is detached")
+        }
+    }
+}
+
+/// Lists the attached tables.
+struct ListAttachments: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        commandName: "attachments", abstract: "List the attached tables, and whether their changes arrive.",
+        discussion: "Needs the rights of tokenkeeper_reader or tokenkeeper_app.")
+
+    @OptionGroup var options: ConfigurationOptions
+
+    @Flag(help: "Print the view tokenkeeper.attachment as one JSON array, for programs.")
+    var json = false
+
+    func run() throws {
+        Signals.unblock()
+        try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
+            if json { return print(try Attachment.json(on: &connection)) }
+            let tables = try Attachment.all(on: &connection)
+            print(tables.isEmpty ? "no table is attached" : tables.map(Self.text).joined(separator: "\n"))
+        }
+    }
+
+    static func text(_ table: Attachment.Row) -> String {
+        var words =
+            "\(table.table)  attached at \(table.attachedAt) as source \(table.sourceID), triggers \(table.triggers)"
+        if let fault = table.fault { words += "; broken: \(fault)" }
+        if table.failures > 0 {
+            words +=
+                "; \(counted(table.failures, "change", "changes")) could not be queued: \(table.failure ?? "no message")"
+        }
+        return HistoryText.plain(words)
+    }
+}
