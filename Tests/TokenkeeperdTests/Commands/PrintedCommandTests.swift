@@ -84,6 +84,7 @@ import Testing
     private static let printed: [(command: String, role: String, isRefusedTo: String?)] = [
         ("tokenkeeperd status", "a_reader", "a_sender"), ("tokenkeeperd doctor", "a_reader", nil),
         ("tokenkeeperd held list", "a_reader", "a_sender"), ("tokenkeeperd rejected list", "a_reader", "a_sender"),
+        ("tokenkeeperd attachments", "a_reader", "a_sender"), ("tokenkeeperd withdraw", "a_reader", "a_sender"),
         ("tokenkeeperd sweep --dry-run", "a_operator", "a_reader"),
         ("tokenkeeperd sweep --force", "a_operator", "a_reader"),
         ("tokenkeeperd migrate", "owner", nil), ("tokenkeeperd grants", "owner", "a_operator"),
@@ -172,6 +173,7 @@ import Testing
         #expect(found.count > 6 && found.contains("tokenkeeperd held list"), "the pattern finds them: \(found)")
         // Help needs no role. The first words of a command are named where the whole is in the text around.
         let tried = Set(Self.printed.map(\.command)).union([
+            "tokenkeeperd backfill", "tokenkeeperd compare", "tokenkeeperd reconcile", "tokenkeeperd withdraw",
             "tokenkeeperd reinstate", "tokenkeeperd status --check", "tokenkeeperd check-config --online",
         ])
         let untried = found.filter { !$0.hasSuffix(" --help") && !$0.hasPrefix("tokenkeeperd status, ") }.subtracting(

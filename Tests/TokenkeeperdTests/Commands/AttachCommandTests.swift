@@ -1,0 +1,235 @@
+import Foundation
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@Suite(.ownThread) struct `Attaching a table from the command line` {
+    let database: TestDatabase
+
+    /// A table of the login a_app, with rows that are logged out, stale, without a token, or not to be understood.
+    init() throws {
+        database = try TestCluster.shared.database()
+        try database.psql("GRANT CREATE ON SCHEMA public TO a_app")
+        try database.psql(
+            """
+            CREATE TABLE public.device (id bigint PRIMARY KEY, push_token text, topic text, seen_at timestamptz, left_at timestamptz,
+                                        gone_at timestamptz);
+            CREATE INDEX ON public.device (push_token)
+            """, user: "a_app")
+    }
+
+    private func fill(_ rows: ClosedRange<Int>) throws {
+        try database.psql(
+            """
+            INSERT INTO public.device
+            SELECT n, CASE WHEN n % 10 = 0 THEN 'junk ' || n WHEN n % 17 = 0 THEN NULL ELSE lpad(to_hex(n), 64, '0') END, 't',
+                   now() - interval '3 days', CASE WHEN n % 7 = 0 THEN now() END, CASE WHEN n % 11 = 0 THEN now() - interval '1 day' END
+            FROM generate_series(\(rows.lowerBound), \(rows.upperBound)) AS n
+            """, user: "a_app")
+    }
+
+    private static let attach = [
+        "attach", "device", "--token", "push_token", "--topic", "topic", "--registered-at", "seen_at", "--unregistered",
+        "left_at IS NOT NULL", "--stale-at", "gone_at",
+    ]
+
+    private func run(_ arguments: [String], as user: String = "a_app") throws -> ProgramRun {
+        try ProgramRun(
+            [DaemonProcess.program] + arguments, environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: user)])
+    }
+
+    /// Records what is queued, as a daemon does.
+    private func record() throws {
+        try database.psql(
+            """
+            WITH gone AS (DELETE FROM tokenkeeper.registration RETURNING *)
+            SELECT tokenkeeper.apply_registrations((SELECT array_agg(g::tokenkeeper.registration) FROM gone AS g), 1000000, 1, 1000)
+            """)
+    }
+
+    private func count(_ table: String, _ condition: String = "true") throws -> String {
+        try database.psql("SELECT count(*) FROM tokenkeeper.\(table) WHERE \(condition)")
+    }
+
+    @Test func `a dry run changes nothing, and says what is wrong`() throws {
+        let plan = try run(Self.attach + ["--dry-run"])
+        #expect(plan.status == 0 && plan.output.contains("CREATE TRIGGER"), "\(plan)")
+        #expect(try count("attachment") == "0")
+        #expect(
+            try database.psql(
+                "SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal AND tgrelid = 'public.device'::regclass") == "0"
+        )
+        let wrong = try run(["attach", "device", "--token", "tokn", "--topic-value", "t", "--registered-at", "seen_at"])
+        #expect(wrong.status == 64 && wrong.errors.contains("tokn"), "\(wrong)")
+        let missing = try run(["attach", "devices", "--token", "push_token", "--topic-value", "t"])
+        #expect(missing.status == 69 && missing.errors.contains("\"devices\" does not exist"), "\(missing)")
+        #expect(try count("attachment") == "0")
+    }
+
+    @Test func `attach, backfill, compare, reconcile, withdraw and detach follow each other`() throws {
+        try fill(1...3000)
+        let attached = try run(Self.attach + ["--backfill"])
+        #expect(attached.status == 0, "\(attached)")
+        #expect(
+            !attached.errors.contains("\r") && !attached.errors.contains("%"), "no progress bar in a pipe: \(attached)")
+        #expect(
+            attached.output.contains("queued 2541 registrations of public.device (source 2), 230 of them with a 410"),
+            "\(attached)")
+        #expect(attached.output.contains("159 rows have no token; refused 300 rows"), "\(attached)")
+        #expect(attached.output.contains("such as row '10', '20', '30'"), "\(attached)")
+        // Each refused row is where the output says, with its key and the cause.
+        #expect(
+            try count("rejected_registration", "source_id = 2 AND error LIKE '%; row ''%'' of public.device'") == "300")
+        #expect(try count("send_result", "status = '410'") == "230")
+        try record()
+        #expect(try count("token") == "2541")
+        #expect(
+            try count("token", "state = 'unregistered_by_app'")
+                == database.psql(
+                    "SELECT count(*) FROM public.device WHERE length(push_token) = 64 AND left_at IS NOT NULL"))
+        let listed = try run(["attachments"], as: "a_reader")
+        #expect(
+            listed.output.contains("public.device  attached at") && listed.output.contains("triggers enabled"),
+            "\(listed)")
+
+        let agrees = try run(["compare", "device"])
+        #expect(agrees.status == 0 && agrees.output.contains("public.device and the ledger agree"), "\(agrees)")
+        try database.psql("ALTER TABLE public.device DISABLE TRIGGER ALL", user: "a_app")
+        try fill(3001...3009)
+        try database.psql("ALTER TABLE public.device ENABLE TRIGGER ALL", user: "a_app")
+        let differs = try run(["compare", "device", "--json"])
+        #expect(differs.status == 1 && differs.output.contains("\"is_difference\": true"), "\(differs)")
+        #expect(try run(["reconcile", "device"]).output.contains("tokenkeeperd reconcile public.device --apply"))
+        #expect(try count("registration") == "0")
+        let repaired = try run(["reconcile", "public.device", "--apply"])
+        #expect(repaired.status == 0 && repaired.output.contains("what repairs them is queued"), "\(repaired)")
+        try record()
+        #expect(try run(["compare", "device"]).status == 0)
+
+        try database.psql("SELECT tokenkeeper.register(lpad(to_hex(1), 64, '0'), 't')")
+        let before = try count("token")
+        let dry = try run(["withdraw", "2", "--dry-run"])
+        #expect(dry.status == 0 && dry.output.contains("would remove 2540 tokens; would keep 1"), "\(dry)")
+        #expect(try count("token") == before)
+        let withdrawn = try run(["withdraw", "2"])
+        #expect(withdrawn.status == 0 && withdrawn.output.contains("removed 2540 tokens; kept 1"), "\(withdrawn)")
+        #expect(withdrawn.output.contains("1  it has been registered since"), "\(withdrawn)")
+        #expect(try run(["withdraw"]).output.contains("2  backfill of public.device"))
+        // A withdrawn backfill does not go on: the next one begins anew.
+        #expect(try run(["backfill", "device"]).output.contains("queued 2549 registrations"))
+
+        let detached = try run(["detach", "device"])
+        #expect(detached.status == 0 && detached.output == "device is detached\n", "\(detached)")
+        #expect(try run(["attachments"], as: "a_reader").output == "no table is attached\n")
+    }
+
+    @Test func `a backfill that is killed again and again queues each row once`() throws {
+        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        var chance = SeededChance(seed: seed)
+        try fill(1...30_000)
+        #expect(try run(Self.attach).status == 0)
+        var kills = 0
+        while try count("registration_source", "kind = 'backfill' AND finished_at IS NOT NULL") == "0" {
+            let process = Process()
+            process.executableURL = URL(fileURLWithPath: DaemonProcess.program)
+            process.arguments = ["backfill", "device"]
+            process.environment = ProcessInfo.processInfo.environment.merging([
+                "TOKENKEEPER_DATABASE_URL": database.url(user: "a_app")
+            ]) { $1 }
+            (process.standardOutput, process.standardError) = (FileHandle.nullDevice, FileHandle.nullDevice)
+            let done =
+                Int(try database.psql("SELECT coalesce(max(position::bigint), 0) FROM tokenkeeper.registration_source"))
+                ?? 0
+            let until = min(done + chance.dice(8000), 29_000)
+            try process.run()
+            // Killed in the middle of whatever it does then.
+            try eventually("it has come to row \(until), seed \(seed)") {
+                try count("registration_source", "position::bigint >= \(until)") == "1"
+                    || !process.isRunning
+            }
+            if process.isRunning {
+                kill(process.processIdentifier, SIGKILL)
+                kills += 1
+            }
+            process.waitUntilExit()
+        }
+        #expect(kills > 0)
+        #expect(
+            try database.psql(
+                """
+                SELECT count(*), count(DISTINCT token), count(*) FILTER (WHERE unregistered) FROM tokenkeeper.registration
+                """)
+                == database.psql(
+                    """
+                    SELECT count(*), count(*), count(*) FILTER (WHERE left_at IS NOT NULL) FROM public.device
+                    WHERE length(push_token) = 64
+                    """))
+        #expect(try count("rejected_registration") == "3000", "seed \(seed)")
+        #expect(
+            try count("send_result")
+                == database.psql(
+                    "SELECT count(*) FROM public.device WHERE length(push_token) = 64 AND gone_at IS NOT NULL"),
+            "seed \(seed)")
+        #expect(
+            try database.psql("SELECT queued, refused FROM tokenkeeper.registration_source WHERE kind = 'backfill'")
+                == "\(try count("registration"))|3000", "seed \(seed)")
+    }
+
+    @Test func `on a terminal, a backfill shows its progress`() throws {
+        try fill(1...5000)
+        try database.psql("ANALYZE public.device", user: "a_app")
+        #expect(try run(Self.attach).status == 0)
+        let folder = try TemporaryDirectory()
+        let shown = try ProgramRun(
+            [
+                "script", "-qefc", "stty rows 12 cols 70; exec \(DaemonProcess.program) backfill device",
+                folder.path + "/shown",
+            ],
+            environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_app"), "TERM": "xterm"])
+        #expect(shown.status == 0, "\(shown)")
+        let text = try String(contentsOfFile: folder.path + "/shown", encoding: .utf8)
+        #expect(text.contains("\r\"public.device\"") || text.contains("\rpublic.device  ["), "\(text)")
+        #expect(text.contains("]  100 %  5000 rows"), "\(text)")
+        let lines = text.split(whereSeparator: { $0 == "\r" || $0 == "\n" || $0 == "\r\n" }).filter {
+            $0.contains(" rows  ") || $0.contains("%")
+        }
+        #expect(lines.allSatisfy { $0.replacing("\u{1B}[K", with: "").count < 70 }, "\(lines)")
+    }
+
+    @Test func `only the table's owner and operators may backfill it`() throws {
+        try fill(1...10)
+        #expect(try run(Self.attach).status == 0)
+        for stranger in ["a_reader", "a_sender"] {
+            let refused = try run(["backfill", "public.device"], as: stranger)
+            #expect(refused.status == 69 && refused.errors.contains("this role lacks rights"), "\(refused)")
+        }
+        #expect(try count("registration_source", "kind = 'backfill'") == "0")
+        #expect(try run(["backfill", "public.device"], as: "a_operator").status == 0)
+    }
+
+    @Test func `a daemon warns of a broken attachment and reconciles attached tables on a schedule`() throws {
+        try fill(1...100)
+        #expect(try run(Self.attach).status == 0)
+        try database.psql("ALTER TABLE public.device DISABLE TRIGGER ALL", user: "a_app")
+        try database.psql("UPDATE tokenkeeper.attached_table SET attached_at = now() - interval '2 days'")
+        let daemon = try database.daemon()
+        try eventually("it reconciles the table") { daemon.logged.contains("an attached table was reconciled") }
+        #expect(daemon.logged.contains("the changes of an attached table do not arrive"))
+        #expect(try count("registration_source", "kind = 'reconcile' AND finished_at IS NOT NULL") == "1")
+        let status = try run(["status"], as: "a_reader").output
+        #expect(
+            status.contains("warning: the changes of the attached table public.device have not arrived since"),
+            "\(status)")
+        #expect(daemon.stop() == 0)
+        // With the setting off, nothing is reconciled.
+        try database.psql("UPDATE tokenkeeper.attached_table SET compared_at = now() - interval '2 days'")
+        let other = try DaemonProcess(database.url(), settings: ["attachments.reconcile_every=off"])
+        try eventually("it has looked at the tables") {
+            try database.psql(
+                "SELECT count(*) FROM tokenkeeper.status_cache WHERE as_of > (SELECT max(started_at) FROM tokenkeeper.daemon)"
+            ) != "0"
+        }
+        #expect(other.stop() == 0)
+        #expect(try count("registration_source", "kind = 'reconcile'") == "1")
+    }
+}
