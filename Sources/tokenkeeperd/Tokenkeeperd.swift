@@ -12,7 +12,7 @@ struct Tokenkeeperd: ParsableCommand {
         subcommands: [
             Run.self, Migrate.self, GrantRoles.self, SweepOnce.self, ShowStatus.self,
             Explain.self, Held.self, Reinstate.self, Rejected.self, Attach.self, BackfillTable.self,
-            Compare.self, Reconcile.self, ListAttachments.self, Detach.self, Withdraw.self,
+            Compare.self, Reconcile.self, ListAttachments.self, Detach.self, Withdraw.self, Import.self,
             CheckConfig.self, Doctor.self,
         ],
         defaultSubcommand: nil)

@@ -9,7 +9,8 @@ public import TokenModel
 /// Start here: this file is the driver of libpq. `DatabaseAddress` says where to connect, `Parameter` and `Row` convert values,
 /// `BatchTransaction` opens transactions, and `DatabaseError` says what to do about a failure.
 @safe public struct Connection: ~Copyable {
-    private let handle: OpaquePointer
+    /// Used in this file and in CopyIn.swift only.
+    let handle: OpaquePointer
 
     /// The oldest server that has TID range scans.
     static let oldestServer = 140_000
@@ -35,8 +36,8 @@ public import TokenModel
     ///   - silentFor: How long the server has been silent.
     public typealias Waiting = @Sendable (_ heardOfWithin: Duration, _ silentFor: Duration) -> Void
 
-    private let patience: Patience
-    private let waiting: Waiting
+    let patience: Patience
+    let waiting: Waiting
     private let statements: DurationHistogram?
     private let cancelling = Cancelling()
 
@@ -152,7 +153,7 @@ public import TokenModel
     }
 
     /// Reads all results before it throws anything: otherwise the next statement would receive them.
-    private mutating func collect(
+    mutating func collect(
         _ statement: String, cancelWhen stop: Wakeup?, patience: Duration
     ) throws(DatabaseError) -> Rows {
         var rows: OpaquePointer?
@@ -192,7 +193,7 @@ public import TokenModel
     }
 
     /// Sends the rest of the statement and waits for the next result, in one `poll(2)`.
-    private func waitForResult(cancelWhen stop: Wakeup?, patience: Duration) throws(DatabaseError) {
+    func waitForResult(cancelWhen stop: Wakeup?, patience: Duration) throws(DatabaseError) {
         let clock = ContinuousClock()
         var heard = clock.now
         var asksToCancel = false
@@ -238,7 +239,7 @@ public import TokenModel
         }
     }
 
-    private func error(in result: OpaquePointer) -> DatabaseError {
+    func error(in result: OpaquePointer) -> DatabaseError {
         let state = unsafe PQresultErrorField(result, Int32(UInt8(ascii: "C")))
         let primary = unsafe PQresultErrorField(result, Int32(UInt8(ascii: "M")))
         guard let primary = unsafe primary else { return lost() }
@@ -251,7 +252,7 @@ public import TokenModel
         return DatabaseError(sqlState: sqlState, message: message)
     }
 
-    private func lost() -> DatabaseError {
+    func lost() -> DatabaseError {
         unsafe Self.lost(handle)
     }
 

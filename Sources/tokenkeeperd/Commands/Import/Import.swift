@@ -1,0 +1,79 @@
+internal import ArgumentParser
+internal import Glibc
+internal import TokenLedger
+internal import TokenModel
+
+/// Queues the registrations, or the feedback of APNs, that a file has.
+struct Import: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        commandName: "import",
+        abstract: "Import registrations or feedback from a file.",
+        discussion: """
+            Queues each row of the file as a registration, or as a result if the file is feedback of APNs; the running daemons record \
+            them. A row that cannot be understood goes to a file, with its line and the cause, from which it can be fixed and imported \
+            again. An import that was interrupted or killed continues with the same command. Importing a file twice changes nothing, \
+            because the same registrations have the same times. \
+            Needs the rights of tokenkeeper_app, and for feedback those of tokenkeeper_sender as well. \
+            Exits with 1 if rows were refused, and with 70 if it was interrupted.
+            """)
+
+    @OptionGroup var options: ConfigurationOptions
+
+    @Argument(help: ArgumentHelp("The file, or - for standard input.", valueName: "file"))
+    var file: String
+
+    @OptionGroup var reading: ImportOptions
+
+    @Option(help: "The file for refused rows. [default: the file's name with .rejected]")
+    var rejects: String?
+
+    @Flag(help: "Read everything, print the summary and the first refused rows, and write nothing.")
+    var dryRun = false
+
+    @Flag(help: "Begin again, even if an earlier import of the file could continue.")
+    var restart = false
+
+    func validate() throws {
+        if file == "-", rejects == nil, !dryRun {
+            throw ValidationError("Standard input needs --rejects FILE, for the rows that are refused.")
+        }
+        if file == "-", reading.asOf == nil {
+            throw ValidationError("Standard input needs --as-of TIME, for rows without a time.")
+        }
+    }
+
+    func run() throws {
+        let configuration = try options.load()
+        let stop = ShutdownRequest()
+        let signals = Signals()
+        signals.on(SIGTERM) { stop.ask() }
+        signals.on(SIGINT) { stop.ask() }
+        let queue: ImportSource.Queue = reading.format.target == .registration ? .registration : .result
+        let role = queue == .registration ? "tokenkeeper_app" : "tokenkeeper_app and tokenkeeper_sender"
+        do {
+            let input = try ImportInput(file)
+            guard input.lock() || dryRun else { throw ImportProblem("another process imports \(file)") }
+            guard let asOf = input.modified ?? (reading.asOf != nil ? .now : nil) else {
+                throw ImportProblem("\(file) is no file: give --as-of TIME, for rows without a time")
+            }
+            let rules = try reading.rules(asOf: asOf, now: .now)
+            let run = ImportRun(
+                file: file, reading: reading, rules: rules, queue: queue, rejects: rejects ?? file + ".rejected",
+                isDryRun: dryRun, isStopped: { stop.isAsked })
+            var outcome: ImportOutcome?
+            try configuration.withLedger(as: role) { connection in
+                try ImportSource.checkRights(queue, on: &connection)
+                outcome = try run.perform(input, restart: restart, on: &connection)
+            }
+            if let outcome {
+                print(outcome.lines.joined(separator: "\n"))
+                if !outcome.isFinished { throw ExitCode(ExitStatus.failed.rawValue) }
+                if outcome.refused > 0 { throw ExitCode(ExitStatus.somethingToFix.rawValue) }
+            }
+        } catch let problem as ImportProblem {
+            ConfigurationOptions.complain(HistoryText.plain(problem.description))
+            throw ExitCode(ExitStatus.failed.rawValue)
+        }
+        withExtendedLifetime(signals) {}
+    }
+}

@@ -1,0 +1,165 @@
+/// Why a record is refused.
+struct Refusal: Equatable {
+    /// What the summary counts, without anything of the record.
+    let kind: String
+    /// What was found in this record. Never more of a token than its first 8 characters.
+    var detail: String?
+
+    init(_ kind: String, _ detail: String? = nil) {
+        self.kind = kind
+        self.detail = detail
+    }
+
+    var text: String { detail.map { "\(kind): \($0)" } ?? kind }
+}
+
+/// A step through a file.
+enum ImportScan: Equatable {
+    /// The record does not end in these bytes.
+    case needsMore
+    /// A record, or what comes between records.
+    ///
+    /// - end: Where the next one begins.
+    /// - lines: How many lines it takes.
+    case found(ImportRecord, end: Int, lines: Int)
+}
+
+/// What comes after a part of a file.
+enum PartEnd {
+    /// More of the file.
+    case more
+    /// More of the file, but no record is that long.
+    case limit
+    /// Nothing.
+    case file
+
+    /// The most that a record may have, in bytes. A quote that is never closed would otherwise take the rest of the file.
+    static let longestRecord = 1 << 20
+
+    static let tooLong = Refusal("the record is longer than 1 MiB")
+}
+
+/// What a format has found.
+enum ImportRecord: Equatable {
+    /// The row has its values.
+    case row
+    /// A header, an empty line, or the cause in a file of refused records.
+    case nothing
+    /// A record that is not meant for this import, such as a registration of another platform.
+    case skipped(String)
+    case refused(Refusal)
+}
+
+/// A file or an option does not fit: nothing can be imported.
+struct ImportProblem: Error, CustomStringConvertible {
+    let description: String
+
+    init(_ description: String) { self.description = description }
+}
+
+/// Finds the records of a file, one after the other, and reads their values. Pure.
+protocol ImportFormat {
+    /// Finds the next record.
+    ///
+    /// - Parameters:
+    ///   - bytes: A part of the file.
+    ///   - start: Where the record begins. Not the end, unless the file ends here.
+    ///   - end: Where the part ends.
+    ///   - what: What comes after the part.
+    ///   - row: Gets the values. It is empty.
+    /// - Throws: If the file cannot be of this format at all.
+    mutating func next(
+        in bytes: [UInt8], from start: Int, to end: Int, then what: PartEnd, into row: inout ImportRow
+    ) throws(ImportProblem) -> ImportScan
+
+    /// Whether the beginning of the file must be read first, even if an earlier run has read it: it has a header.
+    var needsBeginning: Bool { get }
+
+    /// What a file of refused records begins with.
+    var rejectsBegin: [UInt8] { get }
+
+    /// Writes a refused record and its cause so that the record can be fixed and imported again.
+    ///
+    /// - Parameters:
+    ///   - record: Its bytes, as in the file.
+    ///   - line: The number of its first line, from 1.
+    func append(refused record: ArraySlice<UInt8>, line: Int, cause: String, to rejects: inout [UInt8])
+
+    /// Whether `append` writes the cause. Otherwise it goes to a file of its own.
+    var hasCauses: Bool { get }
+
+    /// What the progress and the summary count, in the singular and the plural.
+    var items: (one: String, many: String) { get }
+}
+
+extension ImportFormat {
+    var needsBeginning: Bool { false }
+    var rejectsBegin: [UInt8] { [] }
+    var hasCauses: Bool { true }
+    var items: (one: String, many: String) { ("line", "lines") }
+}
+
+extension UInt8 {
+    static let newline = UInt8(ascii: "\n")
+    static let carriageReturn = UInt8(ascii: "\r")
+    static let quote = UInt8(ascii: "\"")
+    static let backslash = UInt8(ascii: "\\")
+
+    /// White space of a line of text, JSON or XML.
+    var isBlank: Bool { self == 0x20 || self == 0x09 || self == 0x0A || self == 0x0D }
+
+    /// The value of a hex digit; nil for any other byte.
+    var hexValue: UInt8? {
+        switch self {
+        case UInt8(ascii: "0")...UInt8(ascii: "9"): self - UInt8(ascii: "0")
+        case UInt8(ascii: "a")...UInt8(ascii: "f"): self - UInt8(ascii: "a") + 10
+        case UInt8(ascii: "A")...UInt8(ascii: "F"): self - UInt8(ascii: "A") + 10
+        default: nil
+        }
+    }
+}
+
+/// Searching in bytes.
+enum Bytes {
+    /// Whether the text is at this place.
+    static func has(_ text: [UInt8], in bytes: [UInt8], at place: Int, to end: Int) -> Bool {
+        guard place + text.count <= end else { return false }
+        var index = 0
+        while index < text.count {
+            if bytes[place + index] != text[index] { return false }
+            index += 1
+        }
+        return true
+    }
+
+    /// The first place of a byte; nil if there is none.
+    static func first(_ byte: UInt8, in bytes: [UInt8], from start: Int, to end: Int) -> Int? {
+        var place = start
+        while place < end {
+            if bytes[place] == byte { return place }
+            place += 1
+        }
+        return nil
+    }
+
+    /// The first place of a text; nil if there is none.
+    static func first(_ text: [UInt8], in bytes: [UInt8], from start: Int, to end: Int) -> Int? {
+        var place = start
+        while let found = first(text[0], in: bytes, from: place, to: end) {
+            if has(text, in: bytes, at: found, to: end) { return found }
+            place = found + 1
+        }
+        return nil
+    }
+
+    /// How many lines end in this range.
+    static func newlines(in bytes: [UInt8], from start: Int, to end: Int) -> Int {
+        var count = 0
+        var place = start
+        while place < end {
+            if bytes[place] == .newline { count += 1 }
+            place += 1
+        }
+        return count
+    }
+}

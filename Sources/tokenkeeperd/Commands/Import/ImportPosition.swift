@@ -1,0 +1,61 @@
+internal import TokenModel
+
+/// How far an import has come: `registration_source.position`. Pure.
+struct ImportPosition: Equatable {
+    /// Which file it is, and how it is read: an import continues only if both are the same.
+    var identity: String
+    /// Where the next record begins, in bytes.
+    var offset: Int64 = 0
+    /// The lines before, or the tuples.
+    var lines: Int64 = 0
+    /// The records before: rows, refused and skipped ones.
+    var records: Int64 = 0
+    var skipped: Int64 = 0
+    /// How long the files of the refused records are, in bytes.
+    var rejects: Int64 = 0
+    var causes: Int64 = 0
+
+    init(identity: String) { self.identity = identity }
+
+    /// `file=… offset=… …`
+    var text: String {
+        let numbers = Self.numbers.map { "\($0.name)=\(self[keyPath: $0.path])" }
+        return (["file=\(identity)"] + numbers).joined(separator: " ")
+    }
+
+    /// - Returns: Nil if it is of another release.
+    init?(_ text: String) {
+        var values: [String: String] = [:]
+        for part in text.split(separator: " ") {
+            let pair = part.split(separator: "=", maxSplits: 1).map(String.init)
+            guard pair.count == 2 else { return nil }
+            values[pair[0]] = pair[1]
+        }
+        guard let identity = values["file"] else { return nil }
+        self.identity = identity
+        for number in Self.numbers {
+            guard let value = values[number.name].flatMap({ Int64($0) }), value >= 0 else { return nil }
+            self[keyPath: number.path] = value
+        }
+    }
+
+    private static var numbers: [(name: String, path: WritableKeyPath<ImportPosition, Int64>)] {
+        [
+            ("offset", \.offset), ("lines", \.lines), ("records", \.records), ("skipped", \.skipped),
+            ("rejects", \.rejects), ("causes", \.causes),
+        ]
+    }
+}
+
+/// A hash for telling files and options apart, not for secrets (FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv).
+struct Fingerprint {
+    private var value: UInt64 = 0xCBF2_9CE4_8422_2325
+
+    mutating func add(_ bytes: some Sequence<UInt8>) {
+        for byte in bytes { value = (value ^ UInt64(byte)) &* 0x100_0000_01B3 }
+        // So that ("a", "bc") and ("ab", "c") differ.
+        value = (value ^ 0xFF) &* 0x100_0000_01B3
+    }
+
+    var text: String { String(value, radix: 16) }
+}

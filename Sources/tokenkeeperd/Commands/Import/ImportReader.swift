@@ -1,0 +1,209 @@
+internal import TokenLedger
+
+/// What is committed at once: rows, and the records that were refused meanwhile.
+struct ImportBatch {
+    fileprivate(set) var copy = CopyText()
+    fileprivate(set) var queued = 0
+    fileprivate(set) var refused: [RefusedRecord] = []
+    /// Rows whose token the database has to read.
+    fileprivate(set) var doubtful: [DoubtfulRow] = []
+    /// Where the next batch begins.
+    var position: ImportPosition
+    /// Whether this is the end of the file.
+    fileprivate(set) var isLast = false
+
+    struct RefusedRecord {
+        let number: Int64
+        let bytes: [UInt8]
+        let refusal: Refusal
+    }
+
+    struct DoubtfulRow {
+        let number: Int64
+        let bytes: [UInt8]
+        /// The row but for its token.
+        let row: [UInt8]
+        let token: String
+    }
+
+    /// The most records of a batch, and about the most bytes of its rows: it is kept in memory, and is one transaction.
+    fileprivate static let mostRecords = 20_000
+    fileprivate static let mostBytes = 4 << 20
+
+    fileprivate func isFull(since records: Int64) -> Bool {
+        position.records - records >= Int64(Self.mostRecords) || copy.bytes.count >= Self.mostBytes
+            || refused.count + doubtful.count >= Self.mostRecords
+    }
+
+    /// Adds the doubtful rows, as the database reads their tokens.
+    mutating func resolve(_ readings: [TokenReading]) {
+        for (row, reading) in zip(doubtful, readings) {
+            switch reading {
+            case .token(let hex):
+                copy.raw(row.row)
+                copy.plain(hex.utf8)
+                copy.endRow()
+                queued += 1
+            case .fault(let fault):
+                refused.append(
+                    RefusedRecord(number: row.number, bytes: row.bytes, refusal: Self.refusal(fault)))
+            }
+        }
+        doubtful = []
+        refused.sort { $0.number < $1.number }
+    }
+
+    /// `token is 'abcdefgh'... (12 characters): a UUID, expected …`: what comes before the problem is this token's own.
+    private static func refusal(_ fault: String) -> Refusal {
+        guard let end = fault.firstRange(of: "character") else { return Refusal("the token is no token", fault) }
+        let problem = fault[end.upperBound...].drop { $0 != ")" }.dropFirst().prefix { $0 != "," }
+        return Refusal("the token is no token\(problem)", fault)
+    }
+}
+
+/// Reads a file batch by batch. It does no input or output itself.
+struct ImportReader {
+    private var format: any ImportFormat
+    private let rules: ImportRules
+    private var buffer = [UInt8](repeating: 0, count: PartEnd.longestRecord)
+    /// What is read and not used yet.
+    private var start = 0
+    private var filled = 0
+    private var hasEnded = false
+    private var row = ImportRow()
+    private(set) var position: ImportPosition
+    private(set) var summary = ImportSummary()
+
+    /// Reads more of the file behind what is filled.
+    ///
+    /// - Returns: False at the end, or if there is nothing for now.
+    typealias Fill = (inout [UInt8], inout Int) throws -> Bool
+
+    init(_ format: any ImportFormat, _ rules: ImportRules, from position: ImportPosition) {
+        self.format = format
+        self.rules = rules
+        self.position = position
+    }
+
+    var rejectsBegin: [UInt8] { format.rejectsBegin }
+    var items: (one: String, many: String) { format.items }
+    var needsBeginning: Bool { format.needsBeginning && position.offset > 0 }
+
+    /// Reads the header again, for an import that continues. The file is at its beginning; afterwards it must be set to the position.
+    mutating func readBeginning(_ fill: Fill) throws {
+        while true {
+            switch try scan(fill, isStopped: { false }) {
+            case .found(.nothing, _, _)? where rejectsBegin.isEmpty: continue
+            case .found?: break
+            default: throw ImportProblem("the file has no header any more")
+            }
+            (start, filled, hasEnded) = (0, 0, false)
+            return
+        }
+    }
+
+    /// Reads the next batch.
+    ///
+    /// - Parameters:
+    ///   - sourceID: Of the import.
+    ///   - isStopped: Whether to end the batch early. Asked at each record.
+    mutating func next(sourceID: Int64, _ fill: Fill, isStopped: () -> Bool) throws -> ImportBatch {
+        let source = Array("\(sourceID)".utf8)
+        let before = position.records
+        var batch = ImportBatch(position: position)
+        while !batch.isFull(since: before), !isStopped() {
+            guard case .found(let record, let end, let lines)? = try scan(fill, isStopped: isStopped) else {
+                batch.isLast = hasEnded
+                break
+            }
+            // Scanning may have moved the record to the beginning of the buffer.
+            let begin = start
+            let number = position.lines + 1
+            start = end
+            position.offset += Int64(end - begin)
+            position.lines += Int64(lines)
+            note(record, number: number, in: begin..<end, source, &batch)
+            batch.position = position
+        }
+        batch.position = position
+        return batch
+    }
+
+    private mutating func note(
+        _ record: ImportRecord, number: Int64, in range: Range<Int>, _ source: [UInt8], _ batch: inout ImportBatch
+    ) {
+        switch record {
+        case .nothing:
+            return
+        case .skipped(let reason):
+            skip(reason)
+        case .refused(let refusal):
+            refuse(refusal, number, range, &batch)
+        case .row:
+            switch rules.judge(row, sourceID: source, into: &batch.copy) {
+            case .queued:
+                batch.queued += 1
+            case .doubtfulToken(let token):
+                let prefix = batch.copy.takeRow()
+                batch.doubtful.append(
+                    ImportBatch.DoubtfulRow(
+                        number: number, bytes: Array(buffer[range]), row: prefix,
+                        token: String(decoding: row.bytes[token], as: UTF8.self)))
+            case .skipped(let reason):
+                skip(reason)
+            case .refused(let refusal):
+                refuse(refusal, number, range, &batch)
+            }
+        }
+        position.records += 1
+    }
+
+    private mutating func skip(_ reason: String) {
+        position.skipped += 1
+        summary.skip(reason)
+    }
+
+    private func refuse(_ refusal: Refusal, _ number: Int64, _ range: Range<Int>, _ batch: inout ImportBatch) {
+        batch.refused.append(ImportBatch.RefusedRecord(number: number, bytes: Array(buffer[range]), refusal: refusal))
+    }
+
+    /// Finds the next record, and reads as much as it needs.
+    ///
+    /// - Returns: Nil at the end, or if there is nothing for now.
+    private mutating func scan(_ fill: Fill, isStopped: () -> Bool) throws -> ImportScan? {
+        while true {
+            if start < filled {
+                row.clear()
+                let what: PartEnd = hasEnded ? .file : start == 0 && filled == buffer.count ? .limit : .more
+                let scan = try format.next(in: buffer, from: start, to: filled, then: what, into: &row)
+                if scan != .needsMore { return scan }
+            } else if hasEnded {
+                return nil
+            }
+            if start > 0 {
+                buffer.replaceSubrange(0..<(filled - start), with: Array(buffer[start..<filled]))
+                filled -= start
+                start = 0
+            }
+            if try !fill(&buffer, &filled) {
+                if isStopped() { return nil }
+                hasEnded = true
+            }
+        }
+    }
+
+    /// Counts what a batch has become, and writes what it refused.
+    ///
+    /// - Returns: The refused records, and for a format without a place for them, their causes.
+    mutating func report(_ batch: ImportBatch) -> (records: [UInt8], causes: [UInt8]) {
+        var (records, causes): ([UInt8], [UInt8]) = ([], [])
+        summary.queue(batch.queued)
+        for refused in batch.refused {
+            summary.refuse(refused.refusal, item: items.one, number: refused.number)
+            let cause = HistoryText.plain(refused.refusal.text)
+            format.append(refused: refused.bytes[...], line: Int(refused.number), cause: cause, to: &records)
+            if !format.hasCauses { causes += Array("\(items.one) \(refused.number): \(cause)\n".utf8) }
+        }
+        return (records, causes)
+    }
+}

@@ -1,0 +1,259 @@
+internal import TokenModel
+
+/// What a row must be, and what is queued for it. Pure: only tokens that are not plain hex are left to the database, whose rule for
+/// tokens is the only one.
+struct ImportRules {
+    /// Where rows go.
+    enum Target: String {
+        case registration
+        case result
+    }
+
+    /// A topic scope for rows of an app of Synapse.
+    typealias App = (topic: String, environment: Environment)
+
+    var target = Target.registration
+    /// For rows without a topic; nil if the file must have them.
+    var topic: String?
+    var environment = Environment.production
+    /// What else a file may call the environments.
+    var environments: [[UInt8]: Environment] = [:]
+    /// For rows without a time.
+    var asOf: Instant
+    /// A later time is a mistake: the clock or the time zone.
+    var latest: Instant
+    var time = TimeText()
+    /// A cell with this text is empty.
+    var null: [UInt8] = []
+    var tagSeparator = UInt8(ascii: ",")
+    var isBase64 = false
+    /// Of Synapse's pushers: which apps to import. Nil for every other format.
+    var apps: [String: App]?
+
+    /// What has become of a row.
+    enum Verdict: Equatable {
+        case queued
+        /// The row is written but for the token, which the database has to read: here in the row's bytes.
+        case doubtfulToken(Range<Int>)
+        case skipped(String)
+        case refused(Refusal)
+    }
+
+    /// No larger token is sent to the database to have it read.
+    private static let longestTokenText = 8192
+
+    /// The most that these may have, in bytes and elements, as `tokenkeeper.register` has it.
+    private static let longestName = 512
+    private static let mostTags = 1000
+
+    /// Decides about a row, and writes it.
+    ///
+    /// - Parameters:
+    ///   - sourceID: For `registration.source_id`, in digits.
+    ///   - copy: Gets the row, unless it is skipped or refused. If the token is doubtful, the row ends before the token.
+    func judge(_ row: ImportRow, sourceID: [UInt8], into copy: inout CopyText) -> Verdict {
+        let start = copy.bytes.count
+        do throws(Refused) {
+            if let reason = try skips(row) { return .skipped(reason) }
+            guard let token = value(.token, row) else { throw Refused("the token is empty") }
+            try writeScope(row, into: &copy)
+            let instant = try instant(row)
+            switch target {
+            case .registration:
+                copy.instant(instant)
+                try writeText(.deviceID, row, into: &copy)
+                try writeText(.userID, row, into: &copy)
+                try writeTags(row, into: &copy)
+                copy.plain(try isUnregistered(row) ? [UInt8(ascii: "t")] : [UInt8(ascii: "f")])
+                copy.plain(sourceID)
+            case .result:
+                if instant < .beforeAPNs { throw Refused("the time is before 2008, when APNs did not exist") }
+                writeResult(row, at: instant, into: &copy)
+            }
+            if isPlainHex(row.bytes, token) {
+                copy.plain(row.bytes[token])
+                copy.endRow()
+                return .queued
+            }
+            guard token.count <= Self.longestTokenText else {
+                throw Refused("the token is no token", "\(token.count) bytes long")
+            }
+            try checkUTF8(.token, row.bytes, token)
+            return .doubtfulToken(token)
+        } catch {
+            copy.cut(to: start)
+            return .refused(error.refusal)
+        }
+    }
+
+    private struct Refused: Error {
+        let refusal: Refusal
+
+        init(_ kind: String, _ detail: String? = nil) { refusal = Refusal(kind, detail) }
+    }
+
+    /// What needs no second look. In base64, fewer than 32 hex digits may be something else: see `tokenkeeper.parse_token`.
+    private func isPlainHex(_ bytes: [UInt8], _ range: Range<Int>) -> Bool {
+        guard range.count.isMultiple(of: 2), range.count <= 2 * DeviceToken.maximumLength,
+            !isBase64 || range.count >= 32
+        else { return false }
+        for place in range where bytes[place].hexValue == nil { return false }
+        return true
+    }
+
+    /// The value, unless it is the text for null.
+    private func value(_ field: ImportField, _ row: ImportRow) -> Range<Int>? {
+        guard let range = row[field] else { return nil }
+        if !null.isEmpty, range.count == null.count, Bytes.has(null, in: row.bytes, at: range.lowerBound, to: range.upperBound) {
+            return nil
+        }
+        return range
+    }
+
+    /// Why a pusher is none of these apps'.
+    private func skips(_ row: ImportRow) throws(Refused) -> String? {
+        guard let apps else { return nil }
+        let kind = value(.kind, row).map(row.word) ?? ""
+        if kind != "http" { return "kind \(String(kind.prefix(60))): not for a push gateway" }
+        let app = value(.app, row).map(row.word) ?? ""
+        if apps[app] == nil { return "app_id \(String(app.prefix(200))): not named with --app" }
+        // Null means true: the column is younger than the table.
+        if try flag(.enabled, row) == false { return "disabled" }
+        return nil
+    }
+
+    private func writeScope(_ row: ImportRow, into copy: inout CopyText) throws(Refused) {
+        if let apps, let app = value(.app, row).flatMap({ apps[row.word($0)] }) {
+            copy.plain(app.environment.rawValue.utf8)
+            copy.text(Array(app.topic.utf8), 0..<app.topic.utf8.count)
+            return
+        }
+        if let range = value(.environment, row) {
+            guard let environment = environment(row.bytes, range) else {
+                throw Refused(
+                    "the environment is unknown",
+                    "\"\(Self.shown(row, range))\", expected production or sandbox; see --environment-value")
+            }
+            copy.plain(environment.rawValue.utf8)
+        } else {
+            copy.plain(environment.rawValue.utf8)
+        }
+        if let range = value(.topic, row) {
+            guard range.count <= Self.longestName else {
+                throw Refused("the topic is too long", "\(range.count) bytes, expected 1 to \(Self.longestName)")
+            }
+            try checkUTF8(.topic, row.bytes, range)
+            copy.text(row.bytes, range)
+        } else if let topic {
+            copy.text(Array(topic.utf8), 0..<topic.utf8.count)
+        } else {
+            throw Refused("the topic is missing; see --topic")
+        }
+    }
+
+    private func environment(_ bytes: [UInt8], _ range: Range<Int>) -> Environment? {
+        // The usual words without an allocation.
+        if range.count == 10, Bytes.has(Self.production, in: bytes, at: range.lowerBound, to: range.upperBound) {
+            return .production
+        }
+        if range.count == 7, Bytes.has(Self.sandbox, in: bytes, at: range.lowerBound, to: range.upperBound) {
+            return .sandbox
+        }
+        return environments[Array(bytes[range])]
+    }
+
+    private static let production = Array("production".utf8)
+    private static let sandbox = Array("sandbox".utf8)
+
+    private func instant(_ row: ImportRow) throws(Refused) -> Instant {
+        guard let range = value(.registeredAt, row) else { return asOf }
+        guard let instant = time.instant(row.bytes, range) else {
+            throw Refused(
+                "the time cannot be read", "\"\(Self.shown(row, range))\", expected \(Self.expected[time.form] ?? "")")
+        }
+        guard instant <= latest else {
+            throw Refused(
+                "the time is in the future; see --utc-offset and --time-format", "\"\(Self.shown(row, range))\"")
+        }
+        return instant
+    }
+
+    private static let expected: [TimeText.Form: String] = [
+        .auto: "ISO 8601 or a Unix time", .iso: "ISO 8601", .seconds: "seconds since 1970",
+        .milliseconds: "milliseconds since 1970", .microseconds: "microseconds since 1970",
+    ]
+
+    private func writeText(_ field: ImportField, _ row: ImportRow, into copy: inout CopyText) throws(Refused) {
+        guard let range = value(field, row) else { return copy.null() }
+        guard range.count <= Self.longestName else {
+            throw Refused("\(field.name) is too long", "\(range.count) bytes, expected 1 to \(Self.longestName)")
+        }
+        try checkUTF8(field, row.bytes, range)
+        copy.text(row.bytes, range)
+    }
+
+    private func writeTags(_ row: ImportRow, into copy: inout CopyText) throws(Refused) {
+        var source = row.bytes
+        let tags: [Range<Int>]
+        if let list = row.tagList {
+            tags = list
+        } else if let range = value(.tags, row) {
+            guard let list = TagText(separator: tagSeparator).tags(&source, range) else {
+                throw Refused("tags is not a list, or has an element that is null")
+            }
+            tags = list
+        } else {
+            return copy.null()
+        }
+        guard tags.count <= Self.mostTags else { throw Refused("more than \(Self.mostTags) tags", "\(tags.count)") }
+        for tag in tags {
+            guard (1...Self.longestName).contains(tag.count) else {
+                throw Refused("a tag is empty or too long", "\(tag.count) bytes, expected 1 to \(Self.longestName)")
+            }
+            try checkUTF8(.tags, source, tag)
+        }
+        copy.array(source, tags)
+    }
+
+    private func isUnregistered(_ row: ImportRow) throws(Refused) -> Bool { try flag(.unregistered, row) ?? false }
+
+    private func flag(_ field: ImportField, _ row: ImportRow) throws(Refused) -> Bool? {
+        guard let range = value(field, row) else { return nil }
+        switch row.word(range).lowercased() {
+        case "t", "true", "1", "y", "yes", "on": return true
+        case "f", "false", "0", "n", "no", "off": return false
+        default:
+            throw Refused("\(field.name) is neither true nor false", "\"\(Self.shown(row, range))\"")
+        }
+    }
+
+    /// A response of APNs: 410 with the time, or 400 if the format says that the token was bad.
+    private func writeResult(_ row: ImportRow, at instant: Instant, into copy: inout CopyText) {
+        let isBad = row[.kind].map(row.word) == "400"
+        copy.plain((isBad ? "400" : "410").utf8)
+        let body =
+            isBad
+            ? "{\"reason\":\"BadDeviceToken\"}"
+            : "{\"reason\":\"Unregistered\",\"timestamp\":\(instant.microseconds / 1000)}"
+        copy.plain(body.utf8)
+        copy.instant(instant)
+    }
+
+    /// PostgreSQL would refuse the whole batch.
+    private func checkUTF8(_ field: ImportField, _ bytes: [UInt8], _ range: Range<Int>) throws(Refused) {
+        var isASCII = true
+        for place in range {
+            if bytes[place] == 0 { throw Refused("\(field.name) contains a zero byte") }
+            if bytes[place] >= 0x80 { isASCII = false }
+        }
+        if !isASCII, String(validating: bytes[range], as: UTF8.self) == nil {
+            throw Refused("\(field.name) is not UTF-8")
+        }
+    }
+
+    /// The beginning of a value that is no token.
+    private static func shown(_ row: ImportRow, _ range: Range<Int>) -> String {
+        let text = DeviceToken.cut(in: HistoryText.plain(String(row.word(range).prefix(40))))
+        return range.count > 40 ? text + "…" : text
+    }
+}

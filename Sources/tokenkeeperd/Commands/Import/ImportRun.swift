@@ -1,0 +1,168 @@
+internal import TokenLedger
+internal import TokenModel
+
+/// What an import has done, and how to go on.
+struct ImportOutcome {
+    var lines: [String]
+    var refused: Int64
+    var isFinished: Bool
+}
+
+/// Imports a file: reads it batch by batch, and commits each with the position behind it.
+struct ImportRun {
+    let file: String
+    let reading: ImportOptions
+    let rules: ImportRules
+    let queue: ImportSource.Queue
+    /// The file for what is refused.
+    let rejects: String
+    let isDryRun: Bool
+    let isStopped: () -> Bool
+
+    func perform(
+        _ input: borrowing ImportInput, restart: Bool, on connection: inout Connection
+    ) throws -> ImportOutcome {
+        let name = input.name
+        let identity = "\(input.isFile ? input.fingerprint() : "stream")-\(reading.fingerprint(asOf: rules.asOf, rejects: rejects))"
+        let beginning = ImportPosition(identity: identity)
+        if isDryRun { return try rehearse(input, from: beginning, on: &connection) }
+        let (known, position) =
+            try input.isFile && !restart ? unfinished(name, beginning, on: &connection) : (nil, beginning)
+        var refused =
+            if known == nil {
+                try RejectFile(new: rejects)
+            } else {
+                try RejectFile(continuing: rejects, records: position.rejects, causes: position.causes)
+            }
+        var reader = ImportReader(try reading.makeFormat(), rules, from: position)
+        try prepare(&reader, input, position)
+        let source = try known ?? ImportSource.begin(name, position: position.text, on: &connection)
+        if known != nil {
+            ConfigurationOptions.complain(
+                "continuing source \(source.id) after \(counted(position.lines, reader.items.one, reader.items.many))")
+        }
+        do {
+            let end = try queueAll(&reader, input, source, &refused, on: &connection)
+            return outcome(reader, source, isFinished: end)
+        } catch let error as DatabaseError where error.sqlState != "42501" {
+            ConfigurationOptions.complain(
+                input.isFile
+                    ? "the import is interrupted: run the same command again to continue source \(source.id)"
+                    : "the import is interrupted: import the same input again")
+            throw error
+        }
+    }
+
+    /// The import of this file that can continue.
+    private func unfinished(
+        _ name: String, _ beginning: ImportPosition, on connection: inout Connection
+    ) throws(DatabaseError) -> (ImportSource?, ImportPosition) {
+        let sources = try ImportSource.unfinished(name, on: &connection)
+        for source in sources {
+            if let position = ImportPosition(source.position), position.identity == beginning.identity {
+                return (source, position)
+            }
+        }
+        if let other = sources.first {
+            ConfigurationOptions.complain(
+                "warning: source \(other.id), an import of \(HistoryText.plain(name)), was not finished. The file or the options have changed, so this is a new import"
+            )
+        }
+        return (nil, beginning)
+    }
+
+    private func prepare(
+        _ reader: inout ImportReader, _ input: borrowing ImportInput, _ position: ImportPosition
+    ) throws {
+        guard position.offset > 0 else { return }
+        if reader.needsBeginning {
+            try reader.readBeginning { buffer, count in
+                try input.read(into: &buffer, filled: &count, isStopped: { false })
+            }
+        }
+        try input.seek(to: position.offset)
+    }
+
+    /// - Returns: Whether it has come to the end.
+    private func queueAll(
+        _ reader: inout ImportReader, _ input: borrowing ImportInput, _ source: ImportSource,
+        _ refused: inout RejectFile, on connection: inout Connection
+    ) throws -> Bool {
+        var progress = ProgressBar(
+            file, items: reader.items.many, total: input.size, steps: reader.position.offset,
+            count: reader.position.lines)
+        defer { progress.finish() }
+        while true {
+            let before = reader.position
+            var batch = try next(&reader, input, source.id, on: &connection)
+            let (records, causes) = reader.report(batch)
+            try refused.append(records, causes: causes, begin: reader.rejectsBegin)
+            batch.position.rejects = refused.recordsLength
+            batch.position.causes = refused.causesLength
+            try source.commit(
+                batch.copy.bytes, to: queue, position: batch.position.text, queued: batch.queued,
+                refused: batch.refused.count, isFinished: batch.isLast, on: &connection)
+            progress.advance(
+                steps: batch.position.offset - before.offset, count: batch.position.lines - before.lines)
+            if batch.isLast { return true }
+            if isStopped() { return false }
+        }
+    }
+
+    private func next(
+        _ reader: inout ImportReader, _ input: borrowing ImportInput, _ sourceID: Int64,
+        on connection: inout Connection
+    ) throws -> ImportBatch {
+        var batch = try reader.next(
+            sourceID: sourceID,
+            { buffer, count in try input.read(into: &buffer, filled: &count, isStopped: isStopped) },
+            isStopped: isStopped)
+        batch.resolve(
+            try TokenReading.read(batch.doubtful.map(\.token), isBase64: rules.isBase64, on: &connection))
+        return batch
+    }
+
+    private func rehearse(
+        _ input: borrowing ImportInput, from position: ImportPosition, on connection: inout Connection
+    ) throws -> ImportOutcome {
+        var reader = ImportReader(try reading.makeFormat(), rules, from: position)
+        var isFinished = false
+        while !isFinished, !isStopped() {
+            let batch = try next(&reader, input, 0, on: &connection)
+            _ = reader.report(batch)
+            isFinished = batch.isLast
+        }
+        let summary = reader.summary
+        let lines =
+            ["\(file): \(counted(reader.position.records, "row", "rows")); would queue \(summary.queued), refuse \(summary.refused), skip \(summary.skipped)"]
+            + summary.details + (summary.samples.isEmpty ? [] : ["the first refused rows:"])
+            + summary.samples.map { "  \(HistoryText.plain($0))" }
+        return ImportOutcome(
+            lines: lines + (isFinished ? [] : ["interrupted"]), refused: Int64(summary.refused), isFinished: isFinished)
+    }
+
+    private func outcome(_ reader: ImportReader, _ source: ImportSource, isFinished: Bool) -> ImportOutcome {
+        let summary = reader.summary
+        let refused = source.refused + Int64(summary.refused)
+        let queued = source.queued + Int64(summary.queued)
+        var lines = [
+            "\(file): \(counted(reader.position.records, "row", "rows")); queued \(queued), refused \(refused), skipped \(reader.position.skipped)"
+        ]
+        if source.queued + source.refused > 0, !summary.details.isEmpty { lines.append("of these, in this run:") }
+        lines += summary.details
+        if refused > 0 {
+            lines.append("refused rows: \(rejects)")
+        }
+        if !isFinished {
+            lines.append("interrupted: run the same command again to continue source \(source.id)")
+        }
+        switch queue {
+        case .registration:
+            lines.append("to undo: tokenkeeperd withdraw \(source.id)")
+        case .result:
+            let topic = TopicOption.typed(topic: rules.topic ?? "", environment: rules.environment.rawValue)
+            lines.append("source \(source.id); to undo: tokenkeeperd reinstate --cause stale \(topic) --since TIME")
+        }
+        return ImportOutcome(lines: lines, refused: refused, isFinished: isFinished)
+    }
+}
