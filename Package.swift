@@ -126,7 +126,7 @@ let package = Package(
                 "tokenkeeperd", "APNsFeedback", "TokenLedger", "TokenModel", "FakeAPNs", "LedgerTestSupport",
                 "TestThreads",
             ],
-            exclude: ["old-names.txt"],
+            exclude: ["old-names.txt", "Fixtures"],
             swiftSettings: lenient),
         // nginx, Apache, HAProxy, nghttpx and nghttpd, which `scripts/setup servers` gets.
         .testTarget(

@@ -15,6 +15,8 @@ struct CSVFormat: ImportFormat {
     /// The cells of the current record.
     private var cells: [Cell] = []
     private var isAtBeginning = true
+    /// Whether this is a file of refused records.
+    private var isMarked = false
     private(set) var rejectsBegin: [UInt8] = []
 
     /// Where the content of a cell is.
@@ -23,6 +25,8 @@ struct CSVFormat: ImportFormat {
         let end: Int
         /// Whether it contains doubled quotes.
         var isEscaped = false
+        /// Whether it contains a line break.
+        var isLong = false
     }
 
     private enum Line {
@@ -88,6 +92,7 @@ struct CSVFormat: ImportFormat {
             if place < end, bytes[place] == .quote {
                 let content = place + 1
                 var isEscaped = false
+                let linesBefore = lines
                 place = content
                 while true {
                     if place >= end { return Self.unended(what, "a quote is not closed") }
@@ -102,13 +107,14 @@ struct CSVFormat: ImportFormat {
                     }
                     place += 1
                 }
-                cell = Cell(start: content, end: place, isEscaped: isEscaped)
+                cell = Cell(start: content, end: place, isEscaped: isEscaped, isLong: lines > linesBefore)
                 place += 1
             } else {
                 let content = place
                 while place < end, bytes[place] != delimiter, bytes[place] != .newline { place += 1 }
                 var contentEnd = place
-                if place < end, bytes[place] == .newline, contentEnd > content, bytes[contentEnd - 1] == .carriageReturn {
+                if place < end, bytes[place] == .newline, contentEnd > content, bytes[contentEnd - 1] == .carriageReturn
+                {
                     contentEnd -= 1
                 }
                 cell = Cell(start: content, end: contentEnd)
@@ -149,7 +155,8 @@ struct CSVFormat: ImportFormat {
         rejectsBegin = Array(Self.mark.utf8) + [delimiter]
         // A file of refused records has the column already.
         let afterMark = cells[0].end + (bytes[range.lowerBound] == .quote ? 2 : 1)
-        rejectsBegin += bytes[(names.first == Self.mark ? afterMark : range.lowerBound)..<range.upperBound]
+        isMarked = names.first == Self.mark
+        rejectsBegin += bytes[(isMarked ? afterMark : range.lowerBound)..<range.upperBound]
         if rejectsBegin.last != .newline { rejectsBegin.append(.newline) }
     }
 
@@ -167,19 +174,24 @@ struct CSVFormat: ImportFormat {
     private func fill(_ row: inout ImportRow, _ bytes: [UInt8], _ fields: [ImportField?]) -> Refusal? {
         var shift = 0
         if hasHeader {
+            let marked = isMarked ? 1 : 0
             guard cells.count == fields.count else {
                 return Refusal(
-                    "the number of cells is not that of the header", "\(cells.count) instead of \(fields.count)")
+                    "the number of cells is not that of the header",
+                    "\(cells.count - marked) instead of \(fields.count - marked)")
             }
         } else {
             if Bytes.has(Self.marker, in: bytes, at: cells[0].start, to: cells[0].end) { shift = 1 }
             guard cells.count - shift >= fields.count else {
-                return Refusal("the line has too few cells", "\(cells.count - shift), expected at least \(fields.count)")
+                return Refusal(
+                    "the line has too few cells", "\(cells.count - shift), expected at least \(fields.count)")
             }
         }
         for index in fields.indices {
             guard let field = fields[index] else { continue }
             let cell = cells[index + shift]
+            // Rather a quote that is missing here, and closed somewhere below, than a name of two lines.
+            if cell.isLong { return Refusal("\(field.name) has a line break, or a quote is not closed") }
             row.begin()
             if cell.isEscaped {
                 var place = cell.start

@@ -3,6 +3,9 @@ struct ColumnMapping: Equatable {
     /// The named columns. A field that is not named comes from the column of its own name, if the file has it.
     private(set) var named: [ImportField: String] = [:]
 
+    /// Whether columns that are not named are of no use.
+    private var isComplete = false
+
     init() {}
 
     /// - Parameter options: As typed: `FIELD=COLUMN`. Without a header, the column is its number, from 1.
@@ -26,21 +29,24 @@ struct ColumnMapping: Equatable {
             .token: "pushkey", .app: "app_id", .registeredAt: "ts", .userID: "user_name", .kind: "kind",
             .enabled: "enabled",
         ]
+        // Its device_id is a session, which is unique only within a user.
+        mapping.isComplete = true
         return mapping
     }()
 
     /// The field that a column of this name holds.
     func field(of column: String) -> ImportField? {
         named.first { $0.value == column }?.key
-            ?? ImportField.mappable.first { named[$0] == nil && $0.name == column.lowercased() }
+            ?? (isComplete
+                ? nil : ImportField.mappable.first { named[$0] == nil && $0.name == column.lowercased() })
     }
 
     /// The field of each column of a header.
     func fields(of header: [String]) throws(ImportProblem) -> [ImportField?] {
         let fields = header.map(field(of:))
-        let isSynapse = named[.app] != nil
         for (field, column) in named.sorted(by: { $0.key.rawValue < $1.key.rawValue })
-        where !(isSynapse && field == .enabled) {
+        // The column is younger than Synapse's table.
+        where field != .enabled {
             let count = fields.count { $0 == field }
             guard count == 1 else {
                 throw ImportProblem(

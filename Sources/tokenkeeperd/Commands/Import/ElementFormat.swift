@@ -77,13 +77,16 @@ struct ElementFormat: ImportFormat {
 
     private func nextBeginning(in bytes: [UInt8], from start: Int, to end: Int) -> Int? {
         // An element that ends before is the usual case: nothing behind its end is looked at.
-        let limit = Bytes.first(close, in: bytes, from: start, to: end) ?? end
+        var limit = Bytes.first(close, in: bytes, from: start, to: end) ?? end
+        // In a file of refused records, an element that is cut off ends before the cause of the next one.
+        let cause = Bytes.first(Self.marker, in: bytes, from: start, to: limit)
+        limit = cause ?? limit
         var place = start
         while let found = Bytes.first(begin, in: bytes, from: place, to: limit) {
             if isBeginning(bytes, at: found, to: end) { return found }
             place = found + 1
         }
-        return nil
+        return cause
     }
 
     func append(refused record: ArraySlice<UInt8>, line: Int, cause: String, to rejects: inout [UInt8]) {

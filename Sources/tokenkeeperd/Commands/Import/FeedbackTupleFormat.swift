@@ -17,7 +17,8 @@ struct FeedbackTupleFormat: ImportFormat {
             bytes[(start + offset)..<(start + offset + count)].reduce(0) { $0 << 8 | Int($1) }
         }
         guard end - start >= Self.head else {
-            return what == .more ? .needsMore : .found(.refused(Refusal("the last tuple is cut off")), end: end, lines: 1)
+            return what == .more
+                ? .needsMore : .found(.refused(Refusal("the last tuple is cut off")), end: end, lines: 1)
         }
         let length = number(2, at: 4)
         guard (1...Self.longestToken).contains(length) else {
@@ -26,7 +27,8 @@ struct FeedbackTupleFormat: ImportFormat {
             )
         }
         guard end - start >= Self.head + length else {
-            return what == .more ? .needsMore : .found(.refused(Refusal("the last tuple is cut off")), end: end, lines: 1)
+            return what == .more
+                ? .needsMore : .found(.refused(Refusal("the last tuple is cut off")), end: end, lines: 1)
         }
         row.begin()
         for byte in bytes[(start + Self.head)..<(start + Self.head + length)] {

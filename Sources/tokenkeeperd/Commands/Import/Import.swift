@@ -59,7 +59,7 @@ struct Import: ParsableCommand {
             let rules = try reading.rules(asOf: asOf, now: .now)
             let run = ImportRun(
                 file: file, reading: reading, rules: rules, queue: queue, rejects: rejects ?? file + ".rejected",
-                isDryRun: dryRun, isStopped: { stop.isAsked })
+                isDryRun: dryRun, stop: stop)
             var outcome: ImportOutcome?
             try configuration.withLedger(as: role) { connection in
                 try ImportSource.checkRights(queue, on: &connection)

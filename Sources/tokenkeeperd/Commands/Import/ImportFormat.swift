@@ -2,15 +2,18 @@
 struct Refusal: Equatable {
     /// What the summary counts, without anything of the record.
     let kind: String
-    /// What was found in this record. Never more of a token than its first 8 characters.
-    var detail: String?
+    /// The cause. Never more of a token than its first 8 characters.
+    let text: String
 
+    /// - Parameter detail: What was found in this record.
     init(_ kind: String, _ detail: String? = nil) {
-        self.kind = kind
-        self.detail = detail
+        self.init(kind: kind, text: detail.map { "\(kind): \($0)" } ?? kind)
     }
 
-    var text: String { detail.map { "\(kind): \($0)" } ?? kind }
+    init(kind: String, text: String) {
+        self.kind = kind
+        self.text = text
+    }
 }
 
 /// A step through a file.

@@ -49,7 +49,8 @@ struct ImportOptions: ParsableArguments {
     var null: String?
 
     @Option(
-        help: "csv, jsonl: what separates the tags in one text. Arrays of PostgreSQL and JSON are read too. [default: ,]")
+        help:
+            "csv, jsonl: what separates the tags in one text. Arrays of PostgreSQL and JSON are read too. [default: ,]")
     var tagSeparator: String?
 
     @Option(help: "How times are written: auto, iso, seconds, milliseconds or microseconds. [default: auto]")
@@ -129,7 +130,8 @@ struct ImportOptions: ParsableArguments {
 
     /// - Parameter asOf: Unless it is given.
     func rules(asOf modified: Instant, now: Instant) throws(ImportProblem) -> ImportRules {
-        var rules = ImportRules(asOf: try asOf.map { text throws(ImportProblem) in try instant(text) } ?? modified, latest: now)
+        var rules = ImportRules(
+            asOf: try asOf.map { text throws(ImportProblem) in try instant(text) } ?? modified, latest: now)
         rules.target = format.target
         rules.topic = topic
         rules.environment = Environment(rawValue: environment) ?? .production
@@ -211,7 +213,8 @@ struct ImportOptions: ParsableArguments {
     func fingerprint(asOf: Instant, rejects: String) -> String {
         var hash = Fingerprint()
         let texts = [
-            format.rawValue, noHeader ? "no header" : "", delimiter ?? "", null ?? "", tagSeparator ?? "", timeFormat ?? "",
+            format.rawValue, noHeader ? "no header" : "", delimiter ?? "", null ?? "", tagSeparator ?? "",
+            timeFormat ?? "",
             utcOffset ?? "", topic ?? "", environment, tokenForm?.rawValue ?? "", "\(asOf.microseconds)", rejects,
         ]
         for text in texts + column.sorted() + ["/"] + environmentValue.sorted() + ["/"] + app.sorted() {

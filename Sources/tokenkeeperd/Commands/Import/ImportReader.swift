@@ -55,9 +55,11 @@ struct ImportBatch {
 
     /// `token is 'abcdefgh'... (12 characters): a UUID, expected …`: what comes before the problem is this token's own.
     private static func refusal(_ fault: String) -> Refusal {
-        guard let end = fault.firstRange(of: "character") else { return Refusal("the token is no token", fault) }
+        guard let end = fault.firstRange(of: "character") else {
+            return Refusal(kind: "the token is no token", text: fault)
+        }
         let problem = fault[end.upperBound...].drop { $0 != ")" }.dropFirst().prefix { $0 != "," }
-        return Refusal("the token is no token\(problem)", fault)
+        return Refusal(kind: "the token is no token\(problem)", text: fault)
     }
 }
 

@@ -104,7 +104,9 @@ struct ImportRules {
     /// The value, unless it is the text for null.
     private func value(_ field: ImportField, _ row: ImportRow) -> Range<Int>? {
         guard let range = row[field] else { return nil }
-        if !null.isEmpty, range.count == null.count, Bytes.has(null, in: row.bytes, at: range.lowerBound, to: range.upperBound) {
+        if !null.isEmpty, range.count == null.count,
+            Bytes.has(null, in: row.bytes, at: range.lowerBound, to: range.upperBound)
+        {
             return nil
         }
         return range

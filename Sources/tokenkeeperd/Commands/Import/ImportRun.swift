@@ -17,13 +17,16 @@ struct ImportRun {
     /// The file for what is refused.
     let rejects: String
     let isDryRun: Bool
-    let isStopped: () -> Bool
+    let stop: ShutdownRequest
+
+    private func isStopped() -> Bool { stop.isAsked }
 
     func perform(
         _ input: borrowing ImportInput, restart: Bool, on connection: inout Connection
     ) throws -> ImportOutcome {
         let name = input.name
-        let identity = "\(input.isFile ? input.fingerprint() : "stream")-\(reading.fingerprint(asOf: rules.asOf, rejects: rejects))"
+        let identity =
+            "\(input.isFile ? input.fingerprint() : "stream")-\(reading.fingerprint(asOf: rules.asOf, rejects: rejects))"
         let beginning = ImportPosition(identity: identity)
         if isDryRun { return try rehearse(input, from: beginning, on: &connection) }
         let (known, position) =
@@ -92,6 +95,8 @@ struct ImportRun {
             file, items: reader.items.many, total: input.size, steps: reader.position.offset,
             count: reader.position.lines)
         defer { progress.finish() }
+        var pace = QueuePace(stop: stop)
+        if queue == .registration { try pace.wait(after: 0, &progress, on: &connection) }
         while true {
             let before = reader.position
             var batch = try next(&reader, input, source.id, on: &connection)
@@ -105,6 +110,8 @@ struct ImportRun {
             progress.advance(
                 steps: batch.position.offset - before.offset, count: batch.position.lines - before.lines)
             if batch.isLast { return true }
+            // The queue of results is made for more than any file of feedback has.
+            if queue == .registration { try pace.wait(after: Int64(batch.queued), &progress, on: &connection) }
             if isStopped() { return false }
         }
     }
@@ -134,7 +141,9 @@ struct ImportRun {
         }
         let summary = reader.summary
         let lines =
-            ["\(file): \(counted(reader.position.records, "row", "rows")); would queue \(summary.queued), refuse \(summary.refused), skip \(summary.skipped)"]
+            [
+                "\(file): \(counted(reader.position.records, "row", "rows")); would queue \(summary.queued), refuse \(summary.refused), skip \(summary.skipped)"
+            ]
             + summary.details + (summary.samples.isEmpty ? [] : ["the first refused rows:"])
             + summary.samples.map { "  \(HistoryText.plain($0))" }
         return ImportOutcome(
@@ -151,7 +160,12 @@ struct ImportRun {
         if source.queued + source.refused > 0, !summary.details.isEmpty { lines.append("of these, in this run:") }
         lines += summary.details
         if refused > 0 {
-            lines.append("refused rows: \(rejects)")
+            var again = CopyText()
+            again.instant(rules.asOf)
+            let asOf = String(decoding: again.bytes, as: UTF8.self)
+            lines.append(
+                "refused rows: \(rejects); fix them, and import that file with the same options and --as-of \(ShellWord.quoted(asOf))"
+            )
         }
         if !isFinished {
             lines.append("interrupted: run the same command again to continue source \(source.id)")

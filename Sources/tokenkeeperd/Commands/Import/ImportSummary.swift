@@ -36,6 +36,8 @@ struct ImportSummary {
     }
 
     private static func lines(_ counts: [String: Int], _ word: String) -> [String] {
-        counts.sorted { ($1.value, $0.key) < ($0.value, $1.key) }.map { "  \(word) \($0.value): \(HistoryText.plain($0.key))" }
+        counts.sorted { ($1.value, $0.key) < ($0.value, $1.key) }.map {
+            "  \(word) \($0.value): \(HistoryText.plain($0.key))"
+        }
     }
 }

@@ -23,7 +23,8 @@ internal import Glibc
         self.path = path
         for path in [path, Self.causesPath(of: path)] where unsafe access(path, F_OK) == 0 {
             throw ImportProblem(
-                "\(path) exists, with what an earlier import has refused: move it away, or name another file with --rejects")
+                "\(path) exists, with what an earlier import has refused: move it away, or name another file with --rejects"
+            )
         }
     }
 

@@ -46,7 +46,8 @@ struct TagText {
                     if bytes[place] == .backslash {
                         place += 1
                         guard place < range.upperBound else { return nil }
-                        let isPlain = bytes[place] == .quote || bytes[place] == .backslash || bytes[place] == UInt8(ascii: "/")
+                        let isPlain =
+                            bytes[place] == .quote || bytes[place] == .backslash || bytes[place] == UInt8(ascii: "/")
                         guard isPlain else { return nil }
                     }
                     bytes.append(bytes[place])

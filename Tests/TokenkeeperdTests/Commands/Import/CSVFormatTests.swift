@@ -1,0 +1,80 @@
+import Testing
+
+@testable import tokenkeeperd
+
+@Suite struct `Import of CSV` {
+    private let usual = ["--format", "csv", "--topic", "t"]
+
+    private func tokens(_ text: String, _ more: [String] = [], piece: Int = 7) throws -> [String] {
+        try ImportedText(text, usual + more, piece: piece).rows.map { String($0.split(separator: "\t").last ?? "") }
+    }
+
+    @Test(arguments: [1, 2, 3, 1000])
+    func `a file reads the same in pieces of any size`(piece: Int) throws {
+        let text = "\u{FEFF}token,device_id,note\r\naa,\"x\"\"y\",\r\n\r\nbb,b,\"two\r\nlines\"\ncc,plain,"
+        let read = try ImportedText(text, usual, piece: piece)
+        #expect(
+            read.rows == [
+                "production\tt\t2026-01-01 00:00:00+00\tx\"y\t\\N\t\\N\tf\t7\taa",
+                "production\tt\t2026-01-01 00:00:00+00\tb\t\\N\t\\N\tf\t7\tbb",
+                "production\tt\t2026-01-01 00:00:00+00\tplain\t\\N\t\\N\tf\t7\tcc",
+            ])
+        #expect(read.refused == [])
+        #expect(read.position.offset == Int64(text.utf8.count) && read.position.records == 3)
+    }
+
+    @Test func `a quote that is never closed costs its own line`() throws {
+        let read = try ImportedText("token,device_id\naa,\"x\nbb,y\ncc,\"z\"\n", usual)
+        #expect(read.rows.map { $0.suffix(2) } == ["bb", "cc"])
+        #expect(read.refused == ["2 text follows a closing quote"])
+        let last = try ImportedText("token,device_id\naa,\"x\nbb,y", usual)
+        #expect(last.rows.map { $0.suffix(2) } == ["bb"] && last.refused == ["2 a quote is not closed"])
+    }
+
+    @Test func `a quote that is closed by the next broken line costs both lines and none between`() throws {
+        let read = try ImportedText("token,device_id\naa,\"x\nbb,y\ncc,\"\ndd,z\n", usual)
+        #expect(read.rows.map { $0.suffix(2) } == ["bb", "dd"])
+        #expect(read.refused.map { $0.prefix(1) } == ["2", "4"])
+    }
+
+    @Test func `a record longer than 1 MiB costs only its own line`() throws {
+        let long = String(repeating: "x", count: 3 << 20)
+        let read = try ImportedText("token,device_id\naa,\"\(long)\nbb,y\n", usual, piece: 1 << 16)
+        #expect(read.rows.map { $0.suffix(2) } == ["bb"])
+        #expect(read.refused.allSatisfy { $0.hasPrefix("2 ") } && !read.refused.isEmpty)
+    }
+
+    @Test func `columns are found by name, whatever their order, and by number`() throws {
+        #expect(try tokens("id,Token\n1,aa\n") == ["aa"])
+        #expect(try tokens("id;push\n1;aa\n", ["--column", "token=push", "--delimiter", ";"]) == ["aa"])
+        #expect(
+            try tokens("1\taa\n2\tbb\n", ["--no-header", "--column", "token=2", "--delimiter", "tab"]) == ["aa", "bb"])
+        #expect(throws: ImportProblem.self) { try tokens("id,push\n1,aa\n") }
+        #expect(throws: ImportProblem.self) { try tokens("token,token\naa,bb\n") }
+        #expect(throws: (any Error).self) { try tokens("", ["--no-header"]) }
+        #expect(throws: (any Error).self) { try tokens("", ["--column", "key=x"]) }
+    }
+
+    @Test func `the file of refused rows reads as the rows did, and as a third file`() throws {
+        let lines = "aa,\"x\nzz,y\n\"yy\",\"two\nlines\"\nbb\n"
+        for (header, more) in [
+            ("token,device_id\n", []), ("", ["--no-header", "--column", "token=1", "--column", "device_id=2"]),
+        ] {
+            let first = try ImportedText(header + lines, usual + more)
+            #expect(first.refused.count == 5 && first.rows == [], "\(first.refused)")
+            let second = try ImportedText(first.rejects, usual + more)
+            // Only the causes may differ: what is left of a record of several lines is broken otherwise.
+            #expect(second.refused.count == 5 && second.rows == [], "\(first.rejects)")
+            let cause = /"tokenkeeperd: line [^"]*"/
+            #expect(second.rejects.replacing(cause, with: "") == first.rejects.replacing(cause, with: ""))
+            let fixed = try ImportedText(first.rejects.replacing("zz", with: "cc"), usual + more)
+            #expect(fixed.rows.map { $0.suffix(2) } == ["cc"] && fixed.refused.count == 4)
+        }
+    }
+
+    @Test func `an absent value is an empty one, or the text for null`() throws {
+        let read = try ImportedText("token,device_id,registered_at\naa,\\N,\\N\nbb,,\n", usual + ["--null", "\\N"])
+        #expect(read.rows.allSatisfy { $0.contains("\t2026-01-01 00:00:00+00\t\\N\t\\N\t\\N\tf\t7\t") })
+        #expect(read.rows.count == 2)
+    }
+}

@@ -1,0 +1,102 @@
+import Testing
+import TokenModel
+
+@testable import tokenkeeperd
+
+@Suite struct `Rules of an import` {
+    private func instant(_ text: String, _ form: TimeText.Form = .auto, offset: Int = 0) -> String? {
+        let bytes = Array(text.utf8)
+        guard let instant = TimeText(form: form, offset: offset).instant(bytes, 0..<bytes.count) else { return nil }
+        var copy = CopyText()
+        copy.instant(instant)
+        return String(decoding: copy.bytes, as: UTF8.self)
+    }
+
+    @Test func `times are ISO 8601, or numbers whose digits say the unit`() {
+        #expect(instant("2024-02-29") == "2024-02-29 00:00:00+00")
+        #expect(instant("2024-05-31T19:46:12.4770547Z") == "2024-05-31 19:46:12.477054+00")
+        #expect(instant("2024-05-31 19:46:12+05:30") == "2024-05-31 14:16:12+00")
+        #expect(instant("2024-05-31 19:46:12.5-08") == "2024-06-01 03:46:12.500000+00")
+        #expect(instant("2024-05-31 19:46 UTC") == "2024-05-31 19:46:00+00")
+        #expect(instant("2024-05-31 19:46", offset: 32_400) == "2024-05-31 10:46:00+00")
+        #expect(instant("2024-05-31 19:46Z", offset: 32_400) == "2024-05-31 19:46:00+00")
+        #expect(instant("1735786800") == "2025-01-02 03:00:00+00")
+        #expect(instant("1735786800.25") == "2025-01-02 03:00:00.250000+00")
+        #expect(instant("1735786800000") == "2025-01-02 03:00:00+00")
+        #expect(instant("1735786800000000") == "2025-01-02 03:00:00+00")
+        #expect(
+            instant("99999999999") == "5138-11-16 09:46:39+00" && instant("100000000000") == "1973-03-03 09:46:40+00")
+        #expect(instant("1735786800", .milliseconds) == "1970-01-21 02:09:46.800000+00")
+        #expect(instant("1735786800", .iso) == nil && instant("2024-02-29", .seconds) == nil)
+        #expect(instant("1900-03-01") == "1900-03-01 00:00:00+00")
+        for wrong in [
+            "", "x", "2023-02-29", "2024-13-01", "2024-00-01", "0000-00-00 00:00:00", "2024-05-31T24:00:00Z",
+            "2024-05-31T1:00",
+            "2024-05-31 19:46:12 CEST", "20240531T194612Z", "-5", "1e9", "31/05/2024", "2024-05-31T10:00:00.Z",
+            "999999999999999999",
+        ] {
+            #expect(instant(wrong) == nil, "\(wrong)")
+        }
+        #expect(
+            TimeText.offset("+09:00") == 32_400 && TimeText.offset("-0330") == -12_600 && TimeText.offset("9") == nil)
+    }
+
+    private func refusal(_ cells: String, _ more: [String] = []) throws -> String? {
+        let read = try ImportedText(
+            "token,topic,environment,registered_at,device_id,tags,unregistered\n\(cells)\n", ["--format", "csv"] + more)
+        #expect(read.rows.count + read.refused.count == 1)
+        return read.refused.first
+    }
+
+    @Test func `a row that register would refuse is refused, with the cause`() throws {
+        let long = String(repeating: "x", count: 513)
+        let tags = (0...1000).map { "t\($0)" }.joined(separator: " ")
+        #expect(try refusal("aa,t,,,,,") == nil)
+        #expect(try refusal("aa,,,,,,") == "2 the topic is missing; see --topic")
+        #expect(try refusal(",t,,,,,") == "2 the token is empty")
+        #expect(try refusal("aa,\(long),,,,,") == "2 the topic is too long: 513 bytes, expected 1 to 512")
+        #expect(try refusal("aa,t,,,\(long),,") == "2 device_id is too long: 513 bytes, expected 1 to 512")
+        #expect(try refusal("aa,t,,,,\(long),") == "2 a tag is empty or too long: 513 bytes, expected 1 to 512")
+        #expect(try refusal("aa,t,,,,\(tags),", ["--tag-separator", " "]) == "2 more than 1000 tags: 1001")
+        #expect(try refusal("aa,t,,,,{NULL},") == "2 tags is not a list, or has an element that is null")
+        #expect(try refusal("aa,t,,,,,maybe")?.hasPrefix("2 unregistered is neither true nor false") == true)
+        #expect(try refusal("aa,t,dev,,,,")?.hasPrefix("2 the environment is unknown: \"dev\"") == true)
+        #expect(try refusal("aa,t,dev,,,,", ["--environment-value", "dev=sandbox"]) == nil)
+        #expect(try refusal("aa,t,,2999-01-01,,,")?.hasPrefix("2 the time is in the future") == true)
+        #expect(try refusal("abc,t,,,,,")?.hasPrefix("2 token is 'abc'") == true)
+    }
+
+    @Test func `bytes that are not UTF-8, and zero bytes, are refused`() throws {
+        for byte: UInt8 in [0x00, 0xFF, 0xC3] {
+            let read = try ImportedText(
+                Array("token,device_id\naa,x".utf8) + [byte] + Array("\nbb,ü\n".utf8),
+                ["--format", "csv", "--topic", "t"])
+            #expect(read.rows.count == 1 && read.refused.count == 1, "\(byte)")
+        }
+    }
+
+    @Test func `what names a token in a cause is cut`() throws {
+        let token = String(repeating: "ab", count: 32)
+        let read = try ImportedText("token,registered_at\n\(token),\(token)\n", ["--format", "csv", "--topic", "t"])
+        #expect(read.refused.count == 1 && !read.refused[0].contains(token.prefix(21)), "\(read.refused)")
+    }
+
+    @Test func `causes are counted without what is peculiar to a row`() throws {
+        let read = try ImportedText("token\nabc\nabd\n\"\"\n", ["--format", "csv", "--topic", "t"])
+        #expect(read.details == ["  refused 2: the token is no token: odd", "  refused 1: the token is empty"])
+    }
+
+    @Test func `in base64, hex digits may be something else unless there are 32`() throws {
+        let text = "token\nabcdef01\n\(String(repeating: "a", count: 32))\n"
+        let read = try ImportedText(text, ["--format", "csv", "--topic", "t", "--token-form", "base64"])
+        #expect(read.rows.count == 1 && read.refused.count == 1)
+    }
+
+    @Test func `a position survives being written, and another release's is none`() {
+        var position = ImportPosition(identity: "12-ab-cd")
+        position.offset = 5
+        position.rejects = 7
+        #expect(ImportPosition(position.text) == position)
+        #expect(ImportPosition("file=1 offset=x") == nil && ImportPosition("4711") == nil)
+    }
+}

@@ -1,0 +1,249 @@
+import Foundation
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@Suite(.ownThread) struct `Command import` {
+    /// A folder that is removed afterwards.
+    private final class Folder {
+        let path = NSTemporaryDirectory() + "import-\(UUID().uuidString)"
+
+        init() throws { try FileManager.default.createDirectory(atPath: path, withIntermediateDirectories: true) }
+
+        deinit { try? FileManager.default.removeItem(atPath: path) }
+
+        func write(_ text: String, to name: String) throws -> String {
+            try text.write(toFile: "\(path)/\(name)", atomically: false, encoding: .utf8)
+            return "\(path)/\(name)"
+        }
+    }
+
+    private func run(
+        _ arguments: [String], on database: TestDatabase, as user: String = "a_app", input: String? = nil
+    ) throws -> ProgramRun {
+        try ProgramRun(
+            [DaemonProcess.program, "import"] + arguments, input: input,
+            environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: user)])
+    }
+
+    private let usual = ["--format", "csv", "--topic", "t"]
+
+    /// Takes the place of a daemon: keeps what is queued, so that nobody waits for the queue.
+    private func keeping(in database: TestDatabase, _ work: () throws -> Void) throws {
+        try database.psql("CREATE TABLE kept (LIKE tokenkeeper.registration)")
+        let move = "WITH gone AS (DELETE FROM tokenkeeper.registration RETURNING *) INSERT INTO kept SELECT * FROM gone"
+        let isOver = Flag()
+        let done = DispatchSemaphore(value: 0)
+        let url = database.url(user: "owner")
+        Thread.detachNewThread {
+            while !isOver.isSet, (try? TestCluster.run(["psql", "-XAtq", "-d", url, "-c", move])) != nil {}
+            done.signal()
+        }
+        defer {
+            isOver.set()
+            done.wait()
+        }
+        try work()
+        try eventually("everything is kept") { try database.psql("SELECT tokenkeeper.queued_registrations(1)") == "0" }
+    }
+
+    private final class Flag: @unchecked Sendable {  // The only property is behind the lock.
+        private let lock = NSLock()
+        private var value = false
+
+        var isSet: Bool { lock.withLock { value } }
+        func set() { lock.withLock { value = true } }
+    }
+
+    /// Lines of which every hundredth is broken, in one of several ways.
+    private static func file(lines: Int, to path: String) throws {
+        _ = FileManager.default.createFile(atPath: path, contents: nil)
+        let file = try FileHandle(forWritingTo: URL(fileURLWithPath: path))
+        var text = "token,registered_at,device_id,note\n"
+        let step = lines / 1000
+        for line in 1...lines {
+            if line % step == step / 2 {
+                text +=
+                    [
+                        ",1735786800,d,\(line)\n", "nothex,1735786800,d,\(line)\n", "aabb,never,d,\(line)\n",
+                        "aabb,1735786800,\"d,\(line)\n", "aabb,\(line)\n",
+                    ][line / step % 5]
+            } else {
+                let token = String(line, radix: 16)
+                text += String(repeating: "0", count: 64 - token.count) + token + ",\(1_735_786_800 + line),d\(line),\n"
+            }
+            if text.utf8.count > 1 << 20 || line == lines {
+                try file.write(contentsOf: Data(text.utf8))
+                text = ""
+            }
+        }
+        try file.close()
+    }
+
+    private static let kept = """
+        SELECT count(*), count(DISTINCT token), md5(string_agg(concat_ws('|', environment, topic, token, registered_at, device_id), ',' ORDER BY token))
+        FROM kept
+        """
+
+    @Test func `an import that is killed again and again queues every row once, and refuses every broken line once`()
+        throws
+    {
+        let lines = Soak.size(100_000, whole: 10_000_000)
+        let folder = try Folder()
+        let file = "\(folder.path)/devices.csv"
+        try Self.file(lines: lines, to: file)
+        let (undisturbed, killed) = (try TestCluster.shared.database(), try TestCluster.shared.database())
+        try keeping(in: undisturbed) {
+            let whole = try run([file, "--rejects", "\(folder.path)/whole"] + usual, on: undisturbed)
+            #expect(
+                whole.output.contains("\(lines) rows; queued \(lines - 1000), refused 1000"),
+                "\(whole.output)\(whole.errors)")
+        }
+        var kills = 0
+        try keeping(in: killed) {
+            for share in [1, 2, 3] {
+                let process = Process()
+                process.executableURL = URL(fileURLWithPath: DaemonProcess.program)
+                process.arguments = ["import", file] + usual
+                process.environment = ["TOKENKEEPER_DATABASE_URL": killed.url(user: "a_app")]
+                process.standardError = FileHandle.nullDevice
+                process.standardOutput = FileHandle.nullDevice
+                try process.run()
+                try eventually("a part is queued") {
+                    let queued = try Int(
+                        killed.psql("SELECT coalesce(sum(queued), 0) FROM tokenkeeper.registration_source"))
+                    return queued ?? 0 >= lines * share / 4 || !process.isRunning
+                }
+                kill(process.processIdentifier, SIGKILL)
+                process.waitUntilExit()
+                if process.terminationReason == .uncaughtSignal { kills += 1 }
+            }
+            let rest = try run([file] + usual, on: killed)
+            #expect(rest.status == 1 && rest.errors.contains("continuing source 1 after"), "\(rest.errors)")
+            #expect(rest.output.contains("\(lines) rows; queued \(lines - 1000), refused 1000"), "\(rest.output)")
+        }
+        #expect(kills == 3)
+        #expect(try killed.psql(Self.kept) == undisturbed.psql(Self.kept))
+        #expect(try killed.psql(Self.kept).hasPrefix("\(lines - 1000)|\(lines - 1000)|"))
+        let rejects = try String(contentsOfFile: file + ".rejected", encoding: .utf8)
+        #expect(try rejects == String(contentsOfFile: "\(folder.path)/whole", encoding: .utf8))
+        #expect(rejects.split(separator: "\n").count == 1001)
+        #expect(try killed.psql("SELECT count(*), count(finished_at) FROM tokenkeeper.registration_source") == "1|1")
+    }
+
+    @Test func `Ctrl-C ends an import, which says how to continue, also if it reads from a pipe`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try Folder()
+        let process = Process()
+        process.executableURL = URL(fileURLWithPath: DaemonProcess.program)
+        process.arguments = ["import", "-", "--as-of", "2025-01-01", "--rejects", "\(folder.path)/rejects"] + usual
+        process.environment = ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_app")]
+        let (input, output) = (Pipe(), Pipe())
+        process.standardInput = input
+        process.standardOutput = output
+        process.standardError = FileHandle.nullDevice
+        try process.run()
+        try input.fileHandleForWriting.write(contentsOf: Data("token\naa\n".utf8))
+        try eventually("it has begun") {
+            try database.psql("SELECT count(*) FROM tokenkeeper.registration_source") == "1"
+        }
+        kill(process.processIdentifier, SIGINT)
+        let text = String(decoding: output.fileHandleForReading.readDataToEndOfFile(), as: UTF8.self)
+        process.waitUntilExit()
+        #expect(process.terminationStatus == 70 && text.contains("interrupted"), "\(text)")
+    }
+
+    @Test func `importing a file twice queues the same instants, and a file that has changed is a new import`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try Folder()
+        let file = try folder.write("token\naa\n<bb>\n", to: "f.csv")
+        for _ in 0..<2 { #expect(try run([file] + usual, on: database).status == 0) }
+        #expect(
+            try database.psql(
+                "SELECT token, count(*), count(DISTINCT registered_at), count(DISTINCT source_id) FROM tokenkeeper.registration GROUP BY 1 ORDER BY 1"
+            )
+                == "aa|2|1|2\nbb|2|1|2")
+        try database.psql("UPDATE tokenkeeper.registration_source SET finished_at = NULL WHERE source_id = 2")
+        _ = try folder.write("token\naa\n<bb>\ncc\n", to: "f.csv")
+        let changed = try run([file] + usual, on: database)
+        #expect(
+            changed.status == 0 && changed.errors.contains("source 2, an import of")
+                && changed.errors.contains("is a new import"))
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration WHERE source_id = 3") == "3")
+    }
+
+    @Test func `a dry run writes nothing`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try Folder()
+        let file = try folder.write("token\naa\nzz\n", to: "f.csv")
+        let dry = try run([file, "--dry-run"] + usual, on: database)
+        #expect(
+            dry.status == 1 && dry.output.contains("would queue 1, refuse 1")
+                && dry.output.contains("line 3: token is 'zz'"))
+        #expect(
+            try database.psql(
+                "SELECT (SELECT count(*) FROM tokenkeeper.registration), (SELECT count(*) FROM tokenkeeper.registration_source)"
+            )
+                == "0|0")
+        #expect(try FileManager.default.contentsOfDirectory(atPath: folder.path) == ["f.csv"])
+    }
+
+    @Test func `what would lose something is refused before it begins`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try Folder()
+        let file = try folder.write("token\naa\n", to: "f.csv")
+        _ = try folder.write("", to: "f.csv.rejected")
+        let existing = try run([file] + usual, on: database)
+        #expect(existing.status == 70 && existing.errors.contains("f.csv.rejected exists"), "\(existing.errors)")
+        let input = try run(["-"] + usual, on: database, input: "token\naa\n")
+        #expect(input.status == 64 && input.errors.contains("--rejects"))
+        let timeless = try run(["-", "--rejects", "\(folder.path)/r"] + usual, on: database, input: "token\naa\n")
+        #expect(timeless.status == 64 && timeless.errors.contains("--as-of"))
+        let missing = try run(["\(folder.path)/none"] + usual, on: database)
+        #expect(missing.status == 70 && missing.errors.contains("No such file"), "\(missing.errors)")
+        let sender = try run([file, "--rejects", "\(folder.path)/r"] + usual, on: database, as: "a_sender")
+        #expect(
+            sender.status == 69 && sender.errors.contains("needs the rights of tokenkeeper_app"), "\(sender.errors)")
+        let app = try run(
+            [file, "--rejects", "\(folder.path)/r", "--format", "apple-feedback", "--topic", "t"], on: database)
+        #expect(app.status == 69 && app.errors.contains("tokenkeeper_app and tokenkeeper_sender"), "\(app.errors)")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration_source") == "0")
+    }
+
+    @Test func `an import cannot continue without the rows that it has refused`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try Folder()
+        let file = try folder.write("token\nzz\naa\n", to: "f.csv")
+        #expect(try run([file] + usual, on: database).status == 1)
+        try database.psql("UPDATE tokenkeeper.registration_source SET finished_at = NULL")
+        try FileManager.default.removeItem(atPath: file + ".rejected")
+        let gone = try run([file] + usual, on: database)
+        #expect(gone.status == 70 && gone.errors.contains("--restart"), "\(gone.errors)")
+        let again = try run([file, "--restart"] + usual, on: database)
+        #expect(again.status == 1 && again.output.contains("queued 1, refused 1"), "\(again.output)\(again.errors)")
+    }
+
+    @Test func `two processes do not import one file at once`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try Folder()
+        let file = try folder.write("token\naa\n", to: "f.csv")
+        let descriptor = open(file, O_RDONLY)
+        defer { close(descriptor) }
+        #expect(flock(descriptor, LOCK_EX) == 0)
+        let second = try run([file] + usual, on: database)
+        #expect(second.status == 70 && second.errors.contains("another process imports"), "\(second.errors)")
+    }
+
+    @Test func `a batch that the server refuses is neither queued nor counted`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try Folder()
+        let file = try folder.write("token\naa\n", to: "f.csv")
+        try database.psql("ALTER TABLE tokenkeeper.registration ADD CONSTRAINT no_aa CHECK (token <> 'aa')")
+        let refused = try run([file] + usual, on: database)
+        #expect(refused.status == 69 && refused.errors.contains("run the same command again"), "\(refused.errors)")
+        try database.psql("ALTER TABLE tokenkeeper.registration DROP CONSTRAINT no_aa")
+        let rest = try run([file] + usual, on: database)
+        #expect(rest.status == 0 && rest.errors.contains("continuing source 1"), "\(rest.errors)")
+        #expect(try database.psql("SELECT token, source_id FROM tokenkeeper.registration") == "aa|1")
+    }
+}
