@@ -1,13 +1,13 @@
 /// How the process ends. The numbers are those of sysexits.h.
 enum ExitStatus: Int32, Sendable {
     case success = 0
-    /// `doctor` has found something to fix.
+    /// `doctor` has found something to fix, or `import` has refused rows.
     case somethingToFix = 1
     /// The command line is wrong.
     case usage = 64
     /// A command could not reach the database, or the database refused.
     case unavailable = 69
-    /// A sweep from the command line failed, was interrupted, or refused to prune a topic.
+    /// A sweep from the command line failed, was interrupted, or refused to prune a topic; or an import was interrupted.
     case failed = 70
     /// Another sweep is running: try again later.
     case busy = 75

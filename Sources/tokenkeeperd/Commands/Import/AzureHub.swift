@@ -13,7 +13,7 @@ enum AzureHub {
                 : .refused(Refusal("the element has no i:type of a registration"))
         }
         set(.token, element.children["DeviceToken"], &row)
-        row.beginTagList()
+        // Without tags, those of another registration of the token stay.
         for tag in (element.children["Tags"] ?? "").split(separator: ",") {
             let tag = tag.drop { $0 == " " }
             if let id = value(of: tag, installation) {

@@ -95,7 +95,7 @@ struct CSVFormat: ImportFormat {
                 let linesBefore = lines
                 place = content
                 while true {
-                    if place >= end { return Self.unended(what, "a quote is not closed") }
+                    if place >= end { return Self.unended(what, Refusal("a quote is not closed")) }
                     let byte = bytes[place]
                     if byte == .newline {
                         lines += 1
@@ -126,7 +126,7 @@ struct CSVFormat: ImportFormat {
             }
             if place >= end {
                 if what == .file { return .record(end: end, next: end, lines: lines) }
-                return Self.unended(what, "")
+                return Self.unended(what, PartEnd.tooLong)
             }
             switch bytes[place] {
             case delimiter: place += 1
@@ -136,12 +136,8 @@ struct CSVFormat: ImportFormat {
         }
     }
 
-    private static func unended(_ what: PartEnd, _ atEnd: String) -> Line {
-        switch what {
-        case .more: .needsMore
-        case .limit: .malformed(PartEnd.tooLong)
-        case .file: .malformed(Refusal(atEnd))
-        }
+    private static func unended(_ what: PartEnd, _ refusal: Refusal) -> Line {
+        what == .more ? .needsMore : .malformed(refusal)
     }
 
     private mutating func readHeader(_ bytes: [UInt8], _ range: Range<Int>) throws(ImportProblem) {

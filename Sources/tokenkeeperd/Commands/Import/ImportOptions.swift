@@ -133,7 +133,7 @@ struct ImportOptions: ParsableArguments {
         var rules = ImportRules(
             asOf: try asOf.map { text throws(ImportProblem) in try instant(text) } ?? modified, latest: now)
         rules.target = format.target
-        rules.topic = topic
+        rules.topic = topic.map { Array($0.utf8) }
         rules.environment = Environment(rawValue: environment) ?? .production
         for option in environmentValue {
             let parts = option.split(separator: "=", maxSplits: 1).map(String.init)
@@ -176,7 +176,7 @@ struct ImportOptions: ParsableArguments {
             else {
                 throw ImportProblem("--app is \"\(option)\", expected APP_ID=TOPIC or APP_ID=TOPIC:sandbox")
             }
-            apps[parts[0]] = (topic, environment)
+            apps[parts[0]] = (Array(topic.utf8), environment)
         }
         return apps
     }

@@ -10,11 +10,11 @@ struct ImportRules {
     }
 
     /// A topic scope for rows of an app of Synapse.
-    typealias App = (topic: String, environment: Environment)
+    typealias App = (topic: [UInt8], environment: Environment)
 
     var target = Target.registration
     /// For rows without a topic; nil if the file must have them.
-    var topic: String?
+    var topic: [UInt8]?
     var environment = Environment.production
     /// What else a file may call the environments.
     var environments: [[UInt8]: Environment] = [:]
@@ -127,7 +127,7 @@ struct ImportRules {
     private func writeScope(_ row: ImportRow, into copy: inout CopyText) throws(Refused) {
         if let apps, let app = value(.app, row).flatMap({ apps[row.word($0)] }) {
             copy.plain(app.environment.rawValue.utf8)
-            copy.text(Array(app.topic.utf8), 0..<app.topic.utf8.count)
+            copy.text(app.topic, 0..<app.topic.count)
             return
         }
         if let range = value(.environment, row) {
@@ -147,7 +147,7 @@ struct ImportRules {
             try checkUTF8(.topic, row.bytes, range)
             copy.text(row.bytes, range)
         } else if let topic {
-            copy.text(Array(topic.utf8), 0..<topic.utf8.count)
+            copy.text(topic, 0..<topic.count)
         } else {
             throw Refused("the topic is missing; see --topic")
         }

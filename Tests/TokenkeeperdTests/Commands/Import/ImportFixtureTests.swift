@@ -95,7 +95,7 @@ import Testing
         #expect(
             rows == [
                 "production|com.example.app|AD|2025-06-01 00:00:00.000000|u&1|{news,sports:football}|f",
-                "production|com.example.app|AE|2025-06-01 00:00:00.000000|8a9c1ae2-0f63-4b2c-8a2d-000000000001|{}|f",
+                "production|com.example.app|AE|2025-06-01 00:00:00.000000|8a9c1ae2-0f63-4b2c-8a2d-000000000001|f",
             ], "\(run.errors)")
         #expect(rejects.hasPrefix("<!-- tokenkeeperd: line 5: token is '740F4707'"), "\(rejects)")
         #expect(run.output.contains("  skipped 1: GcmRegistrationDescription: another platform\n"), "\(run.output)")
