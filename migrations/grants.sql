@@ -38,6 +38,14 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger)
     TO tokenkeeper_sender;
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.report(text, text, text, text, text, timestamptz, text, text),
+    tokenkeeper.report(text, text, text, text, timestamptz, timestamptz, text, text),
+    tokenkeeper.report(text, text, text, text, bigint, timestamptz, text, text),
+    tokenkeeper.report(text, text, bigint, text, text, timestamptz, text, text),
+    tokenkeeper.report(text, text, bigint, text, timestamptz, timestamptz, text, text),
+    tokenkeeper.report(text, text, bigint, text, bigint, timestamptz, text, text)
+    TO tokenkeeper_sender;
 GRANT SELECT ON tokenkeeper.sendable_token, tokenkeeper.suppressed_token TO tokenkeeper_sender;
 -- If the daemon sends the pushes, they write requests.
 GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at, apns_id)
