@@ -25,10 +25,9 @@ internal import Glibc
     /// Reads a file.
     ///
     /// - Parameter limit: The largest size in bytes.
-    /// - Returns: Nil when the file is larger or cannot be read.
-    public convenience init?(contentsOf path: String, limit: Int = 1 << 20) {
+    public convenience init(contentsOf path: String, limit: Int = 1 << 20) throws(UnreadableFile) {
         let file = unsafe open(path, O_RDONLY | O_CLOEXEC)
-        guard file >= 0 else { return nil }
+        guard file >= 0 else { throw UnreadableFile(error: errno) }
         defer { close(file) }
         let buffer = UnsafeMutableRawBufferPointer.allocate(byteCount: limit + 1, alignment: 1)
         var count = 0
@@ -39,11 +38,11 @@ internal import Glibc
         while count <= limit {
             let more = unsafe read(file, buffer.baseAddress! + count, buffer.count - count)
             if more < 0 && errno == EINTR { continue }
-            if more < 0 { return nil }
+            if more < 0 { throw UnreadableFile(error: errno) }
             if more == 0 { break }
             count += more
         }
-        guard count <= limit else { return nil }
+        guard count <= limit else { throw UnreadableFile(limit: limit) }
         unsafe self.init(count: count) { memory in
             unsafe memory.copyMemory(from: UnsafeRawBufferPointer(rebasing: buffer[..<count]))
         }

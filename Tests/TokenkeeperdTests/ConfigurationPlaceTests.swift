@@ -52,7 +52,9 @@ import Testing
         #expect(try checkConfig(["--config", folder]).status == 0, "the file itself may be missing")
         try write("conf.d/b.toml", "[sweep]\nbatch = 0\n")
         try FileManager.default.createDirectory(atPath: folder + "/conf.d/c.toml", withIntermediateDirectories: true)
-        #expect(try checkConfig(["--config", folder]).errors.contains("\(folder)/conf.d/c.toml: cannot be read"))
+        #expect(
+            try checkConfig(["--config", folder]).errors.contains(
+                "\(folder)/conf.d/c.toml: cannot be read: Is a directory"))
         try FileManager.default.removeItem(atPath: folder + "/conf.d/c.toml")
         let wrong = try checkConfig(["--config", folder])
         #expect(wrong.status == 78 && wrong.errors.contains("\(folder)/conf.d/b.toml:2: sweep.batch is 0"), "\(wrong)")

@@ -66,7 +66,7 @@ final class SendingWork {
     }
 
     static func providerToken(keyFile: String) throws -> ProviderToken {
-        let key = try SigningKey(p8: SecretBytes(contentsOf: keyFile) ?? SecretBytes([]))
+        let key = try SigningKey(p8: SecretBytes(contentsOf: keyFile))
         return try ProviderToken(key: key, keyID: keyID, teamID: teamID)
     }
 

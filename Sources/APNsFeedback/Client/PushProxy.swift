@@ -55,8 +55,12 @@ public struct PushProxy: Sendable, Equatable, CustomStringConvertible {
         let start = "\(scheme)://\(user):"
         let end = "@\(host):\(port)"
         guard let passwordFile else { return SecretBytes((start + (password ?? "") + end).utf8) }
-        guard let bytes = SecretBytes(contentsOf: passwordFile)?.firstLine else {
-            throw TLSConnection.Failure(message: "cannot read the password of the proxy \(self): \(passwordFile)")
+        let bytes: SecretBytes
+        do {
+            bytes = try SecretBytes(contentsOf: passwordFile).firstLine
+        } catch {
+            throw TLSConnection.Failure(
+                message: "cannot read the password of the proxy \(self): \(passwordFile): \(error)")
         }
         // Each byte of the password is percent-encoded, so that none needs to be examined: three characters for each.
         return unsafe bytes.withBytes { bytes in

@@ -12,8 +12,11 @@ public enum TrustedCertificates {
     /// it makes none.
     public static func fault(of options: PushClientOptions) -> String? {
         guard let file = options.authorityFile ?? systemFile else { return nil }
-        guard let bytes = SecretBytes(contentsOf: file, limit: 16 << 20) else {
-            return "the certificates to trust, \(file), cannot be read"
+        let bytes: SecretBytes
+        do {
+            bytes = try SecretBytes(contentsOf: file, limit: 16 << 20)
+        } catch {
+            return "the certificates to trust, \(file), cannot be read: \(error)"
         }
         let text = unsafe bytes.withBytes { unsafe String(decoding: $0, as: UTF8.self) }
         return text.contains("-----BEGIN CERTIFICATE-----") || text.contains("-----BEGIN TRUSTED CERTIFICATE-----")

@@ -151,8 +151,11 @@ public struct DatabaseAddress: Sendable, Equatable {
     }
 
     private static func readPassword(_ path: String) throws(DatabaseError) -> SecretBytes {
-        guard let password = SecretBytes(contentsOf: path)?.firstLine else {
-            throw DatabaseError(.configuration, "the password file \(path) cannot be read")
+        let password: SecretBytes
+        do {
+            password = try SecretBytes(contentsOf: path).firstLine
+        } catch {
+            throw DatabaseError(.configuration, "the password file \(path) cannot be read: \(error)")
         }
         if password.count == 0 || password.contains(0) {
             throw DatabaseError(.configuration, "the password file \(path) holds no password")

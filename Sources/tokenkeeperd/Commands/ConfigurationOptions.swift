@@ -100,8 +100,12 @@ struct ConfigurationOptions: ParsableArguments {
                 problems += error.problems
             }
         }
-        if let file = configuration.values["send.proxy_password_file"]?.value, SecretBytes(contentsOf: file) == nil {
-            problems.append("send.proxy_password_file: \(file) cannot be read")
+        if let file = configuration.values["send.proxy_password_file"]?.value {
+            do {
+                _ = try SecretBytes(contentsOf: file)
+            } catch {
+                problems.append("send.proxy_password_file: \(file) cannot be read: \(error)")
+            }
         }
         if !problems.isEmpty { throw ConfigurationError(problems) }
         return credentials

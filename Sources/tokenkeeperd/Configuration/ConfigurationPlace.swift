@@ -51,17 +51,22 @@ enum ConfigurationPlace: Equatable {
     var keyFolder: String { if case .folder(let folder) = self { folder + "/apns/" } else { Self.usual + "/apns/" } }
 
     private static func fragments(_ folder: String) throws(ConfigurationError) -> [String] {
-        guard FileManager.default.fileExists(atPath: folder) else { return [] }
-        guard let names = try? FileManager.default.contentsOfDirectory(atPath: folder) else {
-            throw ConfigurationError(["\(folder): cannot be read"])
+        let names: [String]
+        do {
+            names = try Folder.names(in: folder)
+        } catch {
+            throw ConfigurationError(["\(folder): cannot be read: \(error)"])
         }
         // Editors and Kubernetes have hidden files of their own.
         return names.filter { $0.hasSuffix(".toml") && !$0.hasPrefix(".") }.sorted().map { folder + "/" + $0 }
     }
 
     private static func read(_ path: String) throws(ConfigurationError) -> ConfigurationText {
-        guard let bytes = SecretBytes(contentsOf: path, limit: TOMLScanner.maximumSize) else {
-            throw ConfigurationError(["\(path): cannot be read, or has more than 1 MiB"])
+        let bytes: SecretBytes
+        do {
+            bytes = try SecretBytes(contentsOf: path, limit: TOMLScanner.maximumSize)
+        } catch {
+            throw ConfigurationError(["\(path): cannot be read: \(error)"])
         }
         // Not wiped, and neither is a password in database_url: docs/how-to/connect-to-postgresql.md says so.
         return ConfigurationText(contents: bytes.unprotected, name: path)

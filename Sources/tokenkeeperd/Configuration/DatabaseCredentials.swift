@@ -19,9 +19,11 @@ struct DatabaseCredentials: Equatable {
     /// - Parameter folder: The variable CREDENTIALS_DIRECTORY.
     /// - Throws: If the folder or the URL's file exists but cannot be read.
     init(handedOverIn folder: String) throws(ConfigurationError) {
-        let isThere = FileManager.default.fileExists(atPath: folder)
-        guard let names = isThere ? try? FileManager.default.contentsOfDirectory(atPath: folder) : [] else {
-            throw ConfigurationError(["\(folder), from CREDENTIALS_DIRECTORY: cannot be read"])
+        let names: [String]
+        do {
+            names = try Folder.names(in: folder)
+        } catch {
+            throw ConfigurationError(["\(folder), from CREDENTIALS_DIRECTORY: cannot be read: \(error)"])
         }
         for name in names where name.hasPrefix("database_") && !["database_url", "database_password"].contains(name) {
             ConfigurationOptions.complain(
@@ -39,9 +41,15 @@ struct DatabaseCredentials: Equatable {
 
     private init(url: String, password: String) throws(ConfigurationError) {
         if FileManager.default.fileExists(atPath: url) {
-            guard let bytes = SecretBytes(contentsOf: url)?.firstLine,
-                let line = unsafe bytes.withBytes({ unsafe String(validating: $0, as: UTF8.self) })
-            else { throw ConfigurationError(["\(url): cannot be read"]) }
+            let bytes: SecretBytes
+            do {
+                bytes = try SecretBytes(contentsOf: url).firstLine
+            } catch {
+                throw ConfigurationError(["\(url): cannot be read: \(error)"])
+            }
+            guard let line = unsafe bytes.withBytes({ unsafe String(validating: $0, as: UTF8.self) }) else {
+                throw ConfigurationError(["\(url): cannot be read: not UTF-8"])
+            }
             if line.isEmpty { throw ConfigurationError(["\(url): is empty"]) }
             databaseURL = line
         }

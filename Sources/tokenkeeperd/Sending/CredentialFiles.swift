@@ -43,10 +43,11 @@ struct CredentialFiles {
     }
 
     private func bytes(_ name: String, of key: String) throws(ConfigurationError) -> SecretBytes {
-        guard let bytes = SecretBytes(contentsOf: path(name)) else {
-            throw ConfigurationError(["credential.\(settings.name).\(key): \(path(name)) cannot be read"])
+        do {
+            return try SecretBytes(contentsOf: path(name))
+        } catch {
+            throw ConfigurationError(["credential.\(settings.name).\(key): \(path(name)) cannot be read: \(error)"])
         }
-        return bytes
     }
 
     /// The first block may follow other text: `openssl pkcs12` writes some before it.

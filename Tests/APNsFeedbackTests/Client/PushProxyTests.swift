@@ -67,7 +67,9 @@ import TokenModel
             _ = try proxy.url()
             Issue.record("the file does not exist")
         } catch {
-            #expect(error.message == "cannot read the password of the proxy https://h:1: \(path)")
+            #expect(
+                error.message == "cannot read the password of the proxy https://h:1: \(path): No such file or directory"
+            )
         }
         for (password, encoded) in [("a@ü\n", "%61%40%C3%BC"), ("b\r\nsecond line", "%62"), ("", "")] {
             try password.write(toFile: path, atomically: true, encoding: .utf8)

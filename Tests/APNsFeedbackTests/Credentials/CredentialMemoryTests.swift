@@ -138,7 +138,7 @@ private func needle(line: Int, of file: String, in workshop: Workshop) throws ->
             try workshop.run("openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.p8")
             let needle = try needle(line: 2, of: "key.p8", in: workshop)
             let path = workshop.folder.appending(path: "key.p8").path
-            var file = SecretBytes(contentsOf: path)
+            var file: SecretBytes? = try SecretBytes(contentsOf: path)
             let whileRead = try occurrences(of: needle)
             let key = try SigningKey(p8: #require(file))
             file = nil
@@ -158,7 +158,7 @@ private func needle(line: Int, of file: String, in workshop: Workshop) throws ->
             try workshop.run("openssl pkcs8 -topk8 -nocrypt -in push.key -out out.key")
             let needle = try needle(line: 2, of: "out.key", in: workshop)
             func file(_ name: String) throws -> SecretBytes {
-                try #require(SecretBytes(contentsOf: workshop.folder.appending(path: name).path))
+                try SecretBytes(contentsOf: workshop.folder.appending(path: name).path)
             }
             var certificate: ClientCertificate? = try ClientCertificate(
                 pem: file("push.pem"), key: file("push.key"), at: nil)

@@ -160,7 +160,7 @@ import TokenModel
         #expect(run.status == 1)
         let credentials = problems(run, "credentials")
         #expect(credentials.count == 2, "\(run)")
-        #expect(credentials.first?.contains("/nonexistent.p8 cannot be read") == true)
+        #expect(credentials.first?.contains("/nonexistent.p8 cannot be read: No such file or directory") == true)
         #expect(credentials.last?.contains("the certificate of credential old has expired at") == true)
         #expect(credentials.last?.contains("install -m 600 NEW-FILE") == true)
         #expect(problems(run, "trusted certificates").count == 1 && problems(run, "runtime directory").count == 1)

@@ -127,7 +127,10 @@ private func problems(_ flags: [String]) -> [String] {
         #expect(good.status == 0 && good.output.contains("# credential main: provider token for t\n"))
 
         for (change, complaint) in [
-            (["key_file": "/nonexistent.p8"], "credential.main.key_file: /nonexistent.p8 cannot be read"),
+            (
+                ["key_file": "/nonexistent.p8"],
+                "credential.main.key_file: /nonexistent.p8 cannot be read: No such file or directory"
+            ),
             (["key_file": files.server.certificate], files.server.certificate), (["key_id": "short"], "key id"),
             (["team_id": "lower12345"], "team id"),
         ] {
