@@ -73,10 +73,11 @@ import Testing
                    tokenkeeper.report('t', 'cc', 'failed', 'it''s "down"', NULL, '2026-11-06Z', 'id'),
                    tokenkeeper.report('t', 'dd', 410, 'Unregistered', 1794000000), tokenkeeper.report('t', 'ee', 410, 'Unregistered', 'infinity'),
                    tokenkeeper.report('t', 'ff', 410, 'Unregistered', 'infinity'::timestamptz), tokenkeeper.report(NULL, NULL, NULL),
-                   tokenkeeper.report('t', 'ab', 410, 'Unregistered', 9223372036854775807), tokenkeeper.report('t', 'ac', 400, sent_at => 'infinity')
+                   tokenkeeper.report('t', 'ab', 410, 'Unregistered', 9223372036854775807), tokenkeeper.report('t', 'ac', 400, sent_at => 'infinity'),
+                   tokenkeeper.report('t', 'ad', 410, 'Unregistered', -1), tokenkeeper.report('t', 'ae', 410, 'Unregistered', repeat('9', 30))
             """, user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try drainAll(&daemon).rejected == 9)
+        #expect(try drainAll(&daemon).rejected == 11)
         #expect(
             try database.psql(
                 "SELECT status, body, apns_id, sent_at AT TIME ZONE 'UTC' FROM tokenkeeper.rejected_result WHERE token = 'cc'"

@@ -22,8 +22,8 @@ DECLARE
     milliseconds text; -- As JSON.
     moment timestamptz;
 BEGIN
-    IF given ~ '^[0-9]{1,18}([.]0*)?$' THEN
-        milliseconds := split_part(given, '.', 1)::bigint::text;
+    IF given ~ '^-?[0-9]{1,30}([.]0*)?$' THEN
+        milliseconds := split_part(given, '.', 1)::numeric::text;
     ELSIF given IS NOT NULL THEN
         BEGIN
             moment := given::timestamptz;
