@@ -123,11 +123,15 @@ let package = Package(
         .testTarget(
             name: "TokenkeeperdTests",
             dependencies: [
-                "tokenkeeperd", "APNsFeedback", "TokenLedger", "TokenModel", "FakeAPNs", "LedgerTestSupport",
-                "TestThreads",
+                "tokenkeeperd", "APNsFeedback", "TokenLedger", "TokenModel", "DocumentSnippets", "FakeAPNs",
+                "LedgerTestSupport", "TestThreads",
             ],
             exclude: ["old-names.txt", "Fixtures"],
             swiftSettings: lenient),
+        // The Swift snippets of the documents, which only have to compile.
+        .target(
+            name: "DocumentSnippets", dependencies: ["FakeAPNs"], path: "Tests/DocumentSnippets",
+            swiftSettings: [.swiftLanguageMode(.v5)]),
         // nginx, Apache, HAProxy, nghttpx and nghttpd, which `scripts/setup servers` gets.
         .testTarget(
             name: "ThirdPartyServersTests",

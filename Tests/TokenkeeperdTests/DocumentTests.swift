@@ -53,6 +53,30 @@ import Testing
     }
 }
 
+/// The Swift snippets of the documents are in Tests/DocumentSnippets, which the build compiles.
+@Suite struct `Swift snippets of documents` {
+    @Test func `each is compiled, and each that is compiled is in a document`() throws {
+        let root = PackagedProgram.repository
+        func lines(_ text: some StringProtocol) -> [String] {
+            text.split(separator: "\n").map { $0.trimmingCharacters(in: .whitespaces) }
+        }
+        let compiled = lines(
+            try String(
+                contentsOf: root.appendingPathComponent("Tests/DocumentSnippets/Snippets.swift"), encoding: .utf8)
+        ).joined(separator: "\n")
+        var documented = 0
+        for document in try Document.all(below: root) {
+            let text = try String(contentsOf: root.appendingPathComponent(document.path), encoding: .utf8)
+            for block in text.matches(of: #/(?m)^ *```swift\n((?s).*?)\n *```$/#) {
+                documented += 1
+                let snippet = lines(block.output.1).joined(separator: "\n")
+                #expect(compiled.contains(snippet), "\(document.path): \(snippet)")
+            }
+        }
+        #expect(documented == 7, "Snippets.swift has a function or type for each")
+    }
+}
+
 /// The links and anchors of a Markdown file.
 private struct Document {
     /// Relative to the root, with slashes.
