@@ -90,7 +90,7 @@ func inATest() throws {
     apns.deaths.die("a1b2c3d4", .init(at: 1_508_249_865_488))
     // … send …
     apns.change(.init(initialWindow: 65_535))   // SETTINGS on all connections
-    apns.records.outcomes        // by status and reason; also each request, connections, streams at once
-    apns.records.identifiers     // how often each apns-id was processed; refusals: how often it was refused
+    print(apns.records.outcomes)    // by status and reason; also each request, connections, streams at once
+    print(apns.records.identifiers) // how often each apns-id was processed; refusals: how often it was refused
     apns.stop()
 }
