@@ -101,6 +101,29 @@ import Testing
         }
     }
 
+    @Test func `a provider can attach a table as the page says`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql("GRANT CREATE ON SCHEMA public TO a_app", user: "postgres")
+        try database.psql(
+            """
+            CREATE TABLE my_devices (id bigint PRIMARY KEY, push_token text, bundle_id text, is_sandbox boolean, last_seen timestamptz,
+                installation uuid, user_id bigint, logged_out_at timestamptz);
+            CREATE INDEX ON my_devices (push_token)
+            """, user: "a_app")
+        let blocks = try Self.blocks(of: "sql", in: "docs/how-to/adopt.md")
+        #expect(blocks.count == 3)
+        for block in blocks {
+            let answer = try database.psql(block, user: "a_app")
+            #expect(!answer.isEmpty && !answer.contains("error|") && !answer.contains("warning|"), "\(answer)")
+        }
+        try database.psql(
+            "INSERT INTO my_devices VALUES (1, '<AABB>', 'com.example.app', true, now(), NULL, 7, NULL)", user: "a_app")
+        #expect(
+            try database.psql("SELECT environment, topic, token, user_id FROM tokenkeeper.registration")
+                == "sandbox|com.example.app|<AABB>|7")
+        try database.psql("SELECT tokenkeeper.detach('my_devices')", user: "a_app")
+    }
+
     @Test func `senders can enqueue as the page says`() throws {
         let database = try TestCluster.shared.database()
         let block = try #require(
