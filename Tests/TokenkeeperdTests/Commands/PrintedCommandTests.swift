@@ -106,22 +106,24 @@ import Testing
         try database.psql("GRANT CREATE ON SCHEMA public TO a_app", user: "postgres")
         try database.psql(
             """
-            CREATE TABLE my_devices (id bigint PRIMARY KEY, push_token text, bundle_id text, is_sandbox boolean, last_seen timestamptz,
-                installation uuid, user_id bigint, logged_out_at timestamptz);
-            CREATE INDEX ON my_devices (push_token)
+            CREATE TABLE devices (id bigint PRIMARY KEY, push_token text, bundle_id text, kind text, last_seen timestamptz,
+                device_uuid uuid, user_id bigint, logged_out_at timestamptz);
+            CREATE INDEX ON devices (push_token)
             """, user: "a_app")
-        let blocks = try Self.blocks(of: "sql", in: "docs/how-to/adopt.md")
-        #expect(blocks.count == 3)
-        for block in blocks {
+        // The first block grants the rights, to a role of the reader's.
+        let blocks = try Self.blocks(of: "sql", in: "docs/how-to/attach-a-table.md").dropFirst()
+        let attach = try #require(blocks.first { $0.contains("dry_run       => true") })
+        for block in [attach, attach.replacing(#/,\s+dry_run +=> true/#, with: "")] {
             let answer = try database.psql(block, user: "a_app")
-            #expect(!answer.isEmpty && !answer.contains("error|") && !answer.contains("warning|"), "\(answer)")
+            #expect(!answer.isEmpty && !answer.contains(#/(?m)^(error|warning)\|/#), "\(answer)")
         }
         try database.psql(
-            "INSERT INTO my_devices VALUES (1, '<AABB>', 'com.example.app', true, now(), NULL, 7, NULL)", user: "a_app")
+            "INSERT INTO devices VALUES (1, '<AABB>', 'com.example.app', 'dev', now(), NULL, 7, NULL)", user: "a_app")
         #expect(
             try database.psql("SELECT environment, topic, token, user_id FROM tokenkeeper.registration")
                 == "sandbox|com.example.app|<AABB>|7")
-        try database.psql("SELECT tokenkeeper.detach('my_devices')", user: "a_app")
+        for block in blocks where block != attach { try database.psql(block, user: "a_app") }
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.attachment") == "0", "the last block detaches it")
     }
 
     @Test func `senders can enqueue as the page says`() throws {
