@@ -80,6 +80,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.attachment_statements(regclass, text, jsonb),
     tokenkeeper.trigger_body(text, text, text, jsonb, boolean),
     tokenkeeper.changed_column_test(regclass, text[]),
+    tokenkeeper.has_before_update(regclass),
     tokenkeeper.token_index_operator(regclass, text),
     tokenkeeper.column_kind(regclass, text),
     tokenkeeper.parse_row_expression(regclass, text)

@@ -278,6 +278,10 @@ BEGIN
             'the table has another name now: ' || this.table_id || '; detach it and attach it again'
         WHEN EXISTS (SELECT FROM unnest(this.columns) AS c (name) WHERE tokenkeeper.column_kind(this.table_id, c.name) IS NULL) THEN
             'a column has another name now, of these: ' || array_to_string(this.columns, ', ') || '; detach the table and attach it again'
+        WHEN tokenkeeper.has_before_update(this.table_id) AND EXISTS (
+            SELECT FROM pg_catalog.pg_trigger AS t
+            WHERE t.tgrelid = this.table_id AND t.tgname = 'tokenkeeper_update_' || this.source_id AND t.tgattr::text <> '') THEN
+            'the table has a BEFORE UPDATE trigger now, whose changes may be missed: detach the table and attach it again'
         WHEN found_table.relispartition THEN 'the table has become a partition: attach the partitioned table'
         WHEN found_table.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = this.table_id) THEN
             'tables inherit from it, and their rows fire none of its triggers: attach each of them'

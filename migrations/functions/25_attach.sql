@@ -186,6 +186,18 @@ COMMENT ON FUNCTION tokenkeeper.changed_column_test(regclass, text[]) IS
     'The WHEN condition of the UPDATE trigger: true if one of the columns has changed. Each column is named, so that PostgreSQL refuses to drop or retype it.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.changed_column_test(regclass, text[]) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.has_before_update(attached regclass) RETURNS boolean
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    -- Bits of tgtype: 1 is row-level, 2 BEFORE, 16 UPDATE.
+    SELECT EXISTS (SELECT FROM pg_trigger AS t
+                   WHERE t.tgtype & 19 = 19 AND (t.tgrelid = attached OR t.tgrelid IN (SELECT p.relid FROM pg_partition_tree(attached) AS p)))
+$$;
+COMMENT ON FUNCTION tokenkeeper.has_before_update(regclass) IS
+    'Whether a table, or a partition of it, has a row-level BEFORE UPDATE trigger, which may change columns that a statement does not name.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.has_before_update(regclass) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.trigger_body(kind text, source_id text, attached text, pieces jsonb, row_level boolean) RETURNS text
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -375,8 +387,11 @@ $body$, pieces ->> 'out', attached, CASE pieces ->> 'token_kind'
         RETURN NEXT format('CREATE TRIGGER tokenkeeper_insert_%s AFTER INSERT ON %s REFERENCING NEW TABLE AS changed_rows FOR EACH STATEMENT '
                            'EXECUTE FUNCTION %s.tokenkeeper_insert_%1$s()', source_id, attached, place);
     END IF;
-    RETURN NEXT format('CREATE TRIGGER tokenkeeper_update_%s AFTER UPDATE ON %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION %s.tokenkeeper_update_%1$s()',
-                       source_id, attached, tokenkeeper.changed_column_test(attached, columns), place);
+    -- A statement that names none of the columns then does not even compare them. But a BEFORE trigger may change what the statement does not name.
+    RETURN NEXT format('CREATE TRIGGER tokenkeeper_update_%s AFTER UPDATE%s ON %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION %s.tokenkeeper_update_%1$s()',
+                       source_id, CASE WHEN NOT tokenkeeper.has_before_update(attached) THEN
+                           (SELECT ' OF ' || string_agg(quote_ident(c.name), ', ') FROM unnest(columns) AS c (name)) ELSE '' END,
+                       attached, tokenkeeper.changed_column_test(attached, columns), place);
     IF plan ->> 'on_delete' = 'unregister' THEN
         RETURN NEXT format('CREATE TRIGGER tokenkeeper_delete_%s AFTER DELETE ON %s %s EXECUTE FUNCTION %s.tokenkeeper_delete_%1$s()', source_id, attached,
                            CASE WHEN row_level THEN 'FOR EACH ROW' ELSE 'REFERENCING OLD TABLE AS changed_rows FOR EACH STATEMENT' END, place);

@@ -279,6 +279,27 @@ import Testing
         #expect(try devices.states() == "aaaa unregistered_by_app, bbbb unregistered_by_app")
     }
 
+    @Test func `what a BEFORE trigger changes counts, and one that comes later is a fault`() throws {
+        let devices = try AttachedDevices()
+        try devices.app(
+            "CREATE FUNCTION app.touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.tags := ''{x}''; RETURN NEW; END'"
+        )
+        let trigger = "CREATE TRIGGER touch BEFORE UPDATE ON app.devices FOR EACH ROW EXECUTE FUNCTION app.touch()"
+        try devices.app(trigger)
+        try devices.attach()
+        try devices.app("INSERT INTO app.devices (push_token, last_seen) VALUES ('aaaa', now())")
+        try devices.forgetQueue()
+        try devices.app("UPDATE app.devices SET badge = 3")
+        #expect(try devices.queued() == ["aaaa   {x}"])
+        try devices.app("SELECT tokenkeeper.detach('app.devices')")
+        try devices.app("DROP TRIGGER touch ON app.devices")
+        try devices.attach()
+        try devices.app(trigger)
+        #expect(
+            try devices.database.psql("SELECT fault FROM tokenkeeper.check_attachments()", user: "a_daemon")
+                .hasPrefix("the table has a BEFORE UPDATE trigger now"))
+    }
+
     @Test func `what our own cleanup changes is no logout`() throws {
         let devices = try AttachedDevices()
         let source = try devices.attach("on_delete => 'unregister'")
