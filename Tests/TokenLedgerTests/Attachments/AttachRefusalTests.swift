@@ -138,7 +138,10 @@ import Testing
                 failure { try devices.app("ALTER TABLE app.devices DROP COLUMN \(column)") }.contains(
                     "cannot drop column"), "\(column)")
             #expect(
-                failure { try devices.app("ALTER TABLE app.devices ALTER \(column) TYPE bytea USING NULL") }.contains(
+                failure {
+                    try devices.app(
+                        "ALTER TABLE app.devices ALTER \(column) DROP DEFAULT, ALTER \(column) TYPE bytea USING NULL")
+                }.contains(
                     "cannot alter type"), "\(column)")
         }
         try devices.app("ALTER TABLE app.devices DROP COLUMN badge, ADD COLUMN other integer")
