@@ -345,12 +345,24 @@ import Testing
         )
         let told = "device_id 'it''s me' of t (production) has 60 tokens: is it a constant?"
         #expect(try warnings(database) == [told])
-        try database.psql("UPDATE tokenkeeper.crowded_device SET named_at = now() - interval '26 hours'")
+        try database.psql("UPDATE tokenkeeper.crowded_device SET named_at = now() - interval '75 minutes'")
         #expect(try warnings(database) == [], "the application no longer uses it")
-        try database.psql("UPDATE tokenkeeper.crowded_device SET named_at = now()")
+        try database.psql("SELECT tokenkeeper.register('0001', 't', device_id => 'it''s me')")
         #expect(try warnings(database) == [told])
         try database.psql("DELETE FROM tokenkeeper.ledger WHERE get_byte(token_key, 1) > 40")
         #expect(try warnings(database) == [], "the tokens are gone")
+        try database.psql(
+            "SELECT tokenkeeper.register('ff' || lpad(to_hex(i), 4, '0'), 't', device_id => repeat('x', 41)) FROM generate_series(1, 50) AS i"
+        )
+        #expect(
+            try warnings(database) == [
+                "device_id '\(String(repeating: "x", count: 40))...' of t (production) has 50 tokens: is it a constant?"
+            ])
+        // The application is fixed: the tokens come back without the constant.
+        try database.psql(
+            "SELECT tokenkeeper.register('ff' || lpad(to_hex(i), 4, '0'), 't', device_id => '') FROM generate_series(1, 2) AS i"
+        )
+        #expect(try warnings(database) == [], "the device has fewer tokens")
     }
 
     @Test func `it shows which lock a daemon waits for`() throws {

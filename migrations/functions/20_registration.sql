@@ -183,7 +183,7 @@ DECLARE
 BEGIN
     SELECT c.* INTO known FROM tokenkeeper.crowded_device AS c WHERE c.topic_id = of_topic AND c.device_id = crowded;
     -- Never wait for this row: the caller may hold others, and another session that notes the same now is enough.
-    IF known.named_at < receipt - interval '1 hour' THEN
+    IF known.named_at < receipt - interval '10 minutes' THEN
         UPDATE tokenkeeper.crowded_device AS c SET named_at = receipt
         WHERE c.topic_id = of_topic AND c.device_id = crowded AND EXISTS (
             SELECT FROM tokenkeeper.crowded_device AS k WHERE k.topic_id = of_topic AND k.device_id = crowded FOR UPDATE SKIP LOCKED);

@@ -136,6 +136,6 @@ CREATE TABLE tokenkeeper.crowded_device (
 );
 COMMENT ON TABLE tokenkeeper.crowded_device IS
     'One row per device_id with 50 or more tokens of a topic: such a device_id is probably a constant. status warns about those that were named '
-    'within 24 hours. Beyond 1000 tokens, tokens are registered without a device.';
+    'within the last hour. Beyond 1000 tokens, tokens are registered without a device.';
 COMMENT ON COLUMN tokenkeeper.crowded_device.tokens IS 'How many tokens it had when they were last counted, up to 1000.';
-COMMENT ON COLUMN tokenkeeper.crowded_device.named_at IS 'The latest registration that named it, to the hour.';
+COMMENT ON COLUMN tokenkeeper.crowded_device.named_at IS 'The latest registration that named it, to ten minutes.';

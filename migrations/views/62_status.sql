@@ -172,11 +172,12 @@ WITH latest AS (
     FROM tokenkeeper.status_cache AS c CROSS JOIN unnest(c.words) WITH ORDINALITY AS w (words, position)
     WHERE c.as_of > clock_timestamp() - interval '1 hour'
 ), crowded AS (
-    SELECT array_agg(format('device_id %L of %s (%s) has %s tokens: is it a constant?%s', left(c.device_id, 64), t.topic, t.environment,
+    SELECT array_agg(format('device_id %L of %s (%s) has %s tokens: is it a constant?%s',
+                            left(c.device_id, 40) || CASE WHEN length(c.device_id) > 40 THEN '...' ELSE '' END, t.topic, t.environment,
                             CASE WHEN n.tokens = 1000 THEN '1000 or more' ELSE n.tokens::text END,
                             CASE WHEN n.tokens = 1000 THEN ' Further tokens are registered without a device.' ELSE '' END)
                      ORDER BY t.topic, t.environment, c.device_id) AS words
-    FROM (SELECT * FROM tokenkeeper.crowded_device WHERE named_at > clock_timestamp() - interval '25 hours' ORDER BY named_at DESC LIMIT 20) AS c
+    FROM (SELECT * FROM tokenkeeper.crowded_device WHERE named_at > clock_timestamp() - interval '70 minutes' ORDER BY named_at DESC LIMIT 20) AS c
     JOIN tokenkeeper.topic AS t USING (topic_id)
     CROSS JOIN LATERAL (
         SELECT count(*) AS tokens FROM (

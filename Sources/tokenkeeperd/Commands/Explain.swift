@@ -32,7 +32,7 @@ struct Explain: ParsableCommand {
     var json = false
 
     func validate() throws {
-        let named: [String] = [("--device", device), ("--user", user)].compactMap { $1 == nil ? nil : $0 }
+        let named = (device == nil ? [] : ["--device"]) + (user == nil ? [] : ["--user"])
         guard tokens.count + named.count == 1 else {
             throw ValidationError(
                 "Expected one token, --device or --user, found \((["\(tokens.count) tokens"] + named).joined(separator: " and "))."
