@@ -126,6 +126,10 @@ import Testing
                     WHEN of_type = 'timestamp with time zone' THEN RETURN (clock_timestamp() + (random() - 0.5) * interval '2 years')::text;
                     WHEN of_type IN ('integer', 'bigint', 'smallint') THEN RETURN (floor(random() * 30) - 5)::text;
                     WHEN of_type = 'boolean' THEN RETURN pg_temp.one_of('t', 'f');
+                    WHEN parameter = 'registrations' THEN RETURN (
+                        SELECT jsonb_agg(jsonb_build_object('token', pg_temp.some_value('token', 'text'), 'unregistered', random() < 0.2,
+                            pg_temp.one_of('topic', 'environment', 'device_id', 'user_id', 'registered_at', 'tags', 'x'), pg_temp.some_text()))
+                        FROM generate_series(1, 1 + (random() * 3)::integer))::text;
                     WHEN of_type IN ('json', 'jsonb') THEN RETURN '{"aps":{"alert":"' || (random() * 100)::integer || '"}}';
                     WHEN of_type = 'tokenkeeper.ledger' THEN RETURN NULL;
                     ELSE NULL;
