@@ -131,7 +131,7 @@ import Testing
             CREATE TABLE others (id bigint PRIMARY KEY, push_token text, last_seen timestamptz, active boolean NOT NULL DEFAULT true);
             CREATE INDEX ON others (push_token);
             INSERT INTO others SELECT id, push_token, last_seen FROM devices;
-            SELECT tokenkeeper.attach('public.others', token => 'push_token', topic_value => 't', registered_at => 'last_seen');
+            SELECT tokenkeeper.attach('public.others', token => 'push_token', topic_value => 't', registered_at => 'last_seen', unregistered => 'NOT active');
             SELECT tokenkeeper.clean_attached('public.others');
             """)
         try clean()

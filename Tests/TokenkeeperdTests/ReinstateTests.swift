@@ -12,8 +12,8 @@ import Testing
         FROM tokenkeeper.ledger ORDER BY token_key
         """
 
-    /// 20,000 suspects or 410s, and a daemon that is killed again and again while it undoes them.
-    @Test(arguments: ["suspect", "stale"])
+    /// 20,000 suspects, 410s or logouts, and a daemon that is killed again and again while it undoes them.
+    @Test(arguments: ["suspect", "stale", "unregistered_by_app"])
     func `a daemon that is killed in the middle leaves the rest to the next one`(_ cause: String) throws {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
@@ -23,11 +23,23 @@ import Testing
             SELECT count(*) FROM (SELECT tokenkeeper.unregister(lpad(to_hex(i), 8, '0'), 't', at => '2025-01-02Z') FROM generate_series(1, 20000, 7) AS i) AS u;
             """)
         let before = try owner.lines(Self.ledger, columns: 6)
-        try owner.execute(
-            """
-            UPDATE tokenkeeper.ledger SET \(cause)_at = '2025-02-01Z', \(cause)_reason = 'BadDeviceToken', suppressed_since = now();
-            INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (1);
-            """)
+        if cause == "unregistered_by_app" {
+            try owner.execute(
+                """
+                INSERT INTO tokenkeeper.unregistration_receipt (topic_id, token_key, unregistered_at, source_id, queued_at, suppresses)
+                SELECT topic_id, token_key, unregistered_by_app_at, NULL::bigint, now(), false
+                FROM tokenkeeper.ledger WHERE unregistered_by_app_at IS NOT NULL
+                UNION ALL
+                SELECT topic_id, token_key, '2025-02-01Z', 1, '2025-02-01Z', unregistered_by_app_at IS NULL FROM tokenkeeper.ledger;
+                UPDATE tokenkeeper.ledger SET unregistered_by_app_at = '2025-02-01Z', suppressed_since = now();
+                SELECT tokenkeeper.recount_guard('unregistered_by_app', 1);
+                """)
+        } else {
+            try owner.execute(
+                "UPDATE tokenkeeper.ledger SET \(cause)_at = '2025-02-01Z', \(cause)_reason = 'BadDeviceToken', suppressed_since = now()"
+            )
+        }
+        try owner.execute("INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (1)")
         if cause == "suspect" {
             try owner.execute(
                 """
@@ -35,7 +47,7 @@ import Testing
                 SELECT topic_id, token_key, '2025-02-01Z', 'BadDeviceToken', '2025-02-01Z', true FROM tokenkeeper.ledger;
                 SELECT tokenkeeper.recount_guard('suspect', 1);
                 """)
-        } else {
+        } else if cause == "stale" {
             try owner.execute(
                 """
                 INSERT INTO tokenkeeper.stale_receipt (topic_id, token_key, stale_at, reason, queued_at, newly)
@@ -49,8 +61,11 @@ import Testing
             try owner.scalar(
                 "SELECT tokenkeeper.reinstate('t', 'production', '2025-01-31Z', '2025-02-02Z', '\(cause)')") == "20000"
         )
-        let undone =
-            "SELECT 20000 - count(*) FROM tokenkeeper.\(cause == "suspect" ? "suspect" : "stale_receipt")"
+        let receipts = [
+            "suspect": "suspect", "stale": "stale_receipt",
+            "unregistered_by_app": "unregistration_receipt WHERE source_id IS NOT NULL",
+        ]
+        let undone = "SELECT 20000 - count(*) FROM tokenkeeper.\(try #require(receipts[cause]))"
         var kills = 0
         var seen = 0
         while seen < 20_000 {
