@@ -10,13 +10,13 @@ import Testing
         let database = try TestCluster.shared.database()
         try database.psql(
             """
-            SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{abcdef0123456789,01}'::text[]) AS t;
+            SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{abcdef0123456789,fedcba9876543210}'::text[]) AS t;
             INSERT INTO tokenkeeper.registration_source (kind, name) VALUES ('attachment', 'public.devices');
             INSERT INTO tokenkeeper.topic_guard (topic_id, cause, tripped_at, undo_since, tokens, active)
             VALUES (1, 'unregistered_by_app', '2025-02-01Z', '2025-01-31Z', 3, 4);
             INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_at, topic, token, registered_at, unregistered, source_id, queued_at)
             SELECT 1, decode(t, 'hex'), '2025-02-01Z', 't', t, '2025-02-01Z', true, 1, '2025-02-01Z'
-            FROM unnest('{abcdef0123456789,01}'::text[]) AS t;
+            FROM unnest('{abcdef0123456789,fedcba9876543210}'::text[]) AS t;
             """)
         return database
     }
@@ -70,12 +70,12 @@ import Testing
             "\(explained)")
         try database.psql(
             """
-            SELECT tokenkeeper.note_unregistrations('{1}', ARRAY[decode('01', 'hex')], '{2025-02-01Z}', '{2025-02-01Z}', '{1}', '{t}', '{NULL}');
-            UPDATE tokenkeeper.ledger SET unregistered_by_app_at = '2025-02-01Z', suppressed_since = now() WHERE token_key = decode('01', 'hex');
+            SELECT tokenkeeper.note_unregistrations('{1}', ARRAY[decode('fedcba9876543210', 'hex')], '{2025-02-01Z}', '{2025-02-01Z}', '{1}', '{t}', '{NULL}');
+            UPDATE tokenkeeper.ledger SET unregistered_by_app_at = '2025-02-01Z', suppressed_since = now() WHERE token_key = decode('fedcba9876543210', 'hex');
             SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-01Z', 'unregistered_by_app');
             """)
         while try Reinstatement.undo(within: .seconds(5), on: &daemon, while: { true }) {}
-        let undone = try command(database, ["explain", "01"])
+        let undone = try command(database, ["explain", "fedcba9876543210"])
         #expect(undone.contains("reinstated: that the app unregistered it as of 2025-02-01"), "\(undone)")
         #expect(
             undone.contains(
