@@ -86,7 +86,8 @@ import Testing
         #expect(
             try count("token", "state = 'unregistered_by_app'")
                 == database.psql(
-                    "SELECT count(*) FROM public.device WHERE length(push_token) = 64 AND left_at IS NOT NULL"))
+                    "SELECT count(*) FROM public.device WHERE length(push_token) = 64 AND left_at IS NOT NULL",
+                    user: "a_app"))
         let listed = try run(["attachments"], as: "a_reader")
         #expect(
             listed.output.contains("public.device  attached at") && listed.output.contains("triggers enabled"),
@@ -163,12 +164,13 @@ import Testing
                     """
                     SELECT count(*), count(*), count(*) FILTER (WHERE left_at IS NOT NULL) FROM public.device
                     WHERE length(push_token) = 64
-                    """))
+                    """, user: "a_app"))
         #expect(try count("rejected_registration") == "3000", "seed \(seed)")
         #expect(
             try count("send_result")
                 == database.psql(
-                    "SELECT count(*) FROM public.device WHERE length(push_token) = 64 AND gone_at IS NOT NULL"),
+                    "SELECT count(*) FROM public.device WHERE length(push_token) = 64 AND gone_at IS NOT NULL",
+                    user: "a_app"),
             "seed \(seed)")
         #expect(
             try database.psql("SELECT queued, refused FROM tokenkeeper.registration_source WHERE kind = 'backfill'")
