@@ -285,6 +285,7 @@ DECLARE
     single boolean[] := '{}';
     busy boolean[] := '{}';
     heir tokenkeeper.ledger;
+    locked record;
     gone_topics integer[] := '{}';
     gone_keys bytea[] := '{}';
 BEGIN
@@ -307,7 +308,7 @@ BEGIN
     FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
         single[n] := tokenkeeper.has_one_token_per_device((SELECT t.topic FROM tokenkeeper.topic AS t WHERE t.topic_id = device_topics[n]));
         -- The tokens that may become current in place of a withdrawn one. If an application holds one, the device is left alone.
-        busy[n] := single[n] AND tokenkeeper.lock_devices(device_topics[n], ARRAY[devices[n]], ''::bytea) IS NOT NULL;
+        busy[n] := single[n] AND (SELECT d.busy FROM tokenkeeper.lock_devices(device_topics[n], ARRAY[devices[n]], ''::bytea) AS d) IS NOT NULL;
     END LOOP;
     FOR n IN 1..cardinality(token_keys) LOOP
         PERFORM FROM tokenkeeper.ledger AS l
@@ -366,7 +367,12 @@ BEGIN
         UPDATE tokenkeeper.device AS d SET tags_at = heir.tags_at, tags = heir.tags, tags_of = coalesce(heir.token_key, '')
         WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n] AND d.tags_of = ANY (gone_keys);
         IF single[n] AND NOT busy[n] THEN
-            PERFORM tokenkeeper.update_device(device_topics[n], devices[n], ''::bytea, receipt);
+            -- Again: the token that becomes current may be another one now.
+            SELECT d.busy, d.tokens INTO locked FROM tokenkeeper.lock_devices(device_topics[n], ARRAY[devices[n]], ''::bytea) AS d;
+            IF locked.busy IS NOT NULL THEN
+                RAISE EXCEPTION 'an application has locked a token of a device' USING ERRCODE = 'lock_not_available';
+            END IF;
+            PERFORM tokenkeeper.update_device(device_topics[n], devices[n], ''::bytea, locked.tokens, receipt);
         END IF;
     END LOOP;
     RETURN cardinality(gone_keys);
