@@ -496,6 +496,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.apply_registrations(
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE

@@ -207,8 +207,10 @@ CREATE OR REPLACE FUNCTION tokenkeeper.token_index_operator(attached regclass, t
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    -- The operator and the type of the index's own operator class: with others the index would not be used.
-    SELECT format('OPERATOR(%I.%s) ANY (%%s::%s[])', n.nspname, o.oprname, format_type(k.opcintype, NULL))
+    -- The operator, the type and the collation of the index: with others it would not be used, and the arguments of a function bring their own.
+    SELECT format('OPERATOR(%I.%s) ANY (%%s::%s[]%s)', n.nspname, o.oprname, format_type(k.opcintype, NULL),
+                  (SELECT format(' COLLATE %I.%I', s.nspname, c.collname) FROM pg_collation AS c
+                   JOIN pg_namespace AS s ON s.oid = c.collnamespace WHERE c.oid = i.indcollation[0]))
     FROM pg_index AS i
     JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
     JOIN pg_opclass AS k ON k.oid = i.indclass[0]

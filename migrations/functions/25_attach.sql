@@ -355,7 +355,7 @@ $body$, pieces ->> 'out', attached, CASE pieces ->> 'token_kind'
         pieces ->> 'environment', pieces ->> 'topic', pieces ->> 'token', hex);
     called := format('%s.tokenkeeper_has_%s(text[], text[], text[], bytea[])', place, source_id);
     RETURN NEXT format('CREATE ' || 'FUNCTION %s RETURNS boolean[] LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp '
-                       'SET enable_seqscan = off AS %L', called, body);
+                       'SET enable_seqscan = off SET jit = off AS %L', called, body);
     RETURN NEXT format('GRANT EXECUTE ON FUNCTION %s TO %s', called, ours);
 
     IF cardinality(keys) > 0 THEN
@@ -376,7 +376,7 @@ $body$, pieces ->> 'out', attached, CASE pieces ->> 'token_kind'
         called := format('%s.tokenkeeper_read_%s', place, source_id);
         RETURN NEXT format('CREATE ' || 'FUNCTION %s(text, integer) RETURNS TABLE (key text, environment text, topic text, token text, registered_at timestamptz, '
             'device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz) LANGUAGE plpgsql STABLE SECURITY DEFINER '
-            'SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS %L', called, body);
+            'SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS %L', called, body);
         RETURN NEXT format('GRANT EXECUTE ON FUNCTION %s(text, integer) TO %s', called, ours);
     END IF;
 

@@ -51,7 +51,9 @@ WITH read AS MATERIALIZED (
                      AND coalesce(greatest(l.stale_at, l.suspect_at) < l.registered_at, true) THEN l.unregistered_by_app_at END AS only_logout_at
     FROM read AS r
     LEFT JOIN tokenkeeper.topic AS t ON t.topic = r.topic COLLATE "C" AND t.environment = r.environment COLLATE "C"
-    LEFT JOIN tokenkeeper.ledger AS l ON l.topic_id = t.topic_id AND l.token_key = r.token_key
+    -- Both columns in a subquery: otherwise, without statistics, the planner would look for the topic alone, and read all of it for each token.
+    LEFT JOIN LATERAL (
+        SELECT * FROM tokenkeeper.ledger AS k WHERE k.topic_id = t.topic_id AND k.token_key = r.token_key LIMIT 1) AS l ON true
     WHERE r.fault IS NULL AND r.token_key IS NOT NULL
 ), judged AS MATERIALIZED (
     SELECT k.*, CASE
@@ -122,6 +124,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.compare_tokens(
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     began timestamptz := clock_timestamp();
@@ -181,6 +184,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.compare_next(
     OUT next_position text, OUT counts jsonb, OUT samples jsonb)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET jit = off -- Without seqscans, estimates are so high that each statement would be compiled, for seconds.
 AS $$
 DECLARE
     this tokenkeeper.attached_table;

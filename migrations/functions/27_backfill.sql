@@ -185,6 +185,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.reason_to_keep(source tokenkeeper.registr
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     known tokenkeeper.ledger;
@@ -274,6 +275,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.withdraw_tokens(source tokenkeeper.regist
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -18,6 +18,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.judge_unregistrations(
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     guarded integer[] := tokenkeeper.lock_guards(
@@ -77,6 +78,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.note_unregistrations(
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 AS $$
 BEGIN
     IF true = ANY (note_unregistrations.suppresses) THEN
@@ -124,6 +126,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.note_direct_unregistration(of_topic integ
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 AS $$
 BEGIN
     -- Nearly always there is no receipt, and this is all.

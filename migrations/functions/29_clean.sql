@@ -208,6 +208,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.clean_next(
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     clean tokenkeeper.attachment_cleaning;
