@@ -305,7 +305,7 @@ import Testing
                 == ["aa|active", "bb|active", "cc|unregistered_by_app", "dd|active"])
         #expect(
             try owner.lines(
-                "SELECT token, topic, unregistered, source_id, extract(epoch FROM unregistered_at)::bigint FROM tokenkeeper.held_registration ORDER BY 1",
+                "SELECT token, topic, unregistered, source_id, extract(epoch FROM unregistered_by_app_at)::bigint FROM tokenkeeper.held_registration ORDER BY 1",
                 columns: 5) == ["aa", "bb", "dd"].map { "\($0)|t|t|\(source!)|\(at)" })
         #expect(
             try owner.scalar("SELECT count(*) FROM tokenkeeper.unregistration_receipt") == "0",

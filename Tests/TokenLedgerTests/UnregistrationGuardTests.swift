@@ -326,7 +326,7 @@ extension TestDatabase {
                             unregistered_by_app_at = greatest(l.unregistered_by_app_at, at),
                             suppressed_since = CASE WHEN l.suppressed THEN l.suppressed_since WHEN at >= l.registered_at THEN now() END;
                     ELSIF judged.fates[k] = 'held' THEN
-                        INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_at, topic, token, registered_at, unregistered, source_id, queued_at)
+                        INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_by_app_at, topic, token, registered_at, unregistered, source_id, queued_at)
                         VALUES (topic, keys[k], at, 't', encode(keys[k], 'hex'), at, true, source, received);
                     END IF;
                 END LOOP;

@@ -102,7 +102,7 @@ private struct LogoutModel {
                     try Self.release(&owner)
                 default:
                     let gone = try owner.lines(
-                        "SELECT token, extract(epoch FROM unregistered_at)::bigint, extract(epoch FROM queued_at)::bigint FROM tokenkeeper.held_registration",
+                        "SELECT token, extract(epoch FROM unregistered_by_app_at)::bigint, extract(epoch FROM queued_at)::bigint FROM tokenkeeper.held_registration",
                         columns: 3)
                     try owner.execute("SELECT tokenkeeper.discard_held('t')")
                     for line in gone {
@@ -114,7 +114,7 @@ private struct LogoutModel {
                             """
                             SELECT count(*) FROM tokenkeeper.unregistration_receipt
                             WHERE token_key = decode('\(parts[0])', 'hex') AND source_id IS NOT NULL
-                              AND unregistered_at = to_timestamp(\(parts[1])) AND queued_at = to_timestamp(\(parts[2]))
+                              AND unregistered_by_app_at = to_timestamp(\(parts[1])) AND queued_at = to_timestamp(\(parts[2]))
                             """)
                         if isRecorded == "0" { model.logouts.remove(logout) }
                     }
@@ -137,7 +137,7 @@ private struct LogoutModel {
                 try owner.scalar(
                     """
                     SELECT count(*) FROM tokenkeeper.ledger AS l
-                    JOIN (SELECT token_key, max(unregistered_at) AS at FROM tokenkeeper.unregistration_receipt GROUP BY 1) AS r USING (token_key)
+                    JOIN (SELECT token_key, max(unregistered_by_app_at) AS at FROM tokenkeeper.unregistration_receipt GROUP BY 1) AS r USING (token_key)
                     WHERE l.unregistered_by_app_at IS DISTINCT FROM r.at
                     """) == "0", "seed \(seed)")
         }

@@ -14,7 +14,7 @@ import Testing
             INSERT INTO tokenkeeper.registration_source (kind, name) VALUES ('attachment', 'public.devices');
             INSERT INTO tokenkeeper.topic_guard (topic_id, cause, tripped_at, undo_since, tokens, active)
             VALUES (1, 'unregistered_by_app', '2025-02-01Z', '2025-01-31Z', 3, 4);
-            INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_at, topic, token, registered_at, unregistered, source_id, queued_at)
+            INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_by_app_at, topic, token, registered_at, unregistered, source_id, queued_at)
             SELECT 1, decode(t, 'hex'), '2025-02-01Z', 't', t, '2025-02-01Z', true, 1, '2025-02-01Z'
             FROM unnest('{abcdef0123456789,fedcba9876543210}'::text[]) AS t;
             """)

@@ -26,7 +26,7 @@ import Testing
         if cause == "unregistered_by_app" {
             try owner.execute(
                 """
-                INSERT INTO tokenkeeper.unregistration_receipt (topic_id, token_key, unregistered_at, source_id, queued_at, suppresses)
+                INSERT INTO tokenkeeper.unregistration_receipt (topic_id, token_key, unregistered_by_app_at, source_id, queued_at, suppresses)
                 SELECT topic_id, token_key, unregistered_by_app_at, NULL::bigint, now(), false
                 FROM tokenkeeper.ledger WHERE unregistered_by_app_at IS NOT NULL
                 UNION ALL

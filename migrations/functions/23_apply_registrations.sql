@@ -678,7 +678,7 @@ BEGIN
         CROSS JOIN LATERAL tokenkeeper.judge_unregistrations(
             g.of_topic, g.token_keys, g.moments, g.queued_at, g.released, g.sources, g.registered_at, apply_registrations.guard_allowance,
             apply_registrations.guard_max_share) AS j;
-        INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_at, environment, topic, token, registered_at, device_id, user_id, tags,
+        INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_by_app_at, environment, topic, token, registered_at, device_id, user_id, tags,
             unregistered, source_id, queued_at, attempts)
         SELECT of_topic[h.i], token_keys[h.i], moments[h.i], r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags,
                r.unregistered, r.source_id, r.queued_at, r.attempts

@@ -66,7 +66,7 @@ WITH read AS MATERIALIZED (
         WHEN k.ledger_at < least(k.registered_at, $4) THEN 'behind'
         WHEN k.only_logout_at IS NOT NULL AND EXISTS (
             SELECT FROM tokenkeeper.unregistration_receipt AS u
-            WHERE u.topic_id = k.topic_id AND u.token_key = k.token_key AND u.unregistered_at = k.only_logout_at AND u.source_id = ANY ($5)) THEN 'logged_in'
+            WHERE u.topic_id = k.topic_id AND u.token_key = k.token_key AND u.unregistered_by_app_at = k.only_logout_at AND u.source_id = ANY ($5)) THEN 'logged_in'
         WHEN k.suppressed THEN k.cause END AS finding
     FROM known AS k
 ), queue AS MATERIALIZED (

@@ -97,14 +97,14 @@ BEGIN
         SELECT s.*, r.has_receipt, r.direct_before
         FROM said AS s
         CROSS JOIN LATERAL (
-            SELECT count(*) > 0 AS has_receipt, max(k.unregistered_at) FILTER (WHERE k.source_id IS NULL) AS direct_before
+            SELECT count(*) > 0 AS has_receipt, max(k.unregistered_by_app_at) FILTER (WHERE k.source_id IS NULL) AS direct_before
             FROM tokenkeeper.unregistration_receipt AS k WHERE k.topic_id = s.topic_id AND k.token_key = s.token_key) AS r
         WHERE s.has_source OR r.has_receipt
     ), direct AS (
         -- What the ledger knows of a token without receipts came from the application itself.
         SELECT k.*, greatest(k.direct_at, CASE WHEN NOT k.has_receipt THEN k.was END) AS at FROM known AS k
     )
-    INSERT INTO tokenkeeper.unregistration_receipt (queued_at, unregistered_at, source_id, topic_id, suppresses, token_key)
+    INSERT INTO tokenkeeper.unregistration_receipt (queued_at, unregistered_by_app_at, source_id, topic_id, suppresses, token_key)
     SELECT clock_timestamp(), d.at, NULL, d.topic_id, false, d.token_key
     FROM direct AS d WHERE coalesce(d.at > d.direct_before, d.at IS NOT NULL)
     UNION ALL
@@ -133,10 +133,10 @@ BEGIN
     IF NOT EXISTS (SELECT FROM tokenkeeper.unregistration_receipt AS r WHERE r.topic_id = of_topic AND r.token_key = key) THEN
         RETURN;
     END IF;
-    UPDATE tokenkeeper.unregistration_receipt AS r SET unregistered_at = greatest(r.unregistered_at, moment)
+    UPDATE tokenkeeper.unregistration_receipt AS r SET unregistered_by_app_at = greatest(r.unregistered_by_app_at, moment)
     WHERE r.topic_id = of_topic AND r.token_key = key AND r.source_id IS NULL;
     IF NOT FOUND THEN
-        INSERT INTO tokenkeeper.unregistration_receipt (queued_at, unregistered_at, source_id, topic_id, suppresses, token_key)
+        INSERT INTO tokenkeeper.unregistration_receipt (queued_at, unregistered_by_app_at, source_id, topic_id, suppresses, token_key)
         VALUES (clock_timestamp(), moment, NULL, of_topic, false, key);
     END IF;
 END

@@ -400,9 +400,9 @@ BEGIN
         DELETE FROM tokenkeeper.unregistration_receipt AS r
         WHERE r.topic_id = undo.topic_id AND r.token_key = ANY (keys) AND r.source_id IS NOT NULL
           AND EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)
-        RETURNING r.token_key, r.unregistered_at, r.suppresses
+        RETURNING r.token_key, r.unregistered_by_app_at, r.suppresses
     ), token AS MATERIALIZED (
-        SELECT n.token_key, max(n.unregistered_at) AS at, bool_or(n.suppresses) AS suppresses FROM undone AS n GROUP BY 1
+        SELECT n.token_key, max(n.unregistered_by_app_at) AS at, bool_or(n.suppresses) AS suppresses FROM undone AS n GROUP BY 1
     ), rest AS MATERIALIZED (
         SELECT u.token_key, u.suppresses, o.registered_at, o.suppressed, o.device_id, s.at,
                greatest(o.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS was_invalidated_at,
@@ -413,7 +413,7 @@ BEGIN
               -- The token's logout is one of these; otherwise a greater one remains.
               AND l.unregistered_by_app_at = u.at) AS o
         CROSS JOIN LATERAL (
-            SELECT max(r.unregistered_at) AS at FROM tokenkeeper.unregistration_receipt AS r
+            SELECT max(r.unregistered_by_app_at) AS at FROM tokenkeeper.unregistration_receipt AS r
             WHERE r.topic_id = undo.topic_id AND r.token_key = u.token_key
               AND (r.source_id IS NULL
                    OR NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until))) AS s
@@ -531,7 +531,7 @@ BEGIN
                 SELECT l.stale_at, l.suspect_at, l.superseded_at, l.registered_at FROM tokenkeeper.ledger AS l
                 WHERE l.topic_id = of_topic AND l.token_key = u.token_key AND l.suppressed) AS o
             CROSS JOIN LATERAL (
-                SELECT max(r.unregistered_at) AS at FROM tokenkeeper.unregistration_receipt AS r
+                SELECT max(r.unregistered_by_app_at) AS at FROM tokenkeeper.unregistration_receipt AS r
                 WHERE r.topic_id = of_topic AND r.token_key = u.token_key
                   AND (r.source_id IS NULL
                        OR NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until))) AS s

@@ -190,7 +190,7 @@ COMMENT ON COLUMN tokenkeeper.stale_wave.undo IS 'The command that undoes the wa
 -- Without a key, as stale_receipt.
 CREATE TABLE tokenkeeper.unregistration_receipt (
     queued_at       timestamptz NOT NULL,
-    unregistered_at timestamptz NOT NULL,
+    unregistered_by_app_at timestamptz NOT NULL,
     source_id       bigint,
     topic_id        integer NOT NULL,
     suppresses      boolean NOT NULL,
@@ -202,7 +202,7 @@ COMMENT ON TABLE tokenkeeper.unregistration_receipt IS
     'Kept while the token is suppressed, and for the retention of suppressed tokens.';
 COMMENT ON COLUMN tokenkeeper.unregistration_receipt.queued_at IS
     'When the logout was queued. The undo goes by this instant.';
-COMMENT ON COLUMN tokenkeeper.unregistration_receipt.unregistered_at IS 'The instant of the logout, as in ledger.unregistered_by_app_at.';
+COMMENT ON COLUMN tokenkeeper.unregistration_receipt.unregistered_by_app_at IS 'The instant of the logout, as in ledger.unregistered_by_app_at.';
 COMMENT ON COLUMN tokenkeeper.unregistration_receipt.source_id IS
     'The registration_source. Null for the latest logout by the application itself, which no undo touches; kept only for tokens that also have '
     'logouts from a source.';
@@ -219,7 +219,7 @@ CREATE TABLE tokenkeeper.held_registration (
     held_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     topic_id        integer NOT NULL,
     token_key       bytea NOT NULL,
-    unregistered_at timestamptz NOT NULL,
+    unregistered_by_app_at timestamptz NOT NULL,
     environment     text,
     topic           text,
     token           text,
@@ -235,6 +235,6 @@ CREATE TABLE tokenkeeper.held_registration (
 COMMENT ON TABLE tokenkeeper.held_registration IS
     'Logouts from a source that the mass-failure guard holds, complete as they were queued, until release_held or discard_held, and no longer than '
     'sweep.held_retention.';
-COMMENT ON COLUMN tokenkeeper.held_registration.unregistered_at IS 'The instant that the logout would count with.';
+COMMENT ON COLUMN tokenkeeper.held_registration.unregistered_by_app_at IS 'The instant that the logout would count with.';
 
 CREATE INDEX held_registration_token ON tokenkeeper.held_registration (topic_id, token_key, queued_at);

@@ -65,9 +65,9 @@ enum HistoryReading {
                 ORDER BY w.held_id DESC LIMIT 20) AS h
             UNION ALL
             SELECT a.number, h.held_at, 'held', h.held_id, 'held', 'unregistered_by_app', NULL, h.device_id, NULL, NULL, NULL,
-                   NULL, NULL, NULL, NULL, h.unregistered_at, NULL,
+                   NULL, NULL, NULL, NULL, h.unregistered_by_app_at, NULL,
                    json_build_object('at', h.held_at, 'event', 'held', 'held_id', h.held_id, 'cause', 'unregistered_by_app',
-                       'unregistered_at', h.unregistered_at, 'source_id', h.source_id, 'queued_at', h.queued_at)
+                       'unregistered_by_app_at', h.unregistered_by_app_at, 'source_id', h.source_id, 'queued_at', h.queued_at)
             FROM asked AS a
             CROSS JOIN held_logout_topic AS o
             CROSS JOIN LATERAL (
