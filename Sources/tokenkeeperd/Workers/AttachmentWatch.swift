@@ -21,7 +21,7 @@ struct AttachmentWatch {
                 metadata: ["table": "\(change.table)", "fault": "\(fault)"])
         } else if change.fault == nil, let was = change.was {
             logger.notice(
-                "the changes of an attached table arrive again: what is missing is found by `tokenkeeperd compare`",
+                "the changes of an attached table arrive again; `tokenkeeperd compare` finds what is missing",
                 metadata: ["table": "\(change.table)", "was": "\(was)"])
         }
         if change.failures > 0 {
