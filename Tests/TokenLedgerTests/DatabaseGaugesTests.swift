@@ -153,7 +153,7 @@ import Testing
                 == [
                     .outboxRequests: 0, .heldResults: 0, .rejectedResults: 0, .rejectedRegistrations: 0,
                     .failedSends: 0,
-                    .liveDaemons: 0,
+                    .liveDaemons: 0, .attachedTables: 0, .brokenAttachments: 0,
                 ])
         try database.psql(
             """
@@ -170,7 +170,7 @@ import Testing
                 == [
                     .outboxRequests: 0, .heldResults: 1, .rejectedResults: 2, .rejectedRegistrations: 3,
                     .failedSends: 4,
-                    .liveDaemons: 1,
+                    .liveDaemons: 1, .attachedTables: 0, .brokenAttachments: 0,
                 ])
     }
 
@@ -210,7 +210,9 @@ import Testing
         let gauges = try look(database)
         #expect(Set(gauges.byTopic.keys) == [.topicPaused, .sweepRefusedTokens, .outboxOldestDue, .staleWave])
         #expect(
-            Set(gauges.totals.keys) == [.outboxRequests, .rejectedResults, .rejectedRegistrations, .failedSends])
+            Set(gauges.totals.keys) == [
+                .outboxRequests, .rejectedResults, .rejectedRegistrations, .failedSends, .attachedTables, .brokenAttachments,
+            ])
         #expect(gauges.trouble?.sqlState == "42501" && gauges.trouble?.message.contains("topic_guard") == true)
         try owner.execute("COMMIT")
         try database.psql("GRANT SELECT ON tokenkeeper.topic_guard, tokenkeeper.daemon TO tokenkeeper_daemon")

@@ -46,7 +46,7 @@ import Testing
         let staged: Set = [
             "CredentialExpires", "Rejected", "GuardTripped com.example.guarded", "StaleShare com.example.stale",
             "SweepRefused com.example.due", "SweepOverdue", "SendingPaused com.example.paused", "ApnsFailing",
-            "OutboxOld com.nobody.app", "ReloadFailed", "QueueOld",
+            "OutboxOld com.nobody.app", "ReloadFailed", "QueueOld", "AttachmentBroken",
         ]
         var fired: Set<String> = []
         do {

@@ -46,6 +46,14 @@ final class StagedFaults {
                 FROM generate_series(1, 100) AS i
                 """)
         }
+        try scene.database.psql("CREATE SCHEMA app AUTHORIZATION a_app", user: "postgres")
+        try scene.database.psql(
+            """
+            GRANT USAGE ON SCHEMA app TO owner;
+            CREATE TABLE app.devices (id bigint PRIMARY KEY, push_token text, last_seen timestamptz);
+            CREATE INDEX ON app.devices (push_token);
+            SELECT FROM tokenkeeper.attach('app.devices', token => 'push_token', topic_value => 'com.example.app', registered_at => 'last_seen')
+            """, user: "a_app")
         holder = try scene.database.connect()
         try Self.write("", folder)
         sender = try Self.sender(scene, ports[0], folder, certificateDays: 10)
@@ -70,6 +78,8 @@ final class StagedFaults {
 
     func stage() throws {
         apnsRefuses.isOn.store(true, ordering: .relaxed)
+        // The daemons look at the attached tables once a minute.
+        try run("ALTER TABLE app.devices DISABLE TRIGGER USER", "a_app")
         try run("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('com.example.app', 'not hex', 410)")
         try stageResults()
         try stageSweep()
@@ -123,6 +133,7 @@ final class StagedFaults {
     func fix() throws {
         try holder.execute("ROLLBACK")
         apnsRefuses.isOn.store(false, ordering: .relaxed)
+        try run("ALTER TABLE app.devices ENABLE TRIGGER USER", "a_app")
         try run("DELETE FROM tokenkeeper.rejected_result", "a_operator")
         try run(
             """
