@@ -112,8 +112,6 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.withdraw(bigint, boolean, bigint, integer),
     tokenkeeper.made_by(bigint)
     TO tokenkeeper_app, tokenkeeper_operator;
--- The commands that queue registrations check the schema first.
-GRANT SELECT ON tokenkeeper.migration, tokenkeeper.repeatable TO tokenkeeper_app;
 GRANT SELECT ON tokenkeeper.registration_source TO tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 
 -- Readers read all that is made for people, and change nothing.

@@ -312,11 +312,48 @@ import Testing
             "nothing of it is recorded")
     }
 
+    @Test func `a logged-out row of a backfill or a reconciliation does not log out a token that another row has`() throws {
+        let devices = try AttachedDevices()
+        try devices.attach()
+        try devices.app(
+            """
+            INSERT INTO app.devices (push_token, last_seen, logged_out_at) VALUES ('aa', '2025-01-01Z', NULL), ('aa', '2025-01-01Z', now()),
+                ('bb', '2025-01-01Z', now())
+            """)
+        try devices.forgetQueue()
+        for kind in ["backfill", "reconcile"] {
+            try devices.database.psql(
+                "SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{aa,bb,cc}'::text[]) AS t")
+            #expect(try devices.states() == "aa active, bb active, cc active")
+            let source = try devices.app("SELECT tokenkeeper.begin_source('\(kind)', 'app.devices')")
+            try devices.database.psql(
+                """
+                INSERT INTO tokenkeeper.registration (topic, token, registered_at, unregistered, source_id)
+                SELECT 't', t, '2025-01-02Z', true, \(source) FROM unnest('{aa,bb,cc}'::text[]) AS t
+                """, user: "a_app")
+            try devices.drain()
+            #expect(
+                try devices.states() == "aa active, bb unregistered_by_app, cc unregistered_by_app",
+                "\(kind): no row of the table has cc")
+            try devices.database.psql("DELETE FROM tokenkeeper.ledger")
+        }
+        // A file has no table that could be asked.
+        try devices.database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01Z')")
+        let source = try devices.app("SELECT tokenkeeper.begin_source('import', 'app.devices')")
+        try devices.database.psql(
+            "INSERT INTO tokenkeeper.registration (topic, token, registered_at, unregistered, source_id) VALUES ('t', 'aa', '2025-01-02Z', true, \(source))",
+            user: "a_app")
+        try devices.drain()
+        #expect(try devices.states() == "aa unregistered_by_app")
+    }
+
     @Test(arguments: [1, 2])
     func `the tags and the user of an attached table count from when they were queued`(batch: Int) throws {
         var owner = try database.connect()
         var daemon = try database.connect(user: "a_daemon")
-        let source = try owner.scalar("SELECT tokenkeeper.begin_source('attachment', 'public.devices')")
+        let source = try owner.scalar(
+            "INSERT INTO tokenkeeper.registration_source (kind, name) VALUES ('attachment', 'public.devices') RETURNING source_id"
+        )
         try owner.execute(
             """
             SELECT tokenkeeper.register('aa', 't', registered_at => to_timestamp(1700000100), device_id => 'd', tags => '{old}', user_id => 'old');

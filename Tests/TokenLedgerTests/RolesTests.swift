@@ -151,6 +151,8 @@ import Testing
             "SELECT tokenkeeper.register('ab', 't')", "SELECT tokenkeeper.unregister('ab', 't')",
             "SELECT tokenkeeper.forget('aa')",
             "SELECT tokenkeeper.forget_device('d')",
+            // Its commands (backfill, import, reconcile) check first whether the schema fits.
+            "SELECT FROM tokenkeeper.migration",
         ],
         "reader": people,
         "monitor": [

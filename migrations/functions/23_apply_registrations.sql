@@ -644,7 +644,8 @@ BEGIN
         FROM (SELECT i, sources[i] AS source_id, token_keys[i] AS token_key, coalesce(r.environment, 'production') AS environment, r.topic, r.token
               FROM unnest(logouts) AS i CROSS JOIN LATERAL unnest(apply_registrations.rows[of_row[i]:of_row[i]]) AS r
               WHERE sources[i] IS NOT NULL) AS l
-        WHERE EXISTS (SELECT FROM tokenkeeper.registration_source AS o WHERE o.source_id = l.source_id AND o.kind = 'attachment')
+        WHERE EXISTS (SELECT FROM tokenkeeper.registration_source AS o
+                      WHERE o.source_id = l.source_id AND o.kind IN ('attachment', 'backfill', 'reconcile'))
         GROUP BY 1 ORDER BY 1
     LOOP
         BEGIN

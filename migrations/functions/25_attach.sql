@@ -420,7 +420,7 @@ BEGIN
     IF owner_id IS NULL OR NOT pg_has_role(session_user, owner_id, 'MEMBER') THEN
         RAISE EXCEPTION '% is no member of the owner of %', session_user, attached USING ERRCODE = 'insufficient_privilege';
     END IF;
-    new_source := tokenkeeper.begin_source('attachment', table_name);
+    INSERT INTO tokenkeeper.registration_source AS s (kind, name) VALUES ('attachment', table_name) RETURNING s.source_id INTO new_source;
     INSERT INTO tokenkeeper.attached_table (source_id, table_id, name, arguments, columns, key_columns, topic_sql, environment_sql, token_sql,
         registered_sql, unregistered_sql, on_delete, revive, always)
     SELECT new_source, attached, table_name, plan -> 'arguments', ARRAY(SELECT jsonb_array_elements_text(plan -> 'columns')),
