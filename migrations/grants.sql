@@ -78,6 +78,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.end_attachment(bigint),
     tokenkeeper.attachment_findings(regclass, text, boolean),
     tokenkeeper.attachment_statements(regclass, text, jsonb),
+    tokenkeeper.check_attachment_plan(regclass, jsonb),
+    tokenkeeper.table_named(text),
     tokenkeeper.trigger_body(text, text, text, jsonb, boolean),
     tokenkeeper.changed_column_test(regclass, text[]),
     tokenkeeper.has_before_update(regclass),

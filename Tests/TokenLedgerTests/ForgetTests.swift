@@ -164,8 +164,8 @@ import Testing
         try drainAll(&daemon)
         #expect(try traces("aaaaaaaa", ["bbbbbbbb", "eeeeeeee", "phone", "\"ann\""]) == [])
         #expect(
-            try database.psql("SELECT token, user_id FROM tokenkeeper.token ORDER BY 1") == "cccccccc|ben\ndddddddd|",
-            "others have these tokens now")
+            try database.psql("SELECT token, user_id FROM tokenkeeper.token ORDER BY 1") == "cccccccc|ben\ndddddddd|\nffffffff|ben",
+            "others have these tokens now, and the drain has applied what ben had queued")
         #expect(
             try database.psql(
                 "SELECT (SELECT count(*) FROM tokenkeeper.rejected_registration), (SELECT count(*) FROM tokenkeeper.held_registration)"

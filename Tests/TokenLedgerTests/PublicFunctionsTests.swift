@@ -21,6 +21,22 @@ import Testing
             FROM unnest('{aa,bb}'::text[]) AS t, unnest('{com.example.app,com.example.app.voip}'::text[]) AS p,
                  unnest('{production,sandbox}'::text[]) AS e
             """)
+        // An attached table of the application, with rows, and sources of both logins: backfills and reconciliations of it, and an import.
+        try database.psql("CREATE SCHEMA app AUTHORIZATION a_app", user: "postgres")
+        try database.psql(
+            """
+            GRANT USAGE ON SCHEMA app TO owner, a_operator;
+            CREATE TABLE app.devices (id bigserial PRIMARY KEY, token text, topic text, seen timestamptz, active boolean DEFAULT true);
+            CREATE INDEX ON app.devices (token);
+            CREATE TABLE app.plain (LIKE app.devices INCLUDING ALL);
+            INSERT INTO app.devices (token, topic, seen) VALUES ('aa', 'com.example.app', now()), ('dd', 'com.example.app', now()), ('zz', '', now());
+            SELECT FROM tokenkeeper.attach('app.devices', 'token', topic => 'topic', registered_at => 'seen')
+            """, user: "a_app")
+        for user in ["a_app", "a_operator"] {
+            try database.psql(
+                "SELECT tokenkeeper.begin_source(k, 'app.devices') FROM unnest('{backfill,reconcile,backfill,reconcile}'::text[]) AS k",
+                user: user)
+        }
         let seed = Double.random(in: -1...1)
         print("fuzz seed \(seed) (\(role))")
         var caller = try database.connect(user: "a_\(role)")
@@ -117,6 +133,21 @@ import Testing
                 CASE
                     WHEN parameter = 'token' THEN RETURN pg_temp.one_of('aa', 'bb', 'AA', 'cc');
                     WHEN parameter = 'topic' THEN RETURN pg_temp.one_of('com.example.app', 'com.example.app.voip', 'com.example.new');
+                    WHEN of_type = 'regclass' THEN RETURN pg_temp.one_of('app.devices', 'app.devices', 'app.devices', 'app.plain', 'tokenkeeper.topic');
+                    WHEN parameter = 'attached' THEN RETURN pg_temp.one_of('app.devices', 'app.devices', 'app.plain', 'devices', 'app.nothing');
+                    -- 1 is the attachment, then four of each login.
+                    WHEN parameter IN ('source', 'source_id', 'repairs') THEN RETURN (1 + floor(random() * 9))::text;
+                    WHEN parameter = 'max_rows' THEN RETURN pg_temp.one_of('1', '2', '100');
+                    WHEN parameter = 'kind' THEN RETURN pg_temp.one_of('backfill', 'reconcile', 'import');
+                    WHEN parameter = 'position' THEN RETURN pg_temp.one_of('row 1', 'token 0 ', 'token 1 aa', NULL, 'row ', 'token');
+                    WHEN parameter = 'mark_column' THEN RETURN pg_temp.one_of('active', 'seen');
+                    WHEN parameter = 'mark_value' THEN RETURN pg_temp.one_of('false', 'now()', NULL);
+                    WHEN parameter = 'mode' THEN RETURN pg_temp.one_of('mark', 'delete', 'off');
+                    WHEN parameter = 'stale_for' THEN RETURN '7 days';
+                    WHEN parameter = 'plan' THEN RETURN jsonb_build_object('pieces', jsonb_build_object('token', 'r.token', 'token_kind', 'text',
+                        'topic', 'r.topic', 'environment', 'r.topic', 'moment', 'r.seen', 'device', 'NULL::text', 'user', 'NULL::text',
+                        'tags', 'NULL::text[]', 'out', 'false', 'stale_at', 'NULL::timestamptz'), 'columns', '["token", "topic", "seen"]'::jsonb,
+                        'key_columns', '["id"]'::jsonb, 'on_delete', 'ignore', 'revive', 'by registered_at', 'always', false, 'arguments', '{}'::jsonb)::text;
                     WHEN parameter = 'environment' THEN RETURN pg_temp.one_of('production', 'sandbox');
                     WHEN parameter = 'device_id' THEN RETURN pg_temp.one_of('device-1', 'device-2');
                     WHEN parameter = 'priority' THEN RETURN pg_temp.one_of('10', '5', '1');
@@ -157,6 +188,10 @@ import Testing
             arguments text[];
             casts text;
             stage text;
+            -- What would leave nothing for the next call is undone.
+            is_undone boolean := of_function::regproc::text IN ('tokenkeeper.attach', 'tokenkeeper.detach', 'tokenkeeper.begin_attachment',
+                'tokenkeeper.end_attachment', 'tokenkeeper.backfill_next', 'tokenkeeper.compare_next', 'tokenkeeper.compare_all',
+                'tokenkeeper.advance_source', 'tokenkeeper.withdraw', 'tokenkeeper.clean_attached');
         BEGIN
             FOR n IN 1..many LOOP
                 given := mandatory + floor(random() * (cardinality(types) - mandatory + 1));
@@ -164,14 +199,21 @@ import Testing
                 stage := 'input';
                 BEGIN
                     arguments := ARRAY(SELECT pg_temp.some_value(names[i], types[i]) FROM generate_series(1, given) AS i);
+                    IF of_function::regproc::text = 'tokenkeeper.attach' AND random() < 0.3 THEN
+                        arguments := ARRAY['app.plain', 'token', 'topic', NULL, pg_temp.one_of('production', 'sandbox', 'topic'), 'seen'];
+                        given := 6;
+                    END IF;
                     casts := (SELECT string_agg(format('$1[%s]::%s%s', i, types[i], CASE WHEN types[i] IN ('text', 'text[]') THEN chosen END), ', ' ORDER BY i)
                               FROM generate_series(1, given) AS i);
                     EXECUTE format('SELECT FROM (SELECT %s OFFSET 0) AS input', coalesce(casts, '1')) USING arguments;
                     EXECUTE format('SELECT %s', coalesce(replace(casts, ', $', ' IS NULL, $') || ' IS NULL', '1')) USING arguments;
                     stage := '00000';
                     EXECUTE format('SELECT count(*) FROM (SELECT %s(%s)) AS answer', of_function::regproc, casts) USING arguments;
+                    IF is_undone THEN
+                        RAISE EXCEPTION 'undone' USING ERRCODE = 'UNDO1';
+                    END IF;
                 EXCEPTION WHEN OTHERS THEN
-                    IF stage <> 'input' THEN
+                    IF stage <> 'input' AND SQLSTATE <> 'UNDO1' THEN
                         stage := SQLSTATE;
                         examples := jsonb_build_object(stage, left(SQLERRM || ' ' || coalesce(arguments::text, ''), 300)) || examples;
                     END IF;

@@ -62,6 +62,19 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_of(regclass) IS 'The source_id of an attached table. Raises 22023 if the table is not attached.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_of(regclass) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.table_named(name text) RETURNS regclass
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN to_regclass(table_named.name);
+EXCEPTION WHEN syntax_error OR invalid_name OR feature_not_supported THEN
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.table_named(text) IS 'The table of that name, as SQL writes it. Null if there is none, and for what is no name at all.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.table_named(text) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attachment_caller(source_id bigint) RETURNS void
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -102,7 +115,7 @@ BEGIN
     FROM pg_catalog.pg_proc AS p
     JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
     WHERE p.proname = wanted AND p.proowner = table_owner;
-    problem := CASE candidates WHEN 0 THEN 'function ' || wanted || ' of ' || coalesce(pg_get_userbyid(table_owner), 'a dropped table') || ' does not exist'
+    problem := CASE candidates WHEN 0 THEN 'function ' || coalesce(wanted, 'null') || ' of ' || coalesce(pg_get_userbyid(table_owner), 'a dropped table') || ' does not exist'
                                WHEN 1 THEN problem ELSE 'function ' || wanted || ' exists ' || candidates || ' times' END;
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION '%', problem USING ERRCODE = 'TK002', HINT = 'Detach the table and attach it again.';
@@ -184,14 +197,31 @@ AS $$
 DECLARE
     before record;
     later record;
+    keys integer;
 BEGIN
+    SELECT cardinality(a.key_columns) INTO keys FROM tokenkeeper.attached_table AS a WHERE a.source_id = read_attachment.source_id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'source % is no attached table', coalesce(read_attachment.source_id::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     PERFORM tokenkeeper.check_attachment_caller(read_attachment.source_id);
+    IF keys = 0 THEN
+        RAISE EXCEPTION 'attachment % has no key by which it could be read', read_attachment.source_id USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Add a primary key, detach the table and attach it again.';
+    END IF;
+    IF (read_attachment.max_rows >= 1) IS NOT TRUE THEN
+        RAISE EXCEPTION 'max_rows is %, expected at least 1', coalesce(read_attachment.max_rows::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     before := tokenkeeper.attachment_function(read_attachment.source_id, 'read');
-    RETURN QUERY EXECUTE format(
-        'SELECT r.*, CASE WHEN r.token <> %L THEN decode(tokenkeeper.parse_token(r.token), %L) END, '
-        '       CASE WHEN r.token <> %L THEN tokenkeeper.attached_row_fault(r.environment, r.topic, r.token, r.registered_at) END '
-        'FROM %s($1, $2) AS r', '', 'hex', '', before.name)
-        USING read_attachment.after, read_attachment.max_rows;
+    BEGIN
+        RETURN QUERY EXECUTE format(
+            'SELECT r.*, CASE WHEN r.token <> %L THEN decode(tokenkeeper.parse_token(r.token), %L) END, '
+            '       CASE WHEN r.token <> %L THEN tokenkeeper.attached_row_fault(r.environment, r.topic, r.token, r.registered_at) END '
+            'FROM %s($1, $2) AS r', '', 'hex', '', before.name)
+            USING read_attachment.after, read_attachment.max_rows;
+    EXCEPTION WHEN data_exception THEN
+        RAISE EXCEPTION 'attachment % cannot be read after the key %: %', read_attachment.source_id,
+            coalesce(quote_literal(left(read_attachment.after, 100)), 'null'), left(SQLERRM, 200) USING ERRCODE = 'invalid_parameter_value';
+    END;
     later := tokenkeeper.attachment_function(read_attachment.source_id, 'read');
     IF before.version <> later.version THEN
         RAISE EXCEPTION 'function % has changed while it ran', before.name USING ERRCODE = 'TK002';
@@ -200,7 +230,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.read_attachment(bigint, text, integer) IS
     'The next rows of an attached table by its key, as registrations, with the key as text. fault says why a row must be refused. token_key is null for a row '
-    'without a token, or with a token that cannot be read. For members of the table''s owner, of tokenkeeper_operator and of tokenkeeper_daemon.';
+    'without a token, or with a token that cannot be read. For members of the table''s owner, of tokenkeeper_operator and of tokenkeeper_daemon. Raises '
+    '42501 for others, 22023 if the source is no attached table, or after is no key of it, TK002 if its generated function was changed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.read_attachment(bigint, text, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.token_index_operator(attached regclass, token text) RETURNS text

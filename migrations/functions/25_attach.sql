@@ -303,6 +303,31 @@ COMMENT ON FUNCTION tokenkeeper.trigger_body(text, text, text, jsonb, boolean) I
     'The body of a generated trigger function of an attachment: insert, update or delete. row_level is false if it reads a transition table.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.trigger_body(text, text, text, jsonb, boolean) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.check_attachment_plan(attached regclass, plan jsonb) RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = attached AND c.relkind IN ('r', 'p')) THEN
+        RAISE EXCEPTION '% is no table', coalesce(attached::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF (jsonb_typeof(plan -> 'pieces') = 'object'
+        AND plan -> 'pieces' ?& ARRAY['token', 'token_kind', 'topic', 'environment', 'moment', 'device', 'user', 'tags', 'out', 'stale_at']
+        AND jsonb_typeof(plan -> 'columns') = 'array' AND jsonb_typeof(plan -> 'key_columns') = 'array' AND jsonb_typeof(plan -> 'arguments') = 'object'
+        AND jsonb_typeof(plan -> 'always') = 'boolean' AND plan ->> 'on_delete' IN ('ignore', 'unregister')
+        AND plan ->> 'revive' IN ('by registered_at', 'by register only')) IS NOT TRUE THEN
+        RAISE EXCEPTION 'plan is none that attach has made' USING ERRCODE = 'invalid_parameter_value', HINT = 'Call attach.';
+    END IF;
+    IF EXISTS (
+        SELECT FROM jsonb_array_elements_text((plan -> 'columns') || (plan -> 'key_columns')) AS c (name)
+        WHERE tokenkeeper.column_kind(attached, c.name) IS NULL) OR jsonb_array_length(plan -> 'columns') = 0 THEN
+        RAISE EXCEPTION 'plan names no column, or one that % has not', attached USING ERRCODE = 'invalid_parameter_value', HINT = 'Call attach.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.check_attachment_plan(regclass, jsonb) IS 'Raises 22023 unless the plan may be one that attach has made for the table.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.check_attachment_plan(regclass, jsonb) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_statements(attached regclass, source_id text, plan jsonb) RETURNS SETOF text
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -312,10 +337,10 @@ DECLARE
     place text;
     ours text := (SELECT quote_ident(pg_get_userbyid(n.nspowner)) FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper');
     pieces jsonb := plan -> 'pieces';
-    always boolean := (plan ->> 'always')::boolean;
+    always boolean;
     row_level boolean;
-    keys text[] := ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns'));
-    columns text[] := ARRAY(SELECT jsonb_array_elements_text(plan -> 'columns'));
+    keys text[];
+    columns text[];
     kinds text[] := ARRAY['insert', 'update'];
     kind text;
     called text;
@@ -326,6 +351,10 @@ DECLARE
     key_list text;
     key_after text;
 BEGIN
+    PERFORM tokenkeeper.check_attachment_plan(attached, plan);
+    always := (plan ->> 'always')::boolean;
+    keys := ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns'));
+    columns := ARRAY(SELECT jsonb_array_elements_text(plan -> 'columns'));
     SELECT c.* INTO this FROM pg_catalog.pg_class AS c WHERE c.oid = attached;
     place := this.relnamespace::regnamespace::text;
     -- Logical replication's apply, and a statement on a parent table, fire row-level triggers only.
@@ -403,7 +432,8 @@ $body$, pieces ->> 'out', attached, CASE pieces ->> 'token_kind'
     END IF;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.attachment_statements(regclass, text, jsonb) IS 'What attach executes: the generated functions and triggers.';
+COMMENT ON FUNCTION tokenkeeper.attachment_statements(regclass, text, jsonb) IS
+    'What attach executes: the generated functions and triggers. Raises 22023 for a plan that attach has not made.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_statements(regclass, text, jsonb) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.begin_attachment(attached regclass, plan jsonb) RETURNS bigint
@@ -420,6 +450,10 @@ BEGIN
     IF owner_id IS NULL OR NOT pg_has_role(session_user, owner_id, 'MEMBER') THEN
         RAISE EXCEPTION '% is no member of the owner of %', session_user, attached USING ERRCODE = 'insufficient_privilege';
     END IF;
+    PERFORM tokenkeeper.check_attachment_plan(attached, plan);
+    IF EXISTS (SELECT FROM tokenkeeper.attached_table AS a WHERE a.table_id = attached) THEN
+        RAISE EXCEPTION '% is attached already', attached USING ERRCODE = 'invalid_parameter_value', HINT = 'Detach it first.';
+    END IF;
     INSERT INTO tokenkeeper.registration_source AS s (kind, name) VALUES ('attachment', table_name) RETURNING s.source_id INTO new_source;
     INSERT INTO tokenkeeper.attached_table (source_id, table_id, name, arguments, columns, key_columns, topic_sql, environment_sql, token_sql,
         registered_sql, unregistered_sql, on_delete, revive, always)
@@ -431,7 +465,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_attachment(regclass, jsonb) IS
-    'Internal, for attach: notes an attachment and returns its source_id. Raises 42501 unless the login is a member of the table''s owner.';
+    'Internal, for attach: notes an attachment and returns its source_id. Raises 42501 unless the login is a member of the table''s owner, '
+    '22023 for a plan that attach has not made, or a table that is attached already.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.begin_attachment(regclass, jsonb) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_attachment(source_id bigint) RETURNS void
@@ -445,11 +480,15 @@ BEGIN
         RAISE EXCEPTION '% is no member of the table''s owner', session_user USING ERRCODE = 'insufficient_privilege';
     END IF;
     DELETE FROM tokenkeeper.attached_table AS a WHERE a.source_id = end_attachment.source_id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'source % is no attached table', coalesce(end_attachment.source_id::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     UPDATE tokenkeeper.registration_source AS s SET finished_at = clock_timestamp() WHERE s.source_id = end_attachment.source_id;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_attachment(bigint) IS
-    'Internal, for detach: removes the note of an attachment. Raises 42501 unless the login is a member of the table''s owner, or the table is gone.';
+    'Internal, for detach: removes the note of an attachment. Raises 42501 unless the login is a member of the table''s owner, or the table is gone, '
+    '22023 if the source is no attached table.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.end_attachment(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attach(
@@ -507,7 +546,7 @@ BEGIN
         IF tokenkeeper.column_kind(attach.attached, attach.environment) IS NOT NULL THEN
             warnings := warnings || format('environment is taken as the word %L; for the column of that name, write a map', attach.environment);
         END IF;
-    ELSIF ltrim(attach.environment) LIKE '{%' THEN
+    ELSIF ltrim(attach.environment) COLLATE "C" LIKE '{%' THEN
         BEGIN
             map := attach.environment::jsonb;
             environment_column := map ->> 'column';
@@ -574,7 +613,7 @@ BEGIN
         errors := errors || ('registered_at: expected the column that changes when a device registers, and only then. A device that registers the same token '
             'again changes nothing else, so without it no token would become active again. If there is none, let the application call register at each '
             'launch, and attach with revive => ''by register only''')::text;
-    ELSIF attach.registered_at ~* '(updat|modif|chang|auto_now|mtime|synced)' THEN
+    ELSIF attach.registered_at COLLATE "C" ~* '(updat|modif|chang|auto_now|mtime|synced)' THEN
         warnings := warnings || format('registered_at: does something else than a registration change column %s? Then any save makes suppressed tokens '
                                        'active again', quote_literal(attach.registered_at));
     END IF;
@@ -698,10 +737,10 @@ BEGIN
     END IF;
     -- By its present name, or by the one that it had: it may have been dropped.
     SELECT a.source_id, a.table_id, a.name INTO this FROM tokenkeeper.attachment AS a
-    WHERE a.name = detach.attached OR a.table_id = to_regclass(detach.attached) OR a.name = 'public.' || detach.attached
-    ORDER BY (a.table_id = to_regclass(detach.attached)) DESC NULLS LAST, a.source_id DESC LIMIT 1;
+    WHERE a.name = detach.attached OR a.table_id = tokenkeeper.table_named(detach.attached) OR a.name = 'public.' || detach.attached
+    ORDER BY (a.table_id = tokenkeeper.table_named(detach.attached)) DESC NULLS LAST, a.source_id DESC LIMIT 1;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'table % is not attached', quote_literal(left(detach.attached, 200))
+        RAISE EXCEPTION 'table % is not attached', coalesce(quote_literal(left(detach.attached, 200)), 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'The view tokenkeeper.attachment lists the attached tables.';
     END IF;
     FOR one IN

@@ -193,10 +193,14 @@ DECLARE
     later record;
     read_to record;
 BEGIN
-    PERFORM tokenkeeper.check_attachment_caller(compare_next.source_id);
     SELECT a.* INTO this FROM tokenkeeper.attached_table AS a WHERE a.source_id = compare_next.source_id;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'source % is no attached table', compare_next.source_id USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'source % is no attached table', coalesce(compare_next.source_id::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM tokenkeeper.check_attachment_caller(compare_next.source_id);
+    IF (compare_next.position COLLATE "C" ~ '^(row |token [0-9]{1,9} ([0-9a-f]{2})*$)') IS FALSE THEN
+        RAISE EXCEPTION 'position is %, expected null, or what compare_next has returned', quote_literal(left(compare_next.position, 100))
+            USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF cardinality(this.key_columns) = 0 THEN
         RAISE EXCEPTION 'table % has no key by which it could be read in batches', this.name USING ERRCODE = 'invalid_parameter_value',
@@ -215,9 +219,14 @@ BEGIN
     reader := tokenkeeper.attachment_function(this.source_id, 'read');
     asker := tokenkeeper.attachment_function(this.source_id, 'has');
     -- row KEY: the table, after the row with this key. token TOPIC_ID HEX: the ledger, after this token.
-    IF compare_next.position IS NULL OR compare_next.position LIKE 'row %' THEN
-        SELECT * INTO read_to FROM tokenkeeper.compare_rows(reader.name, asker.name, this.source_id, substr(compare_next.position, 5),
-                                                            compare_next.max_rows, compare_next.repairs);
+    IF compare_next.position IS NULL OR compare_next.position COLLATE "C" LIKE 'row %' THEN
+        BEGIN
+            SELECT * INTO read_to FROM tokenkeeper.compare_rows(reader.name, asker.name, this.source_id, substr(compare_next.position, 5),
+                                                                compare_next.max_rows, compare_next.repairs);
+        EXCEPTION WHEN data_exception THEN
+            RAISE EXCEPTION 'table % cannot be read from position %: %', this.name, coalesce(quote_literal(left(compare_next.position, 100)), 'null'),
+                left(SQLERRM, 200) USING ERRCODE = 'invalid_parameter_value';
+        END;
         next_position := CASE WHEN coalesce((read_to.counts ->> 'rows')::bigint, 0) < compare_next.max_rows THEN 'token 0 ' ELSE 'row ' || read_to.last_key END;
     ELSE
         SELECT * INTO read_to FROM tokenkeeper.compare_tokens(asker.name, this.source_id, split_part(compare_next.position, ' ', 2)::integer,
@@ -250,7 +259,8 @@ COMMENT ON FUNCTION tokenkeeper.compare_next(bigint, text, integer, bigint) IS
     'Compares the next rows of an attached table, or then the next tokens of the ledger, up to max_rows (1 to 10000). Begin with position null; next_position is '
     'null at the end. counts has how many were found, by kind; samples has up to five of each. With repairs, the source of a reconciliation that '
     'begin_source(''reconcile'', name) has begun, it queues what repairs the differences, and notes the position in that source. For members of the '
-    'table''s owner, of tokenkeeper_operator and of tokenkeeper_daemon.';
+    'table''s owner, of tokenkeeper_operator and of tokenkeeper_daemon. Raises 42501 for others, 22023 if the source is no attached table or has no key, '
+    'for a position that it has not returned, and for another repairs, TK002 if a generated function was changed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.compare_next(bigint, text, integer, bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.differences(counts jsonb, on_delete text) RETURNS bigint
@@ -273,7 +283,8 @@ BEGIN
     WHERE a.source_id = finish_comparison.source_id;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.finish_comparison(bigint, jsonb) IS 'Notes what a complete comparison has found, for the view attachment.';
+COMMENT ON FUNCTION tokenkeeper.finish_comparison(bigint, jsonb) IS
+    'Notes what a complete comparison has found, for the view attachment. Raises 42501 unless the login may compare the table.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.finish_comparison(bigint, jsonb) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.add_counts(one jsonb, other jsonb) RETURNS jsonb
@@ -315,7 +326,9 @@ BEGIN
     FROM jsonb_each_text(counts) AS c ORDER BY 3 DESC, 1;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.compare_all(regclass, bigint) IS 'Internal, for compare and reconcile: all batches of compare_next in one transaction.';
+COMMENT ON FUNCTION tokenkeeper.compare_all(regclass, bigint) IS
+    'Internal, for compare and reconcile: all batches of compare_next in one transaction. Raises 22023 if the table is not attached or has no key, or for '
+    'another repairs, 42501 unless the login may compare the table.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.compare_all(regclass, bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.compare(attached regclass)

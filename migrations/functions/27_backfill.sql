@@ -8,9 +8,9 @@ AS $$
 DECLARE
     found_table tokenkeeper.attached_table;
 BEGIN
-    SELECT a.* INTO found_table FROM tokenkeeper.attached_table AS a WHERE a.table_id = to_regclass(begin_backfill.attached);
+    SELECT a.* INTO found_table FROM tokenkeeper.attached_table AS a WHERE a.table_id = tokenkeeper.table_named(begin_backfill.attached);
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'table % is not attached', quote_literal(left(begin_backfill.attached, 200)) USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'table % is not attached', coalesce(quote_literal(left(begin_backfill.attached, 200)), 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM tokenkeeper.check_backfill(found_table.table_id);
     name := found_table.name;
@@ -138,7 +138,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.refused_by(bigint) IS
     'The rows that a backfill has refused and that are still in rejected_registration, by cause, with the keys of the first. For the login that began '
-    'the source, and operators.';
+    'the source, and operators. Raises 22023 for a source that does not exist or of another login, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.refused_by(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.queued_registrations(at_most integer) RETURNS bigint
@@ -268,7 +268,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.made_by(bigint) IS
     'The tokens that a backfill, a reconciliation or an import has made or changed and that are still in the ledger. kept_because is null for those that '
-    'withdraw would remove; otherwise it says why withdraw leaves the token alone. It takes some seconds for 100,000 tokens.';
+    'withdraw would remove; otherwise it says why withdraw leaves the token alone. It takes some seconds for 100,000 tokens. For the login that began the '
+    'source, and operators. Raises 22023 for a source that does not exist or of another login, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.made_by(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.withdraw_tokens(source tokenkeeper.registration_source, of_topic integer[], token_keys bytea[]) RETURNS bigint
