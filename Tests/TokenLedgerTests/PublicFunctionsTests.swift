@@ -137,6 +137,7 @@ import Testing
                     WHEN parameter = 'attached' THEN RETURN pg_temp.one_of('app.devices', 'app.devices', 'app.plain', 'devices', 'app.nothing');
                     -- 1 is the attachment, then four of each login.
                     WHEN parameter IN ('source', 'source_id', 'repairs') THEN RETURN (1 + floor(random() * 9))::text;
+                    WHEN parameter = 'after' THEN RETURN pg_temp.one_of('0', '1', '2', NULL);
                     WHEN parameter = 'max_rows' THEN RETURN pg_temp.one_of('1', '2', '100');
                     WHEN parameter = 'kind' THEN RETURN pg_temp.one_of('backfill', 'reconcile', 'import');
                     WHEN parameter = 'position' THEN RETURN pg_temp.one_of('row 1', 'token 0 ', 'token 1 aa', NULL, 'row ', 'token');

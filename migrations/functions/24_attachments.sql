@@ -250,8 +250,8 @@ AS $$
                      AND p.amopstrategy = CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END
     JOIN pg_operator AS o ON o.oid = p.amopopr
     JOIN pg_namespace AS n ON n.oid = o.oprnamespace
-    WHERE i.indrelid = attached AND a.attname = token AND i.indisvalid
-      AND (i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = format('(%I IS NOT NULL)', token))
+    WHERE i.indrelid = attached AND a.attname = token COLLATE "C" AND i.indisvalid
+      AND (i.indpred IS NULL OR pg_get_expr(i.indpred, i.indrelid) = format('(%I IS NOT NULL)', token) COLLATE "C")
     ORDER BY k.opcdefault DESC, i.indexrelid LIMIT 1
 $$;
 COMMENT ON FUNCTION tokenkeeper.token_index_operator(regclass, text) IS

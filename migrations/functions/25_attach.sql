@@ -66,7 +66,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     WITH RECURSIVE base AS (
         SELECT t.* FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-        WHERE a.attrelid = attached AND a.attname = name AND a.attnum > 0 AND NOT a.attisdropped
+        WHERE a.attrelid = attached AND a.attname = name COLLATE "C" AND a.attnum > 0 AND NOT a.attisdropped
         UNION ALL
         SELECT t.* FROM base AS b JOIN pg_type AS t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
     )
@@ -176,11 +176,11 @@ AS $$
                THEN format(CASE WHEN l.collisdeterministic THEN 'OLD.%1$I IS DISTINCT FROM NEW.%1$I'
                                 ELSE 'OLD.%1$I COLLATE "C" IS DISTINCT FROM NEW.%1$I COLLATE "C"' END, a.attname)
                ELSE format('OLD.%1$I::text COLLATE "C" IS DISTINCT FROM NEW.%1$I::text COLLATE "C"', a.attname) END,
-               ' OR ' ORDER BY array_position(columns, a.attname::text))
+               ' OR ' ORDER BY array_position(columns COLLATE "C", a.attname::text COLLATE "C"))
     FROM pg_attribute AS a
     JOIN pg_type AS t ON t.oid = a.atttypid
     LEFT JOIN pg_collation AS l ON l.oid = a.attcollation
-    WHERE a.attrelid = attached AND a.attname = ANY (columns) AND NOT a.attisdropped
+    WHERE a.attrelid = attached AND a.attname = ANY (columns COLLATE "C") AND NOT a.attisdropped
 $$;
 COMMENT ON FUNCTION tokenkeeper.changed_column_test(regclass, text[]) IS
     'The WHEN condition of the UPDATE trigger: true if one of the columns has changed. Each column is named, so that PostgreSQL refuses to drop or retype it.';
@@ -395,7 +395,7 @@ $body$, pieces ->> 'out', attached, CASE pieces ->> 'token_kind'
                     ELSE string_agg(format('($1::jsonb ->> %s)::%s', k.n - 1, format_type(a.atttypid, a.atttypmod)), ', ' ORDER BY k.n) END
         INTO key_text, key_list, key_after
         FROM unnest(keys) WITH ORDINALITY AS k (name, n)
-        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = attached AND a.attname = k.name;
+        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = attached AND a.attname = k.name COLLATE "C";
         selected := format('SELECT %s, %s, %s, %s, greatest(%s, ''epoch''), %s, %s, %s, %s, %s FROM %s AS r', key_text, pieces ->> 'environment',
                            pieces ->> 'topic', pieces ->> 'token', pieces ->> 'moment', pieces ->> 'device', pieces ->> 'user', pieces ->> 'tags',
                            pieces ->> 'out', pieces ->> 'stale_at', attached);
@@ -524,7 +524,7 @@ DECLARE
     named text[];
     keys text[];
     statements text[];
-    statement text;
+    statement text COLLATE "C";
     plan jsonb;
     source text;
     table_owner name;
@@ -579,13 +579,13 @@ BEGIN
         IF found_kind IS NULL THEN
             errors := errors || format('%s: table %s has no column %s%s', one.argument, attach.attached, quote_literal(one.name), coalesce((
                 SELECT format(' (there is %s; names are case-sensitive here)', quote_literal(a.attname)) FROM pg_catalog.pg_attribute AS a
-                WHERE a.attrelid = attach.attached AND a.attnum > 0 AND lower(a.attname) = lower(one.name) LIMIT 1), ''));
+                WHERE a.attrelid = attach.attached AND a.attnum > 0 AND lower(a.attname::text COLLATE "C") = lower(one.name COLLATE "C") LIMIT 1), ''));
         ELSIF NOT found_kind = ANY (one.expected) THEN
             errors := errors || format('%s: column %s is of type %s, expected %s%s', one.argument, quote_literal(one.name), found_kind,
                                        array_to_string(one.expected, ' or '),
                                        CASE WHEN one.argument = 'environment' AND map IS NULL THEN '; or write a map of its values' ELSE '' END);
         ELSIF EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
-                      WHERE a.attrelid = attach.attached AND a.attname = one.name AND a.attgenerated NOT IN ('', 's')) THEN
+                      WHERE a.attrelid = attach.attached AND a.attname = one.name COLLATE "C" AND a.attgenerated NOT IN ('', 's')) THEN
             errors := errors || format('%s: column %s is generated when it is read, so triggers do not see it', one.argument, quote_literal(one.name));
         ELSIF found_kind = 'timestamp without time zone' THEN
             warnings := warnings || format('%s: column %s has no time zone and is taken as UTC', one.argument, quote_literal(one.name));

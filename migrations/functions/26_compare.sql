@@ -229,8 +229,8 @@ BEGIN
         END;
         next_position := CASE WHEN coalesce((read_to.counts ->> 'rows')::bigint, 0) < compare_next.max_rows THEN 'token 0 ' ELSE 'row ' || read_to.last_key END;
     ELSE
-        SELECT * INTO read_to FROM tokenkeeper.compare_tokens(asker.name, this.source_id, split_part(compare_next.position, ' ', 2)::integer,
-                                                              decode(split_part(compare_next.position, ' ', 3), 'hex'), compare_next.max_rows,
+        SELECT * INTO read_to FROM tokenkeeper.compare_tokens(asker.name, this.source_id, split_part(compare_next.position COLLATE "C", ' ', 2)::integer,
+                                                              decode(split_part(compare_next.position COLLATE "C", ' ', 3), 'hex'), compare_next.max_rows,
                                                               compare_next.repairs);
         next_position := CASE WHEN (read_to.counts ->> 'tokens')::bigint >= compare_next.max_rows
                               THEN format('token %s %s', read_to.last_topic, encode(read_to.last_token, 'hex')) END;

@@ -403,6 +403,10 @@ DECLARE
     events bigint;
     examined bigint;
 BEGIN
+    IF withdraw.max_events < 1 OR withdraw.after IS NULL THEN
+        RAISE EXCEPTION 'after is %, and max_events is %, expected what the last call has reached, or 0, and at least 1, or null',
+            coalesce(withdraw.after::text, 'null'), coalesce(withdraw.max_events::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     withdrawn := 0;
     kept := 0;
     queued := 0;
@@ -453,5 +457,5 @@ COMMENT ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) IS
     'ends it, so that it cannot continue. made_by lists the rest. Returns how many tokens it has removed (dry_run: would remove) and kept, and in reached where '
     'the next call continues if max_events limits this one: null at the end. While registrations of the source are still queued, it removes nothing and returns '
     'how many (10000 for more): call it again once a daemon has drained them. For the login that began the source, and operators. Raises 22023 for an '
-    'unknown source, 25001 if the isolation level is not read committed.';
+    'unknown source, for max_events below 1, and if after is null, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) FROM PUBLIC;

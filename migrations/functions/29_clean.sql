@@ -23,7 +23,7 @@ DECLARE
 BEGIN
     "column" := coalesce(mark_of.mark_column, 'active');
     SELECT a.* INTO col FROM pg_attribute AS a
-    WHERE a.attrelid = attached AND a.attname = mark_of."column" AND a.attnum > 0 AND NOT a.attisdropped;
+    WHERE a.attrelid = attached AND a.attname = mark_of."column" COLLATE "C" AND a.attnum > 0 AND NOT a.attisdropped;
     IF NOT FOUND THEN
         RAISE EXCEPTION '% has no column %', attached, quote_ident("column")
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Name the column that marks a row: clean_attached(..., mark_column => ''...'').';
@@ -63,14 +63,14 @@ DECLARE
     of_mode text COLLATE "C" := clean_attached.mode;
     source bigint := tokenkeeper.attachment_of(attached);
     known record;
-    relation text;
-    name text;
-    key text;
-    wanted text;
-    marking text;
-    setting text;
-    marked text;
-    change text;
+    relation text COLLATE "C";
+    name text COLLATE "C";
+    key text COLLATE "C";
+    wanted text COLLATE "C";
+    marking text COLLATE "C";
+    setting text COLLATE "C";
+    marked text COLLATE "C";
+    change text COLLATE "C";
     keys text[];
 BEGIN
     IF coalesce(of_mode NOT IN ('mark', 'delete', 'off'), true) THEN
@@ -105,7 +105,7 @@ BEGIN
                              format_type(a.atttypid, NULL)), ' AND ' ORDER BY k.n)
     INTO key
     FROM unnest(known.key_columns) WITH ORDINALITY AS k (name, n)
-    JOIN pg_attribute AS a ON a.attrelid = attached AND a.attname = k.name;
+    JOIN pg_attribute AS a ON a.attrelid = attached AND a.attname = k.name COLLATE "C";
     wanted := format('%s AND (%s)::text = tokens[i] AND (%s)::text = topics[i] AND (%s)::text = environments[i]',
                      key, known.token_sql, known.topic_sql, known.environment_sql)
         || coalesce(format(' AND coalesce((%s)::timestamptz <= registered_at[i], true)', known.registered_sql), '');

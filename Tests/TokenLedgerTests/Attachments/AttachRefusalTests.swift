@@ -110,10 +110,10 @@ import Testing
         try devices.app("CREATE TEMPORARY TABLE phones (push_token text); SELECT 1")
         let owner = "SELECT tokenkeeper.attach('app.devices', \(AttachedDevices.arguments))"
         try devices.database.psql(
-            "GRANT tokenkeeper_app TO a_sender; GRANT USAGE ON SCHEMA app TO a_sender", user: "postgres")
+            "CREATE ROLE visitor LOGIN IN ROLE tokenkeeper_app; GRANT USAGE ON SCHEMA app TO visitor", user: "postgres")
         #expect(
-            failure { try devices.database.psql(owner, user: "a_sender") }.contains(
-                "belongs to a_app, and you are a_sender"))
+            failure { try devices.database.psql(owner, user: "visitor") }.contains(
+                "belongs to a_app, and you are visitor"))
         try devices.app("REVOKE USAGE ON SCHEMA app FROM owner")
         #expect(failure { try devices.attach() }.contains("GRANT USAGE ON SCHEMA app TO owner;"))
         try devices.app("GRANT USAGE ON SCHEMA app TO owner")

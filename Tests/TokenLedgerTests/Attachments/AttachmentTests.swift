@@ -224,12 +224,13 @@ import Testing
         #expect(try devices.database.psql(check, user: "a_daemon") == "app.devices|||2|22012")
         #expect(try devices.database.psql(check, user: "a_daemon") == "")
         #expect(try devices.app("SELECT failures FROM tokenkeeper.attachment") == "2")
-        try devices.database.psql("REVOKE tokenkeeper_app FROM a_app", user: "postgres")
+        // Not the membership, which the databases of all tests share.
+        try devices.database.psql("REVOKE USAGE ON SCHEMA tokenkeeper FROM tokenkeeper_app")
         try devices.app("INSERT INTO app.devices (push_token, last_seen, badge) VALUES ('bbbb', now(), 1)")
         #expect(
             try devices.database.psql(check, user: "a_daemon")
                 == "app.devices|the table's owner a_app lacks the rights of tokenkeeper_app||0|")
-        try devices.database.psql("GRANT tokenkeeper_app TO a_app", user: "postgres")
+        try devices.database.psql("GRANT USAGE ON SCHEMA tokenkeeper TO tokenkeeper_app")
         try devices.app("ALTER TABLE app.devices DISABLE TRIGGER ALL")
         #expect(
             try devices.database.psql(check, user: "a_daemon")
