@@ -136,7 +136,9 @@ import Testing
                     WHEN of_type = 'regclass' THEN RETURN pg_temp.one_of('app.devices', 'app.devices', 'app.devices', 'app.plain', 'tokenkeeper.topic');
                     WHEN parameter = 'attached' THEN RETURN pg_temp.one_of('app.devices', 'app.devices', 'app.plain', 'devices', 'app.nothing');
                     -- 1 is the attachment, then four of each login.
-                    WHEN parameter IN ('source', 'source_id', 'repairs') THEN RETURN (1 + floor(random() * 9))::text;
+                    WHEN parameter IN ('source', 'source_id') THEN
+                        RETURN CASE WHEN random() < 0.4 THEN 1 ELSE 1 + floor(random() * 9) END::text;
+                    WHEN parameter = 'repairs' THEN RETURN pg_temp.one_of('3', '5', '7', '9', NULL);
                     WHEN parameter = 'after' THEN RETURN pg_temp.one_of('0', '1', '2', NULL);
                     WHEN parameter = 'max_rows' THEN RETURN pg_temp.one_of('1', '2', '100');
                     WHEN parameter = 'kind' THEN RETURN pg_temp.one_of('backfill', 'reconcile', 'import');
