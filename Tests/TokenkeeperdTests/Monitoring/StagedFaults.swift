@@ -98,7 +98,8 @@ final class StagedFaults {
         try run(
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body, queued_at)
-            VALUES ('com.example.app', 'aa', 410, \(goneBody), now() - interval '1 hour')
+            VALUES ('com.example.app', 'aa', 410, \(goneBody), now() - interval '1 hour');
+            INSERT INTO tokenkeeper.registration (topic, token) VALUES ('com.example.app', 'aa');
             """)
     }
 
