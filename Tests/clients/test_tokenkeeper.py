@@ -69,14 +69,14 @@ class Blocking(unittest.TestCase):
 
     def test_registrations_by_copy(self):
         rows = [
-            {"topic": TOPIC, "token": token(f"b{n}"), "registered_at": NOW, "device_id": f"c{n}", "tags": ["World", "a,b"]}
+            {"topic": TOPIC, "token": token(f"b{n:03}b"), "registered_at": NOW, "device_id": f"c{n}", "tags": ["World", "a,b"]}
             for n in range(300)
         ]
-        rows.append({"topic": TOPIC, "token": token("b300"), "registered_at": NOW, "unregistered": True})
+        rows.append({"topic": TOPIC, "token": token("bbbb"), "registered_at": NOW, "unregistered": True})
         rows.append({"topic": TOPIC, "token": "not hex"})
         self.assertEqual(tokenkeeper.copy_registrations(self.connection, iter(rows)), 302)
         count = "SELECT count(*) FROM tokenkeeper.token WHERE device_id ~ '^c' AND tags = '{World,\"a,b\"}' AND state = 'active'"
-        eventually("all are applied", lambda: ask(count) == 300 and state(token("b300")) == "unregistered_by_app")
+        eventually("all are applied", lambda: ask(count) == 300 and state(token("bbbb")) == "unregistered_by_app")
         eventually("a malformed token is rejected", lambda: rejected("registration", "not hex") == "token")
 
     def test_mistakes_of_the_caller_are_refused(self):
