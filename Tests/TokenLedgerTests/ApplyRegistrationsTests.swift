@@ -312,7 +312,9 @@ import Testing
             "nothing of it is recorded")
     }
 
-    @Test func `a logged-out row of a backfill or a reconciliation does not log out a token that another row has`() throws {
+    @Test func `a logged-out row of a backfill or a reconciliation does not log out a token that another row has`()
+        throws
+    {
         let devices = try AttachedDevices()
         try devices.attach()
         try devices.app(
@@ -323,7 +325,8 @@ import Testing
         try devices.forgetQueue()
         for kind in ["backfill", "reconcile"] {
             try devices.database.psql(
-                "SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{aa,bb,cc}'::text[]) AS t")
+                "SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{aa,bb,cc}'::text[]) AS t"
+            )
             #expect(try devices.states() == "aa active, bb active, cc active")
             let source = try devices.app("SELECT tokenkeeper.begin_source('\(kind)', 'app.devices')")
             try devices.database.psql(

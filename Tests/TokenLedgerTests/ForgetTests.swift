@@ -164,7 +164,8 @@ import Testing
         try drainAll(&daemon)
         #expect(try traces("aaaaaaaa", ["bbbbbbbb", "eeeeeeee", "phone", "\"ann\""]) == [])
         #expect(
-            try database.psql("SELECT token, user_id FROM tokenkeeper.token ORDER BY 1") == "cccccccc|ben\ndddddddd|\nffffffff|ben",
+            try database.psql("SELECT token, user_id FROM tokenkeeper.token ORDER BY 1")
+                == "cccccccc|ben\ndddddddd|\nffffffff|ben",
             "others have these tokens now, and the drain has applied what ben had queued")
         #expect(
             try database.psql(

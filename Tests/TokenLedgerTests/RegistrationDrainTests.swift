@@ -192,14 +192,18 @@ import Testing
             ) == "bb|t")
     }
 
-    @Test func `a row that violates a constraint is rejected without an incident, and the rest of its batch is applied`() throws {
+    @Test
+    func `a row that violates a constraint is rejected without an incident, and the rest of its batch is applied`()
+        throws
+    {
         try database.psql("ALTER TABLE tokenkeeper.ledger ADD CONSTRAINT no_bb CHECK (token_key <> '\\xbb')")
         try queue("('aa', now(), NULL, NULL), ('bb', now(), NULL, NULL), ('cc', now(), NULL, NULL)")
         var daemon = try database.connect(user: "a_daemon")
         #expect(try drainAll(&daemon).registrations == .init(applied: 2, rejected: 1, putBack: 3))
         #expect(try tokens("token") == "aa\ncc")
         #expect(
-            try database.psql("SELECT token, error LIKE '%\"no_bb\"%' FROM tokenkeeper.rejected_registration") == "bb|t")
+            try database.psql("SELECT token, error LIKE '%\"no_bb\"%' FROM tokenkeeper.rejected_registration") == "bb|t"
+        )
     }
 
     @Test func `large rows are applied one by one, and a longer one than 16 MiB is rejected unread`() throws {

@@ -198,7 +198,8 @@ import Testing
         #expect(
             try database.psql("SELECT withdrawn FROM tokenkeeper.withdraw(\(source))", user: "a_operator") == "1")
         let attachment = try database.psql(
-            "INSERT INTO tokenkeeper.registration_source (kind, name) VALUES ('attachment', 'public.devices') RETURNING source_id")
+            "INSERT INTO tokenkeeper.registration_source (kind, name) VALUES ('attachment', 'public.devices') RETURNING source_id"
+        )
         let error = #expect(throws: (any Error).self) {
             try database.psql("SELECT tokenkeeper.withdraw(\(attachment))", user: "a_operator")
         }
