@@ -211,7 +211,8 @@ import Testing
         #expect(Set(gauges.byTopic.keys) == [.topicPaused, .sweepRefusedTokens, .outboxOldestDue, .staleWave])
         #expect(
             Set(gauges.totals.keys) == [
-                .outboxRequests, .rejectedResults, .rejectedRegistrations, .failedSends, .attachedTables, .brokenAttachments,
+                .outboxRequests, .rejectedResults, .rejectedRegistrations, .failedSends, .attachedTables,
+                .brokenAttachments,
             ])
         #expect(gauges.trouble?.sqlState == "42501" && gauges.trouble?.message.contains("topic_guard") == true)
         try owner.execute("COMMIT")

@@ -139,7 +139,8 @@ import Testing
             .filter { $0.contains("public.devices") }
         #expect(blocks.count == 2)
         for block in blocks { try database.psql(block, user: "a_app") }
-        #expect(try database.psql("SELECT mode, stale_for FROM tokenkeeper.cleaning", user: "a_app") == "delete|30 days")
+        let settings = try database.psql("SELECT mode, stale_for FROM tokenkeeper.cleaning", user: "a_app")
+        #expect(settings == "delete|30 days")
         try database.psql("SELECT tokenkeeper.clean_attached('public.devices', 'off')", user: "a_app")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.cleaned", user: "a_app") == "0")
     }

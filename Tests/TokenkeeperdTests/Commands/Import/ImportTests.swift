@@ -223,6 +223,30 @@ import Testing
         #expect(again.status == 1 && again.output.contains("queued 1, refused 1"), "\(again.output)\(again.errors)")
     }
 
+    @Test func `what was written to the file of refused rows after the last commit is written again, and not twice`()
+        throws
+    {
+        let database = try TestCluster.shared.database()
+        let folder = try Folder()
+        let file = try folder.write("token\nzz\nyy\naa\n", to: "f.csv")
+        #expect(try run([file] + usual, on: database).status == 1)
+        let rejects = try String(contentsOfFile: file + ".rejected", encoding: .utf8)
+        let first = rejects.split(separator: "\n").prefix(2).joined(separator: "\n").utf8.count + 1
+        // As after a kill before the commit of the batch: at the beginning of the file, and after its first refused row.
+        for position in [
+            "offset=0 lines=0 records=0 skipped=0 rejects=0", "offset=9 lines=2 records=1 skipped=0 rejects=\(first)",
+        ] {
+            try database.psql(
+                """
+                UPDATE tokenkeeper.registration_source
+                SET finished_at = NULL, position = regexp_replace(position, 'offset=.*', '\(position) causes=0')
+                """)
+            let rest = try run([file] + usual, on: database)
+            #expect(rest.status == 1 && rest.errors.contains("continuing source 1"), "\(rest.errors)")
+            #expect(try String(contentsOfFile: file + ".rejected", encoding: .utf8) == rejects)
+        }
+    }
+
     @Test func `two processes do not import one file at once`() throws {
         let database = try TestCluster.shared.database()
         let folder = try Folder()
