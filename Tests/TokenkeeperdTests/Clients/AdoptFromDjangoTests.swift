@@ -1,0 +1,85 @@
+import FakeAPNs
+import Foundation
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+/// Follows docs/how-to/adopt-from-django.md, command by command, with the real django-push-notifications and 20,000 messy devices, or
+/// 200,000 with `TEST_SOAK=whole`.
+@Suite(.ownThread) struct `Adopting from Django` {
+    private static let table = "push_notifications_apnsdevice"
+    /// Independent of parse_token.
+    private static let clean = "lower(regexp_replace(d.registration_id, '[[:space:]<>]', '', 'g'))"
+    private static let environment = "CASE d.application_id WHEN 'ios' THEN 'production' ELSE 'sandbox' END"
+    /// The devices whose token the ledger must have.
+    private static let good = "FROM \(table) AS d WHERE d.application_id IS NOT NULL AND \(clean) ~ '^([0-9a-f]{2})+$'"
+
+    private static let devices = Soak.size(20_000, whole: 200_000)
+
+    @Test func `no row is skipped silently, from messy devices to a clean table and back`() throws {
+        let host = try DjangoHost { _ in nil }
+        let text = try String(
+            contentsOf: PackagedProgram.repository.appendingPathComponent("docs/how-to/adopt-from-django.md"),
+            encoding: .utf8)
+        let page = try DjangoHost.commands(of: text)
+        try #require(page.count == 10, "with the five of the installation, fifteen: \(page)")
+        try host.run("python manage.py migrate --verbosity 0")
+        try host.run("python fill.py \(Self.devices)")
+        let rows = "SELECT md5(string_agg(d::text, ',' ORDER BY id)) FROM \(Self.table) AS d"
+        let untouched = try host.database.psql(rows, user: "postgres")
+
+        // Attach and import.
+        for command in page[0...3] { try host.run(command) }
+        try eventually("all is applied") {
+            try host.database.psql("SELECT count(*) FROM tokenkeeper.registration") == "0"
+        }
+        #expect(
+            try host.database.psql(
+                """
+                SELECT s.queued + s.refused + (SELECT count(*) FROM \(Self.table) WHERE registration_id = ''),
+                       s.refused = (SELECT count(*) FROM tokenkeeper.rejected_registration)
+                FROM tokenkeeper.registration_source AS s WHERE kind = 'backfill'
+                """, user: "postgres") == "\(Self.devices)|t", "each row is queued, refused, or has no token")
+        let wanted = "SELECT \(Self.environment) AS environment, \(Self.clean) AS token \(Self.good)"
+        let known = "SELECT environment, token FROM tokenkeeper.token"
+        for (some, others) in [(wanted, known), (known, wanted)] {
+            #expect(
+                try host.database.psql("SELECT count(*) FROM (\(some) EXCEPT \(others)) AS x", user: "postgres") == "0")
+        }
+        #expect(try host.database.psql(rows, user: "postgres") == untouched)
+
+        // Observe. The apps of some devices were deleted a month ago.
+        let dead = try host.database.psql(
+            "SELECT DISTINCT \(Self.clean) \(Self.good) AND d.active AND d.id BETWEEN 201 AND 260", user: "postgres"
+        ).split(separator: "\n").map(String.init)
+        for token in dead { host.apns.deaths.die(token, .init(at: FakeOptions.systemClock() - 30 * 86_400_000)) }
+        try host.run(page[4].replacing("/usr/share/doc/tokenkeeperd", with: PackagedProgram.repository.path))
+        let settings = try #require(text.firstMatch(of: #/```python\n *(INSTALLED_APPS .*)\n/#)?.output.1)
+        try host.addSettings(String(settings))
+        try host.run("python send.py 201 400")
+        let gone = FakeOutcome(410, "Unregistered")
+        #expect(host.apns.records.outcomes[gone] == dead.count && dead.count > 20)
+        try eventually("the 410s are recorded") {
+            try host.database.psql("SELECT count(*) FROM tokenkeeper.token WHERE state = 'stale'") == "\(dead.count)"
+        }
+        try host.run("python send.py 201 400")
+        #expect(host.apns.records.outcomes[gone] == 2 * dead.count, "the gate only observes")
+        #expect(try host.database.psql(rows, user: "postgres") == untouched, "the library deactivates no device")
+        try host.run(page[5])
+        let differences = try host.run(page[6])
+        #expect(!differences.contains(" t "), "\(differences)")
+
+        // Enforce, and leave.
+        try host.run(page[7])
+        try host.run("python send.py 201 400")
+        #expect(host.apns.records.outcomes[gone] == 2 * dead.count, "they are withheld")
+        try host.run(page[8])
+        try host.run(page[9])
+        #expect(
+            try host.database.psql(
+                """
+                SELECT (SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'tokenkeeper%') + (SELECT count(*) FROM pg_proc
+                    WHERE pronamespace = 'public'::regnamespace AND proname LIKE 'tokenkeeper%')
+                """) == "0")
+    }
+}
