@@ -69,11 +69,28 @@ import Testing
         let differences = try host.run(page[6])
         #expect(!differences.contains(" t "), "\(differences)")
 
-        // Enforce, and leave.
+        // Enforce.
         try host.run(page[7])
         try host.run("python send.py 201 400")
         #expect(host.apns.records.outcomes[gone] == 2 * dead.count, "they are withheld")
+
+        // Clean. A week passes.
         try host.run(page[8])
+        try host.database.psql(
+            """
+            UPDATE tokenkeeper.ledger SET suppressed_since = suppressed_since - interval '8 days';
+            UPDATE tokenkeeper.stale_receipt SET queued_at = queued_at - interval '8 days';
+            TRUNCATE tokenkeeper.stale_wave
+            """, user: "postgres")
+        let isActive = "SELECT count(*) \(Self.good) AND d.active"
+        let others = try host.database.psql("\(isActive) AND d.id NOT BETWEEN 201 AND 260", user: "postgres")
+        host.daemon.signal(SIGUSR1)
+        try eventually("the rows of the dead tokens are marked", within: 20) {
+            try host.database.psql("\(isActive) AND d.id BETWEEN 201 AND 260", user: "postgres") == "0"
+        }
+        #expect(try host.database.psql("\(isActive) AND d.id NOT BETWEEN 201 AND 260", user: "postgres") == others)
+
+        // Leave.
         try host.run(page[9])
         #expect(
             try host.database.psql(
