@@ -85,7 +85,7 @@ import Testing
         let isActive = "SELECT count(*) \(Self.good) AND d.active"
         let others = try host.database.psql("\(isActive) AND d.id NOT BETWEEN 201 AND 260", user: "postgres")
         host.daemon.signal(SIGUSR1)
-        try eventually("the rows of the dead tokens are marked", within: 20) {
+        try eventually("the rows of the dead tokens are marked") {
             try host.database.psql("\(isActive) AND d.id BETWEEN 201 AND 260", user: "postgres") == "0"
         }
         #expect(try host.database.psql("\(isActive) AND d.id NOT BETWEEN 201 AND 260", user: "postgres") == others)
