@@ -15,6 +15,8 @@
 --   logged_out            logged out in all rows that have the token, active in the ledger                             a difference
 --   without_row           active in the ledger because of this table, which has no row with the token any more         a difference if on_delete
 --                         is unregister
+--   not_found             as without_row, but the table has tokens in other spellings than has can look up: perhaps there is a row
+--   other_spelling        rows whose token is not in plain hex, in either case, nor as NSData describes itself
 --   queued                differs, but the queue still holds a registration or logout of the token
 --   held                  a logout that the guard holds
 --   pruned                registered in the table, pruned from the ledger after that registration
@@ -102,6 +104,11 @@ WITH read AS MATERIALIZED (
     UNION ALL
     SELECT CASE WHEN r.fault IS NOT NULL THEN 'refused' ELSE 'without_token' END, r.n, r.key, r.token FROM read AS r WHERE r.fault IS NOT NULL OR r.token_key IS NULL
     UNION ALL
+    SELECT 'other_spelling', r.n, r.key, r.token FROM read AS r
+    WHERE r.token_key IS NOT NULL AND r.token <> encode(r.token_key, 'hex') AND r.token NOT IN (
+        upper(encode(r.token_key, 'hex')),
+        (SELECT '<' || string_agg(substr(encode(r.token_key, 'hex'), i, 8), ' ' ORDER BY i) || '>' FROM generate_series(1, 2 * length(r.token_key), 8) AS i))
+    UNION ALL
     SELECT 'rows', r.n, NULL, NULL FROM read AS r
 ), counted AS (
     SELECT w.word, count(*) AS number,
@@ -129,6 +136,7 @@ AS $$
 DECLARE
     began timestamptz := clock_timestamp();
     sources bigint[] := tokenkeeper.sources_of_attachment(attachment);
+    is_uncertain boolean := (SELECT a.other_spellings FROM tokenkeeper.attached_table AS a WHERE a.source_id = attachment);
     is_logout boolean := (SELECT a.on_delete = 'unregister' FROM tokenkeeper.attached_table AS a WHERE a.source_id = attachment);
 BEGIN
     EXECUTE format($sql$
@@ -159,6 +167,7 @@ WITH read AS MATERIALIZED (
                                               AND q.environment = g.environment COLLATE "C") THEN 'queued'
         WHEN EXISTS (SELECT FROM tokenkeeper.held_registration AS h WHERE h.topic_id = g.topic_id AND h.token_key = g.token_key AND h.unregistered)
             THEN 'held'
+        WHEN $8 THEN 'not_found'
         ELSE 'without_row' END AS final
     FROM gone AS g
 ), repaired AS (
@@ -172,7 +181,7 @@ SELECT (SELECT r.topic_id FROM read AS r ORDER BY r.topic_id DESC, r.token_key D
        coalesce((SELECT jsonb_object_agg(c.word, c.number) FROM counted AS c), '{}') || jsonb_build_object('tokens', (SELECT count(*) FROM read)),
        coalesce((SELECT jsonb_object_agg(c.word, c.five) FROM counted AS c), '{}')
 $sql$, asker) INTO last_topic, last_token, counts, samples
-        USING after_topic, after_token, max_tokens, sources, repairs, began, is_logout;
+        USING after_topic, after_token, max_tokens, sources, repairs, began, is_logout, is_uncertain;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.compare_tokens(text, bigint, integer, bytea, integer, bigint) IS
@@ -227,6 +236,9 @@ BEGIN
             RAISE EXCEPTION 'table % cannot be read from position %: %', this.name, coalesce(quote_literal(left(compare_next.position, 100)), 'null'),
                 left(SQLERRM, 200) USING ERRCODE = 'invalid_parameter_value';
         END;
+        IF read_to.counts ? 'other_spelling' THEN
+            UPDATE tokenkeeper.attached_table AS a SET other_spellings = true WHERE a.source_id = this.source_id AND NOT a.other_spellings;
+        END IF;
         next_position := CASE WHEN coalesce((read_to.counts ->> 'rows')::bigint, 0) < compare_next.max_rows THEN 'token 0 ' ELSE 'row ' || read_to.last_key END;
     ELSE
         SELECT * INTO read_to FROM tokenkeeper.compare_tokens(asker.name, this.source_id, split_part(compare_next.position COLLATE "C", ' ', 2)::integer,

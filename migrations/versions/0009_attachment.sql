@@ -18,6 +18,7 @@ CREATE TABLE tokenkeeper.attached_table (
     registered_sql   text,
     unregistered_sql text,
     on_delete        text NOT NULL CHECK (on_delete IN ('ignore', 'unregister')),
+    other_spellings  boolean NOT NULL DEFAULT false,
     revive           text NOT NULL CHECK (revive IN ('by registered_at', 'by register only')),
     always           boolean NOT NULL,
     fault            text,
@@ -30,6 +31,9 @@ CREATE TABLE tokenkeeper.attached_table (
 );
 COMMENT ON TABLE tokenkeeper.attached_table IS
     'The tables of the provider that attach has connected to the ledger. To look at them, use the view attachment.';
+COMMENT ON COLUMN tokenkeeper.attached_table.other_spellings IS
+    'Internal: a comparison has found a token that is not in plain hex, nor as NSData describes itself. Such a row cannot be found by its token, so that '
+    'the comparison logs out no token for lack of a row.';
 COMMENT ON COLUMN tokenkeeper.attached_table.source_id IS
     'The registration_source of what its triggers queue. The generated functions and triggers have this number in their names.';
 COMMENT ON COLUMN tokenkeeper.attached_table.table_id IS 'The table. A number instead of a name if it was dropped without detach.';
