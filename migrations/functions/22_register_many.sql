@@ -88,12 +88,12 @@ AS $$
 BEGIN
     RETURN QUERY
         SELECT DISTINCT d.topic_id, d.device_id FROM (
-            SELECT k.topic_id, unnest(ARRAY[r.device_id COLLATE "C", l.device_id]) AS device_id
+            SELECT k.topic_id, unnest(ARRAY[CASE WHEN NOT r.unregistered THEN r.device_id COLLATE "C" END, l.device_id]) AS device_id
             FROM unnest(of_row, of_topic, keys) AS k (n, topic_id, key)
             CROSS JOIN LATERAL unnest(understood[k.n:k.n]) AS r
             CROSS JOIN LATERAL (
                 SELECT o.device_id FROM tokenkeeper.ledger AS o WHERE o.topic_id = k.topic_id AND o.token_key = k.key OFFSET 0) AS l
-            WHERE NOT r.unregistered AND tokenkeeper.has_one_token_per_device(r.topic)) AS d
+            WHERE tokenkeeper.has_one_token_per_device(r.topic)) AS d
         WHERE d.device_id <> ''
         ORDER BY 1, 2;
 END
@@ -129,6 +129,7 @@ DECLARE
     locked text[] COLLATE "C";
     wanted text[] COLLATE "C";
     one tokenkeeper.registration;
+    deadlocks integer := 0;
 BEGIN
     IF entries IS NULL OR entries > 1000 THEN
         RAISE EXCEPTION 'registrations is %, expected an array of at most 1000 objects', CASE
@@ -200,19 +201,25 @@ BEGIN
             IF wanted IS DISTINCT FROM locked THEN
                 RAISE EXCEPTION 'a token has another device now' USING ERRCODE = 'TK001';
             END IF;
+            FOR n IN 1..coalesce(cardinality(keys), 0) LOOP
+                one := understood[of_row[n]];
+                IF one.unregistered THEN
+                    PERFORM tokenkeeper.unregister(one.token, one.topic, one.environment, one.registered_at);
+                ELSE
+                    PERFORM tokenkeeper.register(one.token, one.topic, one.environment, one.registered_at, one.device_id, one.tags, one.user_id);
+                END IF;
+            END LOOP;
             EXIT;
-        EXCEPTION WHEN SQLSTATE 'TK001' THEN
-            NULL;
+        EXCEPTION
+            WHEN SQLSTATE 'TK001' THEN
+                NULL;
+            WHEN deadlock_detected THEN
+                -- A single registration has moved a token to a device since. Everything is released, and the other call goes on.
+                deadlocks := deadlocks + 1;
+                IF deadlocks > 5 THEN
+                    RAISE;
+                END IF;
         END;
-    END LOOP;
-
-    FOR n IN 1..coalesce(cardinality(keys), 0) LOOP
-        one := understood[of_row[n]];
-        IF one.unregistered THEN
-            PERFORM tokenkeeper.unregister(one.token, one.topic, one.environment, one.registered_at);
-        ELSE
-            PERFORM tokenkeeper.register(one.token, one.topic, one.environment, one.registered_at, one.device_id, one.tags, one.user_id);
-        END IF;
     END LOOP;
     RETURN QUERY SELECT f.n, f.error FROM unnest(faulty, faults) AS f (n, error);
 END
