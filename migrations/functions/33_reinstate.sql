@@ -148,14 +148,19 @@ LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
-    UPDATE tokenkeeper.topic_guard_count AS c SET tokens = greatest(c.tokens + d.tokens, 0)
-    FROM (SELECT t.bucket, sum(t.tokens) AS tokens FROM (
+    INSERT INTO tokenkeeper.topic_guard_count AS c (topic_id, cause, bucket, tokens)
+    SELECT uncount_guard.of_topic, uncount_guard.of_cause, d.bucket, d.tokens
+    FROM (SELECT t.bucket, sum(t.tokens)::bigint AS tokens FROM (
               SELECT b.bucket, -b.tokens AS tokens FROM unnest(uncount_guard.buckets, uncount_guard.tallies) AS b (bucket, tokens)
               UNION ALL
               SELECT a.bucket, a.tokens
               FROM tokenkeeper.guard_tally(uncount_guard.of_cause, uncount_guard.of_topic, uncount_guard.token_keys) AS a) AS t
           GROUP BY 1 HAVING sum(t.tokens) <> 0) AS d
-    WHERE c.topic_id = uncount_guard.of_topic AND c.cause = uncount_guard.of_cause COLLATE "C" AND c.bucket = d.bucket
+    -- A token whose last suspect of the day is undone counts at an earlier one, in a bucket that may not exist.
+    WHERE d.tokens > 0 OR EXISTS (
+        SELECT FROM tokenkeeper.topic_guard_count AS k
+        WHERE k.topic_id = uncount_guard.of_topic AND k.cause = uncount_guard.of_cause COLLATE "C" AND k.bucket = d.bucket)
+    ON CONFLICT (topic_id, cause, bucket) DO UPDATE SET tokens = greatest(c.tokens + excluded.tokens, 0)
 $$;
 COMMENT ON FUNCTION tokenkeeper.uncount_guard(text, integer, bytea[], timestamptz[], bigint[]) IS
     'Subtracts from topic_guard_count what these tokens do not contribute any more. buckets and tallies are their guard_tally before some of their '
