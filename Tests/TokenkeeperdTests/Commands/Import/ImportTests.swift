@@ -88,7 +88,7 @@ import Testing
     @Test func `an import that is killed again and again queues every row once, and refuses every broken line once`()
         throws
     {
-        let lines = Soak.size(100_000, whole: 10_000_000)
+        let lines = Soak.size(100_000, whole: 1_000_000)
         let folder = try Folder()
         let file = "\(folder.path)/devices.csv"
         try Self.file(lines: lines, to: file)
