@@ -21,7 +21,8 @@ struct DatabaseCredentials: Equatable {
     init(handedOverIn folder: String) throws(ConfigurationError) {
         let names: [String]
         do {
-            names = try Folder.names(in: folder)
+            // During a reload, systemd hides the folder with the folder around it: then there are no credentials.
+            names = FileManager.default.fileExists(atPath: folder) ? try Folder.names(in: folder) : []
         } catch {
             throw ConfigurationError(["\(folder), from CREDENTIALS_DIRECTORY: cannot be read: \(error)"])
         }
