@@ -70,7 +70,7 @@ package struct ImportSource: Sendable {
             """
             SELECT s.source_id, s.position, s.queued, s.refused FROM tokenkeeper.registration_source AS s
             WHERE s.kind = 'import' AND s.name = $1 AND s.done_by = session_user AND s.finished_at IS NULL AND s.position IS NOT NULL
-                AND to_jsonb(s) ->> 'withdrawn_at' IS NULL
+                AND s.withdrawn_at IS NULL
             ORDER BY s.source_id DESC
             """, [.text(name)]
         ).decode { row throws(DatabaseError) in

@@ -51,8 +51,8 @@ struct MigrationScript {
 
     private func record(_ version: Migration) -> String {
         let values = [
-            "\(version.version)", quoted(version.name), quoted(checksums[version.file] ?? ""),
-            quoted(version.oldestDaemon.description),
+            "\(version.version)", SQLLiteral.quoted(version.name), SQLLiteral.quoted(checksums[version.file] ?? ""),
+            SQLLiteral.quoted(version.oldestDaemon.description),
         ]
         return """
             INSERT INTO tokenkeeper.migration (version, name, checksum, oldest_daemon)
@@ -64,9 +64,9 @@ struct MigrationScript {
         let files = plan.repeatables + (plan.rights == .apply ? [grants] : [])
         if files.isEmpty { return [] }
         let rows = files.map {
-            "(\(quoted($0.name)), \(quoted(checksums[$0.name] ?? "")), \(quoted(release.description)))"
+            "(\(SQLLiteral.quoted($0.name)), \(SQLLiteral.quoted(checksums[$0.name] ?? "")), \(SQLLiteral.quoted(release.description)))"
         }
-        let gone = "DELETE FROM tokenkeeper.repeatable WHERE name <> \(quoted(grants.name));"
+        let gone = "DELETE FROM tokenkeeper.repeatable WHERE name <> \(SQLLiteral.quoted(grants.name));"
         return (plan.repeatables.isEmpty ? [] : [gone]) + [
             """
             INSERT INTO tokenkeeper.repeatable (name, checksum, release)
@@ -98,7 +98,7 @@ struct MigrationScript {
                 """
                 DO $$
                 BEGIN
-                    IF \(Self.fingerprint) <> \(quoted(found)) THEN
+                    IF \(Self.fingerprint) <> \(SQLLiteral.quoted(found)) THEN
                         RAISE EXCEPTION 'the schema has changed since this script was printed' USING HINT = 'Run tokenkeeperd migrate --print again.';
                     END IF;
                 END
@@ -106,9 +106,5 @@ struct MigrationScript {
                 """)
         }
         return (parts + statements + ["COMMIT;"]).joined(separator: "\n\n") + "\n"
-    }
-
-    private func quoted(_ text: String) -> String {
-        "'\(text.split(separator: "'", omittingEmptySubsequences: false).joined(separator: "''"))'"
     }
 }

@@ -66,17 +66,12 @@ struct SendSummary {
         }
     }
 
-    /// As in SQL: a topic is whatever a sender wrote.
-    private static func literal(_ text: String) -> String {
-        "'" + text.split(separator: "'", omittingEmptySubsequences: false).joined(separator: "''") + "'"
-    }
-
     func paused(_ topic: TopicScope, _ reason: String) {
         logger.error(
             "sending to a topic is paused; fix the cause, then run: SELECT tokenkeeper.resume_sending(topic, environment)",
             metadata: [
                 "topic": "\(topic.topic)", "environment": "\(topic.environment)", "reason": "\(reason)",
-                "run": "SELECT tokenkeeper.resume_sending(\(Self.literal(topic.topic)), '\(topic.environment)')",
+                "run": "SELECT tokenkeeper.resume_sending(\(SQLLiteral.quoted(topic.topic)), '\(topic.environment)')",
             ])
     }
 
