@@ -114,6 +114,7 @@ import Testing
         ("mark_column => 'shout', mark_value => '1'", "is generated"),
         ("mark_column => 'id', mark_value => '1'", "belongs to the key"),
         ("mark_column => 'bundle'", "mark_value is null"), ("mark_value => 'nonsense('", "syntax error"),
+        ("mark_column => 'gone_at', mark_value => '38f4'", "mark_value is '38f4'"),
         ("stale_for => '1 minute'", "expected 1 hour to 3650 days"),
     ])
     func `a mistake is a clear error`(arguments: String, message: String) throws {

@@ -121,9 +121,15 @@ BEGIN
         change := format('DELETE FROM %s AS r WHERE %s', relation, key);
     END IF;
     -- Check the expressions before they become part of a function.
-    EXECUTE format('SELECT FROM %s AS r WHERE %s LIMIT 0', relation,
-                   replace(replace(replace(replace(replace(wanted, 'keys[i]', 'NULL::text'), 'tokens[i]', 'NULL::text'), 'topics[i]', 'NULL::text'),
-                                   'environments[i]', 'NULL::text'), 'registered_at[i]', 'NULL::timestamptz'));
+    BEGIN
+        EXECUTE format('SELECT FROM %s AS r WHERE %s LIMIT 0', relation,
+                       replace(replace(replace(replace(replace(wanted, 'keys[i]', 'NULL::text'), 'tokens[i]', 'NULL::text'), 'topics[i]', 'NULL::text'),
+                                       'environments[i]', 'NULL::text'), 'registered_at[i]', 'NULL::timestamptz'));
+        EXECUTE 'EXPLAIN ' || replace(change, 'keys[i]', 'NULL::text');
+    EXCEPTION WHEN syntax_error_or_access_rule_violation OR data_exception OR feature_not_supported THEN
+        RAISE EXCEPTION 'mark_value is %: %', coalesce(quote_literal(left(clean_attached.mark_value, 200)), 'null'), SQLERRM
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is an SQL expression of the type of the column.';
+    END;
     EXECUTE format(
         'CREATE OR REPLACE FUNCTION %s(keys text[], environments text[], topics text[], tokens text[], registered_at timestamptz[], dry_run boolean) '
         'RETURNS TABLE (n integer, old jsonb, error text) LANGUAGE plpgsql SECURITY DEFINER '

@@ -141,15 +141,15 @@ import Testing
             let done =
                 Int(try database.psql("SELECT coalesce(max(position::bigint), 0) FROM tokenkeeper.registration_source"))
                 ?? 0
-            let until = min(done + chance.dice(8000), 29_000)
+            // It always gets somewhere before it is killed, and is left alone for the last rows: the test ends.
+            let until = done + 1 + chance.dice(8000)
             try process.run()
-            // Killed in the middle of whatever it does then.
-            try eventually("it has come to row \(until), seed \(seed)") {
-                try count("registration_source", "position::bigint >= \(until)") == "1"
-                    || !process.isRunning
-            }
-            if process.isRunning {
-                kill(process.processIdentifier, SIGKILL)
+            if until < 29_000 {
+                // Killed in the middle of whatever it does then.
+                try eventually("it has come to row \(until), seed \(seed)") {
+                    try count("registration_source", "position::bigint >= \(until)") == "1"
+                }
+                if process.isRunning { kill(process.processIdentifier, SIGKILL) }
                 kills += 1
             }
             process.waitUntilExit()
