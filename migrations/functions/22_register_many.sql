@@ -1,8 +1,9 @@
 -- Many registrations in one call, for callers that need to know at once what was refused. Others write to the queue (0008_registration).
 --
 -- Locks: those of 20_registration, for all entries together. New tokens come first, in the order of their keys, as rows that say nothing yet; then all
--- devices, in order. From then on a session that waits for one of these devices holds no token that is waited for here, so two calls never deadlock, and
--- a call and a register do not, either.
+-- devices, in order. From then on a session that waits for one of these devices holds no token that is waited for here, so two calls never deadlock.
+-- A register may hold a token while it waits for one of these devices. So with the devices locked, this waits for a token only within half of
+-- deadlock_timeout; then it releases everything, the other goes on, and it begins again.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.read_registration(
     entry jsonb, default_topic text, default_environment text, base64 boolean, OUT registration tokenkeeper.registration, OUT error text)
@@ -130,6 +131,12 @@ DECLARE
     wanted text[] COLLATE "C";
     one tokenkeeper.registration;
     deadlocks integer := 0;
+    -- How long to wait for a token while the devices are locked, and how long it has waited in all.
+    patience interval := least(interval '30 ms', current_setting('deadlock_timeout')::interval / 2);
+    waited interval := '0';
+    is_waiting_briefly boolean;
+    lock_timeout_before CONSTANT text := current_setting('lock_timeout');
+    most CONSTANT interval := nullif(lock_timeout_before::interval, '0');
 BEGIN
     IF entries IS NULL OR entries > 1000 THEN
         RAISE EXCEPTION 'registrations is %, expected an array of at most 1000 objects', CASE
@@ -171,6 +178,7 @@ BEGIN
         ORDER BY 1, 2, 3) AS s;
 
     LOOP
+        is_waiting_briefly := false;
         BEGIN
             FOR n IN 1..coalesce(cardinality(keys), 0) LOOP
                 IF NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic[n] AND l.token_key = keys[n]) THEN
@@ -201,6 +209,9 @@ BEGIN
             IF wanted IS DISTINCT FROM locked THEN
                 RAISE EXCEPTION 'a token has another device now' USING ERRCODE = 'TK001';
             END IF;
+            patience := least(patience, most - waited);
+            PERFORM set_config('lock_timeout', greatest(ceil(extract(epoch FROM patience) * 1000), 1)::text, true);
+            is_waiting_briefly := true;
             FOR n IN 1..coalesce(cardinality(keys), 0) LOOP
                 one := understood[of_row[n]];
                 IF one.unregistered THEN
@@ -209,12 +220,20 @@ BEGIN
                     PERFORM tokenkeeper.register(one.token, one.topic, one.environment, one.registered_at, one.device_id, one.tags, one.user_id);
                 END IF;
             END LOOP;
+            PERFORM set_config('lock_timeout', lock_timeout_before, true);
             EXIT;
         EXCEPTION
             WHEN SQLSTATE 'TK001' THEN
                 NULL;
+            WHEN lock_not_available THEN
+                waited := waited + patience;
+                IF NOT is_waiting_briefly OR waited >= most THEN
+                    RAISE;
+                END IF;
+                -- Whoever waits for one of the devices goes first.
+                patience := least(2 * patience, current_setting('deadlock_timeout')::interval / 2);
             WHEN deadlock_detected THEN
-                -- A single registration has moved a token to a device since. Everything is released, and the other call goes on.
+                -- Tokens were deleted meanwhile, or deadlock_timeout is very short. Everything is released, and the other call goes on.
                 deadlocks := deadlocks + 1;
                 IF deadlocks > 5 THEN
                     RAISE;
