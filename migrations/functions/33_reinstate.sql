@@ -405,11 +405,13 @@ BEGIN
         DELETE FROM tokenkeeper.unregistration_receipt AS r
         WHERE r.topic_id = undo.topic_id AND r.token_key = ANY (keys) AND r.source_id IS NOT NULL
           AND EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)
-        RETURNING r.token_key, r.unregistered_by_app_at, r.suppresses
+        RETURNING r.token_key, r.unregistered_by_app_at, r.suppresses, r.source_id
     ), token AS MATERIALIZED (
-        SELECT n.token_key, max(n.unregistered_by_app_at) AS at, bool_or(n.suppresses) AS suppresses FROM undone AS n GROUP BY 1
+        SELECT n.token_key, max(n.unregistered_by_app_at) AS at, bool_or(n.suppresses) AS suppresses,
+               (array_agg(n.source_id ORDER BY n.unregistered_by_app_at DESC, n.source_id DESC))[1] AS source_id
+        FROM undone AS n GROUP BY 1
     ), rest AS MATERIALIZED (
-        SELECT u.token_key, u.suppresses, o.registered_at, o.suppressed, o.device_id, s.at,
+        SELECT u.token_key, u.suppresses, u.source_id, o.registered_at, o.suppressed, o.device_id, o.user_id, s.at,
                greatest(o.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS was_invalidated_at,
                greatest(o.stale_at, o.suspect_at, s.at, o.superseded_at) AS invalidated_at
         FROM token AS u
@@ -438,9 +440,13 @@ BEGIN
         WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key
           AND NOT (r.registered_at = '-infinity' AND r.invalidated_at IS NULL)
     ), told AS (
-        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id,
+        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
             registered_before, registered_after, invalidated_before, invalidated_after)
-        SELECT undo.topic_id, r.token_key, 'reinstated', 'operator', r.device_id,
+        SELECT undo.topic_id, r.token_key, 'reinstated', 'operator',
+               -- Explanation.swift knows a logout by this first word: a reason of APNs is one word.
+               'logout from ' || coalesce((SELECT 'the ' || o.kind || ' of ' || o.name FROM tokenkeeper.registration_source AS o
+                                           WHERE o.source_id = r.source_id), 'source ' || r.source_id),
+               r.device_id, r.user_id,
                nullif(r.registered_at, '-infinity'), nullif(r.registered_at, '-infinity'), r.was_invalidated_at, r.invalidated_at
         FROM rest AS r WHERE r.suppressed
     )

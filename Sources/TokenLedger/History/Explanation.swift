@@ -68,9 +68,10 @@ public enum Explanation {
         case "reinstated":
             // The ledger keeps the greatest instant: it was that of the undone result only if undoing it changed it.
             let instant = event.invalidatedAfter != event.invalidatedBefore ? event.invalidatedBefore : nil
-            // Only a logout has no reason.
-            let cause = event.reason == nil ? "unregistered_by_app" : "suspect"
-            let undone = "reinstated: that \(claim(cause, event.reason, instant)) does not count any more"
+            // The reason names the logout's source (undo_unregistrations); otherwise it is one word of APNs.
+            let logout = event.reason.flatMap { $0.hasPrefix("logout ") ? "the \($0)" : nil }
+            let what = logout.map { $0 + asOf(instant) } ?? "that \(claim("suspect", event.reason, instant))"
+            let undone = "reinstated: \(what) does not count any more"
             if isSuppressedAfter(event) {
                 return undone + ", but something else still does, as of \(time(event.invalidatedAfter))"
             }
@@ -188,8 +189,10 @@ public enum Explanation {
             case "suspect": answer(reason ?? "that it is bad")
             default: answer(reason ?? "410")
             }
-        return who + (at.map { " as of \($0.toTheSecond)" } ?? "")
+        return who + asOf(at)
     }
+
+    private static func asOf(_ moment: HistoryMoment?) -> String { moment.map { " as of \($0.toTheSecond)" } ?? "" }
 
     private static func isSuppressedAfter(_ event: HistoryEvent) -> Bool {
         guard let stale = event.invalidatedAfter else { return false }
