@@ -253,6 +253,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.record(text[], text[], integer[], bytea[], timestamptz[], text[], timestamptz[], boolean[], integer[], timestamptz[], text[],
                        timestamptz[], integer[], timestamptz[], text[], timestamptz[], boolean[], bigint, numeric, numeric),
     tokenkeeper.judge_stale(integer[], bytea[], timestamptz[], timestamptz[], boolean[], bigint, numeric),
+    tokenkeeper.thin_stale_receipts(integer[], bytea[]),
     tokenkeeper.judge_suspects(integer[], bytea[], timestamptz[], timestamptz[], boolean[], timestamptz[], bigint, numeric),
     tokenkeeper.judge_unregistrations(integer[], bytea[], timestamptz[], timestamptz[], boolean[], bigint[], timestamptz[], bigint, numeric),
     tokenkeeper.note_unregistrations(integer[], bytea[], timestamptz[], timestamptz[], bigint[], boolean[], timestamptz[]),

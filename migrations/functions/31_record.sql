@@ -1,5 +1,41 @@
 -- How a daemon records a batch of results.
 
+CREATE OR REPLACE FUNCTION tokenkeeper.thin_stale_receipts(of_topic integer[], token_keys bytea[]) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    most CONSTANT integer := 50;
+    kept_at_each_end CONSTANT integer := 20;
+    topics integer[];
+    keys bytea[];
+BEGIN
+    SELECT array_agg(k.topic_id), array_agg(k.token_key) INTO topics, keys
+    FROM (SELECT DISTINCT u.topic_id, u.token_key FROM unnest(thin_stale_receipts.of_topic, thin_stale_receipts.token_keys) AS u (topic_id, token_key)) AS k
+    -- A subquery for each token, which reads no more than it needs; EXISTS may be hashed.
+    WHERE (SELECT true FROM tokenkeeper.stale_receipt AS r WHERE r.topic_id = k.topic_id AND r.token_key = k.token_key OFFSET most LIMIT 1);
+    IF keys IS NULL THEN
+        RETURN;
+    END IF;
+    DELETE FROM tokenkeeper.stale_receipt AS d
+    WHERE d.ctid = ANY (ARRAY(
+        SELECT r.place FROM unnest(topics, keys) AS k (topic_id, token_key)
+        CROSS JOIN LATERAL (
+            SELECT s.ctid AS place, s.newly, row_number() OVER (ORDER BY s.queued_at, s.ctid) AS from_first,
+                   row_number() OVER (ORDER BY s.queued_at DESC, s.ctid DESC) AS from_last
+            FROM tokenkeeper.stale_receipt AS s WHERE s.topic_id = k.topic_id AND s.token_key = k.token_key) AS r
+        -- stale_count counts those that are newly stale.
+        WHERE r.from_first > kept_at_each_end AND r.from_last > kept_at_each_end AND NOT r.newly));
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.thin_stale_receipts(integer[], bytea[]) IS
+    'Bounds the receipts of tokens that were sent to again and again although they are stale: of a token with more than 50, keeps the first 20, the last 20 '
+    'and those that are newly. If APNs gives the same timestamp each time, any one window of reinstate leaves what it would leave with all of them. '
+    'Called by record, which has locked the tokens.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.thin_stale_receipts(integer[], bytea[]) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.record(
     environments text[],
     topics text[],
@@ -57,6 +93,7 @@ DECLARE
     held bigint[] := '{}';
     newly bigint[];
     again bigint[];
+    repeated bigint[];
 BEGIN
     topic_ids := ARRAY(
         SELECT (SELECT t.topic_id FROM tokenkeeper.topic AS t
@@ -210,8 +247,9 @@ BEGIN
            -- The active tokens that turn stale; again, if they had a 410 before.
            ARRAY(SELECT c.position FROM changed AS c
                  WHERE c.stale_moves AND NOT c.was_suppressed AND c.stale_at >= c.registered_at AND c.registered_at > '-infinity'),
-           ARRAY(SELECT c.position FROM changed AS c WHERE c.stale_moves AND NOT c.was_suppressed AND c.was_stale_at IS NOT NULL)
-    INTO left_over, new_topics, new_keys, new_stale_at, new_stale_reason, new_suspect_at, new_suspect_reason, holds, newly, again
+           ARRAY(SELECT c.position FROM changed AS c WHERE c.stale_moves AND NOT c.was_suppressed AND c.was_stale_at IS NOT NULL),
+           ARRAY(SELECT o.position FROM old AS o WHERE o.was_stale_at IS NOT NULL)
+    INTO left_over, new_topics, new_keys, new_stale_at, new_stale_reason, new_suspect_at, new_suspect_reason, holds, newly, again, repeated
     FROM said AS s
     WHERE s.position NOT IN (
         SELECT c.position FROM changed AS c UNION ALL SELECT o.position FROM old AS o WHERE NOT o.stale_moves AND NOT o.suspect_moves);
@@ -292,6 +330,11 @@ BEGIN
         SELECT f.queued_at, f.at, topic_ids[record.of_topic[f.of_token]], false, record.token_keys[f.of_token], f.reason
         FROM unnest(record.further_of, record.further_at, record.further_reason, record.further_queued_at) AS f (of_token, at, reason, queued_at)
         WHERE f.of_token NOT IN (SELECT unnest(locked)) AND f.of_token NOT IN (SELECT unnest(held));
+    END IF;
+    IF repeated <> '{}' OR cardinality(record.further_of) > 0 THEN
+        PERFORM tokenkeeper.thin_stale_receipts(array_agg(topic_ids[record.of_topic[t.n]]), array_agg(record.token_keys[t.n]))
+        FROM (SELECT unnest(repeated || record.further_of::bigint[]) AS n) AS t
+        WHERE t.n NOT IN (SELECT unnest(locked)) AND t.n NOT IN (SELECT unnest(held));
     END IF;
 
     IF cardinality(record.suspect_of) > 0 THEN
