@@ -220,7 +220,7 @@ BEGIN
     END IF;
     IF compare_next.repairs IS NOT NULL THEN
         PERFORM FROM tokenkeeper.registration_source AS s
-        WHERE s.source_id = compare_next.repairs AND s.kind = 'reconcile' AND s.name = this.name AND s.finished_at IS NULL FOR NO KEY UPDATE;
+        WHERE s.source_id = compare_next.repairs AND s.kind = 'reconcile' AND s.name = this.name AND s.finished_at IS NULL AND s.withdrawn_at IS NULL FOR NO KEY UPDATE;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'source % is no reconciliation of table % that goes on', compare_next.repairs, this.name USING ERRCODE = 'invalid_parameter_value';
         END IF;

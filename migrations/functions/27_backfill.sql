@@ -417,9 +417,13 @@ BEGIN
         -- From here on the source queues nothing more: advance_source refuses, and fails the transaction that queues.
         UPDATE tokenkeeper.registration_source AS s SET withdrawn_at = coalesce(s.withdrawn_at, clock_timestamp())
         WHERE s.source_id = known.source_id RETURNING s.* INTO known;
-        DELETE FROM tokenkeeper.held_registration AS h WHERE h.source_id = known.source_id;
+        IF withdraw.after <= 0 THEN
+            -- Nor does what it queued count later, when an operator releases or requeues it.
+            DELETE FROM tokenkeeper.held_registration AS h WHERE h.source_id = known.source_id;
+            DELETE FROM tokenkeeper.rejected_registration AS r WHERE r.source_id = known.source_id;
+        END IF;
     END IF;
-    IF withdraw.after = 0 THEN
+    IF withdraw.after <= 0 THEN
         SELECT count(*) INTO queued FROM (
             SELECT FROM tokenkeeper.registration AS r WHERE r.source_id = known.source_id LIMIT 10000) AS r;
         IF queued > 0 AND NOT withdraw.dry_run THEN
@@ -453,8 +457,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) IS
-    'Undoes a backfill, a reconciliation or an import, such as one under the wrong topic: removes the tokens that it made and that nothing has touched since, and '
-    'ends it, so that it cannot continue. made_by lists the rest. Returns how many tokens it has removed (dry_run: would remove) and kept, and in reached where '
+    'Undoes a backfill, a reconciliation or an import, such as one under the wrong topic: removes the tokens that it made and that nothing has touched since, '
+    'its held logouts and its rejected registrations, and ends it, so that it cannot continue. made_by lists the rest. Returns how many tokens it has removed (dry_run: would remove) and kept, and in reached where '
     'the next call continues if max_events limits this one: null at the end. While registrations of the source are still queued, it removes nothing and returns '
     'how many (10000 for more): call it again once a daemon has drained them. For the login that began the source, and operators. Raises 22023 for an '
     'unknown source, for max_events below 1, and if after is null, 25001 if the isolation level is not read committed.';
