@@ -102,7 +102,8 @@ BEGIN
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = attached;
     SELECT string_agg(format('r.%I = %s::%s', a.attname,
                              CASE WHEN cardinality(known.key_columns) = 1 THEN 'keys[i]' ELSE format('(keys[i]::jsonb ->> %s)', k.n - 1) END,
-                             format_type(a.atttypid, NULL)), ' AND ' ORDER BY k.n)
+                             -- -1 and not null: "character" would be one character.
+                             format_type(a.atttypid, -1)), ' AND ' ORDER BY k.n)
     INTO key
     FROM unnest(known.key_columns) WITH ORDINALITY AS k (name, n)
     JOIN pg_attribute AS a ON a.attrelid = attached AND a.attname = k.name COLLATE "C";
@@ -154,10 +155,22 @@ BEGIN
             SELECT to_jsonb(r) INTO old FROM %1$s AS r WHERE %2$s FOR UPDATE SKIP LOCKED;
             CONTINUE WHEN NOT FOUND;
             %3$s;
-        EXCEPTION WHEN OTHERS THEN
-            -- A foreign key, a trigger or a lock: the other rows go on.
-            old := NULL;
-            error := SQLERRM;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'a trigger of the table has left the row as it was';
+            END IF;
+            -- Here and not at the commit: there, one row would fail the whole batch, and deferred triggers would run with the daemon's rights.
+            SET CONSTRAINTS ALL IMMEDIATE;
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected THEN
+                -- Another table is locked. Each further row could wait as long, and the tokens are locked meanwhile.
+                old := NULL;
+                error := SQLERRM;
+                RETURN NEXT;
+                EXIT;
+            WHEN OTHERS THEN
+                -- A foreign key or a trigger: the other rows go on.
+                old := NULL;
+                error := SQLERRM;
         END;
         RETURN NEXT;
     END LOOP;
@@ -342,6 +355,7 @@ AS $$
 DECLARE
     relation text;
     columns text;
+    vals text;
     one record;
     key text;
     restored bigint := 0;
@@ -349,17 +363,23 @@ DECLARE
 BEGIN
     SELECT format('%I.%I', n.nspname, c.relname) INTO relation
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = attached;
-    SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO columns
-    FROM pg_attribute AS a WHERE a.attrelid = attached AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '';
     FOR one IN
         SELECT c.* FROM tokenkeeper.cleaned AS c
         WHERE c.table_id = attached AND c.cleaned_at >= restore_cleaned.since AND c.cleaned_at <= coalesce(restore_cleaned.until, 'infinity')
         ORDER BY c.cleaned_id DESC
     LOOP
         IF one.mode = 'delete' THEN
+            -- Columns that were added since get their default.
+            SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum),
+                   -- The null of JSON was kept as that of SQL.
+                   string_agg(format(CASE WHEN a.attnotnull AND a.atttypid IN ('json'::regtype, 'jsonb'::regtype) THEN 'coalesce(%I, ''null'')' ELSE '%I' END,
+                                     a.attname), ', ' ORDER BY a.attnum)
+            INTO columns, vals
+            FROM pg_attribute AS a
+            WHERE a.attrelid = attached AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND one.row ? a.attname;
             -- A row that the application has inserted again stays as it is.
-            EXECUTE format('INSERT INTO %1$s (%2$s) OVERRIDING SYSTEM VALUE SELECT %2$s FROM jsonb_populate_record(NULL::%1$s, $1) ON CONFLICT DO NOTHING',
-                           relation, columns) USING one.row;
+            EXECUTE format('INSERT INTO %1$s (%2$s) OVERRIDING SYSTEM VALUE SELECT %3$s FROM jsonb_populate_record(NULL::%1$s, $1) ON CONFLICT DO NOTHING',
+                           relation, columns, vals) USING one.row;
         ELSE
             key := (SELECT string_agg(format('r.%1$I = o.%1$I', k), ' AND ') FROM unnest(one.key_columns) AS k);
             EXECUTE format('UPDATE %1$s AS r SET %2$I = o.%2$I FROM jsonb_populate_record(NULL::%1$s, $1) AS o WHERE %3$s AND r.%2$I IS DISTINCT FROM o.%2$I',
