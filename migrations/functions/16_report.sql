@@ -16,6 +16,9 @@ CREATE OR REPLACE FUNCTION tokenkeeper.report(
     environment text DEFAULT 'production') RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+-- An instant without a time zone is in UTC, whatever the session says.
+SET timezone = 'UTC'
+SET datestyle = 'ISO, YMD'
 AS $$
 DECLARE
     given text COLLATE "C" := nullif(btrim(report.apns_timestamp), '');
@@ -45,7 +48,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.report(text, text, text, text, text, timestamptz, text, text) IS
     'Reports a response of APNs, in the caller''s transaction: queues a result whose body is made of the reason and the timestamp. The timestamp of a 410 is '
-    'milliseconds since 1970, as APNs sends it, or an instant. Pass sent_at, when the request was started. Null means the default. Never raises an error '
+    'milliseconds since 1970, as APNs sends it, or an instant, in UTC if it has no time zone. Pass sent_at, when the request was started. Null means the default. Never raises an error '
     'because of what is passed: a result that cannot be understood is rejected, and a 410 without a timestamp that can be read makes its token suspect.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.report(text, text, text, text, text, timestamptz, text, text) FROM PUBLIC;
 
