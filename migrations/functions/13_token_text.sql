@@ -7,15 +7,19 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    -- Space, tab, line feed, carriage return, byte order mark (as in the first line of a file), no-break space.
-    blank CONSTANT text COLLATE "C" := ' ' || chr(9) || chr(10) || chr(13)
-        || CASE WHEN getdatabaseencoding() = 'UTF8' THEN chr(65279) || chr(160) ELSE '' END;
+    -- Space, tab, line feed, carriage return.
+    blank text COLLATE "C" := ' ' || chr(9) || chr(10) || chr(13);
     plain text COLLATE "C";
     in_base64 text COLLATE "C";
 BEGIN
     -- 512 bytes as 'ab cd ...', with some room. Regular expressions on megabytes would take a second.
     IF token IS NULL OR octet_length(token) > 4096 THEN
         RETURN NULL;
+    END IF;
+    IF getdatabaseencoding() = 'UTF8' THEN
+        -- Byte order mark (as in the first line of a file), no-break space. Not in an expression with CASE: chr is computed in advance, and fails in another
+        -- encoding.
+        blank := blank || chr(65279) || chr(160);
     END IF;
     plain := btrim(token COLLATE "C", blank);
     -- <abcdef01 23456789>: the description of NSData.
