@@ -165,7 +165,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text),
     tokenkeeper.undo_next(integer),
     tokenkeeper.pruned_stale(text, text, timestamptz, timestamptz),
-    tokenkeeper.requeue_rejected(bigint[]),
+    tokenkeeper.requeue_rejected_results(bigint[]),
     tokenkeeper.requeue_rejected_registrations(bigint[]),
     tokenkeeper.pause_sending(text, text, text),
     tokenkeeper.resume_sending(text, text),
@@ -290,7 +290,7 @@ GRANT EXECUTE ON FUNCTION
 
 -- The owner of an attached table has it cleaned. The views show and change only what belongs to tables of the role.
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.clean_attached(regclass, text, interval, text, text, boolean),
+    tokenkeeper.set_cleaning(regclass, text, interval, text, text, boolean),
     tokenkeeper.restore_cleaned(regclass, timestamptz, timestamptz),
     tokenkeeper.cascading_keys(regclass),
     tokenkeeper.mark_of(regclass, text, text)

@@ -323,7 +323,7 @@ import Testing
                 ('bb', '2025-01-01Z', now())
             """)
         try devices.forgetQueue()
-        for kind in ["backfill", "reconcile"] {
+        for kind in ["backfill", "reconciliation"] {
             try devices.database.psql(
                 "SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{aa,bb,cc}'::text[]) AS t"
             )

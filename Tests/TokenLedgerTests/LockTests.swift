@@ -183,14 +183,14 @@ import Testing
         var app = try database.connect(user: "a_app")
         try app.execute("BEGIN; SELECT tokenkeeper.forget('bb')")
         var person = try database.connect(user: "a_operator")
-        for call in ["release_held('t')", "requeue_rejected()", "requeue_failed()"] {
+        for call in ["release_held('t')", "requeue_rejected_results()", "requeue_failed()"] {
             let error = #expect(throws: DatabaseError.self) {
                 try person.run("SET lock_timeout = '50ms'; SELECT tokenkeeper.\(call)")
             }
             #expect(error?.sqlState == "55P03", "\(call)")
         }
         try app.execute("COMMIT")
-        for call in ["release_held('t')", "requeue_rejected()", "requeue_failed()"] {
+        for call in ["release_held('t')", "requeue_rejected_results()", "requeue_failed()"] {
             #expect(try person.scalar("SELECT tokenkeeper.\(call)") == "0")
         }
     }

@@ -141,7 +141,7 @@ import Testing
                     WHEN parameter = 'repairs' THEN RETURN pg_temp.one_of('3', '5', '7', '9', NULL);
                     WHEN parameter = 'after' THEN RETURN pg_temp.one_of('0', '1', '2', NULL);
                     WHEN parameter = 'max_rows' THEN RETURN pg_temp.one_of('1', '2', '100');
-                    WHEN parameter = 'kind' THEN RETURN pg_temp.one_of('backfill', 'reconcile', 'import');
+                    WHEN parameter = 'kind' THEN RETURN pg_temp.one_of('backfill', 'reconciliation', 'import');
                     WHEN parameter = 'position' THEN RETURN pg_temp.one_of('row 1', 'token 0 ', 'token 1 aa', NULL, 'row ', 'token');
                     WHEN parameter = 'mark_column' THEN RETURN pg_temp.one_of('active', 'seen');
                     WHEN parameter = 'mark_value' THEN RETURN pg_temp.one_of('false', 'now()', NULL);
@@ -194,7 +194,7 @@ import Testing
             -- What would leave nothing for the next call is undone.
             is_undone boolean := of_function::regproc::text IN ('tokenkeeper.attach', 'tokenkeeper.detach', 'tokenkeeper.begin_attachment',
                 'tokenkeeper.end_attachment', 'tokenkeeper.backfill_next', 'tokenkeeper.compare_next', 'tokenkeeper.compare_all',
-                'tokenkeeper.advance_source', 'tokenkeeper.withdraw', 'tokenkeeper.clean_attached');
+                'tokenkeeper.advance_source', 'tokenkeeper.withdraw', 'tokenkeeper.set_cleaning');
         BEGIN
             FOR n IN 1..many LOOP
                 given := mandatory + floor(random() * (cardinality(types) - mandatory + 1));

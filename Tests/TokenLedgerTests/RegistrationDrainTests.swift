@@ -113,7 +113,7 @@ import Testing
         #expect(try tokens() == "aa|active\nbb|active")
         #expect(
             try database.psql("SELECT DISTINCT operation, rows, done_by FROM tokenkeeper.operation")
-                == "registrations_requeued|1|a_operator")
+                == "rejected_registrations_requeued|1|a_operator")
     }
 
     @Test func `rejected rows are discarded by error, and those of results are others`() throws {

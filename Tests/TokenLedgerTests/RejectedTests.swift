@@ -58,7 +58,7 @@ import Testing
                 == "cc|2025-12-31 23:55:00")
         #expect(
             try database.psql("SELECT operation, rows, done_by FROM tokenkeeper.operation")
-                == "rejected_requeued|1|a_operator")
+                == "rejected_results_requeued|1|a_operator")
     }
 
     @Test func `count their attempts and keep their original queued_at when they are rejected again`() throws {
@@ -152,7 +152,7 @@ import Testing
         try database.psql(
             """
             UPDATE tokenkeeper.rejected_result SET status = left(status, 3) WHERE status LIKE '410%';
-            SELECT tokenkeeper.requeue_rejected()
+            SELECT tokenkeeper.requeue_rejected_results()
             """, user: "a_operator")
         #expect(try drainAll(&daemon).recorded == 1)
     }

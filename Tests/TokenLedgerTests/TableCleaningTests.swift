@@ -42,7 +42,7 @@ import Testing
     }
 
     private func clean(_ arguments: String = "") throws {
-        try database.psql("SELECT tokenkeeper.clean_attached('public.devices'\(arguments))", user: "a_app")
+        try database.psql("SELECT tokenkeeper.set_cleaning('public.devices'\(arguments))", user: "a_app")
     }
 
     @discardableResult
@@ -133,15 +133,15 @@ import Testing
             CREATE INDEX ON others (push_token);
             INSERT INTO others SELECT id, push_token, last_seen FROM devices;
             SELECT tokenkeeper.attach('public.others', token => 'push_token', topic_value => 't', registered_at => 'last_seen', unregistered => 'NOT active');
-            SELECT tokenkeeper.clean_attached('public.others');
+            SELECT tokenkeeper.set_cleaning('public.others');
             """)
         try clean()
         #expect(try sweep().tables.map(\.cleaned) == [10, 10])
         let see =
-            "SELECT (SELECT count(*) FROM tokenkeeper.cleaned), (SELECT string_agg(\"table\", ' ') FROM tokenkeeper.cleaning)"
+            "SELECT (SELECT count(*) FROM tokenkeeper.cleaned), (SELECT string_agg(name, ' ') FROM tokenkeeper.cleaning)"
         #expect(try database.psql(see, user: "a_app") == "10|public.devices")
         for refused in [
-            "SELECT tokenkeeper.clean_attached('public.others', 'off')",
+            "SELECT tokenkeeper.set_cleaning('public.others', 'off')",
             """
             INSERT INTO tokenkeeper.own_cleaning (source_id, mode, stale_for)
             SELECT (SELECT source_id FROM tokenkeeper.own_attachment) + 1, 'delete', '1 day'

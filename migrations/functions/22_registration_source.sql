@@ -9,7 +9,7 @@ DECLARE
     attached bigint;
 BEGIN
     -- An attachment is begun by attach, which checks who owns the table.
-    IF (begin_source.kind COLLATE "C" IN ('backfill', 'reconcile', 'import')) IS NOT TRUE THEN
+    IF (begin_source.kind COLLATE "C" IN ('backfill', 'reconciliation', 'import')) IS NOT TRUE THEN
         RAISE EXCEPTION 'kind is %, expected backfill, reconcile or import', coalesce(quote_literal(left(begin_source.kind, 100)), 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;

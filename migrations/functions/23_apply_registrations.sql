@@ -589,7 +589,7 @@ BEGIN
                        tokenkeeper.parse_token(u.token) AS hex, u.unregistered IS TRUE AS logs_out, u.device_id, u.user_id, u.tags, u.source_id,
                        least(u.registered_at, u.queued_at, receipt) AS moment,
                        least(CASE WHEN u.source_id IS NULL OR (
-                           SELECT o.kind NOT IN ('attachment', 'reconcile') FROM tokenkeeper.registration_source AS o
+                           SELECT o.kind NOT IN ('attachment', 'reconciliation') FROM tokenkeeper.registration_source AS o
                            WHERE o.source_id = u.source_id) IS NOT FALSE THEN u.registered_at END,
                            u.queued_at, receipt) AS details_at, (
                            SELECT t.topic_id FROM tokenkeeper.topic AS t
@@ -645,7 +645,7 @@ BEGIN
               FROM unnest(logouts) AS i CROSS JOIN LATERAL unnest(apply_registrations.rows[of_row[i]:of_row[i]]) AS r
               WHERE sources[i] IS NOT NULL) AS l
         WHERE EXISTS (SELECT FROM tokenkeeper.registration_source AS o
-                      WHERE o.source_id = l.source_id AND o.kind IN ('attachment', 'backfill', 'reconcile'))
+                      WHERE o.source_id = l.source_id AND o.kind IN ('attachment', 'backfill', 'reconciliation'))
         GROUP BY 1 ORDER BY 1
     LOOP
         BEGIN

@@ -140,7 +140,7 @@ DECLARE
 BEGIN
     SELECT a.source_id INTO attachment
     FROM tokenkeeper.registration_source AS s
-    JOIN tokenkeeper.attached_table AS a ON a.source_id = s.source_id OR (s.kind IN ('backfill', 'reconcile') AND a.name = s.name)
+    JOIN tokenkeeper.attached_table AS a ON a.source_id = s.source_id OR (s.kind IN ('backfill', 'reconciliation') AND a.name = s.name)
     WHERE s.source_id = attachment_has.source_id;
     IF NOT FOUND THEN
         RETURN NULL;

@@ -27,7 +27,7 @@ LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT coalesce(array_agg(s.source_id), '{}') FROM tokenkeeper.registration_source AS s JOIN tokenkeeper.attached_table AS a ON a.name = s.name
-    WHERE a.source_id = attachment AND s.kind IN ('attachment', 'backfill', 'reconcile')
+    WHERE a.source_id = attachment AND s.kind IN ('attachment', 'backfill', 'reconciliation')
 $$;
 COMMENT ON FUNCTION tokenkeeper.sources_of_attachment(bigint) IS 'The sources of an attached table: its triggers, now and formerly, its backfills and reconciliations.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.sources_of_attachment(bigint) FROM PUBLIC;
@@ -220,7 +220,8 @@ BEGIN
     END IF;
     IF compare_next.repairs IS NOT NULL THEN
         PERFORM FROM tokenkeeper.registration_source AS s
-        WHERE s.source_id = compare_next.repairs AND s.kind = 'reconcile' AND s.name = this.name AND s.finished_at IS NULL AND s.withdrawn_at IS NULL FOR NO KEY UPDATE;
+        WHERE s.source_id = compare_next.repairs AND s.kind = 'reconciliation' AND s.name = this.name AND s.finished_at IS NULL AND s.withdrawn_at IS NULL
+        FOR NO KEY UPDATE;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'source % is no reconciliation of table % that goes on', compare_next.repairs, this.name USING ERRCODE = 'invalid_parameter_value';
         END IF;
@@ -270,7 +271,7 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.compare_next(bigint, text, integer, bigint) IS
     'Compares the next rows of an attached table, or then the next tokens of the ledger, up to max_rows (1 to 10000). Begin with position null; next_position is '
     'null at the end. counts has how many were found, by kind; samples has up to five of each. With repairs, the source of a reconciliation that '
-    'begin_source(''reconcile'', name) has begun, it queues what repairs the differences, and notes the position in that source. For members of the '
+    'begin_source(''reconciliation'', name) has begun, it queues what repairs the differences, and notes the position in that source. For members of the '
     'table''s owner, of tokenkeeper_operator and of tokenkeeper_daemon. Raises 42501 for others, 22023 if the source is no attached table or has no key, '
     'for a position that it has not returned, and for another repairs, TK002 if a generated function was changed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.compare_next(bigint, text, integer, bigint) FROM PUBLIC;
@@ -366,7 +367,7 @@ DECLARE
     repairs bigint;
 BEGIN
     IF NOT reconcile.dry_run THEN
-        repairs := tokenkeeper.begin_source('reconcile', (SELECT a.name FROM tokenkeeper.attachment AS a WHERE a.source_id = source));
+        repairs := tokenkeeper.begin_source('reconciliation', (SELECT a.name FROM tokenkeeper.attachment AS a WHERE a.source_id = source));
     END IF;
     RETURN QUERY SELECT * FROM tokenkeeper.compare_all(reconcile.attached, repairs);
 END

@@ -1,4 +1,4 @@
--- Backfills and imports: the rows that they refuse, and their undo.
+-- Backfills: they queue the rows of an attached table. And withdraw, the undo of a backfill, a reconciliation or an import.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.begin_backfill(
     attached text, OUT source_id bigint, OUT name text, OUT done bigint, OUT estimated bigint, OUT resumes boolean)
@@ -57,7 +57,7 @@ COMMENT ON FUNCTION tokenkeeper.check_backfill(regclass) IS
 REVOKE EXECUTE ON FUNCTION tokenkeeper.check_backfill(regclass) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.backfill_next(
-    source bigint, max_rows integer DEFAULT 1000,
+    source_id bigint, max_rows integer DEFAULT 1000,
     OUT rows bigint, OUT queued bigint, OUT stale bigint, OUT refused bigint, OUT without_token bigint, OUT finished boolean)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -69,9 +69,9 @@ DECLARE
 BEGIN
     -- Locked: one session at a time takes the next rows of this source.
     SELECT s.* INTO known FROM tokenkeeper.registration_source AS s
-    WHERE s.source_id = backfill_next.source AND s.kind = 'backfill' AND s.finished_at IS NULL AND s.withdrawn_at IS NULL FOR UPDATE;
+    WHERE s.source_id = backfill_next.source_id AND s.kind = 'backfill' AND s.finished_at IS NULL AND s.withdrawn_at IS NULL FOR UPDATE;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'source % is no backfill that goes on', backfill_next.source USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'source % is no backfill that goes on', backfill_next.source_id USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT a.* INTO found_table FROM tokenkeeper.attached_table AS a WHERE a.name = known.name;
     IF NOT FOUND THEN
@@ -115,29 +115,29 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.backfill_next(bigint, integer) IS
     'Queues the next rows of a backfill, by the table''s key, and notes in the same transaction how far it has come, so that each row is queued exactly once. A '
-    'row with stale_at also queues a 410 with that instant. Refused rows go to rejected_registration, complete, with the cause and the row''s key in error. '
+    'row with stale_at also queues a 410 with that instant. Refused rows go to rejected_registration, complete, with what is wrong and the row''s key in error. '
     'Returns how many rows it has read, and of these how many it has queued, queued as stale, too, refused, and skipped because they have no token. '
     'For members of the table''s owner, and operators. Raises 22023 unless the source is a backfill that has not come to its end.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.backfill_next(bigint, integer) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.refused_by(source bigint) RETURNS TABLE (cause text, rows bigint, samples text[])
+CREATE OR REPLACE FUNCTION tokenkeeper.refused_by(source_id bigint) RETURNS TABLE (error text, rows bigint, samples text[])
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM tokenkeeper.withdrawable_source(refused_by.source);
+    PERFORM tokenkeeper.withdrawable_source(refused_by.source_id);
     RETURN QUERY
-        SELECT g.cause, count(*), (array_agg(g.of_row ORDER BY g.rejected_id))[1:3]
+        SELECT g.error, count(*), (array_agg(g.of_row ORDER BY g.rejected_id))[1:3]
         FROM (SELECT r.rejected_id, coalesce(substring(r.error COLLATE "C" FROM '; row (.*) of '), '') AS of_row,
                      -- The parts that differ from row to row: quoted text and numbers.
-                     regexp_replace(regexp_replace(r.error COLLATE "C", '; row .*$', ''), '''[^'']*''|[0-9]+', '*', 'g') AS cause
-              FROM tokenkeeper.rejected_registration AS r WHERE r.source_id = refused_by.source) AS g
+                     regexp_replace(regexp_replace(r.error COLLATE "C", '; row .*$', ''), '''[^'']*''|[0-9]+', '*', 'g') AS error
+              FROM tokenkeeper.rejected_registration AS r WHERE r.source_id = refused_by.source_id) AS g
         GROUP BY 1 ORDER BY 2 DESC, 1;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.refused_by(bigint) IS
-    'The rows that a backfill has refused and that are still in rejected_registration, by cause, with the keys of the first. For the login that began '
+    'The rows that a backfill has refused and that are still in rejected_registration, by error, with the keys of the first. For the login that began '
     'the source, and operators. Raises 22023 for a source that does not exist or of another login, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.refused_by(bigint) FROM PUBLIC;
 
@@ -150,7 +150,7 @@ COMMENT ON FUNCTION tokenkeeper.queued_registrations(integer) IS
     'applications do not wait behind it for long.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.queued_registrations(integer) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.withdrawable_source(source bigint) RETURNS tokenkeeper.registration_source
+CREATE OR REPLACE FUNCTION tokenkeeper.withdrawable_source(source_id bigint) RETURNS tokenkeeper.registration_source
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -162,11 +162,11 @@ BEGIN
             USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
     END IF;
     SELECT s.* INTO known FROM tokenkeeper.registration_source AS s
-    WHERE s.source_id = withdrawable_source.source
+    WHERE s.source_id = withdrawable_source.source_id
       AND (s.done_by = session_user
            OR EXISTS (SELECT FROM pg_catalog.pg_roles AS o WHERE o.rolname = 'tokenkeeper_operator' AND pg_has_role(session_user, o.oid, 'MEMBER')));
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'there is no source % of %', coalesce(withdrawable_source.source::text, 'null'), session_user
+        RAISE EXCEPTION 'there is no source % of %', coalesce(withdrawable_source.source_id::text, 'null'), session_user
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'See tokenkeeper.registration_source. A member of tokenkeeper_operator may withdraw the sources of others, too.';
     END IF;
@@ -249,18 +249,18 @@ COMMENT ON FUNCTION tokenkeeper.reason_to_keep(tokenkeeper.registration_source, 
     'Why withdraw leaves a token of this source alone, in words; null if nothing has touched it since the source made it.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reason_to_keep(tokenkeeper.registration_source, integer, bytea) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.made_by(source bigint)
+CREATE OR REPLACE FUNCTION tokenkeeper.made_by(source_id bigint)
 RETURNS TABLE (environment text, topic text, token text, device_id text, kept_because text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
-    known tokenkeeper.registration_source := tokenkeeper.withdrawable_source(made_by.source);
+    known tokenkeeper.registration_source := tokenkeeper.withdrawable_source(made_by.source_id);
 BEGIN
     RETURN QUERY
         SELECT t.environment, t.topic, encode(m.token_key, 'hex'), l.device_id::text, tokenkeeper.reason_to_keep(known, m.topic_id, m.token_key)
-        FROM (SELECT DISTINCT e.topic_id, e.token_key FROM tokenkeeper.token_event_log AS e WHERE e.source_id = made_by.source) AS m
+        FROM (SELECT DISTINCT e.topic_id, e.token_key FROM tokenkeeper.token_event_log AS e WHERE e.source_id = made_by.source_id) AS m
         JOIN tokenkeeper.topic AS t USING (topic_id)
         JOIN tokenkeeper.ledger AS l USING (topic_id, token_key)
         ORDER BY m.topic_id, m.token_key;
@@ -387,7 +387,7 @@ COMMENT ON FUNCTION tokenkeeper.withdraw_tokens(tokenkeeper.registration_source,
 REVOKE EXECUTE ON FUNCTION tokenkeeper.withdraw_tokens(tokenkeeper.registration_source, integer[], bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.withdraw(
-    source bigint, dry_run boolean DEFAULT false, after bigint DEFAULT 0, max_events integer DEFAULT NULL,
+    source_id bigint, dry_run boolean DEFAULT false, after bigint DEFAULT 0, max_events integer DEFAULT NULL,
     OUT withdrawn bigint, OUT kept bigint, OUT queued bigint, OUT reached bigint)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -396,7 +396,7 @@ SET enable_seqscan = off
 SET jit = off
 AS $$
 DECLARE
-    known tokenkeeper.registration_source := tokenkeeper.withdrawable_source(withdraw.source);
+    known tokenkeeper.registration_source := tokenkeeper.withdrawable_source(withdraw.source_id);
     words text := 'source ' || known.source_id || ', the ' || known.kind || ' of ' || known.name;
     topics integer[];
     keys bytea[];

@@ -1,4 +1,4 @@
--- Cleaning of attached tables: the table's owner switches it on (clean_attached), and a sweep marks or deletes the rows whose token has been stale
+-- Cleaning of attached tables: the table's owner switches it on (set_cleaning), and a sweep marks or deletes the rows whose token has been stale
 -- for long. What touches the table runs in a generated function that belongs to the table's owner (see 24_attachments).
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cascading_keys(attached regclass) RETURNS text[]
@@ -26,7 +26,7 @@ BEGIN
     WHERE a.attrelid = attached AND a.attname = mark_of."column" COLLATE "C" AND a.attnum > 0 AND NOT a.attisdropped;
     IF NOT FOUND THEN
         RAISE EXCEPTION '% has no column %', attached, quote_ident("column")
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Name the column that marks a row: clean_attached(..., mark_column => ''...'').';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Name the column that marks a row: set_cleaning(..., mark_column => ''...'').';
     END IF;
     IF col.attgenerated <> '' THEN
         RAISE EXCEPTION 'column % of % is generated', quote_ident("column"), attached USING ERRCODE = 'invalid_parameter_value';
@@ -37,7 +37,7 @@ BEGIN
         WHEN col.atttypid = 'boolean'::regtype AND "column" IN ('active', 'is_active', 'enabled', 'is_enabled', 'valid', 'is_valid') THEN 'false' END);
     IF value IS NULL THEN
         RAISE EXCEPTION 'mark_value is null, expected the value that column % of % gets', quote_ident("column"), attached
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'An SQL expression: clean_attached(..., mark_value => ''true'').';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'An SQL expression: set_cleaning(..., mark_value => ''true'').';
     END IF;
     -- A row that is marked already is left alone. Of an instant, any value is a mark.
     marked := CASE WHEN is_instant THEN format('r.%I IS NOT NULL', "column")
@@ -49,7 +49,7 @@ COMMENT ON FUNCTION tokenkeeper.mark_of(regclass, text, text) IS
     'column that does not exist, or without a value.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.mark_of(regclass, text, text) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.clean_attached(
+CREATE OR REPLACE FUNCTION tokenkeeper.set_cleaning(
     attached regclass,
     mode text DEFAULT 'mark',
     stale_for interval DEFAULT interval '7 days',
@@ -60,7 +60,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    of_mode text COLLATE "C" := clean_attached.mode;
+    of_mode text COLLATE "C" := set_cleaning.mode;
     source bigint := tokenkeeper.attachment_of(attached);
     known record;
     relation text COLLATE "C";
@@ -84,8 +84,8 @@ BEGIN
         DELETE FROM tokenkeeper.own_cleaning AS c WHERE c.source_id = source;
         RETURN;
     END IF;
-    IF coalesce(clean_attached.stale_for NOT BETWEEN interval '1 hour' AND interval '3650 days', true) THEN
-        RAISE EXCEPTION 'stale_for is %, expected 1 hour to 3650 days', coalesce(clean_attached.stale_for::text, 'null')
+    IF coalesce(set_cleaning.stale_for NOT BETWEEN interval '1 hour' AND interval '3650 days', true) THEN
+        RAISE EXCEPTION 'stale_for is %, expected 1 hour to 3650 days', coalesce(set_cleaning.stale_for::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT a.* INTO STRICT known FROM tokenkeeper.own_attachment AS a WHERE a.source_id = source;
@@ -93,7 +93,7 @@ BEGIN
         RAISE EXCEPTION '% has no primary key, so its rows cannot be cleaned one by one', attached USING ERRCODE = 'invalid_parameter_value';
     END IF;
     keys := tokenkeeper.cascading_keys(attached);
-    IF of_mode = 'delete' AND keys <> '{}' AND NOT coalesce(clean_attached.cascades, false) THEN
+    IF of_mode = 'delete' AND keys <> '{}' AND NOT coalesce(set_cleaning.cascades, false) THEN
         RAISE EXCEPTION 'deleting rows of % deletes or changes rows of other tables: %', attached, array_to_string(keys, ', ')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Use mode => ''mark'', or confirm with cascades => true.';
     END IF;
@@ -112,7 +112,7 @@ BEGIN
         || coalesce(format(' AND coalesce((%s)::timestamptz <= registered_at[i], true)', known.registered_sql), '');
     IF of_mode = 'mark' THEN
         SELECT m."column", m.value, m.marked INTO marking, setting, marked
-        FROM tokenkeeper.mark_of(attached, clean_attached.mark_column, clean_attached.mark_value) AS m;
+        FROM tokenkeeper.mark_of(attached, set_cleaning.mark_column, set_cleaning.mark_value) AS m;
         IF marking = ANY (known.key_columns) THEN
             RAISE EXCEPTION 'column % belongs to the key of %', quote_ident(marking), attached USING ERRCODE = 'invalid_parameter_value';
         END IF;
@@ -178,7 +178,7 @@ BEGIN
 END
 $body$, relation, wanted, change, source::text));
     EXECUTE format('COMMENT ON FUNCTION %s(text[], text[], text[], text[], timestamptz[], boolean) IS %L', name,
-                   'Generated by tokenkeeper.clean_attached: marks or deletes rows whose token is stale, if they still have that token.');
+                   'Generated by tokenkeeper.set_cleaning: marks or deletes rows whose token is stale, if they still have that token.');
     EXECUTE format('REVOKE EXECUTE ON FUNCTION %s(text[], text[], text[], text[], timestamptz[], boolean) FROM PUBLIC', name);
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s(text[], text[], text[], text[], timestamptz[], boolean) TO %I', name,
                    (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace AS n WHERE n.nspname = 'tokenkeeper'));
@@ -186,16 +186,16 @@ $body$, relation, wanted, change, source::text));
                    (SELECT pg_get_userbyid(c.relowner) FROM pg_class AS c WHERE c.oid = attached));
     DELETE FROM tokenkeeper.own_cleaning AS c WHERE c.source_id = source;
     INSERT INTO tokenkeeper.own_cleaning (source_id, mode, mark_column, mark_value, stale_for, cascades)
-    VALUES (source, of_mode, marking, setting, clean_attached.stale_for, coalesce(clean_attached.cascades, false));
+    VALUES (source, of_mode, marking, setting, set_cleaning.stale_for, coalesce(set_cleaning.cascades, false));
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.clean_attached(regclass, text, interval, text, text, boolean) IS
-    'Lets each sweep clean an attached table: rows whose token has been stale (a 410) for stale_for are marked, or deleted with mode => ''delete'', '
+COMMENT ON FUNCTION tokenkeeper.set_cleaning(regclass, text, interval, text, text, boolean) IS
+    'Sets how each sweep cleans an attached table: rows whose token has been stale (a 410) for stale_for are marked, or deleted with mode => ''delete'', '
     'within sweep.prune_allowance and sweep.max_prune_share of the table''s rows. To mark a row, mark_column (active if it exists) is set to the SQL '
     'expression mark_value: false for active, now() for an instant. No row is cleaned while a guard has tripped or far more tokens than usual turn '
     'stale, nor one that has another token or a later registration by then. mode => ''off'' ends it. For the table''s owner. Raises 22023 for a table that is '
     'not attached or has no primary key, for an unknown column, and for delete if a foreign key cascades, unless confirmed by cascades => true.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.clean_attached(regclass, text, interval, text, text, boolean) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION tokenkeeper.set_cleaning(regclass, text, interval, text, text, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cleaning_obstacle(of_topic integer) RETURNS text
 LANGUAGE sql STABLE

@@ -107,7 +107,7 @@ COMMENT ON FUNCTION tokenkeeper.discard_held(text, text, text) IS
     'isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.discard_held(text, text, text) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.requeue_rejected(ids bigint[] DEFAULT NULL) RETURNS bigint
+CREATE OR REPLACE FUNCTION tokenkeeper.requeue_rejected_results(ids bigint[] DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -117,22 +117,22 @@ BEGIN
     LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE; -- Not while forget is running.
     WITH gone AS (
         DELETE FROM tokenkeeper.rejected_result AS r
-        WHERE requeue_rejected.ids IS NULL OR r.rejected_id = ANY (requeue_rejected.ids) RETURNING r.*
+        WHERE requeue_rejected_results.ids IS NULL OR r.rejected_id = ANY (requeue_rejected_results.ids) RETURNING r.*
     )
     INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at, queued_at, attempts)
     SELECT g.environment, g.topic, g.token, g.status, g.body, g.apns_id, g.sent_at, g.queued_at, least(coalesce(g.attempts, 0) + 1, 32767)
     FROM gone AS g;
     GET DIAGNOSTICS results = ROW_COUNT;
     IF results > 0 THEN
-        INSERT INTO tokenkeeper.operation (operation, rows) VALUES ('rejected_requeued', results);
+        INSERT INTO tokenkeeper.operation (operation, rows) VALUES ('rejected_results_requeued', results);
     END IF;
     RETURN results;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.requeue_rejected(bigint[]) IS
+COMMENT ON FUNCTION tokenkeeper.requeue_rejected_results(bigint[]) IS
     'Puts rejected results back into the queue as they are, by rejected_id or all of them; returns how many. They keep their first queued_at. Fix them '
     'before, by UPDATE. If one is rejected again, attempts counts it.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.requeue_rejected(bigint[]) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION tokenkeeper.requeue_rejected_results(bigint[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.requeue_rejected_registrations(ids bigint[] DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -152,7 +152,7 @@ BEGIN
     FROM gone AS g;
     GET DIAGNOSTICS registrations = ROW_COUNT;
     IF registrations > 0 THEN
-        INSERT INTO tokenkeeper.operation (operation, rows) VALUES ('registrations_requeued', registrations);
+        INSERT INTO tokenkeeper.operation (operation, rows) VALUES ('rejected_registrations_requeued', registrations);
     END IF;
     RETURN registrations;
 END

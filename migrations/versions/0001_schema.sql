@@ -71,7 +71,7 @@ CREATE TABLE tokenkeeper.operation (
     operation_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at           timestamptz NOT NULL DEFAULT clock_timestamp(),
     operation    text NOT NULL CHECK (operation IN ('guard_tripped', 'guard_reset', 'held_released', 'held_discarded',
-        'reinstated', 'rejected_requeued', 'registrations_requeued', 'forgotten', 'policy_changed', 'device_crowded', 'sending_paused', 'sending_resumed',
+        'reinstated', 'rejected_results_requeued', 'rejected_registrations_requeued', 'forgotten', 'policy_changed', 'device_crowded', 'sending_paused', 'sending_resumed',
         'failed_requeued', 'withdrawn')),
     environment  text,
     topic        text,

@@ -4,7 +4,7 @@
 
 CREATE TABLE tokenkeeper.registration_source (
     source_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    kind         text NOT NULL CHECK (kind IN ('attachment', 'backfill', 'reconcile', 'import')),
+    kind         text NOT NULL CHECK (kind IN ('attachment', 'backfill', 'reconciliation', 'import')),
     name         text NOT NULL,
     started_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     finished_at  timestamptz,

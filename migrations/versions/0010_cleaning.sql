@@ -17,7 +17,7 @@ CREATE TABLE tokenkeeper.attachment_cleaning (
     failure     text
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.attachment_cleaning IS
-    'The attached tables that the sweep cleans, by clean_attached, and what it did. To look at them, use the view cleaning.';
+    'The attached tables that the sweep cleans, by set_cleaning, and what it did. To look at them, use the view cleaning.';
 COMMENT ON COLUMN tokenkeeper.attachment_cleaning.mode IS
     'mark: set mark_column to mark_value. delete: delete the row.';
 COMMENT ON COLUMN tokenkeeper.attachment_cleaning.mark_value IS 'An SQL expression, such as false or now().';
@@ -65,7 +65,7 @@ CREATE TABLE tokenkeeper.sweep_table (
     PRIMARY KEY (run_id, source_id)
 );
 COMMENT ON TABLE tokenkeeper.sweep_table IS
-    'What each sweep found to clean in attached tables, and what it did; see clean_attached. Kept as long as its row in sweep_run.';
+    'What each sweep found to clean in attached tables, and what it did; see set_cleaning. Kept as long as its row in sweep_run.';
 COMMENT ON COLUMN tokenkeeper.sweep_table.name IS 'The table.';
 COMMENT ON COLUMN tokenkeeper.sweep_table.rows IS 'How many rows it had.';
 COMMENT ON COLUMN tokenkeeper.sweep_table.due IS 'How many of them were due.';

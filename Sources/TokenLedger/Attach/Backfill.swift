@@ -39,7 +39,7 @@ public struct Backfill: Sendable {
     /// Rows that were refused for the same kind of error.
     public struct Refusal: Equatable, Sendable {
         /// The error, with `*` for the parts that differ from row to row.
-        public let cause: String
+        public let error: String
         public let rows: Int64
         /// The keys of up to three rows, quoted.
         public let samples: [String]
@@ -100,12 +100,12 @@ public struct Backfill: Sendable {
         try connection.query("SELECT tokenkeeper.queued_registrations($1)", [.int4(Int32(most))]).value()
     }
 
-    /// What it has refused, the most frequent cause first.
+    /// What it has refused, the most frequent error first.
     public func refusals(on connection: inout Connection) throws(DatabaseError) -> [Refusal] {
         try connection.query(
-            "SELECT cause, rows, samples FROM tokenkeeper.refused_by($1)", [.int8(sourceID)]
+            "SELECT error, rows, samples FROM tokenkeeper.refused_by($1)", [.int8(sourceID)]
         ).decode { row throws(DatabaseError) in
-            Refusal(cause: try row.read(), rows: try row.read(), samples: try row.read())
+            Refusal(error: try row.read(), rows: try row.read(), samples: try row.read())
         }
     }
 }

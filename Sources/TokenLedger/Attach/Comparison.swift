@@ -37,7 +37,7 @@ public struct Comparison: Sendable {
         (attachment, self.table, repairs) = try connection.transaction(Self.batch) { connection throws(DatabaseError) in
             try connection.query(
                 """
-                SELECT a.source_id, a.name, CASE WHEN $2 THEN tokenkeeper.begin_source('reconcile', a.name) END
+                SELECT a.source_id, a.name, CASE WHEN $2 THEN tokenkeeper.begin_source('reconciliation', a.name) END
                 FROM tokenkeeper.attachment AS a WHERE a.source_id = tokenkeeper.attachment_of($1::regclass)
                 """, [.text(table), .bool(isRepaired)]
             ).one { row throws(DatabaseError) in (try row.read(), try row.read(), try row.read()) }
@@ -109,7 +109,7 @@ public struct Comparison: Sendable {
             WHERE coalesce(a.compared_at, a.attached_at) < clock_timestamp() - $1 * interval '1 microsecond'
               AND NOT EXISTS (
                 SELECT FROM tokenkeeper.registration_source AS s
-                WHERE s.kind = 'reconcile' AND s.name = a.name AND s.finished_at IS NULL AND s.started_at > clock_timestamp() - interval '1 hour')
+                WHERE s.kind = 'reconciliation' AND s.name = a.name AND s.finished_at IS NULL AND s.started_at > clock_timestamp() - interval '1 hour')
             ORDER BY a.compared_at NULLS FIRST, a.name
             """, [.int8(interval.microseconds)]
         ).values()

@@ -5,7 +5,7 @@ public struct RejectedRows: Sendable {
 
     public init(_ queue: QueueName) {
         switch queue {
-        case .results: (table, requeue) = ("tokenkeeper.rejected_result", "tokenkeeper.requeue_rejected")
+        case .results: (table, requeue) = ("tokenkeeper.rejected_result", "tokenkeeper.requeue_rejected_results")
         case .registrations:
             (table, requeue) = ("tokenkeeper.rejected_registration", "tokenkeeper.requeue_rejected_registrations")
         }

@@ -1,6 +1,6 @@
 internal import TokenModel
 
-/// Cleans attached tables whose owner has asked for it with `clean_attached`: marks or deletes the rows whose token has been stale for long.
+/// Cleans attached tables whose owner has asked for it with `set_cleaning`: marks or deletes the rows whose token has been stale for long.
 ///
 /// All rows are counted first, and the table is refused if too many are due. `tokenkeeper.clean_next` cleans a batch: it locks tokens and rows
 /// without waiting, and looks at each again.
@@ -21,7 +21,7 @@ extension Sweep {
         into findings: inout SweepFindings, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
         let tables = try connection.query(
-            "SELECT source_id, \"table\", mode FROM tokenkeeper.cleaning ORDER BY source_id"
+            "SELECT source_id, name, mode FROM tokenkeeper.cleaning ORDER BY source_id"
         ).decode { row throws(DatabaseError) in
             (source: try row.read(Int64.self), name: try row.read(String.self), mode: try row.read(String.self))
         }

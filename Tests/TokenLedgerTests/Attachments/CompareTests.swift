@@ -68,7 +68,7 @@ import Testing
                     ? "active|96\nunregistered_by_app|11" : "active|102\nunregistered_by_app|5"))
         #expect(
             try devices.app(
-                "SELECT queued, finished_at IS NOT NULL FROM tokenkeeper.registration_source WHERE kind = 'reconcile'")
+                "SELECT queued, finished_at IS NOT NULL FROM tokenkeeper.registration_source WHERE kind = 'reconciliation'")
                 == (onDelete == "unregister" ? "20|t" : "14|t"))
     }
 
@@ -109,7 +109,7 @@ import Testing
         let devices = try devices()
         try devices.forgetQueue()
         let source = try devices.app("SELECT source_id FROM tokenkeeper.attachment")
-        let run = try devices.app("SELECT tokenkeeper.begin_source('reconcile', 'app.devices')")
+        let run = try devices.app("SELECT tokenkeeper.begin_source('reconciliation', 'app.devices')")
         var steps = 0
         repeat {
             // Each in a session of its own, by what the last one has left in the database.

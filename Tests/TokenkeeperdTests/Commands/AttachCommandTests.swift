@@ -217,7 +217,7 @@ import Testing
         let daemon = try database.daemon()
         try eventually("it reconciles the table") { daemon.logged.contains("an attached table was reconciled") }
         #expect(daemon.logged.contains("the changes of an attached table do not arrive"))
-        #expect(try count("registration_source", "kind = 'reconcile' AND finished_at IS NOT NULL") == "1")
+        #expect(try count("registration_source", "kind = 'reconciliation' AND finished_at IS NOT NULL") == "1")
         let status = try run(["status"], as: "a_reader").output
         #expect(
             status.contains("warning: the changes of the attached table public.device have not arrived since"),
@@ -232,6 +232,6 @@ import Testing
             ) != "0"
         }
         #expect(other.stop() == 0)
-        #expect(try count("registration_source", "kind = 'reconcile'") == "1")
+        #expect(try count("registration_source", "kind = 'reconciliation'") == "1")
     }
 }

@@ -46,7 +46,7 @@ import Testing
         ("docs/how-to/handle-rejected-results.md", "a_operator", []),
         ("docs/how-to/recover-from-a-bad-sender.md", "a_operator", []),
         ("docs/how-to/erase-a-person.md", "a_operator", []), ("docs/how-to/erase-a-person.md", "a_app", []),
-        ("docs/how-to/prune-old-tokens.md", "a_operator", ["my_devices", "_cleaned(", "clean_attached("]),
+        ("docs/how-to/prune-old-tokens.md", "a_operator", ["my_devices", "_cleaned(", "set_cleaning("]),
         ("docs/how-to/ask-before-sending.md", "a_sender", ["my_devices", "JOIN"]),
         ("docs/how-to/report-results.md", "a_sender", ["\\copy", "result_stat"]),
         ("docs/how-to/report-results.md", "a_reader", ["INSERT", "\\copy", "report("]),
@@ -141,7 +141,7 @@ import Testing
         for block in blocks { try database.psql(block, user: "a_app") }
         let settings = try database.psql("SELECT mode, stale_for FROM tokenkeeper.cleaning", user: "a_app")
         #expect(settings == "delete|30 days")
-        try database.psql("SELECT tokenkeeper.clean_attached('public.devices', 'off')", user: "a_app")
+        try database.psql("SELECT tokenkeeper.set_cleaning('public.devices', 'off')", user: "a_app")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.cleaned", user: "a_app") == "0")
     }
 

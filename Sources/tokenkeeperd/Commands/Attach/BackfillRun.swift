@@ -73,11 +73,11 @@ struct BackfillRun {
 
     static func text(_ refusals: [Backfill.Refusal], of backfill: Backfill) -> String {
         let lines = refusals.prefix(20).map { refusal in
-            "  \(refusal.rows)  \(refusal.cause); such as row \(refusal.samples.joined(separator: ", "))"
+            "  \(refusal.rows)  \(refusal.error); such as row \(refusal.samples.joined(separator: ", "))"
         }
         let all =
             "all of them: SELECT error, token FROM tokenkeeper.rejected_registration WHERE source_id = \(backfill.sourceID)"
-        return (["refused, by cause:"] + lines + [all]).map(HistoryText.plain).joined(separator: "\n")
+        return (["refused, by error:"] + lines + [all]).map(HistoryText.plain).joined(separator: "\n")
     }
 
     static func command(_ table: String) -> String { "tokenkeeperd backfill \(ShellWord.quoted(table))" }
