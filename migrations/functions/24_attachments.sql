@@ -1,6 +1,6 @@
 -- Attached tables: what their triggers queue, and the functions that the rest of the schema calls.
 --
--- attach (26) generates functions in the schema of the attached table, named by the source_id of the attachment (17, for example). They belong to
+-- attach (25) generates functions in the schema of the attached table, named by the source_id of the attachment (17, for example). They belong to
 -- the table's owner, are SECURITY DEFINER with a pinned search_path, and are executable by their owner and by the owner of the schema tokenkeeper only:
 --
 --   tokenkeeper_insert_17(), tokenkeeper_update_17(), tokenkeeper_delete_17() RETURNS trigger
@@ -34,7 +34,7 @@
 --   attachment_of(attached regclass) RETURNS bigint
 --       The source_id; raises 22023 if the table is not attached.
 --
--- To know and to repair (25, 26, 27):
+-- Called from outside:
 --
 --   attach(...) RETURNS TABLE (kind text, detail text), detach(attached text) RETURNS void
 --   compare(attached regclass), reconcile(attached regclass, dry_run): one call, one transaction; compare_next for batches. See 26.

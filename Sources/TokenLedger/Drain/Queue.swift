@@ -1,6 +1,6 @@
 /// What is particular to a queue: the columns of its rows, and what becomes of the rows that a batch takes.
 ///
-/// `ResultQueue` and `RegistrationQueue` are the two. Everything else in this folder is the same for both, and knows a queue only by this
+/// `ResultQueue` and `RegistrationQueue`, in `Record/`, are the two. Everything else in this folder is the same for both, and knows a queue only by this
 /// protocol. Each method works in the transaction of a batch, which has its locks already.
 protocol Queue: Sendable {
     var name: QueueName { get }

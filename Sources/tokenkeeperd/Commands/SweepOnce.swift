@@ -1,5 +1,4 @@
 internal import ArgumentParser
-internal import Glibc
 internal import TokenLedger
 internal import TokenModel
 
@@ -25,24 +24,21 @@ struct SweepOnce: ParsableCommand {
 
     func run() throws {
         let configuration = try options.load()
-        let stop = ShutdownRequest()
-        let signals = Signals()
-        signals.on(SIGTERM) { stop.ask() }
-        signals.on(SIGINT) { stop.ask() }
+        let stop = ShutdownRequest.bySignal()
         try configuration.withLedger(as: "tokenkeeper_daemon or tokenkeeper_operator") { connection in
             let report: SweepReport
             if let lease = try claim(on: &connection) {
                 report = try Sweep(lease, configuration.sweepPlan, lockTimeout: configuration.lockTimeout)
-                    .perform(on: &connection) { !stop.isAsked }
+                    .perform(on: &connection) { !stop.request.isAsked }
             } else {
-                report = try askDaemons(until: stop, on: &connection)
+                report = try askDaemons(until: stop.request, on: &connection)
             }
             print(Self.text(report))
             if report.outcome != .finished || (report.refused > 0 && !dryRun) {
                 throw ExitCode(ExitStatus.failed.rawValue)
             }
         }
-        withExtendedLifetime(signals) {}
+        withExtendedLifetime(stop) {}
     }
 
     /// - Returns: Nil if the role may not sweep.

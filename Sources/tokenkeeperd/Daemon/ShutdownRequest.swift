@@ -1,3 +1,4 @@
+internal import Glibc
 internal import Synchronization
 internal import TokenLedger
 
@@ -11,6 +12,14 @@ final class ShutdownRequest: Sendable {
     /// Also rings this bell when a shutdown is requested.
     func alsoRing(_ other: Wakeup) {
         bells.withLock { $0.append(other) }
+    }
+
+    /// A request that SIGINT and SIGTERM make, for a command that stops between two batches. It works as long as `signals` lives.
+    static func bySignal() -> (request: ShutdownRequest, signals: Signals) {
+        let (request, signals) = (ShutdownRequest(), Signals())
+        signals.on(SIGTERM) { request.ask() }
+        signals.on(SIGINT) { request.ask() }
+        return (request, signals)
     }
 
     func ask() {

@@ -1,5 +1,4 @@
 internal import ArgumentParser
-internal import Glibc
 internal import TokenLedger
 internal import TokenModel
 
@@ -24,15 +23,5 @@ struct BackfillTable: ParsableCommand {
             try BackfillRun(stop: stop.request).perform(on: name, &connection)
         }
         withExtendedLifetime(stop) {}
-    }
-}
-
-extension ShutdownRequest {
-    /// A request that SIGINT and SIGTERM make, for a command that stops between two batches.
-    static func bySignal() -> (request: ShutdownRequest, signals: Signals) {
-        let (request, signals) = (ShutdownRequest(), Signals())
-        signals.on(SIGTERM) { request.ask() }
-        signals.on(SIGINT) { request.ask() }
-        return (request, signals)
     }
 }

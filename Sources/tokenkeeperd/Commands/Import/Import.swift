@@ -1,5 +1,4 @@
 internal import ArgumentParser
-internal import Glibc
 internal import TokenLedger
 internal import TokenModel
 
@@ -44,11 +43,8 @@ struct Import: ParsableCommand {
 
     func run() throws {
         let configuration = try options.load()
-        let stop = ShutdownRequest()
-        let signals = Signals()
-        signals.on(SIGTERM) { stop.ask() }
-        signals.on(SIGINT) { stop.ask() }
-        let queue: ImportSource.Queue = reading.format.target == .registration ? .registration : .result
+        let stop = ShutdownRequest.bySignal()
+        let queue = reading.format.queue
         let role = queue == .registration ? "tokenkeeper_app" : "tokenkeeper_app and tokenkeeper_sender"
         do {
             let input = try ImportInput(file)
@@ -59,7 +55,7 @@ struct Import: ParsableCommand {
             let rules = try reading.rules(asOf: asOf, now: .now)
             let run = ImportRun(
                 file: file, reading: reading, rules: rules, queue: queue, rejects: rejects ?? file + ".rejected",
-                isDryRun: dryRun, stop: stop)
+                isDryRun: dryRun, stop: stop.request)
             var outcome: ImportOutcome?
             try configuration.withLedger(as: role) { connection in
                 try ImportSource.checkRights(queue, on: &connection)
@@ -74,6 +70,6 @@ struct Import: ParsableCommand {
             ConfigurationOptions.complain(HistoryText.plain(problem.description))
             throw ExitCode(ExitStatus.failed.rawValue)
         }
-        withExtendedLifetime(signals) {}
+        withExtendedLifetime(stop) {}
     }
 }

@@ -14,7 +14,7 @@ struct ImportOptions: ParsableArguments {
         case sygnal
 
         /// Feedback of APNs says which tokens are bad. The others say which are registered.
-        var target: ImportRules.Target { self == .appleFeedback || self == .pnsfeedback ? .result : .registration }
+        var queue: ImportSource.Queue { self == .appleFeedback || self == .pnsfeedback ? .result : .registration }
         var hasColumns: Bool { self == .csv || self == .jsonl }
         var isCSV: Bool { self == .csv || self == .sygnal }
     }
@@ -132,7 +132,7 @@ struct ImportOptions: ParsableArguments {
     func rules(asOf modified: Instant, now: Instant) throws(ImportProblem) -> ImportRules {
         var rules = ImportRules(
             asOf: try asOf.map { text throws(ImportProblem) in try instant(text) } ?? modified, latest: now)
-        rules.target = format.target
+        rules.queue = format.queue
         rules.topic = topic.map { Array($0.utf8) }
         rules.environment = Environment(rawValue: environment) ?? .production
         for option in environmentValue {

@@ -58,6 +58,20 @@ struct ImportRow {
         ranges[field.rawValue] = began < bytes.count ? began..<bytes.count : nil
     }
 
+    /// Writes a whole value.
+    mutating func set(_ field: ImportField, _ value: some Sequence<UInt8>) {
+        begin()
+        bytes.append(contentsOf: value)
+        end(field)
+    }
+
+    /// Writes one of the tags.
+    mutating func add(tag: some Sequence<UInt8>) {
+        begin()
+        bytes.append(contentsOf: tag)
+        endTag()
+    }
+
     /// Ends a value that is one of the tags.
     mutating func endTag() { tagList = (tagList ?? []) + [began..<bytes.count] }
 

@@ -1,18 +1,14 @@
+internal import TokenLedger
 internal import TokenModel
 
 /// What a row must be, and what is queued for it. Pure: only tokens that are not plain hex are left to the database, whose rule for
 /// tokens is the only one.
 struct ImportRules {
-    /// Where rows go.
-    enum Target: String {
-        case registration
-        case result
-    }
-
     /// A topic scope for rows of an app of Synapse.
     typealias App = (topic: [UInt8], environment: Environment)
 
-    var target = Target.registration
+    /// Where rows go.
+    var queue = ImportSource.Queue.registration
     /// For rows without a topic; nil if the file must have them.
     var topic: [UInt8]?
     var environment = Environment.production
@@ -58,7 +54,7 @@ struct ImportRules {
             guard let token = value(.token, row) else { throw Refused("the token is empty") }
             try writeScope(row, into: &copy)
             let instant = try instant(row)
-            switch target {
+            switch queue {
             case .registration:
                 copy.instant(instant)
                 try writeText(.deviceID, row, into: &copy)

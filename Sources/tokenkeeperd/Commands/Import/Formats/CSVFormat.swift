@@ -51,7 +51,7 @@ struct CSVFormat: ImportFormat {
         var start = start
         if isAtBeginning {
             guard start + 3 <= end || what == .file else { return .needsMore }
-            if Bytes.has([0xEF, 0xBB, 0xBF], in: bytes, at: start, to: end) { start += 3 }
+            if Bytes.has(Bytes.byteOrderMark, in: bytes, at: start, to: end) { start += 3 }
             if start == end { return .found(.nothing, end: end, lines: 0) }
         }
         switch split(bytes, from: start, to: end, then: what) {

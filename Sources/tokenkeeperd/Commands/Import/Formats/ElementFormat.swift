@@ -33,7 +33,7 @@ struct ElementFormat: ImportFormat {
         }
         var place = start
         while place < end, bytes[place].isBlank { place += 1 }
-        if Bytes.has([0xEF, 0xBB, 0xBF], in: bytes, at: place, to: end) { place += 3 }
+        if Bytes.has(Bytes.byteOrderMark, in: bytes, at: place, to: end) { place += 3 }
         if place > start { return found(.nothing, to: place) }
         if Bytes.has(Self.commentBegin, in: bytes, at: place, to: end) {
             guard let close = Bytes.first(Self.commentEnd, in: bytes, from: place, to: end) else {

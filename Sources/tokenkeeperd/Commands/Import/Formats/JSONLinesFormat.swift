@@ -18,7 +18,7 @@ struct JSONLinesFormat: ImportFormat {
         let lines = newline == nil ? 0 : 1
         if newline == nil, what == .limit { return .found(.refused(PartEnd.tooLong), end: next, lines: lines) }
         var place = start
-        if Bytes.has([0xEF, 0xBB, 0xBF], in: bytes, at: place, to: end) { place += 3 }
+        if Bytes.has(Bytes.byteOrderMark, in: bytes, at: place, to: end) { place += 3 }
         var reader = JSONLineReader(bytes: bytes, place: place, end: newline ?? end)
         reader.skipBlanks()
         if reader.isAtEnd { return .found(.nothing, end: next, lines: lines) }

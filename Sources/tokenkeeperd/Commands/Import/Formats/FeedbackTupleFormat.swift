@@ -1,10 +1,12 @@
+internal import TokenModel
+
 /// What Apple's feedback service sent until 2021, saved as it came: for each token four bytes of time, two bytes of length, and the
 /// token, in network byte order
 /// (https://developer.apple.com/library/archive/documentation/NetworkingInternet/Conceptual/RemoteNotificationsPG/BinaryProviderAPI.html).
 struct FeedbackTupleFormat: ImportFormat {
     private static let head = 6
     /// Nothing marks the beginning of a tuple: after a wrong length, nothing can be read.
-    private static let longestToken = 512
+    private static let longestToken = DeviceToken.maximumLength
     private static let digits = Array("0123456789abcdef".utf8)
 
     var hasCauses: Bool { false }
@@ -36,9 +38,7 @@ struct FeedbackTupleFormat: ImportFormat {
             row.append(Self.digits[Int(byte & 15)])
         }
         row.end(.token)
-        row.begin()
-        for byte in "\(number(4, at: 0))".utf8 { row.append(byte) }
-        row.end(.registeredAt)
+        row.set(.registeredAt, "\(number(4, at: 0))".utf8)
         return .found(.row, end: start + Self.head + length, lines: 1)
     }
 

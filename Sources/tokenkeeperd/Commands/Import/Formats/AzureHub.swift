@@ -12,18 +12,16 @@ enum AzureHub {
                 ? .skipped("\(String(type.prefix(60))): another platform")
                 : .refused(Refusal("the element has no i:type of a registration"))
         }
-        set(.token, element.children["DeviceToken"], &row)
+        row.set(.token, (element.children["DeviceToken"] ?? "").utf8)
         // Without tags, those of another registration of the token stay.
         for tag in (element.children["Tags"] ?? "").split(separator: ",") {
             let tag = tag.drop { $0 == " " }
             if let id = value(of: tag, installation) {
-                set(.deviceID, id, &row)
+                row.set(.deviceID, id.utf8)
             } else if let id = value(of: tag, user) {
-                set(.userID, id, &row)
+                row.set(.userID, id.utf8)
             } else {
-                row.begin()
-                for byte in tag.utf8 { row.append(byte) }
-                row.endTag()
+                row.add(tag: tag.utf8)
             }
         }
         return .row
@@ -43,19 +41,13 @@ enum AzureHub {
                 ? .refused(Refusal("the element has no NotificationSystemError"))
                 : .skipped("\(String(error.prefix(60))): says nothing about the token")
         }
-        set(.token, element.children["PnsHandle"], &row)
-        set(.registeredAt, element.children["FeedbackTime"], &row)
-        set(.kind, error == "ExpiredChannel" ? "410" : "400", &row)
+        row.set(.token, (element.children["PnsHandle"] ?? "").utf8)
+        row.set(.registeredAt, (element.children["FeedbackTime"] ?? "").utf8)
+        row.set(.kind, (error == "ExpiredChannel" ? "410" : "400").utf8)
         return .row
     }
 
     private static func value(of tag: Substring, _ prefix: String) -> String? {
         tag.hasPrefix(prefix) && tag.hasSuffix("}") ? String(tag.dropFirst(prefix.count).dropLast()) : nil
-    }
-
-    private static func set(_ field: ImportField, _ value: String?, _ row: inout ImportRow) {
-        row.begin()
-        for byte in (value ?? "").utf8 { row.append(byte) }
-        row.end(field)
     }
 }
