@@ -353,8 +353,8 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.compare(regclass) IS
     'Compares an attached table with the ledger, in both directions, and says how many rows or tokens were found of each kind, with up to five samples. What '
-    'the queue still holds is no difference. It changes nothing but findings in the view attachment. A large table is better compared by '
-    'tokenkeeperd reconcile --dry-run, which uses a transaction for each batch. Raises 22023 if the table is not attached or has no key.';
+    'the queue still holds is no difference. It changes nothing but findings in the view attachment. For a large table use '
+    'tokenkeeperd compare, which has a transaction for each batch. Raises 22023 if the table is not attached or has no key.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.compare(regclass) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reconcile(attached regclass, dry_run boolean DEFAULT true)
