@@ -62,16 +62,16 @@ struct Setting: Sendable {
         ),
         Setting(
             "drain.poll_busy", .duration(.milliseconds(1)...(.seconds(1)), off: false), "20ms",
-            "The pause between two polls of the queue while there is work."),
+            "The pause between two polls of the queues while there is work."),
         Setting(
             "drain.poll_idle", .duration(.milliseconds(50)...(.seconds(60)), off: false), "1s",
-            "The longest pause between two polls while the queue is empty."),
+            "The longest pause between two polls while the queues are empty."),
         Setting(
             "drain.lock_timeout", .duration(.milliseconds(10)...(.milliseconds(900)), off: false), "100ms",
             "How long the daemon waits for a lock before it yields. Keep it below the server's deadlock_timeout."),
         Setting(
             "drain.queue_truncate", .toggle, "on",
-            "Whether sealed partitions of the queue are read in bulk and truncated. Turn it off where standbys serve reads: they replay the TRUNCATE with its lock."
+            "Whether sealed partitions of the queues are truncated, and those of the queue of results read in bulk. Turn it off where standbys serve reads: they replay the TRUNCATE with its lock."
         ),
         Setting(
             "drain.second_connection", .toggle, "on",
@@ -79,15 +79,15 @@ struct Setting: Sendable {
         ),
         Setting(
             "drain.rejected_per_hour", .integer(1...1_000_000), "10000",
-            "How many unintelligible results are kept per hour, counting each started 8 KiB of text. The rest are only counted."
+            "How many rejected results, and how many rejected registrations, are kept per hour, counting each started 8 KiB of text. The rest are only counted."
         ),
         Setting(
             "guard.allowance", .integer(0...1_000_000_000), "50",
-            "Suspects (BadDeviceToken, and 410s that APNs did not send) may suppress this many tokens of a topic per day, whatever their share."
+            "Suspects (BadDeviceToken, and 410s that APNs did not send) may suppress this many tokens of a topic per day, whatever their share. So may logouts from attached tables and files."
         ),
         Setting(
             "guard.max_share", .share, "0.5%",
-            "When suspects would suppress more than this share of a topic's active tokens within a day, they are held. \"100%\" turns the guard off."
+            "When suspects would suppress more than this share of a topic's active tokens within a day, they are held. So are logouts from attached tables and files. \"100%\" turns the guard off."
         ),
         Setting(
             "guard.hold_stale_share", .share, "100%",
@@ -104,21 +104,21 @@ struct Setting: Sendable {
             "Prune tokens that have not been registered for this long. \"off\" never prunes them."),
         Setting(
             "sweep.max_prune_share", .share, "10%",
-            "A sweep refuses to prune more than this share of a topic's tokens within a day, unless forced. \"100%\" is no limit."
+            "A sweep refuses to prune more than this share of a topic's tokens within a day, or to clean more than this share of an attached table's rows, unless forced. \"100%\" is no limit."
         ),
         Setting(
             "sweep.prune_allowance", .integer(0...1_000_000_000), "1000",
-            "A sweep may prune this many tokens of a topic per day, whatever their share."),
+            "A sweep may prune this many tokens of a topic, and clean this many rows of an attached table, per day, whatever their share."),
         Setting(
             "sweep.event_retention", .duration(days(31)...days(3650), off: false), "395d",
             "How long the history, the result counts, and the logs of sweeps and operations are kept. The history is deleted by whole months."
         ),
         Setting(
             "sweep.rejected_retention", .duration(days(1)...days(3650), off: false), "90d",
-            "How long unintelligible results are kept."),
+            "How long rejected results and registrations are kept."),
         Setting(
             "sweep.held_retention", .duration(days(1)...days(3650), off: false), "30d",
-            "How long results held by the mass-failure guard are kept. Then they are deleted without being recorded."),
+            "How long results and logouts held by the mass-failure guard are kept. Then they are deleted without being recorded. Rows that a sweep has cleaned can be restored for as long."),
         Setting(
             "sweep.batch", .integer(1...10_000), "4000",
             "The most rows that one transaction of a sweep deletes."),
