@@ -7,7 +7,7 @@ Copy this file and tokenkeeper.py into your project, and wrap the `APNs` that yo
     results = await apns.send_notifications(requests)
 
 The login needs the role tokenkeeper_sender. The topic of a request and the environment of the client decide about which token of the
-ledger the gate is asked; nothing else is to be configured.
+ledger the gate is asked. Nothing else needs configuration.
 """
 
 from __future__ import annotations
