@@ -118,6 +118,19 @@ import TokenModel
         #expect(try connection.query("SELECT 1").value(Int.self) == 1, "the connection still works")
     }
 
+    @Test func `an array of integers is read completely, and is no array of texts`() throws {
+        var connection = try database.connect()
+        let numbers = "SELECT ARRAY[1, -2, 2147483647] AS a"
+        #expect(try connection.query(numbers).value([Int32].self) == [1, -2, .max])
+        #expect(try connection.query("SELECT '{}'::integer[]").value([Int32].self) == [])
+        #expect(
+            throws: DatabaseError(
+                .unexpectedRow, "column 1 (a) is not a binary text[], in the result of: \(numbers)")
+        ) {
+            _ = try connection.query(numbers).value([String].self)
+        }
+    }
+
     @Test func `an array of texts is read completely, and must not contain null`() throws {
         var connection = try database.connect()
         #expect(try connection.query("SELECT ARRAY['a', '', 'ü']").value([String].self) == ["a", "", "ü"])

@@ -118,7 +118,7 @@ struct BatchRunner {
             try connection.commit()
             pass.add(recorded.pass)
             report(.committed(recorded.counts, took: began.duration(to: .now)))
-            for turn in recorded.turns { report(.guardChanged(turn)) }
+            for transition in recorded.transitions { report(.guardChanged(transition)) }
             return nil
         } catch {
             connection.rollback()

@@ -60,7 +60,7 @@ enum BatchOutcome {
 struct BatchRecord {
     var pass = Drain.Pass()
     /// Guards that have tripped or reset.
-    var turns: [GuardTransition] = []
+    var transitions: [GuardTransition] = []
     /// The results that were counted in `result_count`.
     var counts: [ResultCount] = []
 }

@@ -143,21 +143,47 @@ extension Instant: ColumnDecodable {
     }
 }
 
-extension [String]: ColumnDecodable {
-    /// A `text[]` of one dimension without nulls, in binary. `Parameter` describes the format.
+/// A value that an array in a column consists of.
+package protocol ArrayElement {
+    /// The array's OID in pg_type.dat, and its name.
+    static var arrayType: (oid: UInt32, name: String) { get }
+
+    /// - Parameter element: The element in PostgreSQL's binary format.
+    init(element: UnsafeRawBufferPointer)
+}
+
+extension String: ArrayElement {
+    package static let arrayType = (oid: UInt32(1009), name: "text[]")
+
+    package init(element: UnsafeRawBufferPointer) { unsafe self.init(decoding: element, as: UTF8.self) }
+}
+
+extension Int32: ArrayElement {
+    package static let arrayType = (oid: UInt32(1007), name: "integer[]")
+
+    package init(element: UnsafeRawBufferPointer) {
+        unsafe self.init(bigEndian: element.loadUnaligned(as: Int32.self))
+    }
+}
+
+extension Array: ColumnDecodable where Element: ArrayElement {
+    /// An array of one dimension without nulls, in binary. `Parameter` describes the format.
     package init(column: borrowing Row) throws(DatabaseError) {
-        guard column.type == 1009, column.isBinary else { throw column.mismatch("is not a binary text[]") }
-        let values = try unsafe column.bytes { bytes -> [String]? in
+        guard column.type == Element.arrayType.oid, column.isBinary else {
+            throw column.mismatch("is not a binary \(Element.arrayType.name)")
+        }
+        let values = try unsafe column.bytes { bytes -> [Element]? in
             func int32(at offset: Int) -> Int {
                 unsafe Int(Int32(bigEndian: bytes.loadUnaligned(fromByteOffset: offset, as: Int32.self)))
             }
             // No dimension: empty.
             if int32(at: 0) == 0 { return [] }
-            var (values, offset) = ([String](), 20)
+            var (values, offset) = ([Element](), 20)
             for _ in 0..<int32(at: 12) {
                 let length = int32(at: offset)
                 if length < 0 { return nil }
-                unsafe values.append(String(decoding: bytes[(offset + 4)..<(offset + 4 + length)], as: UTF8.self))
+                unsafe values.append(
+                    Element(element: UnsafeRawBufferPointer(rebasing: bytes[(offset + 4)..<(offset + 4 + length)])))
                 offset += 4 + length
             }
             return values

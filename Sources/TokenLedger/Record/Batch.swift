@@ -89,7 +89,7 @@ struct Batch: ~Copyable {
         try keepHeld(sorted.held, on: &connection)
         try setAside(sorted.waiting, on: &connection)
         let counted = try counts.record(sorted.counted, on: &connection)
-        var recorded = BatchRecord(turns: outcome.turns, counts: unread.counts + counted)
+        var recorded = BatchRecord(transitions: outcome.transitions, counts: unread.counts + counted)
         recorded.pass.accepted = unread.accepted
         recorded.pass.rejected = unintelligible.count
         recorded.pass.notKept = notKept

@@ -20,7 +20,7 @@ struct Observations {
         var held: [Int: HeldResult] = [:]
         /// Results to be retried: another session has locked their token, or the guard of their topic.
         var waiting: Set<Int> = []
-        var turns: [GuardTransition] = []
+        var transitions: [GuardTransition] = []
     }
 
     private(set) var all: [Observation] = []
@@ -99,7 +99,7 @@ struct Observations {
         }
         for transition in transitions {
             let place = arguments.places[transition.topic]
-            outcome.turns.append(
+            outcome.transitions.append(
                 try GuardTransition(place.environment, place.topic, tripped: transition.tripped, on: &connection))
         }
         return outcome

@@ -35,8 +35,7 @@ struct RegistrationQueue: Queue {
             ), batch AS (
                 SELECT array_agg(g::tokenkeeper.registration) AS rows, count(*) AS number FROM gone AS g WHERE NOT (\(moves)) HAVING count(*) > 0
             )
-            SELECT (SELECT count(*) FROM moved), b.number, a.applied, a.rejected, a.not_kept, a.held, a.waiting,
-                   array_to_string(a.tripped, ' '), array_to_string(a.reset, ' ')
+            SELECT (SELECT count(*) FROM moved), b.number, a.applied, a.rejected, a.not_kept, a.held, a.waiting, a.tripped, a.reset
             FROM (SELECT) AS one LEFT JOIN (
                 batch AS b CROSS JOIN LATERAL tokenkeeper.apply_registrations(b.rows, $1, $2 / 1000000::numeric, $3) AS a) ON true
             """,
@@ -121,12 +120,8 @@ extension RegistrationQueue {
             notKept = try row.read(Int?.self) ?? 0
             held = try row.read(Int?.self) ?? 0
             waiting = try row.read(Int?.self) ?? 0
-            tripped = Self.topics(try row.read())
-            reset = Self.topics(try row.read())
-        }
-
-        private static func topics(_ text: String?) -> [Int32] {
-            (text ?? "").split(separator: " ").compactMap { Int32($0) }
+            tripped = try row.read([Int32]?.self) ?? []
+            reset = try row.read([Int32]?.self) ?? []
         }
 
         func record(on connection: inout Connection) throws(DatabaseError) -> BatchRecord {
@@ -135,10 +130,10 @@ extension RegistrationQueue {
                 applied: applied, rejected: rejected, notKept: notKept, held: held, putBack: waiting + moved)
             record.pass.lockWaits = waiting > 0 ? 1 : 0
             for topic in tripped {
-                record.turns.append(try GuardTransition(logoutsOf: topic, tripped: true, on: &connection))
+                record.transitions.append(try GuardTransition(logoutsOf: topic, tripped: true, on: &connection))
             }
             for topic in reset {
-                record.turns.append(try GuardTransition(logoutsOf: topic, tripped: false, on: &connection))
+                record.transitions.append(try GuardTransition(logoutsOf: topic, tripped: false, on: &connection))
             }
             return record
         }
