@@ -148,7 +148,7 @@ WITH latest AS (
     SELECT array_agg(format('the mass-failure guard of %s (%s) tripped at %s UTC: %s would suppress %s of %s active tokens within a day; '
                          'see `tokenkeeperd held list`', g.topic, g.environment,
                          to_char(g.tripped_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'),
-                         CASE g.cause WHEN 'suspect' THEN 'suspects' ELSE 'logouts from attached tables and files' END,
+                         tokenkeeper.guarded_words(g.cause),
                          g.tokens, coalesce(g.active, 0))
                      ORDER BY g.tripped_at) AS words
     FROM (SELECT * FROM tokenkeeper.guard WHERE tripped ORDER BY tripped_at LIMIT 20) AS g

@@ -115,34 +115,6 @@ final class DrainSummary: Sendable {
         }
     }
 
-    /// Logged at once, because a person should act.
-    private func log(_ turn: GuardTransition) {
-        var about: Logger.Metadata = [
-            "environment": "\(turn.environment)", "topic": "\(turn.topic)", "tokens": "\(turn.tokens)",
-        ]
-        guard turn.tripped else {
-            switch turn.cause {
-            case .suspect:
-                logger.notice("the mass-failure guard has reset: suspects are recorded again", metadata: about)
-            case .unregisteredByApp:
-                logger.notice("the mass-failure guard has reset: logouts are recorded again", metadata: about)
-            }
-            return
-        }
-        about["active"] = turn.active.map { "\($0)" }
-        about["undo"] = turn.undo.map { "\($0)" }
-        switch turn.cause {
-        case .suspect:
-            logger.warning(
-                "the mass-failure guard has tripped: suspects are held; see `tokenkeeperd held list` for what to do",
-                metadata: about)
-        case .unregisteredByApp:
-            logger.warning(
-                "the mass-failure guard has tripped: logouts are held; see `tokenkeeperd held list` for what to do",
-                metadata: about)
-        }
-    }
-
     /// Warns once about each reason that Apple has not documented for a 410.
     func note(undocumented reason: String) {
         let reason = Verdict.countable(reason)
@@ -158,7 +130,7 @@ final class DrainSummary: Sendable {
     func note(_ incident: Drain.Incident) {
         switch incident {
         case .committed(let counts, let duration): metrics.add(counts, took: duration)
-        case .guardChanged(let turn): log(turn)
+        case .guardChanged(let transition): GuardLog(logger).note(transition)
         case .bulkReadFailed(let error): state.withLock { $0.bulkReadFailure = error }
         case .batchSetAside(let queue, let error): note(error, of: queue, batches: 1, rows: 0)
         case .rowRejected(let queue, let error): note(error, of: queue, batches: 0, rows: 1)

@@ -104,13 +104,8 @@ struct SweepWorker {
 
     private func resetQuietGuards(on connection: inout Connection) throws {
         for reset in try MassFailureGuard.resetQuiet(worker.configuration.guardLimits, on: &connection) {
-            let about: Logger.Metadata = ["environment": "\(reset.environment)", "topic": "\(reset.topic)"]
-            switch reset.cause {
-            case .suspect:
-                worker.logger.notice("the mass-failure guard has reset: suspects are recorded again", metadata: about)
-            case .unregisteredByApp:
-                worker.logger.notice("the mass-failure guard has reset: logouts are recorded again", metadata: about)
-            }
+            GuardLog(worker.logger).noteReset(
+                of: reset.cause, ["environment": "\(reset.environment)", "topic": "\(reset.topic)"])
         }
     }
 
