@@ -9,8 +9,18 @@ public struct Attachment: Sendable {
 
     /// What attach says, or would do.
     public struct Finding: Equatable, Sendable {
-        /// `error`, `warning`, `sql` or `attached`.
-        public let kind: String
+        public enum Kind: String, Equatable, Sendable, ColumnDecodable {
+            /// What is in the way.
+            case error
+            /// What is worth knowing.
+            case warning
+            /// A statement that a dry run does not execute.
+            case sql
+            /// It is done.
+            case attached
+        }
+
+        public let kind: Kind
         public let detail: String
     }
 

@@ -72,17 +72,17 @@ struct Attach: ParsableCommand {
         try table.run(options.load()) { name, connection in
             let attachment = Attachment(table: name, arguments: arguments, isAlways: always)
             let plan = try attachment.perform(isDryRun: true, on: &connection)
-            for finding in plan where finding.kind == "warning" {
+            for finding in plan where finding.kind == .warning {
                 ConfigurationOptions.complain("warning: \(HistoryText.plain(finding.detail))")
             }
-            let errors = plan.filter { $0.kind == "error" }
+            let errors = plan.filter { $0.kind == .error }
             for finding in errors { ConfigurationOptions.complain(HistoryText.plain(finding.detail)) }
             if !errors.isEmpty { throw ExitCode(ExitStatus.usage.rawValue) }
             if dryRun {
-                for finding in plan where finding.kind == "sql" { print(finding.detail + ";") }
+                for finding in plan where finding.kind == .sql { print(finding.detail + ";") }
                 return
             }
-            for finding in try attachment.perform(isDryRun: false, on: &connection) where finding.kind == "attached" {
+            for finding in try attachment.perform(isDryRun: false, on: &connection) where finding.kind == .attached {
                 print(HistoryText.plain(finding.detail))
             }
             if backfill {
