@@ -311,6 +311,24 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.add_counts(jsonb, jsonb) IS 'The sum of the counts of two batches of a comparison.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.add_counts(jsonb, jsonb) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.comparison_findings(source_id bigint, counts jsonb, samples jsonb)
+RETURNS TABLE (finding text, number bigint, is_difference boolean, examples text[])
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT c.key, c.value::bigint, tokenkeeper.differences(jsonb_build_object(c.key, 1), a.on_delete) > 0,
+           ARRAY(SELECT jsonb_array_elements_text(comparison_findings.samples -> c.key))
+    FROM tokenkeeper.attachment AS a CROSS JOIN jsonb_each_text(comparison_findings.counts) AS c
+    WHERE a.source_id = comparison_findings.source_id ORDER BY 3 DESC, 1;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.comparison_findings(bigint, jsonb, jsonb) IS
+    'Internal, for compare and its command: the counts and samples that batches of compare_next have added up to, one row for each kind, the differences '
+    'first.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.comparison_findings(bigint, jsonb, jsonb) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.compare_all(attached regclass, repairs bigint)
 RETURNS TABLE (finding text, number bigint, is_difference boolean, samples text[])
 LANGUAGE plpgsql
@@ -318,7 +336,6 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     source bigint := tokenkeeper.attachment_of(attached);
-    of_deleted text := (SELECT a.on_delete FROM tokenkeeper.attachment AS a WHERE a.source_id = source);
     part record;
     counts jsonb := '{}';
     examples jsonb := '{}';
@@ -333,10 +350,7 @@ BEGIN
         EXIT WHEN at IS NULL;
     END LOOP;
     PERFORM tokenkeeper.finish_comparison(source, counts);
-    RETURN QUERY
-    SELECT c.key, c.value::bigint, tokenkeeper.differences(jsonb_build_object(c.key, 1), of_deleted) > 0,
-           ARRAY(SELECT jsonb_array_elements_text(examples -> c.key))
-    FROM jsonb_each_text(counts) AS c ORDER BY 3 DESC, 1;
+    RETURN QUERY SELECT * FROM tokenkeeper.comparison_findings(source, counts, examples);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.compare_all(regclass, bigint) IS

@@ -12,7 +12,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'table % is not attached', coalesce(quote_literal(left(begin_backfill.attached, 200)), 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM tokenkeeper.check_backfill(found_table.table_id);
+    PERFORM tokenkeeper.check_attachment_caller(found_table.source_id, '{tokenkeeper_operator}');
     name := found_table.name;
     -- Two that begin at once: the second continues what the first has begun.
     PERFORM FROM tokenkeeper.attached_table AS a WHERE a.source_id = found_table.source_id FOR NO KEY UPDATE;
@@ -34,27 +34,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_backfill(text) IS
-    'Begins to queue the rows of an attached table, or continues the last attempt, if that did not come to its end. Returns the source_id, how many rows are '
+    'Begins to queue the rows of an attached table, or continues the last backfill of it that has not finished. Returns the source_id, how many rows are '
     'done, and how many the table has by PostgreSQL''s statistics (null: unknown). Then call backfill_next. For members of the table''s owner, and operators. '
     'Raises 22023 if the table is not attached, 42501 for others.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.begin_backfill(text) FROM PUBLIC;
-
-CREATE OR REPLACE FUNCTION tokenkeeper.check_backfill(of_table regclass) RETURNS void
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    IF NOT EXISTS (
-        SELECT FROM pg_catalog.pg_roles AS o
-        WHERE (o.rolname = 'tokenkeeper_operator' OR o.oid = (SELECT c.relowner FROM pg_catalog.pg_class AS c WHERE c.oid = of_table))
-          AND pg_has_role(session_user, o.oid, 'MEMBER')) THEN
-        RAISE EXCEPTION 'must be a member of the owner of table %, or of tokenkeeper_operator', of_table USING ERRCODE = 'insufficient_privilege';
-    END IF;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.check_backfill(regclass) IS
-    'Raises 42501 unless the session''s login is a member of the table''s owner or of tokenkeeper_operator.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.check_backfill(regclass) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.backfill_next(
     source_id bigint, max_rows integer DEFAULT 1000,
@@ -77,7 +60,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'table % is not attached', known.name USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM tokenkeeper.check_backfill(found_table.table_id);
+    PERFORM tokenkeeper.check_attachment_caller(found_table.source_id, '{tokenkeeper_operator}');
     WITH page AS MATERIALIZED (
         SELECT r.*, row_number() OVER () AS n FROM tokenkeeper.read_attachment(found_table.source_id, known.position, backfill_next.max_rows) AS r
     ), sound AS (
@@ -117,7 +100,7 @@ COMMENT ON FUNCTION tokenkeeper.backfill_next(bigint, integer) IS
     'Queues the next rows of a backfill, by the table''s key, and notes in the same transaction how far it has come, so that each row is queued exactly once. A '
     'row with stale_at also queues a 410 with that instant. Refused rows go to rejected_registration, complete, with what is wrong and the row''s key in error. '
     'Returns how many rows it has read, and of these how many it has queued, queued as stale, too, refused, and skipped because they have no token. '
-    'For members of the table''s owner, and operators. Raises 22023 unless the source is a backfill that has not come to its end.';
+    'For members of the table''s owner, and operators. Raises 22023 unless the source is a backfill that has not finished.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.backfill_next(bigint, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.refused_by(source_id bigint) RETURNS TABLE (error text, rows bigint, samples text[])

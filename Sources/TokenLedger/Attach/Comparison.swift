@@ -76,10 +76,8 @@ public struct Comparison: Sendable {
     }
 
     private static let findings = """
-        SELECT c.key AS finding, c.value::bigint AS number,
-               tokenkeeper.differences(jsonb_build_object(c.key, 1), (SELECT a.on_delete FROM tokenkeeper.attachment AS a WHERE a.source_id = $1)) > 0
-               AS is_difference, ARRAY(SELECT jsonb_array_elements_text($3::jsonb -> c.key)) AS samples
-        FROM jsonb_each_text($2::jsonb) AS c ORDER BY 3 DESC, 1
+        SELECT f.finding, f.number, f.is_difference, f.examples AS samples
+        FROM tokenkeeper.comparison_findings($1, $2::jsonb, $3::jsonb) AS f
         """
 
     /// What was found so far, the differences first.
