@@ -23,12 +23,17 @@ import Testing
             SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), 't', registered_at => '2026-01-01Z')) FROM generate_series(1, 100) AS i;
             INSERT INTO tokenkeeper.send_result (topic, token, status, body)
             SELECT 't', lpad(to_hex(i), 64, '0'), 400, '{"reason":"BadDeviceToken"}' FROM generate_series(1, 20) AS i;
+            INSERT INTO tokenkeeper.registration (topic, token) VALUES ('t', 'no hex'), ('t', 'none, too');
+            WITH files AS (SELECT tokenkeeper.begin_source('import', 'devices.csv') AS source_id)
+            INSERT INTO tokenkeeper.registration (topic, token, unregistered, source_id)
+            SELECT 't', lpad(to_hex(i), 64, '0'), true, f.source_id FROM files AS f CROSS JOIN generate_series(21, 27) AS i;
             SELECT tokenkeeper.pause_sending('t');
             """)
-        try eventually("the guard has tripped, the tokens are counted, and a sweep has finished") {
+        try eventually("the guards have tripped, the tokens are counted, and a sweep has finished") {
             try database.psql(
                 """
-                SELECT EXISTS (SELECT FROM tokenkeeper.guard WHERE tripped) AND EXISTS (SELECT FROM tokenkeeper.token_count)
+                SELECT EXISTS (SELECT FROM tokenkeeper.guard WHERE tripped) AND EXISTS (SELECT FROM tokenkeeper.held_registration)
+                       AND EXISTS (SELECT FROM tokenkeeper.rejected_registration) AND EXISTS (SELECT FROM tokenkeeper.token_count)
                        AND EXISTS (SELECT FROM tokenkeeper.sweep_run WHERE outcome = 'finished')
                 """) == "t"
         }
@@ -61,6 +66,9 @@ import Testing
             !exporter.log.contains(#""level":"error""#) && !exporter.log.contains(#""level":"warn""#), "\(exporter.log)"
         )
         #expect(value("tokenkeeper_status", #"figure="live_daemons""#) == "1")
+        #expect(value("tokenkeeper_status", #"figure="queue_registrations""#) != nil)
+        #expect(value("tokenkeeper_status", #"figure="held_registrations""#) == "7")
+        #expect(value("tokenkeeper_status", #"figure="rejected_registrations""#) == "2")
         #expect(value("tokenkeeper_guard", #"col="tripped",topic="t""#) == "1")
         #expect(value("tokenkeeper_sweep_refused", #"topic="t""#) == "7")
         #expect(value("tokenkeeper_results_last_hours", #"status="400",reason="BadDeviceToken""#) != nil)
