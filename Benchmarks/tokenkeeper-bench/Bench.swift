@@ -43,7 +43,7 @@ struct MeasureCommand: ParsableCommand {
     func run() throws {
         let chosen = try only.map(Self.measurements) ?? Set(Measurement.allCases)
         let scale = quick ? Scale.quick : .full
-        let cluster = try PrivateCluster()
+        let cluster = try PrivateCluster(hasPgQ: chosen.contains(.peers))
         let (report, sendingReport) = (Report(), Report())
         let machine = try Machine(cluster)
         let paper = Paper(

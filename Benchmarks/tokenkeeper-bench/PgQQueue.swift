@@ -42,7 +42,7 @@ struct PgQQueue: Peer {
                         from: "gone",
                         after: """
                             gone AS MATERIALIZED (
-                                SELECT ev_extra1 AS environment, ev_extra2 AS topic, ev_extra3 AS token, ev_type::integer AS status,
+                                SELECT ev_extra1 AS environment, ev_extra2 AS topic, ev_extra3 AS token, ev_type AS status,
                                        ev_data AS body
                                 FROM pgq.get_batch_events(\(number))
                             ),

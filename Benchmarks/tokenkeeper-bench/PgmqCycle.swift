@@ -38,7 +38,7 @@ struct PgmqCycle: Peer {
                             DELETE FROM queue WHERE msg_id = ANY ('\(ids)'::bigint[]) RETURNING message
                         ), gone AS (
                             SELECT m.* FROM deleted AS d CROSS JOIN LATERAL
-                                jsonb_to_record(d.message) AS m (environment text, topic text, token text, status integer, body text)
+                                jsonb_to_record(d.message) AS m (environment text, topic text, token text, status text, body text)
                         ),
                         """) + "; COMMIT")
         return Int(taken)

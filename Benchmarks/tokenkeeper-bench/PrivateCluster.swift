@@ -11,8 +11,10 @@ final class PrivateCluster {
     /// A quarter of the memory, 4 GB at most.
     static let sharedBuffersInMB = min(4096, Int(ProcessInfo.processInfo.physicalMemory >> 20) / 4)
 
-    /// - Parameter more: Settings in addition to the usual ones, `name=value`.
-    init(more: [String] = [], sharedBuffersInMB: Int = sharedBuffersInMB) throws {
+    /// - Parameters:
+    ///   - more: Settings in addition to the usual ones, `name=value`.
+    ///   - hasPgQ: Whether databases have PgQ, one of the peers of the drain.
+    init(more: [String] = [], sharedBuffersInMB: Int = sharedBuffersInMB, hasPgQ: Bool = false) throws {
         settings =
             [
                 "fsync=on", "full_page_writes=on", "synchronous_commit=on", "shared_buffers=\(sharedBuffersInMB)MB",
@@ -32,7 +34,7 @@ final class PrivateCluster {
         try owner.run("CREATE ROLE a_daemon LOGIN IN ROLE tokenkeeper_daemon")
         let database = try session("bare")
         try database.run("CREATE EXTENSION pg_prewarm")
-        try database.run("CREATE EXTENSION pgq")
+        if hasPgQ { try database.run("CREATE EXTENSION pgq") }
     }
 
     func session(_ database: String, user: String = "postgres") throws -> Session {

@@ -17,7 +17,7 @@ struct ProducerMeasurement: LedgerMeasurement {
         let session = try database.session()
         try session.run(
             """
-            CREATE TABLE plain (environment text DEFAULT 'production', topic text, token text, status integer, body text,
+            CREATE TABLE plain (environment text DEFAULT 'production', topic text, token text, status text, body text,
                                 apns_id text, sent_at timestamptz, queued_at timestamptz NOT NULL DEFAULT clock_timestamp())
             """)
         let many = scale.inserts * 10
@@ -33,7 +33,7 @@ struct ProducerMeasurement: LedgerMeasurement {
                         let client = try PreparedClient(database)
                         try client.prepare(
                             "insert",
-                            "INSERT INTO \(table) (\(Self.columns)) VALUES ($1, $2, $3::integer, $4, $5::timestamptz)")
+                            "INSERT INTO \(table) (\(Self.columns)) VALUES ($1, $2, $3, $4, $5::timestamptz)")
                         let stopwatch = try Stopwatch(cluster)
                         for (n, token) in rows.enumerated() {
                             let body = n % 50 == 0 ? #"{"reason":"Unregistered","timestamp":1794000000123}"# : ""

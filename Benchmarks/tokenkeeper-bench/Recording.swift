@@ -5,19 +5,19 @@ enum Recording {
     static let begin = "BEGIN; SET LOCAL synchronous_commit = off;"
 
     /// - Parameters:
-    ///   - source: A relation with the columns environment, topic, token, status, body.
+    ///   - source: A relation with the columns environment, topic, token, status, body, all text.
     ///   - prelude: Common table expressions that come first, each followed by a comma.
     /// - Returns: A statement that returns how many results it has counted.
     static func statement(from source: String, after prelude: String = "") -> String {
         """
         WITH \(prelude) failed AS MATERIALIZED (
-            SELECT f.environment, f.topic, f.token, f.status, f.body ->> 'reason' AS reason,
+            SELECT f.environment, f.topic, f.token, f.status::integer AS status, f.body ->> 'reason' AS reason,
                    to_timestamp((f.body ->> 'timestamp')::double precision / 1000) AS at
-            FROM (SELECT environment, topic, token, status, body::jsonb AS body FROM \(source) WHERE status <> 200 OFFSET 0) AS f
+            FROM (SELECT environment, topic, token, status, body::jsonb AS body FROM \(source) WHERE status <> '200' OFFSET 0) AS f
         ), counted AS (
             INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, reason, results)
             SELECT date_bin('1 hour', clock_timestamp(), '2000-01-01 00:00:00+00'), c.* FROM (
-                SELECT environment, topic, 200, NULL, count(*) FROM \(source) WHERE status = 200 GROUP BY 1, 2
+                SELECT environment, topic, 200, NULL, count(*) FROM \(source) WHERE status = '200' GROUP BY 1, 2
                 UNION ALL
                 SELECT environment, topic, status, reason, count(*) FROM failed GROUP BY 1, 2, 3, 4) AS c
             RETURNING results
@@ -64,7 +64,7 @@ enum Recording {
         SELECT DISTINCT ON (t.topic_id, token_key) t.topic_id, decode(f.token, 'hex') AS token_key,
                to_timestamp((f.body ->> 'timestamp')::double precision / 1000) AS at, f.body ->> 'reason' AS reason,
                statement_timestamp()
-        FROM (SELECT environment, topic, token, body::jsonb AS body FROM \(source) WHERE status = 410 OFFSET 0) AS f
+        FROM (SELECT environment, topic, token, body::jsonb AS body FROM \(source) WHERE status = '410' OFFSET 0) AS f
         JOIN tokenkeeper.topic AS t ON t.topic = f.topic AND t.environment = f.environment
         ORDER BY t.topic_id, token_key, at DESC, reason DESC
         ON CONFLICT (topic_id, token_key) DO UPDATE

@@ -7,6 +7,9 @@ struct Scale {
     /// Queued results of a drain, and of a long one.
     var results: Int
     var manyResults: Int
+    /// Queued registrations, and a long queue of them.
+    var registrations: Int
+    var manyRegistrations: Int
     /// Queued results of a drain with 410s only.
     var staleResults: Int
     /// Every n-th result is a 410: 2 %, 20 %, all.
@@ -29,13 +32,14 @@ struct Scale {
 
     static let full = Scale(
         rounds: 5, tokens: 1_000_000, manyTokens: 10_000_000, results: 1_000_000, manyResults: 10_000_000,
-        staleResults: 1_000_000,
+        registrations: 1_000_000, manyRegistrations: 10_000_000, staleResults: 1_000_000,
         deadEvery: [50, 5, 1], batches: [1000, 5000, 20_000, 50_000, 100_000], idleProbes: 50, loadedProbes: 400,
         calls: 20_000, inserts: 100_000, sends: 100_000, outboxSends: 50_000, restSeconds: 15, loadSeconds: 10,
         fleetDivisor: 1)
 
     static let quick = Scale(
-        rounds: 3, tokens: 50_000, manyTokens: 300_000, results: 50_000, manyResults: 300_000, staleResults: 15_000,
+        rounds: 3, tokens: 50_000, manyTokens: 300_000, results: 50_000, manyResults: 300_000,
+        registrations: 50_000, manyRegistrations: 200_000, staleResults: 15_000,
         deadEvery: [50, 1], batches: [10_000], idleProbes: 4, loadedProbes: 60,
         calls: 3000, inserts: 20_000, sends: 20_000, outboxSends: 10_000, restSeconds: 3, loadSeconds: 1,
         fleetDivisor: 20)

@@ -13,6 +13,11 @@ final class Session: @unchecked Sendable {  // One thread at a time.
         try connection.run(script, patience: .seconds(3600))
     }
 
+    /// Runs a `COPY … FROM STDIN`.
+    func copy(_ statement: String, rows: [UInt8]) throws {
+        _ = try connection.copy(statement, rows: rows)
+    }
+
     /// The only column of the first row.
     func text(_ script: String) throws -> String? {
         let rows = try connection.run(script, patience: .seconds(3600))

@@ -9,7 +9,7 @@ struct SkipLockedQueue: Peer {
     func prepare(_ positions: Range<Int>, deadEvery: Int, on session: Session) throws {
         try session.run(
             """
-            CREATE TABLE queue (id bigserial PRIMARY KEY, environment text, topic text, token text, status integer, body text,
+            CREATE TABLE queue (id bigserial PRIMARY KEY, environment text, topic text, token text, status text, body text,
                                 sent_at timestamptz, queued_at timestamptz NOT NULL DEFAULT clock_timestamp());
             INSERT INTO queue (environment, topic, token, status, body, sent_at) \(workload.results(positions, deadEvery: deadEvery));
             """)
