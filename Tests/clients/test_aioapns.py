@@ -42,19 +42,20 @@ def request(name, **options):
 class Gated(unittest.IsolatedAsyncioTestCase):
     async def test_only_what_the_gate_lets_pass_is_sent_and_each_answer_is_reported(self):
         print("aioapns", importlib.metadata.version("aioapns"), flush=True)
+        topic = TOPIC + ".many"  # Of this test alone.
         async with connect() as connection:
-            await tokenkeeper.unregister(connection, token("a1"), TOPIC)
+            await tokenkeeper.unregister(connection, token("a1"), topic)
         apns = GatedAPNs(client(), connect, batch=20)
         # More than one batch; one request at first, because this server allows one stream until it has seen a valid token.
         names = ["dead01", "a1", "bad001"] + [f"b{number}" for number in range(60)]
-        results = await apns.send_notifications(request(name) for name in names)
+        results = await apns.send_notifications(request(name, apns_topic=topic) for name in names)
         self.assertEqual([result.status for result in results], ["410", WITHHELD, "400"] + ["200"] * 60)
         self.assertFalse(results[1].is_successful)
         await asyncio.to_thread(eventually, "the 410 counts", lambda: state(token("dead01")) == "stale")
         await asyncio.to_thread(eventually, "the 400 counts", lambda: state(token("bad001")) == "suspect")
-        accepted = "SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = 200"
-        await asyncio.to_thread(eventually, "the 200s are counted", lambda: ask(accepted) == 60)
-        again = await apns.send_notifications([request("dead01"), request("bad001"), request("b1")])
+        accepted = "SELECT sum(results) FROM tokenkeeper.result_stat WHERE status = 200 AND topic = %s"
+        await asyncio.to_thread(eventually, "the 200s are counted", lambda: ask(accepted, topic) == 60)
+        again = await apns.send_notifications([request(name, apns_topic=topic) for name in ("dead01", "bad001", "b1")])
         self.assertEqual([result.status for result in again], [WITHHELD, WITHHELD, "200"])
 
     async def test_topic_and_environment_are_those_of_the_request_and_the_client(self):
@@ -85,20 +86,72 @@ class Gated(unittest.IsolatedAsyncioTestCase):
         self.assertEqual((result.status, result.is_successful), (FAILED, False))
         self.assertEqual(ask("SELECT count(*) FROM tokenkeeper.rejected_result"), 0)
 
-    async def test_an_error_while_reporting_does_not_hide_what_was_sent(self):
-        calls = []
-
-        @contextlib.asynccontextmanager
-        async def connect_once():
-            calls.append(1)
-            if len(calls) > 1:
-                raise psycopg.OperationalError("the server is gone")
-            async with connect() as connection:
-                yield connection
-
+    async def test_what_could_not_be_reported_is_kept_and_reported_later(self):
+        apns = GatedAPNs(client(), (database := Away()).connect)
         with self.assertLogs("tokenkeeper", "ERROR"):
-            result = await GatedAPNs(client(), connect_once).send_notification(request("b8"))
-        self.assertEqual(result.status, "200")
+            database.away_after = 1  # The gate still answers.
+            result = await apns.send_notification(request("dead05"))
+        self.assertEqual(result.status, "410")
+        with self.assertRaises(psycopg.OperationalError):
+            await apns.report()
+        with self.assertRaises(psycopg.OperationalError):
+            await apns.send_notification(request("b8"))
+        self.assertIsNone(state(token("dead05")))
+        database.away_after = None
+        await asyncio.to_thread(eventually, "the 410 counts, without a further push", lambda: state(token("dead05")) == "stale")
+
+    async def test_one_request_without_an_answer_does_not_keep_the_others_from_being_reported(self):
+        apns = GatedAPNs(client(), connect, timeout=0.5)
+        results = await apns.send_notifications([request("dead06"), request("fff6"), request("b6")])
+        self.assertEqual([result.status for result in results], ["410", FAILED, "200"])
+        await asyncio.to_thread(eventually, "the 410 counts", lambda: state(token("dead06")) == "stale")
+        self.assertEqual((await apns.send_notification(request("b7"))).status, "200", "the connection still works")
+
+    async def test_an_answer_after_the_time_is_reported(self):
+        apns = GatedAPNs(client(), connect, timeout=0.05)
+        send = apns.apns.pool.send_notification
+        may_end = asyncio.Event()
+
+        async def slowly(request):
+            result = await send(request)
+            await may_end.wait()
+            return result
+
+        apns.apns.pool.send_notification = slowly
+        self.assertEqual((await apns.send_notification(request("dead07"))).status, FAILED)
+        may_end.set()
+        await asyncio.to_thread(eventually, "the 410 counts", lambda: state(token("dead07")) == "stale")
+
+    async def test_a_withheld_token_at_the_beginning_does_not_stop_the_others(self):
+        async with connect() as connection:
+            await tokenkeeper.unregister(connection, token("a4"), TOPIC)
+        apns = GatedAPNs(client(), connect, timeout=20)
+        names = ["a4"] + [f"b4{number}" for number in range(30)]
+        results = await apns.send_notifications(request(name) for name in names)
+        self.assertEqual([result.status for result in results], [WITHHELD] + ["200"] * 30)
+
+    async def test_an_error_of_err_func_does_not_hide_what_apns_has_answered(self):
+        apns = GatedAPNs(client(), connect)
+        apns.apns.err_func = unittest.mock.AsyncMock(side_effect=RuntimeError("mail server"))
+        with self.assertLogs("tokenkeeper", "ERROR"):
+            self.assertEqual((await apns.send_notification(request("dead08"))).status, "410")
+        apns.apns.err_func.assert_awaited_once()
+        await asyncio.to_thread(eventually, "the 410 counts", lambda: state(token("dead08")) == "stale")
+
+
+class Away:
+    """A database that is away after some connections."""
+
+    away_after = None
+
+    @contextlib.asynccontextmanager
+    async def connect(self):
+        if self.away_after == 0:
+            raise psycopg.OperationalError("the server is gone")
+        if self.away_after:
+            self.away_after -= 1
+        async with connect() as connection:
+            yield connection
 
 
 if __name__ == "__main__":
