@@ -128,7 +128,7 @@ BEGIN
                                        'environments[i]', 'NULL::text'), 'registered_at[i]', 'NULL::timestamptz'));
         EXECUTE 'EXPLAIN ' || replace(change, 'keys[i]', 'NULL::text');
     EXCEPTION WHEN syntax_error_or_access_rule_violation OR data_exception OR feature_not_supported THEN
-        RAISE EXCEPTION 'mark_value is %: %', coalesce(quote_literal(left(clean_attached.mark_value, 200)), 'null'), SQLERRM
+        RAISE EXCEPTION 'mark_value is %: %', coalesce(quote_literal(left(set_cleaning.mark_value, 200)), 'null'), SQLERRM
             USING ERRCODE = 'invalid_parameter_value', HINT = 'It is an SQL expression of the type of the column.';
     END;
     EXECUTE format(
