@@ -97,11 +97,10 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.finish_comparison(bigint, jsonb),
     tokenkeeper.add_counts(jsonb, jsonb),
     tokenkeeper.differences(jsonb, text),
+    tokenkeeper.comparison_findings(bigint, jsonb, jsonb),
     tokenkeeper.begin_source(text, text)
     TO tokenkeeper_app, tokenkeeper_operator, tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.attachment_has(bigint, text[], text[], text[], bytea[]),
-    tokenkeeper.attachment_fault(bigint),
     tokenkeeper.check_attachments()
     TO tokenkeeper_daemon;
 -- Their commands check first whether the schema fits.
@@ -208,8 +207,8 @@ GRANT INSERT ON tokenkeeper.token_event_log TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.result_count TO tokenkeeper_daemon;
 GRANT UPDATE (rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT UPDATE (held_at) ON tokenkeeper.held_result TO tokenkeeper_daemon;
-GRANT SELECT, INSERT, DELETE, UPDATE (held_at) ON tokenkeeper.held_registration TO tokenkeeper_daemon;
-GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.unregistration_receipt TO tokenkeeper_daemon;
+GRANT SELECT, DELETE, UPDATE (held_at) ON tokenkeeper.held_registration TO tokenkeeper_daemon;
+GRANT SELECT, DELETE ON tokenkeeper.unregistration_receipt TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.daemon, tokenkeeper.token_count,
     tokenkeeper.token_count_progress, tokenkeeper.token_count_part, tokenkeeper.token_count_hour,
@@ -255,8 +254,6 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.judge_stale(integer[], bytea[], timestamptz[], timestamptz[], boolean[], bigint, numeric),
     tokenkeeper.thin_stale_receipts(integer[], bytea[]),
     tokenkeeper.judge_suspects(integer[], bytea[], timestamptz[], timestamptz[], boolean[], timestamptz[], bigint, numeric),
-    tokenkeeper.judge_unregistrations(integer[], bytea[], timestamptz[], timestamptz[], boolean[], bigint[], timestamptz[], bigint, numeric),
-    tokenkeeper.note_unregistrations(integer[], bytea[], timestamptz[], timestamptz[], bigint[], boolean[], timestamptz[]),
     tokenkeeper.lock_guards(text, integer[]),
     tokenkeeper.turn_guards(text, integer[], bytea[], timestamptz[], timestamptz[], text[], bigint, numeric),
     tokenkeeper.undo_start(text, integer, timestamptz, timestamptz, timestamptz),

@@ -304,7 +304,7 @@ extension TestDatabase {
             """
             INSERT INTO tokenkeeper.registration_source (kind, name) VALUES ('attachment', 'public.devices');
             CREATE FUNCTION record_logouts(numbers integer[], at timestamptz, received timestamptz, source bigint, release boolean, again timestamptz)
-            RETURNS text LANGUAGE plpgsql AS $$
+            RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
             DECLARE
                 topic integer := tokenkeeper.ensure_topic('production', 't');
                 n integer := cardinality(numbers);

@@ -181,13 +181,13 @@ import Testing
         let devices = try AttachedDevices()
         let source = try devices.attach()
         let has = "SELECT tokenkeeper.attachment_has(\(source), '{production}', '{t}', '{aaaa}', '{\\\\xaaaa}')"
-        #expect(try devices.database.psql(has, user: "a_daemon") == "{NULL}")
+        #expect(try devices.database.psql(has) == "{NULL}")
         try devices.app("ALTER FUNCTION app.tokenkeeper_has_\(source) SECURITY INVOKER")
-        #expect(try devices.database.psql(has, user: "a_daemon") == "{t}")
+        #expect(try devices.database.psql(has) == "{t}")
         #expect(
             try devices.database.psql("SELECT fault FROM tokenkeeper.check_attachments()", user: "a_daemon")
                 == "function tokenkeeper_has_\(source) is not SECURITY DEFINER")
         try devices.app("ALTER FUNCTION app.tokenkeeper_has_\(source) SECURITY DEFINER")
-        #expect(try devices.database.psql(has, user: "a_daemon") == "{NULL}")
+        #expect(try devices.database.psql(has) == "{NULL}")
     }
 }

@@ -68,7 +68,8 @@ import Testing
                     ? "active|96\nunregistered_by_app|11" : "active|102\nunregistered_by_app|5"))
         #expect(
             try devices.app(
-                "SELECT queued, finished_at IS NOT NULL FROM tokenkeeper.registration_source WHERE kind = 'reconciliation'")
+                "SELECT queued, finished_at IS NOT NULL FROM tokenkeeper.registration_source WHERE kind = 'reconciliation'"
+            )
                 == (onDelete == "unregister" ? "20|t" : "14|t"))
     }
 
