@@ -57,6 +57,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) IS
-    'Notes in the transaction that queues some rows of an import how far it has come. Raises 22023 for a source that is no import, that another login '
+    'Notes how far an import has come, in the transaction that queues some of its rows. Raises 22023 for a source that is no import, that another login '
     'has begun, or that was withdrawn, and for counts that are null or negative.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) FROM PUBLIC;

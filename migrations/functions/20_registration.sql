@@ -574,6 +574,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.unregister(text, text, text, timestamptz) IS
-    'The app no longer wants pushes to this token (for example, the user logged out). It is suppressed until a later registration. '
+    'Records a logout, in the caller''s transaction: the app wants no more pushes to this token. It is suppressed until a later registration. '
     'Raises 22023 for a malformed token, an unknown environment, an empty topic or an infinite instant.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.unregister(text, text, text, timestamptz) FROM PUBLIC;

@@ -61,8 +61,8 @@ COMMENT ON COLUMN tokenkeeper.registration.released IS 'Internal: true if an ope
 
 CREATE TABLE tokenkeeper.registration_retry PARTITION OF tokenkeeper.registration FOR VALUES IN (8);
 COMMENT ON TABLE tokenkeeper.registration_retry IS
-    'Registrations that are tried again or taken separately: an application had locked their token or device, their batch had failed, they are large, or '
-    'an operator has released them.';
+    'Registrations that are tried again or taken separately: an application had locked their token, their device or the attached table, their batch had '
+    'failed, they are large, the guard of their topic was busy, or an operator has released them.';
 
 DO $$
 DECLARE
