@@ -5,22 +5,6 @@ import Testing
 
 @testable import tokenkeeperd
 
-/// A directory of the tests with mode 0700, and a free name next to it. Both are removed at the end.
-final class TemporaryDirectory {
-    let path = NSTemporaryDirectory() + "runtime-\(UUID().uuidString)"
-
-    init() throws {
-        try FileManager.default.createDirectory(atPath: path, withIntermediateDirectories: true)
-        try setMode(0o700)
-    }
-
-    deinit { try? FileManager.default.removeItem(atPath: path) }
-
-    func setMode(_ mode: Int) throws {
-        try FileManager.default.setAttributes([.posixPermissions: mode], ofItemAtPath: path)
-    }
-}
-
 @Suite(.ownThread) struct `The runtime directory` {
     private func load(_ environment: [String: String], flags: [String] = []) throws -> Configuration {
         try Configuration(files: [], environment: environment, flags: flags)

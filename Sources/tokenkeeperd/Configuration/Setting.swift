@@ -108,7 +108,8 @@ struct Setting: Sendable {
         ),
         Setting(
             "sweep.prune_allowance", .integer(0...1_000_000_000), "1000",
-            "A sweep may prune this many tokens of a topic, and clean this many rows of an attached table, per day, whatever their share."),
+            "A sweep may prune this many tokens of a topic, and clean this many rows of an attached table, per day, whatever their share."
+        ),
         Setting(
             "sweep.event_retention", .duration(days(31)...days(3650), off: false), "395d",
             "How long the history, the result counts, and the logs of sweeps and operations are kept. The history is deleted by whole months."
@@ -118,7 +119,8 @@ struct Setting: Sendable {
             "How long rejected results and registrations are kept."),
         Setting(
             "sweep.held_retention", .duration(days(1)...days(3650), off: false), "30d",
-            "How long results and logouts held by the mass-failure guard are kept. Then they are deleted without being recorded. Rows that a sweep has cleaned can be restored for as long."),
+            "How long results and logouts held by the mass-failure guard are kept. Then they are deleted without being recorded. Rows that a sweep has cleaned can be restored for as long."
+        ),
         Setting(
             "sweep.batch", .integer(1...10_000), "4000",
             "The most rows that one transaction of a sweep deletes."),

@@ -21,7 +21,7 @@ struct ImportBatch {
     struct DoubtfulRow {
         let number: Int64
         let bytes: [UInt8]
-        /// The row but for its token.
+        /// The row without its token.
         let row: [UInt8]
         let token: String
     }

@@ -29,7 +29,7 @@ struct ImportRules {
     /// What has become of a row.
     enum Verdict: Equatable {
         case queued
-        /// The row is written but for the token, which the database has to read: here in the row's bytes.
+        /// The row is written without the token, which the database has to read: here in the row's bytes.
         case doubtfulToken(Range<Int>)
         case skipped(String)
         case refused(Refusal)

@@ -4,20 +4,6 @@ import TestThreads
 import Testing
 
 @Suite(.ownThread) struct `Command import` {
-    /// A folder that is removed afterwards.
-    private final class Folder {
-        let path = NSTemporaryDirectory() + "import-\(UUID().uuidString)"
-
-        init() throws { try FileManager.default.createDirectory(atPath: path, withIntermediateDirectories: true) }
-
-        deinit { try? FileManager.default.removeItem(atPath: path) }
-
-        func write(_ text: String, to name: String) throws -> String {
-            try text.write(toFile: "\(path)/\(name)", atomically: false, encoding: .utf8)
-            return "\(path)/\(name)"
-        }
-    }
-
     private func run(
         _ arguments: [String], on database: TestDatabase, as user: String = "a_app", input: String? = nil
     ) throws -> ProgramRun {
@@ -89,7 +75,7 @@ import Testing
         throws
     {
         let lines = Soak.size(100_000, whole: 1_000_000)
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let file = "\(folder.path)/devices.csv"
         try Self.file(lines: lines, to: file)
         let (undisturbed, killed) = (try TestCluster.shared.database(), try TestCluster.shared.database())
@@ -133,7 +119,7 @@ import Testing
 
     @Test func `Ctrl-C ends an import, which says how to continue, also if it reads from a pipe`() throws {
         let database = try TestCluster.shared.database()
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let process = Process()
         process.executableURL = URL(fileURLWithPath: DaemonProcess.program)
         process.arguments = ["import", "-", "--as-of", "2025-01-01", "--rejects", "\(folder.path)/rejects"] + usual
@@ -155,7 +141,7 @@ import Testing
 
     @Test func `importing a file twice queues the same instants, and a file that has changed is a new import`() throws {
         let database = try TestCluster.shared.database()
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let file = try folder.write("token\naa\n<bb>\n", to: "f.csv")
         for _ in 0..<2 { #expect(try run([file] + usual, on: database).status == 0) }
         #expect(
@@ -174,7 +160,7 @@ import Testing
 
     @Test func `a dry run writes nothing`() throws {
         let database = try TestCluster.shared.database()
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let file = try folder.write("token\naa\nzz\n", to: "f.csv")
         let dry = try run([file, "--dry-run"] + usual, on: database)
         #expect(
@@ -190,7 +176,7 @@ import Testing
 
     @Test func `what would lose something is refused before it begins`() throws {
         let database = try TestCluster.shared.database()
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let file = try folder.write("token\naa\n", to: "f.csv")
         _ = try folder.write("", to: "f.csv.rejected")
         let existing = try run([file] + usual, on: database)
@@ -212,7 +198,7 @@ import Testing
 
     @Test func `an import cannot continue without the rows that it has refused`() throws {
         let database = try TestCluster.shared.database()
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let file = try folder.write("token\nzz\naa\n", to: "f.csv")
         #expect(try run([file] + usual, on: database).status == 1)
         try database.psql("UPDATE tokenkeeper.registration_source SET finished_at = NULL")
@@ -227,7 +213,7 @@ import Testing
         throws
     {
         let database = try TestCluster.shared.database()
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let file = try folder.write("token\nzz\nyy\naa\n", to: "f.csv")
         #expect(try run([file] + usual, on: database).status == 1)
         let rejects = try String(contentsOfFile: file + ".rejected", encoding: .utf8)
@@ -249,7 +235,7 @@ import Testing
 
     @Test func `two processes do not import one file at once`() throws {
         let database = try TestCluster.shared.database()
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let file = try folder.write("token\naa\n", to: "f.csv")
         let descriptor = open(file, O_RDONLY)
         defer { close(descriptor) }
@@ -260,7 +246,7 @@ import Testing
 
     @Test func `a batch that the server refuses is neither queued nor counted`() throws {
         let database = try TestCluster.shared.database()
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let file = try folder.write("token\naa\n", to: "f.csv")
         try database.psql("ALTER TABLE tokenkeeper.registration ADD CONSTRAINT no_aa CHECK (token <> 'aa')")
         let refused = try run([file] + usual, on: database)
