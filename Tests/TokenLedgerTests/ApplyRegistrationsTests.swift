@@ -37,9 +37,9 @@ import Testing
         WHERE e.registrations <> (l.registered_at > '-infinity')::integer OR (last.is_active = l.suppressed AND l.superseded_at IS NULL)
         """
 
-    @Test(arguments: [(400, 80), (40, 12), (12, 4), (5, 3)])
+    @Test(arguments: [(400, 80, 400), (40, 12, 400), (12, 4, 400), (5, 3, 400), (400, 80, 3), (40, 12, 2)])
     func `batches in any order leave what calls one by one leave, and what the model says`(
-        tokens: Int, devices: Int
+        tokens: Int, devices: Int, instants: Int
     ) throws {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
         var chance = SeededChance(seed: seed)
@@ -47,7 +47,7 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         var model = LedgerModel()
         let rows = (0..<Soak.size(800, whole: 8_000)).map { _ in
-            QueuedRegistration.random("one", tokens: tokens, devices: devices, &chance)
+            QueuedRegistration.random("one", tokens: tokens, devices: devices, instants: instants, &chance)
         }
         for row in rows.shuffled(using: &chance) {
             try owner.execute(row.call)
@@ -73,7 +73,7 @@ import Testing
             }
             if Int.random(in: 0..<5, using: &chance) == 0 {
                 for topic in ["one", "many"] {
-                    let at = batch[0].at + 100
+                    let at = batch[0].at + instants / 4
                     model.dies(
                         .init("production", topic, batch[0].token), at, "Unregistered", receivedAt: at)
                     try owner.execute(
@@ -258,6 +258,56 @@ import Testing
         let rest = Set(rows.map(\.token)).subtracting(
             try database.psql("SELECT token FROM tokenkeeper.token").split(separator: "\n").map(String.init))
         #expect(rest == [])
+    }
+
+    @Test func `rows that wait, and rows that are rejected, keep all they had`() throws {
+        var app = try database.connect()
+        try app.execute("BEGIN; SELECT tokenkeeper.register('aa', 't')")
+        var daemon = try database.connect(user: "a_daemon")
+        let rows = ["aa", "no hex"].flatMap { token in
+            ["false", "true"].map { isLogout in
+                """
+                ROW('production', 't', '\(token)', '2024-01-01Z', 'd', 'u', '{g}', \(isLogout), 7, '2024-01-02Z', 0, 3, true)::tokenkeeper.registration
+                """
+            }
+        }
+        try daemon.run(
+            "SET lock_timeout = '50ms'; SELECT tokenkeeper.apply_registrations(ARRAY[\(rows.joined(separator: ","))], 1, 0.1, 1)"
+        )
+        func whole(_ columns: String, _ table: String) throws -> String {
+            try database.psql(
+                """
+                SELECT environment, topic, registered_at = '2024-01-01Z', device_id, user_id, tags, unregistered, source_id, queued_at = '2024-01-02Z',
+                       attempts, \(columns) FROM tokenkeeper.\(table) ORDER BY unregistered
+                """)
+        }
+        func kept(_ rest: String) -> String {
+            ["f", "t"].map { "production|t|t|d|u|{g}|\($0)|7|t|3|\(rest)" }.joined(separator: "\n")
+        }
+        #expect(try whole("token, released", "registration_retry") == kept("aa|t"))
+        #expect(try whole("token", "rejected_registration") == kept("no hex"))
+    }
+
+    /// A registration without a device moves the token forward, but not the device. So a third instant ties with the token alone.
+    @Test func `of two tokens of a device with the same instant, the greater is the device's`() throws {
+        var owner = try database.connect()
+        var daemon = try database.connect(user: "a_daemon")
+        let at = 1_700_000_000
+        for (topic, current, next) in [("up", "aa", "bb"), ("down", "bb", "aa")] {
+            let history = [
+                QueuedRegistration(topic: topic, token: current, at: at, device: "d"),
+                QueuedRegistration(topic: topic, token: current, at: at + 5),
+            ]
+            for row in history { try owner.execute(row.call) }
+            try daemon.apply([
+                QueuedRegistration(topic: topic, token: next, at: at + 5, device: "d"),
+                QueuedRegistration(topic: topic, token: "cc", at: at),
+            ])
+        }
+        #expect(
+            try owner.lines(
+                "SELECT topic, token, state FROM tokenkeeper.token WHERE token <> 'cc' ORDER BY 1, 2", columns: 3)
+                == ["down|aa|superseded", "down|bb|active", "up|aa|superseded", "up|bb|active"])
     }
 
     @Test func `events name the user and the source, in sets and row by row`() throws {

@@ -43,8 +43,12 @@ struct QueuedRegistration: Sendable {
         }
     }
 
-    /// One of a few: with ties, moves between devices, and names that are kept or cleared.
-    static func random(_ topic: String, tokens: Int, devices: Int, _ chance: inout SeededChance) -> Self {
+    /// One of a few: with moves between devices, and names that are kept or cleared.
+    ///
+    /// - Parameter instants: How many instants there are: with few of them, many rows tie.
+    static func random(
+        _ topic: String, tokens: Int, devices: Int, instants: Int = 400, _ chance: inout SeededChance
+    ) -> Self {
         func name(_ prefix: String, of count: Int) -> String? {
             switch Int.random(in: 0..<10, using: &chance) {
             case 0..<3: nil
@@ -54,7 +58,7 @@ struct QueuedRegistration: Sendable {
         }
         return Self(
             topic: topic, token: String(0x100 + Int.random(in: 0..<tokens, using: &chance), radix: 16) + "0",
-            at: 1_700_000_000 + Int.random(in: 0..<400, using: &chance), device: name("d", of: devices),
+            at: 1_700_000_000 + Int.random(in: 0..<instants, using: &chance), device: name("d", of: devices),
             user: name("u", of: 3),
             tags: Int.random(in: 0..<4, using: &chance) == 0 ? "g\(Int.random(in: 0..<5, using: &chance))" : nil,
             isLogout: Int.random(in: 0..<6, using: &chance) == 0)

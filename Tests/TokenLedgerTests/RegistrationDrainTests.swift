@@ -141,6 +141,18 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.rejected_registration") == "12")
     }
 
+    @Test func `the allowance holds for all batches, also before the rejected rows are counted again`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        var drain = makeDrain(rejectedPerHour: 12)
+        var sum = Drain.Pass()
+        for batch in 1...3 {
+            try queue((1...10).map { "('zz\(batch)_\($0)', now(), NULL, NULL)" }.joined(separator: ", "))
+            sum.add(try drain.onePass(on: &daemon))
+        }
+        #expect(sum.registrations == .init(rejected: 30, notKept: 18))
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.rejected_registration") == "12")
+    }
+
     @Test func `a token that an application has locked waits, and does not delay the rest`() throws {
         try database.psql("SELECT tokenkeeper.register('bb', 't', registered_at => '2025-01-01Z')")
         var app = try database.connect()
@@ -190,6 +202,56 @@ import Testing
             try database.psql(
                 "SELECT token, error LIKE 'the database refused to record it: %(SQLSTATE P0001)' FROM tokenkeeper.rejected_registration"
             ) == "bb|t")
+    }
+
+    /// A trigger stands for what only a person can fix, and only for some rows.
+    private func refuse(_ tokens: String) throws {
+        try database.psql(
+            """
+            CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN RAISE EXCEPTION 'not allowed' USING ERRCODE = '42501'; END $$;
+            CREATE TRIGGER refuse BEFORE INSERT ON tokenkeeper.ledger FOR EACH ROW WHEN (\(tokens)) EXECUTE FUNCTION public.refuse()
+            """)
+    }
+
+    @Test func `rows of a batch that fails wait whole until a person has fixed the cause`() throws {
+        try refuse("true")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.registration (topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, attempts, released)
+            VALUES ('t', 'aa', '2026-01-01Z', 'd', 'u', '{g}', false, 7, 2, true), ('t', 'bb', '2026-01-01Z', NULL, NULL, NULL, true, NULL, NULL, NULL)
+            """)
+        let whole =
+            "SELECT topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, attempts, released, queued_at FROM"
+        let rows = try database.psql("\(whole) tokenkeeper.registration ORDER BY token")
+        var daemon = try database.connect(user: "a_daemon")
+        var drain = makeDrain()
+        #expect(try drain.onePass(on: &daemon).registrations == .init(putBack: 2))
+        let retry = try drain.onePass(on: &daemon)
+        #expect(retry.registrations.taken == 0 && retry.troubles[.registrations]?.sqlState == "42501")
+        #expect(try database.psql("\(whole) tokenkeeper.registration_retry ORDER BY token") == rows)
+        try database.psql("DROP TRIGGER refuse ON tokenkeeper.ledger")
+        try drainAll(&daemon)
+        #expect(try tokens("token, state, device_id, tags") == "aa|active|d|{g}\nbb|unregistered_by_app||")
+        #expect(try queued() == "0")
+    }
+
+    @Test func `many rows that only a person can fix do not stop the others`() throws {
+        try refuse("NEW.token_key < '\\xbb'")
+        try queue(
+            (0..<35).map { "('\($0 < 30 ? "aa" : "cc")\(String($0 + 16, radix: 16))', now(), NULL, NULL)" }
+                .joined(separator: ", "))
+        var daemon = try database.connect(user: "a_daemon")
+        var drain = makeDrain()
+        try eventually("the others are applied") {
+            _ = try drain.onePass(on: &daemon)
+            return try tokens("token").split(separator: "\n").count == 5
+        }
+        #expect(try database.psql("SELECT count(*), count(DISTINCT token) FROM tokenkeeper.registration") == "30|30")
+        // What comes later is applied, too.
+        try queue("('dd', now(), NULL, NULL)")
+        try drainAll(&daemon, drain: drain)
+        #expect(try tokens("token").hasSuffix("dd"))
     }
 
     @Test
