@@ -122,14 +122,6 @@ class Gated(unittest.IsolatedAsyncioTestCase):
         may_end.set()
         await asyncio.to_thread(eventually, "the 410 counts", lambda: state(token("dead07")) == "stale")
 
-    async def test_a_withheld_token_at_the_beginning_does_not_stop_the_others(self):
-        async with connect() as connection:
-            await tokenkeeper.unregister(connection, token("a4"), TOPIC)
-        apns = GatedAPNs(client(), connect, timeout=20)
-        names = ["a4"] + [f"b4{number}" for number in range(30)]
-        results = await apns.send_notifications(request(name) for name in names)
-        self.assertEqual([result.status for result in results], [WITHHELD] + ["200"] * 30)
-
     async def test_an_error_of_err_func_does_not_hide_what_apns_has_answered(self):
         apns = GatedAPNs(client(), connect)
         apns.apns.err_func = unittest.mock.AsyncMock(side_effect=RuntimeError("mail server"))
