@@ -149,8 +149,9 @@ import Testing
                     WHEN parameter = 'stale_for' THEN RETURN '7 days';
                     WHEN parameter = 'plan' THEN RETURN jsonb_build_object('pieces', jsonb_build_object('token', 'r.token', 'token_kind', 'text',
                         'topic', 'r.topic', 'environment', 'r.topic', 'moment', 'r.seen', 'device', 'NULL::text', 'user', 'NULL::text',
-                        'tags', 'NULL::text[]', 'out', 'false', 'stale_at', 'NULL::timestamptz'), 'columns', '["token", "topic", "seen"]'::jsonb,
-                        'key_columns', '["id"]'::jsonb, 'on_delete', 'ignore', 'revive', 'by registered_at', 'always', false, 'arguments', '{}'::jsonb)::text;
+                        'tags', 'NULL::text[]', 'out', 'false', 'stale_at', 'NULL::timestamptz'), 'old_pieces', jsonb_build_object(
+                        'token', 'old_row.token', 'topic', 'old_row.topic', 'environment', 'old_row.topic', 'moment', 'old_row.seen',
+                        'out', 'false'), 'same_device', 'false', 'columns', '["token", "topic", "seen"]'::jsonb, 'key_columns', '["id"]'::jsonb, 'on_delete', 'ignore', 'revive', 'by registered_at', 'always', false, 'arguments', '{}'::jsonb)::text;
                     WHEN parameter = 'environment' THEN RETURN pg_temp.one_of('production', 'sandbox');
                     WHEN parameter = 'device_id' THEN RETURN pg_temp.one_of('device-1', 'device-2');
                     WHEN parameter = 'priority' THEN RETURN pg_temp.one_of('10', '5', '1');

@@ -6,15 +6,17 @@
 --   write: a logout earlier in the same transaction was recorded with clock_timestamp(), and now() is older than that. A null counts from 1970.
 --   A logout counts from the moment of the write. Of a row that is inserted logged out, from registered_at: the earliest instant that suppresses.
 --
--- The pieces of SQL (attached_table.token_sql and so on) refer to a row that is called r: a plpgsql record, a transition table or the table.
+-- The pieces of SQL (attached_table.token_sql and so on) refer to a row that is called r: NEW or OLD of a trigger, a transition table or the table. The UPDATE
+-- trigger also has the pieces for OLD, which is called old_row there.
 
-CREATE OR REPLACE FUNCTION tokenkeeper.parse_row_expression(attached regclass, expression text, OUT sql text, OUT columns text[], OUT fault text)
+CREATE OR REPLACE FUNCTION tokenkeeper.parse_row_expression(attached regclass, expression text, OUT sql jsonb, OUT columns text[], OUT fault text)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     looking refcursor;
     kind regtype;
+    row_name text;
 BEGIN
     -- Names in it are looked up in the schema of the table, then in public.
     PERFORM set_config('search_path', format('pg_catalog, %I, public, pg_temp', n.nspname), true)
@@ -26,24 +28,28 @@ BEGIN
     -- An index takes what a trigger can evaluate: no subquery, no aggregate, nothing but the row. And it knows the columns.
     EXECUTE format('CREATE INDEX tokenkeeper_row_expression ON pg_temp.tokenkeeper_row ((%s' || chr(10) || '))', expression);
     -- With two tables, a view shows each column with the name of its table.
-    EXECUTE format('CREATE TEMPORARY VIEW tokenkeeper_row_view AS SELECT (%s' || chr(10) || ') AS tokenkeeper_expression '
-                   'FROM pg_temp.tokenkeeper_row AS r CROSS JOIN (SELECT) AS nothing', expression);
+    FOREACH row_name IN ARRAY ARRAY['r', 'old_row'] LOOP
+        EXECUTE format('CREATE TEMPORARY VIEW %I AS SELECT (%s' || chr(10) || ') AS tokenkeeper_expression '
+                       'FROM pg_temp.tokenkeeper_row AS %I CROSS JOIN (SELECT) AS nothing', 'tokenkeeper_view_' || row_name, expression, row_name);
+    END LOOP;
     PERFORM set_config('search_path', 'pg_catalog', true);
-    SELECT a.atttypid INTO kind FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = 'pg_temp.tokenkeeper_row_view'::regclass AND a.attnum = 1;
-    sql := substring(pg_get_viewdef('pg_temp.tokenkeeper_row_view'::regclass, 0) FROM '^ *SELECT (.*) AS tokenkeeper_expression[[:space:]]+FROM ');
-    -- A column alone has been named by the view.
-    sql := '(' || sql || ')';
+    SELECT a.atttypid INTO kind FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = 'pg_temp.tokenkeeper_view_r'::regclass AND a.attnum = 1;
+    sql := '{}';
+    FOREACH row_name IN ARRAY ARRAY['r', 'old_row'] LOOP
+        sql := sql || jsonb_build_object(row_name, '(' || substring(pg_get_viewdef(format('pg_temp.%I', 'tokenkeeper_view_' || row_name)::regclass, 0)
+                                                                    FROM '^ *SELECT (.*) AS tokenkeeper_expression[[:space:]]+FROM ') || ')');
+        EXECUTE format('DROP VIEW pg_temp.%I', 'tokenkeeper_view_' || row_name);
+    END LOOP;
     SELECT array_agg(a.attname::text ORDER BY a.attnum) INTO columns
     FROM pg_catalog.pg_depend AS d
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
     WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = 'pg_temp.tokenkeeper_row_expression'::regclass
       AND d.refclassid = 'pg_catalog.pg_class'::regclass AND d.refobjid = 'pg_temp.tokenkeeper_row'::regclass AND d.refobjsubid > 0;
-    DROP VIEW pg_temp.tokenkeeper_row_view;
     DROP TABLE pg_temp.tokenkeeper_row;
     fault := CASE
         WHEN kind <> 'boolean'::regtype THEN 'it is of type ' || kind || ', expected boolean'
         WHEN columns IS NULL THEN 'it refers to no column'
-        WHEN sql IS NULL THEN 'it cannot be read back' END;
+        WHEN sql ->> 'r' IS NULL THEN 'it cannot be read back' END;
 EXCEPTION
     WHEN insufficient_privilege THEN
         fault := SQLERRM;
@@ -56,8 +62,8 @@ EXCEPTION
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.parse_row_expression(regclass, text) IS
-    'Reads a boolean expression over the columns of a table: as SQL over a row called r, with all names qualified, and the columns that it uses. fault says '
-    'what is wrong with it.';
+    'Reads a boolean expression over the columns of a table: as SQL over a row called r, and over one called old_row, with all names qualified, and the '
+    'columns that it uses. fault says what is wrong with it.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.parse_row_expression(regclass, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.column_kind(attached regclass, name text) RETURNS text
@@ -183,7 +189,7 @@ AS $$
     WHERE a.attrelid = attached AND a.attname = ANY (columns COLLATE "C") AND NOT a.attisdropped
 $$;
 COMMENT ON FUNCTION tokenkeeper.changed_column_test(regclass, text[]) IS
-    'The WHEN condition of the UPDATE trigger: true if one of the columns has changed. Each column is named, so that PostgreSQL refuses to drop or retype it.';
+    'The condition for a change of a row: true if one of the columns differs between OLD and NEW.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.changed_column_test(regclass, text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.has_before_update(attached regclass) RETURNS boolean
@@ -198,110 +204,116 @@ COMMENT ON FUNCTION tokenkeeper.has_before_update(regclass) IS
     'Whether a table, or a partition of it, has a row-level BEFORE UPDATE trigger, which may change columns that a statement does not name.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.has_before_update(regclass) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.trigger_body(kind text, source_id text, attached text, pieces jsonb, row_level boolean) RETURNS text
+CREATE OR REPLACE FUNCTION tokenkeeper.update_statements(source_id text, pieces jsonb, old_pieces jsonb, same_device text) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    -- Expressions of plpgsql are costly in a transaction's first call, so few are reached, and what is usual comes first. A statement with more than one row
+    -- would cost more than two with one. Texts are compared byte by byte, whatever the collation of the column.
+    SELECT format($body$        IF %6$s > %12$s AND NOT %10$s AND %3$s <> '' AND %5$s = %11$s AND %4$s = %13$s
+            AND (%3$s = %14$s OR %15$s AND %4$s NOT LIKE ALL ('{%%.push-type.liveactivity,%%.push-type.controls}')) THEN
+            -- The usual change: the device has registered. If the token is new, it supersedes the old one, because the device is the same.
+            INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
+            VALUES (%5$s, %4$s, %3$s,
+                CASE WHEN %6$s <= clock_timestamp() - interval '1 minute' THEN greatest(%6$s, 'epoch') ELSE clock_timestamp() END,
+                %7$s, %8$s, %9$s, false, %1$s);
+        ELSE
+            -- Another spelling of the same token is no other token.
+            moves := %5$s IS DISTINCT FROM %11$s OR %4$s IS DISTINCT FROM %13$s
+                OR %3$s IS DISTINCT FROM %14$s AND tokenkeeper.parse_token(%3$s) IS DISTINCT FROM tokenkeeper.parse_token(%14$s);
+            IF moves AND %14$s <> '' AND NOT %16$s THEN
+                -- The row has given the old token up.
+                INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
+                VALUES (%11$s, %13$s, %14$s, clock_timestamp(), true, %1$s);
+            END IF;
+            IF %3$s <> '' THEN
+                IF NOT %10$s THEN
+                    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
+                    VALUES (%5$s, %4$s, %3$s,
+                        CASE WHEN %6$s IS NULL THEN 'epoch'
+                             WHEN %6$s <= clock_timestamp() - interval '1 minute' THEN greatest(%6$s, 'epoch')
+                             WHEN %6$s IS DISTINCT FROM %12$s THEN clock_timestamp()
+                             WHEN %6$s <= clock_timestamp() THEN %6$s
+                             -- It is in the future, and has counted as the moment of the write that set it.
+                             ELSE 'epoch' END,
+                        -- Without a later registration than that of the old token, the device's tokens cannot be told apart by it.
+                        CASE WHEN moves AND %14$s <> '' AND coalesce(%6$s <= %12$s, %6$s IS NULL) THEN NULL ELSE %7$s END, %8$s, %9$s, false, %1$s);
+                ELSIF moves OR NOT %16$s THEN
+                    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
+                    VALUES (%5$s, %4$s, %3$s,
+                        CASE WHEN %16$s OR (%14$s <> '') IS NOT TRUE THEN greatest(%6$s, 'epoch') ELSE clock_timestamp() END, true, %1$s);
+                END IF;
+            END IF;
+        END IF;
+$body$, source_id, NULL, in_bytes.new ->> 'token', in_bytes.new ->> 'topic', in_bytes.new ->> 'environment', pieces ->> 'moment',
+        in_bytes.new ->> 'device', pieces ->> 'user', pieces ->> 'tags', pieces ->> 'out', in_bytes.old ->> 'environment', old_pieces ->> 'moment',
+        in_bytes.old ->> 'topic', in_bytes.old ->> 'token', same_device, old_pieces ->> 'out')
+    FROM (SELECT (SELECT jsonb_object_agg(e.key, format('(%s COLLATE "C")', e.value)) FROM jsonb_each_text(pieces) AS e),
+                 (SELECT jsonb_object_agg(e.key, format('(%s COLLATE "C")', e.value)) FROM jsonb_each_text(old_pieces) AS e)) AS in_bytes (new, old)
+$$;
+COMMENT ON FUNCTION tokenkeeper.update_statements(text, jsonb, jsonb, text) IS
+    'What the generated trigger function of an UPDATE does. pieces refer to NEW, old_pieces to OLD. same_device is the condition for '
+    'both having the same device, if both have an instant.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.update_statements(text, jsonb, jsonb, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.trigger_body(kind text, source_id text, attached text, plan jsonb, row_level boolean, changed text[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    head text := '    IF current_setting(''tokenkeeper.cleaning'', true) = %1$L THEN' || chr(10) || '        RETURN NULL;' || chr(10) || '    END IF;' || chr(10);
+    pieces jsonb := plan -> 'pieces';
+    declared text := CASE
+        WHEN kind = 'update' THEN 'DECLARE' || chr(10) || '    r ALIAS FOR NEW;' || chr(10) || '    old_row ALIAS FOR OLD;' || chr(10) || '    moves boolean;' || chr(10)
+        WHEN row_level THEN 'DECLARE' || chr(10) || '    r ALIAS FOR ' || CASE kind WHEN 'insert' THEN 'NEW' ELSE 'OLD' END || ';' || chr(10)
+        ELSE '' END;
+    source text := CASE WHEN row_level THEN '' ELSE 'FROM changed_rows AS r' END;
+    -- Outside the subtransaction, which is not needed if there is nothing to do.
+    head text := $head$BEGIN
+    IF current_setting('tokenkeeper.cleaning', true) = %1$L THEN
+        RETURN NULL;
+    END IF;
+$head$ || CASE WHEN changed IS NULL THEN '' ELSE $head$    IF (%11$s) IS NOT TRUE THEN
+        IF (%12$s) IS NOT TRUE THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+$head$ END || '    BEGIN' || chr(10);
     -- The provider's write never fails because of this function. If even the failure cannot be noted, the server's log has it.
-    tail text := $tail$    RETURN NULL;
-EXCEPTION WHEN OTHERS THEN
-    BEGIN
-        INSERT INTO tokenkeeper.attachment_failure (source_id, error) VALUES (%1$s, SQLSTATE || ' ' || left(SQLERRM, 200));
-    EXCEPTION WHEN OTHERS THEN
-        NULL;
+    tail text := $tail$    EXCEPTION WHEN OTHERS THEN
+        BEGIN
+            INSERT INTO tokenkeeper.attachment_failure (source_id, error) VALUES (%1$s, SQLSTATE || ' ' || left(SQLERRM, 200));
+        EXCEPTION WHEN OTHERS THEN
+            NULL;
+        END;
+        RAISE LOG 'tokenkeeper: a change of %% was not queued: %% %%', %2$L, SQLSTATE, left(SQLERRM, 200);
     END;
-    RAISE LOG 'tokenkeeper: a change of %% was not queued: %% %%', %2$L, SQLSTATE, left(SQLERRM, 200);
     RETURN NULL;
 END
 $tail$;
-    declared text := CASE WHEN row_level THEN 'DECLARE' || chr(10) || '    r record;' || chr(10) ELSE '' END || 'BEGIN' || chr(10);
-    body text;
-    source text;
 BEGIN
-    IF kind = 'update' THEN
-        body := $body$DECLARE
-    r record := OLD;
-    old_token text := %3$s;
-    old_topic text := %4$s;
-    old_environment text := %5$s;
-    old_moment timestamptz := %6$s;
-    old_device text := %7$s;
-    old_out boolean := %10$s;
-    new_token text;
-    new_topic text;
-    new_environment text;
-    new_moment timestamptz;
-    new_device text;
-    new_out boolean;
-    moves boolean;
-BEGIN
-$body$ || head || $body$    r := NEW;
-    new_token := %3$s;
-    new_topic := %4$s;
-    new_environment := %5$s;
-    new_moment := %6$s;
-    new_device := %7$s;
-    new_out := %10$s;
-    moves := (old_environment, old_topic, old_token) IS DISTINCT FROM (new_environment, new_topic, new_token)
-        -- Another spelling of the same token is no other token.
-        AND (old_environment, old_topic, tokenkeeper.parse_token(old_token))
-            IS DISTINCT FROM (new_environment, new_topic, tokenkeeper.parse_token(new_token));
-    IF moves AND old_token <> '' AND coalesce(new_moment <= old_moment, new_moment IS NULL) THEN
-        -- Not a later registration than that of the old token, so the device's tokens cannot be told apart by it.
-        new_device := NULL;
-    END IF;
-    -- The new token of the same device supersedes the old one. Otherwise the row has given the old token up.
-    IF moves AND old_token <> '' AND NOT old_out AND NOT coalesce(
-        new_token <> '' AND NOT new_out AND new_device <> '' AND new_device = old_device
-            AND new_environment = old_environment AND new_topic = old_topic
-            AND new_topic NOT LIKE '%%.push-type.liveactivity' AND new_topic NOT LIKE '%%.push-type.controls', false) THEN
-        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
-        VALUES (old_environment, old_topic, old_token, clock_timestamp(), true, %1$s);
-    END IF;
-    IF new_token <> '' AND new_out THEN
-        IF moves OR NOT old_out THEN
-            INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
-            VALUES (new_environment, new_topic, new_token,
-                CASE WHEN old_out OR (old_token <> '') IS NOT TRUE THEN greatest(new_moment, 'epoch') ELSE clock_timestamp() END, true, %1$s);
-        END IF;
-    ELSIF new_token <> '' THEN
-        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
-        VALUES (new_environment, new_topic, new_token,
-            CASE WHEN new_moment IS NULL THEN 'epoch'
-                 WHEN new_moment <= clock_timestamp() - interval '1 minute' THEN greatest(new_moment, 'epoch')
-                 WHEN new_moment IS DISTINCT FROM old_moment THEN clock_timestamp()
-                 WHEN new_moment <= clock_timestamp() THEN new_moment
-                 -- It is in the future, and has counted as the moment of the write that set it.
-                 ELSE 'epoch' END,
-            new_device, %8$s, %9$s, false, %1$s);
-    END IF;
-$body$;
-    ELSE
-        source := CASE WHEN row_level THEN '' ELSE 'FROM changed_rows AS r' END;
-        body := declared || head || CASE WHEN NOT row_level THEN '' WHEN kind = 'insert' THEN '    r := NEW;' ELSE '    r := OLD;' END || chr(10)
-            || CASE kind WHEN 'insert' THEN $body$    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
-    SELECT n.environment, n.topic, n.token,
-           CASE WHEN n.moment > clock_timestamp() - interval '1 minute' AND NOT n.out THEN clock_timestamp()
-                ELSE greatest(n.moment, 'epoch') END,
-           CASE WHEN NOT n.out THEN n.device_id END, CASE WHEN NOT n.out THEN n.user_id END, CASE WHEN NOT n.out THEN n.tags END, n.out, %1$s
-    FROM (SELECT %5$s AS environment, %4$s AS topic, %3$s AS token, %6$s AS moment, %7$s AS device_id, %8$s AS user_id, %9$s AS tags, %10$s AS out
-          $body$ || source || $body$) AS n
-    WHERE n.token <> '';
-$body$ ELSE $body$    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
-    SELECT n.environment, n.topic, n.token, clock_timestamp(), true, %1$s
-    FROM (SELECT %5$s AS environment, %4$s AS topic, %3$s AS token, %10$s AS out $body$ || source || $body$) AS n
-    WHERE n.token <> '' AND NOT n.out;
-$body$ END;
-    END IF;
-    RETURN format(body || tail, source_id, attached, pieces ->> 'token', pieces ->> 'topic', pieces ->> 'environment', pieces ->> 'moment',
-                  pieces ->> 'device', pieces ->> 'user', pieces ->> 'tags', pieces ->> 'out');
+    RETURN format(declared || head, source_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, changed[1], changed[2])
+        || CASE kind WHEN 'update' THEN tokenkeeper.update_statements(source_id, pieces, plan -> 'old_pieces', plan ->> 'same_device')
+        ELSE format(CASE kind WHEN 'insert' THEN $body$        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
+        SELECT n.environment, n.topic, n.token,
+               CASE WHEN n.moment > clock_timestamp() - interval '1 minute' AND NOT n.out THEN clock_timestamp()
+                    ELSE greatest(n.moment, 'epoch') END,
+               CASE WHEN NOT n.out THEN n.device_id END, CASE WHEN NOT n.out THEN n.user_id END, CASE WHEN NOT n.out THEN n.tags END, n.out, %1$s
+        FROM (SELECT %5$s AS environment, %4$s AS topic, %3$s AS token, %6$s AS moment, %7$s AS device_id, %8$s AS user_id, %9$s AS tags, %10$s AS out
+              $body$ || source || $body$) AS n
+        WHERE n.token <> '';
+$body$ ELSE $body$        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
+        SELECT n.environment, n.topic, n.token, clock_timestamp(), true, %1$s
+        FROM (SELECT %5$s AS environment, %4$s AS topic, %3$s AS token, %10$s AS out $body$ || source || $body$) AS n
+        WHERE n.token <> '' AND NOT n.out;
+$body$ END, source_id, attached, pieces ->> 'token', pieces ->> 'topic', pieces ->> 'environment', pieces ->> 'moment',
+            pieces ->> 'device', pieces ->> 'user', pieces ->> 'tags', pieces ->> 'out') END
+        || format(tail, source_id, attached);
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.trigger_body(text, text, text, jsonb, boolean) IS
-    'The body of a generated trigger function of an attachment: insert, update or delete. row_level is false if it reads a transition table.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.trigger_body(text, text, text, jsonb, boolean) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.trigger_body(text, text, text, jsonb, boolean, text[]) IS
+    'The body of a generated trigger function of an attachment: insert, update or delete. row_level is false if it reads a transition table. changed has '
+    'two conditions, of which one is true if there is something to do, the usual one first; null if the trigger has them.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.trigger_body(text, text, text, jsonb, boolean, text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attachment_plan(attached regclass, plan jsonb) RETURNS void
 LANGUAGE plpgsql STABLE
@@ -311,8 +323,9 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = attached AND c.relkind IN ('r', 'p')) THEN
         RAISE EXCEPTION '% is no table', coalesce(attached::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF (jsonb_typeof(plan -> 'pieces') = 'object'
+    IF (jsonb_typeof(plan -> 'pieces') = 'object' AND jsonb_typeof(plan -> 'old_pieces') = 'object'
         AND plan -> 'pieces' ?& ARRAY['token', 'token_kind', 'topic', 'environment', 'moment', 'device', 'user', 'tags', 'out', 'stale_at']
+        AND plan -> 'old_pieces' ?& ARRAY['token', 'topic', 'environment', 'moment', 'out'] AND jsonb_typeof(plan -> 'same_device') = 'string'
         AND jsonb_typeof(plan -> 'columns') = 'array' AND jsonb_typeof(plan -> 'key_columns') = 'array' AND jsonb_typeof(plan -> 'arguments') = 'object'
         AND jsonb_typeof(plan -> 'always') = 'boolean' AND plan ->> 'on_delete' IN ('ignore', 'unregister')
         AND plan ->> 'revive' IN ('by registered_at', 'by register only')) IS NOT TRUE THEN
@@ -350,11 +363,19 @@ DECLARE
     key_text text;
     key_list text;
     key_after text;
+    usual text[];
+    changed text[];
+    -- Whether the trigger compares the named columns, and not its function.
+    compares boolean := tokenkeeper.has_before_update(attached);
 BEGIN
     PERFORM tokenkeeper.check_attachment_plan(attached, plan);
     always := (plan ->> 'always')::boolean;
     keys := ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns'));
     columns := ARRAY(SELECT jsonb_array_elements_text(plan -> 'columns'));
+    -- A statement of its own for each: plpgsql prepares the whole expression, even if its first operand is true.
+    usual := array_remove(ARRAY[columns[1], plan -> 'arguments' ->> 'registered_at'], NULL);
+    changed := ARRAY[tokenkeeper.changed_column_test(attached, usual), coalesce(tokenkeeper.changed_column_test(
+        attached, ARRAY(SELECT c.name FROM unnest(columns) AS c (name) WHERE c.name <> ALL (usual))), 'false')];
     SELECT c.* INTO this FROM pg_catalog.pg_class AS c WHERE c.oid = attached;
     place := this.relnamespace::regnamespace::text;
     -- Logical replication's apply, and a statement on a parent table, fire row-level triggers only.
@@ -365,7 +386,8 @@ BEGIN
     FOREACH kind IN ARRAY kinds LOOP
         called := format('%s.tokenkeeper_%s_%s()', place, kind, source_id);
         RETURN NEXT format('CREATE ' || 'FUNCTION %s RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L', called,
-                           tokenkeeper.trigger_body(kind, source_id, attached::text, pieces, row_level OR kind = 'update'));
+                           tokenkeeper.trigger_body(kind, source_id, attached::text, plan, row_level OR kind = 'update',
+                                                    CASE WHEN kind = 'update' AND NOT compares THEN changed END));
     END LOOP;
 
     body := format($body$BEGIN
@@ -416,11 +438,12 @@ $body$, pieces ->> 'out', attached, CASE pieces ->> 'token_kind'
         RETURN NEXT format('CREATE TRIGGER tokenkeeper_insert_%s AFTER INSERT ON %s REFERENCING NEW TABLE AS changed_rows FOR EACH STATEMENT '
                            'EXECUTE FUNCTION %s.tokenkeeper_insert_%1$s()', source_id, attached, place);
     END IF;
-    -- A statement that names none of the columns then does not even compare them. But a BEFORE trigger may change what the statement does not name.
+    -- A statement that names none of the columns fires nothing. But a BEFORE trigger may change what the statement does not name; then the condition has to
+    -- keep changes of other columns away from the function. It is parsed anew for each statement: with seven columns, that costs as much as the function.
     RETURN NEXT format('CREATE TRIGGER tokenkeeper_update_%s AFTER UPDATE%s ON %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION %s.tokenkeeper_update_%1$s()',
-                       source_id, CASE WHEN NOT tokenkeeper.has_before_update(attached) THEN
-                           (SELECT ' OF ' || string_agg(quote_ident(c.name), ', ') FROM unnest(columns) AS c (name)) ELSE '' END,
-                       attached, tokenkeeper.changed_column_test(attached, columns), place);
+                       source_id, CASE WHEN compares THEN '' ELSE
+                           (SELECT ' OF ' || string_agg(quote_ident(c.name), ', ') FROM unnest(columns) AS c (name)) END,
+                       attached, CASE WHEN compares THEN tokenkeeper.changed_column_test(attached, columns) ELSE 'OLD OPERATOR(pg_catalog.*<>) NEW' END, place);
     IF plan ->> 'on_delete' = 'unregister' THEN
         RETURN NEXT format('CREATE TRIGGER tokenkeeper_delete_%s AFTER DELETE ON %s %s EXECUTE FUNCTION %s.tokenkeeper_delete_%1$s()', source_id, attached,
                            CASE WHEN row_level THEN 'FOR EACH ROW' ELSE 'REFERENCING OLD TABLE AS changed_rows FOR EACH STATEMENT' END, place);
@@ -515,9 +538,11 @@ DECLARE
     warnings text[] := '{}';
     map jsonb;
     environment_column text;
-    flag_sql text;
+    flag_sql jsonb;
     flag_columns text[];
     flag_fault text;
+    row_name text;
+    same_device text;
     one record;
     found_kind text;
     pieces jsonb;
@@ -655,35 +680,44 @@ BEGIN
                 || flag_columns) AS c (name)
     WHERE c.name <> attach.token;
     named := attach.token || named;
-    pieces := jsonb_build_object(
-        'token', CASE tokenkeeper.column_kind(attach.attached, attach.token)
-            WHEN 'bytea' THEN format('encode(r.%I, ''hex'')', attach.token) ELSE format('r.%I::text', attach.token) END,
-        'token_kind', tokenkeeper.column_kind(attach.attached, attach.token),
-        'topic', CASE WHEN attach.topic IS NULL THEN quote_literal(attach.topic_value) || '::text' ELSE format('r.%I::text', attach.topic) END,
-        'environment', CASE
-            WHEN environment_column IS NULL THEN quote_literal(attach.environment) || '::text'
-            -- Not null, which would mean production.
-            WHEN map IS NULL THEN format('coalesce(r.%I::text, ''null'')', environment_column)
-            ELSE (SELECT format('CASE coalesce(r.%1$I::text, ''null'')%2$s ELSE coalesce(r.%1$I::text, ''null'') END', environment_column,
-                                string_agg(format(' WHEN %L THEN %L', m.key, m.value), '' ORDER BY m.key)) FROM jsonb_each_text(map) AS m) END,
-        'moment', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.registered_at), '')
-            WHEN '' THEN 'NULL::timestamptz'
-            WHEN 'timestamp without time zone' THEN format('(r.%I AT TIME ZONE ''UTC'')', attach.registered_at)
-            ELSE format('r.%I::timestamptz', attach.registered_at) END,
-        -- A null in the table says that there is none. Without an instant, it cannot be said which token of the device is the latest.
-        'device', CASE WHEN attach.device_id IS NULL THEN 'NULL::text'
-            ELSE format('CASE WHEN r.%I IS NOT NULL THEN coalesce(r.%I::text, '''') END', attach.registered_at, attach.device_id) END,
-        'user', CASE WHEN attach.user_id IS NULL THEN 'NULL::text' ELSE format('coalesce(r.%I::text, '''')', attach.user_id) END,
-        'tags', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.tags), '')
-            WHEN '' THEN 'NULL::text[]'
-            WHEN 'text' THEN format('CASE WHEN r.%1$I::text <> '''' THEN ARRAY[r.%1$I::text] ELSE ''{}''::text[] END', attach.tags)
-            ELSE format('coalesce(r.%I::text[], ''{}'')', attach.tags) END,
-        'out', CASE WHEN attach.unregistered IS NULL THEN 'false' ELSE format('(%s IS TRUE)', flag_sql) END,
-        'stale_at', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.stale_at), '')
-            WHEN '' THEN 'NULL::timestamptz'
-            WHEN 'timestamp without time zone' THEN format('(r.%I AT TIME ZONE ''UTC'')', attach.stale_at)
-            ELSE format('r.%I::timestamptz', attach.stale_at) END);
-    plan := jsonb_build_object('pieces', pieces, 'columns', to_jsonb(named), 'key_columns', to_jsonb(keys), 'on_delete', attach.on_delete,
+    pieces := '{}';
+    FOREACH row_name IN ARRAY ARRAY['r', 'old_row'] LOOP
+        pieces := pieces || jsonb_build_object(row_name, jsonb_build_object(
+            'token', CASE tokenkeeper.column_kind(attach.attached, attach.token)
+                WHEN 'bytea' THEN format('encode(%s.%I, ''hex'')', row_name, attach.token) ELSE format('%s.%I::text', row_name, attach.token) END,
+            'token_kind', tokenkeeper.column_kind(attach.attached, attach.token),
+            'topic', CASE WHEN attach.topic IS NULL THEN quote_literal(attach.topic_value) || '::text' ELSE format('%s.%I::text', row_name, attach.topic) END,
+            'environment', CASE
+                WHEN environment_column IS NULL THEN quote_literal(attach.environment) || '::text'
+                -- Not null, which would mean production.
+                WHEN map IS NULL THEN format('coalesce(%s.%I::text, ''null'')', row_name, environment_column)
+                ELSE (SELECT format('CASE coalesce(%1$s.%2$I::text, ''null'')%3$s ELSE coalesce(%1$s.%2$I::text, ''null'') END', row_name, environment_column,
+                                    string_agg(format(' WHEN %L THEN %L', m.key, m.value), '' ORDER BY m.key)) FROM jsonb_each_text(map) AS m) END,
+            'moment', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.registered_at), '')
+                WHEN '' THEN 'NULL::timestamptz'
+                WHEN 'timestamp without time zone' THEN format('(%s.%I AT TIME ZONE ''UTC'')', row_name, attach.registered_at)
+                ELSE format('%s.%I::timestamptz', row_name, attach.registered_at) END,
+            -- A null in the table says that there is none. Without an instant, it cannot be said which token of the device is the latest.
+            'device', CASE WHEN attach.device_id IS NULL THEN 'NULL::text'
+                ELSE format('CASE WHEN %1$s.%2$I IS NOT NULL THEN coalesce(%1$s.%3$I::text, '''') END', row_name, attach.registered_at, attach.device_id) END,
+            'user', CASE WHEN attach.user_id IS NULL THEN 'NULL::text' ELSE format('coalesce(%s.%I::text, '''')', row_name, attach.user_id) END,
+            'tags', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.tags), '')
+                WHEN '' THEN 'NULL::text[]'
+                WHEN 'text' THEN format('CASE WHEN %1$s.%2$I::text <> '''' THEN ARRAY[%1$s.%2$I::text] ELSE ''{}''::text[] END', row_name, attach.tags)
+                ELSE format('coalesce(%s.%I::text[], ''{}'')', row_name, attach.tags) END,
+            'out', CASE WHEN attach.unregistered IS NULL THEN 'false' ELSE format('(%s IS TRUE)', flag_sql ->> row_name) END,
+            'stale_at', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.stale_at), '')
+                WHEN '' THEN 'NULL::timestamptz'
+                WHEN 'timestamp without time zone' THEN format('(%s.%I AT TIME ZONE ''UTC'')', row_name, attach.stale_at)
+                ELSE format('%s.%I::timestamptz', row_name, attach.stale_at) END));
+    END LOOP;
+    same_device := CASE
+        WHEN attach.device_id IS NULL THEN 'false'
+        WHEN tokenkeeper.column_kind(attach.attached, attach.device_id) = 'text'
+        THEN format('((r.%1$I::text COLLATE "C") <> '''' AND r.%1$I::text COLLATE "C" = old_row.%1$I::text COLLATE "C")', attach.device_id)
+        ELSE format('r.%1$I = old_row.%1$I', attach.device_id) END;
+    plan := jsonb_build_object('pieces', pieces -> 'r', 'old_pieces', pieces -> 'old_row', 'same_device', same_device,
+        'columns', to_jsonb(named), 'key_columns', to_jsonb(keys), 'on_delete', attach.on_delete,
         'revive', coalesce(attach.revive, 'by registered_at'), 'always', attach.always,
         'arguments', jsonb_strip_nulls(jsonb_build_object('token', attach.token, 'topic', attach.topic, 'topic_value', attach.topic_value,
             'environment', attach.environment, 'registered_at', attach.registered_at, 'device_id', attach.device_id, 'user_id', attach.user_id,

@@ -9,16 +9,19 @@ struct AttachedDevices {
         tags => 'tags', unregistered => 'logged_out_at IS NOT NULL'
         """
 
-    /// - Parameter table: Everything after `CREATE TABLE`.
+    /// - Parameters:
+    ///   - table: Everything after `CREATE TABLE`.
+    ///   - first: What the application's login runs before.
     init(
         table: String = """
         app.devices (id bigserial PRIMARY KEY, push_token varchar(200), bundle_id text DEFAULT 't', last_seen timestamptz, device text,
             user_id integer, tags text[], logged_out_at timestamptz, badge integer DEFAULT 0)
-        """
+        """, first: String = "SELECT"
     ) throws {
         database = try TestCluster.shared.database()
         try database.psql("CREATE SCHEMA app AUTHORIZATION a_app", user: "postgres")
         try database.psql("GRANT USAGE ON SCHEMA app TO owner", user: "a_app")
+        try app(first)
         try app("CREATE TABLE \(table)")
         try app("CREATE INDEX ON app.devices (push_token)")
         try database.psql("SELECT tokenkeeper.prepare_event_months()")
