@@ -18,8 +18,8 @@ struct MeasureCommand: ParsableCommand {
 
     /// The measurements, by the names that `--only` takes.
     enum Measurement: String, CaseIterable {
-        case drain, peers, ledger, hostile, metrics, freshness, sweep, gate, register, registration, producers,
-            footprint,
+        case drain, peers, ledger, hostile, metrics, freshness, sweep, gate, register, registration, attach,
+            producers, footprint,
             publication, scale, sending
 
         /// Whether it needs the large ledger.
@@ -67,7 +67,7 @@ struct MeasureCommand: ParsableCommand {
                 (.hostile, HostileMeasurement.self), (.metrics, MetricsMeasurement.self),
                 (.freshness, FreshnessMeasurement.self),
                 (.producers, ProducerMeasurement.self), (.register, RegisterMeasurement.self),
-                (.registration, RegistrationMeasurement.self),
+                (.registration, RegistrationMeasurement.self), (.attach, AttachMeasurement.self),
                 (.footprint, FootprintMeasurement.self),
             ], bench, template, workload)
         if chosen.contains(where: \.isLarge) {

@@ -39,6 +39,11 @@ final class PreparedClient: @unchecked Sendable {  // One thread at a time.
         return String(cString: PQgetvalue(result, 0, 0))
     }
 
+    /// Runs a statement that is parsed and planned for this call.
+    func run(_ statement: String) throws {
+        try check(PQexec(handle, statement))
+    }
+
     private func check(_ result: OpaquePointer?) throws {
         defer { PQclear(result) }
         guard PQresultStatus(result) == PGRES_COMMAND_OK else {

@@ -33,12 +33,18 @@ enum ProcessorTime {
         }
     }
 
+    /// The time of a process with one thread, in seconds, to the nanosecond.
+    private static func precise(of process: Int32) -> Double {
+        let times = (try? String(contentsOfFile: "/proc/\(process)/schedstat", encoding: .utf8)) ?? ""
+        return times.split(separator: " ").first.flatMap { Double($0) }.map { $0 / 1e9 } ?? 0
+    }
+
     /// The time of the whole server: the postmaster and its children, including ended ones.
     static func seconds(of cluster: PrivateCluster) throws -> Double {
         let main = try postmaster(of: cluster)
         let children = try String(contentsOfFile: "/proc/\(main)/task/\(main)/children", encoding: .utf8)
             .split(separator: " ").compactMap { Int32($0) }
-        return children.reduce(seconds(of: main, withChildren: true)) { $0 + seconds(of: $1, withChildren: false) }
+        return children.reduce(seconds(of: main, withChildren: true)) { $0 + precise(of: $1) }
     }
 
     private static func postmaster(of cluster: PrivateCluster) throws -> Int32 {

@@ -24,6 +24,10 @@ struct Scale {
     /// Per round: requests that a client sends to APNs, and requests that the daemon sends from the outbox.
     var sends: Int
     var outboxSends: Int
+    /// Rows of an attached table, rows of a statement that writes many, and rounds.
+    var attachedRows: Int
+    var attachedBulk: Int
+    var attachRounds: Int
     /// Seconds of rest and of load.
     var restSeconds: Int
     var loadSeconds: Int
@@ -34,14 +38,16 @@ struct Scale {
         rounds: 5, tokens: 1_000_000, manyTokens: 10_000_000, results: 1_000_000, manyResults: 10_000_000,
         registrations: 1_000_000, manyRegistrations: 10_000_000, staleResults: 1_000_000,
         deadEvery: [50, 5, 1], batches: [1000, 5000, 20_000, 50_000, 100_000], idleProbes: 50, loadedProbes: 400,
-        calls: 20_000, inserts: 100_000, sends: 100_000, outboxSends: 50_000, restSeconds: 15, loadSeconds: 10,
+        calls: 20_000, inserts: 100_000, sends: 100_000, outboxSends: 50_000,
+        attachedRows: 1_000_000, attachedBulk: 100_000, attachRounds: 7, restSeconds: 15, loadSeconds: 10,
         fleetDivisor: 1)
 
     static let quick = Scale(
         rounds: 3, tokens: 50_000, manyTokens: 300_000, results: 50_000, manyResults: 300_000,
         registrations: 50_000, manyRegistrations: 200_000, staleResults: 15_000,
         deadEvery: [50, 1], batches: [10_000], idleProbes: 4, loadedProbes: 60,
-        calls: 3000, inserts: 20_000, sends: 20_000, outboxSends: 10_000, restSeconds: 3, loadSeconds: 1,
+        calls: 3000, inserts: 20_000, sends: 20_000, outboxSends: 10_000,
+        attachedRows: 50_000, attachedBulk: 20_000, attachRounds: 3, restSeconds: 3, loadSeconds: 1,
         fleetDivisor: 20)
 
     /// How many results a drain has.
