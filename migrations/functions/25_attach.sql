@@ -210,7 +210,10 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     -- Expressions of plpgsql are costly in a transaction's first call, so few are reached, and what is usual comes first. A statement with more than one row
     -- would cost more than two with one. Texts are compared byte by byte, whatever the collation of the column.
-    SELECT format($body$        IF %6$s > %12$s AND NOT %10$s AND %3$s <> '' AND %5$s = %11$s AND %4$s = %13$s
+    SELECT format($body$        IF (%6$s > %12$s
+                -- Of two transactions that overlap, the later one may write the earlier now(). It counts from this moment.
+                OR %6$s < %12$s AND %6$s > clock_timestamp() - interval '1 minute')
+            AND NOT %10$s AND %3$s <> '' AND %5$s = %11$s AND %4$s = %13$s
             AND (%3$s = %14$s OR %15$s AND %4$s NOT LIKE ALL ('{%%.push-type.liveactivity,%%.push-type.controls}')) THEN
             -- The usual change: the device has registered. If the token is new, it supersedes the old one, because the device is the same.
             INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
@@ -237,7 +240,9 @@ AS $$
                              -- It is in the future, and has counted as the moment of the write that set it.
                              ELSE 'epoch' END,
                         -- Without a later registration than that of the old token, the device's tokens cannot be told apart by it.
-                        CASE WHEN moves AND %14$s <> '' AND coalesce(%6$s <= %12$s, %6$s IS NULL) THEN NULL ELSE %7$s END, %8$s, %9$s, false, %1$s);
+                        CASE WHEN moves AND %14$s <> '' AND (%6$s IS NULL OR %6$s = %12$s
+                                  OR %6$s < %12$s AND %6$s <= clock_timestamp() - interval '1 minute')
+                             THEN NULL ELSE %7$s END, %8$s, %9$s, false, %1$s);
                 ELSIF moves OR NOT %16$s THEN
                     INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
                     VALUES (%5$s, %4$s, %3$s,

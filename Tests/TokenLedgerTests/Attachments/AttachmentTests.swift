@@ -108,6 +108,24 @@ import Testing
         #expect(try devices.differences() == "")
     }
 
+    @Test func `of two overlapping transactions, the later one may set the earlier instant`() throws {
+        let devices = try AttachedDevices()
+        try devices.attach()
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen, device) VALUES ('aaaa', now() - interval '1 day', 'd')")
+        try devices.drain()
+        var early = try devices.database.connect(user: "a_app")
+        try early.execute("BEGIN; SELECT now()")
+        try devices.app("UPDATE app.devices SET last_seen = now()")
+        try early.execute("UPDATE app.devices SET push_token = 'bbbb', last_seen = now(); COMMIT")
+        try devices.drain()
+        #expect(try devices.states() == "aaaa superseded, bbbb active")
+        // The device has this token, so the next one supersedes it.
+        try devices.app("UPDATE app.devices SET push_token = 'cccc', last_seen = now()")
+        try devices.drain()
+        #expect(try devices.states() == "aaaa superseded, bbbb superseded, cccc active")
+    }
+
     @Test func `COPY and ON CONFLICT count, and TRUNCATE unregisters nothing`() throws {
         let devices = try AttachedDevices()
         try devices.app("CREATE UNIQUE INDEX ON app.devices (push_token)")
