@@ -49,9 +49,9 @@ struct AttachMeasurement: LedgerMeasurement {
                 FROM generate_series(1, \(scale.attachedRows)) AS i;
                 CREATE INDEX ON \(table) (push_token);
                 CREATE INDEX ON \(table) (push_token varchar_pattern_ops);
-                RESET ROLE;
-                VACUUM (ANALYZE) \(table)
+                RESET ROLE
                 """)
+            try session.run("VACUUM (ANALYZE) \(table)")
         }
         try session.run(
             """
@@ -66,7 +66,7 @@ struct AttachMeasurement: LedgerMeasurement {
         let before = try shop.session.number(Self.queueLength)
         let prepared = try write.prepare(table, round, shop)
         try shop.session.run("CHECKPOINT")
-        let client = try PreparedClient(shop.database, user: Self.login)
+        let client = try PreparedClient(shop.database, user: Self.login, flushes: prepared.statement == nil)
         if let statement = prepared.statement { try client.prepare("write", statement) }
         let stopwatch = try Stopwatch(cluster)
         for values in prepared.values { try client.call("write", values) }

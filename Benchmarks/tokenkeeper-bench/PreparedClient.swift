@@ -6,14 +6,16 @@ import LedgerTestSupport
 final class PreparedClient: @unchecked Sendable {  // One thread at a time.
     private let handle: OpaquePointer
 
-    /// - Parameter user: The role of the session.
-    init(_ database: Database, user: String = "postgres") throws {
+    /// - Parameters:
+    ///   - user: The role of the session.
+    ///   - flushes: Whether each commit waits for its flush, as by default in PostgreSQL.
+    init(_ database: Database, user: String = "postgres", flushes: Bool = false) throws {
         guard let handle = PQconnectdb(database.url(user: user)), PQstatus(handle) == CONNECTION_OK else {
             throw TestFailure("no connection to \(database.name)")
         }
         self.handle = handle
         // The same for both sides of each comparison: otherwise most of the time would be the flush of each commit.
-        try check(PQexec(handle, "SET synchronous_commit = off"))
+        if !flushes { try check(PQexec(handle, "SET synchronous_commit = off")) }
     }
 
     deinit { PQfinish(handle) }
