@@ -94,8 +94,14 @@ WITH read AS MATERIALIZED (
     FROM judged AS j
 ), repaired AS (
     INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
-    SELECT f.environment, f.topic, f.token, CASE WHEN f.unregistered THEN $4 WHEN f.final = 'logged_in' THEN f.only_logout_at + interval '1 microsecond'
-                ELSE f.registered_at END,
+    SELECT f.environment, f.topic, f.token, CASE
+               WHEN f.unregistered THEN $4
+               -- Later than the logout of this table that the row has taken back: otherwise only the next reconciliation would find it as logged_in.
+               WHEN f.final = 'logged_in' OR f.only_logout_at >= f.registered_at AND EXISTS (
+                   SELECT FROM tokenkeeper.unregistration_receipt AS u
+                   WHERE u.topic_id = f.topic_id AND u.token_key = f.token_key AND u.unregistered_by_app_at = f.only_logout_at AND u.source_id = ANY ($5))
+               THEN f.only_logout_at + interval '1 microsecond'
+               ELSE f.registered_at END,
            CASE WHEN NOT f.unregistered THEN f.device_id END, CASE WHEN NOT f.unregistered THEN f.user_id END,
            CASE WHEN NOT f.unregistered THEN f.tags END, f.unregistered, $3
     FROM found AS f WHERE $3 IS NOT NULL AND f.final IN ('missing', 'behind', 'logged_in', 'logged_out')

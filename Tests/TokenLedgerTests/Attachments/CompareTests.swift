@@ -73,6 +73,24 @@ import Testing
                 == (onDelete == "unregister" ? "20|t" : "14|t"))
     }
 
+    @Test func `a row that has taken back a logout is repaired at once, whatever its instant is`() throws {
+        let devices = try devices()
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen, logged_out_at) VALUES ('aaaa', now() - interval '1 day', now())")
+        try devices.app("UPDATE app.devices SET logged_out_at = now() WHERE id = 1")
+        try devices.drain()
+        try devices.app("ALTER TABLE app.devices DISABLE TRIGGER USER")
+        // A token that was never registered, and one that was registered before the logout.
+        try devices.app("UPDATE app.devices SET logged_out_at = NULL")
+        try devices.app("UPDATE app.devices SET last_seen = last_seen + interval '1 hour' WHERE id = 1")
+        try devices.app("ALTER TABLE app.devices ENABLE TRIGGER USER")
+        #expect(try devices.differences() == "behind 1, missing 1")
+        try devices.app("SELECT FROM tokenkeeper.reconcile('app.devices', dry_run => false)")
+        try devices.drain()
+        #expect(try devices.differences() == "")
+        #expect(try devices.database.psql("SELECT DISTINCT state FROM tokenkeeper.token") == "active")
+    }
+
     @Test func `a row whose token is spelled in an unusual way is not taken for a deleted one`() throws {
         let devices = try devices()
         try devices.app("INSERT INTO app.devices (push_token, last_seen) VALUES (' 00 0B', now())")
