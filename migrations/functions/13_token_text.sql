@@ -54,15 +54,15 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.parse_decorated_token(text, boolean) IS
-    'Internal: the part of parse_token for what is not plain hex in lower case.';
+    'Internal: the part of parse_token for what is not plain hex.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.parse_decorated_token(text, boolean) FROM PUBLIC;
 
 -- One expression, which the planner puts in place of the call: plain hex costs a regular expression and no call.
 CREATE OR REPLACE FUNCTION tokenkeeper.parse_token(token text, base64 boolean DEFAULT false) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
-    WHEN octet_length(token) <= 1024 AND token COLLATE "C" ~ '^(?:[0-9a-f]{2})+$' AND (base64 IS NOT TRUE OR octet_length(token) >= 32)
-    THEN token
+    WHEN octet_length(token) <= 1024 AND token COLLATE "C" ~ '^(?:[0-9A-Fa-f]{2})+$' AND (base64 IS NOT TRUE OR octet_length(token) >= 32)
+    THEN lower(token COLLATE "C")
     ELSE tokenkeeper.parse_decorated_token(token, base64)
 END;
 COMMENT ON FUNCTION tokenkeeper.parse_token(text, boolean) IS
