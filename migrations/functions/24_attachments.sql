@@ -240,7 +240,8 @@ LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     -- The operator, the type and the collation of the index: with others it would not be used, and the arguments of a function bring their own.
-    SELECT format('OPERATOR(%I.%s) ANY (%%s::%s[]%s)', n.nspname, o.oprname, format_type(k.opcintype, NULL),
+    -- The type without a length: character alone would be character(1).
+    SELECT format('OPERATOR(%I.%s) ANY (%%s::%s[]%s)', n.nspname, o.oprname, format_type(k.opcintype, -1),
                   (SELECT format(' COLLATE %I.%I', s.nspname, c.collname) FROM pg_collation AS c
                    JOIN pg_namespace AS s ON s.oid = c.collnamespace WHERE c.oid = i.indcollation[0]))
     FROM pg_index AS i
