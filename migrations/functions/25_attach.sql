@@ -432,7 +432,8 @@ $body$, pieces ->> 'out', attached, CASE pieces ->> 'token_kind'
         called := format('%s.tokenkeeper_read_%s', place, source_id);
         RETURN NEXT format('CREATE ' || 'FUNCTION %s(text, integer) RETURNS TABLE (key text, environment text, topic text, token text, registered_at timestamptz, '
             'device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz) LANGUAGE plpgsql STABLE SECURITY DEFINER '
-            'SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS %L', called, body);
+            -- The next session may read the key with another DateStyle.
+            'SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET datestyle = ''ISO, MDY'' AS %L', called, body);
         RETURN NEXT format('GRANT EXECUTE ON FUNCTION %s(text, integer) TO %s', called, ours);
     END IF;
 
