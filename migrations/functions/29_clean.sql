@@ -144,7 +144,7 @@ BEGIN
         n := i;
         error := NULL;
         IF dry_run THEN
-            SELECT to_jsonb(r) INTO old FROM %1$s AS r WHERE %2$s;
+            SELECT to_jsonb(r.*) INTO old FROM %1$s AS r WHERE %2$s;
             IF FOUND THEN
                 RETURN NEXT;
             END IF;
@@ -152,7 +152,7 @@ BEGIN
         END IF;
         BEGIN
             -- It yields to the application: a row that is locked is left for the next sweep.
-            SELECT to_jsonb(r) INTO old FROM %1$s AS r WHERE %2$s FOR UPDATE SKIP LOCKED;
+            SELECT to_jsonb(r.*) INTO old FROM %1$s AS r WHERE %2$s FOR UPDATE SKIP LOCKED;
             CONTINUE WHEN NOT FOUND;
             %3$s;
             IF NOT FOUND THEN
