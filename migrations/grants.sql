@@ -80,6 +80,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.attachment_statements(regclass, text, jsonb),
     tokenkeeper.check_attachment_plan(regclass, jsonb),
     tokenkeeper.table_named(text),
+    tokenkeeper.attachment_named(text),
     tokenkeeper.update_statements(text, jsonb, jsonb, text),
     tokenkeeper.trigger_body(text, text, text, jsonb, boolean, text[]),
     tokenkeeper.changed_column_test(regclass, text[]),

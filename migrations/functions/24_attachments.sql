@@ -75,6 +75,27 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.table_named(text) IS 'The table of that name, as SQL writes it. Null if there is none, and for what is no name at all.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.table_named(text) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.attachment_named(name text) RETURNS bigint
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT f.source_id FROM (
+        SELECT a.source_id, a.table_id IS NOT DISTINCT FROM tokenkeeper.table_named(attachment_named.name) AS is_it, a.name = attachment_named.name AS was_it,
+               -- Without its schema, if that leaves no doubt. A table that was dropped may have come again.
+               count(*) FILTER (WHERE c.oid IS NOT NULL) OVER () AS existing, c.oid IS NOT NULL AS exists
+        FROM tokenkeeper.attachment AS a LEFT JOIN pg_class AS c ON c.oid = a.table_id
+        WHERE a.name = attachment_named.name OR a.table_id = tokenkeeper.table_named(attachment_named.name)
+           OR right(a.name, length(attachment_named.name) + 1) = '.' || attachment_named.name) AS f
+    WHERE f.is_it OR f.was_it OR f.existing <= 1
+    ORDER BY f.is_it DESC, f.was_it DESC, f.exists DESC, f.source_id DESC LIMIT 1);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.attachment_named(text) IS
+    'The source_id of the attached table of that name: its present one, or the one that it had when it was attached, for it may have been dropped. The schema '
+    'may be left out if only one attached table has the name. Null if there is none.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_named(text) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attachment_caller(
     source_id bigint, roles text[] DEFAULT '{tokenkeeper_operator,tokenkeeper_daemon}') RETURNS void
 LANGUAGE plpgsql STABLE

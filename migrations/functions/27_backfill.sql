@@ -8,7 +8,8 @@ AS $$
 DECLARE
     found_table tokenkeeper.attached_table;
 BEGIN
-    SELECT a.* INTO found_table FROM tokenkeeper.attached_table AS a WHERE a.table_id = tokenkeeper.table_named(begin_backfill.attached);
+    SELECT a.* INTO found_table FROM tokenkeeper.attached_table AS a
+    WHERE a.source_id = tokenkeeper.attachment_named(begin_backfill.attached) AND EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = a.table_id);
     IF NOT FOUND THEN
         RAISE EXCEPTION 'table % is not attached', coalesce(quote_literal(left(begin_backfill.attached, 200)), 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
