@@ -137,10 +137,11 @@ BEGIN
     FROM pg_catalog.pg_proc AS p
     JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
     WHERE p.proname = wanted AND p.proowner = table_owner;
-    problem := CASE candidates WHEN 0 THEN 'function ' || coalesce(wanted, 'null') || ' of ' || coalesce(pg_get_userbyid(table_owner), 'a dropped table') || ' does not exist'
-                               WHEN 1 THEN problem ELSE 'function ' || wanted || ' exists ' || candidates || ' times' END;
+    problem := CASE WHEN candidates = 1 AND problem IS NULL THEN tokenkeeper.reading_fault(attachment_function.source_id, attachment_function.kind) ELSE
+               CASE candidates WHEN 0 THEN 'function ' || coalesce(wanted, 'null') || ' of ' || coalesce(pg_get_userbyid(table_owner), 'a dropped table') || ' does not exist'
+                               WHEN 1 THEN problem ELSE 'function ' || wanted || ' exists ' || candidates || ' times' END END;
     IF problem IS NOT NULL THEN
-        RAISE EXCEPTION '%', problem USING ERRCODE = 'TK002', HINT = 'Detach the table and attach it again.';
+        RAISE EXCEPTION '%', problem USING ERRCODE = 'TK002', HINT = 'Repair this, or detach the table and attach it again.';
     END IF;
 END
 $$;
@@ -253,7 +254,8 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.read_attachment(bigint, text, integer) IS
     'The next rows of an attached table by its key, as registrations, with the key as text. fault says why a row must be refused. token_key is null for a row '
     'without a token, or with a token that cannot be read. For members of the table''s owner, of tokenkeeper_operator and of tokenkeeper_daemon. Raises '
-    '42501 for others, 22023 if the source is no attached table, or after is no key of it, TK002 if its generated function was changed.';
+    '42501 for others, 22023 if the source is no attached table, or after is no key of it, TK002 if its generated function was changed '
+    'or cannot read the table.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.read_attachment(bigint, text, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.token_index_operator(attached regclass, token text) RETURNS text
@@ -280,6 +282,33 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.token_index_operator(regclass, text) IS
     'The comparison that an index on the token column of a table can answer, with %s in place of the array of tokens; null if there is no such index.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.token_index_operator(regclass, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.reading_fault(source_id bigint, kind text) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE
+        WHEN reading_fault.kind NOT IN ('has', 'read') THEN NULL
+        -- What it cannot see would be taken for deleted.
+        WHEN c.relforcerowsecurity THEN 'row-level security is forced, so not all rows can be seen'
+        -- Without an index, each token or each batch would read the whole table.
+        WHEN reading_fault.kind = 'has' AND tokenkeeper.token_index_operator(a.table_id, a.columns[1]) IS NULL THEN
+            'the index on ' || quote_ident(a.columns[1]) || ' is missing'
+        WHEN reading_fault.kind = 'read' AND NOT EXISTS (
+            SELECT FROM pg_index AS i
+            WHERE i.indrelid = a.table_id AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
+              AND a.key_columns = ARRAY(
+                  SELECT n.attname::text FROM unnest(i.indkey::smallint[]) WITH ORDINALITY AS k (number, n)
+                  LEFT JOIN pg_attribute AS n ON n.attrelid = i.indrelid AND n.attnum = k.number AND n.attnotnull
+                  WHERE k.n <= i.indnkeyatts ORDER BY k.n)) THEN
+            'the key (' || (SELECT string_agg(quote_ident(k.name), ', ' ORDER BY k.n) FROM unnest(a.key_columns) WITH ORDINALITY AS k (name, n))
+                || ') by which its rows are read is missing: detach it and attach it again'
+    END
+    FROM tokenkeeper.attached_table AS a JOIN pg_class AS c ON c.oid = a.table_id WHERE a.source_id = reading_fault.source_id
+$$;
+COMMENT ON FUNCTION tokenkeeper.reading_fault(bigint, text) IS
+    'Why the generated function of this kind, has or read, cannot read the attached table, in words; null if it can.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.reading_fault(bigint, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_fault(source_id bigint) RETURNS text
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -308,6 +337,11 @@ BEGIN
     IF problem IS NOT NULL THEN
         RETURN 'a trigger is disabled or missing: ' || problem;
     END IF;
+    IF EXISTS (
+        SELECT FROM unnest(this.columns || this.key_columns) AS c (name) WHERE tokenkeeper.column_kind(this.table_id, c.name) IS NULL) THEN
+        RETURN 'a column has another name now, of these: ' || array_to_string(this.columns || this.key_columns, ', ')
+            || '; detach the table and attach it again';
+    END IF;
     BEGIN
         wanted := wanted || 'has'::text;
         IF cardinality(this.key_columns) > 0 THEN
@@ -332,8 +366,6 @@ BEGIN
         -- The generated functions know both by name.
         WHEN this.name <> format('%I.%I', (SELECT n.nspname FROM pg_catalog.pg_namespace AS n WHERE n.oid = found_table.relnamespace), found_table.relname) THEN
             'the table has another name now: ' || this.table_id || '; detach it and attach it again'
-        WHEN EXISTS (SELECT FROM unnest(this.columns) AS c (name) WHERE tokenkeeper.column_kind(this.table_id, c.name) IS NULL) THEN
-            'a column has another name now, of these: ' || array_to_string(this.columns, ', ') || '; detach the table and attach it again'
         WHEN tokenkeeper.has_before_update(this.table_id) AND EXISTS (
             SELECT FROM pg_catalog.pg_trigger AS t
             WHERE t.tgrelid = this.table_id AND t.tgname = 'tokenkeeper_update_' || this.source_id AND t.tgattr::text <> '') THEN
@@ -341,8 +373,6 @@ BEGIN
         WHEN found_table.relispartition THEN 'the table has become a partition: attach the partitioned table'
         WHEN found_table.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = this.table_id) THEN
             'tables inherit from it, and their rows fire none of its triggers: attach each of them'
-        WHEN found_table.relforcerowsecurity THEN 'row-level security is forced, so not all rows can be seen'
-        WHEN tokenkeeper.token_index_operator(this.table_id, this.columns[1]) IS NULL THEN 'the index on ' || this.columns[1] || ' is missing'
     END;
 END
 $$;

@@ -279,7 +279,8 @@ COMMENT ON FUNCTION tokenkeeper.compare_next(bigint, text, integer, bigint) IS
     'null at the end. counts has how many were found, by kind; samples has up to five of each. With repairs, the source of a reconciliation that '
     'begin_source(''reconciliation'', name) has begun, it queues what repairs the differences, and notes the position in that source. For members of the '
     'table''s owner, of tokenkeeper_operator and of tokenkeeper_daemon. Raises 42501 for others, 22023 if the source is no attached table or has no key, '
-    'for a position that it has not returned, and for another repairs, TK002 if a generated function was changed.';
+    'for a position that it has not returned, and for another repairs, TK002 if a generated function was changed or cannot read the table (the index on the '
+    'token is missing, for example).';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.compare_next(bigint, text, integer, bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.differences(counts jsonb, on_delete text) RETURNS bigint
@@ -374,7 +375,8 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.compare(regclass) IS
     'Compares an attached table with the ledger, in both directions, and says how many rows or tokens were found of each kind, with up to five samples. What '
     'the queue still holds is no difference. It changes nothing but findings in the view attachment. For a large table use '
-    'tokenkeeperd compare, which has a transaction for each batch. Raises 22023 if the table is not attached or has no key.';
+    'tokenkeeperd compare, which has a transaction for each batch. Raises 22023 if the table is not attached or has no key, TK002 if it cannot be read: see '
+    'fault in the view attachment.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.compare(regclass) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reconcile(attached regclass, dry_run boolean DEFAULT true)
@@ -394,5 +396,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reconcile(regclass, boolean) IS
     'Compares like compare, and with dry_run => false queues what repairs the differences: registrations, and logouts, which pass the mass-failure guard and '
-    'can be undone with reinstate. It writes to the ledger only, never to the table. Raises 22023 if the table is not attached or has no key.';
+    'can be undone with reinstate. It writes to the ledger only, never to the table. Raises 22023 if the table is not attached or has no key, TK002 if '
+    'it cannot be read: see fault in the view attachment.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reconcile(regclass, boolean) FROM PUBLIC;
