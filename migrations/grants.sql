@@ -218,6 +218,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard, tokenkeeper.reinstatement, tokenkeeper.stale_share TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.stale_receipt, tokenkeeper.stale_count, tokenkeeper.stale_wave TO tokenkeeper_daemon;
+GRANT SELECT, DELETE ON tokenkeeper.token_spelling TO tokenkeeper_daemon;
 GRANT SELECT, UPDATE ON tokenkeeper.sweep_progress TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (named_at) ON tokenkeeper.crowded_device TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_prune TO tokenkeeper_daemon;

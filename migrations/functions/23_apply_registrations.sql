@@ -519,6 +519,10 @@ DECLARE
     users text[] COLLATE "C";
     with_tags boolean[];
     sources bigint[];
+    -- Tokens that rows of an attached table may spell in an unusual way.
+    spelled_keys bytea[];
+    spellings text[];
+    spelled_by bigint[];
     -- Positions in these, and what the guard says about each.
     logouts integer[];
     fates text[];
@@ -602,8 +606,12 @@ BEGIN
             SELECT array_agg(s.position) AS of_row, array_agg(s.topic_id) AS of_topic, array_agg(s.token_key) AS token_keys,
                    array_agg(s.moment) AS moments, array_agg(s.details_at) AS details_at, array_agg(s.logs_out) AS logs_out,
                    array_agg(s.one_token) AS one_token, array_agg(s.device_id) AS devices, array_agg(s.user_id) AS users, array_agg(s.with_tags) AS with_tags,
-                   array_agg(s.source_id) AS sources, bool_or(s.topic_id IS NULL) AS lacks_topic
-            FROM (SELECT p.position, p.topic_id, decode(p.hex, 'hex') AS token_key, p.moment, p.details_at, p.logs_out, p.device_id, p.user_id,
+                   array_agg(s.source_id) AS sources, bool_or(s.topic_id IS NULL) AS lacks_topic,
+                   array_agg(s.token_key) FILTER (WHERE s.spelling IS NOT NULL) AS spelled_keys,
+                   array_agg(s.spelling) FILTER (WHERE s.spelling IS NOT NULL) AS spellings,
+                   array_agg(s.source_id) FILTER (WHERE s.spelling IS NOT NULL) AS spelled_by
+            FROM (SELECT CASE WHEN p.source_id IS NOT NULL AND NOT p.logs_out AND p.token <> p.hex THEN p.token END AS spelling,
+                         p.position, p.topic_id, decode(p.hex, 'hex') AS token_key, p.moment, p.details_at, p.logs_out, p.device_id, p.user_id,
                          p.tags IS NOT NULL AS with_tags, p.source_id, tokenkeeper.has_one_token_per_device(p.topic) AS one_token
                   FROM said AS p WHERE p.row_fault IS NULL AND p.topic_fault IS NULL
                   ORDER BY p.logs_out, p.topic_id, 3, p.position) AS s
@@ -611,7 +619,8 @@ BEGIN
             SELECT array_agg(s.position ORDER BY s.position) AS faulty, array_agg(coalesce(s.row_fault, s.topic_fault) ORDER BY s.position) AS faults
             FROM said AS s WHERE s.row_fault IS NOT NULL OR s.topic_fault IS NOT NULL
         )
-        SELECT * INTO of_row, of_topic, token_keys, moments, details_at, logs_out, one_token, devices, users, with_tags, sources, lacks_topic, faulty, faults
+        SELECT * INTO of_row, of_topic, token_keys, moments, details_at, logs_out, one_token, devices, users, with_tags, sources, lacks_topic,
+                      spelled_keys, spellings, spelled_by, faulty, faults
         FROM understood AS u CROSS JOIN refused AS r;
         EXIT WHEN lacks_topic IS NOT TRUE OR attempt = 2;
         -- An application may be adding the same new topic, and the INSERT would wait for it.
@@ -637,6 +646,9 @@ BEGIN
 
     logouts := ARRAY(SELECT u.i::integer FROM unnest(logs_out, of_topic) WITH ORDINALITY AS u (is_logout, topic_id, i)
                      WHERE u.is_logout AND u.topic_id IS NOT NULL);
+    IF spelled_keys IS NOT NULL THEN
+        PERFORM tokenkeeper.note_spellings(spelled_by, spelled_keys, spellings);
+    END IF;
     -- A token that another row of the attached table still has is not logged out. Ask before anything is locked: this reads the application's table.
     FOR one IN
         SELECT l.source_id, array_agg(l.i) AS logouts, array_agg(l.environment) AS environments, array_agg(l.topic) AS topics,

@@ -6,8 +6,9 @@
 --   tokenkeeper_insert_17(), tokenkeeper_update_17(), tokenkeeper_delete_17() RETURNS trigger
 --       Queue rows in registration with source_id 17. See 25.
 --   tokenkeeper_has_17(environments text[], topics text[], tokens text[], token_keys bytea[]) RETURNS boolean[]            STABLE
---       For each address: true if a registered row of the table has it, false if only logged-out rows have it, null if no row has it. tokens are raw,
---       as they were queued: the index on the token column is asked for the raw text, and for the key in the usual spellings.
+--       For each address: true if a registered row of the table has it, false if only logged-out rows have it, null if no row has it. The index on
+--       the token column is asked for the text in tokens, and for the key in the usual spellings. Who calls it also passes each address once more
+--       with each of its other spellings, from token_spelling.
 --   tokenkeeper_read_17(after text, max_rows integer) RETURNS TABLE (key text, environment text, topic text, token text,
 --           registered_at timestamptz, device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz)   STABLE
 --       The next rows by the table's key, after the row with the key `after` (null: from the beginning), as a trigger would queue them on INSERT.
@@ -147,18 +148,82 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_function(bigint, text) IS
     'The qualified name of a generated function of an attachment, and a text that changes when the function does. Raises TK002 unless there is one such '
-    'function that belongs to the owner of the table, and it is SECURITY DEFINER.';
+    'function that belongs to the owner of the table, and it is SECURITY DEFINER, and can read the table.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_function(bigint, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.nsdata_description(hex text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN '<' || rtrim(regexp_replace(hex COLLATE "C", '(.{8})', chr(92) || '1 ', 'g'), ' ') || '>';
+COMMENT ON FUNCTION tokenkeeper.nsdata_description(text) IS 'The token as NSData described itself until iOS 12: <abcdef01 23456789>.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.nsdata_description(text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.note_spellings(source_ids bigint[], token_keys bytea[], spellings text[]) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    attachments bigint[];
+    keys bytea[];
+    texts text[] COLLATE "C";
+    renewed text[] COLLATE "C";
+    moment timestamptz := clock_timestamp();
+BEGIN
+    -- The attachment itself, locked against detach, which removes its spellings; or that of the table that a backfill or a reconciliation has read.
+    WITH said AS MATERIALIZED (
+        SELECT DISTINCT u.source_id, u.token_key, u.spelling COLLATE "C" AS spelling
+        FROM unnest(note_spellings.source_ids, note_spellings.token_keys, note_spellings.spellings) AS u (source_id, token_key, spelling)
+        CROSS JOIN LATERAL (SELECT encode(u.token_key, 'hex') AS hex OFFSET 0) AS h
+        WHERE u.spelling COLLATE "C" NOT IN (h.hex, upper(h.hex), tokenkeeper.nsdata_description(h.hex))
+    ), attached AS MATERIALIZED (
+        SELECT a.source_id, o.source_id AS of_source
+        FROM (SELECT DISTINCT s.source_id FROM said AS s) AS d
+        JOIN tokenkeeper.registration_source AS o USING (source_id)
+        JOIN tokenkeeper.attached_table AS a ON a.source_id = o.source_id OR (o.kind IN ('backfill', 'reconcile') AND a.name = o.name)
+        FOR KEY SHARE OF a SKIP LOCKED
+    )
+    SELECT array_agg(a.source_id), array_agg(s.token_key), array_agg(s.spelling) INTO attachments, keys, texts
+    FROM said AS s JOIN attached AS a ON a.of_source = s.source_id;
+    IF keys IS NULL THEN
+        RETURN;
+    END IF;
+    -- At most once an hour; and never wait for another drain, or for a comparison that removes the row.
+    WITH old AS MATERIALIZED (
+        SELECT k.place
+        FROM unnest(attachments, keys, texts) AS u (source_id, token_key, spelling)
+        CROSS JOIN LATERAL (
+            SELECT s.ctid AS place FROM tokenkeeper.token_spelling AS s
+            WHERE s.token_key = u.token_key AND s.source_id = u.source_id AND s.spelling = u.spelling COLLATE "C" AND s.seen_at < moment - interval '1 hour'
+            FOR UPDATE SKIP LOCKED) AS k
+    )
+    UPDATE tokenkeeper.token_spelling AS s SET seen_at = moment WHERE s.ctid = ANY (ARRAY(SELECT o.place FROM old AS o));
+    INSERT INTO tokenkeeper.token_spelling (token_key, source_id, spelling, seen_at)
+    SELECT u.token_key, u.source_id, u.spelling, moment
+    FROM unnest(attachments, keys, texts) AS u (source_id, token_key, spelling)
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS number FROM tokenkeeper.token_spelling AS s
+        WHERE s.token_key = u.token_key AND s.source_id = u.source_id AND s.spelling = u.spelling COLLATE "C" AND s.seen_at >= moment - interval '1 hour') AS k
+    WHERE k.number = 0;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.note_spellings(bigint[], bytea[], text[]) IS
+    'Notes in token_spelling how rows of attached tables spell their tokens, and that they still do. Leaves out the usual spellings, and sources without '
+    'an attached table.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.note_spellings(bigint[], bytea[], text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_has(
     source_id bigint, environments text[], topics text[], tokens text[], token_keys bytea[]) RETURNS boolean[]
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     attachment bigint;
     before record;
     later record;
+    more record;
     answer boolean[];
 BEGIN
     SELECT a.source_id INTO attachment
@@ -168,10 +233,25 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
+    -- Each address once more for each unusual spelling.
+    SELECT array_agg(u.n) AS n, array_agg(u.environment) AS environments, array_agg(u.topic) AS topics, array_agg(s.spelling::text) AS tokens,
+           array_agg(u.token_key) AS token_keys
+    INTO more
+    FROM unnest(attachment_has.environments, attachment_has.topics, attachment_has.token_keys) WITH ORDINALITY AS u (environment, topic, token_key, n)
+    CROSS JOIN LATERAL (
+        SELECT k.spelling FROM tokenkeeper.token_spelling AS k WHERE k.token_key = u.token_key AND k.source_id = attachment OFFSET 0) AS s;
     BEGIN
         before := tokenkeeper.attachment_function(attachment, 'has');
         EXECUTE format('SELECT %s($1, $2, $3, $4)', before.name) INTO answer
-            USING attachment_has.environments, attachment_has.topics, attachment_has.tokens, attachment_has.token_keys;
+            USING attachment_has.environments || more.environments, attachment_has.topics || more.topics, attachment_has.tokens || more.tokens,
+                  attachment_has.token_keys || more.token_keys;
+        IF more.n IS NOT NULL THEN
+            answer := ARRAY(
+                SELECT bool_or(h.has) FROM (
+                    SELECT coalesce(more.n[u.i - cardinality(attachment_has.token_keys)], u.i) AS n, u.has
+                    FROM unnest(answer) WITH ORDINALITY AS u (has, i)) AS h
+                GROUP BY h.n ORDER BY h.n);
+        END IF;
         later := tokenkeeper.attachment_function(attachment, 'has');
         IF before.version <> later.version THEN
             RAISE EXCEPTION 'function % has changed while it ran', before.name USING ERRCODE = 'TK002';

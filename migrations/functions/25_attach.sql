@@ -368,7 +368,7 @@ DECLARE
     kind text;
     called text;
     body text;
-    hex text := 'encode(a.token_key, ''hex'')';
+    spelled text[];
     selected text;
     key_text text;
     key_list text;
@@ -400,20 +400,25 @@ BEGIN
                                                     CASE WHEN kind = 'update' AND NOT compares THEN changed END));
     END LOOP;
 
+    spelled := CASE pieces ->> 'token_kind' WHEN 'bytea' THEN ARRAY[format('r.%I = a.token_key', columns[1]), 'false'] ELSE ARRAY(
+        SELECT format('r.%I ', columns[1]) || format(tokenkeeper.token_index_operator(attached, columns[1]), s.texts)
+        FROM unnest(ARRAY['ARRAY[a.token, a.hex]',
+            'ARRAY[upper(a.hex), ''<'' || rtrim(regexp_replace(a.hex, ''(.{8})'', chr(92) || ''1 '', ''g''), '' '') || ''>'']']) WITH ORDINALITY AS s (texts, n)
+        ORDER BY s.n) END;
     body := format($body$BEGIN
-    -- Whatever the spelling of the token in the row: as it was queued, hex in either case, and as NSData describes itself.
-    RETURN (SELECT coalesce(array_agg(h.has ORDER BY a.n), '{}')
-            FROM unnest($1, $2, $3, $4) WITH ORDINALITY AS a (environment, topic, token, token_key, n)
+    -- As it is spelled in the argument, and in lower case. Only if that finds no registered row, in upper case, and as NSData describes itself.
+    RETURN (SELECT coalesce(array_agg(CASE WHEN h.has THEN true ELSE coalesce((
+                SELECT bool_or(NOT %1$s) FROM %2$s AS r
+                WHERE %7$s AND %4$s = coalesce(a.environment, 'production') AND %5$s = a.topic
+                  AND (%6$s = a.hex OR tokenkeeper.parse_token(%6$s) = a.hex)), h.has) END ORDER BY a.n), '{}')
+            FROM (SELECT u.*, encode(u.token_key, 'hex') AS hex FROM unnest($1, $2, $3, $4) WITH ORDINALITY AS u (environment, topic, token, token_key, n)
+                  OFFSET 0) AS a
             CROSS JOIN LATERAL (
-                SELECT bool_or(NOT %s) AS has FROM %s AS r
-                WHERE %s AND %s = coalesce(a.environment, 'production') AND %s = a.topic AND tokenkeeper.parse_token(%s) = %s) AS h);
+                SELECT bool_or(NOT %1$s) AS has FROM %2$s AS r
+                WHERE %3$s AND %4$s = coalesce(a.environment, 'production') AND %5$s = a.topic
+                  AND (%6$s = a.hex OR tokenkeeper.parse_token(%6$s) = a.hex)) AS h);
 END
-$body$, pieces ->> 'out', attached, CASE pieces ->> 'token_kind'
-        WHEN 'bytea' THEN format('r.%I = a.token_key', columns[1])
-        ELSE format('r.%I ', columns[1]) || format(tokenkeeper.token_index_operator(attached, columns[1]), format(
-            'ARRAY[a.token, %1$s, upper(%1$s), (SELECT ''<'' || string_agg(substr(%1$s, i, 8), '' '' ORDER BY i) || ''>'' '
-            'FROM generate_series(1, length(%1$s), 8) AS i)]', hex)) END,
-        pieces ->> 'environment', pieces ->> 'topic', pieces ->> 'token', hex);
+$body$, pieces ->> 'out', attached, spelled[1], pieces ->> 'environment', pieces ->> 'topic', pieces ->> 'token', spelled[2]);
     called := format('%s.tokenkeeper_has_%s(text[], text[], text[], bytea[])', place, source_id);
     RETURN NEXT format('CREATE ' || 'FUNCTION %s RETURNS boolean[] LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp '
                        'SET enable_seqscan = off SET jit = off AS %L', called, body);
@@ -517,6 +522,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'source % is no attached table', coalesce(end_attachment.source_id::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    DELETE FROM tokenkeeper.token_spelling AS s WHERE s.source_id = end_attachment.source_id;
     UPDATE tokenkeeper.registration_source AS s SET finished_at = clock_timestamp() WHERE s.source_id = end_attachment.source_id;
 END
 $$;

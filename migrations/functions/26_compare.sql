@@ -3,6 +3,8 @@
 -- compare_next compares a batch in one statement, so with one snapshot: a change of the table that is committed there is either still in the queue or
 -- applied to the ledger. What the queue still has is no difference. So a comparison needs no pause of the application and no lock.
 --
+-- The rows come first. So when it looks for the rows of the ledger's tokens, token_spelling has each unusual spelling of the table.
+--
 -- It finds, as counts by these words (samples name up to five of each by the key of the row and the first 8 characters of the token):
 --
 --   rows, tokens          how many rows of the table and tokens of the ledger it has looked at
@@ -15,8 +17,6 @@
 --   logged_out            logged out in all rows that have the token, active in the ledger                             a difference
 --   without_row           active in the ledger because of this table, which has no row with the token any more         a difference if on_delete
 --                         is unregister
---   not_found             as without_row, but the table has tokens in other spellings than has can look up: perhaps there is a row
---   other_spelling        rows whose token is not in plain hex, in either case, nor as NSData describes itself
 --   queued                differs, but the queue still holds a registration or logout of the token
 --   held                  a logout that the guard holds
 --   pruned                registered in the table, pruned from the ledger after that registration
@@ -33,22 +33,28 @@ COMMENT ON FUNCTION tokenkeeper.sources_of_attachment(bigint) IS 'The sources of
 REVOKE EXECUTE ON FUNCTION tokenkeeper.sources_of_attachment(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.compare_rows(
-    reader text, asker text, source_id bigint, after text, max_rows integer, repairs bigint, OUT last_key text, OUT counts jsonb, OUT samples jsonb)
+    reader text, asker text, source_id bigint, after text, max_rows integer, repairs bigint,
+    OUT last_key text, OUT counts jsonb, OUT samples jsonb)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     began timestamptz := clock_timestamp();
+    spelled_keys bytea[];
+    spellings text[];
 BEGIN
     EXECUTE format($sql$
 WITH read AS MATERIALIZED (
-    SELECT r.*, row_number() OVER () AS n,
-           CASE WHEN r.token <> '' THEN decode(tokenkeeper.parse_token(r.token), 'hex') END AS token_key,
-           CASE WHEN r.token <> '' THEN tokenkeeper.attached_row_fault(r.environment, r.topic, r.token, r.registered_at) END AS fault
-    FROM %s($1, $2) AS r
-), known AS MATERIALIZED (
+    SELECT r.*, decode(r.hex, 'hex') AS token_key,
+           -- Nearly all rows are sound, which costs no call.
+           CASE WHEN r.token <> '' AND (r.hex IS NOT NULL AND r.environment IN ('production', 'sandbox') AND octet_length(r.topic) BETWEEN 1 AND 512
+                                        AND r.registered_at <= $4 + interval '1 minute') IS NOT TRUE
+                THEN tokenkeeper.attached_row_fault(r.environment, r.topic, r.token, r.registered_at) END AS fault
+    FROM (SELECT f.*, CASE WHEN f.token <> '' THEN tokenkeeper.parse_token(f.token) END AS hex, row_number() OVER () AS n FROM %s($1, $2) AS f
+          OFFSET 0) AS r
+), known AS (
     SELECT r.*, t.topic_id, l.registered_at AS ledger_at, l.suppressed,
-           tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS cause,
+           CASE WHEN l.suppressed THEN tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) END AS cause,
            CASE WHEN l.unregistered_by_app_at >= l.registered_at AND l.superseded_at IS NULL
                      AND coalesce(greatest(l.stale_at, l.suspect_at) < l.registered_at, true) THEN l.unregistered_by_app_at END AS only_logout_at
     FROM read AS r
@@ -76,11 +82,18 @@ WITH read AS MATERIALIZED (
            decode(tokenkeeper.parse_token(q.token), 'hex') AS token_key
     FROM tokenkeeper.registration AS q
     WHERE EXISTS (SELECT FROM judged AS j WHERE j.finding IN ('missing', 'behind', 'logged_in', 'logged_out'))
+), asked AS MATERIALIZED (
+    SELECT j.n, j.environment, j.topic, j.token, j.token_key FROM judged AS j WHERE j.finding = 'logged_out'
+    UNION ALL
+    SELECT j.n, j.environment, j.topic, s.spelling, j.token_key FROM judged AS j
+    CROSS JOIN LATERAL (
+        SELECT k.spelling::text FROM tokenkeeper.token_spelling AS k WHERE k.token_key = j.token_key AND k.source_id = $6 OFFSET 0) AS s
+    WHERE j.finding = 'logged_out'
 ), has AS MATERIALIZED (
     SELECT u.n FROM (
-        SELECT array_agg(j.n) AS n, array_agg(j.environment) AS environments, array_agg(j.topic) AS topics, array_agg(j.token) AS tokens,
-               array_agg(j.token_key) AS token_keys
-        FROM judged AS j WHERE j.finding = 'logged_out') AS a
+        SELECT array_agg(q.n) AS n, array_agg(q.environment) AS environments, array_agg(q.topic) AS topics, array_agg(q.token) AS tokens,
+               array_agg(q.token_key) AS token_keys
+        FROM asked AS q) AS a
     CROSS JOIN LATERAL unnest(a.n, %s(a.environments, a.topics, a.tokens, a.token_keys)) AS u (n, has)
     WHERE a.n IS NOT NULL AND u.has
 ), found AS MATERIALIZED (
@@ -91,7 +104,7 @@ WITH read AS MATERIALIZED (
         WHEN j.finding = 'logged_out' AND EXISTS (
             SELECT FROM tokenkeeper.held_registration AS h WHERE h.topic_id = j.topic_id AND h.token_key = j.token_key AND h.unregistered) THEN 'held'
         ELSE j.finding END AS final
-    FROM judged AS j
+    FROM judged AS j WHERE j.finding IS NOT NULL
 ), repaired AS (
     INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
     SELECT f.environment, f.topic, f.token, CASE
@@ -109,27 +122,43 @@ WITH read AS MATERIALIZED (
     SELECT f.final AS word, f.n, f.key, f.token FROM found AS f WHERE f.final IS NOT NULL
     UNION ALL
     SELECT CASE WHEN r.fault IS NOT NULL THEN 'refused' ELSE 'without_token' END, r.n, r.key, r.token FROM read AS r WHERE r.fault IS NOT NULL OR r.token_key IS NULL
-    UNION ALL
-    SELECT 'other_spelling', r.n, r.key, r.token FROM read AS r
-    WHERE r.token_key IS NOT NULL AND r.token <> encode(r.token_key, 'hex') AND r.token NOT IN (
-        upper(encode(r.token_key, 'hex')),
-        (SELECT '<' || string_agg(substr(encode(r.token_key, 'hex'), i, 8), ' ' ORDER BY i) || '>' FROM generate_series(1, 2 * length(r.token_key), 8) AS i))
-    UNION ALL
-    SELECT 'rows', r.n, NULL, NULL FROM read AS r
 ), counted AS (
-    SELECT w.word, count(*) AS number,
-           (array_agg('row ' || w.key || ': ' || left(w.token, 8) ORDER BY w.n) FILTER (WHERE w.key IS NOT NULL))[1:5] AS five
-    FROM words AS w GROUP BY 1
+    SELECT w.word, count(*) AS number, (array_agg('row ' || w.key || ': ' || left(w.token, 8) ORDER BY w.n))[1:5] AS five FROM words AS w GROUP BY 1
 )
 SELECT (SELECT r.key FROM read AS r ORDER BY r.n DESC LIMIT 1),
-       coalesce((SELECT jsonb_object_agg(c.word, c.number) FROM counted AS c), '{}'),
-       coalesce((SELECT jsonb_object_agg(c.word, c.five) FROM counted AS c WHERE c.five IS NOT NULL AND c.word <> 'without_token'), '{}')
-$sql$, reader, asker) INTO last_key, counts, samples USING after, max_rows, repairs, began, tokenkeeper.sources_of_attachment(source_id);
+       coalesce((SELECT jsonb_object_agg(c.word, c.number) FROM counted AS c), '{}') || jsonb_build_object('rows', (SELECT count(*) FROM read)),
+       coalesce((SELECT jsonb_object_agg(c.word, c.five) FROM counted AS c WHERE c.word <> 'without_token'), '{}'),
+       s.keys, s.spellings
+-- Only of tokens that the ledger knows: the others have no pushes to lose, and what was pruned or erased is not to be kept here.
+FROM (SELECT array_agg(k.token_key) AS keys, array_agg(k.token) AS spellings FROM judged AS k
+      WHERE k.ledger_at IS NOT NULL AND k.token <> k.hex AND k.token <> upper(k.hex)) AS s
+$sql$, reader, asker) INTO last_key, counts, samples, spelled_keys, spellings
+        USING after, max_rows, repairs, began, tokenkeeper.sources_of_attachment(source_id), source_id;
+    IF spelled_keys IS NOT NULL THEN
+        PERFORM tokenkeeper.note_spellings(array_fill(source_id, ARRAY[cardinality(spelled_keys)]), spelled_keys, spellings);
+    END IF;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.compare_rows(text, text, bigint, text, integer, bigint) IS
-    'Internal, for compare_next: compares the next rows of an attached table with the ledger. If repairs is the source of a reconciliation, queues what is missing.';
+    'Internal, for compare_next: compares the next rows of an attached table with the ledger, and notes unusual spellings. If repairs is the source of a '
+    'reconciliation, queues what is missing.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.compare_rows(text, text, bigint, text, integer, bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.finish_rows(source_id bigint, began timestamptz) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    -- It has seen each row, except those that came or changed meanwhile: these are noted when they are registered. The rest waits for the next time.
+    DELETE FROM tokenkeeper.token_spelling AS s WHERE s.ctid = ANY (ARRAY(
+        SELECT k.ctid FROM tokenkeeper.token_spelling AS k
+        WHERE k.source_id = finish_rows.source_id AND k.seen_at < finish_rows.began - interval '1 hour' LIMIT 10000 FOR UPDATE SKIP LOCKED));
+    UPDATE tokenkeeper.attached_table AS a SET rows_read_at = greatest(a.rows_read_at, finish_rows.began) WHERE a.source_id = finish_rows.source_id;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.finish_rows(bigint, timestamptz) IS
+    'Internal, for compare_next: a comparison that began then has read all rows of an attached table. Removes the spellings that it has not met.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.finish_rows(bigint, timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.compare_tokens(
     asker text, attachment bigint, after_topic integer, after_token bytea, max_tokens integer, repairs bigint,
@@ -141,28 +170,37 @@ SET jit = off
 AS $$
 DECLARE
     began timestamptz := clock_timestamp();
-    sources bigint[] := tokenkeeper.sources_of_attachment(attachment);
-    is_uncertain boolean := (SELECT a.other_spellings FROM tokenkeeper.attached_table AS a WHERE a.source_id = attachment);
-    is_logout boolean := (SELECT a.on_delete = 'unregister' FROM tokenkeeper.attached_table AS a WHERE a.source_id = attachment);
 BEGIN
     EXECUTE format($sql$
 WITH read AS MATERIALIZED (
     SELECT l.topic_id, l.token_key, l.suppressed OR l.registered_at = '-infinity' AS ignored
     FROM tokenkeeper.ledger AS l WHERE (l.topic_id, l.token_key) > ($1, $2) ORDER BY l.topic_id, l.token_key LIMIT $3
-), ours AS MATERIALIZED (
+), active AS MATERIALIZED (
     SELECT r.topic_id, r.token_key, t.environment, t.topic, encode(r.token_key, 'hex') AS token
-    FROM read AS r JOIN tokenkeeper.topic AS t USING (topic_id)
-    WHERE NOT r.ignored AND EXISTS (
-        SELECT FROM tokenkeeper.token_event_log AS e
-        WHERE e.token_key = r.token_key AND e.topic_id = r.topic_id AND e.source_id = ANY ($4) AND e.event IN ('registered', 'revived'))
-), gone AS MATERIALIZED (
+    FROM read AS r JOIN tokenkeeper.topic AS t USING (topic_id) WHERE NOT r.ignored
+), not_usual AS MATERIALIZED (
+    -- Nearly all tokens have a row, and its spelling is usual.
     SELECT u.topic_id, u.token_key, u.environment, u.topic, u.token
     FROM (SELECT array_agg(o.topic_id) AS topic_ids, array_agg(o.environment::text) AS environments, array_agg(o.topic::text) AS topics,
                  array_agg(o.token) AS tokens, array_agg(o.token_key) AS token_keys
-          FROM ours AS o) AS a
-    CROSS JOIN LATERAL unnest(a.topic_ids, a.token_keys, a.environments, a.topics, a.tokens, %s(a.environments, a.topics, a.tokens, a.token_keys))
+          FROM active AS o) AS a
+    CROSS JOIN LATERAL unnest(a.topic_ids, a.token_keys, a.environments, a.topics, a.tokens, %1$s(a.environments, a.topics, a.tokens, a.token_keys))
         AS u (topic_id, token_key, environment, topic, token, has)
     WHERE a.topic_ids IS NOT NULL AND u.has IS NULL
+), unusual AS MATERIALIZED (
+    SELECT u.topic_id, u.token_key
+    FROM (SELECT array_agg(n.topic_id) AS topic_ids, array_agg(n.environment::text) AS environments, array_agg(n.topic::text) AS topics,
+                 array_agg(s.spelling) AS tokens, array_agg(n.token_key) AS token_keys
+          FROM not_usual AS n
+          CROSS JOIN LATERAL (
+              SELECT k.spelling::text FROM tokenkeeper.token_spelling AS k WHERE k.token_key = n.token_key AND k.source_id = $6 OFFSET 0) AS s) AS a
+    CROSS JOIN LATERAL unnest(a.topic_ids, a.token_keys, %1$s(a.environments, a.topics, a.tokens, a.token_keys)) AS u (topic_id, token_key, has)
+    WHERE a.topic_ids IS NOT NULL AND u.has IS NOT NULL
+), gone AS MATERIALIZED (
+    SELECT n.* FROM not_usual AS n
+    WHERE (n.topic_id, n.token_key) NOT IN (SELECT u.topic_id, u.token_key FROM unusual AS u) AND EXISTS (
+        SELECT FROM tokenkeeper.token_event_log AS e
+        WHERE e.token_key = n.token_key AND e.topic_id = n.topic_id AND e.source_id = ANY ($4) AND e.event IN ('registered', 'revived'))
 ), queue AS MATERIALIZED (
     SELECT DISTINCT coalesce(q.environment, 'production') COLLATE "C" AS environment, q.topic COLLATE "C" AS topic,
            decode(tokenkeeper.parse_token(q.token), 'hex') AS token_key
@@ -173,12 +211,11 @@ WITH read AS MATERIALIZED (
                                               AND q.environment = g.environment COLLATE "C") THEN 'queued'
         WHEN EXISTS (SELECT FROM tokenkeeper.held_registration AS h WHERE h.topic_id = g.topic_id AND h.token_key = g.token_key AND h.unregistered)
             THEN 'held'
-        WHEN $8 THEN 'not_found'
         ELSE 'without_row' END AS final
     FROM gone AS g
 ), repaired AS (
     INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
-    SELECT f.environment, f.topic, f.token, $6, true, $5 FROM found AS f WHERE $5 IS NOT NULL AND $7 AND f.final = 'without_row'
+    SELECT f.environment, f.topic, f.token, $7, true, $5 FROM found AS f WHERE $5 IS NOT NULL AND $8 AND f.final = 'without_row'
 ), counted AS (
     SELECT f.final AS word, count(*) AS number, (array_agg(f.topic || ': ' || left(f.token, 8) ORDER BY f.token_key))[1:5] AS five FROM found AS f GROUP BY 1
 )
@@ -187,7 +224,8 @@ SELECT (SELECT r.topic_id FROM read AS r ORDER BY r.topic_id DESC, r.token_key D
        coalesce((SELECT jsonb_object_agg(c.word, c.number) FROM counted AS c), '{}') || jsonb_build_object('tokens', (SELECT count(*) FROM read)),
        coalesce((SELECT jsonb_object_agg(c.word, c.five) FROM counted AS c), '{}')
 $sql$, asker) INTO last_topic, last_token, counts, samples
-        USING after_topic, after_token, max_tokens, sources, repairs, began, is_logout, is_uncertain;
+        USING after_topic, after_token, max_tokens, tokenkeeper.sources_of_attachment(attachment), repairs, attachment, began,
+              (SELECT a.on_delete = 'unregister' FROM tokenkeeper.attached_table AS a WHERE a.source_id = attachment);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.compare_tokens(text, bigint, integer, bytea, integer, bigint) IS
@@ -207,13 +245,16 @@ DECLARE
     asker record;
     later record;
     read_to record;
+    began timestamptz;
 BEGIN
     SELECT a.* INTO this FROM tokenkeeper.attached_table AS a WHERE a.source_id = compare_next.source_id;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'source % is no attached table', coalesce(compare_next.source_id::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM tokenkeeper.check_attachment_caller(compare_next.source_id);
-    IF (compare_next.position COLLATE "C" ~ '^(row |token [0-9]{1,9} ([0-9a-f]{2})*$)') IS FALSE THEN
+    IF (compare_next.position COLLATE "C" ~ '^(row [0-9]{1,17} |token [0-9]{1,9} ([0-9a-f]{2})*$)') IS FALSE
+        -- The rows come first.
+        OR (compare_next.position COLLATE "C" LIKE 'token %' AND this.rows_read_at IS NULL) THEN
         RAISE EXCEPTION 'position is %, expected null, or what compare_next has returned', quote_literal(left(compare_next.position, 100))
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -234,19 +275,23 @@ BEGIN
     END IF;
     reader := tokenkeeper.attachment_function(this.source_id, 'read');
     asker := tokenkeeper.attachment_function(this.source_id, 'has');
-    -- row KEY: the table, after the row with this key. token TOPIC_ID HEX: the ledger, after this token.
+    -- row MICROSECONDS KEY: the table, after the row with this key, in a comparison that began then. token TOPIC_ID HEX: the ledger, after this token.
     IF compare_next.position IS NULL OR compare_next.position COLLATE "C" LIKE 'row %' THEN
+        began := coalesce('epoch'::timestamptz + split_part(compare_next.position COLLATE "C", ' ', 2)::bigint * interval '1 microsecond', clock_timestamp());
         BEGIN
-            SELECT * INTO read_to FROM tokenkeeper.compare_rows(reader.name, asker.name, this.source_id, substr(compare_next.position, 5),
-                                                                compare_next.max_rows, compare_next.repairs);
+            SELECT * INTO read_to FROM tokenkeeper.compare_rows(
+                reader.name, asker.name, this.source_id, substr(compare_next.position, 6 + length(split_part(compare_next.position COLLATE "C", ' ', 2))),
+                compare_next.max_rows, compare_next.repairs);
         EXCEPTION WHEN data_exception THEN
             RAISE EXCEPTION 'table % cannot be read from position %: %', this.name, coalesce(quote_literal(left(compare_next.position, 100)), 'null'),
                 left(SQLERRM, 200) USING ERRCODE = 'invalid_parameter_value';
         END;
-        IF read_to.counts ? 'other_spelling' THEN
-            UPDATE tokenkeeper.attached_table AS a SET other_spellings = true WHERE a.source_id = this.source_id AND NOT a.other_spellings;
+        IF (read_to.counts ->> 'rows')::bigint < compare_next.max_rows THEN
+            PERFORM tokenkeeper.finish_rows(this.source_id, began);
+            next_position := 'token 0 ';
+        ELSE
+            next_position := format('row %s %s', (extract(epoch FROM began) * 1000000)::bigint, read_to.last_key);
         END IF;
-        next_position := CASE WHEN coalesce((read_to.counts ->> 'rows')::bigint, 0) < compare_next.max_rows THEN 'token 0 ' ELSE 'row ' || read_to.last_key END;
     ELSE
         SELECT * INTO read_to FROM tokenkeeper.compare_tokens(asker.name, this.source_id, split_part(compare_next.position COLLATE "C", ' ', 2)::integer,
                                                               decode(split_part(compare_next.position COLLATE "C", ' ', 3), 'hex'), compare_next.max_rows,

@@ -69,7 +69,8 @@ BEGIN
     ), registered AS (
         INSERT INTO tokenkeeper.registration
             (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
-        SELECT s.environment, s.topic, encode(s.token_key, 'hex'), s.registered_at, s.device_id, s.user_id, s.tags, s.unregistered, known.source_id
+        -- The token as it is: apply_registrations notes unusual spellings.
+        SELECT s.environment, s.topic, s.token, s.registered_at, s.device_id, s.user_id, s.tags, s.unregistered, known.source_id
         FROM sound AS s
     ), stale AS (
         INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body)
@@ -91,6 +92,9 @@ BEGIN
            (SELECT p.key FROM page AS p ORDER BY p.n DESC LIMIT 1)
     INTO rows, queued, stale, refused, without_token, reached;
     finished := rows < backfill_next.max_rows;
+    IF finished THEN
+        UPDATE tokenkeeper.attached_table AS a SET rows_read_at = greatest(a.rows_read_at, known.started_at) WHERE a.source_id = found_table.source_id;
+    END IF;
     UPDATE tokenkeeper.registration_source AS s
     SET position = coalesce(reached, s.position), queued = s.queued + backfill_next.queued, refused = s.refused + backfill_next.refused,
         finished_at = CASE WHEN finished THEN clock_timestamp() END
@@ -326,6 +330,14 @@ BEGIN
         -- The guard still counts those that suppressed a token: it forgets them within a day, and its lock comes before those held here.
         DELETE FROM tokenkeeper.unregistration_receipt AS r USING unnest(gone_topics, gone_keys) AS k (topic_id, token_key)
         WHERE r.topic_id = k.topic_id AND r.token_key = k.token_key
+    ), spellings AS (
+        DELETE FROM tokenkeeper.token_spelling AS s
+        WHERE s.token_key = ANY (gone_keys) AND (
+            SELECT count(*) FROM tokenkeeper.topic AS t
+            CROSS JOIN LATERAL (
+                SELECT FROM tokenkeeper.ledger AS o
+                WHERE o.topic_id = t.topic_id AND o.token_key = s.token_key
+                  AND (o.topic_id, o.token_key) NOT IN (SELECT w.topic_id, w.token_key FROM gone AS w) OFFSET 0) AS r) = 0
     ), pruned AS (
         -- The history keeps the topic.
         INSERT INTO tokenkeeper.topic_prune AS p (topic_id) SELECT DISTINCT g.topic_id FROM gone AS g

@@ -229,7 +229,7 @@ BEGIN
         SELECT r.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
         JOIN tokenkeeper.unregistration_receipt AS r ON r.topic_id = g.topic_id AND r.token_key = k.token_key AND r.suppresses) AS a;
 
-    FOR step IN 1..21 LOOP
+    FOR step IN 1..22 LOOP
         CASE step
             -- The outbox before the queue: a response moves from the outbox to the queue while it is recorded. A claimed request is being
             -- sent; its response finds no request and is not kept.
@@ -318,6 +318,8 @@ BEGIN
             -- The user itself; nothing if a token or a device was given.
             WHEN 21 THEN
                 DELETE FROM tokenkeeper.token_event_log AS e WHERE e.user_id = who;
+            WHEN 22 THEN
+                DELETE FROM tokenkeeper.token_spelling AS s WHERE s.token_key = ANY (keys);
         END CASE;
         GET DIAGNOSTICS part = ROW_COUNT;
         total := total + part;

@@ -18,7 +18,7 @@ CREATE TABLE tokenkeeper.attached_table (
     registered_sql   text,
     unregistered_sql text,
     on_delete        text NOT NULL CHECK (on_delete IN ('ignore', 'unregister')),
-    other_spellings  boolean NOT NULL DEFAULT false,
+    rows_read_at     timestamptz,
     revive           text NOT NULL CHECK (revive IN ('by registered_at', 'by register only')),
     always           boolean NOT NULL,
     fault            text,
@@ -31,9 +31,9 @@ CREATE TABLE tokenkeeper.attached_table (
 );
 COMMENT ON TABLE tokenkeeper.attached_table IS
     'The tables of the provider that attach has connected to the ledger. To look at them, use the view attachment.';
-COMMENT ON COLUMN tokenkeeper.attached_table.other_spellings IS
-    'Internal: a comparison has found a token that is not in plain hex, nor as NSData describes itself. Such a row cannot be found by its token, so that '
-    'the comparison logs out no token for lack of a row.';
+COMMENT ON COLUMN tokenkeeper.attached_table.rows_read_at IS
+    'Internal: when the last backfill or comparison that has read all rows began; null if none has come to its end since attach. Since then token_spelling '
+    'has each unusual spelling.';
 COMMENT ON COLUMN tokenkeeper.attached_table.source_id IS
     'The registration_source of what its triggers queue. The generated functions and triggers have this number in their names.';
 COMMENT ON COLUMN tokenkeeper.attached_table.table_id IS 'The table. A number instead of a name if it was dropped without detach.';
@@ -57,3 +57,21 @@ CREATE TABLE tokenkeeper.attachment_failure (
 ALTER TABLE tokenkeeper.attachment_failure REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.attachment_failure IS
     'Internal: changes of attached tables that could not be queued. The daemon counts them in attached_table and deletes them.';
+
+-- Neither unique nor a foreign key: two drains that note the same spelling must not wait for each other, and a second row of it does no harm.
+CREATE TABLE tokenkeeper.token_spelling (
+    token_key bytea NOT NULL,
+    source_id bigint NOT NULL,
+    spelling  text COLLATE "C" NOT NULL,
+    seen_at   timestamptz NOT NULL
+) WITH (fillfactor = 80);
+ALTER TABLE tokenkeeper.token_spelling REPLICA IDENTITY FULL;
+COMMENT ON TABLE tokenkeeper.token_spelling IS
+    'How rows of attached tables spell their tokens, where that is unusual: neither plain hex in lower or upper case, nor the description of NSData. '
+    'Together with the usual spellings, it finds each row by its token. A comparison removes spellings that the table has no more.';
+COMMENT ON COLUMN tokenkeeper.token_spelling.source_id IS 'The attachment.';
+COMMENT ON COLUMN tokenkeeper.token_spelling.spelling IS 'The text in the row, exactly.';
+COMMENT ON COLUMN tokenkeeper.token_spelling.seen_at IS 'When a row with it was last seen, to the hour.';
+
+CREATE INDEX token_spelling_token ON tokenkeeper.token_spelling (token_key, source_id);
+COMMENT ON INDEX tokenkeeper.token_spelling_token IS 'For the look-up of a token, and for erasure.';

@@ -91,19 +91,6 @@ import Testing
         #expect(try devices.database.psql("SELECT DISTINCT state FROM tokenkeeper.token") == "active")
     }
 
-    @Test func `a row whose token is spelled in an unusual way is not taken for a deleted one`() throws {
-        let devices = try devices()
-        try devices.app("INSERT INTO app.devices (push_token, last_seen) VALUES (' 00 0B', now())")
-        try devices.app("DELETE FROM app.devices WHERE id = 11")
-        try devices.drain()
-        try devices.database.psql("SELECT tokenkeeper.register('000b', topic) FROM tokenkeeper.topic LIMIT 1")
-        try devices.app("SELECT FROM tokenkeeper.reconcile('app.devices', dry_run => false)")
-        #expect(try devices.queued() == [] && devices.differences() == "")
-        #expect(
-            try devices.app("SELECT finding, number FROM tokenkeeper.compare('app.devices')")
-                == "not_found|1\nother_spelling|1\nrows|100\ntokens|100")
-    }
-
     @Test func `a stale token that the table still has is no difference, nor is one that was pruned`() throws {
         let devices = try devices()
         try devices.drain()
