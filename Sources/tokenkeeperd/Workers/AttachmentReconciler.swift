@@ -13,7 +13,8 @@ struct AttachmentReconciler {
     /// The tables that could not be compared, and until when they are left alone.
     private var failed: [String: ContinuousClock.Instant] = [:]
 
-    private static let rows = 1000
+    /// Planning a batch takes as long as some thousand rows.
+    private static let rows = 5000
     private static let slice: Duration = .seconds(1)
     private static let lookEvery: Duration = .seconds(60)
     private static let afterFailure: Duration = .seconds(3600)

@@ -53,7 +53,8 @@ struct ComparisonRun {
     let isRepaired: Bool
     let json: Bool
 
-    private static let batchRows = 2000
+    /// Planning a batch takes as long as some thousand rows.
+    private static let batchRows = 5000
 
     /// - Returns: The number of differences.
     func perform(_ configuration: Configuration) throws -> Int64 {
