@@ -90,6 +90,24 @@ import Testing
         }
         #expect(try host.database.psql("\(isActive) AND d.id NOT BETWEEN 201 AND 260", user: "postgres") == others)
 
+        // One of two users of a phone logs out. The other's row spells the same token in another way.
+        let loggedOut = "SELECT count(*) FROM tokenkeeper.token WHERE state = 'unregistered_by_app'"
+        let before = try host.database.psql(loggedOut)
+        let twins = try host.database.psql(
+            """
+            WITH logged_out AS (
+                UPDATE \(Self.table) AS d SET active = false FROM \(Self.table) AS o
+                WHERE d.id % 20 = 6 AND o.id = d.id - 1 AND d.active AND o.active AND d.application_id = 'ios' AND o.application_id = 'ios'
+                  AND d.registration_id <> o.registration_id
+                RETURNING 1
+            ) SELECT count(*) > 100 FROM logged_out
+            """, user: "postgres")
+        #expect(twins == "t")
+        try eventually("the logouts are applied") {
+            try host.database.psql("SELECT count(*) FROM tokenkeeper.registration") == "0"
+        }
+        #expect(try host.database.psql(loggedOut) == before)
+
         // Leave.
         try host.run(page[9])
         #expect(
