@@ -610,7 +610,7 @@ BEGIN
                    array_agg(s.token_key) FILTER (WHERE s.spelling IS NOT NULL) AS spelled_keys,
                    array_agg(s.spelling) FILTER (WHERE s.spelling IS NOT NULL) AS spellings,
                    array_agg(s.source_id) FILTER (WHERE s.spelling IS NOT NULL) AS spelled_by
-            FROM (SELECT CASE WHEN p.source_id IS NOT NULL AND NOT p.logs_out AND p.token <> p.hex THEN p.token END AS spelling,
+            FROM (SELECT CASE WHEN p.source_id IS NOT NULL AND NOT p.logs_out AND p.token NOT IN (p.hex, upper(p.hex)) THEN p.token END AS spelling,
                          p.position, p.topic_id, decode(p.hex, 'hex') AS token_key, p.moment, p.details_at, p.logs_out, p.device_id, p.user_id,
                          p.tags IS NOT NULL AS with_tags, p.source_id, tokenkeeper.has_one_token_per_device(p.topic) AS one_token
                   FROM said AS p WHERE p.row_fault IS NULL AND p.topic_fault IS NULL

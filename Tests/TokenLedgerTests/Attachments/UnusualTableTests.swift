@@ -69,7 +69,8 @@ import Testing
         #expect(try devices.states() == "abab unregistered_by_app")
         // By the index, and not by reading the whole table.
         var owner = try devices.database.connect(user: "a_app")
-        try owner.run("INSERT INTO app.phones SELECT i, lpad(to_hex(i), 40, '0'), now() FROM generate_series(1, 2000) AS i")
+        try owner.run(
+            "INSERT INTO app.phones SELECT i, lpad(to_hex(i), 40, '0'), now() FROM generate_series(1, 2000) AS i")
         let read = "SELECT pg_stat_get_xact_tuples_returned('app.phones'::regclass)"
         try owner.run("BEGIN; ANALYZE app.phones")
         let before = try owner.scalar(read)
@@ -85,11 +86,11 @@ import Testing
 
     @Test func `names of our variables, quotes and percent signs are no obstacle`() throws {
         let devices = try AttachedDevices()
-        let table = "\"We\"\"ird %s\".\"De'vices %1$s\""
+        let table = "\"We\"\"ird (%s)\".\"De'vices %1$s\""
         try devices.database.psql("GRANT CREATE ON DATABASE \(devices.database.name) TO a_app", user: "postgres")
         try devices.app(
             """
-            CREATE SCHEMA "We""ird %s"; GRANT USAGE ON SCHEMA "We""ird %s" TO owner;
+            CREATE SCHEMA "We""ird (%s)"; GRANT USAGE ON SCHEMA "We""ird (%s)" TO owner;
             CREATE TABLE \(table) (token text, sql text, r text, moves boolean DEFAULT false, old_token text, source_id text COLLATE "C", "n%s" uuid,
                 environment text DEFAULT 'production', topic text DEFAULT 'it''s %s $1', key integer, registered_at timestamptz, a text, h text, hex text, has boolean, u text,
                 new_token text, device_id text, user_id text, tags text[], out boolean DEFAULT false, changed_rows text,
@@ -119,7 +120,8 @@ import Testing
         try devices.drain()
         #expect(
             try devices.database.psql(
-                "SELECT string_agg(token || ' ' || state, ', ' ORDER BY token) FROM tokenkeeper.token WHERE state <> 'active'")
+                "SELECT string_agg(token || ' ' || state, ', ' ORDER BY token) FROM tokenkeeper.token WHERE state <> 'active'"
+            )
                 == "0001 unregistered_by_app, 0003 superseded, 0005 unregistered_by_app")
         let source = try devices.app("SELECT source_id FROM tokenkeeper.attachment")
         var (position, steps, rows) = ("NULL", 0, 0)
@@ -164,7 +166,8 @@ import Testing
             ("DROP CONSTRAINT phones_pkey", "ADD PRIMARY KEY (id)", "the key (id)"),
         ] {
             try devices.app("ALTER TABLE app.phones \(broken)")
-            #expect(failure { try devices.app("SELECT FROM tokenkeeper.compare('app.phones')") } != "no error", "\(broken)")
+            #expect(
+                failure { try devices.app("SELECT FROM tokenkeeper.compare('app.phones')") } != "no error", "\(broken)")
             #expect(try fault(devices).contains(words), "\(broken)")
             try devices.app("ALTER TABLE app.phones \(repaired)")
             #expect(try fault(devices) == "")
@@ -220,7 +223,9 @@ import Testing
         #expect(try compared(devices) == "rows 0, tokens 3, without_row 1")
     }
 
-    @Test func `a table that was dropped and created again is attached again after detach, also by its bare name`() throws {
+    @Test func `a table that was dropped and created again is attached again after detach, also by its bare name`()
+        throws
+    {
         let devices = try phones("id integer PRIMARY KEY, token text, at timestamptz")
         try devices.app("DROP TABLE app.phones")
         try devices.app("CREATE TABLE app.phones (id integer PRIMARY KEY, token text, at timestamptz)")
@@ -267,7 +272,8 @@ import Testing
         for user in ["postgres", "a_app"] {
             let restored = try TestCluster.shared.database(migrated: false)
             try restored.psql(
-                "GRANT ALL ON DATABASE \(restored.name) TO a_app; GRANT ALL ON SCHEMA public TO a_app", user: "postgres")
+                "GRANT ALL ON DATABASE \(restored.name) TO a_app; GRANT ALL ON SCHEMA public TO a_app", user: "postgres"
+            )
             try TestCluster.run(
                 ["pg_restore", "-d", restored.url(user: user), dump]
                     + (user == "postgres" ? [] : ["--no-owner", "--no-comments"]))
@@ -277,7 +283,8 @@ import Testing
                 try restored.psql("SELECT finding, number FROM tokenkeeper.compare('app.phones')", user: "a_app")
                     == "rows|2\ntokens|1")
             try restored.psql("DELETE FROM app.phones WHERE id = 1", user: "a_app")
-            #expect(try restored.psql("SELECT token, unregistered FROM tokenkeeper.registration", user: user) == "aaaa|t")
+            #expect(
+                try restored.psql("SELECT token, unregistered FROM tokenkeeper.registration", user: user) == "aaaa|t")
             #expect(
                 try restored.psql(
                     "SELECT tokenkeeper.attachment_has(source_id, '{production}', '{t}', '{aaaa}', '{\\\\xaaaa}') FROM tokenkeeper.attachment",
