@@ -1,0 +1,384 @@
+import Foundation
+import LedgerTestSupport
+import Synchronization
+import TestThreads
+import Testing
+
+@testable import TokenLedger
+
+/// Applications that write to an attached table while daemons are killed. What the table and the ledger must say about each other is computed
+/// here a second time, without the functions that attach generates and without compare.
+@Suite(.ownThread) struct `An attached table in use` {
+    /// Whether a token is in one row at most. Otherwise rows share tokens, and their sessions do not wait for each other.
+    enum Tokens: String, CaseIterable, CustomTestStringConvertible {
+        case unique
+        case shared
+
+        var testDescription: String { "\(rawValue) tokens" }
+    }
+
+    @Test(arguments: Tokens.allCases)
+    func `it agrees with the ledger, and compare finds exactly what was written without triggers`(tokens: Tokens) throws
+    {
+        let seed =
+            ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)
+            ?? UInt64.random(in: 0...UInt64(UInt32.max))
+        print("attached table seed \(seed)")
+        var chance = SeededChance(seed: seed)
+        let table = try AttachedTable(tokens)
+        var daemons = try (0..<2).map { _ in try table.daemon() }
+        let stop = Atomic(false)
+        let applications = try Applications(3, seed: seed) { number, chance in
+            var app = try table.database.connect(user: "a_app")
+            var writes = 0
+            while !stop.load(ordering: .acquiring) {
+                usleep(UInt32.random(in: 0..<4_000, using: &chance))
+                if try table.write(on: &app, triggersFire: true, &chance) { writes += 1 }
+            }
+            return writes
+        }
+        for _ in 0..<Soak.size(8, whole: 40) {
+            // A random moment, on purpose.
+            usleep(UInt32.random(in: 0..<250_000, using: &chance))
+            let victim = Int.random(in: 0..<daemons.count, using: &chance)
+            daemons[victim].signal(SIGKILL)
+            #expect(daemons[victim].wait() == -SIGKILL)
+            daemons[victim] = try table.daemon()
+        }
+        stop.store(true, ordering: .releasing)
+        let writes = try applications.wait()
+        try table.drained()
+        print("\(writes) transactions; \(try table.summary())")
+        #expect(try table.database.psql("SELECT count(*) FROM tokenkeeper.attachment_failure") == "0")
+        #expect(writes > 100)
+        switch tokens {
+        case .unique:
+            #expect(try table.disagreements() == [], "seed \(seed)")
+            #expect(try table.differences() == "", "seed \(seed)")
+            #expect(try table.detailsThatDiffer() == [], "seed \(seed)")
+        case .shared:
+            // What remains when sessions do not wait for each other: docs/decisions/attachments.md, Instants.
+            #expect(try table.differences() == table.expectedOfDisagreements(), "seed \(seed)")
+            try table.reconcile()
+            try table.drained()
+            #expect(try table.disagreements() == [], "seed \(seed)")
+            #expect(try table.differences() == "", "seed \(seed)")
+        }
+
+        try table.remember()
+        switch tokens {
+        case .unique: try table.app("ALTER TABLE app.devices DISABLE TRIGGER USER")
+        case .shared: break
+        }
+        _ = try Applications(3, seed: seed &+ 100) { number, chance in
+            var app = try table.database.connect(user: tokens == .unique ? "a_app" : "postgres")
+            if tokens == .shared { try app.execute("SET session_replication_role = replica") }
+            var writes = 0
+            for _ in 0..<Soak.size(30, whole: 300) {
+                if try table.write(on: &app, triggersFire: false, &chance) { writes += 1 }
+            }
+            return writes
+        }.wait()
+        if tokens == .unique { try table.app("ALTER TABLE app.devices ENABLE TRIGGER USER") }
+        #expect(try table.database.psql("SELECT count(*) FROM tokenkeeper.registration") == "0")
+        let expected = try table.expectedOfChanges()
+        print("without triggers: \(expected)")
+        for finding in ["behind", "logged_out", "missing", "without_row"] + (Soak.isWhole ? ["logged_in"] : []) {
+            #expect(expected.contains(finding), "seed \(seed): \(expected)")
+        }
+        #expect(try table.differences() == expected, "seed \(seed)")
+        try table.reconcile()
+        daemons[0].signal(SIGKILL)
+        try table.drained()
+        #expect(try table.disagreements() == [], "seed \(seed)")
+        #expect(try table.differences() == "", "seed \(seed)")
+        #expect(daemons[1].stop() == 0)
+    }
+}
+
+/// Threads that each do the same work, with random numbers of their own.
+private final class Applications: Sendable {
+    private let threads = DispatchGroup()
+    private let done = Mutex(0)
+
+    init(
+        _ count: Int, seed: UInt64, _ work: @escaping @Sendable (Int, inout SeededChance) throws -> Int
+    ) throws {
+        for number in 0..<count {
+            threads.enter()
+            Thread.detachNewThread { [self] in
+                defer { threads.leave() }
+                var chance = SeededChance(seed: seed &+ UInt64(number) &+ 1)
+                do {
+                    let result = try work(number, &chance)
+                    done.withLock { $0 += result }
+                } catch {
+                    Issue.record(error)
+                }
+            }
+        }
+    }
+
+    /// The sum of what they return.
+    func wait() throws -> Int {
+        threads.wait()
+        return done.withLock { $0 }
+    }
+}
+
+/// A table with a row for each of a few devices, and the statements that applications execute.
+private struct AttachedTable: Sendable {
+    let database: TestDatabase
+    let tokens: `An attached table in use`.Tokens
+    private static let slots = Soak.size(200, whole: 1000)
+
+    init(_ tokens: `An attached table in use`.Tokens) throws {
+        self.tokens = tokens
+        database = try TestCluster.shared.database()
+        try database.psql("CREATE SCHEMA app AUTHORIZATION a_app", user: "postgres")
+        try app("GRANT USAGE ON SCHEMA app TO owner")
+        try app(
+            """
+            CREATE TABLE app.devices (id integer PRIMARY KEY, push_token text, bundle_id text NOT NULL, last_seen timestamptz, device text,
+                user_id integer, tags text[], logged_out_at timestamptz, badge integer DEFAULT 0);
+            CREATE \(tokens == .unique ? "UNIQUE" : "") INDEX ON app.devices (push_token);
+            CREATE SEQUENCE app.tokens;
+            -- A token that nobody has had, in one of the usual spellings.
+            CREATE FUNCTION app.fresh() RETURNS text LANGUAGE sql AS $$
+                SELECT CASE n % 3 WHEN 0 THEN h WHEN 1 THEN upper(h)
+                       ELSE '<' || (SELECT string_agg(substr(h, i, 8), ' ' ORDER BY i) FROM generate_series(1, 64, 8) AS i) || '>' END
+                FROM (SELECT n, lpad(to_hex(n), 60, '0') || 'abcd' AS h FROM nextval('app.tokens') AS n) AS t
+            $$
+            """)
+        try app(
+            """
+            SELECT FROM tokenkeeper.attach('app.devices', token => 'push_token', topic => 'bundle_id', registered_at => 'last_seen', device_id => 'device',
+                user_id => 'user_id', tags => 'tags', unregistered => 'logged_out_at IS NOT NULL', on_delete => 'unregister')
+            """)
+    }
+
+    @discardableResult
+    func app(_ sql: String) throws -> String { try database.psql(sql, user: "a_app") }
+
+    /// A daemon whose guard holds nothing, and which repairs nothing by itself.
+    func daemon() throws -> DaemonProcess {
+        try DaemonProcess(
+            database.url(),
+            settings: [
+                "guard.allowance=1000000000", "guard.max_share=100%", "attachments.reconcile_every=off",
+                "sweep.interval=off",
+            ])
+    }
+
+    func drained() throws {
+        try eventually("the queue is empty") {
+            try database.psql("SELECT count(*) FROM tokenkeeper.registration") == "0"
+        }
+    }
+
+    func summary() throws -> String {
+        try database.psql(
+            "SELECT string_agg(state || ' ' || n, ', ') FROM (SELECT state, count(*) AS n FROM tokenkeeper.token GROUP BY 1) AS s"
+        )
+    }
+
+    /// One transaction of one or several changes of one or several rows.
+    ///
+    /// - Returns: Whether it was committed.
+    func write(on connection: inout Connection, triggersFire: Bool, _ chance: inout SeededChance) throws -> Bool {
+        var statements: [String] = []
+        let changes = [1, 1, 1, 2, 3].randomElement(using: &chance)!
+        for _ in 0..<changes {
+            // With now(), two registrations of one transaction would have one instant.
+            let now = changes == 1 ? "now()" : "clock_timestamp()"
+            statements += change(triggersFire: triggersFire, &chance).map { $0.replacing("now()", with: now) }
+        }
+        let isUndone = chance.dice(15) == 0
+        do {
+            try connection.execute((["BEGIN"] + statements + [isUndone ? "ROLLBACK" : "COMMIT"]).joined(separator: ";"))
+            return !isUndone
+        } catch let error as DatabaseError where error.sqlState == "40P01" || error.sqlState == "23505" {
+            // Applications may block each other, or give two rows the same token.
+            try connection.execute("ROLLBACK")
+            return false
+        }
+    }
+
+    private func change(triggersFire: Bool, _ chance: inout SeededChance) -> [String] {
+        // Half of all changes are of a few rows, so that sessions meet.
+        func slot() -> Int { 1 + chance.dice(triggersFire && chance.dice(2) == 0 ? 20 : Self.slots) }
+        let few = (0..<[1, 1, 2, 5].randomElement(using: &chance)!).map { _ in slot() }.sorted()
+        let these = "id = ANY ('{\(few.map(String.init).joined(separator: ","))}')"
+        let (one, other) = (few[0], slot())
+        let user = chance.dice(9)
+        let tags = ["NULL", "'{}'", "'{a}'", "'{a,b}'"].randomElement(using: &chance)!
+        let topic = chance.dice(4) == 0 ? "u" : "t"
+        func update(_ changes: String) -> String { "UPDATE app.devices SET \(changes) WHERE \(these)" }
+        switch chance.dice(100) {
+        case 0..<12:
+            // Sometimes it is a device that another row has.
+            let device = chance.dice(5) == 0 ? "\(other)" : "s"
+            let seen = ["NULL", "now()", "now() - interval '1 day'", "now() - interval '1 day'"].randomElement(
+                using: &chance)!
+            let out = chance.dice(10) == 0 ? "now()" : "NULL"
+            return [
+                """
+                INSERT INTO app.devices (id, push_token, bundle_id, last_seen, device, user_id, tags, logged_out_at)
+                SELECT s, app.fresh(), '\(topic)', \(seen), 'd' || \(device), \(user), \(tags), \(out)
+                FROM unnest('{\(Set(few).map(String.init).joined(separator: ","))}'::integer[]) AS s ON CONFLICT (id) DO NOTHING
+                """
+            ]
+        case 12..<20:
+            return [
+                """
+                INSERT INTO app.devices AS d (id, push_token, bundle_id, last_seen, device, user_id) VALUES (\(one), app.fresh(), 't', now(), 'd\(one)', \(user))
+                ON CONFLICT (id) DO UPDATE
+                SET push_token = excluded.push_token, last_seen = excluded.last_seen, user_id = excluded.user_id, logged_out_at = NULL
+                """
+            ]
+        case 20..<28: return [update("last_seen = now()")]
+        case 28..<40: return [update("push_token = app.fresh(), last_seen = now()")]
+        case 40..<43 where triggersFire:
+            // A token that comes without a registration gets its device with the next one: docs/decisions/attachments.md, Instants.
+            return [update("push_token = app.fresh()"), update("last_seen = clock_timestamp()")]
+        case 43..<51: return [update("user_id = \(user), tags = \(tags)" + (triggersFire ? "" : ", last_seen = now()"))]
+        case 51..<54: return [update("user_id = \(user), last_seen = now(), logged_out_at = NULL")]
+        case 54..<62: return [update("logged_out_at = now()")]
+        case 62..<65 where !triggersFire: return [update("logged_out_at = NULL")]
+        case 62..<68: return [update("logged_out_at = NULL, last_seen = now()")]
+        case 68..<73: return [update("logged_out_at = now()"), update("logged_out_at = NULL, last_seen = now()")]
+        case 73..<77: return ["DELETE FROM app.devices WHERE \(these)"]
+        case 77..<82:
+            return [
+                """
+                WITH gone AS (DELETE FROM app.devices WHERE \(these) RETURNING *)
+                INSERT INTO app.devices SELECT g.id, g.push_token, g.bundle_id, now(), g.device, \(user), g.tags FROM gone AS g
+                """
+            ]
+        case 82..<87 where one != other:
+            // A token moves to another row.
+            return [
+                """
+                WITH gone AS (DELETE FROM app.devices WHERE id = \(one) RETURNING *)
+                UPDATE app.devices AS d SET push_token = g.push_token, last_seen = now(), logged_out_at = NULL FROM gone AS g WHERE d.id = \(other)
+                """
+            ]
+        case 87..<90: return [update("bundle_id = '\(topic)', last_seen = now()")]
+        case 90..<92: return [update("push_token = NULL")]
+        case 92..<94: return [update("badge = badge + 1")]
+        case 94..<97 where tokens == .shared:
+            return [
+                """
+                UPDATE app.devices AS d SET push_token = o.push_token, last_seen = now() FROM app.devices AS o WHERE d.id = \(one) AND o.id = \(other)
+                """
+            ]
+        // An ORM saves every column.
+        default:
+            return [
+                update(
+                    "push_token = push_token, bundle_id = bundle_id, last_seen = last_seen, device = device, user_id = user_id, tags = tags, badge = 1"
+                )
+            ]
+        }
+    }
+
+    /// The rows that have a token, by topic and token in plain hex.
+    private static func rows(of table: String) -> String {
+        """
+        SELECT d.id, d.bundle_id AS topic, lower(translate(d.push_token, '<> ', '')) AS token, d.last_seen, d.device, d.user_id, d.tags,
+               d.logged_out_at IS NULL AS registered
+        FROM \(table) AS d WHERE d.push_token IS NOT NULL
+        """
+    }
+
+    /// Where a token is registered in some row and not active in the ledger, or the other way round. A registered token may be superseded, by a
+    /// later registration of its device: by a token that is still the device's, or that has left it since. If rows share tokens, it may be the
+    /// device of another row.
+    private var disagreeing: String {
+        """
+        WITH told AS MATERIALIZED (SELECT t.*, l.superseded_at, l.topic_id FROM tokenkeeper.token AS t
+                                   JOIN tokenkeeper.topic AS o USING (environment, topic) JOIN tokenkeeper.ledger AS l USING (topic_id, token_key)),
+        rows AS MATERIALIZED (\(Self.rows(of: "app.devices"))),
+        tokens AS (SELECT r.topic, r.token, bool_or(r.registered) AS registered, array_agg(r.device) AS devices, count(*) AS rows FROM rows AS r GROUP BY 1, 2)
+        SELECT topic, token, coalesce(k.registered, false) AS registered, coalesce(k.rows, 0) AS rows, coalesce(t.state, 'unknown') AS state,
+               t.device_id AS device
+        FROM tokens AS k FULL JOIN told AS t USING (topic, token)
+        WHERE CASE WHEN k.registered THEN
+                       (t.state = 'active' OR t.superseded_at IS NOT NULL AND \(tokens == .unique ? "t.device_id = ANY (k.devices)" : "true") AND EXISTS (
+                           SELECT FROM told AS o WHERE o.topic = t.topic AND o.device_id = t.device_id
+                                                   AND (o.registered_at, o.token_key) > (t.registered_at, t.token_key)
+                           UNION ALL
+                           SELECT FROM tokenkeeper.device AS d WHERE d.topic_id = t.topic_id AND d.device_id = t.device_id
+                                                                 AND (d.named_at, d.token_key) > (t.registered_at, t.token_key))) IS NOT TRUE
+                   ELSE t.state = 'active' END
+        """
+    }
+
+    func disagreements() throws -> [String] {
+        try database.psql(
+            "SELECT d.topic, right(d.token, 12), CASE WHEN d.registered THEN 'registered' ELSE 'out' END, d.rows, d.state, d.device FROM (\(disagreeing)) AS d ORDER BY 1, 2",
+            user: "postgres"
+        ).split(separator: "\n").map(String.init)
+    }
+
+    /// What compare must find for these.
+    func expectedOfDisagreements() throws -> String {
+        try database.psql(
+            """
+            SELECT string_agg(f.finding || ' ' || f.number, ', ' ORDER BY f.finding) FROM (
+                SELECT CASE WHEN d.registered THEN 'logged_in' WHEN d.rows = 0 THEN 'without_row' ELSE 'logged_out' END AS finding,
+                       sum(greatest(d.rows, 1)) AS number
+                FROM (\(disagreeing)) AS d GROUP BY 1) AS f
+            """, user: "postgres")
+    }
+
+    /// The rows whose user or tags the ledger does not have.
+    func detailsThatDiffer() throws -> [String] {
+        try database.psql(
+            """
+            SELECT r.id, r.user_id, t.user_id, r.tags, t.tags FROM (\(Self.rows(of: "app.devices"))) AS r JOIN tokenkeeper.token AS t USING (topic, token)
+            WHERE r.registered AND (r.user_id::text IS DISTINCT FROM t.user_id OR coalesce(r.tags, '{}') <> coalesce(t.tags, '{}'))
+            """, user: "postgres"
+        ).split(separator: "\n").map(String.init)
+    }
+
+    /// The differences that compare finds, with their numbers.
+    func differences() throws -> String {
+        try app(
+            "SELECT string_agg(finding || ' ' || number, ', ' ORDER BY finding) FROM tokenkeeper.compare('app.devices') WHERE is_difference"
+        )
+    }
+
+    func reconcile() throws { try app("SELECT FROM tokenkeeper.reconcile('app.devices', dry_run => false)") }
+
+    /// Copies the ledger, which agrees with the table.
+    func remember() throws {
+        try database.psql(
+            """
+            CREATE TABLE public.before AS
+            SELECT t.topic, t.token, t.state, t.registered_at, l.superseded_at, clock_timestamp() AS copied_at
+            FROM tokenkeeper.token AS t JOIN tokenkeeper.topic AS o USING (environment, topic) JOIN tokenkeeper.ledger AS l USING (topic_id, token_key)
+            """, user: "postgres")
+    }
+
+    /// What compare must find after changes that the ledger has not seen since the copy.
+    func expectedOfChanges() throws -> String {
+        try database.psql(
+            """
+            WITH rows AS MATERIALIZED (\(Self.rows(of: "app.devices"))), found AS (
+                SELECT CASE
+                    WHEN NOT r.registered THEN CASE
+                        WHEN b.state = 'active' AND NOT EXISTS (SELECT FROM rows AS o WHERE (o.topic, o.token) = (r.topic, r.token) AND o.registered)
+                        THEN 'logged_out' END
+                    WHEN b.registered_at IS NULL THEN 'missing'
+                    WHEN r.last_seen > b.copied_at THEN 'behind'
+                    WHEN b.state = 'unregistered_by_app' AND b.superseded_at IS NULL THEN 'logged_in' END AS finding
+                FROM rows AS r LEFT JOIN public.before AS b USING (topic, token)
+                UNION ALL
+                SELECT 'without_row' FROM public.before AS b WHERE b.state = 'active' AND NOT EXISTS (SELECT FROM rows AS r WHERE (r.topic, r.token) = (b.topic, b.token))
+            )
+            SELECT string_agg(f.finding || ' ' || f.number, ', ' ORDER BY f.finding)
+            FROM (SELECT finding, count(*) AS number FROM found WHERE finding IS NOT NULL GROUP BY 1) AS f
+            """, user: "postgres")
+    }
+}
