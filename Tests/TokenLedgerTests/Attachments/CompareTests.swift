@@ -76,7 +76,8 @@ import Testing
     @Test func `a row that has taken back a logout is repaired at once, whatever its instant is`() throws {
         let devices = try devices()
         try devices.app(
-            "INSERT INTO app.devices (push_token, last_seen, logged_out_at) VALUES ('aaaa', now() - interval '1 day', now())")
+            "INSERT INTO app.devices (push_token, last_seen, logged_out_at) VALUES ('aaaa', now() - interval '1 day', now())"
+        )
         try devices.app("UPDATE app.devices SET logged_out_at = now() WHERE id = 1")
         try devices.drain()
         try devices.app("ALTER TABLE app.devices DISABLE TRIGGER USER")
