@@ -180,7 +180,7 @@ BEGIN
         SELECT a.source_id, o.source_id AS of_source
         FROM (SELECT DISTINCT s.source_id FROM said AS s) AS d
         JOIN tokenkeeper.registration_source AS o USING (source_id)
-        JOIN tokenkeeper.attached_table AS a ON a.source_id = o.source_id OR (o.kind IN ('backfill', 'reconcile') AND a.name = o.name)
+        JOIN tokenkeeper.attached_table AS a ON a.source_id = o.source_id OR (o.kind IN ('backfill', 'reconciliation') AND a.name = o.name)
         FOR KEY SHARE OF a SKIP LOCKED
     )
     SELECT array_agg(a.source_id), array_agg(s.token_key), array_agg(s.spelling) INTO attachments, keys, texts
