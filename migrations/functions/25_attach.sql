@@ -273,7 +273,11 @@ AS $$
 DECLARE
     pieces jsonb := plan -> 'pieces';
     declared text := CASE
-        WHEN kind = 'update' THEN 'DECLARE' || chr(10) || '    r ALIAS FOR NEW;' || chr(10) || '    old_row ALIAS FOR OLD;' || chr(10) || '    moves boolean;' || chr(10)
+        WHEN kind = 'update' THEN $declared$DECLARE
+    r ALIAS FOR NEW;
+    old_row ALIAS FOR OLD;
+    moves boolean;
+$declared$
         WHEN row_level THEN 'DECLARE' || chr(10) || '    r ALIAS FOR ' || CASE kind WHEN 'insert' THEN 'NEW' ELSE 'OLD' END || ';' || chr(10)
         ELSE '' END;
     source text := CASE WHEN row_level THEN '' ELSE 'FROM changed_rows AS r' END;
@@ -303,7 +307,8 @@ $tail$;
 BEGIN
     RETURN format(declared || head, source_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, changed[1], changed[2])
         || CASE kind WHEN 'update' THEN tokenkeeper.update_statements(source_id, pieces, plan -> 'old_pieces', plan ->> 'same_device')
-        ELSE format(CASE kind WHEN 'insert' THEN $body$        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
+        ELSE format(CASE kind WHEN 'insert' THEN $body$        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered,
+            source_id)
         SELECT n.environment, n.topic, n.token,
                CASE WHEN n.moment > clock_timestamp() - interval '1 minute' AND NOT n.out THEN clock_timestamp()
                     ELSE greatest(n.moment, 'epoch') END,
