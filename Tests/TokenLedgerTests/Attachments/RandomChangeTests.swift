@@ -210,7 +210,8 @@ private struct Change: Decodable {
                     ELSIF random() < 0.1 THEN
                         UPDATE app.devices SET badge = badge + 1;
                     ELSIF random() < 0.3 THEN
-                        UPDATE app.devices AS d SET push_token = \(columns[0].1), last_seen = clock_timestamp(), device = \(changed[4]);
+                        UPDATE app.devices AS d
+                        SET push_token = \(columns[0].1), last_seen = clock_timestamp(), device = \(one(of: "'d', 'D'"));
                     ELSE
                         UPDATE app.devices AS d SET (\(names)) = ROW(\(changed.joined(separator: ", ")));
                     END IF;
