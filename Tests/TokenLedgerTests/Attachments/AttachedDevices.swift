@@ -16,9 +16,9 @@ struct AttachedDevices {
         table: String = """
         app.devices (id bigserial PRIMARY KEY, push_token varchar(200), bundle_id text DEFAULT 't', last_seen timestamptz, device text,
             user_id integer, tags text[], logged_out_at timestamptz, badge integer DEFAULT 0)
-        """, first: String = "SELECT"
+        """, first: String = "SELECT", in cluster: TestCluster = .shared
     ) throws {
-        database = try TestCluster.shared.database()
+        database = try cluster.database()
         try database.psql("CREATE SCHEMA app AUTHORIZATION a_app", user: "postgres")
         try database.psql("GRANT USAGE ON SCHEMA app TO owner", user: "a_app")
         try app(first)
