@@ -34,15 +34,27 @@ public struct LedgerModel {
 
     private var stale: [Key: Set<Receipt>] = [:]
     private var suspects: [Key: Set<Word>] = [:]
-    private var unregistrations: [Key: Set<Int>] = [:]
+    /// A logout. The application itself says nothing about when it was received: an undo leaves its logouts alone.
+    struct Logout: Hashable {
+        var at: Int
+        var receivedAt: Int?
+    }
+
+    private var unregistrations: [Key: Set<Logout>] = [:]
     private var exclusions: [Exclusion] = []
+
+    /// What an undo is of.
+    public enum Cause: String, CaseIterable, Sendable {
+        case stale
+        case suspect
+        case unregisteredByApp = "unregistered_by_app"
+    }
 
     struct Exclusion {
         var environment: String
         var topic: String
         var window: ClosedRange<Int>
-        /// Otherwise of suspects.
-        var isOfStale: Bool
+        var cause: Cause
     }
 
     public init() {}
@@ -54,7 +66,10 @@ public struct LedgerModel {
         registrations[key, default: []].append(Registration(at: at, device: device, user: user, tags: tags))
     }
 
-    public mutating func unregister(_ key: Key, _ at: Int) { unregistrations[key, default: []].insert(at) }
+    /// - Parameter receivedAt: When a source reported it; nil for a logout by the application itself.
+    public mutating func unregister(_ key: Key, _ at: Int, receivedAt: Int? = nil) {
+        unregistrations[key, default: []].insert(Logout(at: at, receivedAt: receivedAt))
+    }
 
     public mutating func dies(_ key: Key, _ at: Int, _ reason: String, receivedAt: Int) {
         stale[key, default: []].insert(Receipt(word: Word(at: at, reason: reason), receivedAt: receivedAt))
@@ -64,16 +79,14 @@ public struct LedgerModel {
         suspects[key, default: []].insert(Word(at: at, reason: reason))
     }
 
-    /// Suspects whose instant lies in the window never count; or 410s that were received in it.
-    public mutating func reinstate(
-        _ environment: String, _ topic: String, _ window: ClosedRange<Int>, isOfStale: Bool
-    ) {
-        exclusions.append(Exclusion(environment: environment, topic: topic, window: window, isOfStale: isOfStale))
+    /// Suspects whose instant lies in the window never count; or 410s, or logouts of a source, that were received in it.
+    public mutating func reinstate(_ environment: String, _ topic: String, _ window: ClosedRange<Int>, _ cause: Cause) {
+        exclusions.append(Exclusion(environment: environment, topic: topic, window: window, cause: cause))
     }
 
-    private func isUndone(_ key: Key, _ instant: Int, isStale: Bool) -> Bool {
+    private func isUndone(_ key: Key, _ instant: Int, _ cause: Cause) -> Bool {
         exclusions.contains {
-            $0.isOfStale == isStale && $0.environment == key.environment && $0.topic == key.topic
+            $0.cause == cause && $0.environment == key.environment && $0.topic == key.topic
                 && $0.window.contains(instant)
         }
     }
@@ -137,15 +150,18 @@ public struct LedgerModel {
         let deviceTags = deviceTags()
         var lines: Set<String> = []
         for key in Set(registrations.keys).union(stale.keys).union(suspects.keys).union(unregistrations.keys) {
-            let counting = (suspects[key] ?? []).filter { !isUndone(key, $0.at, isStale: false) }
-            let gone = (stale[key] ?? []).filter { !isUndone(key, $0.receivedAt, isStale: true) }
+            let counting = (suspects[key] ?? []).filter { !isUndone(key, $0.at, .suspect) }
+            let gone = (stale[key] ?? []).filter { !isUndone(key, $0.receivedAt, .stale) }
+            let logouts = (unregistrations[key] ?? []).filter { logout in
+                logout.receivedAt.map { !isUndone(key, $0, .unregisteredByApp) } ?? true
+            }
             let registered = registered(key)
             let device = device(of: key)
             let greatest = { (words: Set<Word>) in words.max { ($0.at, $0.reason) < ($1.at, $1.reason) } }
             var causes: [(state: String, at: Int, reason: String)] = []
             if let word = greatest(Set(gone.map(\.word))) { causes.append(("stale", word.at, word.reason)) }
             if let word = greatest(counting) { causes.append(("suspect", word.at, word.reason)) }
-            if let at = unregistrations[key]?.max() {
+            if let at = logouts.map(\.at).max() {
                 causes.append(("unregistered_by_app", at, "unregistered by the app"))
             }
             if let device, let registered, !key.topic.hasSuffix(".push-type.liveactivity"),

@@ -12,9 +12,9 @@ private struct Step {
 }
 
 @Suite(.ownThread) struct `The rule, compared with a model` {
-    /// In the full soak, 200 histories of 500 steps each: registrations with and without devices, unregistrations and results,
-    /// late, repeated and out of order; suspects that are held and released, undone windows of suspects and of 410s, forgotten tokens. `MODEL_SEED`
-    /// repeats a run.
+    /// In the full soak, 200 histories of 500 steps each: registrations with and without devices, logouts and results, by a call or through
+    /// a queue, late, repeated and out of order; suspects and logouts that are held and released, undone windows of suspects, of 410s and of logouts,
+    /// forgotten tokens; and daemons that are killed. `MODEL_SEED` repeats a run.
     @Test func `random histories end in the state that the model gives`() throws {
         let seed =
             ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)
@@ -22,11 +22,15 @@ private struct Step {
         print("model seed \(seed)")
         var chance = SeededChance(seed: seed)
         let database = try TestCluster.shared.database()
-        let daemons = try ["1%", "100%"].map {
-            // One of them holds 410s, the other does not: what it has held is released in the end.
-            try DaemonProcess(database.url(), settings: ["sweep.interval=off", "guard.hold_stale_share=\($0)"])
-        }
+        // One of them holds 410s, the other does not: what it has held is released in the end.
+        let settings = ["1%", "100%"].map { ["sweep.interval=off", "guard.hold_stale_share=\($0)"] }
+        var daemons = try settings.map { try DaemonProcess(database.url(), settings: $0) }
+        var kills = 0
         var owner = try database.connect()
+        // Both pass the guard. The attachment has no table that could be asked for its tokens.
+        try owner.execute(
+            "INSERT INTO tokenkeeper.registration_source (kind, name) VALUES ('import', 'a file'), ('attachment', 'a table')"
+        )
         var model = LedgerModel()
         var heldTopics: [String] = []
         let histories = Soak.size(50, whole: 200)
@@ -61,6 +65,13 @@ private struct Step {
                 batch.removeFirst(together.count)
                 try owner.execute((["BEGIN"] + together.map(\.sql) + ["COMMIT"]).joined(separator: ";"))
                 for step in together { step.apply(&model) }
+                if Int.random(in: 0..<150, using: &chance) == 0 {
+                    kills += 1
+                    let victim = Int.random(in: 0..<daemons.count, using: &chance)
+                    daemons[victim].signal(SIGKILL)
+                    #expect(daemons[victim].wait() == -SIGKILL)
+                    daemons[victim] = try DaemonProcess(database.url(), settings: settings[victim])
+                }
                 if Int.random(in: 0..<10, using: &chance) == 0 {
                     try owner.execute(
                         (["BEGIN"]
@@ -70,8 +81,10 @@ private struct Step {
                 }
             }
         }
-        let isEmpty = "SELECT count(*) FROM (SELECT FROM tokenkeeper.send_result LIMIT 1) AS r"
-        try eventually("the queue is empty") { try owner.scalar(isEmpty) == "0" }
+        #expect(kills > 0, "seed \(seed)")
+        let isEmpty =
+            "SELECT count(*) FROM (SELECT FROM tokenkeeper.send_result UNION ALL SELECT FROM tokenkeeper.registration LIMIT 1) AS r"
+        try eventually("the queues are empty") { try owner.scalar(isEmpty) == "0" }
         // The daemons have undone the reinstated windows in their own steps.
         let undoing = "SELECT count(*) FROM tokenkeeper.reinstatement WHERE finished_at IS NULL"
         try eventually("all windows are undone") { try owner.scalar(undoing) == "0" }
@@ -80,6 +93,8 @@ private struct Step {
         #expect(
             try owner.scalar("SELECT count(*) FROM tokenkeeper.held_result WHERE cause = 'stale'") != "0",
             "seed \(seed): some 410s were held")
+        let heldLogouts = Int(try owner.scalar("SELECT count(*) FROM tokenkeeper.held_registration") ?? "") ?? 0
+        #expect(heldLogouts > histories / 4, "seed \(seed): the guard held \(heldLogouts) logouts")
         // The guard's running counts equal a recount.
         let counts =
             "SELECT topic_id, cause, bucket, tokens FROM tokenkeeper.topic_guard_count WHERE tokens <> 0 ORDER BY 1, 2, 3"
@@ -92,10 +107,12 @@ private struct Step {
             try owner.execute(
                 "SELECT tokenkeeper.release_held('\(topic)', e) FROM unnest('{production,sandbox}'::text[]) AS e")
         }
-        try eventually("the queue is empty") { try owner.scalar(isEmpty) == "0" }
+        try eventually("the queues are empty") { try owner.scalar(isEmpty) == "0" }
         #expect(
-            try owner.scalar("SELECT count(*) FROM tokenkeeper.held_result") == "0",
-            "what is released is not held again")
+            try owner.lines(
+                "SELECT (SELECT count(*) FROM tokenkeeper.held_result), (SELECT count(*) FROM tokenkeeper.held_registration)",
+                columns: 2) == ["0|0"], "what is released is not held again")
+        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.rejected_registration") == "0", "seed \(seed)")
         for daemon in daemons { #expect(daemon.stop() == 0) }
 
         let told = Set(try owner.lines(LedgerModel.ledger, columns: LedgerModel.columns))
@@ -163,13 +180,33 @@ private struct Step {
                     'token', '<\(spelling)>', 'registered_at', \(moment), 'device_id', \(Self.literal(device)), 'user_id', \(Self.literal(user)),
                     'tags', \(tags.map { "'{\($0)}'" } ?? "NULL")::text[])), '\(topic)', '\(environment)')
                 """
-            return Step(sql: Int.random(in: 0..<4, using: &chance) == 0 ? many : one) {
+            // With a source or without: the file's registrations count as those of the application.
+            let queued = """
+                INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, tags, user_id, source_id)
+                VALUES ('\(environment)', '\(topic)', '\(spelling)', \(moment), \(more), \(Bool.random(using: &chance) ? "1" : "NULL"))
+                """
+            return Step(sql: [one, one, one, many, queued, queued].randomElement(using: &chance)!) {
                 $0.register(key, at, device: device, tags: tags, user: user)
             }
-        case 35..<45:
+        case 35..<37:
             return Step(
                 sql: "SELECT tokenkeeper.unregister('\(spelling)', '\(topic)', '\(environment)', \(moment))"
             ) { $0.unregister(key, at) }
+        case 37..<39:
+            return Step(
+                sql: """
+                    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered)
+                    VALUES ('\(environment)', '\(topic)', '\(spelling)', \(moment), true)
+                    """
+            ) { $0.unregister(key, at) }
+        case 39..<45:
+            // A logout that a source reports. An instant after it was received counts as then.
+            return Step(
+                sql: """
+                    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id, queued_at)
+                    VALUES ('\(environment)', '\(topic)', '\(spelling)', \(moment), true, \(Int.random(in: 1...2, using: &chance)), to_timestamp(\(receivedAt)))
+                    """
+            ) { $0.unregister(key, min(at, receivedAt), receivedAt: receivedAt) }
         case 45..<65:
             let reason = ["Unregistered", "ExpiredToken"].randomElement(using: &chance)!
             // Half of them have one of six timestamps, so that the same 410 is often received again.
@@ -185,16 +222,16 @@ private struct Step {
             let reason = ["BadDeviceToken", "DeviceTokenNotForTopic"].randomElement(using: &chance)!
             return Step(sql: result(400, #"{"reason":"\#(reason)"}"#, sentAt: moment)) { $0.suspect(key, at, reason) }
         case 84..<86:
-            // Of 410s, by when they were received.
-            let isOfStale = Bool.random(using: &chance)
-            let since = isOfStale ? receivedAt : at
+            // Of 410s and logouts, by when they were received.
+            let cause = LedgerModel.Cause.allCases.randomElement(using: &chance)!
+            let since = cause == .suspect ? at : receivedAt
             let until = since + Int.random(in: 0..<10, using: &chance) * 60
             return Step(
                 sql: """
                     INSERT INTO tokenkeeper.topic_policy (environment, topic) VALUES ('\(environment)', '\(topic)') ON CONFLICT DO NOTHING;
-                    SELECT tokenkeeper.reinstate('\(topic)', '\(environment)', to_timestamp(\(since)), to_timestamp(\(until)), '\(isOfStale ? "stale" : "suspect")')
+                    SELECT tokenkeeper.reinstate('\(topic)', '\(environment)', to_timestamp(\(since)), to_timestamp(\(until)), '\(cause.rawValue)')
                     """
-            ) { $0.reinstate(environment, topic, since...until, isOfStale: isOfStale) }
+            ) { $0.reinstate(environment, topic, since...until, cause) }
         case 86 where !isOfDevice && Bool.random(using: &chance):
             return Step(sql: "SELECT tokenkeeper.forget('\(spelling)')") { $0.forget(hex) }
         case 86..<91:
