@@ -41,8 +41,11 @@ import Testing
         func set() { lock.withLock { value = true } }
     }
 
-    /// Lines of which every hundredth is broken, in one of several ways.
-    private static func file(lines: Int, to path: String) throws {
+    /// Lines of which a thousand are broken, in one of several ways.
+    ///
+    /// - Parameter repeats: Whether one in twenty of the others has the token of another line, with another instant and perhaps another device, or is a
+    ///   second token of another line's device.
+    private static func file(lines: Int, repeats: Bool = false, to path: String) throws {
         _ = FileManager.default.createFile(atPath: path, contents: nil)
         let file = try FileHandle(forWritingTo: URL(fileURLWithPath: path))
         var text = "token,registered_at,device_id,note\n"
@@ -55,8 +58,11 @@ import Testing
                         "aabb,1735786800,\"d,\(line)\n", "aabb,\(line)\n",
                     ][line / step % 5]
             } else {
-                let token = String(line, radix: 16)
-                text += String(repeating: "0", count: 64 - token.count) + token + ",\(1_735_786_800 + line),d\(line),\n"
+                let other = repeats && line % 20 == 13 ? line - 5 : line
+                let token = String(line % 40 == 13 ? other : line, radix: 16)
+                let device = line % 80 == 13 ? line : other
+                let at = 1_735_786_800 + (repeats ? line * 7919 % lines : line)
+                text += String(repeating: "0", count: 64 - token.count) + token + ",\(at),d\(device),\n"
             }
             if text.utf8.count > 1 << 20 || line == lines {
                 try file.write(contentsOf: Data(text.utf8))
@@ -115,6 +121,70 @@ import Testing
         #expect(try rejects == String(contentsOfFile: "\(folder.path)/whole", encoding: .utf8))
         #expect(rejects.split(separator: "\n").count == 1001)
         #expect(try killed.psql("SELECT count(*), count(finished_at) FROM tokenkeeper.registration_source") == "1|1")
+    }
+
+    /// Everything that the ledger says about tokens.
+    private static let ledger = """
+        SELECT count(*), count(*) FILTER (WHERE state = 'superseded'),
+               md5(string_agg(concat_ws('|', environment, topic, token, state, registered_at, invalidated_at, device_id), ',' ORDER BY environment, topic, token))
+        FROM tokenkeeper.token
+        """
+
+    @Test func `an import that is killed halfway leaves the ledger and the refused lines of an undisturbed one`() throws
+    {
+        // At least three batches.
+        let lines = Soak.size(50_000, whole: 300_000)
+        let folder = try Folder()
+        let file = "\(folder.path)/devices.csv"
+        try Self.file(lines: lines, repeats: true, to: file)
+        let (undisturbed, killed) = (try TestCluster.shared.database(), try TestCluster.shared.database())
+        // The daemons apply what is queued meanwhile.
+        let daemons = try [undisturbed, killed].map { try DaemonProcess($0.url()) }
+        let whole = try run([file, "--rejects", "\(folder.path)/whole"] + usual, on: undisturbed)
+        #expect(whole.output.contains("\(lines) rows; queued \(lines - 1000), refused 1000"), "\(whole)")
+
+        let process = Process()
+        process.executableURL = URL(fileURLWithPath: DaemonProcess.program)
+        process.arguments = ["import", file] + usual
+        process.environment = ["TOKENKEEPER_DATABASE_URL": killed.url(user: "a_app")]
+        process.standardError = FileHandle.nullDevice
+        process.standardOutput = FileHandle.nullDevice
+        try process.run()
+        try eventually("a part is queued") {
+            let queued = try Int(killed.psql("SELECT coalesce(sum(queued), 0) FROM tokenkeeper.registration_source"))
+            return queued ?? 0 >= lines * 2 / 5 - 1000 || !process.isRunning
+        }
+        kill(process.processIdentifier, SIGKILL)
+        process.waitUntilExit()
+        #expect(process.terminationReason == .uncaughtSignal)
+        let rest = try run([file] + usual, on: killed)
+        #expect(rest.errors.contains("continuing source 1 after"), "\(rest)")
+        #expect(rest.output.contains("\(lines) rows; queued \(lines - 1000), refused 1000"), "\(rest)")
+
+        for database in [undisturbed, killed] {
+            try eventually("everything is applied") {
+                try database.psql("SELECT count(*) FROM tokenkeeper.registration") == "0"
+            }
+        }
+        for daemon in daemons { #expect(daemon.stop() == 0) }
+        let ledger = try killed.psql(Self.ledger)
+        print("the ledger: \(ledger)")
+        #expect(try ledger == undisturbed.psql(Self.ledger))
+        // The header is line 0.
+        let step = lines / 1000
+        let broken = try String(contentsOfFile: file, encoding: .utf8).split(separator: "\n").enumerated().filter {
+            $0.offset % step == step / 2
+        }
+        let rejects = try String(contentsOfFile: file + ".rejected", encoding: .utf8)
+        #expect(broken.count == 1000)
+        #expect(try rejects == String(contentsOfFile: "\(folder.path)/whole", encoding: .utf8))
+        #expect(rejects.split(separator: "\n").count == 1001)
+        for (refused, line) in zip(rejects.split(separator: "\n").dropFirst(), broken) {
+            #expect(refused.contains(line.element), "\(refused)")
+        }
+        #expect(
+            try killed.psql("SELECT count(*) FROM tokenkeeper.rejected_registration") == "0",
+            "what is queued can be applied")
     }
 
     @Test func `Ctrl-C ends an import, which says how to continue, also if it reads from a pipe`() throws {
