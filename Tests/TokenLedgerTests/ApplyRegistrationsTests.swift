@@ -190,15 +190,16 @@ import Testing
 
     @Test func `beyond the allowance rejected rows are only counted, except what was requeued`() throws {
         var daemon = try database.connect(user: "a_daemon")
-        let rows = ["NULL", "NULL", "1", "NULL", "NULL"].map {
+        let rows = ["1", "NULL", "NULL", "1", "NULL", "NULL"].map {
             "ROW(NULL, 't', 'x', NULL, NULL, NULL, NULL, NULL, NULL, now(), 0, \($0), NULL)::tokenkeeper.registration"
         }
         #expect(
             try daemon.lines(
-                "SELECT applied, rejected, not_kept FROM tokenkeeper.apply_registrations(ARRAY[\(rows.joined(separator: ","))], 1, 0.1, 1)",
-                columns: 3) == ["0|5|3"])
+                "SELECT applied, rejected, not_kept FROM tokenkeeper.apply_registrations(ARRAY[\(rows.joined(separator: ","))], 1, 0.1, 2)",
+                columns: 3) == ["0|6|2"])
         #expect(
-            try database.psql("SELECT attempts FROM tokenkeeper.rejected_registration ORDER BY 1 NULLS LAST") == "1")
+            try database.psql("SELECT attempts FROM tokenkeeper.rejected_registration ORDER BY rejected_id")
+                == "1\n\n\n1")
     }
 
     @Test func `an instant after queued_at, or none, counts as queued_at`() throws {
@@ -308,6 +309,70 @@ import Testing
             try owner.lines(
                 "SELECT topic, token, state FROM tokenkeeper.token WHERE token <> 'cc' ORDER BY 1, 2", columns: 3)
                 == ["down|aa|superseded", "down|bb|active", "up|aa|superseded", "up|bb|active"])
+    }
+
+    @Test func `of rows that go one by one, one that the database refuses is rejected, and the others are applied`()
+        throws
+    {
+        try database.psql("ALTER TABLE tokenkeeper.ledger ADD CONSTRAINT no_bb CHECK (token_key <> '\\xbb')")
+        var daemon = try database.connect(user: "a_daemon")
+        let at = 1_700_000_000
+        // Three tokens of one device.
+        let rows = ["aa", "bb", "cc"].map { QueuedRegistration(topic: "t", token: $0, at: at, device: "d") }
+        #expect(try daemon.apply(rows) == .init(applied: 2, rejected: 1))
+        #expect(
+            try database.psql("SELECT token, state FROM tokenkeeper.token ORDER BY 1") == "aa|superseded\ncc|active")
+        #expect(
+            try database.psql("SELECT token, error LIKE '%\"no_bb\"%' FROM tokenkeeper.rejected_registration") == "bb|t"
+        )
+    }
+
+    @Test(arguments: [false, true])
+    func `a row that is applied alone waits for its token`(isLogout: Bool) throws {
+        try database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2020-01-01Z')")
+        var app = try database.connect()
+        try app.execute("BEGIN; SELECT FROM tokenkeeper.ledger FOR UPDATE")
+        let database = database
+        let failures = Failures()
+        let waiting = DispatchGroup()
+        DispatchQueue.global().async(group: waiting) {
+            do {
+                var daemon = try database.connect(user: "a_daemon")
+                try daemon.run("SET lock_timeout = '60s'")
+                let applied = try daemon.apply([
+                    QueuedRegistration(topic: "t", token: "aa", at: 1_700_000_000, isLogout: isLogout)
+                ])
+                if applied != .init(applied: 1) { failures.add("\(applied)") }
+            } catch {
+                failures.add("\(error)")
+            }
+        }
+        // Only a superuser sees what another role waits for.
+        var watcher = try database.connect(user: "postgres")
+        try eventually("the daemon waits, or has given up") {
+            try watcher.scalar(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+                == "1" || waiting.wait(timeout: .now()) == .success
+        }
+        try app.execute("COMMIT")
+        waiting.wait()
+        #expect(failures.all == [])
+    }
+
+    @Test func `of the tags of a token, the latest count, and of the same instant the greater`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        let at = 1_700_000_000
+        func row(_ at: Int, _ tags: String) -> QueuedRegistration {
+            QueuedRegistration(topic: "t", token: "aa", at: at, tags: tags)
+        }
+        let other = QueuedRegistration(topic: "t", token: "bb", at: at)
+        for (rows, tags) in [
+            ([row(at + 1, "m"), row(at, "z")], "m"), ([row(at + 1, "k"), other], "m"),
+            ([row(at + 1, "n"), other], "n"),
+        ] {
+            try daemon.apply(rows)
+            #expect(try database.psql("SELECT tags FROM tokenkeeper.token WHERE token = 'aa'") == "{\(tags)}")
+        }
     }
 
     @Test func `events name the user and the source, in sets and row by row`() throws {

@@ -204,12 +204,12 @@ import Testing
             ) == "bb|t")
     }
 
-    /// A trigger stands for what only a person can fix, and only for some rows.
-    private func refuse(_ tokens: String) throws {
+    /// A trigger stands for what the database refuses for some rows: by default, what only a person can fix.
+    private func refuse(_ tokens: String, sqlState: String = "42501") throws {
         try database.psql(
             """
             CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
-            $$ BEGIN RAISE EXCEPTION 'not allowed' USING ERRCODE = '42501'; END $$;
+            $$ BEGIN RAISE EXCEPTION 'not allowed' USING ERRCODE = '\(sqlState)'; END $$;
             CREATE TRIGGER refuse BEFORE INSERT ON tokenkeeper.ledger FOR EACH ROW WHEN (\(tokens)) EXECUTE FUNCTION public.refuse()
             """)
     }
@@ -233,6 +233,23 @@ import Testing
         try database.psql("DROP TRIGGER refuse ON tokenkeeper.ledger")
         try drainAll(&daemon)
         #expect(try tokens("token, state, device_id, tags") == "aa|active|d|{g}\nbb|unregistered_by_app||")
+        #expect(try queued() == "0")
+    }
+
+    @Test func `a requeued row that the database refuses is kept, whatever the allowance`() throws {
+        try refuse("true", sqlState: "P0001")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.registration (topic, token, attempts)
+            SELECT 't', lpad(to_hex(i), 4, '0'), CASE WHEN i = 10 THEN 1 END FROM generate_series(1, 20) AS i
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        let done = try drainAll(&daemon, drain: makeDrain(rejectedPerHour: 1)).registrations
+        #expect(done.rejected == 20 && done.notKept >= 18 && done.applied == 0)
+        #expect(
+            try database.psql("SELECT token FROM tokenkeeper.rejected_registration WHERE attempts = 1") == "000a")
+        #expect(
+            try database.psql("SELECT sum(registrations) FROM tokenkeeper.dropped_registration") == "\(done.notKept)")
         #expect(try queued() == "0")
     }
 
