@@ -45,22 +45,24 @@ struct CopyToGate {
         }
         defer { load.end() }
         Thread.sleep(forTimeInterval: 1)
-        let waits = try probe(database)
+        // The load must not run out of rows.
+        let waits = try probe(database, within: min(Double(scale.loadSeconds * 4), Double(lines.count) / perSecond - 2))
         try load.check()
         return waits
     }
 
     private static func token(_ number: String) -> String { "encode(sha256(('probe' || \(number))::bytea), 'hex')" }
 
+    /// - Parameter seconds: No probe begins after this.
     /// - Returns: Milliseconds.
-    private func probe(_ database: Database) throws -> [Double] {
+    private func probe(_ database: Database, within seconds: Double) throws -> [Double] {
         let gate = try PreparedClient(database)
         try gate.prepare("ask", "SELECT tokenkeeper.is_sendable($1, $2)")
         let application = try database.session()
         try application.run("SET synchronous_commit = off")
         let tokens = try application.texts(
             "SELECT \(Self.token("i")) FROM generate_series(1, \(scale.loadedProbes)) AS i")
-        let deadline = ContinuousClock.now + .seconds(scale.loadSeconds * 4)
+        let deadline = ContinuousClock.now + .seconds(seconds)
         var waits: [Double] = []
         for (number, token) in tokens.enumerated() where ContinuousClock.now < deadline {
             Thread.sleep(forTimeInterval: Double.random(in: 0.005...0.035))

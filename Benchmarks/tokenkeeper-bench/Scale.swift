@@ -44,7 +44,7 @@ struct Scale {
 
     static let quick = Scale(
         rounds: 3, tokens: 50_000, manyTokens: 300_000, results: 50_000, manyResults: 300_000,
-        registrations: 50_000, manyRegistrations: 200_000, staleResults: 15_000,
+        registrations: 100_000, manyRegistrations: 200_000, staleResults: 15_000,
         deadEvery: [50, 1], batches: [10_000], idleProbes: 4, loadedProbes: 60,
         calls: 3000, inserts: 20_000, sends: 20_000, outboxSends: 10_000,
         attachedRows: 50_000, attachedBulk: 20_000, attachRounds: 3, restSeconds: 3, loadSeconds: 1,
