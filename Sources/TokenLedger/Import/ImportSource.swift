@@ -62,7 +62,8 @@ package struct ImportSource: Sendable {
         }
     }
 
-    /// The imports of a file that this login has begun and not finished, the latest first.
+    /// The imports of a file that this login has begun and not finished, the latest first. An import that has finished since makes
+    /// earlier ones obsolete: the file of refused rows is now its own.
     package static func unfinished(
         _ name: String, on connection: inout Connection
     ) throws(DatabaseError) -> [ImportSource] {
@@ -70,7 +71,10 @@ package struct ImportSource: Sendable {
             """
             SELECT s.source_id, s.position, s.queued, s.refused FROM tokenkeeper.registration_source AS s
             WHERE s.kind = 'import' AND s.name = $1 AND s.done_by = session_user AND s.finished_at IS NULL AND s.position IS NOT NULL
-                AND s.withdrawn_at IS NULL
+                AND s.withdrawn_at IS NULL AND NOT EXISTS (
+                    SELECT FROM tokenkeeper.registration_source AS f
+                    WHERE f.kind = 'import' AND f.name = $1 AND f.done_by = session_user AND f.finished_at IS NOT NULL
+                        AND f.source_id > s.source_id)
             ORDER BY s.source_id DESC
             """, [.text(name)]
         ).decode { row throws(DatabaseError) in

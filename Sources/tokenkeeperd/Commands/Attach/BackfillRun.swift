@@ -65,6 +65,7 @@ struct BackfillRun {
     static func text(_ total: Backfill.Batch, of backfill: Backfill) -> String {
         var words =
             "queued \(counted(total.queued, "registration", "registrations")) of \(backfill.table) (source \(backfill.sourceID))"
+        if backfill.resumes { words += " in this run" }
         if total.stale > 0 { words += ", \(total.stale) of them with a 410" }
         if total.withoutToken > 0 { words += "; \(counted(total.withoutToken, "row has", "rows have")) no token" }
         if total.refused > 0 { words += "; refused \(counted(total.refused, "row", "rows"))" }
@@ -76,7 +77,7 @@ struct BackfillRun {
             "  \(refusal.rows)  \(refusal.error); such as row \(refusal.samples.joined(separator: ", "))"
         }
         let all =
-            "all of them: SELECT error, token FROM tokenkeeper.rejected_registration WHERE source_id = \(backfill.sourceID)"
+            "all of them, as a reader: SELECT error, token FROM tokenkeeper.rejected_registration WHERE source_id = \(backfill.sourceID)"
         return (["refused, by error:"] + lines + [all]).map(HistoryText.plain).joined(separator: "\n")
     }
 

@@ -48,7 +48,9 @@ struct Import: ParsableCommand {
         let role = queue == .registration ? "tokenkeeper_app" : "tokenkeeper_app and tokenkeeper_sender"
         do {
             let input = try ImportInput(file)
-            guard input.lock() || dryRun else { throw ImportProblem("another process imports \(file)") }
+            guard input.lock() || dryRun else {
+                throw ImportProblem("another process imports \(file): wait until it has finished")
+            }
             guard let asOf = input.modified ?? (reading.asOf != nil ? .now : nil) else {
                 throw ImportProblem("\(file) is no file: give --as-of TIME, for rows without a time")
             }

@@ -39,7 +39,7 @@ enum PartEnd {
     /// The most that a record may have, in bytes. A quote that is never closed would otherwise take the rest of the file.
     static let longestRecord = 1 << 20
 
-    static let tooLong = Refusal("the record is longer than 1 MiB")
+    static let tooLong = Refusal("the record is longer than 1 MiB; only its beginning is kept")
 }
 
 /// What a format has found.
@@ -93,6 +93,12 @@ protocol ImportFormat {
 
     /// What the progress and the summary count, in the singular and the plural.
     var items: (one: String, many: String) { get }
+
+    /// Whether each line is a record: what follows in a line that is too long is none.
+    var isByLine: Bool { get }
+
+    /// Whether it is known that no record has this field.
+    func lacks(_ field: ImportField) -> Bool
 }
 
 extension ImportFormat {
@@ -100,4 +106,7 @@ extension ImportFormat {
     var rejectsBegin: [UInt8] { [] }
     var hasCauses: Bool { true }
     var items: (one: String, many: String) { ("line", "lines") }
+    var isByLine: Bool { false }
+
+    func lacks(_ field: ImportField) -> Bool { false }
 }

@@ -91,6 +91,51 @@ struct ImportReader {
     var items: (one: String, many: String) { format.items }
     var needsBeginning: Bool { format.needsBeginning && position.offset > 0 }
 
+    /// Looks at the beginning, and uses up nothing: a file that cannot be imported at all is refused before anything has begun.
+    mutating func look(_ fill: Fill, isStopped: () -> Bool) throws {
+        var (format, row, place) = (self.format, ImportRow(), 0)
+        while !isStopped() {
+            if format.hasCauses, filled >= 4 || hasEnded, let fault = Self.fault(of: buffer.prefix(filled)) {
+                throw ImportProblem(fault)
+            }
+            if place < filled {
+                let what: PartEnd = hasEnded ? .file : filled == buffer.count ? .limit : .more
+                switch try format.next(in: buffer, from: place, to: filled, then: what, into: &row) {
+                case .found(.nothing, let end, _):
+                    place = end
+                    continue
+                case .found: return try check(format)
+                case .needsMore: break
+                }
+            }
+            if hasEnded { return try check(format) }
+            if filled == buffer.count { return }
+            if try !fill(&buffer, &filled) { hasEnded = !isStopped() }
+        }
+    }
+
+    private func check(_ format: any ImportFormat) throws(ImportProblem) {
+        if format.needsBeginning, format.rejectsBegin.isEmpty {
+            throw ImportProblem("the file is empty, expected a header")
+        }
+        if rules.topic == nil, rules.apps == nil, format.lacks(.topic) {
+            throw ImportProblem("no column has the topic: give --topic, or name the column with --column topic=NAME")
+        }
+    }
+
+    /// What a text can never begin with.
+    private static func fault(of bytes: ArraySlice<UInt8>) -> String? {
+        if bytes.starts(with: [0x1F, 0x8B]) { return "the file is compressed: decompress it with gunzip" }
+        if bytes.starts(with: [0x28, 0xB5, 0x2F, 0xFD]) { return "the file is compressed: decompress it with unzstd" }
+        if bytes.starts(with: [0x50, 0x4B, 0x03, 0x04]) {
+            return "the file is a zip archive or a spreadsheet: unpack it, or save it as CSV"
+        }
+        if bytes.starts(with: [0xFF, 0xFE]) || bytes.starts(with: [0xFE, 0xFF]) {
+            return "the file is in UTF-16: convert it with iconv -f UTF-16 -t UTF-8"
+        }
+        return nil
+    }
+
     /// Reads the header again, for an import that continues. The file is at its beginning; afterwards it must be set to the position.
     mutating func readBeginning(_ fill: Fill) throws {
         while true {
@@ -125,6 +170,9 @@ struct ImportReader {
             position.offset += Int64(end - begin)
             position.lines += Int64(lines)
             note(record, number: number, in: begin..<end, source, &batch)
+            if case .refused = record, format.isByLine, lines == 0, !hasEnded {
+                try skipLine(fill, isStopped: isStopped)
+            }
             batch.position = position
         }
         batch.position = position
@@ -158,6 +206,24 @@ struct ImportReader {
             }
         }
         position.records += 1
+    }
+
+    /// Skips the rest of a line that is longer than a record may be.
+    private mutating func skipLine(_ fill: Fill, isStopped: () -> Bool) throws {
+        while true {
+            let newline = Bytes.first(.newline, in: buffer, from: start, to: filled)
+            position.offset += Int64((newline.map { $0 + 1 } ?? filled) - start)
+            if let newline {
+                start = newline + 1
+                position.lines += 1
+                return
+            }
+            (start, filled) = (0, 0)
+            if try !fill(&buffer, &filled) {
+                hasEnded = !isStopped()
+                return
+            }
+        }
     }
 
     private mutating func skip(_ reason: String) {

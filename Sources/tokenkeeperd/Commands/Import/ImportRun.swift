@@ -38,6 +38,7 @@ struct ImportRun {
                 try RejectFile(continuing: rejects, records: position.rejects, causes: position.causes)
             }
         var reader = ImportReader(try reading.makeFormat(), rules, from: position)
+        if known == nil { try look(&reader, input) }
         try prepare(&reader, input, position)
         let source = try known ?? ImportSource.begin(name, position: position.text, on: &connection)
         if known != nil {
@@ -47,12 +48,22 @@ struct ImportRun {
         do {
             let end = try queueAll(&reader, input, source, &refused, on: &connection)
             return outcome(reader, source, isFinished: end)
-        } catch let error as DatabaseError where error.sqlState != "42501" {
+        } catch let error where (error as? DatabaseError)?.sqlState != "42501" {
             ConfigurationOptions.complain(
                 input.isFile
                     ? "the import is interrupted: run the same command again to continue source \(source.id)"
                     : "the import is interrupted: import the same input again")
             throw error
+        }
+    }
+
+    private func look(_ reader: inout ImportReader, _ input: borrowing ImportInput) throws {
+        do {
+            try reader.look(
+                { buffer, count in try input.read(into: &buffer, filled: &count, isStopped: isStopped) },
+                isStopped: isStopped)
+        } catch let problem as ImportProblem {
+            throw ImportProblem("\(file): \(problem)")
         }
     }
 
@@ -133,6 +144,7 @@ struct ImportRun {
         _ input: borrowing ImportInput, from position: ImportPosition, on connection: inout Connection
     ) throws -> ImportOutcome {
         var reader = ImportReader(try reading.makeFormat(), rules, from: position)
+        try look(&reader, input)
         var isFinished = false
         while !isFinished, !isStopped() {
             let batch = try next(&reader, input, 0, on: &connection)
@@ -171,6 +183,7 @@ struct ImportRun {
             lines.append("interrupted: run the same command again to continue source \(source.id)")
         }
         switch queue {
+        case _ where queued == 0: break
         case .registration:
             lines.append("to undo: tokenkeeperd withdraw \(source.id)")
         case .result:

@@ -18,13 +18,17 @@ internal import Glibc
 
     /// For a new import.
     ///
-    /// - Throws: If a file is there: somebody may still want to fix it.
+    /// - Throws: If a file is there: somebody may still want to fix it. If none could be created there.
     init(new path: String) throws(ImportProblem) {
         self.path = path
         for path in [path, Self.causesPath(of: path)] where unsafe access(path, F_OK) == 0 {
             throw ImportProblem(
-                "\(path) exists, with what an earlier import has refused: move it away, or name another file with --rejects"
+                "\(path) exists, maybe with what an earlier import has refused: move it away, or name another file with --rejects"
             )
+        }
+        let folder = path.lastIndex(of: "/").map { String(path[...$0]) } ?? "."
+        guard unsafe access(folder, W_OK | X_OK) == 0 else {
+            throw ImportProblem("\(Self.problem(path).description): name another one with --rejects")
         }
     }
 
@@ -91,6 +95,8 @@ internal import Glibc
     }
 
     private static func problem(_ path: String) -> ImportProblem {
-        ImportProblem("\(path): \(unsafe String(cString: strerror(errno)))")
+        ImportProblem(
+            "\(path), the file for refused rows, cannot be written (\(unsafe String(cString: strerror(errno))))"
+        )
     }
 }

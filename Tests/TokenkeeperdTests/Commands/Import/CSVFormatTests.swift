@@ -77,4 +77,22 @@ import Testing
         #expect(read.rows.allSatisfy { $0.contains("\t2026-01-01 00:00:00+00\t\\N\t\\N\t\\N\tf\t7\t") })
         #expect(read.rows.count == 2)
     }
+
+    @Test(arguments: ["csv", "jsonl"]) func `the end of a line that is too long is no line`(format: String) throws {
+        let token = String(repeating: "ab", count: 32)
+        let long = String(repeating: "a", count: PartEnd.longestRecord)
+        // What follows the first MiB would be a record.
+        let (tail, last) = format == "csv" ? (token, "cd") : ("{\"token\":\"\(token)\"}", "{\"token\":\"cd\"}")
+        let head = format == "csv" ? "token\n" : ""
+        for end in ["\n\(last)\n", ""] {
+            for repeated in [1, 3] {
+                let text = head + String(repeating: long, count: repeated) + tail + end
+                let read = try ImportedText(text, ["--format", format, "--topic", "t"], piece: 1 << 19)
+                #expect(read.refused.count == 1 && read.refused[0].contains("longer than 1 MiB"), "\(read.refused)")
+                #expect(read.rows.count == (end.isEmpty ? 0 : 1) && read.rows.allSatisfy { $0.hasSuffix("\tcd") })
+                #expect(read.position.offset == text.utf8.count)
+                #expect(read.position.records == (end.isEmpty ? 1 : 2))
+            }
+        }
+    }
 }

@@ -326,4 +326,74 @@ import Testing
         #expect(rest.status == 0 && rest.errors.contains("continuing source 1"), "\(rest.errors)")
         #expect(try database.psql("SELECT token, source_id FROM tokenkeeper.registration") == "aa|1")
     }
+
+    @Test func `a file that cannot be imported at all is refused before anything has begun`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try Folder()
+        let token = String(repeating: "ab", count: 32)
+        func refusal(_ bytes: [UInt8], _ arguments: [String]) throws -> String {
+            try Data(bytes).write(to: URL(fileURLWithPath: "\(folder.path)/f"))
+            let rehearsal = try run(["\(folder.path)/f", "--dry-run"] + arguments, on: database)
+            let run = try run(["\(folder.path)/f"] + arguments, on: database)
+            #expect(run.status == 70 && run.output == "" && run.errors.hasPrefix("tokenkeeperd: \(folder.path)/f: "))
+            #expect(rehearsal.status == 70 && rehearsal.errors == run.errors)
+            return run.errors
+        }
+        let utf16 = Array("token\n\(token)\n".utf8).flatMap { [$0, 0] }
+        for (bytes, words) in [
+            ([0x1F, 0x8B, 8, 0], "gunzip"), ([0x28, 0xB5, 0x2F, 0xFD], "unzstd"), (Array("PK\u{3}\u{4}".utf8), "zip"),
+            ([0xFF, 0xFE] + utf16, "iconv"),
+        ] as [([UInt8], String)] {
+            #expect(try refusal(bytes, usual).contains(words))
+            #expect(try refusal(bytes, ["--format", "jsonl", "--topic", "t"]).contains(words))
+        }
+        for empty in ["", "\n\n", "\u{FEFF}"] {
+            #expect(try refusal(Array(empty.utf8), usual).contains("the file is empty, expected a header"))
+        }
+        let topic = try refusal(Array("token\n\(token)\n".utf8), ["--format", "csv"])
+        #expect(topic.contains("no column has the topic: give --topic"))
+        let numbered = try refusal(
+            Array("\(token)\n".utf8), ["--format", "csv", "--no-header", "--column", "token=1"])
+        #expect(numbered.contains("no column has the topic"))
+        let noHeader = try refusal(Array("\(token),t\n\(token),t\n".utf8), usual)
+        #expect(noHeader.contains("--no-header") && noHeader.contains("abababab"))
+        #expect(!noHeader.contains("ababababab"), "no whole token is shown")
+        let here = try folder.write("token\nzz\n", to: "g")
+        let away = try run([here, "--rejects", "\(folder.path)/none/r"] + usual, on: database)
+        #expect(away.status == 70 && away.errors.contains("cannot be written (No such file or directory)"))
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration_source") == "0")
+        // A file of JSON Lines or of feedback may have nothing to say.
+        _ = try folder.write("", to: "f")
+        let nothing = try run(["\(folder.path)/f", "--format", "jsonl"], on: database)
+        #expect(nothing.status == 0 && nothing.output == "\(folder.path)/f: 0 rows; queued 0, refused 0, skipped 0\n")
+    }
+
+    @Test func `an import that was begun anew and has finished is not continued from before`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try Folder()
+        let file = try folder.write("token\naa\n", to: "f.csv")
+        for _ in 0..<2 { #expect(try run([file, "--restart"] + usual, on: database).status == 0) }
+        try database.psql("UPDATE tokenkeeper.registration_source SET finished_at = NULL WHERE source_id = 1")
+        let third = try run([file] + usual, on: database)
+        #expect(third.status == 0 && third.errors == "", "\(third.errors)")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration_source") == "3")
+    }
+
+    @Test func `a full disk interrupts an import, which continues once there is room`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try Folder()
+        let file = try folder.write("token\naa\nzz\n", to: "f.csv")
+        // No file may grow beyond 0 bytes: the same path in the command as a disk without room.
+        let full = try ProgramRun(
+            [
+                "bash", "-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\"", DaemonProcess.program, "import", file,
+            ] + usual, environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_app")])
+        #expect(
+            full.status == 70 && full.errors.contains("f.csv.rejected, the file for refused rows, cannot be written"))
+        #expect(full.errors.contains("run the same command again to continue source 1"), "\(full.errors)")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration") == "0")
+        let rest = try run([file] + usual, on: database)
+        #expect(rest.status == 1 && rest.output.contains("queued 1, refused 1"), "\(rest.output)\(rest.errors)")
+        #expect(try database.psql("SELECT token, source_id FROM tokenkeeper.registration") == "aa|1")
+    }
 }

@@ -44,6 +44,9 @@ struct CSVFormat: ImportFormat {
     }
 
     var needsBeginning: Bool { hasHeader }
+    var isByLine: Bool { true }
+
+    func lacks(_ field: ImportField) -> Bool { fields.map { !$0.contains(field) } ?? false }
 
     mutating func next(
         in bytes: [UInt8], from start: Int, to end: Int, then what: PartEnd, into row: inout ImportRow

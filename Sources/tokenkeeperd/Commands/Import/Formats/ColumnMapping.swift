@@ -1,3 +1,5 @@
+internal import TokenModel
+
 /// Which column or key of a file each field comes from: `--column token=push_token`.
 struct ColumnMapping: Equatable {
     /// The named columns. A field that is not named comes from the column of its own name, if the file has it.
@@ -58,7 +60,7 @@ struct ColumnMapping: Equatable {
         guard tokens == 1 else {
             throw ImportProblem(
                 tokens == 0
-                    ? "the header has no column \"token\"; name the column of the token with --column token=NAME; it has: \(Self.list(header))"
+                    ? "the header has no column \"token\": name it with --column token=NAME, or give --no-header if the first line is a row; it has: \(Self.list(header))"
                     : "the header has \(tokens) columns \"token\"; name one with --column token=NAME")
         }
         return fields
@@ -83,6 +85,6 @@ struct ColumnMapping: Equatable {
     }
 
     private static func list(_ header: [String]) -> String {
-        header.prefix(50).map { HistoryText.plain(String($0.prefix(60))) }.joined(separator: ", ")
+        header.prefix(50).map { DeviceToken.cut(in: HistoryText.plain(String($0.prefix(60)))) }.joined(separator: ", ")
     }
 }

@@ -5,6 +5,8 @@ struct JSONLinesFormat: ImportFormat {
 
     private let keys: [(key: [UInt8], field: ImportField)]
 
+    var isByLine: Bool { true }
+
     init(_ mapping: ColumnMapping) {
         keys = ImportField.mappable.map { (Array((mapping.named[$0] ?? $0.name).utf8), $0) }
     }
