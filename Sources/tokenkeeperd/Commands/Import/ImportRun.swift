@@ -48,7 +48,7 @@ struct ImportRun {
         do {
             let end = try queueAll(&reader, input, source, &refused, on: &connection)
             return outcome(reader, source, isFinished: end)
-        } catch let error where (error as? DatabaseError)?.sqlState != "42501" {
+        } catch let error as DatabaseError where error.sqlState != "42501" {
             ConfigurationOptions.complain(
                 input.isFile
                     ? "the import is interrupted: run the same command again to continue source \(source.id)"
@@ -112,7 +112,12 @@ struct ImportRun {
             let before = reader.position
             var batch = try next(&reader, input, source.id, on: &connection)
             let (records, causes) = reader.report(batch)
-            try refused.append(records, causes: causes, begin: reader.rejectsBegin)
+            do {
+                try refused.append(records, causes: causes, begin: reader.rejectsBegin)
+            } catch {
+                throw ImportProblem(
+                    "\(error.description): make room, then run the same command again to continue source \(source.id)")
+            }
             batch.position.rejects = refused.recordsLength
             batch.position.causes = refused.causesLength
             try source.commit(

@@ -334,12 +334,13 @@ import Testing
         func refusal(_ bytes: [UInt8], _ arguments: [String]) throws -> String {
             try Data(bytes).write(to: URL(fileURLWithPath: "\(folder.path)/f"))
             let rehearsal = try run(["\(folder.path)/f", "--dry-run"] + arguments, on: database)
-            let run = try run(["\(folder.path)/f"] + arguments, on: database)
-            #expect(run.status == 70 && run.output == "" && run.errors.hasPrefix("tokenkeeperd: \(folder.path)/f: "))
-            #expect(rehearsal.status == 70 && rehearsal.errors == run.errors)
-            return run.errors
+            let whole = try run(["\(folder.path)/f"] + arguments, on: database)
+            #expect(
+                whole.status == 70 && whole.output == "" && whole.errors.hasPrefix("tokenkeeperd: \(folder.path)/f: "))
+            #expect(rehearsal.status == 70 && rehearsal.errors == whole.errors)
+            return whole.errors
         }
-        let utf16 = Array("token\n\(token)\n".utf8).flatMap { [$0, 0] }
+        let utf16: [UInt8] = "token\n\(token)\n".utf8.flatMap { [$0, UInt8(0)] }
         for (bytes, words) in [
             ([0x1F, 0x8B, 8, 0], "gunzip"), ([0x28, 0xB5, 0x2F, 0xFD], "unzstd"), (Array("PK\u{3}\u{4}".utf8), "zip"),
             ([0xFF, 0xFE] + utf16, "iconv"),
