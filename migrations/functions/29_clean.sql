@@ -194,7 +194,8 @@ COMMENT ON FUNCTION tokenkeeper.set_cleaning(regclass, text, interval, text, tex
     'within sweep.prune_allowance and sweep.max_prune_share of the table''s rows. To mark a row, mark_column (active if it exists) is set to the SQL '
     'expression mark_value: false for active, now() for an instant. No row is cleaned while a guard has tripped or far more tokens than usual turn '
     'stale, nor one that has another token or a later registration by then. mode => ''off'' ends it. For the table''s owner. Raises 22023 for a table that is '
-    'not attached or has no primary key, for an unknown column, and for delete if a foreign key cascades, unless confirmed by cascades => true.';
+    'not attached or has no primary key, for an unknown column, for a mark_value that is no expression of the column''s type, and for delete if a foreign key '
+    'cascades, unless confirmed by cascades => true; 42501 for others than the owner.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.set_cleaning(regclass, text, interval, text, text, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cleaning_obstacle(of_topic integer) RETURNS text
