@@ -140,7 +140,8 @@ CREATE TABLE tokenkeeper.stale_receipt (
 ALTER TABLE tokenkeeper.stale_receipt REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.stale_receipt IS
     'Each 410 that counts, with when it was received, so that reinstate can find the latest of those that remain. Kept while the token is '
-    'suppressed, and for the retention of suppressed tokens. Of a token with more than 50, the first 20 and the last 20 are kept, and those that are newly stale.';
+    'suppressed, and for the retention of suppressed tokens. Of a token with more than 50, the first 20 and the last 20 are kept, and those that are '
+    'newly stale.';
 COMMENT ON COLUMN tokenkeeper.stale_receipt.queued_at IS
     'When the result was queued. The undo goes by this instant and never by stale_at: if APNs repeats the same 410 later, it counts.';
 COMMENT ON COLUMN tokenkeeper.stale_receipt.stale_at IS 'The timestamp that APNs gave.';
