@@ -346,6 +346,16 @@ import TokenModel
         #expect(
             try other.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.suppressed_token") == "aa,cc")
         #expect(try other.psql("SELECT count(*) FROM tokenkeeper.rejected_result WHERE token LIKE 'bb caf%'") == "1")
+        try other.psql(
+            """
+            SET client_encoding = 'UTF8';
+            INSERT INTO tokenkeeper.registration (topic, token, device_id) VALUES
+                ('t', '<DD ee>', 'caf\u{e9}'), ('t', 'ff', NULL), ('t', 'caf\u{e9}', NULL)
+            """, user: "a_app")
+        try drainAll(&daemon)
+        #expect(
+            try other.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.sendable_token") == "ddee,ff")
+        #expect(try other.psql("SELECT error LIKE 'token is ''caf%' FROM tokenkeeper.rejected_registration") == "t")
     }
 
     @Test func `settings of the role change nothing`() throws {

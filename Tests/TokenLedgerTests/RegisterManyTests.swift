@@ -113,6 +113,42 @@ import Testing
         #expect(try database.psql(call("[]"), user: "a_app") == "")
     }
 
+    /// A registration that waits for one of the devices may hold one of the tokens.
+    @Test func `a registration that waits for a device of the call is not ended by a deadlock`() throws {
+        var single = try database.connect(user: "a_app")
+        try single.execute(
+            "SELECT tokenkeeper.register(t, 't', device_id => 'd' || t) FROM unnest('{aa,bb}'::text[]) AS t")
+        try single.execute("BEGIN; SELECT tokenkeeper.register('aa', 't', user_id => 'ann')")
+        let (database, failures) = (database, Failures())
+        // It has looked for a deadlock before there is one, and does not look again.
+        try database.psql(
+            "ALTER ROLE a_operator SET deadlock_timeout = '1ms'; GRANT tokenkeeper_app TO a_operator", user: "postgres")
+        let done = DispatchGroup()
+        done.enter()
+        Thread.detachNewThread {
+            do {
+                try database.psql(call(#"[{"token": "aa", "device_id": "dbb"}]"#), user: "a_operator")
+            } catch {
+                failures.add("\(error)")
+            }
+            done.leave()
+        }
+        try eventually("the call waits for the token") {
+            try database.psql(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+                user: "postgres") == "1"
+        }
+        try single.execute("SELECT tokenkeeper.register('cc', 't', device_id => 'dbb')")
+        try single.execute("COMMIT")
+        done.wait()
+        #expect(failures.all == [])
+        #expect(
+            try database.psql(
+                "SELECT string_agg(token || ' ' || state, ', ' ORDER BY token) FROM tokenkeeper.token WHERE device_id = 'dbb'"
+            )
+                == "aa active, bb superseded, cc superseded")
+    }
+
     private struct Said: Sendable {
         var token: String
         var at: Int

@@ -96,4 +96,17 @@ import Testing
         try drainAll(&daemon)
         #expect(try database.psql("SELECT state, reason FROM tokenkeeper.token") == "suspect|410 without a timestamp")
     }
+
+    @Test func `an instant without a time zone is in UTC, whatever the session says`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            """
+            SET timezone = 'America/New_York';
+            SET datestyle = 'SQL, DMY';
+            SELECT tokenkeeper.report('t', 'aa', 410, 'Unregistered', '2026-11-06 21:20:00.123')
+            """, user: "a_sender")
+        #expect(
+            try database.psql("SELECT body FROM tokenkeeper.send_result")
+                == #"{"reason":"Unregistered","timestamp":1794000000123}"#)
+    }
 }

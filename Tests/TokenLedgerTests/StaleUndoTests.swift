@@ -134,6 +134,33 @@ import Testing
         #expect(try database.psql(stale) == "none")
     }
 
+    /// A sender that does not ask the gate, for a hundred days; in one batch, and in two.
+    @Test(arguments: [1, 2])
+    func `of a token that gets 410s forever, the first and the last receipts are kept`(batches: Int) throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            "SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{01,02}'::text[]) AS t")
+        try gone(["01", "02"], received: "2025-02-01Z")
+        if batches == 2 { try drainAll(&daemon) }
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, queued_at, body)
+            SELECT 't', '01', 410, '2025-02-01Z'::timestamptz + n * interval '1 day', '{"reason":"Unregistered","timestamp":1736467200000}'
+            FROM generate_series(1, 100) AS n
+            """)
+        try gone(["02"], received: "2025-02-02Z")
+        try drainAll(&daemon)
+        let kept =
+            "SELECT encode(token_key, 'hex'), count(*), count(*) FILTER (WHERE newly), min(queued_at)::date, max(queued_at)::date FROM tokenkeeper.stale_receipt GROUP BY 1 ORDER BY 1"
+        #expect(
+            try database.psql(kept) == "01|40|1|2025-02-01|2025-05-12\n02|2|1|2025-02-01|2025-02-02")
+        // Either end is enough.
+        #expect(try reinstate("2025-02-01Z", "2025-05-11Z") == "1", "02")
+        #expect(try states() == "01 stale, 02 active")
+        #expect(try reinstate("2025-05-12Z", "2025-05-12Z") == "1")
+        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.stale_count") == "0")
+    }
+
     @Test func `of the 410s of one batch, those of an undone window do not count`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(

@@ -264,4 +264,53 @@ import Testing
             try database.psql("SELECT count(*), count(*) FILTER (WHERE key = '3') FROM tokenkeeper.cleaned_row")
                 == "9|0")
     }
+
+    @Test func `a row that a trigger, a deferred foreign key or a locked table keeps is refused alone`() throws {
+        try clean(", 'delete'")
+        try database.psql(
+            """
+            CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF OLD.id = 2 THEN RAISE EXCEPTION 'not this one'; END IF;
+                RETURN CASE WHEN OLD.id <> 3 THEN OLD END;
+            END $$;
+            CREATE TRIGGER keep BEFORE DELETE ON devices FOR EACH ROW EXECUTE FUNCTION keep();
+            CREATE TABLE bill (device bigint REFERENCES devices DEFERRABLE INITIALLY DEFERRED); INSERT INTO bill VALUES (7);
+            """, user: "a_app")
+        let report = try sweep()
+        #expect(report.tables.map(\.cleaned) == [7] && report.tables.map(\.failed) == [3], "\(report)")
+        #expect(try ids("id <= 10") == "2 3 7")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.cleaned_row") == "7")
+        // Only the first row of a batch waits for the table that is locked.
+        try database.psql("DROP TRIGGER keep ON devices", user: "a_app")
+        var app = try database.connect(user: "a_app")
+        try app.execute("BEGIN; LOCK TABLE bill IN ACCESS EXCLUSIVE MODE")
+        #expect(try sweep().tables.map(\.failed) == [1])
+        #expect(try ids("id <= 10") == "2 3 7")
+        try app.execute("ROLLBACK")
+        #expect(try sweep().tables.map(\.cleaned) == [2])
+    }
+
+    @Test func `any key and any column is cleaned and restored, also after a column was added`() throws {
+        try database.psql(
+            """
+            CREATE TABLE phones (code char(8) PRIMARY KEY, push_token text, last_seen timestamptz DEFAULT '2025-01-01Z', more jsonb NOT NULL, maybe json,
+                                 bytes bytea, list int[]);
+            CREATE INDEX ON phones (push_token);
+            INSERT INTO phones (code, push_token, more, maybe, bytes, list)
+            VALUES ('one', '0001', 'null', NULL, '\\x00ff', '{1,NULL}'), ('two', '0002', '{"a": null}', '[1]', NULL, '{}');
+            SELECT tokenkeeper.attach('public.phones', token => 'push_token', topic_value => 't', registered_at => 'last_seen');
+            SELECT tokenkeeper.clean_attached('public.phones', 'delete')
+            """, user: "a_app")
+        let rows =
+            "SELECT string_agg((code, push_token, last_seen, more, maybe, bytes, list)::text, ' ' ORDER BY code) FROM phones"
+        let before = try database.psql(rows, user: "a_app")
+        #expect(try sweep().tables.map(\.cleaned) == [2])
+        try database.psql("ALTER TABLE phones ADD COLUMN sold boolean NOT NULL DEFAULT true", user: "a_app")
+        #expect(
+            try database.psql("SELECT tokenkeeper.restore_cleaned('public.phones', '2025-01-01Z')", user: "a_app")
+                == "2")
+        #expect(try database.psql(rows, user: "a_app") == before)
+        #expect(try database.psql("SELECT bool_and(sold) FROM phones", user: "a_app") == "t")
+    }
 }

@@ -13,7 +13,7 @@ import Testing
     }
 
     /// Begins a source, and lets these calls of register and unregister be its registrations.
-    private func source(_ calls: [String], kind: String = "backfill", as user: String = "a_app") throws -> Int64 {
+    private func source(_ calls: [String], kind: String = "import", as user: String = "a_app") throws -> Int64 {
         let source = try database.psql("SELECT tokenkeeper.begin_source('\(kind)', 'public.devices')", user: user)
         let before = try database.psql("SELECT coalesce(max(event_id), 0) FROM tokenkeeper.token_event_log")
         for call in calls { try database.psql("SELECT \(call)") }
@@ -204,5 +204,45 @@ import Testing
             try database.psql("SELECT tokenkeeper.withdraw(\(attachment))", user: "a_operator")
         }
         #expect("\(String(describing: error))".contains("is the attached table public.devices"))
+    }
+
+    @Test func `neither receipts nor held logouts nor rejected registrations of the source are left`() throws {
+        let source = try database.psql("SELECT tokenkeeper.begin_source('import', 'devices.csv')", user: "a_app")
+        let other = try database.psql("SELECT tokenkeeper.begin_source('import', 'other.csv')", user: "a_app")
+        try database.psql(
+            """
+            SELECT count(tokenkeeper.register('0' || n, 't', 'production', \(Self.ago)1)) FROM generate_series(1, 9) AS n;
+            UPDATE tokenkeeper.topic_policy SET guard_allowance = 1, guard_max_share = 0;
+            INSERT INTO tokenkeeper.registration (topic, token, unregistered, source_id)
+            VALUES ('t', 'b1', true, \(source)), ('t', '01', true, \(source)), ('t', '02', true, \(source)), ('t', 'zz', false, \(source)),
+                   ('t', 'b2', true, \(other)), ('t', '03', true, \(other)), ('t', '04', true, \(other)), ('t', 'yy', false, \(other));
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        let left = """
+            SELECT (SELECT string_agg(encode(token_key, 'hex'), ' ' ORDER BY token_key) FROM tokenkeeper.unregistration_receipt),
+                   (SELECT string_agg(token, ' ' ORDER BY token) FROM tokenkeeper.held_registration),
+                   (SELECT string_agg(token, ' ' ORDER BY token) FROM tokenkeeper.rejected_registration)
+            """
+        #expect(try database.psql(left) == "b1 b2|01 02 03 04|yy zz")
+        #expect(try withdraw(Int64(source) ?? 0, dryRun: true) == (1, 0))
+        #expect(try database.psql(left) == "b1 b2|01 02 03 04|yy zz")
+        #expect(try withdraw(Int64(source) ?? 0) == (1, 0))
+        #expect(try database.psql(left) == "b2|03 04|yy")
+    }
+
+    @Test func `a reconciliation that was withdrawn does not continue`() throws {
+        let devices = try AttachedDevices()
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen) SELECT md5(n::text), now() FROM generate_series(1, 30) AS n"
+        )
+        let attachment = try devices.attach()
+        let run = try devices.app("SELECT tokenkeeper.begin_source('reconcile', 'app.devices')")
+        let next = "SELECT next_position IS NULL FROM tokenkeeper.compare_next(\(attachment), NULL, 10, \(run))"
+        #expect(try devices.app(next) == "f")
+        try devices.forgetQueue()
+        try devices.app("SELECT tokenkeeper.withdraw(\(run))")
+        let error = #expect(throws: (any Error).self) { try devices.app(next) }
+        #expect("\(String(describing: error))".contains("no reconciliation of table app.devices that goes on"))
     }
 }

@@ -151,4 +151,27 @@ import Testing
                 user: "stranger")
         }
     }
+
+    /// begin_backfill continues a backfill that is not finished, from the position that it has.
+    @Test func `a stranger cannot begin or move the backfill of a table`() throws {
+        let devices = try devices()
+        try devices.database.psql("CREATE ROLE forger LOGIN; GRANT tokenkeeper_app TO forger", user: "postgres")
+        defer { _ = try? devices.database.psql("DROP OWNED BY forger; DROP ROLE forger", user: "postgres") }
+        for kind in ["backfill", "reconcile"] {
+            let error = #expect(throws: (any Error).self) {
+                try devices.database.psql("SELECT tokenkeeper.begin_source('\(kind)', 'app.devices')", user: "forger")
+            }
+            #expect("\(String(describing: error))".contains("forger is no member of the table's owner"))
+        }
+        // Nor the owner by hand: the function that reads the rows notes the position.
+        let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+        for user in ["forger", "a_app"] {
+            #expect(throws: (any Error).self) {
+                try devices.database.psql("SELECT tokenkeeper.advance_source(\(source), '99', 1, 0)", user: user)
+            }
+        }
+        #expect(
+            try devices.app("SELECT source_id, resumes FROM tokenkeeper.begin_backfill('app.devices')") == "\(source)|t"
+        )
+    }
 }
