@@ -55,6 +55,25 @@ import Testing
 
     private static let ago = "now() - interval '1 day' - interval '1 minute' * "
 
+    @Test func `a token that was superseded by one that has moved to another device stays superseded`() throws {
+        for (token, minutes, device) in [("a1", 100, "phone"), ("a2", 50, "phone"), ("a2", 40, "tablet")] {
+            try database.psql(
+                "SELECT tokenkeeper.register('\(token)', 't', 'production', \(Self.ago)\(minutes), '\(device)')")
+        }
+        let before = try ledger()
+        #expect(before.contains("|a1|superseded|"), "\(before)")
+        let source = try source([
+            "tokenkeeper.register('b1', 't', 'production', \(Self.ago)20, 'phone')",
+            // It moves on, too: so it is what the device remembers.
+            "tokenkeeper.register('b1', 't', 'production', \(Self.ago)10, 'watch')",
+        ])
+        #expect(try withdraw(source) == (1, 0))
+        #expect(try ledger() == before)
+        #expect(
+            try database.psql("SELECT tokenkeeper.register('a1', 't', device_id => 'phone')") == "t",
+            "its next registration makes it current again")
+    }
+
     @Test func `what only new tokens have changed is as it was before`() throws {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
         var chance = SeededChance(seed: seed)

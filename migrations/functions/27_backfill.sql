@@ -276,6 +276,7 @@ DECLARE
     single boolean[] := '{}';
     busy boolean[] := '{}';
     heir tokenkeeper.ledger;
+    named_before timestamptz;
     locked record;
     gone_topics integer[] := '{}';
     gone_keys bytea[] := '{}';
@@ -355,9 +356,22 @@ BEGIN
             DELETE FROM tokenkeeper.crowded_device AS c WHERE c.topic_id = device_topics[n] AND c.device_id = devices[n];
             CONTINUE;
         END IF;
-        -- What the withdrawn token said about the device is forgotten, and the rest of its tokens decide again.
+        -- What the withdrawn token said about the device is forgotten, and the rest of its tokens decide again. If the latest of them was
+        -- superseded before the source began, a token that has moved to another device had named this one later: then the latest stays
+        -- superseded until it registers again.
+        SELECT w.registered_at + interval '1 microsecond' INTO named_before
+        FROM (SELECT l.* FROM tokenkeeper.ledger AS l
+              WHERE l.device_id = devices[n] AND l.topic_id + 0 = device_topics[n]
+                -- Those that the source has made and that are not withdrawn yet have no say.
+                AND NOT EXISTS (SELECT FROM tokenkeeper.token_event_log AS e
+                                WHERE e.token_key = l.token_key AND e.topic_id = l.topic_id AND e.source_id = source.source_id)
+              ORDER BY l.registered_at DESC, l.token_key DESC LIMIT 1) AS w
+        -- If it is suppressed for another cause as well, that does not matter, and nothing says when it was superseded.
+        WHERE w.superseded_at IS NOT NULL AND coalesce(greatest(w.stale_at, w.suspect_at, w.unregistered_by_app_at) < w.registered_at, true)
+          AND NOT EXISTS (SELECT FROM tokenkeeper.token_event_log AS e
+                          WHERE e.token_key = w.token_key AND e.topic_id = w.topic_id AND e.event = 'superseded' AND e.at >= source.started_at);
         UPDATE tokenkeeper.device AS d
-        SET named_at = CASE WHEN d.token_key = ANY (gone_keys) THEN '-infinity' ELSE d.named_at END,
+        SET named_at = CASE WHEN d.token_key = ANY (gone_keys) THEN coalesce(named_before, '-infinity') ELSE d.named_at END,
             token_key = CASE WHEN d.token_key = ANY (gone_keys) THEN '' ELSE d.token_key END
         WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n];
         SELECT l.* INTO heir FROM tokenkeeper.ledger AS l
