@@ -300,7 +300,7 @@ import Testing
             INSERT INTO phones (code, push_token, more, maybe, bytes, list)
             VALUES ('one', '0001', 'null', NULL, '\\x00ff', '{1,NULL}'), ('two', '0002', '{"a": null}', '[1]', NULL, '{}');
             SELECT tokenkeeper.attach('public.phones', token => 'push_token', topic_value => 't', registered_at => 'last_seen');
-            SELECT tokenkeeper.clean_attached('public.phones', 'delete')
+            SELECT tokenkeeper.set_cleaning('public.phones', 'delete')
             """, user: "a_app")
         let rows =
             "SELECT string_agg((code, push_token, last_seen, more, maybe, bytes, list)::text, ' ' ORDER BY code) FROM phones"

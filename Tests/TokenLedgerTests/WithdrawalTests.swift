@@ -256,7 +256,7 @@ import Testing
             "INSERT INTO app.devices (push_token, last_seen) SELECT md5(n::text), now() FROM generate_series(1, 30) AS n"
         )
         let attachment = try devices.attach()
-        let run = try devices.app("SELECT tokenkeeper.begin_source('reconcile', 'app.devices')")
+        let run = try devices.app("SELECT tokenkeeper.begin_source('reconciliation', 'app.devices')")
         let next = "SELECT next_position IS NULL FROM tokenkeeper.compare_next(\(attachment), NULL, 10, \(run))"
         #expect(try devices.app(next) == "f")
         try devices.forgetQueue()

@@ -10,7 +10,7 @@ DECLARE
 BEGIN
     -- An attachment is begun by attach, which checks who owns the table.
     IF (begin_source.kind COLLATE "C" IN ('backfill', 'reconciliation', 'import')) IS NOT TRUE THEN
-        RAISE EXCEPTION 'kind is %, expected backfill, reconcile or import', coalesce(quote_literal(left(begin_source.kind, 100)), 'null')
+        RAISE EXCEPTION 'kind is %, expected backfill, reconciliation or import', coalesce(quote_literal(left(begin_source.kind, 100)), 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF (octet_length(begin_source.name) BETWEEN 1 AND 4096) IS NOT TRUE THEN

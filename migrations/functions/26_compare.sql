@@ -277,7 +277,7 @@ BEGIN
     asker := tokenkeeper.attachment_function(this.source_id, 'has');
     -- row MICROSECONDS KEY: the table, after the row with this key, in a comparison that began then. token TOPIC_ID HEX: the ledger, after this token.
     IF compare_next.position IS NULL OR compare_next.position COLLATE "C" LIKE 'row %' THEN
-        began := coalesce('epoch'::timestamptz + split_part(compare_next.position COLLATE "C", ' ', 2)::bigint * interval '1 microsecond', clock_timestamp());
+        began := least('epoch'::timestamptz + split_part(compare_next.position COLLATE "C", ' ', 2)::bigint * interval '1 microsecond', clock_timestamp());
         BEGIN
             SELECT * INTO read_to FROM tokenkeeper.compare_rows(
                 reader.name, asker.name, this.source_id, substr(compare_next.position, 6 + length(split_part(compare_next.position COLLATE "C", ' ', 2))),

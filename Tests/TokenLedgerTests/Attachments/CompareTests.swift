@@ -157,7 +157,7 @@ import Testing
         let devices = try devices()
         try devices.database.psql("CREATE ROLE forger LOGIN; GRANT tokenkeeper_app TO forger", user: "postgres")
         defer { _ = try? devices.database.psql("DROP OWNED BY forger; DROP ROLE forger", user: "postgres") }
-        for kind in ["backfill", "reconcile"] {
+        for kind in ["backfill", "reconciliation"] {
             let error = #expect(throws: (any Error).self) {
                 try devices.database.psql("SELECT tokenkeeper.begin_source('\(kind)', 'app.devices')", user: "forger")
             }
