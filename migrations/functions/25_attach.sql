@@ -281,17 +281,17 @@ $declared$
         WHEN row_level THEN 'DECLARE' || chr(10) || '    r ALIAS FOR ' || CASE kind WHEN 'insert' THEN 'NEW' ELSE 'OLD' END || ';' || chr(10)
         ELSE '' END;
     source text := CASE WHEN row_level THEN '' ELSE 'FROM changed_rows AS r' END;
-    -- Outside the subtransaction, which is not needed if there is nothing to do.
     head text := $head$BEGIN
     IF current_setting('tokenkeeper.cleaning', true) = %1$L THEN
         RETURN NULL;
     END IF;
-$head$ || CASE WHEN changed IS NULL THEN '' ELSE $head$    IF (%11$s) IS NOT TRUE THEN
-        IF (%12$s) IS NOT TRUE THEN
-            RETURN NULL;
+    BEGIN
+$head$ || CASE WHEN changed IS NULL THEN '' ELSE $head$        IF (%11$s) IS NOT TRUE THEN
+            IF (%12$s) IS NOT TRUE THEN
+                RETURN NULL;
+            END IF;
         END IF;
-    END IF;
-$head$ END || '    BEGIN' || chr(10);
+$head$ END;
     -- The provider's write never fails because of this function. If even the failure cannot be noted, the server's log has it.
     tail text := $tail$    EXCEPTION WHEN OTHERS THEN
         BEGIN

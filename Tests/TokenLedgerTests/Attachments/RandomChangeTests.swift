@@ -67,7 +67,9 @@ private struct Change: Decodable {
             return new.isOut ? [logout(new, at: Self.since1970(new.seen))] : [registration(new, after: nil)]
         }
         var rows: [QueuedRow] = []
-        let movesForward = new.seen.map { seen in old.seen.map { seen > $0 } ?? true } ?? false
+        // An earlier instant that is younger than a minute counts as the moment of the write.
+        let movesForward =
+            new.seen.map { seen in old.seen.map { seen > $0 || seen < $0 && seen > began - Self.minute } ?? true } ?? false
         let tokenChanges = !new.hasSameAddress(as: old)
         let cannotSupersede = ["t.push-type.controls", "t.push-type.liveactivity"]
         if tokenChanges, old.hasToken, !old.isOut {

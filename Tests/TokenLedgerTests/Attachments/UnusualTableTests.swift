@@ -235,7 +235,7 @@ import Testing
         try devices.app("SELECT tokenkeeper.detach('phones')")
         try devices.app(attach)
         #expect(try devices.app("SELECT name FROM tokenkeeper.begin_backfill('phones')") == "app.phones")
-        try devices.app("CREATE TABLE public.phones (LIKE app.phones INCLUDING ALL)")
+        try devices.database.psql("CREATE TABLE public.phones (LIKE app.phones INCLUDING ALL)", user: "postgres")
         #expect(failure { try devices.app("SELECT tokenkeeper.detach('phone')") }.contains("is not attached"))
         try devices.app("SELECT tokenkeeper.detach('app.phones')")
         #expect(try devices.app("SELECT count(*) FROM pg_proc WHERE pronamespace = 'app'::regnamespace") == "0")

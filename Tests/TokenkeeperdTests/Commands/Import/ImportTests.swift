@@ -134,7 +134,7 @@ import Testing
     {
         // At least three batches.
         let lines = Soak.size(50_000, whole: 300_000)
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let file = "\(folder.path)/devices.csv"
         try Self.file(lines: lines, repeats: true, to: file)
         let (undisturbed, killed) = (try TestCluster.shared.database(), try TestCluster.shared.database())
@@ -329,7 +329,7 @@ import Testing
 
     @Test func `a file that cannot be imported at all is refused before anything has begun`() throws {
         let database = try TestCluster.shared.database()
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let token = String(repeating: "ab", count: 32)
         func refusal(_ bytes: [UInt8], _ arguments: [String]) throws -> String {
             try Data(bytes).write(to: URL(fileURLWithPath: "\(folder.path)/f"))
@@ -371,7 +371,7 @@ import Testing
 
     @Test func `an import that was begun anew and has finished is not continued from before`() throws {
         let database = try TestCluster.shared.database()
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let file = try folder.write("token\naa\n", to: "f.csv")
         for _ in 0..<2 { #expect(try run([file, "--restart"] + usual, on: database).status == 0) }
         try database.psql("UPDATE tokenkeeper.registration_source SET finished_at = NULL WHERE source_id = 1")
@@ -382,7 +382,7 @@ import Testing
 
     @Test func `a full disk interrupts an import, which continues once there is room`() throws {
         let database = try TestCluster.shared.database()
-        let folder = try Folder()
+        let folder = try TemporaryDirectory()
         let file = try folder.write("token\naa\nzz\n", to: "f.csv")
         // No file may grow beyond 0 bytes: the same path in the command as a disk without room.
         let full = try ProgramRun(
