@@ -1,10 +1,10 @@
 import Foundation
 
-/// Repeats a check until it holds. Fails after three minutes.
+/// Repeats a check until it holds. Fails after ten minutes.
 ///
 /// It blocks its thread, so the test's suite needs the trait `ownThread`.
 public func eventually(
-    _ what: String, within seconds: Int = 180, _ isSo: () throws -> Bool
+    _ what: String, within seconds: Int = 600, _ isSo: () throws -> Bool
 ) throws {
     let clock = ContinuousClock()
     let deadline = clock.now + .seconds(seconds)

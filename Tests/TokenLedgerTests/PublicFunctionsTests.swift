@@ -34,7 +34,7 @@ import Testing
             """, user: "a_app")
         for user in ["a_app", "a_operator"] {
             try database.psql(
-                "SELECT tokenkeeper.begin_source(k, 'app.devices') FROM unnest('{backfill,reconcile,import,import,backfill,reconcile,import,import}'::text[]) AS k",
+                "SELECT tokenkeeper.begin_source(k, 'app.devices') FROM unnest('{backfill,reconciliation,import,import,backfill,reconciliation,import,import}'::text[]) AS k",
                 user: user)
         }
         let seed = Double.random(in: -1...1)

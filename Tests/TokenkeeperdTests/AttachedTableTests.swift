@@ -83,10 +83,11 @@ import Testing
         #expect(try table.database.psql("SELECT count(*) FROM tokenkeeper.registration") == "0")
         let expected = try table.expectedOfChanges()
         print("without triggers: \(expected)")
-        for finding in ["behind", "missing", "without_row"] + (Soak.isWhole ? ["logged_in", "logged_out"] : []) {
+        for finding in ["behind", "missing", "without_row"] + (Soak.isWhole ? ["logged_out"] : []) {
             #expect(expected.contains(finding), "seed \(seed): \(expected)")
         }
-        #expect(try table.differences() == expected, "seed \(seed)")
+        let differences = try table.differences()
+        #expect(differences == expected, "seed \(seed)")
         try table.reconcile()
         daemons[0].signal(SIGKILL)
         try table.drained()
@@ -356,7 +357,7 @@ private struct AttachedTable: Sendable {
         try database.psql(
             """
             CREATE TABLE public.before AS
-            SELECT t.topic, t.token, t.state, t.registered_at, l.superseded_at, clock_timestamp() AS copied_at
+            SELECT t.topic, t.token, t.state, t.registered_at, l.superseded_at
             FROM tokenkeeper.token AS t JOIN tokenkeeper.topic AS o USING (environment, topic) JOIN tokenkeeper.ledger AS l USING (topic_id, token_key)
             """, user: "postgres")
     }
@@ -371,7 +372,8 @@ private struct AttachedTable: Sendable {
                         WHEN b.state = 'active' AND NOT EXISTS (SELECT FROM rows AS o WHERE (o.topic, o.token) = (r.topic, r.token) AND o.registered)
                         THEN 'logged_out' END
                     WHEN b.registered_at IS NULL THEN 'missing'
-                    WHEN r.last_seen > b.copied_at THEN 'behind'
+                    -- Also of a device that registered while the row was logged out, which the ledger does not learn.
+                    WHEN r.last_seen > b.registered_at THEN 'behind'
                     WHEN b.state = 'unregistered_by_app' AND b.superseded_at IS NULL THEN 'logged_in' END AS finding
                 FROM rows AS r LEFT JOIN public.before AS b USING (topic, token)
                 UNION ALL

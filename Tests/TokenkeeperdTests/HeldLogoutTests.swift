@@ -76,7 +76,10 @@ import Testing
             """)
         while try Reinstatement.undo(within: .seconds(5), on: &daemon, while: { true }) {}
         let undone = try command(database, ["explain", "fedcba9876543210"])
-        #expect(undone.contains("reinstated: that the app unregistered it as of 2025-02-01"), "\(undone)")
+        #expect(
+            undone.contains(
+                "reinstated: the logout from the attachment of public.devices as of 2025-02-01 00:00:00 UTC does not count any more"
+            ), "\(undone)")
         #expect(
             undone.contains(
                 "logouts from attached tables and files received from 2025-02-01 00:00:00 UTC to 2025-02-01 00:00:00 UTC do not count"

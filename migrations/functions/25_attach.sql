@@ -144,7 +144,7 @@ BEGIN
     IF EXISTS (SELECT FROM tokenkeeper.attachment AS a WHERE a.table_id = attached) THEN
         detail := format('%s is attached already: run SELECT tokenkeeper.detach(%L) first', attached, attached);
         RETURN NEXT;
-    ELSIF EXISTS (SELECT FROM tokenkeeper.attachment AS a WHERE a.name = format('%s.%I', place, this.relname)) THEN
+    ELSIF EXISTS (SELECT FROM tokenkeeper.attachment AS a WHERE a.name = (place || '.' || quote_ident(this.relname)) COLLATE "C") THEN
         -- Backfills and reconciliations find the attachment by this name.
         detail := format('another table was attached under the name %1$s.%2$I, and was dropped or renamed: run SELECT tokenkeeper.detach(%3$L) first',
                          place, this.relname, format('%s.%I', place, this.relname));

@@ -378,7 +378,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.comparison_findings(bigint, jsonb, jsonb) IS
     'Internal, for compare and its command: the counts and samples that batches of compare_next have added up to, one row for each kind, the differences '
-    'first.';
+    'first. Raises 22003, 22023 or 22P02 for what compare_next has not returned.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.comparison_findings(bigint, jsonb, jsonb) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.compare_all(attached regclass, repairs bigint)

@@ -69,7 +69,8 @@ private struct Change: Decodable {
         var rows: [QueuedRow] = []
         // An earlier instant that is younger than a minute counts as the moment of the write.
         let movesForward =
-            new.seen.map { seen in old.seen.map { seen > $0 || seen < $0 && seen > began - Self.minute } ?? true } ?? false
+            new.seen.map { seen in old.seen.map { seen > $0 || seen < $0 && seen > began - Self.minute } ?? true }
+            ?? false
         let tokenChanges = !new.hasSameAddress(as: old)
         let cannotSupersede = ["t.push-type.controls", "t.push-type.liveactivity"]
         if tokenChanges, old.hasToken, !old.isOut {

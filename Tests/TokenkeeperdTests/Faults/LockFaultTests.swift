@@ -122,7 +122,7 @@ struct LockFault: Sendable, CustomTestStringConvertible {
             try stage.start()
             try stage.reports(cause)
             #expect(stage.log.contains("level=warning msg=\"waiting for a lock in PostgreSQL\""))
-            #expect(stage.status.contains(" (since 20"))
+            try eventually("the status says since when") { stage.status.contains(" (since 20") }
         }
         try eventually("the log says that it is over") {
             stage.log.contains("level=notice msg=\"no longer waiting for a lock in PostgreSQL\"")
