@@ -2,7 +2,7 @@ internal import TokenModel
 
 /// Compares an attached table with the ledger, in both directions and in batches; a reconciliation also queues what is missing.
 ///
-/// The rules are in `migrations/functions/26_compare.sql`.
+/// The rules are in `migrations/functions/35_compare.sql`.
 public struct Comparison: Sendable {
     /// The schema and name of the table.
     public let table: String
