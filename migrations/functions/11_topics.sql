@@ -1,5 +1,20 @@
 -- Topics: find them, create them, log their policies.
 
+-- Both are inlined: a batch calls them for each row.
+CREATE OR REPLACE FUNCTION tokenkeeper.environment_fault(environment text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN (environment COLLATE "C" IN ('production', 'sandbox')) IS NOT TRUE
+    THEN 'environment is ' || coalesce(quote_literal(left(environment, 100)), 'null') || ', expected ''production'' or ''sandbox''' END;
+COMMENT ON FUNCTION tokenkeeper.environment_fault(text) IS 'What is wrong with the name of an environment, and what was expected; null if nothing.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.environment_fault(text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.topic_fault(topic text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN (octet_length(topic) BETWEEN 1 AND 512) IS NOT TRUE
+    THEN 'topic is ' || coalesce(octet_length(topic)::text || ' bytes long', 'null') || ', expected the apns-topic header, 1 to 512 bytes' END;
+COMMENT ON FUNCTION tokenkeeper.topic_fault(text) IS 'What is wrong with the name of a topic, and what was expected; null if nothing.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.topic_fault(text) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.ensure_topic(environment text, topic text) RETURNS integer
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -7,16 +22,11 @@ AS $$
 DECLARE
     name text COLLATE "C" := ensure_topic.topic;
     env text COLLATE "C" := ensure_topic.environment;
+    fault text := coalesce(tokenkeeper.environment_fault(env), tokenkeeper.topic_fault(name));
     found_id integer;
 BEGIN
-    IF env IS NULL OR env NOT IN ('production', 'sandbox') THEN
-        RAISE EXCEPTION 'environment is %, expected ''production'' or ''sandbox''', coalesce(quote_literal(left(env, 100)), 'null')
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    IF name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 512 THEN
-        RAISE EXCEPTION 'topic is %, expected the apns-topic header, 1 to 512 bytes',
-            CASE WHEN name IS NULL THEN 'null' ELSE octet_length(name) || ' bytes long' END
-            USING ERRCODE = 'invalid_parameter_value';
+    IF fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
     END IF;
     LOOP
         SELECT t.topic_id INTO found_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env;

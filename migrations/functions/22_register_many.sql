@@ -16,8 +16,6 @@ AS $$
 DECLARE
     texts CONSTANT text[] := '{environment,topic,token,registered_at,device_id,user_id}';
     field record;
-    said text COLLATE "C";
-    "name" text COLLATE "C";
 BEGIN
     IF jsonb_typeof(entry) IS DISTINCT FROM 'object' THEN
         error := 'the entry is ' || coalesce(jsonb_typeof(entry), 'null') || ', expected an object';
@@ -50,17 +48,13 @@ BEGIN
     IF jsonb_typeof(entry -> 'tags') = 'array' THEN
         registration.tags := ARRAY(SELECT t.tag FROM jsonb_array_elements_text(entry -> 'tags') WITH ORDINALITY AS t (tag, n) ORDER BY t.n);
     END IF;
-    said := registration.environment;
-    "name" := registration.topic;
-    error := CASE
-        WHEN registration.token IS NULL THEN tokenkeeper.token_fault(entry ->> 'token', base64)
-        WHEN said NOT IN ('production', 'sandbox') THEN 'environment is ' || quote_literal(left(said, 100)) || ', expected ''production'' or ''sandbox'''
-        WHEN "name" IS NULL OR octet_length("name") NOT BETWEEN 1 AND 512
-            THEN 'topic is ' || coalesce(octet_length("name") || ' bytes long', 'null') || ', expected the apns-topic header, 1 to 512 bytes'
+    error := coalesce(
+        CASE WHEN registration.token IS NULL THEN tokenkeeper.token_fault(entry ->> 'token', base64) END,
+        tokenkeeper.environment_fault(registration.environment), tokenkeeper.topic_fault(registration.topic), CASE
         WHEN octet_length(registration.device_id) > 512
             THEN 'device_id is ' || octet_length(registration.device_id) || ' bytes long, expected at most 512'
         WHEN octet_length(registration.user_id) > 512
-            THEN 'user_id is ' || octet_length(registration.user_id) || ' bytes long, expected at most 512' END;
+            THEN 'user_id is ' || octet_length(registration.user_id) || ' bytes long, expected at most 512' END);
     IF error IS NOT NULL THEN
         RETURN;
     END IF;

@@ -217,12 +217,9 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE
         WHEN tokenkeeper.parse_token(token) IS NULL THEN tokenkeeper.token_fault(token)
-        WHEN (environment COLLATE "C" IN ('production', 'sandbox')) IS NOT TRUE THEN
-            'environment is ' || coalesce(quote_literal(left(environment, 100)), 'null') || ', expected ''production'' or ''sandbox'''
-        WHEN (octet_length(topic) BETWEEN 1 AND 512) IS NOT TRUE THEN
-            'topic is ' || coalesce(octet_length(topic) || ' bytes long', 'null') || ', expected the apns-topic header, 1 to 512 bytes'
-        -- Otherwise each reading would register the row again.
-        WHEN registered_at > clock_timestamp() + interval '1 minute' THEN 'registered_at is ' || registered_at || ', which is in the future'
+        ELSE coalesce(tokenkeeper.environment_fault(environment), tokenkeeper.topic_fault(topic),
+            -- Otherwise each reading would register the row again.
+            CASE WHEN registered_at > clock_timestamp() + interval '1 minute' THEN 'registered_at is ' || registered_at || ', which is in the future' END)
     END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attached_row_fault(text, text, text, timestamptz) IS
