@@ -581,13 +581,7 @@ BEGIN
                 ELSE (SELECT 'a tag is ' || coalesce(octet_length(t.tag) || ' bytes long', 'null') || ', expected 1 to 512 bytes'
                       FROM unnest(r.tags) AS t (tag) WHERE t.tag IS NULL OR octet_length(t.tag) NOT BETWEEN 1 AND 512 LIMIT 1)
                 END AS row_fault,
-                CASE
-                WHEN r.topic_id IS NOT NULL THEN NULL
-                WHEN r.environment NOT IN ('production', 'sandbox') THEN
-                    'environment is ' || quote_literal(left(r.environment, 100)) || ', expected ''production'' or ''sandbox'''
-                WHEN octet_length(r.topic) BETWEEN 1 AND 512 THEN NULL
-                ELSE 'topic is ' || coalesce(octet_length(r.topic) || ' bytes long', 'null') || ', expected the apns-topic header, 1 to 512 bytes'
-                END AS topic_fault
+                CASE WHEN r.topic_id IS NULL THEN coalesce(tokenkeeper.environment_fault(r.environment), tokenkeeper.topic_fault(r.topic)) END AS topic_fault
             FROM (
                 SELECT u.position::integer AS position, u.topic, coalesce(u.environment, 'production') AS environment, u.token, u.registered_at,
                        tokenkeeper.parse_token(u.token) AS hex, u.unregistered IS TRUE AS logs_out, u.device_id, u.user_id, u.tags, u.source_id,
