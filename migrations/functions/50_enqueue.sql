@@ -84,8 +84,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.send_fault(
     scheduled_at timestamptz, payload_text text) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE
-    WHEN environment COLLATE "C" NOT IN ('production', 'sandbox')
-        THEN 'environment is ' || quote_literal(left(environment, 20)) || ', expected ''production'' or ''sandbox'''
+    WHEN environment COLLATE "C" NOT IN ('production', 'sandbox') THEN tokenkeeper.environment_fault(environment)
     WHEN coalesce(topic, '') COLLATE "C" = '' THEN 'topic is missing, expected the apns-topic header'
     WHEN octet_length(topic) > 512 OR topic COLLATE "C" ~ '[^!-~]' THEN 'topic has blanks, or characters that no header can carry, or is over 512 bytes long'
     WHEN payload IS NULL THEN 'payload is missing, expected a JSON object'
