@@ -9,6 +9,9 @@
 --       For each address: true if a registered row of the table has it, false if only logged-out rows have it, null if no row has it. The index on
 --       the token column is asked for the text in tokens, and for the key in the usual spellings. Who calls it also passes each address once more
 --       with each of its other spellings, from token_spelling.
+--   tokenkeeper_agrees_17(environments text[], topics text[], tokens text[], token_keys bytea[], user_ids text[], tags text[]) RETURNS boolean[]  STABLE
+--       For each address: whether a registered row of the table has it, with this user and these tags (each an array as text). An empty user_id and
+--       '{}' stand for none. Only if attach names such a column.
 --   tokenkeeper_read_17(after text, max_rows integer) RETURNS TABLE (key text, environment text, topic text, token text,
 --           registered_at timestamptz, device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz)   STABLE
 --       The next rows by the table's key, after the row with the key `after` (null: from the beginning), as a trigger would queue them on INSERT.
@@ -30,7 +33,7 @@
 --       For backfill, compare and reconcile. token_key is null where there is no token, or fault says why the row must be refused. For the table's
 --       owner, operators and the daemon.
 --   attachment_function(source_id bigint, kind text, OUT name text, OUT version text)
---       The qualified name of a generated function (kind: insert, update, delete, has, read, clean) for EXECUTE. Raises TK002 if it does not exist
+--       The qualified name of a generated function (kind: insert, update, delete, has, agrees, read, clean) for EXECUTE. Raises TK002 if it does not exist
 --       once, does not belong to the table's owner or is not SECURITY DEFINER. Call it again afterwards: if version differs, raise.
 --   attachment_of(attached regclass) RETURNS bigint
 --       The source_id; raises 22023 if the table is not attached.

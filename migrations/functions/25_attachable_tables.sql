@@ -207,11 +207,11 @@ LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE
-        WHEN reading_fault.kind NOT IN ('has', 'read') THEN NULL
+        WHEN reading_fault.kind NOT IN ('has', 'agrees', 'read') THEN NULL
         -- What it cannot see would be taken for deleted.
         WHEN c.relforcerowsecurity THEN 'row-level security is forced, so not all rows can be seen'
         -- Without an index, each token or each batch would read the whole table.
-        WHEN reading_fault.kind = 'has' AND tokenkeeper.token_index_operator(a.table_id, a.columns[1]) IS NULL THEN
+        WHEN reading_fault.kind IN ('has', 'agrees') AND tokenkeeper.token_index_operator(a.table_id, a.columns[1]) IS NULL THEN
             'the index on ' || quote_ident(a.columns[1]) || ' is missing'
         WHEN reading_fault.kind = 'read' AND NOT EXISTS (
             SELECT FROM pg_index AS i
@@ -226,7 +226,7 @@ AS $$
     FROM tokenkeeper.attached_table AS a JOIN pg_class AS c ON c.oid = a.table_id WHERE a.source_id = reading_fault.source_id
 $$;
 COMMENT ON FUNCTION tokenkeeper.reading_fault(bigint, text) IS
-    'Why the generated function of this kind, has or read, cannot read the attached table, in words; null if it can.';
+    'Why the generated function of this kind, has, agrees or read, cannot read the attached table, in words; null if it can.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reading_fault(bigint, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_fault(source_id bigint) RETURNS text
@@ -263,6 +263,9 @@ BEGIN
     END IF;
     BEGIN
         wanted := wanted || 'has'::text;
+        IF this.arguments ?| ARRAY['user_id', 'tags'] THEN
+            wanted := wanted || 'agrees'::text;
+        END IF;
         IF cardinality(this.key_columns) > 0 THEN
             wanted := wanted || 'read'::text;
         END IF;

@@ -203,6 +203,7 @@ DECLARE
     key_after text;
     usual text[];
     changed text[];
+    details text;
     -- Whether the trigger compares the named columns, and not its function.
     compares boolean := tokenkeeper.has_before_update(attached);
 BEGIN
@@ -251,6 +252,27 @@ $body$, pieces ->> 'out', attached, spelled[1], pieces ->> 'environment', pieces
     RETURN NEXT format('CREATE ' || 'FUNCTION %s RETURNS boolean[] LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp '
                        'SET enable_seqscan = off SET jit = off AS %L', called, body);
     RETURN NEXT format('GRANT EXECUTE ON FUNCTION %s TO %s', called, ours);
+
+    details := concat_ws(' AND ', CASE WHEN pieces ->> 'user' <> 'NULL::text' THEN format('%s = a.user_id COLLATE "C"', pieces ->> 'user') END,
+                         CASE WHEN pieces ->> 'tags' <> 'NULL::text[]' THEN format('%s = a.tags::text[] COLLATE "C"', pieces ->> 'tags') END);
+    IF details <> '' THEN
+        body := format($body$BEGIN
+    RETURN (SELECT coalesce(array_agg(%3$s OR %4$s ORDER BY a.n), '{}')
+            FROM (SELECT u.*, encode(u.token_key, 'hex') AS hex
+                  FROM unnest($1, $2, $3, $4, $5, $6) WITH ORDINALITY AS u (environment, topic, token, token_key, user_id, tags, n) OFFSET 0) AS a);
+END
+$body$, NULL, NULL, found_row[1], found_row[2])
+        FROM (SELECT array_agg(format($row$EXISTS (
+                SELECT FROM %1$s AS r
+                WHERE %2$s AND NOT %3$s AND %4$s = coalesce(a.environment, 'production') AND %5$s = a.topic
+                  AND (%6$s = a.hex OR tokenkeeper.parse_token(%6$s) = a.hex) AND %7$s)$row$,
+                attached, s.condition, pieces ->> 'out', pieces ->> 'environment', pieces ->> 'topic', pieces ->> 'token', details) ORDER BY s.n) AS found_row
+              FROM unnest(spelled) WITH ORDINALITY AS s (condition, n)) AS s;
+        called := format('%s.tokenkeeper_agrees_%s(text[], text[], text[], bytea[], text[], text[])', place, source_id);
+        RETURN NEXT format('CREATE ' || 'FUNCTION %s RETURNS boolean[] LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp '
+                           'SET enable_seqscan = off SET jit = off AS %L', called, body);
+        RETURN NEXT format('GRANT EXECUTE ON FUNCTION %s TO %s', called, ours);
+    END IF;
 
     IF cardinality(keys) > 0 THEN
         SELECT CASE WHEN count(*) = 1 THEN min(format('r.%I::text', k.name))

@@ -15,6 +15,7 @@
 --   logged_in             registered in the table, suppressed in the ledger only by a logout of this table: another     a difference
 --                         session was registering the token meanwhile, or the flag was cleared without a registration
 --   logged_out            logged out in all rows that have the token, active in the ledger                             a difference
+--   details               active in both, and no row that has the token has the user and the tags of the ledger         a difference
 --   without_row           active in the ledger because of this table, which has no row with the token any more         a difference if on_delete
 --                         is unregister
 --   queued                differs, but the queue still holds a registration or logout of the token
@@ -33,7 +34,7 @@ COMMENT ON FUNCTION tokenkeeper.sources_of_attachment(bigint) IS 'The sources of
 REVOKE EXECUTE ON FUNCTION tokenkeeper.sources_of_attachment(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.compare_rows(
-    reader text, asker text, source_id bigint, after text, max_rows integer, repairs bigint,
+    reader text, asker text, agreer text, source_id bigint, after text, max_rows integer, repairs bigint,
     OUT last_key text, OUT counts jsonb, OUT samples jsonb)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -53,7 +54,7 @@ WITH read AS MATERIALIZED (
     FROM (SELECT f.*, CASE WHEN f.token <> '' THEN tokenkeeper.parse_token(f.token) END AS hex, row_number() OVER () AS n FROM %s($1, $2) AS f
           OFFSET 0) AS r
 ), known AS (
-    SELECT r.*, t.topic_id, l.registered_at AS ledger_at, l.suppressed,
+    SELECT r.*, t.topic_id, l.registered_at AS ledger_at, l.suppressed, l.user_id AS ledger_user, l.tags AS ledger_tags,
            CASE WHEN l.suppressed THEN tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) END AS cause,
            CASE WHEN l.unregistered_by_app_at >= l.registered_at AND l.superseded_at IS NULL
                      AND coalesce(greatest(l.stale_at, l.suspect_at) < l.registered_at, true) THEN l.unregistered_by_app_at END AS only_logout_at
@@ -75,49 +76,82 @@ WITH read AS MATERIALIZED (
         WHEN k.only_logout_at IS NOT NULL AND EXISTS (
             SELECT FROM tokenkeeper.unregistration_receipt AS u
             WHERE u.topic_id = k.topic_id AND u.token_key = k.token_key AND u.unregistered_by_app_at = k.only_logout_at AND u.source_id = ANY ($5)) THEN 'logged_in'
-        WHEN k.suppressed THEN k.cause END AS finding
+        WHEN k.suppressed THEN k.cause
+        -- Null if attach names no such column.
+        WHEN k.user_id <> coalesce(k.ledger_user, '') COLLATE "C" OR k.tags <> coalesce(k.ledger_tags, '{}') COLLATE "C" THEN 'details' END AS finding
     FROM known AS k
 ), queue AS MATERIALIZED (
     SELECT DISTINCT coalesce(q.environment, 'production') COLLATE "C" AS environment, q.topic COLLATE "C" AS topic,
            decode(tokenkeeper.parse_token(q.token), 'hex') AS token_key
     FROM tokenkeeper.registration AS q
-    WHERE EXISTS (SELECT FROM judged AS j WHERE j.finding IN ('missing', 'behind', 'logged_in', 'logged_out'))
-), asked AS MATERIALIZED (
-    SELECT j.n, j.environment, j.topic, j.token, j.token_key FROM judged AS j WHERE j.finding = 'logged_out'
-    UNION ALL
-    SELECT j.n, j.environment, j.topic, s.spelling, j.token_key FROM judged AS j
+    WHERE EXISTS (SELECT FROM judged AS j WHERE j.finding IN ('missing', 'behind', 'logged_in', 'logged_out', 'details'))
+), former AS MATERIALIZED (
+    -- The current token of the row's device, if the row has no later instant. Is it what the row had before, or that of another row?
+    SELECT j.n, j.environment, j.topic, l.*, j.registered_at + interval '1 minute' >= l.registered_at AS is_of_row
+    FROM judged AS j
     CROSS JOIN LATERAL (
-        SELECT k.spelling::text FROM tokenkeeper.token_spelling AS k WHERE k.token_key = j.token_key AND k.source_id = $6 OFFSET 0) AS s
-    WHERE j.finding = 'logged_out'
+        SELECT k.topic_id, k.token_key, encode(k.token_key, 'hex') AS token, k.suppressed, k.registered_at FROM tokenkeeper.ledger AS k
+        WHERE k.device_id = j.device_id COLLATE "C" AND k.topic_id + 0 = j.topic_id AND k.superseded_at IS NULL AND k.token_key <> j.token_key
+          AND k.registered_at >= j.registered_at
+        ORDER BY k.registered_at DESC LIMIT 1) AS l
+    WHERE j.finding IN ('missing', 'behind', 'logged_in') AND j.device_id <> '' AND tokenkeeper.has_one_token_per_device(j.topic)
+), asked AS MATERIALIZED (
+    SELECT false AS of_former, j.n, j.environment, j.topic, j.token, j.token_key FROM judged AS j WHERE j.finding = 'logged_out'
+    UNION ALL
+    SELECT true, o.n, o.environment, o.topic, o.token, o.token_key FROM former AS o
+), spelled AS MATERIALIZED (
+    SELECT q.* FROM asked AS q
+    UNION ALL
+    SELECT q.of_former, q.n, q.environment, q.topic, s.spelling, q.token_key FROM asked AS q
+    CROSS JOIN LATERAL (
+        SELECT k.spelling::text FROM tokenkeeper.token_spelling AS k WHERE k.token_key = q.token_key AND k.source_id = $6 OFFSET 0) AS s
 ), has AS MATERIALIZED (
-    SELECT u.n FROM (
-        SELECT array_agg(q.n) AS n, array_agg(q.environment) AS environments, array_agg(q.topic) AS topics, array_agg(q.token) AS tokens,
-               array_agg(q.token_key) AS token_keys
-        FROM asked AS q) AS a
-    CROSS JOIN LATERAL unnest(a.n, %s(a.environments, a.topics, a.tokens, a.token_keys)) AS u (n, has)
-    WHERE a.n IS NOT NULL AND u.has
+    SELECT u.of_former, u.n, bool_or(u.has) AS has FROM (
+        SELECT array_agg(q.of_former) AS of_former, array_agg(q.n) AS n, array_agg(q.environment) AS environments, array_agg(q.topic) AS topics,
+               array_agg(q.token) AS tokens, array_agg(q.token_key) AS token_keys
+        FROM spelled AS q) AS a
+    CROSS JOIN LATERAL unnest(a.of_former, a.n, %s(a.environments, a.topics, a.tokens, a.token_keys)) AS u (of_former, n, has)
+    WHERE a.n IS NOT NULL GROUP BY 1, 2
+), given_up AS MATERIALIZED (
+    -- No row has it, and it came from this table: the row has changed its token without a registration, as the UPDATE trigger would see it.
+    SELECT o.* FROM former AS o JOIN has AS h ON h.n = o.n AND h.of_former AND h.has IS NULL
+    WHERE o.is_of_row OR EXISTS (
+        SELECT FROM tokenkeeper.token_event_log AS e
+        WHERE e.token_key = o.token_key AND e.topic_id = o.topic_id AND e.source_id = ANY ($5) AND e.event IN ('registered', 'revived'))
+), agreeing AS MATERIALIZED (%s
 ), found AS MATERIALIZED (
     SELECT j.*, CASE
-        WHEN j.finding = 'logged_out' AND j.n IN (SELECT h.n FROM has AS h) THEN NULL
-        WHEN j.finding IN ('missing', 'behind', 'logged_in', 'logged_out') AND EXISTS (
+        WHEN j.finding = 'logged_out' AND j.n IN (SELECT h.n FROM has AS h WHERE NOT h.of_former AND h.has) THEN NULL
+        WHEN j.finding = 'details' AND j.n IN (SELECT g.n FROM agreeing AS g) THEN NULL
+        WHEN j.finding IN ('missing', 'behind', 'logged_in', 'logged_out', 'details') AND EXISTS (
             SELECT FROM queue AS q WHERE q.token_key = j.token_key AND q.topic = j.topic COLLATE "C" AND q.environment = j.environment COLLATE "C") THEN 'queued'
         WHEN j.finding = 'logged_out' AND EXISTS (
             SELECT FROM tokenkeeper.held_registration AS h WHERE h.topic_id = j.topic_id AND h.token_key = j.token_key AND h.unregistered) THEN 'held'
         ELSE j.finding END AS final
     FROM judged AS j WHERE j.finding IS NOT NULL
 ), repaired AS (
-    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id)
-    SELECT f.environment, f.topic, f.token, CASE
-               WHEN f.unregistered THEN $4
-               -- Later than the logout of this table that the row has taken back: otherwise only the next reconciliation would find it as logged_in.
-               WHEN f.final = 'logged_in' OR f.only_logout_at >= f.registered_at AND EXISTS (
-                   SELECT FROM tokenkeeper.unregistration_receipt AS u
-                   WHERE u.topic_id = f.topic_id AND u.token_key = f.token_key AND u.unregistered_by_app_at = f.only_logout_at AND u.source_id = ANY ($5))
-               THEN f.only_logout_at + interval '1 microsecond'
-               ELSE f.registered_at END,
-           CASE WHEN NOT f.unregistered THEN f.device_id END, CASE WHEN NOT f.unregistered THEN f.user_id END,
-           CASE WHEN NOT f.unregistered THEN f.tags END, f.unregistered, $3
-    FROM found AS f WHERE $3 IS NOT NULL AND f.final IN ('missing', 'behind', 'logged_in', 'logged_out')
+    -- User and tags count from queued_at: from before this snapshot, so that what a trigger has queued meanwhile wins.
+    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, queued_at)
+    SELECT f.environment, f.topic, f.token, w.instant,
+           CASE WHEN NOT f.unregistered AND f.final <> 'details' AND f.n NOT IN (SELECT g.n FROM given_up AS g) THEN f.device_id END,
+           CASE WHEN NOT f.unregistered THEN f.user_id END, CASE WHEN NOT f.unregistered THEN f.tags END, f.unregistered, $3,
+           CASE WHEN w.is_again THEN greatest(w.instant, $4) ELSE $4 END
+    FROM (SELECT f.*, f.final = 'logged_in' OR coalesce(f.only_logout_at >= f.registered_at AND EXISTS (
+              SELECT FROM tokenkeeper.unregistration_receipt AS u
+              WHERE u.topic_id = f.topic_id AND u.token_key = f.token_key AND u.unregistered_by_app_at = f.only_logout_at AND u.source_id = ANY ($5)),
+              false) AS takes_back
+          FROM found AS f WHERE $3 IS NOT NULL AND f.final IN ('missing', 'behind', 'logged_in', 'logged_out', 'details')) AS f
+    CROSS JOIN LATERAL (
+        SELECT NOT f.unregistered AND f.takes_back AS is_again, CASE
+                   WHEN f.unregistered THEN $4
+                   -- Later than the logout of this table that the row has taken back: otherwise only the next reconciliation would find it as logged_in.
+                   WHEN f.takes_back THEN f.only_logout_at + interval '1 microsecond'
+                   ELSE f.registered_at END AS instant) AS w
+    UNION ALL
+    -- As the trigger does: the row has given the token up. on_delete says nothing about that.
+    SELECT g.environment, g.topic, g.token, $4, NULL, NULL, NULL, true, $3, $4
+    FROM given_up AS g JOIN found AS f USING (n)
+    WHERE $3 IS NOT NULL AND f.final IN ('missing', 'behind', 'logged_in') AND NOT g.suppressed AND g.registered_at > '-infinity'
 ), words AS (
     SELECT f.final AS word, f.n, f.key, f.token FROM found AS f WHERE f.final IS NOT NULL
     UNION ALL
@@ -132,17 +166,30 @@ SELECT (SELECT r.key FROM read AS r ORDER BY r.n DESC LIMIT 1),
 -- Only of tokens that the ledger knows: the others have no pushes to lose, and what was pruned or erased is not to be kept here.
 FROM (SELECT array_agg(k.token_key) AS keys, array_agg(k.token) AS spellings FROM judged AS k
       WHERE k.ledger_at IS NOT NULL AND k.token <> k.hex AND k.token <> upper(k.hex)) AS s
-$sql$, reader, asker) INTO last_key, counts, samples, spelled_keys, spellings
+$sql$, reader, asker, CASE WHEN agreer IS NULL THEN ' SELECT 0::bigint AS n WHERE false' ELSE format($sql$
+    SELECT u.n FROM (
+        SELECT array_agg(q.n) AS n, array_agg(q.environment) AS environments, array_agg(q.topic) AS topics, array_agg(q.token) AS tokens,
+               array_agg(q.token_key) AS token_keys, array_agg(q.of_user) AS users, array_agg(q.tags) AS tags
+        FROM (SELECT j.n, j.environment, j.topic, s.token, j.token_key, coalesce(j.ledger_user, '') AS of_user,
+                     coalesce(j.ledger_tags, '{}')::text AS tags
+              FROM judged AS j
+              CROSS JOIN LATERAL (
+                  SELECT j.token
+                  UNION ALL
+                  SELECT k.spelling FROM tokenkeeper.token_spelling AS k WHERE k.token_key = j.token_key AND k.source_id = $6) AS s (token)
+              WHERE j.finding = 'details') AS q) AS a
+    CROSS JOIN LATERAL unnest(a.n, %s(a.environments, a.topics, a.tokens, a.token_keys, a.users, a.tags)) AS u (n, agrees)
+    WHERE a.n IS NOT NULL AND u.agrees$sql$, agreer) END) INTO last_key, counts, samples, spelled_keys, spellings
         USING after, max_rows, repairs, began, tokenkeeper.sources_of_attachment(source_id), source_id;
     IF spelled_keys IS NOT NULL THEN
         PERFORM tokenkeeper.note_spellings(array_fill(source_id, ARRAY[cardinality(spelled_keys)]), spelled_keys, spellings);
     END IF;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.compare_rows(text, text, bigint, text, integer, bigint) IS
+COMMENT ON FUNCTION tokenkeeper.compare_rows(text, text, text, bigint, text, integer, bigint) IS
     'Internal, for compare_next: compares the next rows of an attached table with the ledger, and notes unusual spellings. If repairs is the source of a '
     'reconciliation, queues what is missing.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.compare_rows(text, text, bigint, text, integer, bigint) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION tokenkeeper.compare_rows(text, text, text, bigint, text, integer, bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.finish_rows(source_id bigint, began timestamptz) RETURNS void
 LANGUAGE plpgsql
@@ -243,6 +290,7 @@ DECLARE
     this tokenkeeper.attached_table;
     reader record;
     asker record;
+    agreer record;
     later record;
     read_to record;
     began timestamptz;
@@ -275,12 +323,13 @@ BEGIN
     END IF;
     reader := tokenkeeper.attachment_function(this.source_id, 'read');
     asker := tokenkeeper.attachment_function(this.source_id, 'has');
+    SELECT a.* INTO agreer FROM tokenkeeper.attachment_function(this.source_id, 'agrees') AS a WHERE this.arguments ?| ARRAY['user_id', 'tags'];
     -- row MICROSECONDS KEY: the table, after the row with this key, in a comparison that began then. token TOPIC_ID HEX: the ledger, after this token.
     IF compare_next.position IS NULL OR compare_next.position COLLATE "C" LIKE 'row %' THEN
         began := least('epoch'::timestamptz + split_part(compare_next.position COLLATE "C", ' ', 2)::bigint * interval '1 microsecond', clock_timestamp());
         BEGIN
             SELECT * INTO read_to FROM tokenkeeper.compare_rows(
-                reader.name, asker.name, this.source_id, substr(compare_next.position, 6 + length(split_part(compare_next.position COLLATE "C", ' ', 2))),
+                reader.name, asker.name, agreer.name, this.source_id, substr(compare_next.position, 6 + length(split_part(compare_next.position COLLATE "C", ' ', 2))),
                 compare_next.max_rows, compare_next.repairs);
         EXCEPTION WHEN data_exception THEN
             RAISE EXCEPTION 'table % cannot be read from position %: %', this.name, coalesce(quote_literal(left(compare_next.position, 100)), 'null'),
@@ -301,14 +350,15 @@ BEGIN
     END IF;
     counts := read_to.counts;
     samples := read_to.samples;
-    later := tokenkeeper.attachment_function(this.source_id, 'read');
-    IF later.version = reader.version THEN
-        reader := NULL;
-        later := tokenkeeper.attachment_function(this.source_id, 'has');
-    END IF;
-    IF reader IS NOT NULL OR later.version <> asker.version THEN
-        RAISE EXCEPTION 'a function of attachment % has changed while it ran', this.source_id USING ERRCODE = 'TK002';
-    END IF;
+    FOR later IN
+        SELECT a.version <> w.version AS has_changed
+        FROM (VALUES ('read', reader.version), ('has', asker.version), ('agrees', agreer.version)) AS w (kind, version)
+        CROSS JOIN LATERAL tokenkeeper.attachment_function(this.source_id, w.kind) AS a WHERE w.version IS NOT NULL
+    LOOP
+        IF later.has_changed THEN
+            RAISE EXCEPTION 'a function of attachment % has changed while it ran', this.source_id USING ERRCODE = 'TK002';
+        END IF;
+    END LOOP;
     IF compare_next.repairs IS NOT NULL THEN
         UPDATE tokenkeeper.registration_source AS s
         SET position = compare_next.next_position,
@@ -333,7 +383,7 @@ LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT coalesce(sum(c.value::bigint), 0)::bigint FROM jsonb_each_text(counts) AS c
-    WHERE c.key IN ('missing', 'behind', 'logged_in', 'logged_out') OR (c.key = 'without_row' AND on_delete = 'unregister')
+    WHERE c.key IN ('missing', 'behind', 'logged_in', 'logged_out', 'details') OR (c.key = 'without_row' AND on_delete = 'unregister')
 $$;
 COMMENT ON FUNCTION tokenkeeper.differences(jsonb, text) IS 'How many of the findings of a comparison are differences, which a reconciliation repairs.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.differences(jsonb, text) FROM PUBLIC;
@@ -425,7 +475,7 @@ COMMENT ON FUNCTION tokenkeeper.compare(regclass) IS
 REVOKE EXECUTE ON FUNCTION tokenkeeper.compare(regclass) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reconcile(attached regclass, dry_run boolean DEFAULT true)
-RETURNS TABLE (finding text, number bigint, is_difference boolean, samples text[])
+RETURNS TABLE (finding text, number bigint, is_difference boolean, samples text[], source_id bigint)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -436,11 +486,11 @@ BEGIN
     IF NOT reconcile.dry_run THEN
         repairs := tokenkeeper.begin_source('reconciliation', (SELECT a.name FROM tokenkeeper.attachment AS a WHERE a.source_id = source));
     END IF;
-    RETURN QUERY SELECT * FROM tokenkeeper.compare_all(reconcile.attached, repairs);
+    RETURN QUERY SELECT c.*, repairs FROM tokenkeeper.compare_all(reconcile.attached, repairs) AS c;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reconcile(regclass, boolean) IS
     'Compares like compare, and with dry_run => false queues what repairs the differences: registrations, and logouts, which pass the mass-failure guard and '
-    'can be undone with reinstate. It writes to the ledger only, never to the table. Raises 22023 if the table is not attached or has no key, TK002 if '
+    'can be undone with reinstate. It writes to the ledger only, never to the table. source_id is what withdraw takes to undo it all; null for a dry run. Raises 22023 if the table is not attached or has no key, TK002 if '
     'it cannot be read: see fault in the view attachment.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reconcile(regclass, boolean) FROM PUBLIC;

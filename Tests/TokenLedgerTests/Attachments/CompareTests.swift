@@ -112,6 +112,125 @@ import Testing
             try devices.app("SELECT finding, number FROM tokenkeeper.compare('app.devices')") == "rows|100\ntokens|100")
     }
 
+    @Test func `another user or other tags are a difference, and reconcile brings those of the table`() throws {
+        let devices = try devices()
+        try devices.app("UPDATE app.devices SET user_id = id, tags = '{a}'")
+        try devices.drain()
+        try devices.app("ALTER TABLE app.devices DISABLE TRIGGER USER")
+        try devices.app("UPDATE app.devices SET user_id = 99 WHERE id = 1")
+        try devices.app("UPDATE app.devices SET tags = NULL WHERE id IN (2, 3)")
+        // Suppressed: no push, so no difference. The next registration brings the user.
+        try devices.app("UPDATE app.devices SET user_id = 99 WHERE id = 4")
+        try devices.database.psql("SELECT tokenkeeper.unregister('0004', 't')")
+        // Another row has the token with the user of the ledger, in another spelling.
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen, user_id, tags) VALUES ('<00 05>', now() - interval '2 days', 5, '{a}')"
+        )
+        try devices.app("UPDATE app.devices SET user_id = 99 WHERE id = 5")
+        try devices.app("ALTER TABLE app.devices ENABLE TRIGGER USER")
+        try devices.app("SELECT FROM tokenkeeper.compare('app.devices')")
+        #expect(try devices.differences() == "details 3")
+        try devices.app("SELECT FROM tokenkeeper.reconcile('app.devices', dry_run => false)")
+        #expect(try devices.differences() == "")
+        try devices.drain()
+        #expect(try devices.differences() == "")
+        #expect(
+            try devices.database.psql(
+                "SELECT token, user_id, device_id, tags FROM tokenkeeper.token WHERE token <= '0005' ORDER BY 1")
+                == "0001|99|d1|{a}\n0002|2|d2|{}\n0003|3|d3|{}\n0004|4|d4|{a}\n0005|5|d5|{a}")
+    }
+
+    @Test func `a change that the triggers queue during a reconciliation wins over what it has read`() throws {
+        let devices = try devices()
+        try devices.app("UPDATE app.devices SET user_id = 1")
+        try devices.drain()
+        try devices.app("ALTER TABLE app.devices DISABLE TRIGGER USER")
+        try devices.app("UPDATE app.devices SET user_id = 2 WHERE id = 1")
+        try devices.app("ALTER TABLE app.devices ENABLE TRIGGER USER")
+        // The reconciliation reads row 1, and before its batch ends another session changes the row and commits.
+        let run = try devices.app("SELECT tokenkeeper.begin_source('reconciliation', 'app.devices')")
+        var reconciler = try devices.database.connect(user: "a_app")
+        try reconciler.execute("BEGIN")
+        try reconciler.execute(
+            "SELECT FROM tokenkeeper.compare_next((SELECT source_id FROM tokenkeeper.attachment), NULL, 1000, \(run))")
+        try devices.app("UPDATE app.devices SET user_id = 3 WHERE id = 1")
+        try reconciler.execute("COMMIT")
+        #expect(
+            try devices.database.psql(
+                "SELECT user_id, queued_at < (SELECT max(queued_at) FROM tokenkeeper.registration) FROM tokenkeeper.registration WHERE source_id = \(run)"
+            ) == "2|t")
+        try devices.drain()
+        #expect(try devices.database.psql("SELECT user_id FROM tokenkeeper.token WHERE token = '0001'") == "3")
+    }
+
+    /// The same changes with triggers and without them, followed by a reconciliation.
+    @Test(arguments: ["unregister", "ignore"])
+    func `a token that changed without a registration ends as the trigger would leave it`(onDelete: String) throws {
+        func ledger(reconciling: Bool) throws -> String {
+            let devices = try devices(onDelete: onDelete)
+            try devices.drain()
+            if reconciling { try devices.app("ALTER TABLE app.devices DISABLE TRIGGER USER") }
+            // Smaller and greater than the former token, which decides between equal instants.
+            try devices.app("UPDATE app.devices SET push_token = '0000' WHERE id = 1")
+            try devices.app("UPDATE app.devices SET push_token = '<ff ff>' WHERE id = 2")
+            try devices.app(
+                "UPDATE app.devices SET push_token = 'eeee', last_seen = last_seen - interval '1 hour' WHERE id = 3")
+            // With a later instant it supersedes the former one.
+            try devices.app(
+                "UPDATE app.devices SET push_token = 'dddd', last_seen = last_seen + interval '1 hour' WHERE id = 4")
+            // A second row of a device, whose token has a row: the trigger of an INSERT names the device.
+            try devices.app(
+                "INSERT INTO app.devices (push_token, last_seen, device) VALUES ('cccc', now() - interval '2 days', 'd5')"
+            )
+            // The former token is in another row: nobody has given it up.
+            try devices.app(
+                "INSERT INTO app.devices (push_token, last_seen) VALUES ('0006', now() - interval '3 days')")
+            try devices.app(
+                "UPDATE app.devices SET push_token = 'bbbb', last_seen = last_seen + interval '1 hour' WHERE id = 6")
+            if reconciling {
+                try devices.app("ALTER TABLE app.devices ENABLE TRIGGER USER")
+                try devices.app("SELECT FROM tokenkeeper.reconcile('app.devices', dry_run => false)")
+            }
+            try devices.drain()
+            #expect(try devices.differences() == "")
+            return try devices.database.psql(
+                "SELECT token, state, device_id FROM tokenkeeper.token WHERE token <= '0007' OR token > '0064' ORDER BY 1"
+            )
+        }
+        let expected = try ledger(reconciling: false)
+        #expect(expected.contains("0001|unregistered_by_app|d1") && expected.contains("0000|active|\n"), "\(expected)")
+        #expect(try ledger(reconciling: true) == expected)
+    }
+
+    @Test func `reconcile returns the source that withdraw takes`() throws {
+        let devices = try devices()
+        try devices.forgetQueue()
+        #expect(
+            try devices.app("SELECT finding, source_id FROM tokenkeeper.reconcile('app.devices') WHERE is_difference")
+                == "missing|")
+        let source = try devices.app(
+            "SELECT source_id FROM tokenkeeper.reconcile('app.devices', dry_run => false) WHERE is_difference")
+        try devices.drain()
+        #expect(try devices.app("SELECT withdrawn FROM tokenkeeper.withdraw(\(source))") == "100")
+    }
+
+    @Test func `reconciliations that have queued nothing are forgotten after a day`() throws {
+        let devices = try devices()
+        // Of a table that cannot be read, for example: the daemon tries again and again.
+        for _ in 0..<3 { try devices.app("SELECT tokenkeeper.begin_source('reconciliation', 'app.devices')") }
+        try devices.app("SELECT tokenkeeper.begin_source('backfill', 'app.devices')")
+        try devices.database.psql(
+            """
+            UPDATE tokenkeeper.registration_source SET queued = 7 WHERE source_id = 2;
+            UPDATE tokenkeeper.registration_source SET started_at = started_at - interval '2 days' WHERE source_id IN (1, 2, 3, 5)
+            """)
+        let last = try devices.app("SELECT tokenkeeper.begin_source('reconciliation', 'app.devices')")
+        #expect(
+            try devices.database.psql(
+                "SELECT string_agg(source_id::text, ' ' ORDER BY source_id) FROM tokenkeeper.registration_source")
+                == "1 2 4 5 \(last)")
+    }
+
     @Test func `it goes on where it stopped, batch by batch`() throws {
         let devices = try devices()
         try devices.forgetQueue()
