@@ -24,13 +24,20 @@ BEGIN
             PERFORM tokenkeeper.check_attachment_caller(attached);
         END IF;
     END IF;
+    IF begin_source.kind COLLATE "C" = 'reconciliation' THEN
+        -- A table that cannot be read is tried again and again, and most reconciliations find nothing: these have nothing to withdraw.
+        DELETE FROM tokenkeeper.registration_source AS s WHERE s.ctid = ANY (ARRAY(
+            SELECT o.ctid FROM tokenkeeper.registration_source AS o
+            WHERE o.kind = 'reconciliation' AND o.name = begin_source.name COLLATE "C" AND o.queued = 0
+              AND o.started_at < clock_timestamp() - interval '1 day' FOR UPDATE SKIP LOCKED));
+    END IF;
     INSERT INTO tokenkeeper.registration_source (kind, name) VALUES (begin_source.kind, begin_source.name) RETURNING source_id INTO new_source;
     RETURN new_source;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_source(text, text) IS
     'Notes the beginning of a backfill, a reconciliation or an import, and returns its source_id, for registration.source_id. name is the table, or the '
-    'file. Raises 22023 for another kind, and for a name that is null, empty or longer than 4096 bytes; 42501 for an attached table, except for members of '
+    'file. The beginning of a reconciliation forgets those of the table that have queued nothing for a day. Raises 22023 for another kind, and for a name that is null, empty or longer than 4096 bytes; 42501 for an attached table, except for members of '
     'its owner, of tokenkeeper_operator and of tokenkeeper_daemon.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.begin_source(text, text) FROM PUBLIC;
 
