@@ -220,19 +220,21 @@ DECLARE
 BEGIN
     EXECUTE format($sql$
 WITH read AS MATERIALIZED (
-    SELECT l.topic_id, l.token_key, l.suppressed OR l.registered_at = '-infinity' AS ignored
+    SELECT l.topic_id, l.token_key, l.device_id, l.registered_at, l.suppressed OR l.registered_at = '-infinity' AS ignored
     FROM tokenkeeper.ledger AS l WHERE (l.topic_id, l.token_key) > ($1, $2) ORDER BY l.topic_id, l.token_key LIMIT $3
 ), active AS MATERIALIZED (
-    SELECT r.topic_id, r.token_key, t.environment, t.topic, encode(r.token_key, 'hex') AS token
+    SELECT r.topic_id, r.token_key, r.device_id, r.registered_at, t.environment, t.topic, encode(r.token_key, 'hex') AS token
     FROM read AS r JOIN tokenkeeper.topic AS t USING (topic_id) WHERE NOT r.ignored
 ), not_usual AS MATERIALIZED (
     -- Nearly all tokens have a row, and its spelling is usual.
-    SELECT u.topic_id, u.token_key, u.environment, u.topic, u.token
+    SELECT u.topic_id, u.token_key, u.environment, u.topic, u.token, u.device_id, u.registered_at
     FROM (SELECT array_agg(o.topic_id) AS topic_ids, array_agg(o.environment::text) AS environments, array_agg(o.topic::text) AS topics,
-                 array_agg(o.token) AS tokens, array_agg(o.token_key) AS token_keys
+                 array_agg(o.token) AS tokens, array_agg(o.token_key) AS token_keys, array_agg(o.device_id::text) AS devices,
+                 array_agg(o.registered_at) AS instants
           FROM active AS o) AS a
-    CROSS JOIN LATERAL unnest(a.topic_ids, a.token_keys, a.environments, a.topics, a.tokens, %1$s(a.environments, a.topics, a.tokens, a.token_keys))
-        AS u (topic_id, token_key, environment, topic, token, has)
+    CROSS JOIN LATERAL unnest(a.topic_ids, a.token_keys, a.environments, a.topics, a.tokens, a.devices, a.instants,
+                              %1$s(a.environments, a.topics, a.tokens, a.token_keys))
+        AS u (topic_id, token_key, environment, topic, token, device_id, registered_at, has)
     WHERE a.topic_ids IS NOT NULL AND u.has IS NULL
 ), unusual AS MATERIALIZED (
     SELECT u.topic_id, u.token_key
@@ -252,14 +254,21 @@ WITH read AS MATERIALIZED (
     SELECT DISTINCT coalesce(q.environment, 'production') COLLATE "C" AS environment, q.topic COLLATE "C" AS topic,
            decode(tokenkeeper.parse_token(q.token), 'hex') AS token_key
     FROM tokenkeeper.registration AS q WHERE EXISTS (SELECT FROM gone)
+), rotated AS MATERIALIZED (
+    -- The devices with a registration of another token in the queue, which will supersede the one that the ledger has.
+    SELECT coalesce(q.environment, 'production') COLLATE "C" AS environment, q.topic COLLATE "C" AS topic, q.device_id COLLATE "C" AS device_id,
+           max(q.registered_at) AS registered_at
+    FROM tokenkeeper.registration AS q
+    WHERE q.device_id <> '' AND q.unregistered IS NOT TRUE AND tokenkeeper.has_one_token_per_device(q.topic) AND EXISTS (SELECT FROM gone) GROUP BY 1, 2, 3
 ), found AS MATERIALIZED (
     SELECT g.*, CASE
         WHEN EXISTS (SELECT FROM queue AS q WHERE q.token_key = g.token_key AND q.topic = g.topic COLLATE "C"
-                                              AND q.environment = g.environment COLLATE "C") THEN 'queued'
+                                              AND q.environment = g.environment COLLATE "C") OR o.registered_at > g.registered_at THEN 'queued'
         WHEN EXISTS (SELECT FROM tokenkeeper.held_registration AS h WHERE h.topic_id = g.topic_id AND h.token_key = g.token_key AND h.unregistered)
             THEN 'held'
         ELSE 'without_row' END AS final
     FROM gone AS g
+    LEFT JOIN rotated AS o ON o.device_id = g.device_id AND o.topic = g.topic COLLATE "C" AND o.environment = g.environment COLLATE "C"
 ), repaired AS (
     INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
     SELECT f.environment, f.topic, f.token, $7, true, $5 FROM found AS f WHERE $5 IS NOT NULL AND $8 AND f.final = 'without_row'
