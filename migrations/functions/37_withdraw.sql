@@ -50,7 +50,12 @@ BEGIN
     END IF;
     SELECT e.* INTO made FROM tokenkeeper.token_event_log AS e
     WHERE e.token_key = key AND e.topic_id = of_topic AND e.source_id = source.source_id ORDER BY e.event_id LIMIT 1;
-    IF NOT FOUND OR made.registered_before IS NOT NULL
+    IF NOT FOUND THEN
+        -- Of a backfill, a 410 may be all that has come of a row: its events name no source. When it was received is judged below.
+        IF source.kind <> 'backfill' OR known.registered_at > '-infinity' OR known.stale_at IS NULL OR known.unregistered_by_app_at IS NOT NULL THEN
+            RETURN 'it was known before';
+        END IF;
+    ELSIF made.registered_before IS NOT NULL
         OR NOT (made.event = 'registered' OR (made.event = 'unregistered_by_app' AND made.registered_after IS NULL)) THEN
         RETURN 'it was known before';
     END IF;
@@ -67,7 +72,10 @@ BEGIN
         RETURN other;
     END IF;
     limit_of := greatest(source.started_at, made.registered_after, made.invalidated_after);
-    IF greatest(known.registered_at, known.device_at, known.user_at, known.tags_at) > limit_of THEN
+    IF greatest(known.registered_at, known.device_at) > limit_of
+        -- What a reconciliation says about the user and the tags counts from when it read the row.
+        OR greatest(known.user_at, known.tags_at) > greatest(limit_of, (
+            CASE source.kind WHEN 'reconciliation' THEN coalesce(source.finished_at, source.withdrawn_at, clock_timestamp()) END)) THEN
         RETURN 'it has been registered since';
     END IF;
     IF known.unregistered_by_app_at > limit_of THEN
@@ -99,6 +107,39 @@ COMMENT ON FUNCTION tokenkeeper.reason_to_keep(tokenkeeper.registration_source, 
     'Why withdraw leaves a token of this source alone, in words; null if nothing has touched it since the source made it.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reason_to_keep(tokenkeeper.registration_source, integer, bytea) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.only_stale_tokens(source tokenkeeper.registration_source, max_tokens integer)
+RETURNS TABLE (topic_id integer, token_key bytea)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    IF source.kind <> 'backfill' THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+        SELECT t.topic_id, r.token_key
+        FROM tokenkeeper.topic AS t
+        CROSS JOIN LATERAL (
+            SELECT DISTINCT s.token_key FROM tokenkeeper.stale_receipt AS s
+            WHERE s.topic_id + 0 = t.topic_id
+              AND s.queued_at BETWEEN source.started_at AND coalesce(source.finished_at, source.withdrawn_at, clock_timestamp())) AS r
+        CROSS JOIN LATERAL (
+            SELECT FROM tokenkeeper.ledger AS k
+            WHERE k.topic_id = t.topic_id AND k.token_key = r.token_key AND k.registered_at = '-infinity' OFFSET 0) AS l
+        WHERE NOT EXISTS (SELECT FROM tokenkeeper.token_event_log AS e
+                          WHERE e.token_key = r.token_key AND e.topic_id = t.topic_id AND e.source_id = source.source_id)
+          AND tokenkeeper.reason_to_keep(source, t.topic_id, r.token_key) IS NULL
+        ORDER BY 1, 2 LIMIT max_tokens;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.only_stale_tokens(tokenkeeper.registration_source, integer) IS
+    'The tokens of which the ledger knows nothing but 410s that were received while this backfill ran: their registrations were rejected or are held, or '
+    'the 410s came after withdraw had removed the tokens. No event of theirs names the source.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.only_stale_tokens(tokenkeeper.registration_source, integer) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.made_by(source_id bigint)
 RETURNS TABLE (environment text, topic text, token text, device_id text, kept_because text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -110,7 +151,9 @@ DECLARE
 BEGIN
     RETURN QUERY
         SELECT t.environment, t.topic, encode(m.token_key, 'hex'), l.device_id::text, tokenkeeper.reason_to_keep(known, m.topic_id, m.token_key)
-        FROM (SELECT DISTINCT e.topic_id, e.token_key FROM tokenkeeper.token_event_log AS e WHERE e.source_id = made_by.source_id) AS m
+        FROM (SELECT DISTINCT e.topic_id, e.token_key FROM tokenkeeper.token_event_log AS e WHERE e.source_id = made_by.source_id
+              UNION ALL
+              SELECT o.topic_id, o.token_key FROM tokenkeeper.only_stale_tokens(known, NULL) AS o) AS m
         JOIN tokenkeeper.topic AS t USING (topic_id)
         JOIN tokenkeeper.ledger AS l USING (topic_id, token_key)
         ORDER BY m.topic_id, m.token_key;
@@ -274,6 +317,7 @@ DECLARE
     keys bytea[];
     events bigint;
     examined bigint;
+    removed bigint;
 BEGIN
     IF withdraw.max_events < 1 OR withdraw.after IS NULL THEN
         RAISE EXCEPTION 'after is %, and max_events is %, expected what the last call has reached, or 0, and at least 1, or null',
@@ -297,7 +341,13 @@ BEGIN
     END IF;
     IF withdraw.after <= 0 THEN
         SELECT count(*) INTO queued FROM (
-            SELECT FROM tokenkeeper.registration AS r WHERE r.source_id = known.source_id LIMIT 10000) AS r;
+            (SELECT FROM tokenkeeper.registration AS r WHERE r.source_id = known.source_id LIMIT 10000)
+            UNION ALL
+            -- What it knew to be stale. Recorded later, these 410s would make its tokens known again.
+            (SELECT FROM tokenkeeper.send_result AS r
+             WHERE known.kind = 'backfill' AND r.status = '410' COLLATE "C"
+               AND r.queued_at BETWEEN known.started_at AND coalesce(known.finished_at, known.withdrawn_at, clock_timestamp()) LIMIT 10000)
+            LIMIT 10000) AS r;
         IF queued > 0 AND NOT withdraw.dry_run THEN
             reached := 0;
             RETURN;
@@ -326,6 +376,23 @@ BEGIN
         UPDATE tokenkeeper.operation AS o SET rows = o.rows + withdrawn WHERE o.operation = 'withdrawn' AND o.message = words;
     END IF;
     kept := examined - withdrawn;
+    IF reached IS NULL THEN
+        -- In the end, those that only 410s name. A dry run counts them all at once.
+        SELECT count(*), array_agg(o.topic_id), array_agg(o.token_key) INTO events, topics, keys
+        FROM tokenkeeper.only_stale_tokens(known, CASE WHEN NOT withdraw.dry_run THEN withdraw.max_events END) AS o;
+        removed := events;
+        IF events > 0 AND NOT withdraw.dry_run THEN
+            removed := tokenkeeper.withdraw_tokens(known, topics, keys);
+            UPDATE tokenkeeper.operation AS o SET rows = o.rows + removed WHERE o.operation = 'withdrawn' AND o.message = words;
+            IF events = withdraw.max_events AND removed > 0 THEN
+                -- The next call finds no more events, and then the rest of these.
+                reached := 9223372036854775807;
+            ELSE
+                kept := kept + events - removed;
+            END IF;
+        END IF;
+        withdrawn := withdrawn + removed;
+    END IF;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) IS
