@@ -656,8 +656,12 @@ BEGIN
     LOOP
         BEGIN
             remains := tokenkeeper.attachment_has(one.source_id, one.environments, one.topics, one.tokens, one.token_keys);
+            -- Empty: it has not answered in time. An error would undo what it has noted about that.
+            IF remains = '{}' THEN
+                waits := waits || ARRAY(SELECT of_row[i] FROM unnest(one.logouts) AS i);
+            END IF;
             logouts := ARRAY(SELECT i FROM unnest(logouts) AS i
-                             WHERE i NOT IN (SELECT h.i FROM unnest(one.logouts, remains) AS h (i, has) WHERE h.has));
+                             WHERE i NOT IN (SELECT h.i FROM unnest(one.logouts, remains) AS h (i, has) WHERE h.has OR remains = '{}'));
         EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_privilege OR SQLSTATE 'TK002' THEN
             -- The table is locked, or its function cannot be called safely.
             waits := waits || ARRAY(SELECT of_row[i] FROM unnest(one.logouts) AS i);
