@@ -38,7 +38,10 @@ public struct Comparison: Sendable {
             try connection.query(
                 """
                 SELECT a.source_id, a.name, CASE WHEN $2 THEN tokenkeeper.begin_source('reconciliation', a.name) END
-                FROM tokenkeeper.attachment AS a WHERE a.source_id = tokenkeeper.attachment_of($1::regclass)
+                FROM tokenkeeper.attachment AS a
+                -- The daemon may have no right to use the schema, which a look-up of the table needs.
+                WHERE a.source_id = coalesce(
+                    (SELECT n.source_id FROM tokenkeeper.attachment AS n WHERE n.name = $1), tokenkeeper.attachment_of($1::regclass))
                 """, [.text(table), .bool(isRepaired)]
             ).one { row throws(DatabaseError) in (try row.read(), try row.read(), try row.read()) }
         }
