@@ -103,8 +103,10 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.begin_source(text, text)
     TO tokenkeeper_app, tokenkeeper_operator, tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.check_attachments()
+    tokenkeeper.check_attachments(),
+    tokenkeeper.note_attachment_timeout(bigint, text)
     TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.attachment_timeout TO tokenkeeper_daemon;
 -- Their commands check first whether the schema fits.
 GRANT SELECT ON tokenkeeper.migration, tokenkeeper.repeatable TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION

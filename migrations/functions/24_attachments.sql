@@ -28,7 +28,8 @@
 --       For apply_registrations, before it records a logout with this source_id. Record it only where the element is not true. The result is null
 --       if the source has no attached table (an import, a table that was detached): record all. The table of a backfill or a reconciliation is
 --       found by the name of its source. If the attachment is broken, all elements are true (nothing is suppressed, and a reconciliation repairs
---       it later). Raises 55P03 if the table stays locked for lock_timeout: the logouts of this source wait then.
+--       it later). The result is empty if the table has not answered within statement_timeout for the first or second time in a row, and 55P03 is raised
+--       if it stays locked for lock_timeout: the logouts of this source wait then.
 --   read_attachment(source_id bigint, after text, max_rows integer) RETURNS TABLE (those of tokenkeeper_read, token_key bytea, fault text)
 --       For backfill, compare and reconcile. token_key is null where there is no token, or fault says why the row must be refused. For the table's
 --       owner, operators and the daemon.
@@ -154,6 +155,19 @@ COMMENT ON FUNCTION tokenkeeper.attachment_function(bigint, text) IS
     'function that belongs to the owner of the table, and it is SECURITY DEFINER, and can read the table.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_function(bigint, text) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.note_attachment_timeout(source_id bigint, kind text) RETURNS integer
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO tokenkeeper.attachment_timeout AS t (source_id, kind, timeouts, last_at)
+    VALUES (note_attachment_timeout.source_id, note_attachment_timeout.kind, 1, clock_timestamp())
+    ON CONFLICT ON CONSTRAINT attachment_timeout_pkey DO UPDATE SET timeouts = least(t.timeouts + 1, 1000), last_at = clock_timestamp()
+    RETURNING t.timeouts
+$$;
+COMMENT ON FUNCTION tokenkeeper.note_attachment_timeout(bigint, text) IS
+    'Notes that a generated function of an attachment has run into statement_timeout. kind is has or compare. Returns how often in a row.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.note_attachment_timeout(bigint, text) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_has(
     source_id bigint, environments text[], topics text[], tokens text[], token_keys bytea[]) RETURNS boolean[]
 LANGUAGE plpgsql SECURITY DEFINER
@@ -163,6 +177,8 @@ SET jit = off
 AS $$
 DECLARE
     attachment bigint;
+    timed_out tokenkeeper.attachment_timeout;
+    patience interval := current_setting('statement_timeout')::interval;
     before record;
     later record;
     more record;
@@ -174,6 +190,14 @@ BEGIN
     WHERE s.source_id = attachment_has.source_id;
     IF NOT FOUND THEN
         RETURN NULL;
+    END IF;
+    SELECT t.* INTO timed_out FROM tokenkeeper.attachment_timeout AS t WHERE t.source_id = attachment AND t.kind = 'has';
+    IF timed_out.timeouts >= 3 AND timed_out.last_at > clock_timestamp() - interval '1 hour' THEN
+        RETURN array_fill(true, ARRAY[cardinality(attachment_has.token_keys)]);
+    END IF;
+    IF patience > '0' AND clock_timestamp() >= statement_timestamp() + patience THEN
+        -- It has been caught below, for another source of this table, and would not come again.
+        RETURN '{}';
     END IF;
     -- Each address once more for each unusual spelling.
     SELECT array_agg(u.n) AS n, array_agg(u.environment) AS environments, array_agg(u.topic) AS topics, array_agg(s.spelling::text) AS tokens,
@@ -201,17 +225,32 @@ BEGIN
     EXCEPTION
         WHEN lock_not_available OR deadlock_detected THEN
             RAISE;
+        WHEN query_canceled THEN
+            -- Nothing says whether it was statement_timeout, or somebody has cancelled the statement.
+            IF patience = '0' OR clock_timestamp() < statement_timestamp() + patience THEN
+                RAISE;
+            END IF;
+            RAISE LOG 'tokenkeeper: attachment % did not say within statement_timeout which tokens it has', attachment;
+            -- An error would undo the note. The rest of this statement has no timeout.
+            IF tokenkeeper.note_attachment_timeout(attachment, 'has') < 3 THEN
+                RETURN '{}';
+            END IF;
+            RETURN array_fill(true, ARRAY[cardinality(attachment_has.token_keys)]);
         WHEN OTHERS THEN
             -- What cannot be asked is not suppressed. check_attachments says what is wrong, and a reconciliation finds the logout again.
             RAISE LOG 'tokenkeeper: attachment % cannot be asked which tokens it has: % %', attachment, SQLSTATE, left(SQLERRM, 200);
             answer := array_fill(true, ARRAY[cardinality(attachment_has.token_keys)]);
     END;
+    IF timed_out.timeouts IS NOT NULL THEN
+        DELETE FROM tokenkeeper.attachment_timeout AS t WHERE t.source_id = attachment AND t.kind = 'has';
+    END IF;
     RETURN answer;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_has(bigint, text[], text[], text[], bytea[]) IS
     'Asks the attached table of a source about tokens: true if a registered row has the token, false if only logged-out rows have it, null if none has. '
-    'Null instead of an array if the source has no attached table. All true if the table cannot be asked. Raises 55P03 if the table is locked.';
+    'Null instead of an array if the source has no attached table. All true if the table cannot be asked. Empty if it did not answer within '
+    'statement_timeout: wait, and ask again. From the third time on, all true, and the table is asked once an hour. Raises 55P03 if the table is locked.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_has(bigint, text[], text[], text[], bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attached_row_fault(environment text, topic text, token text, registered_at timestamptz) RETURNS text

@@ -295,6 +295,10 @@ BEGIN
         WHEN found_table.relispartition THEN 'the table has become a partition: attach the partitioned table'
         WHEN found_table.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = this.table_id) THEN
             'tables inherit from it, and their rows fire none of its triggers: attach each of them'
+        ELSE (SELECT CASE t.kind
+                  WHEN 'has' THEN 'looking its tokens up takes longer than statement_timeout, so no logout counts; it is tried once an hour'
+                  ELSE 'comparing its rows takes longer than statement_timeout; daemons try that more rarely' END
+              FROM tokenkeeper.attachment_timeout AS t WHERE t.source_id = this.source_id AND t.timeouts >= 3 ORDER BY t.kind DESC LIMIT 1)
     END;
 END
 $$;

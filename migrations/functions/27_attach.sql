@@ -48,6 +48,7 @@ BEGIN
         RAISE EXCEPTION 'source % is no attached table', coalesce(end_attachment.source_id::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     DELETE FROM tokenkeeper.token_spelling AS s WHERE s.source_id = end_attachment.source_id;
+    DELETE FROM tokenkeeper.attachment_timeout AS t WHERE t.source_id = end_attachment.source_id;
     UPDATE tokenkeeper.registration_source AS s SET finished_at = clock_timestamp() WHERE s.source_id = end_attachment.source_id;
 END
 $$;

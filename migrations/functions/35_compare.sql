@@ -405,10 +405,11 @@ BEGIN
     PERFORM tokenkeeper.check_attachment_caller(finish_comparison.source_id);
     UPDATE tokenkeeper.attached_table AS a SET compared_at = clock_timestamp(), findings = finish_comparison.counts
     WHERE a.source_id = finish_comparison.source_id;
+    DELETE FROM tokenkeeper.attachment_timeout AS t WHERE t.source_id = finish_comparison.source_id AND t.kind = 'compare';
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.finish_comparison(bigint, jsonb) IS
-    'Notes what a complete comparison has found, for the view attachment. Raises 42501 unless the login may compare the table.';
+    'Notes what a complete comparison has found, for the view attachment, and that it ran into no timeout. Raises 42501 unless the login may compare the table.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.finish_comparison(bigint, jsonb) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.add_counts(one jsonb, other jsonb) RETURNS jsonb

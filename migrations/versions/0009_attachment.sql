@@ -58,6 +58,20 @@ ALTER TABLE tokenkeeper.attachment_failure REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.attachment_failure IS
     'Internal: changes of attached tables that could not be queued. The daemon counts them in attached_table and deletes them.';
 
+CREATE TABLE tokenkeeper.attachment_timeout (
+    source_id bigint NOT NULL,
+    kind      text NOT NULL CHECK (kind IN ('has', 'compare')),
+    timeouts  integer NOT NULL,
+    last_at   timestamptz NOT NULL,
+    PRIMARY KEY (source_id, kind)
+);
+COMMENT ON TABLE tokenkeeper.attachment_timeout IS
+    'Internal: attached tables whose generated functions have run into statement_timeout since they last succeeded. From the third time on, fault in the '
+    'view attachment says so, and they are called more rarely.';
+COMMENT ON COLUMN tokenkeeper.attachment_timeout.kind IS
+    'has: the look-up of tokens, before a logout is recorded. compare: a batch of a comparison by a daemon.';
+COMMENT ON COLUMN tokenkeeper.attachment_timeout.timeouts IS 'How often, without a success in between.';
+
 -- Neither unique nor a foreign key: two drains that note the same spelling must not wait for each other, and a second row of it does no harm.
 CREATE TABLE tokenkeeper.token_spelling (
     token_key bytea NOT NULL,

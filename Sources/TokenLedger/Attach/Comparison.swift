@@ -100,7 +100,16 @@ public struct Comparison: Sendable {
         ).value()
     }
 
-    /// The attached tables that no daemon has compared for this long, and that none is comparing now.
+    /// Notes that a batch ran into `statement_timeout`: from the third time on the table shows as broken, and is due more rarely.
+    public func noteTimeout(on connection: inout Connection) throws(DatabaseError) {
+        try connection.transaction(Self.batch) { connection throws(DatabaseError) in
+            _ = try connection.query(
+                "SELECT tokenkeeper.note_attachment_timeout($1, 'compare')", [.int8(attachment)])
+        }
+    }
+
+    /// The attached tables that no daemon has compared for this long, and that none is comparing now. After timeouts, a table is due after
+    /// twice as many hours each time, up to a day.
     public static func due(
         every interval: Duration, on connection: inout Connection
     ) throws(DatabaseError) -> [String] {
@@ -111,6 +120,10 @@ public struct Comparison: Sendable {
               AND NOT EXISTS (
                 SELECT FROM tokenkeeper.registration_source AS s
                 WHERE s.kind = 'reconciliation' AND s.name = a.name AND s.finished_at IS NULL AND s.started_at > clock_timestamp() - interval '1 hour')
+              AND NOT EXISTS (
+                SELECT FROM tokenkeeper.attachment_timeout AS t
+                WHERE t.source_id = a.source_id AND t.kind = 'compare'
+                  AND t.last_at > clock_timestamp() - least(power(2, t.timeouts - 1), 24) * interval '1 hour')
             ORDER BY a.compared_at NULLS FIRST, a.name
             """, [.int8(interval.microseconds)]
         ).values()

@@ -48,6 +48,8 @@ struct AttachmentReconciler {
             return true
         } catch {
             current = nil
+            // Without the note, it would take as long each hour, and nobody would see it.
+            if error.sqlState == "57014" { try comparison.noteTimeout(on: &connection) }
             try give(up: comparison.table, because: error, logger)
             return false
         }
