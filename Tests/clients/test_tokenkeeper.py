@@ -3,6 +3,7 @@
 import asyncio
 import unittest
 from datetime import datetime, timedelta, timezone
+from uuid import UUID
 
 import psycopg
 import tokenkeeper
@@ -79,8 +80,22 @@ class Blocking(unittest.TestCase):
         eventually("all are applied", lambda: ask(count) == 300 and state(token("bbbb")) == "unregistered_by_app")
         eventually("a malformed token is rejected", lambda: rejected("registration", "not hex") == "token")
 
+    def test_values_as_applications_have_them(self):
+        a, b = token("d1"), token("d2")
+        tokenkeeper.register(self.connection, a, TOPIC, device_id=UUID(int=7), user_id=42, tags="World")
+        row = {"topic": TOPIC, "token": b, "device_id": UUID(int=8), "user_id": 42, "tags": "World"}
+        nul, surrogate = {"topic": TOPIC, "token": "nul\0"}, {"topic": TOPIC, "token": "half\ud800"}
+        self.assertEqual(tokenkeeper.copy_registrations(self.connection, [row, nul, surrogate]), 3)
+        both = "SELECT count(*) FROM tokenkeeper.token WHERE user_id = '42' AND tags = '{World}' AND device_id LIKE '00000000-%%'"
+        eventually("both are registered", lambda: ask(both + " AND token IN (%s, %s)", a, b) == 2)
+        eventually("the others are rejected", lambda: rejected("registration", "nul\ufffd") and rejected("registration", "half?"))
+        body = b'{"reason":"Unregistered","timestamp":%d}' % ((NOW + timedelta(minutes=1)).timestamp() * 1000)
+        tokenkeeper.copy_results(self.connection, [{"topic": TOPIC, "token": a, "status": 410, "body": body}])
+        eventually("a body of bytes is read", lambda: state(a) == "stale")
+
     def test_mistakes_of_the_caller_are_refused(self):
         naive = datetime(2026, 11, 6)
+        self.assertRaises(TypeError, lambda: tokenkeeper.sendable(self.connection, token("a1"), TOPIC))
         for call in (
             lambda: tokenkeeper.report(self.connection, TOPIC, token("a1"), 410, "Unregistered", naive),
             lambda: tokenkeeper.report(self.connection, TOPIC, token("a1"), 400, sent_at=naive),

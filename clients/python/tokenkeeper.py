@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -27,7 +28,7 @@ RESULT = ("topic", "token", "status", "body", "sent_at", "apns_id", "environment
 
 def register(
     connection: Any, token: str, topic: str, *, environment: str = "production", registered_at: datetime | None = None,
-    device_id: str | None = None, tags: Sequence[str] | None = None, user_id: str | None = None,
+    device_id: str | UUID | int | None = None, tags: Sequence[str] | None = None, user_id: str | UUID | int | None = None,
 ) -> Any:  # fmt: skip
     """Record that the app has registered, at each of its launches. Return whether the token may be sent to now.
 
@@ -36,20 +37,16 @@ def register(
     """
     return _call(
         connection,
-        "SELECT tokenkeeper.register(%s, %s, %s, coalesce(%s, clock_timestamp()), device_id => %s, tags => %s, user_id => %s)",
-        (token, topic, environment, _instant(registered_at), device_id, None if tags is None else list(tags), user_id),
+        "SELECT tokenkeeper.register(%s, %s, %s, coalesce(%s, clock_timestamp()), "
+        "device_id => %s::text, tags => %s, user_id => %s::text)",
+        (token, topic, environment, _instant(registered_at), device_id, _tags(tags), user_id),
     )
 
 
-def unregister(
-    connection: Any, token: str, topic: str, *, environment: str = "production", at: datetime | None = None
-) -> Any:
+def unregister(connection: Any, token: str, topic: str, *, environment: str = "production", at: datetime | None = None) -> Any:
     """The user has logged out: suppress the token until it is registered again. `at` is now by default."""
-    return _call(
-        connection,
-        "SELECT tokenkeeper.unregister(%s, %s, %s, coalesce(%s, clock_timestamp()))",
-        (token, topic, environment, _instant(at)),
-    )
+    statement = "SELECT tokenkeeper.unregister(%s, %s, %s, coalesce(%s, clock_timestamp()))"
+    return _call(connection, statement, (token, topic, environment, _instant(at)))
 
 
 def is_sendable(connection: Any, token: str, topic: str, *, environment: str = "production") -> Any:
@@ -59,12 +56,12 @@ def is_sendable(connection: Any, token: str, topic: str, *, environment: str = "
 
 def sendable(connection: Any, tokens: Iterable[str], topic: str, *, environment: str = "production") -> Any:
     """Return the tokens that may be sent to, as a list, in the order and spelling given."""
-    return _call(
-        connection,
-        "SELECT coalesce(array_agg(s.token ORDER BY s.place), '{}') "
-        "FROM tokenkeeper.sendable(%s::text[], %s, %s) WITH ORDINALITY AS s (token, place)",
-        (list(tokens), topic, environment),
-    )
+    if isinstance(tokens, str):
+        raise TypeError("tokens is one text, expected a list of them")
+    statement = """
+        SELECT coalesce(array_agg(s.token ORDER BY s.place), '{}')
+        FROM tokenkeeper.sendable(%s::text[], %s, %s) WITH ORDINALITY AS s (token, place)"""
+    return _call(connection, statement, (list(tokens), topic, environment))
 
 
 def report(
@@ -76,19 +73,19 @@ def report(
 
     `sent_at` is when the request was started; without it, five minutes ago are assumed.
     """
-    if isinstance(timestamp, datetime):
-        timestamp = _instant(timestamp).isoformat()
+    at = _instant(timestamp).isoformat() if isinstance(timestamp, datetime) else None if timestamp is None else str(timestamp)
     return _call(
         connection,
         "SELECT tokenkeeper.report(%s::text, %s::text, %s::text, %s::text, %s::text, %s, %s, %s)",
-        (topic, token, str(status), reason, None if timestamp is None else str(timestamp), _instant(sent_at), apns_id, environment),
+        (topic, token, str(status), reason, at, _instant(sent_at), apns_id, environment),
     )
 
 
 def copy_registrations(connection: Any, rows: Iterable[Mapping[str, Any]]) -> Any:
     """Queue many registrations or logouts by COPY; return how many. The daemon applies them within seconds.
 
-    A row is a mapping with some of the keys REGISTRATION. What a row has wrong never raises an error: see rejected_registration.
+    A row is a mapping with some of the keys REGISTRATION. A wrong token, topic or other text never raises an error: the row goes to
+    rejected_registration. A `registered_at` that is no instant, or an `unregistered` that is no boolean, does, and no row is queued.
     """
     return _copy(connection, "registration", REGISTRATION, rows)
 
@@ -120,7 +117,18 @@ def _row(columns: Sequence[str], row: Mapping[str, Any]) -> list[Any]:
     unknown = row.keys() - set(columns)
     if unknown:
         raise ValueError(f"unknown keys {sorted(unknown)}, expected some of {columns}")
-    return [_instant(value) if isinstance(value := row.get(column), datetime) else value for column in columns]
+    return [_tags(row.get(column)) if column == "tags" else _value(row.get(column)) for column in columns]
+
+
+def _value(value: Any) -> Any:
+    value = value.decode(errors="replace") if isinstance(value, bytes) else value  # A body as it came from the network.
+    if isinstance(value, str):  # PostgreSQL takes no NUL and no surrogate. Replaced, they fail one row, and not the whole COPY.
+        return value.replace("\0", "\ufffd").encode(errors="replace").decode()
+    return _instant(value) if isinstance(value, datetime) else value
+
+
+def _tags(tags: Sequence[str] | str | None) -> list[Any] | None:
+    return None if tags is None else [_value(tag) for tag in ([tags] if isinstance(tags, str) else tags)]
 
 
 def _copy(connection: Any, table: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Any:
@@ -134,9 +142,7 @@ def _copy(connection: Any, table: str, columns: Sequence[str], rows: Iterable[Ma
         return cursor.rowcount
 
 
-async def _copy_async(
-    connection: psycopg.AsyncConnection[Any], statement: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
-) -> int:
+async def _copy_async(connection: Any, statement: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> int:
     async with psycopg.AsyncCursor(connection) as cursor:
         async with cursor.copy(statement) as copy:
             for row in rows:
