@@ -116,17 +116,17 @@ AS $$
 BEGIN
     PERFORM tokenkeeper.withdrawable_source(refused_by.source_id);
     RETURN QUERY
-        SELECT g.error, count(*), (array_agg(g.of_row ORDER BY g.rejected_id))[1:3]
+        SELECT (array_agg(g.error ORDER BY g.rejected_id))[1], count(*), (array_agg(g.of_row ORDER BY g.rejected_id))[1:3]
         FROM (SELECT r.rejected_id, coalesce(substring(r.error COLLATE "C" FROM '; row (.*) of '), '') AS of_row,
-                     -- The parts that differ from row to row: quoted text and numbers.
-                     regexp_replace(regexp_replace(r.error COLLATE "C", '; row .*$', ''), '''[^'']*''|[0-9]+', '*', 'g') AS error
+                     regexp_replace(r.error COLLATE "C", '; row .*$', '') AS error
               FROM tokenkeeper.rejected_registration AS r WHERE r.source_id = refused_by.source_id) AS g
-        GROUP BY 1 ORDER BY 2 DESC, 1;
+        -- Without the parts that differ from row to row: quoted text and numbers.
+        GROUP BY regexp_replace(g.error, '''[^'']*''|[0-9]+', '*', 'g') ORDER BY 2 DESC, 1;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.refused_by(bigint) IS
-    'The rows that a backfill has refused and that are still in rejected_registration, by error, with the keys of the first. For the login that began '
-    'the source, and operators. Raises 22023 for a source that does not exist or of another login, 25001 if the isolation level is not read committed.';
+    'The rows that a backfill has refused and that are still in rejected_registration, by kind of error, with the error and the keys of the first. For the '
+    'login that began the source, and operators. Raises 22023 for a source that does not exist or of another login, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.refused_by(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.queued_registrations(at_most integer) RETURNS bigint

@@ -38,7 +38,7 @@ public struct Backfill: Sendable {
 
     /// Rows that were refused for the same kind of error.
     public struct Refusal: Equatable, Sendable {
-        /// The error, with `*` for the parts that differ from row to row.
+        /// The error of the first.
         public let error: String
         public let rows: Int64
         /// The keys of up to three rows, quoted.

@@ -23,6 +23,8 @@ public struct RejectedRows: Sendable {
         public let attempts: Int64
         /// Up to five `rejected_id` values, the latest first.
         public let samples: String
+        /// The latest row's `rejected_id`, and its error as it is.
+        public let latest: String
     }
 
     /// Which rows to requeue or discard.
@@ -42,16 +44,17 @@ public struct RejectedRows: Sendable {
             """
             SELECT g.kind, g.rows, \(inUTC("g.first")), \(inUTC("g.last")), g.attempts,
                    array_to_string(ARRAY(SELECT r.rejected_id FROM \(table) AS r WHERE \(Self.kind) = g.kind
-                                         ORDER BY r.rejected_id DESC LIMIT 5), ' ')
+                                         ORDER BY r.rejected_id DESC LIMIT 5), ' '),
+                   (SELECT r.rejected_id || ': ' || r.error FROM \(table) AS r WHERE r.rejected_id = g.latest)
             FROM (SELECT \(Self.kind) AS kind, count(*) AS rows, min(r.rejected_at) AS first, max(r.rejected_at) AS last,
-                         max(coalesce(r.attempts, 0)) AS attempts
+                         max(coalesce(r.attempts, 0)) AS attempts, max(r.rejected_id) AS latest
                   FROM \(table) AS r GROUP BY 1) AS g
             ORDER BY g.rows DESC, g.kind
             """)
         return try rows.decode { row throws(DatabaseError) in
             Group(
                 error: try row.read(), rows: try row.read(), first: try row.read(), last: try row.read(),
-                attempts: try row.read(), samples: try row.read())
+                attempts: try row.read(), samples: try row.read(), latest: try row.read())
         }
     }
 

@@ -67,6 +67,7 @@ struct Rejected: ParsableCommand {
             return """
                 \(group.rows)  \(HistoryText.plain(group.error))
                    \(group.first) to \(group.last)\(attempts); such as \(group.samples)
+                   \(HistoryText.plain(group.latest))
                 """
         }
     }

@@ -74,10 +74,10 @@ struct BackfillRun {
 
     static func text(_ refusals: [Backfill.Refusal], of backfill: Backfill) -> String {
         let lines = refusals.prefix(20).map { refusal in
-            "  \(refusal.rows)  \(refusal.error); such as row \(refusal.samples.joined(separator: ", "))"
+            "  \(refusal.rows)  such as row \(refusal.samples.joined(separator: ", ")): \(refusal.error)"
         }
         let all =
-            "all of them, as a reader: SELECT error, token FROM tokenkeeper.rejected_registration WHERE source_id = \(backfill.sourceID)"
+            "all of them, as a member of tokenkeeper_reader: SELECT error, token FROM tokenkeeper.rejected_registration WHERE source_id = \(backfill.sourceID)"
         return (["refused, by error:"] + lines + [all]).map(HistoryText.plain).joined(separator: "\n")
     }
 
