@@ -65,6 +65,7 @@ struct Import: ParsableCommand {
             }
             if let outcome {
                 print(outcome.lines.joined(separator: "\n"))
+                if let problem = outcome.problem { throw ImportProblem("\(file): \(problem.description)") }
                 if !outcome.isFinished { throw ExitCode(ExitStatus.failed.rawValue) }
                 if outcome.refused > 0 { throw ExitCode(ExitStatus.somethingToFix.rawValue) }
             }

@@ -1,4 +1,5 @@
 internal import TokenLedger
+internal import TokenModel
 
 /// What is committed at once: rows, and the records that were refused meanwhile.
 struct ImportBatch {
@@ -11,6 +12,8 @@ struct ImportBatch {
     var position: ImportPosition
     /// Whether this is the end of the file.
     fileprivate(set) var isLast = false
+    /// Why nothing after the batch can be read: the file is broken there.
+    fileprivate(set) var problem: ImportProblem?
 
     struct RefusedRecord {
         let number: Int64
@@ -159,7 +162,15 @@ struct ImportReader {
         let before = position.records
         var batch = ImportBatch(position: position)
         while !batch.isFull(since: before), !isStopped() {
-            guard case .found(let record, let end, let lines)? = try scan(fill, isStopped: isStopped) else {
+            let scanned: ImportScan?
+            do {
+                scanned = try scan(fill, isStopped: isStopped)
+            } catch let problem as ImportProblem where position.records > 0 {
+                // The records before the break are good.
+                batch.problem = broken(problem)
+                break
+            }
+            guard case .found(let record, let end, let lines)? = scanned else {
                 batch.isLast = hasEnded
                 break
             }
@@ -177,6 +188,13 @@ struct ImportReader {
         }
         batch.position = position
         return batch
+    }
+
+    private func broken(_ problem: ImportProblem) -> ImportProblem {
+        let read = counted(position.records, items.one, items.many)
+        return ImportProblem(
+            "after \(read), at byte \(position.offset), counted from 0: \(problem.description). Nothing from there on is imported"
+        )
     }
 
     private mutating func note(

@@ -6,6 +6,8 @@ struct ImportOutcome {
     var lines: [String]
     var refused: Int64
     var isFinished: Bool
+    /// Why nothing after some place in the file could be read; nil if it is not broken.
+    var problem: ImportProblem?
 }
 
 /// Imports a file: reads it batch by batch, and commits each with the position behind it.
@@ -47,7 +49,7 @@ struct ImportRun {
         }
         do {
             let end = try queueAll(&reader, input, source, &refused, on: &connection)
-            return outcome(reader, source, isFinished: end)
+            return outcome(reader, source, end)
         } catch let error as DatabaseError where error.sqlState != "42501" {
             ConfigurationOptions.complain(
                 input.isFile
@@ -97,11 +99,17 @@ struct ImportRun {
         try input.seek(to: position.offset)
     }
 
-    /// - Returns: Whether it has come to the end.
+    /// How the reading of a file has ended.
+    private enum End {
+        case ofFile
+        case interrupted
+        case broken(ImportProblem)
+    }
+
     private func queueAll(
         _ reader: inout ImportReader, _ input: borrowing ImportInput, _ source: ImportSource,
         _ refused: inout RejectFile, on connection: inout Connection
-    ) throws -> Bool {
+    ) throws -> End {
         var progress = ProgressBar(
             file, items: reader.items.many, total: input.size, steps: reader.position.offset,
             count: reader.position.lines)
@@ -125,10 +133,11 @@ struct ImportRun {
                 refused: batch.refused.count, isFinished: batch.isLast, on: &connection)
             progress.advance(
                 steps: batch.position.offset - before.offset, count: batch.position.lines - before.lines)
-            if batch.isLast { return true }
+            if batch.isLast { return .ofFile }
+            if let problem = batch.problem { return .broken(problem) }
             // The queue of results is made for more than any file of feedback has.
             if queue == .registration { try pace.wait(after: Int64(batch.queued), &progress, on: &connection) }
-            if isStopped() { return false }
+            if isStopped() { return .interrupted }
         }
     }
 
@@ -150,11 +159,11 @@ struct ImportRun {
     ) throws -> ImportOutcome {
         var reader = ImportReader(try reading.makeFormat(), rules, from: position)
         try look(&reader, input)
-        var isFinished = false
-        while !isFinished, !isStopped() {
+        var (isFinished, problem) = (false, ImportProblem?.none)
+        while !isFinished, problem == nil, !isStopped() {
             let batch = try next(&reader, input, 0, on: &connection)
             _ = reader.report(batch)
-            isFinished = batch.isLast
+            (isFinished, problem) = (batch.isLast, batch.problem)
         }
         let summary = reader.summary
         let lines =
@@ -164,10 +173,11 @@ struct ImportRun {
             + summary.details + (summary.samples.isEmpty ? [] : ["the first refused rows:"])
             + summary.samples.map { "  \(HistoryText.plain($0))" }
         return ImportOutcome(
-            lines: lines + (isFinished ? [] : ["interrupted"]), refused: Int64(summary.refused), isFinished: isFinished)
+            lines: lines + (isFinished || problem != nil ? [] : ["interrupted"]), refused: Int64(summary.refused),
+            isFinished: isFinished, problem: problem)
     }
 
-    private func outcome(_ reader: ImportReader, _ source: ImportSource, isFinished: Bool) -> ImportOutcome {
+    private func outcome(_ reader: ImportReader, _ source: ImportSource, _ end: End) -> ImportOutcome {
         let summary = reader.summary
         let refused = source.refused + Int64(summary.refused)
         let queued = source.queued + Int64(summary.queued)
@@ -184,7 +194,7 @@ struct ImportRun {
                 "refused rows: \(rejects); fix them, and import that file with the same options and --as-of \(ShellWord.quoted(asOf))"
             )
         }
-        if !isFinished {
+        if case .interrupted = end {
             lines.append("interrupted: run the same command again to continue source \(source.id)")
         }
         switch queue {
@@ -195,6 +205,11 @@ struct ImportRun {
             let topic = TopicOption.typed(topic: reading.topic ?? "", environment: rules.environment.rawValue)
             lines.append("source \(source.id); to undo: tokenkeeperd reinstate --cause stale \(topic) --since TIME")
         }
-        return ImportOutcome(lines: lines, refused: refused, isFinished: isFinished)
+        switch end {
+        case .ofFile: return ImportOutcome(lines: lines, refused: refused, isFinished: true)
+        case .interrupted: return ImportOutcome(lines: lines, refused: refused, isFinished: false)
+        case .broken(let problem):
+            return ImportOutcome(lines: lines, refused: refused, isFinished: false, problem: problem)
+        }
     }
 }

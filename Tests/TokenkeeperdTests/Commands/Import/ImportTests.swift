@@ -369,6 +369,27 @@ import Testing
         #expect(nothing.status == 0 && nothing.output == "\(folder.path)/f: 0 rows; queued 0, refused 0, skipped 0\n")
     }
 
+    @Test func `what comes before a break in a file of feedback is queued, and never twice`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try TemporaryDirectory()
+        // A second of 2017, and tokens of two bytes.
+        let tuples = (1...3).flatMap { [0x59, 0x68, 0x2F, 0x00, 0, 2, 0xAB, $0] as [UInt8] }
+        let file = "\(folder.path)/f.bin"
+        try Data(tuples + [0, 0, 0, 1, 0, 0]).write(to: URL(fileURLWithPath: file))
+        let arguments = [file, "--format", "apple-feedback", "--topic", "t"]
+        let words = "\(file): after 3 tuples, at byte 24, counted from 0: "
+        let rehearsal = try run(arguments + ["--dry-run"], on: database, as: "owner")
+        #expect(rehearsal.status == 70 && rehearsal.output.contains("would queue 3"), "\(rehearsal.output)")
+        #expect(rehearsal.errors.contains(words), "\(rehearsal.errors)")
+        for _ in 1...2 {
+            let broken = try run(arguments, on: database, as: "owner")
+            #expect(broken.status == 70 && broken.errors.contains(words), "\(broken.errors)")
+            #expect(broken.output.contains("3 rows; queued 3, refused 0") && broken.output.contains("to undo:"))
+            let queued = "SELECT count(*), count(DISTINCT token) FROM tokenkeeper.send_result"
+            #expect(try database.psql(queued) == "3|3")
+        }
+    }
+
     @Test func `an import that was begun anew and has finished is not continued from before`() throws {
         let database = try TestCluster.shared.database()
         let folder = try TemporaryDirectory()

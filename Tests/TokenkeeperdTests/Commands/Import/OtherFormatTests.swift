@@ -59,6 +59,19 @@ import Testing
         }
     }
 
+    @Test(arguments: [1, 7, 1000])
+    func `Apple's feedback: what comes before a broken tuple is imported, and the place is named`(piece: Int) throws {
+        let good = Self.tuple(1_500_000_000, [0xAB, 0xCD]) + Self.tuple(0, [1]) + Self.tuple(1_600_000_000, [0xEF])
+        let bytes = good + [0, 0, 0, 1, 0xFF, 0xFF] + Self.tuple(1_600_000_000, [0x12])
+        let read = try ImportedText(bytes, ["--format", "apple-feedback", "--topic", "t"], piece: piece)
+        #expect(read.rows.map { $0.split(separator: "\t").last } == ["abcd", "ef"])
+        #expect(read.refused.map { $0.prefix(2) } == ["2 "] && Array(read.rejects.utf8) == Self.tuple(0, [1]))
+        #expect(read.position.offset == good.count && read.position.records == 3)
+        let problem = read.problem?.description ?? ""
+        #expect(
+            problem.hasPrefix("after 3 tuples, at byte \(good.count), ") && problem.contains("65535 bytes"), "\(problem)")
+    }
+
     @Test func `Azure: an element that is cut off or malformed costs only itself`() throws {
         func element(_ token: String) -> String {
             "<RegistrationDescription xmlns:i=\"x\" i:type=\"AppleRegistrationDescription\"><DeviceToken>\(token)</DeviceToken></RegistrationDescription>"

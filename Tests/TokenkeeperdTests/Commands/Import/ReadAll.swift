@@ -14,6 +14,8 @@ struct ImportedText {
     var causes = ""
     var details: [String] = []
     var position = ImportPosition(identity: "f")
+    /// Why nothing after the position can be read.
+    var problem: ImportProblem?
 
     static let now = Instant(microseconds: 1_800_000_000_000_000)
     /// 2026-01-01 00:00 UTC.
@@ -32,7 +34,7 @@ struct ImportedText {
             try options.makeFormat(), try options.rules(asOf: Self.asOf, now: Self.now), from: position)
         var read = 0
         var isLast = false
-        while !isLast {
+        while !isLast, problem == nil {
             var batch = try reader.next(
                 sourceID: 7,
                 { buffer, count in
@@ -50,7 +52,7 @@ struct ImportedText {
             rows += String(decoding: batch.copy.bytes, as: UTF8.self).split(separator: "\n").map(String.init)
             refused += batch.refused.map { "\($0.number) \($0.refusal.text)" }
             position = batch.position
-            isLast = batch.isLast
+            (isLast, problem) = (batch.isLast, batch.problem)
         }
         details = reader.summary.details
     }
