@@ -303,4 +303,4 @@ GRANT SELECT, DELETE ON tokenkeeper.cleaned TO tokenkeeper_app;
 GRANT SELECT ON tokenkeeper.cleaning, tokenkeeper.attachment_cleaning, tokenkeeper.sweep_table TO tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 GRANT INSERT, UPDATE, DELETE ON tokenkeeper.sweep_table TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (cleaned_at) ON tokenkeeper.cleaned_row TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
-GRANT EXECUTE ON FUNCTION tokenkeeper.clean_next(bigint, text, integer, boolean) TO tokenkeeper_daemon;
+GRANT EXECUTE ON FUNCTION tokenkeeper.cleaning_plan(bigint), tokenkeeper.clean_next(bigint, boolean, text, integer, boolean) TO tokenkeeper_daemon;

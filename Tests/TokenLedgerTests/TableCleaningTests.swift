@@ -26,6 +26,16 @@ import Testing
         try turnStale(1...10, received: "2025-02-01Z")
     }
 
+    /// As after a comparison and a visit of autovacuum: from now on, sweeps look up the tokens in the table instead of reading it.
+    private func readByToken() throws {
+        try database.psql("UPDATE tokenkeeper.attached_table SET rows_read_at = now(); ANALYZE devices")
+        #expect(try plan == "t|40")
+    }
+
+    private var plan: String {
+        get throws { try database.psql("SELECT * FROM tokenkeeper.cleaning_plan(1)", user: "a_daemon") }
+    }
+
     private func turnStale(_ numbers: ClosedRange<Int>, received: String) throws {
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
@@ -70,7 +80,9 @@ import Testing
         #expect(try marked == "")
     }
 
-    @Test func `it marks what is stale, once, and no logout follows`() throws {
+    @Test(arguments: [false, true])
+    func `it marks what is stale, once, and no logout follows`(byToken: Bool) throws {
+        if byToken { try readByToken() }
         // A 410 of today; another token since; a later registration that is not applied yet; a token that is not stale but suspect.
         try turnStale(11...11, received: "now")
         try database.psql(
@@ -158,7 +170,9 @@ import Testing
             "those of the other table stay")
     }
 
-    @Test func `deleted rows are kept, restored exactly, and are no logouts`() throws {
+    @Test(arguments: [false, true])
+    func `deleted rows are kept, restored exactly, and are no logouts`(byToken: Bool) throws {
+        if byToken { try readByToken() }
         let rows = "SELECT string_agg(to_jsonb(d)::text, ' ' ORDER BY id) FROM devices AS d"
         let before = try database.psql(rows)
         try clean(", 'delete'")
@@ -188,6 +202,53 @@ import Testing
         #expect(try ids("bundle = 'other'") == "2", "only the mark is restored")
     }
 
+    @Test func `a sweep looks up stale tokens in the table, however the rows spell them`() throws {
+        try clean(", mark_column => 'gone_at'")
+        #expect(try plan == "f|", "nobody has read how the rows spell their tokens, nor counted them")
+        // The third spelling is unusual, and the last device has two rows. The fifth row has another environment, in a topic of its own.
+        try database.psql(
+            """
+            ALTER TABLE devices DISABLE TRIGGER USER;
+            UPDATE devices SET push_token = CASE id WHEN 10 THEN '000A' WHEN 2 THEN '<0002>' WHEN 3 THEN '0x0003' ELSE '000a' END
+            WHERE id IN (2, 3, 10, 40);
+            UPDATE devices SET bundle = 'u' WHERE id = 5;
+            ALTER TABLE devices ENABLE TRIGGER USER;
+            """, user: "a_app")
+        try database.psql(
+            """
+            SELECT tokenkeeper.ensure_topic('sandbox', 'u'), tokenkeeper.ensure_topic('production', 'u');
+            SELECT tokenkeeper.note_spellings('{1}', ARRAY[decode('0003', 'hex')], '{0x0003}');
+            """)
+        try readByToken()
+        // A sweep that read the table would see its rows.
+        let rows = "SELECT rows, due FROM tokenkeeper.clean_next(1, true, NULL, 1000, true)"
+        #expect(try database.psql(rows, user: "a_daemon") == "10|10")
+        #expect(try sweep().tables.map(\.cleaned) == [10])
+        #expect(try ids("gone_at IS NOT NULL") == "1 2 3 4 6 7 8 9 10 40")
+        #expect(try database.psql(rows, user: "a_daemon") == "0|0", "what is marked is not even read")
+        try database.psql("DROP INDEX devices_push_token_idx", user: "a_app")
+        #expect(try plan == "f|")
+    }
+
+    @Test func `a sweep looks up the tokens of each topic and environment that the table can have`() throws {
+        try database.psql(
+            """
+            UPDATE devices SET bundle = 'u' WHERE id = 20;
+            UPDATE devices SET bundle = 'v', push_token = '0001' WHERE id = 21;
+            DELETE FROM tokenkeeper.registration;
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, stale_at, stale_reason, suppressed_since)
+            SELECT t, k, '2025-01-01Z', '2025-02-01Z', 'Unregistered', '2025-02-01Z'
+            FROM tokenkeeper.ensure_topic('production', 'u') AS t, (VALUES (decode('0014', 'hex')), (decode('0015', 'hex'))) AS v (k);
+            INSERT INTO tokenkeeper.stale_receipt (queued_at, stale_at, topic_id, newly, token_key, reason)
+            SELECT '2025-02-01Z', '2025-02-01Z', topic_id, true, token_key, 'Unregistered' FROM tokenkeeper.ledger WHERE token_key = decode('0014', 'hex');
+            SELECT tokenkeeper.ensure_topic('sandbox', 'u'), tokenkeeper.ensure_topic('production', 'v');
+            """)
+        try clean()
+        try readByToken()
+        #expect(try sweep().tables.map(\.cleaned) == [11])
+        #expect(try marked == "1 2 3 4 5 6 7 8 9 10 20")
+    }
+
     @Test func `delete needs a confirmation where a foreign key cascades, also one that is added later`() throws {
         try clean(", 'delete'")
         try database.psql(
@@ -207,7 +268,9 @@ import Testing
                 == "t")
     }
 
-    @Test func `it refuses more than the share, within a day`() throws {
+    @Test(arguments: [false, true])
+    func `it refuses more than the share, within a day`(byToken: Bool) throws {
+        if byToken { try readByToken() }
         try clean()
         let refused = try sweep(allowance: 5)
         #expect(refused.tables.map(\.maxRows) == [5] && refused.tables.map(\.cleaned) == [0])
@@ -243,7 +306,9 @@ import Testing
         #expect(try sweep(forced: true).tables.map(\.cleaned) == [0])
     }
 
-    @Test func `rows and tokens that an application has locked are left for the next sweep`() throws {
+    @Test(arguments: [false, true])
+    func `rows and tokens that an application has locked are left for the next sweep`(byToken: Bool) throws {
+        if byToken { try readByToken() }
         try clean()
         var app = try database.connect(user: "a_app")
         try app.execute("BEGIN; SELECT FROM devices WHERE id = 3 FOR UPDATE")

@@ -64,7 +64,7 @@ DECLARE
     source bigint := tokenkeeper.attachment_of(attached);
     known record;
     relation text COLLATE "C";
-    name text COLLATE "C";
+    place text COLLATE "C";
     key text COLLATE "C";
     wanted text COLLATE "C";
     marking text COLLATE "C";
@@ -72,6 +72,9 @@ DECLARE
     marked text COLLATE "C";
     change text COLLATE "C";
     keys text[];
+    key_text text COLLATE "C";
+    spelled text COLLATE "C";
+    one record;
 BEGIN
     IF coalesce(of_mode NOT IN ('mark', 'delete', 'off'), true) THEN
         RAISE EXCEPTION 'mode is %, expected ''mark'', ''delete'' or ''off''', coalesce(quote_literal(left(of_mode, 100)), 'null')
@@ -98,13 +101,15 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Use mode => ''mark'', or confirm with cascades => true.';
     END IF;
 
-    SELECT format('%I.%I', n.nspname, c.relname), format('%I.%I', n.nspname, 'tokenkeeper_clean_' || source) INTO relation, name
+    SELECT format('%I.%I', n.nspname, c.relname), quote_ident(n.nspname) INTO relation, place
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = attached;
     SELECT string_agg(format('r.%I = %s::%s', a.attname,
                              CASE WHEN cardinality(known.key_columns) = 1 THEN 'keys[i]' ELSE format('(keys[i]::jsonb ->> %s)', k.n - 1) END,
                              -- -1 and not null: "character" would be one character.
-                             format_type(a.atttypid, -1)), ' AND ' ORDER BY k.n)
-    INTO key
+                             format_type(a.atttypid, -1)), ' AND ' ORDER BY k.n),
+           CASE WHEN count(*) = 1 THEN min(format('r.%I::text', k.name))
+                ELSE 'jsonb_build_array(' || string_agg(format('r.%I::text', k.name), ', ' ORDER BY k.n) || ')::text' END
+    INTO key, key_text
     FROM unnest(known.key_columns) WITH ORDINALITY AS k (name, n)
     JOIN pg_attribute AS a ON a.attrelid = attached AND a.attname = k.name COLLATE "C";
     wanted := format('%s AND (%s)::text = tokens[i] AND (%s)::text = topics[i] AND (%s)::text = environments[i]',
@@ -131,11 +136,29 @@ BEGIN
         RAISE EXCEPTION 'mark_value is %: %', coalesce(quote_literal(left(set_cleaning.mark_value, 200)), 'null'), SQLERRM
             USING ERRCODE = 'invalid_parameter_value', HINT = 'It is an SQL expression of the type of the column.';
     END;
+    -- As in the function that says whether the table has a token (25), by the index that attach requires.
+    spelled := CASE tokenkeeper.column_kind(attached, known.columns[1]) WHEN 'bytea' THEN format('r.%I = a.token_key', known.columns[1])
+                    ELSE format('r.%I ', known.columns[1]) || format(coalesce(tokenkeeper.token_index_operator(attached, known.columns[1]), '= ANY (%s::text[])'),
+                                                                     'ARRAY[a.token, a.hex, upper(a.hex), ''<'' || rtrim(regexp_replace(a.hex, ''(.{8})'', chr(92) || ''1 '', ''g''), '' '') || ''>'']') END;
     EXECUTE format(
-        'CREATE OR REPLACE FUNCTION %s(keys text[], environments text[], topics text[], tokens text[], registered_at timestamptz[], dry_run boolean) '
-        'RETURNS TABLE (n integer, old jsonb, error text) LANGUAGE plpgsql SECURITY DEFINER '
+        'CREATE OR REPLACE FUNCTION %s.tokenkeeper_find_%s(environments text[], topics text[], tokens text[], token_keys bytea[]) '
+        'RETURNS TABLE (n integer, key text, token text) LANGUAGE plpgsql STABLE SECURITY DEFINER '
+        'SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET datestyle = ''ISO, MDY'' AS %L',
+        place, source, format($body$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT a.n::integer, %1$s, %2$s
+    FROM (SELECT u.*, encode(u.token_key, 'hex') AS hex FROM unnest($1, $2, $3, $4) WITH ORDINALITY AS u (environment, topic, token, token_key, n) OFFSET 0) AS a
+    JOIN %3$s AS r ON %4$s AND %5$s = a.environment AND %6$s = a.topic AND (%2$s = a.hex OR tokenkeeper.parse_token(%2$s) = a.hex)
+                   AND NOT coalesce(%7$s, false);
+END
+$body$, key_text, known.token_sql, relation, spelled, known.environment_sql, known.topic_sql, coalesce(marked, 'false')));
+    EXECUTE format(
+        'CREATE OR REPLACE FUNCTION %s.tokenkeeper_clean_%s(keys text[], environments text[], topics text[], tokens text[], registered_at timestamptz[], '
+        'dry_run boolean) RETURNS TABLE (n integer, old jsonb, error text) LANGUAGE plpgsql SECURITY DEFINER '
         'SET search_path = pg_catalog, pg_temp AS %L',
-        name, format($body$
+        place, source, format($body$
 #variable_conflict use_variable
 BEGIN
     -- Deletes and marks by our own cleanup are not logouts: the triggers of this attachment look at this setting.
@@ -177,13 +200,18 @@ BEGIN
     PERFORM set_config('tokenkeeper.cleaning', '', true);
 END
 $body$, relation, wanted, change, source::text));
-    EXECUTE format('COMMENT ON FUNCTION %s(text[], text[], text[], text[], timestamptz[], boolean) IS %L', name,
-                   'Generated by tokenkeeper.set_cleaning: marks or deletes rows whose token is stale, if they still have that token.');
-    EXECUTE format('REVOKE EXECUTE ON FUNCTION %s(text[], text[], text[], text[], timestamptz[], boolean) FROM PUBLIC', name);
-    EXECUTE format('GRANT EXECUTE ON FUNCTION %s(text[], text[], text[], text[], timestamptz[], boolean) TO %I', name,
-                   (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace AS n WHERE n.nspname = 'tokenkeeper'));
-    EXECUTE format('ALTER FUNCTION %s(text[], text[], text[], text[], timestamptz[], boolean) OWNER TO %I', name,
-                   (SELECT pg_get_userbyid(c.relowner) FROM pg_class AS c WHERE c.oid = attached));
+    FOR one IN
+        SELECT format(f.called, place, source) AS called, f.words
+        FROM (VALUES ('%s.tokenkeeper_find_%s(text[], text[], text[], bytea[])', 'finds the rows that have a token and are not marked.'),
+                     ('%s.tokenkeeper_clean_%s(text[], text[], text[], text[], timestamptz[], boolean)',
+                      'marks or deletes rows whose token is stale, if they still have that token.')) AS f (called, words)
+    LOOP
+        EXECUTE format('COMMENT ON FUNCTION %s IS %L', one.called, 'Generated by tokenkeeper.set_cleaning: ' || one.words);
+        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', one.called);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', one.called,
+                       (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace AS n WHERE n.nspname = 'tokenkeeper'));
+        EXECUTE format('ALTER FUNCTION %s OWNER TO %I', one.called, (SELECT pg_get_userbyid(c.relowner) FROM pg_class AS c WHERE c.oid = attached));
+    END LOOP;
     DELETE FROM tokenkeeper.own_cleaning AS c WHERE c.source_id = source;
     INSERT INTO tokenkeeper.own_cleaning (source_id, mode, mark_column, mark_value, stale_for, cascades)
     VALUES (source, of_mode, marking, setting, set_cleaning.stale_for, coalesce(set_cleaning.cascades, false));
@@ -222,8 +250,175 @@ COMMENT ON FUNCTION tokenkeeper.cleaning_obstacle(integer) IS
     'Why no row with a token of this topic may be cleaned now; null if nothing is in the way.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.cleaning_obstacle(integer) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.cleaning_plan(source_id bigint, OUT by_token boolean, OUT rows bigint)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    this tokenkeeper.attached_table;
+BEGIN
+    SELECT a.* INTO this FROM tokenkeeper.attached_table AS a WHERE a.source_id = cleaning_plan.source_id;
+    -- As the planner estimates them: the rows on a page when it was analyzed, times the pages of now.
+    WITH RECURSIVE part AS (
+        SELECT this.table_id::oid AS id
+        UNION
+        SELECT i.inhrelid FROM part AS p JOIN pg_inherits AS i ON i.inhparent = p.id
+    )
+    SELECT CASE WHEN bool_and(s.pages = 0 OR (c.reltuples >= 0 AND c.relpages > 0))
+                THEN sum(CASE WHEN s.pages > 0 THEN c.reltuples::float8 / nullif(c.relpages, 0) * s.pages ELSE 0 END)::bigint END
+    INTO rows
+    FROM part AS p
+    JOIN pg_class AS c ON c.oid = p.id AND c.relkind = 'r'
+    CROSS JOIN LATERAL (SELECT pg_relation_size(c.oid) / current_setting('block_size')::bigint AS pages) AS s;
+    by_token := coalesce((this.rows_read_at IS NOT NULL OR tokenkeeper.column_kind(this.table_id, this.columns[1]) = 'bytea')
+                         AND tokenkeeper.reading_fault(this.source_id, 'has') IS NULL AND rows IS NOT NULL, false);
+    IF NOT by_token THEN
+        rows := NULL;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.cleaning_plan(bigint) IS
+    'How a sweep finds the rows of an attached table that are due. by_token: it takes the suppressed tokens of the ledger and looks them up with the index '
+    'on the token column; rows is then an estimate of how many rows the table has. Otherwise it has to read all rows: after attach until a backfill or a '
+    'comparison has noted how the rows spell their tokens, without statistics of the table, and if the index is missing.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.cleaning_plan(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.is_cleanable(l tokenkeeper.ledger, cutoff timestamptz) RETURNS boolean
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT l.suppressed AND tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) = 'stale'
+       AND l.stale_at < cutoff AND l.suppressed_since < cutoff
+       -- The 410 itself must have been received that long ago.
+       AND EXISTS (SELECT FROM tokenkeeper.stale_receipt AS s
+                   WHERE s.topic_id = l.topic_id AND s.token_key = l.token_key AND s.stale_at >= l.registered_at AND s.queued_at < cutoff)
+$$;
+COMMENT ON FUNCTION tokenkeeper.is_cleanable(tokenkeeper.ledger, timestamptz) IS
+    'Internal: whether a token is stale, and has been since before cutoff.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.is_cleanable(tokenkeeper.ledger, timestamptz) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.stale_rows_by_key(
+    source_id bigint, after text, max_rows integer, cutoff timestamptz,
+    OUT next text, OUT rows bigint, OUT keys text[], OUT environments text[], OUT topics text[], OUT tokens text[], OUT topic_ids integer[],
+    OUT token_keys bytea[], OUT registered timestamptz[])
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+BEGIN
+    WITH page AS MATERIALIZED (
+        SELECT r.*, row_number() OVER () AS n
+        FROM tokenkeeper.read_attachment(stale_rows_by_key.source_id, stale_rows_by_key.after, stale_rows_by_key.max_rows) AS r
+    ), known AS MATERIALIZED (
+        SELECT p.n, p.key, p.environment, p.topic, p.token, p.token_key, t.topic_id
+        FROM page AS p
+        CROSS JOIN LATERAL (
+            SELECT k.topic_id FROM tokenkeeper.topic AS k
+            WHERE k.topic = p.topic COLLATE "C" AND k.environment = p.environment COLLATE "C") AS t
+        WHERE p.token_key IS NOT NULL AND p.fault IS NULL
+    ), stale AS MATERIALIZED (
+        SELECT k.*, l.registered_at FROM known AS k
+        CROSS JOIN LATERAL (
+            SELECT l.registered_at FROM tokenkeeper.ledger AS l
+            WHERE l.topic_id = k.topic_id AND l.token_key = k.token_key AND l.suppressed AND tokenkeeper.is_cleanable(l, cutoff)) AS l
+    )
+    SELECT (SELECT count(*) FROM page), (SELECT p.key FROM page AS p ORDER BY p.n DESC LIMIT 1),
+           array_agg(s.key ORDER BY s.n), array_agg(s.environment ORDER BY s.n), array_agg(s.topic ORDER BY s.n), array_agg(s.token ORDER BY s.n),
+           array_agg(s.topic_id ORDER BY s.n), array_agg(s.token_key ORDER BY s.n), array_agg(s.registered_at ORDER BY s.n)
+    INTO rows, next, keys, environments, topics, tokens, topic_ids, token_keys, registered
+    FROM stale AS s;
+    IF rows < max_rows THEN
+        next := NULL;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.stale_rows_by_key(bigint, text, integer, timestamptz) IS
+    'Internal, for clean_next: reads the next rows of an attached table by its key, and returns those whose token has been stale since before cutoff.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.stale_rows_by_key(bigint, text, integer, timestamptz) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.stale_rows_by_token(
+    source_id bigint, after text, max_rows integer, cutoff timestamptz,
+    OUT next text, OUT rows bigint, OUT keys text[], OUT environments text[], OUT topics text[], OUT tokens text[], OUT topic_ids integer[],
+    OUT token_keys bytea[], OUT registered timestamptz[])
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    -- The topics that rows of the table can have; null for any.
+    only_topic text := (SELECT a.arguments ->> 'topic_value' FROM tokenkeeper.attached_table AS a WHERE a.source_id = stale_rows_by_token.source_id);
+    scope tokenkeeper.topic;
+    after_key bytea := '';
+    stale_keys bytea[];
+    stale_registered timestamptz[];
+    spellings text[];
+    read integer;
+    last_key bytea;
+    called record;
+    again record;
+BEGIN
+    rows := 0;
+    -- A position is the topic_id and the key of the last token, in hex. One topic at a time: its tokens are in the order of an index.
+    SELECT t.* INTO scope FROM tokenkeeper.topic AS t
+    WHERE t.topic_id >= coalesce(split_part(after, ' ', 1)::integer, 0) AND (only_topic IS NULL OR t.topic = only_topic COLLATE "C")
+    ORDER BY t.topic_id LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF scope.topic_id::text = split_part(after, ' ', 1) THEN
+        after_key := decode(split_part(after, ' ', 2), 'hex');
+    END IF;
+    WITH page AS MATERIALIZED (
+        SELECT l AS token, l.token_key, l.registered_at FROM tokenkeeper.ledger AS l
+        WHERE l.topic_id = scope.topic_id AND l.suppressed > false AND l.token_key > after_key ORDER BY l.token_key LIMIT max_rows
+    ), stale AS MATERIALIZED (
+        SELECT p.token_key, p.registered_at FROM page AS p WHERE tokenkeeper.is_cleanable(p.token, cutoff)
+    ), spelled AS (
+        SELECT s.token_key, s.registered_at, NULL::text AS spelling FROM stale AS s
+        UNION ALL
+        SELECT s.token_key, s.registered_at, k.spelling FROM stale AS s
+        CROSS JOIN LATERAL (
+            SELECT u.spelling FROM tokenkeeper.token_spelling AS u
+            WHERE u.token_key = s.token_key AND u.source_id = stale_rows_by_token.source_id OFFSET 0) AS k
+    )
+    SELECT (SELECT count(*) FROM page), (SELECT p.token_key FROM page AS p ORDER BY p.token_key DESC LIMIT 1),
+           array_agg(s.token_key), array_agg(s.registered_at), array_agg(s.spelling)
+    INTO read, last_key, stale_keys, stale_registered, spellings
+    FROM spelled AS s;
+    next := CASE WHEN read >= max_rows THEN scope.topic_id || ' ' || encode(last_key, 'hex') ELSE (
+        SELECT min(t.topic_id) || ' ' FROM tokenkeeper.topic AS t
+        WHERE t.topic_id > scope.topic_id AND (only_topic IS NULL OR t.topic = only_topic COLLATE "C")) END;
+    IF stale_keys IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT f.name, f.version INTO called FROM tokenkeeper.attachment_function(stale_rows_by_token.source_id, 'find') AS f;
+    EXECUTE format($call$
+        SELECT count(*), array_agg(f.key), array_agg(f.token), array_agg(($4)[f.n]), array_agg(($5)[f.n])
+        -- A type of text may take two spellings for the same.
+        FROM (SELECT DISTINCT ON (f.key) f.key, f.token, f.n FROM %s($1, $2, $3, $4) AS f ORDER BY f.key, f.n) AS f $call$, called.name)
+    INTO rows, keys, tokens, token_keys, registered
+    USING array_fill(scope.environment, ARRAY[cardinality(stale_keys)]), array_fill(scope.topic, ARRAY[cardinality(stale_keys)]), spellings,
+          stale_keys, stale_registered;
+    SELECT f.version INTO again FROM tokenkeeper.attachment_function(stale_rows_by_token.source_id, 'find') AS f;
+    IF again.version IS DISTINCT FROM called.version THEN
+        RAISE EXCEPTION 'the generated function % has changed meanwhile', called.name USING ERRCODE = 'TK002';
+    END IF;
+    IF rows > 0 THEN
+        environments := array_fill(scope.environment, ARRAY[rows::integer]);
+        topics := array_fill(scope.topic, ARRAY[rows::integer]);
+        topic_ids := array_fill(scope.topic_id, ARRAY[rows::integer]);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.stale_rows_by_token(bigint, text, integer, timestamptz) IS
+    'Internal, for clean_next: takes the next suppressed tokens of the ledger, and returns the rows of an attached table that have those that have been stale '
+    'since before cutoff.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.stale_rows_by_token(bigint, text, integer, timestamptz) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.clean_next(
-    source_id bigint, after text, max_rows integer, dry_run boolean,
+    source_id bigint, by_token boolean, after text, max_rows integer, dry_run boolean,
     OUT next text, OUT rows bigint, OUT due bigint, OUT cleaned bigint, OUT failed bigint, OUT obstacle text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -262,33 +457,12 @@ BEGIN
         RETURN;
     END IF;
     cutoff := clock_timestamp() - clean.stale_for;
-    WITH page AS MATERIALIZED (
-        SELECT r.*, row_number() OVER () AS n FROM tokenkeeper.read_attachment(clean_next.source_id, clean_next.after, batch) AS r
-    ), known AS MATERIALIZED (
-        SELECT p.n, p.key, p.environment, p.topic, p.token, p.token_key, t.topic_id
-        FROM page AS p
-        CROSS JOIN LATERAL (
-            SELECT k.topic_id FROM tokenkeeper.topic AS k
-            WHERE k.topic = p.topic COLLATE "C" AND k.environment = p.environment COLLATE "C") AS t
-        WHERE p.token_key IS NOT NULL AND p.fault IS NULL
-    ), stale AS MATERIALIZED (
-        SELECT k.*, l.registered_at FROM known AS k
-        CROSS JOIN LATERAL (
-            SELECT l.registered_at FROM tokenkeeper.ledger AS l
-            WHERE l.topic_id = k.topic_id AND l.token_key = k.token_key AND l.suppressed
-              AND tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) = 'stale'
-              AND l.stale_at < cutoff AND l.suppressed_since < cutoff
-              -- The 410 itself must have been received that long ago.
-              AND EXISTS (SELECT FROM tokenkeeper.stale_receipt AS s
-                          WHERE s.topic_id = k.topic_id AND s.token_key = k.token_key AND s.stale_at >= l.registered_at AND s.queued_at < cutoff)) AS l
-    )
-    SELECT (SELECT count(*) FROM page), (SELECT p.key FROM page AS p ORDER BY p.n DESC LIMIT 1),
-           array_agg(s.key ORDER BY s.n), array_agg(s.environment ORDER BY s.n), array_agg(s.topic ORDER BY s.n), array_agg(s.token ORDER BY s.n),
-           array_agg(s.topic_id ORDER BY s.n), array_agg(s.token_key ORDER BY s.n), array_agg(s.registered_at ORDER BY s.n)
-    INTO rows, next, keys, environments, topics, tokens, topic_ids, token_keys, registered
-    FROM stale AS s;
-    IF rows < batch THEN
-        next := NULL;
+    IF clean_next.by_token THEN
+        SELECT f.* INTO next, rows, keys, environments, topics, tokens, topic_ids, token_keys, registered
+        FROM tokenkeeper.stale_rows_by_token(clean_next.source_id, clean_next.after, batch, cutoff) AS f;
+    ELSE
+        SELECT f.* INTO next, rows, keys, environments, topics, tokens, topic_ids, token_keys, registered
+        FROM tokenkeeper.stale_rows_by_key(clean_next.source_id, clean_next.after, batch, cutoff) AS f;
     END IF;
     IF keys IS NULL THEN
         RETURN;
@@ -343,11 +517,12 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.clean_next(bigint, text, integer, boolean) IS
-    'Cleans the next rows of an attached table, up to max_rows after the row with the key `after`, in one short transaction; a dry run only counts them. '
-    'Returns the key of the last row (next; null at the end of the table), how many rows it read, how many were due, cleaned, and refused by the table, '
-    'and what is in the way of cleaning (obstacle). Called by the sweep.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.clean_next(bigint, text, integer, boolean) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.clean_next(bigint, boolean, text, integer, boolean) IS
+    'Cleans the next rows of an attached table in one short transaction; a dry run only counts them. by_token is from cleaning_plan: whether it goes through '
+    'the next max_rows suppressed tokens of the ledger, or through the next max_rows rows of the table. after is the next of the call before, null at the '
+    'beginning. Returns where to go on (next; null at the end), how many rows it read, how many were due, cleaned, and refused by the table, and what is in '
+    'the way of cleaning (obstacle). Called by the sweep.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.clean_next(bigint, boolean, text, integer, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.restore_cleaned(attached regclass, since timestamptz, until timestamptz DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql

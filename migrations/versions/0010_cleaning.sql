@@ -67,7 +67,7 @@ CREATE TABLE tokenkeeper.sweep_table (
 COMMENT ON TABLE tokenkeeper.sweep_table IS
     'What each sweep found to clean in attached tables, and what it did; see set_cleaning. Kept as long as its row in sweep_run.';
 COMMENT ON COLUMN tokenkeeper.sweep_table.name IS 'The table.';
-COMMENT ON COLUMN tokenkeeper.sweep_table.rows IS 'How many rows it had.';
+COMMENT ON COLUMN tokenkeeper.sweep_table.rows IS 'How many rows it had; an estimate if the sweep did not have to read them all.';
 COMMENT ON COLUMN tokenkeeper.sweep_table.due IS 'How many of them were due.';
 COMMENT ON COLUMN tokenkeeper.sweep_table.max_rows IS
     'How many could be cleaned, by sweep.prune_allowance and sweep.max_prune_share of the table''s rows within a day; null for no limit.';

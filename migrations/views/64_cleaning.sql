@@ -2,7 +2,7 @@
 -- and let it change nothing else.
 
 CREATE OR REPLACE VIEW tokenkeeper.own_attachment WITH (security_barrier) AS
-SELECT a.source_id, a.table_id, a.key_columns, a.topic_sql, a.environment_sql, a.token_sql, a.registered_sql
+SELECT a.source_id, a.table_id, a.key_columns, a.topic_sql, a.environment_sql, a.token_sql, a.registered_sql, a.columns
 FROM tokenkeeper.attached_table AS a
 JOIN pg_catalog.pg_class AS c ON c.oid = a.table_id::oid
 WHERE pg_catalog.pg_has_role(c.relowner, 'USAGE');
@@ -23,7 +23,7 @@ COMMENT ON COLUMN tokenkeeper.cleaning.name IS 'The schema and name of the table
 COMMENT ON COLUMN tokenkeeper.cleaning.cleaned IS 'How many rows were marked or deleted since it was switched on; cleaned_at is the last time.';
 COMMENT ON COLUMN tokenkeeper.cleaning.failed IS 'How many rows the table refused to change or delete since then; failure is the last error.';
 COMMENT ON COLUMN tokenkeeper.cleaning.run_id IS 'The last sweep that looked at the table; null if none has.';
-COMMENT ON COLUMN tokenkeeper.cleaning.rows IS 'How many rows the table had then.';
+COMMENT ON COLUMN tokenkeeper.cleaning.rows IS 'How many rows the table had then; an estimate if the sweep did not have to read them all.';
 COMMENT ON COLUMN tokenkeeper.cleaning.due IS 'How many of them were due.';
 COMMENT ON COLUMN tokenkeeper.cleaning.refused IS 'Why that sweep cleaned nothing, or stopped; null if nothing was in the way.';
 

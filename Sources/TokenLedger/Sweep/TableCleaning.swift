@@ -2,10 +2,11 @@ internal import TokenModel
 
 /// Cleans attached tables whose owner has asked for it with `set_cleaning`: marks or deletes the rows whose token has been stale for long.
 ///
-/// All rows are counted first, and the table is refused if too many are due. `tokenkeeper.clean_next` cleans a batch: it locks tokens and rows
-/// without waiting, and looks at each again.
+/// The rows that are due are counted first, and the table is refused if they are too many. They are found by the suppressed tokens of the
+/// ledger, or if that cannot work (`tokenkeeper.cleaning_plan`), by reading the table. `tokenkeeper.clean_next` cleans a batch: it locks
+/// tokens and rows without waiting, and looks at each again.
 extension Sweep {
-    /// How many rows of a table one transaction reads.
+    /// How many rows of a table, or tokens of the ledger, one transaction reads.
     private static let mostRows = 1000
 
     private struct Batch {
@@ -38,21 +39,28 @@ extension Sweep {
     ) throws -> String? {
         var found = CleanedTable(name: name, mode: mode, rows: 0, due: 0, cleaned: 0, failed: 0)
         var obstacle: String?
-        try eachBatch(of: source, dryRun: true, on: &connection, while: goesOn) { connection, batch in
-            found.rows += batch.rows
+        let plan = try connection.query("SELECT by_token, rows FROM tokenkeeper.cleaning_plan($1)", [.int8(source)]).one
+        { row throws(DatabaseError) in
+            (isByToken: try row.read(Bool.self), rows: try row.read(Int64?.self))
+        }
+        var read: Int64 = 0
+        try eachBatch(of: source, byToken: plan.isByToken, dryRun: true, on: &connection, while: goesOn) {
+            connection, batch in
+            read += batch.rows
             found.due += batch.due
             obstacle = obstacle ?? batch.obstacle
             return true
         }
+        found.rows = plan.rows ?? read
         let today = try connection.query(
             """
             SELECT count(*) FROM tokenkeeper.cleaned_row AS c
             WHERE c.source_id = $1 AND c.cleaned_at > now() - interval '1 day'
             """, [.int8(source)]
         ).value(Int64.self)
-        if !lease.forced { found.limit(plan, today: today) }
+        if !lease.forced { found.limit(self.plan, today: today) }
         // A foreign key that cascades is in the way before any row is read.
-        if let obstacle, found.due > 0 || found.rows == 0 {
+        if let obstacle, found.due > 0 || read == 0 {
             found.refused = "\(name): \(obstacle)"
         } else if found.isOverLimit {
             found.refused = found.refusal
@@ -73,7 +81,8 @@ extension Sweep {
         if lease.dryRun || found.due == 0 || found.refused != nil {
             return found.refused
         }
-        try eachBatch(of: source, dryRun: false, on: &connection, while: goesOn) { connection, batch in
+        try eachBatch(of: source, byToken: plan.isByToken, dryRun: false, on: &connection, while: goesOn) {
+            connection, batch in
             // A guard has tripped meanwhile, or a wave of 410s has begun.
             if let obstacle = batch.obstacle { found.refused = "\(name): \(obstacle)" }
             found.cleaned += batch.cleaned
@@ -91,11 +100,11 @@ extension Sweep {
         return found.refused
     }
 
-    /// Goes through a table by its key, a batch per transaction.
+    /// Goes through the ledger's suppressed tokens, or through a table by its key, a batch per transaction.
     ///
     /// - Parameter work: In the transaction of the batch. Returns whether to go on.
     private func eachBatch(
-        of source: Int64, dryRun: Bool, on connection: inout Connection, while goesOn: () -> Bool,
+        of source: Int64, byToken: Bool, dryRun: Bool, on connection: inout Connection, while goesOn: () -> Bool,
         _ work: (inout Connection, Batch) throws -> Bool
     ) throws {
         var next: String?
@@ -104,8 +113,8 @@ extension Sweep {
         while goesFurther {
             (next, goesFurther) = try slice(&size, on: &connection, while: goesOn) { connection, _, size in
                 let batch = try connection.query(
-                    "SELECT next, rows, due, cleaned, failed, obstacle FROM tokenkeeper.clean_next($1, $2, $3, $4)",
-                    [.int8(source), .text(next), .int4(Int32(size)), .bool(dryRun)]
+                    "SELECT next, rows, due, cleaned, failed, obstacle FROM tokenkeeper.clean_next($1, $2, $3, $4, $5)",
+                    [.int8(source), .bool(byToken), .text(next), .int4(Int32(size)), .bool(dryRun)]
                 ).one { row throws(DatabaseError) in
                     Batch(
                         next: try row.read(), rows: try row.read(), due: try row.read(), cleaned: try row.read(),

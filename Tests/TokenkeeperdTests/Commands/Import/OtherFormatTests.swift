@@ -68,8 +68,8 @@ import Testing
         #expect(read.refused.map { $0.prefix(2) } == ["2 "] && Array(read.rejects.utf8) == Self.tuple(0, [1]))
         #expect(read.position.offset == good.count && read.position.records == 3)
         let problem = read.problem?.description ?? ""
-        #expect(
-            problem.hasPrefix("after 3 tuples, at byte \(good.count), ") && problem.contains("65535 bytes"), "\(problem)")
+        #expect(problem.hasPrefix("after 3 tuples, at byte \(good.count), "), "\(problem)")
+        #expect(problem.contains("65535 bytes"), "\(problem)")
     }
 
     @Test func `Azure: an element that is cut off or malformed costs only itself`() throws {
