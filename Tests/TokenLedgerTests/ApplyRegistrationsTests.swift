@@ -510,4 +510,41 @@ import Testing
         #expect(
             try database.psql("SELECT count(*) FROM tokenkeeper.operation WHERE operation = 'device_crowded'") == "2")
     }
+
+    @Test func `rows that name a full device go in sets, with the outcome of register`() throws {
+        var owner = try database.connect()
+        // In both topics, the device has a thousand tokens as far as anybody knows; dd is its current one, and bb has no device.
+        for topic in ["one", "many"] {
+            try owner.execute(
+                """
+                SELECT tokenkeeper.register('dd', '\(topic)', registered_at => to_timestamp(1700000100), device_id => 'full');
+                SELECT tokenkeeper.register('bb', '\(topic)', registered_at => to_timestamp(1700000100));
+                INSERT INTO tokenkeeper.ledger (topic_id, token_key, device_id, device_at, registered_at, superseded_at, suppressed_since)
+                SELECT topic_id, decode(to_hex(4096 + n), 'hex'), 'full', '2020-01-01Z', '2020-01-01Z', '2020-01-01Z', now()
+                FROM tokenkeeper.topic, generate_series(1, 999) AS n WHERE topic = '\(topic)';
+                INSERT INTO tokenkeeper.crowded_device SELECT topic_id, 'full', 1000, now(), '2020-01-01Z' FROM tokenkeeper.topic WHERE topic = '\(topic)'
+                """)
+        }
+        let rows = ["aa", "bb", "cc", "dd"].map {
+            QueuedRegistration(topic: "many", token: $0, at: 1_700_000_200, device: "full", user: "u", tags: "g")
+        }
+        for var row in rows {
+            row.topic = "one"
+            try owner.execute(row.call)
+        }
+        try owner.execute("BEGIN; SET LOCAL track_functions = 'all'")
+        #expect(try owner.apply(rows).applied == 4)
+        #expect(
+            try owner.scalar("SELECT count(*) FROM pg_stat_xact_user_functions WHERE funcname = 'register_row'") == "0")
+        try owner.execute("COMMIT")
+        #expect(try owner.lines(kept("many"), columns: 2) == owner.lines(kept("one"), columns: 2))
+        #expect(
+            try owner.scalar(
+                "SELECT string_agg(token, ' ' ORDER BY token) FROM tokenkeeper.token WHERE device_id = 'full' AND topic = 'many' AND token > 'a'"
+            )
+                == "dd")
+        #expect(
+            try owner.scalar("SELECT bool_and(named_at > now() - interval '1 hour') FROM tokenkeeper.crowded_device")
+                == "t", "status goes on warning")
+    }
 }

@@ -723,6 +723,25 @@ BEGIN
           WHERE NOT u.is_logout AND u.topic_id IS NOT NULL
           GROUP BY 1, 2 ORDER BY 1, 2) AS g;
 
+    -- A device_id that is a constant: a full device takes no more tokens, so register would record these without it. Row by row, as all that
+    -- concerns other tokens, a file of 200,000 such rows takes minutes.
+    IF EXISTS (SELECT FROM tokenkeeper.crowded_device AS c WHERE c.tokens >= 1000 AND c.counted_at > receipt - interval '1 hour') THEN
+        -- They count as named all the same, so that status goes on warning.
+        PERFORM tokenkeeper.note_crowded(c.topic_id, c.device_id, false)
+        FROM (SELECT DISTINCT u.topic_id, u.device COLLATE "C" AS device FROM unnest(k_topic, k_device, k_one) AS u (topic_id, device, one_token)
+              WHERE u.one_token) AS d
+        JOIN tokenkeeper.crowded_device AS c ON c.topic_id = d.topic_id AND c.device_id = d.device;
+        SELECT array_agg(CASE WHEN NOT f.joins_full THEN u.device END ORDER BY u.n), array_agg(CASE WHEN NOT f.joins_full THEN u.device_at END ORDER BY u.n)
+        INTO k_device, k_device_at
+        FROM unnest(k_topic, k_key, k_one, k_device, k_device_at) WITH ORDINALITY AS u (topic_id, token_key, one_token, device, device_at, n)
+        CROSS JOIN LATERAL (
+            SELECT coalesce(u.one_token AND u.device <> '' AND (
+                SELECT c.tokens >= 1000 AND c.counted_at > receipt - interval '1 hour' FROM tokenkeeper.crowded_device AS c
+                WHERE c.topic_id = u.topic_id AND c.device_id = u.device COLLATE "C")
+                AND coalesce((SELECT l.device_id IS DISTINCT FROM u.device COLLATE "C" FROM tokenkeeper.ledger AS l
+                              WHERE l.topic_id = u.topic_id AND l.token_key = u.token_key), true), false) AS joins_full OFFSET 0) AS f;
+    END IF;
+
     -- From here on, an application may wait for this transaction. Whatever deadlock_timeout is, there is time to apply something.
     IF isfinite(patience) THEN
         patience := clock_timestamp() + greatest(current_setting('deadlock_timeout')::interval / 2 - interval '10 ms', interval '20 ms');
