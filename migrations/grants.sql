@@ -51,8 +51,15 @@ GRANT SELECT ON tokenkeeper.sendable_token, tokenkeeper.suppressed_token TO toke
 GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at, apns_id)
     ON tokenkeeper.send_request TO tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.enqueue(json, text, text, text[], text, integer, timestamptz, text, timestamptz, text, boolean)
+    tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean),
+    tokenkeeper.audience_size(text, text, text, text, text, text[], boolean),
+    tokenkeeper.pause_campaign(bigint),
+    tokenkeeper.resume_campaign(bigint),
+    tokenkeeper.cancel_campaign(bigint),
+    tokenkeeper.delivery(uuid)
     TO tokenkeeper_sender;
+GRANT INSERT (campaign_id, token) ON tokenkeeper.campaign_token TO tokenkeeper_sender;
+GRANT SELECT ON tokenkeeper.campaign_progress TO tokenkeeper_sender;
 
 -- Applications register and unregister tokens, and forget a person.
 GRANT EXECUTE ON FUNCTION
@@ -125,7 +132,7 @@ GRANT SELECT ON
     tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.held_registration, tokenkeeper.guard, tokenkeeper.reinstatement,
     tokenkeeper.stale_share, tokenkeeper.topic_policy, tokenkeeper.operation, tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.status,
     tokenkeeper.migration, tokenkeeper.repeatable, tokenkeeper.send_request, tokenkeeper.suppressed_send, tokenkeeper.failed_send, tokenkeeper.paused_topic,
-    tokenkeeper.sending_daemon, tokenkeeper.token_count_hour
+    tokenkeeper.sending_daemon, tokenkeeper.token_count_hour, tokenkeeper.campaign, tokenkeeper.campaign_progress
     TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT SELECT ON tokenkeeper.daemon TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION
@@ -134,6 +141,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger),
     tokenkeeper.has_one_token_per_device(text),
+    tokenkeeper.delivery(uuid),
+    tokenkeeper.audience_size(text, text, text, text, text, text[], boolean),
     tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text),
     tokenkeeper.read_status()
     TO tokenkeeper_reader, tokenkeeper_operator;
@@ -173,6 +182,9 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.pause_sending(text, text, text),
     tokenkeeper.resume_sending(text, text),
     tokenkeeper.requeue_failed(bigint[]),
+    tokenkeeper.pause_campaign(bigint),
+    tokenkeeper.resume_campaign(bigint),
+    tokenkeeper.cancel_campaign(bigint),
     tokenkeeper.forget(text),
     tokenkeeper.forget_device(text),
     tokenkeeper.forget_user(text)
@@ -227,7 +239,12 @@ GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_prune TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.operation TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.status, tokenkeeper.token TO tokenkeeper_daemon;
 -- To send pushes: what it claims, the outcome, and the responses.
-GRANT SELECT, UPDATE, DELETE ON tokenkeeper.send_request TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.send_request TO tokenkeeper_daemon;
+GRANT SELECT, UPDATE, DELETE ON tokenkeeper.campaign TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.campaign_batch TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, DELETE ON tokenkeeper.campaign_ending TO tokenkeeper_daemon;
+GRANT SELECT, DELETE ON tokenkeeper.campaign_token TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.campaign_progress TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.background_send, tokenkeeper.sending_daemon TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppressed_send, tokenkeeper.failed_send TO tokenkeeper_daemon;
 GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
@@ -236,7 +253,25 @@ GRANT SELECT ON tokenkeeper.paused_topic TO tokenkeeper_daemon;
 GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON tokenkeeper.send_result TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz),
-    tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[]),
+    tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]),
+    tokenkeeper.campaigns_due(),
+    tokenkeeper.end_campaigns(),
+    tokenkeeper.campaign_content(bigint),
+    tokenkeeper.address_campaign(bigint, text, integer),
+    tokenkeeper.add_batches(tokenkeeper.campaign, bytea[], integer),
+    tokenkeeper.audience_condition(text, text, boolean),
+    tokenkeeper.estimated_audience(integer, text),
+    tokenkeeper.lock_out_erasure(),
+    tokenkeeper.claim_campaign(bigint, text, integer, integer),
+    tokenkeeper.count_background(tokenkeeper.campaign, bigint[], bytea[], integer),
+    tokenkeeper.end_in_batches(bigint[], integer[], integer[], text[]),
+    tokenkeeper.finish_campaign_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]),
+    tokenkeeper.claimed_campaign_requests(text),
+    tokenkeeper.recalled_requests(text, bigint[]),
+    tokenkeeper.take_over_campaigns(text, boolean, bigint[]),
+    tokenkeeper.campaign_apns_id(bigint, bigint),
+    tokenkeeper.outcome_of(integer, text),
+    tokenkeeper.check_outcomes(text[]),
     tokenkeeper.pause_sending(text, text, text),
     tokenkeeper.is_background_push(jsonb),
     tokenkeeper.parsed_payload(json),

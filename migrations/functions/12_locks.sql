@@ -133,6 +133,18 @@ COMMENT ON FUNCTION tokenkeeper.lock_out_drains() IS
     'forget has an open transaction.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_out_drains() FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.lock_out_erasure() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.lock_out_erasure() IS
+    'Waits while forget is running, and lets none begin until the transaction ends. For what moves tokens to where forget would not look again.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_out_erasure() FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_sweep_claim() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp

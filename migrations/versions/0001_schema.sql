@@ -72,7 +72,7 @@ CREATE TABLE tokenkeeper.operation (
     at           timestamptz NOT NULL DEFAULT clock_timestamp(),
     operation    text NOT NULL CHECK (operation IN ('guard_tripped', 'guard_reset', 'held_released', 'held_discarded',
         'reinstated', 'rejected_results_requeued', 'rejected_registrations_requeued', 'forgotten', 'policy_changed', 'device_crowded',
-        'sending_paused', 'sending_resumed', 'failed_requeued', 'withdrawn')),
+        'sending_paused', 'sending_resumed', 'failed_requeued', 'withdrawn', 'campaign_paused', 'campaign_resumed', 'campaign_cancelled')),
     environment  text,
     topic        text,
     rows         bigint,

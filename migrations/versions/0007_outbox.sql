@@ -29,7 +29,9 @@ CREATE TABLE tokenkeeper.send_request (
     interruptions smallint NOT NULL DEFAULT 0,
     postponed     boolean NOT NULL DEFAULT false,
     last_error    text,
-    deferred      boolean NOT NULL DEFAULT false
+    deferred      boolean NOT NULL DEFAULT false,
+    campaign_id     bigint,
+    campaign_number bigint
 );
 COMMENT ON TABLE tokenkeeper.send_request IS
     'The outbox: one row per notification and device, by INSERT, COPY or enqueue. Required: topic, token, payload. Null means the default. '
@@ -55,6 +57,9 @@ COMMENT ON COLUMN tokenkeeper.send_request.interruptions IS
 COMMENT ON COLUMN tokenkeeper.send_request.postponed IS 'Internal: a background push that waits because its device has had its share for this hour.';
 COMMENT ON COLUMN tokenkeeper.send_request.last_error IS 'Internal: why it is retried.';
 COMMENT ON COLUMN tokenkeeper.send_request.deferred IS 'Internal: a daemon has set scheduled_at, so that the request is sent later than requested.';
+COMMENT ON COLUMN tokenkeeper.send_request.campaign_id IS
+    'Internal: the campaign whose request this is. It gives what is null here: payload, push_type, priority, expiration and collapse_id.';
+COMMENT ON COLUMN tokenkeeper.send_request.campaign_number IS 'Internal: the number of the request in its campaign.';
 
 -- By topic, so that topics take turns and a paused topic is not even read. left(): an index cannot hold a long text, and a bad row must
 -- not fail a sender's batch. No topic that can be sent to is that long.
@@ -66,6 +71,8 @@ COMMENT ON INDEX tokenkeeper.send_request_due IS 'What may be claimed, by topic 
 CREATE INDEX send_request_claimed ON tokenkeeper.send_request (claimed_by) WHERE claimed_by IS NOT NULL;
 
 CREATE INDEX send_request_postponed ON tokenkeeper.send_request (tokenkeeper.token_key(token)) WHERE postponed;
+
+CREATE INDEX send_request_campaign ON tokenkeeper.send_request (campaign_id, campaign_number) WHERE campaign_id IS NOT NULL;
 
 CREATE TABLE tokenkeeper.suppressed_send (
     suppressed_id  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -79,8 +86,11 @@ CREATE TABLE tokenkeeper.suppressed_send (
     invalidated_at timestamptz,
     push_type      text NOT NULL,
     apns_id        uuid,
-    request_id     bigint NOT NULL,
-    queued_at      timestamptz NOT NULL
+    -- Null for a campaign's request that was never in send_request.
+    request_id     bigint,
+    queued_at      timestamptz NOT NULL,
+    campaign_id     bigint,
+    campaign_number bigint
 );
 COMMENT ON TABLE tokenkeeper.suppressed_send IS
     'Requests that the gate refused, and why. The sweep deletes them after sweep.send_retention.';
@@ -88,6 +98,7 @@ COMMENT ON COLUMN tokenkeeper.suppressed_send.state IS
     'The state of the token then: stale, suspect, superseded, unregistered_by_app; or background: a newer background push waits for the same device.';
 COMMENT ON COLUMN tokenkeeper.suppressed_send.reason IS 'The reason of that state, such as Unregistered.';
 COMMENT ON COLUMN tokenkeeper.suppressed_send.invalidated_at IS 'As of when the token was suppressed.';
+COMMENT ON COLUMN tokenkeeper.suppressed_send.campaign_id IS 'The campaign whose request this was; null for a single request.';
 
 CREATE INDEX suppressed_send_token_key ON tokenkeeper.suppressed_send (token_key);
 
@@ -105,14 +116,20 @@ CREATE TABLE tokenkeeper.failed_send (
     expiration  timestamptz,
     collapse_id text,
     apns_id     uuid,
-    request_id  bigint NOT NULL,
+    request_id  bigint,
     queued_at   timestamptz NOT NULL,
-    attempts    integer NOT NULL
+    attempts    integer NOT NULL,
+    campaign_id     bigint,
+    campaign_number bigint
 );
 COMMENT ON TABLE tokenkeeper.failed_send IS
-    'Requests that failed, complete, with the error; requeue_failed puts them back. The sweep deletes them after sweep.send_retention.';
+    'Requests that failed, with the error; requeue_failed puts them back. The sweep deletes them after sweep.send_retention.';
 COMMENT ON COLUMN tokenkeeper.failed_send.error IS 'What was found and what was expected, or the last response of APNs.';
 COMMENT ON COLUMN tokenkeeper.failed_send.status IS 'The HTTP status of the last response of APNs; null if there was none.';
+COMMENT ON COLUMN tokenkeeper.failed_send.campaign_id IS
+    'The campaign whose request this was; null for a single request. It has the payload and the headers, which are null here.';
+
+CREATE INDEX failed_send_campaign ON tokenkeeper.failed_send (campaign_id, campaign_number) WHERE campaign_id IS NOT NULL;
 
 CREATE TABLE tokenkeeper.paused_topic (
     environment text COLLATE "C" NOT NULL,

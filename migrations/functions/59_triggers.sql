@@ -12,11 +12,11 @@ BEGIN
         'CREATE TRIGGER note_policy AFTER UPDATE ON tokenkeeper.topic FOR EACH ROW '
         'WHEN ((old.* IS DISTINCT FROM new.*)) EXECUTE FUNCTION tokenkeeper.note_policy()',
         'CREATE TRIGGER reconsider_guard AFTER UPDATE OF guard_allowance, guard_max_share ON tokenkeeper.topic FOR EACH ROW '
-        'EXECUTE FUNCTION tokenkeeper.reconsider_guard()']
+        'EXECUTE FUNCTION tokenkeeper.reconsider_guard()',
+        'CREATE TRIGGER check_campaign_token AFTER INSERT ON tokenkeeper.campaign_token REFERENCING NEW TABLE AS added FOR EACH STATEMENT '
+        'EXECUTE FUNCTION tokenkeeper.check_campaign_token()']
     LOOP
-        CONTINUE WHEN EXISTS (
-            SELECT FROM pg_catalog.pg_trigger AS t
-            WHERE t.tgrelid = 'tokenkeeper.topic'::regclass AND pg_get_triggerdef(t.oid) = definition);
+        CONTINUE WHEN EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE pg_get_triggerdef(t.oid) = definition);
         EXECUTE replace(definition, 'CREATE TRIGGER', 'CREATE OR REPLACE TRIGGER');
     END LOOP;
 END

@@ -1,4 +1,4 @@
--- Requests: what can be sent, and enqueue.
+-- Requests: what can be sent.
 
 -- Without its own search_path, which would double the cost: its callers set one.
 CREATE OR REPLACE FUNCTION tokenkeeper.parsed_payload(payload json) RETURNS jsonb
@@ -115,65 +115,3 @@ COMMENT ON FUNCTION tokenkeeper.send_fault(text, text, jsonb, text, integer, tim
     'Why APNs would refuse a request, whatever its token: what was found and what was expected; null if it would not. push_type is never null. '
     'scheduled_at is the sender''s; null if a daemon has set another one. payload_text is the text of the payload if it is known, or null.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text, timestamptz, text) FROM PUBLIC;
-
-CREATE OR REPLACE FUNCTION tokenkeeper.enqueue(
-    payload json,
-    topic text,
-    environment text DEFAULT 'production',
-    tags text[] DEFAULT NULL,
-    push_type text DEFAULT NULL,
-    priority integer DEFAULT NULL,
-    expiration timestamptz DEFAULT NULL,
-    collapse_id text DEFAULT NULL,
-    scheduled_at timestamptz DEFAULT NULL,
-    device_id text DEFAULT NULL,
-    everyone boolean DEFAULT false) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    env text COLLATE "C" := coalesce(enqueue.environment, 'production');
-    the_topic text COLLATE "C" := enqueue.topic;
-    body jsonb := tokenkeeper.parsed_payload(enqueue.payload);
-    kind text COLLATE "C" := coalesce(enqueue.push_type, tokenkeeper.push_type_of(body, the_topic));
-    fault text := CASE WHEN body IS NULL AND enqueue.payload IS NOT NULL THEN tokenkeeper.payload_fault(enqueue.payload)
-                       ELSE tokenkeeper.send_fault(env, the_topic, body, kind, enqueue.priority, enqueue.expiration, enqueue.collapse_id,
-                                                   enqueue.scheduled_at, NULL) END;
-    longest integer := (SELECT max(octet_length(t)) FROM unnest(enqueue.tags) AS t);
-    requests bigint;
-BEGIN
-    IF fault IS NULL AND longest > 512 THEN
-        fault := 'a tag is ' || longest || ' bytes long, expected at most 512';
-    END IF;
-    IF fault IS NULL AND octet_length(enqueue.device_id) > 512 THEN
-        fault := 'device_id is ' || octet_length(enqueue.device_id) || ' bytes long, expected at most 512';
-    END IF;
-    IF fault IS NOT NULL THEN
-        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    IF (enqueue.tags IS NOT NULL)::integer + (enqueue.device_id IS NOT NULL)::integer + coalesce(enqueue.everyone, false)::integer <> 1 THEN
-        RAISE EXCEPTION 'addressed is %, expected one of tags, device_id and everyone',
-            CASE WHEN enqueue.tags IS NULL AND enqueue.device_id IS NULL AND NOT coalesce(enqueue.everyone, false) THEN 'nobody' ELSE 'more than one' END
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'everyone => true addresses all tokens of the topic; a variable that is null by mistake must not do so.';
-    END IF;
-    -- EXECUTE: plan again for these tags, because all tokens may have one tag and a single token another. Null parameters drop out of the plan.
-    EXECUTE $statement$
-        INSERT INTO tokenkeeper.send_request (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at)
-        SELECT $1, $2, encode(l.token_key, 'hex'), $3, $4, $5, $6, $7, $8
-        FROM tokenkeeper.topic AS t
-        JOIN tokenkeeper.ledger AS l ON l.topic_id = t.topic_id
-        WHERE t.topic = $2 COLLATE "C" AND t.environment = $1 COLLATE "C"
-          AND (NOT l.suppressed OR t.gate = 'observe') AND l.registered_at > '-infinity' AND $statement$
-        || CASE WHEN enqueue.tags IS NOT NULL THEN 'l.tags && $9' WHEN enqueue.device_id IS NOT NULL THEN 'l.device_id = $10' ELSE 'true' END
-        -- Through jsonb, to remove the blanks of the caller's spelling once for all.
-        USING env, the_topic, body::text::json, kind, enqueue.priority, enqueue.expiration, enqueue.collapse_id, enqueue.scheduled_at,
-              enqueue.tags, enqueue.device_id;
-    GET DIAGNOSTICS requests = ROW_COUNT;
-    RETURN requests;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text[], text, integer, timestamptz, text, timestamptz, text, boolean) IS
-    'Queues a notification for each sendable token of the topic that has one of the tags; or for the tokens of a device; or, with everyone => true, for '
-    'all tokens of the topic; in the caller''s transaction. Returns how many. Raises 22023 for what APNs would refuse, for an expiration '
-    'that is not later than scheduled_at, and for a tag or device_id over 512 bytes.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.enqueue(json, text, text, text[], text, integer, timestamptz, text, timestamptz, text, boolean) FROM PUBLIC;

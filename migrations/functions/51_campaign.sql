@@ -1,0 +1,355 @@
+-- Campaigns for people: create, pause, resume and cancel one, and look up one of its requests.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.campaign_apns_id(campaign_id bigint, number bigint) RETURNS uuid
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (lpad(to_hex(campaign_id), 12, '0') || '80008000' || lpad(to_hex(number), 12, '0'))::uuid;
+COMMENT ON FUNCTION tokenkeeper.campaign_apns_id(bigint, bigint) IS
+    'The apns-id of a campaign''s request: a UUID of version 8 with 48 bits for the campaign_id and 48 for the number of the request.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_apns_id(bigint, bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.campaign_request_of(apns_id uuid, OUT campaign_id bigint, OUT number bigint)
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    id bytea := uuid_send(campaign_request_of.apns_id);
+BEGIN
+    IF substring(id FROM 7 FOR 4) = decode('80008000', 'hex') THEN
+        campaign_id := ('x' || encode(substring(id FROM 1 FOR 6), 'hex'))::bit(48)::bigint;
+        number := ('x' || encode(substring(id FROM 11 FOR 6), 'hex'))::bit(48)::bigint;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.campaign_request_of(uuid) IS 'The inverse of campaign_apns_id; nulls for another UUID.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_request_of(uuid) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.may_manage_campaign(created_by text) RETURNS boolean
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN may_manage_campaign.created_by COLLATE "C" = session_user
+        OR pg_has_role(session_user, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = 'tokenkeeper.campaign'::regclass), 'USAGE')
+        OR coalesce(pg_has_role(session_user, to_regrole('tokenkeeper_operator'), 'USAGE'), false);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.may_manage_campaign(text) IS
+    'Whether the login role may pause, resume and cancel a campaign that this role has created: its own, or any if it is an operator or the owner.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.may_manage_campaign(text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.note_missing_credential(topic text, environment text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    the_topic text COLLATE "C" := note_missing_credential.topic;
+    the_environment text COLLATE "C" := note_missing_credential.environment;
+BEGIN
+    IF NOT EXISTS (SELECT FROM tokenkeeper.sending_daemon AS d
+                   WHERE d.heartbeat_at > clock_timestamp() - interval '1 minute' AND d.stopped_at IS NULL) THEN
+        RAISE NOTICE 'no daemon sends at the moment: the campaign waits'
+            USING HINT = 'tokenkeeperd sends if its configuration has a [credentials] table.';
+    ELSIF NOT EXISTS (
+        SELECT FROM tokenkeeper.sending_daemon AS d
+        CROSS JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(d.credentials) WHEN 'array' THEN d.credentials ELSE '[]' END) AS c (credential)
+        CROSS JOIN LATERAL jsonb_array_elements_text(CASE jsonb_typeof(c.credential -> 'topics') WHEN 'array' THEN c.credential -> 'topics' ELSE '[]' END)
+            AS p (pattern)
+        WHERE d.heartbeat_at > clock_timestamp() - interval '1 minute' AND d.stopped_at IS NULL
+          AND (c.credential -> 'environments' IS NULL OR c.credential -> 'environments' ? the_environment)
+          AND (p.pattern COLLATE "C" = the_topic OR (right(p.pattern, 1) = '*' AND starts_with(the_topic, left(p.pattern, -1)))))
+    THEN
+        RAISE NOTICE 'no sending daemon has a credential for topic % in environment %: the campaign waits', quote_literal(the_topic), the_environment;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.note_missing_credential(text, text) IS
+    'Raises a NOTICE if no running daemon can send to the topic.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.note_missing_credential(text, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.enqueue(
+    payload json,
+    topic text,
+    environment text DEFAULT 'production',
+    tags text DEFAULT NULL,
+    push_type text DEFAULT NULL,
+    priority integer DEFAULT NULL,
+    expiration timestamptz DEFAULT NULL,
+    collapse_id text DEFAULT NULL,
+    scheduled_at timestamptz DEFAULT NULL,
+    device_id text DEFAULT NULL,
+    user_id text DEFAULT NULL,
+    tokens text[] DEFAULT NULL,
+    everyone boolean DEFAULT false,
+    name text DEFAULT NULL,
+    idempotency_key text DEFAULT NULL,
+    max_per_second integer DEFAULT NULL,
+    confirm boolean DEFAULT false) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    env text COLLATE "C" := coalesce(enqueue.environment, 'production');
+    the_topic text COLLATE "C" := enqueue.topic;
+    body jsonb := tokenkeeper.parsed_payload(enqueue.payload);
+    kind text COLLATE "C" := coalesce(enqueue.push_type, tokenkeeper.push_type_of(body, the_topic));
+    fault text := CASE WHEN body IS NULL AND enqueue.payload IS NOT NULL THEN tokenkeeper.payload_fault(enqueue.payload)
+                       ELSE tokenkeeper.send_fault(env, the_topic, body, kind, enqueue.priority, enqueue.expiration, enqueue.collapse_id,
+                                                   enqueue.scheduled_at, NULL) END;
+    creator text COLLATE "C" := session_user;
+    asked record;
+    hash bytea;
+    the_id bigint;
+    known bytea;
+BEGIN
+    IF fault IS NULL AND enqueue.expiration > 'epoch' AND enqueue.expiration <= clock_timestamp() THEN
+        fault := 'expiration has passed, expected a later instant, ''epoch'' or null';
+    END IF;
+    IF fault IS NULL AND NOT isfinite(enqueue.scheduled_at) THEN
+        fault := 'scheduled_at is infinite, expected a finite instant, or null';
+    END IF;
+    IF fault IS NULL AND octet_length(enqueue.name) > 200 THEN
+        fault := 'name is ' || octet_length(enqueue.name) || ' bytes long, expected at most 200';
+    END IF;
+    IF fault IS NULL AND octet_length(enqueue.idempotency_key) NOT BETWEEN 1 AND 200 THEN
+        fault := 'idempotency_key is ' || octet_length(enqueue.idempotency_key) || ' bytes long, expected 1 to 200';
+    END IF;
+    IF fault IS NULL AND enqueue.max_per_second NOT BETWEEN 1 AND 1000000 THEN
+        fault := 'max_per_second is ' || enqueue.max_per_second || ', expected 1 to 1000000, or null';
+    END IF;
+    IF fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT a.kind, a.value, a.tokens INTO asked
+    FROM tokenkeeper.audience_of(enqueue.tags, enqueue.device_id, enqueue.user_id, enqueue.tokens, enqueue.everyone) AS a;
+    -- Everything that changes what is sent, to whom and when.
+    hash := sha256(convert_to(jsonb_build_object(
+        'payload', body, 'topic', the_topic, 'environment', env, 'push_type', kind, 'priority', enqueue.priority,
+        'expiration', extract(epoch FROM enqueue.expiration), 'collapse_id', enqueue.collapse_id,
+        'scheduled_at', extract(epoch FROM enqueue.scheduled_at), 'max_per_second', enqueue.max_per_second,
+        'kind', asked.kind, 'audience', asked.value,
+        'tokens', encode(sha256(convert_to(coalesce(array_to_string(asked.tokens, ' '), ''), 'UTF8')), 'hex'))::text, 'UTF8'));
+    IF enqueue.idempotency_key IS NOT NULL THEN
+        SELECT c.campaign_id, c.content_hash INTO the_id, known FROM tokenkeeper.campaign AS c
+        WHERE c.created_by = creator AND c.idempotency_key = enqueue.idempotency_key COLLATE "C";
+    END IF;
+    IF the_id IS NULL THEN
+        PERFORM tokenkeeper.known_topic(the_topic, env);
+        INSERT INTO tokenkeeper.campaign AS c (
+            name, environment, topic, payload, push_type, priority, expiration, collapse_id, scheduled_at, max_per_second,
+            audience_kind, audience, idempotency_key, content_hash)
+        -- Through jsonb, to remove the blanks of the caller's spelling.
+        VALUES (enqueue.name, env, the_topic, body::text::json, kind, enqueue.priority, enqueue.expiration, enqueue.collapse_id,
+                enqueue.scheduled_at, enqueue.max_per_second, asked.kind, asked.value, enqueue.idempotency_key, hash)
+        -- Waits for a transaction that is about to commit the same key.
+        ON CONFLICT ON CONSTRAINT campaign_created_by_idempotency_key_key DO NOTHING
+        RETURNING c.campaign_id INTO the_id;
+        IF the_id IS NOT NULL THEN
+            INSERT INTO tokenkeeper.campaign_token (campaign_id, token) SELECT the_id, t FROM unnest(asked.tokens) AS t;
+            PERFORM tokenkeeper.note_missing_credential(the_topic, env);
+            RETURN the_id;
+        END IF;
+        SELECT c.campaign_id, c.content_hash INTO the_id, known FROM tokenkeeper.campaign AS c
+        WHERE c.created_by = creator AND c.idempotency_key = enqueue.idempotency_key COLLATE "C";
+    END IF;
+    IF known IS DISTINCT FROM hash THEN
+        RAISE EXCEPTION 'idempotency_key % belongs to campaign %, which has another content', quote_literal(enqueue.idempotency_key), the_id
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a new key for a new campaign.';
+    END IF;
+    RETURN the_id;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) IS
+    'Creates a campaign: one notification to all sendable tokens of a topic whose tags fulfil an expression, such as follows_RedSox && !muted; or to those of '
+    'a device or a user; to a list of tokens; or, with everyone => true, to all tokens of the topic. Returns its campaign_id. The daemons address the audience '
+    'once the transaction is committed, and send. The same idempotency_key with the same content returns the same campaign_id. Raises 22023 for what APNs '
+    'would refuse, for an expiration that has passed or is not later than scheduled_at, for an unknown topic, for none or more than one audience, for an invalid '
+    'tag expression, with the position, for a malformed token, with its position, and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
+    'read committed. A NOTICE says if no running daemon has a credential for the topic.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.check_campaign_token() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    wrong bigint;
+BEGIN
+    SELECT n.campaign_id INTO wrong FROM (SELECT DISTINCT a.campaign_id FROM added AS a) AS n
+    WHERE NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c
+                      WHERE c.campaign_id = n.campaign_id AND c.audience_kind = 'tokens' AND c.created_in = pg_current_xact_id())
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'campaign % does not take tokens', coalesce(wrong::text, 'null') USING ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'Create it with tokens => ''{}'' in the same transaction.';
+    END IF;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.check_campaign_token() IS 'Trigger: only the transaction that creates a campaign with tokens may add tokens to it.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.check_campaign_token() FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.lock_campaign(campaign_id bigint) RETURNS tokenkeeper.campaign
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    found_one tokenkeeper.campaign;
+BEGIN
+    -- An older snapshot would not show what the daemons have returned meanwhile.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
+            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
+    END IF;
+    -- FOR UPDATE waits for addressing and for finish, which keep the row locked while they read its state.
+    SELECT c.* INTO found_one FROM tokenkeeper.campaign AS c WHERE c.campaign_id = lock_campaign.campaign_id FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'there is no campaign %', coalesce(lock_campaign.campaign_id::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT tokenkeeper.may_manage_campaign(found_one.created_by) THEN
+        RAISE EXCEPTION 'campaign % belongs to %', lock_campaign.campaign_id, found_one.created_by USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    RETURN found_one;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.lock_campaign(bigint) IS
+    'Locks a campaign that the login role may manage. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 if the isolation level '
+    'is not read committed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_campaign(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.note_campaign(operation text, of_campaign tokenkeeper.campaign, requests bigint) RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
+    VALUES (note_campaign.operation, of_campaign.environment, of_campaign.topic, requests,
+            'campaign ' || of_campaign.campaign_id::text || coalesce(': ' || of_campaign.name, ''))
+$$;
+COMMENT ON FUNCTION tokenkeeper.note_campaign(text, tokenkeeper.campaign, bigint) IS 'Logs an operation on a campaign.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.note_campaign(text, tokenkeeper.campaign, bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.pause_campaign(campaign_id bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    c tokenkeeper.campaign := tokenkeeper.lock_campaign(pause_campaign.campaign_id);
+BEGIN
+    IF c.state NOT IN ('waiting', 'running') THEN
+        RETURN false;
+    END IF;
+    UPDATE tokenkeeper.campaign AS p SET state = 'paused' WHERE p.campaign_id = c.campaign_id;
+    -- Its single requests must not stand in the way of others of the topic.
+    UPDATE tokenkeeper.send_request AS r SET scheduled_at = 'infinity', deferred = true
+    WHERE r.campaign_id = c.campaign_id AND r.claimed_by IS NULL;
+    PERFORM tokenkeeper.note_campaign('campaign_paused', c, NULL);
+    RETURN true;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.pause_campaign(bigint) IS
+    'Pauses a campaign: nothing more of it is sent until resume_campaign. Takes effect within a second of the commit; what is in flight then ends. '
+    'Returns false if it is paused already, or has ended. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 if the isolation '
+    'level is not read committed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.pause_campaign(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.resume_campaign(campaign_id bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    c tokenkeeper.campaign := tokenkeeper.lock_campaign(resume_campaign.campaign_id);
+BEGIN
+    IF c.state <> 'paused' THEN
+        RETURN false;
+    END IF;
+    UPDATE tokenkeeper.campaign AS p SET state = CASE WHEN p.started_at IS NULL THEN 'waiting' ELSE 'running' END WHERE p.campaign_id = c.campaign_id;
+    UPDATE tokenkeeper.send_request AS r SET scheduled_at = clock_timestamp()
+    WHERE r.campaign_id = c.campaign_id AND r.claimed_by IS NULL AND r.scheduled_at = 'infinity';
+    PERFORM tokenkeeper.note_campaign('campaign_resumed', c, NULL);
+    RETURN true;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.resume_campaign(bigint) IS
+    'Ends the pause of a campaign. Returns false if it was not paused. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, '
+    '25001 if the isolation level is not read committed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.resume_campaign(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.cancel_campaign(campaign_id bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    c tokenkeeper.campaign := tokenkeeper.lock_campaign(cancel_campaign.campaign_id);
+    ended_now bigint;
+BEGIN
+    IF c.state NOT IN ('waiting', 'running', 'paused') THEN
+        RETURN false;
+    END IF;
+    UPDATE tokenkeeper.campaign AS p SET state = 'cancelled', is_addressed = true WHERE p.campaign_id = c.campaign_id;
+    -- What waits. What a daemon has claimed ends when the daemon has noticed: see finish_campaign_requests.
+    WITH gone AS (
+        DELETE FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id AND b.claimed_by IS NULL
+        RETURNING b.batch, ARRAY(SELECT o::smallint FROM generate_series(1, b.requests) AS o WHERE get_bit(b.ended, o) = 0) AS ordinals
+    ), singles AS (
+        DELETE FROM tokenkeeper.send_request AS r WHERE r.campaign_id = c.campaign_id AND r.claimed_by IS NULL
+        RETURNING r.campaign_number
+    ), ended AS (
+        INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
+        SELECT c.campaign_id, g.batch, cardinality(g.ordinals), 'cancelled', g.ordinals FROM gone AS g
+        UNION ALL
+        SELECT c.campaign_id, s.campaign_number >> 9, count(*), 'cancelled', array_agg((s.campaign_number & 511)::smallint)
+        FROM singles AS s GROUP BY s.campaign_number >> 9
+        RETURNING campaign_ending.requests
+    )
+    SELECT sum(e.requests) INTO ended_now FROM ended AS e;
+    PERFORM tokenkeeper.note_campaign('campaign_cancelled', c, coalesce(ended_now, 0));
+    RETURN true;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.cancel_campaign(bigint) IS
+    'Cancels a campaign for good: nothing more of it is sent. Takes effect within a second of the commit; what is in flight then ends. Returns false if it is '
+    'cancelled already, or has ended. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 if the isolation level is not '
+    'read committed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.cancel_campaign(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.delivery(apns_id uuid, OUT campaign_id bigint, OUT state text, OUT at timestamptz, OUT message text)
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 1
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    wanted bigint;
+    the_number bigint;
+BEGIN
+    SELECT r.campaign_id, r.number INTO wanted, the_number FROM tokenkeeper.campaign_request_of(delivery.apns_id) AS r;
+    RETURN QUERY
+        SELECT e.campaign_id, e.outcome, e.ended_at, f.error
+        FROM tokenkeeper.campaign_ending AS e
+        LEFT JOIN tokenkeeper.failed_send AS f
+            ON e.outcome = 'failed' AND f.campaign_id = e.campaign_id AND f.campaign_number = the_number
+        WHERE e.campaign_id = wanted AND e.batch = the_number >> 9 AND e.outcome <> 'requeued'
+          AND (the_number & 511)::smallint = ANY (e.ordinals)
+        LIMIT 1;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+        SELECT r.campaign_id, 'waiting'::text, nullif(r.scheduled_at, 'infinity'), r.last_error FROM tokenkeeper.send_request AS r
+        WHERE r.campaign_id = wanted AND r.campaign_number = the_number LIMIT 1;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+        SELECT b.campaign_id, 'waiting'::text, NULL::timestamptz, NULL::text FROM tokenkeeper.campaign_batch AS b
+        WHERE b.campaign_id = wanted AND b.batch = the_number >> 9 AND (the_number & 511) BETWEEN 1 AND b.requests
+          AND get_bit(b.ended, (the_number & 511)::integer) = 0;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.delivery(uuid) IS
+    'What became of a campaign''s request, by its apns-id, until the sweep deletes the campaign: one row with its final outcome and when it was recorded; or waiting, and '
+    'until when if it is retried. No row for another apns-id.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.delivery(uuid) FROM PUBLIC;

@@ -1,0 +1,229 @@
+-- Audiences: who is meant, how many they are, and their requests in batches.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.audience_of(
+    of_tags text, of_device text, of_user text, of_tokens text[], of_everyone boolean, OUT kind text, OUT value text, OUT tokens text[])
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    given integer := (of_tags IS NOT NULL)::integer + (of_device IS NOT NULL)::integer + (of_user IS NOT NULL)::integer
+                     + (of_tokens IS NOT NULL)::integer + coalesce(of_everyone, false)::integer;
+    wrong bigint;
+BEGIN
+    IF given <> 1 THEN
+        RAISE EXCEPTION 'addressed is %, expected one of tags, device_id, user_id, tokens and everyone',
+            CASE given WHEN 0 THEN 'nobody' ELSE 'more than one' END USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'everyone => true addresses all tokens of the topic; a variable that is null by mistake must not do so.';
+    END IF;
+    kind := CASE WHEN of_tags IS NOT NULL THEN 'tags' WHEN of_device IS NOT NULL THEN 'device' WHEN of_user IS NOT NULL THEN 'user'
+                 WHEN of_tokens IS NOT NULL THEN 'tokens' ELSE 'everyone' END;
+    value := coalesce(of_tags, of_device, of_user);
+    IF kind IN ('device', 'user') AND octet_length(value) NOT BETWEEN 1 AND 512 THEN
+        RAISE EXCEPTION '%_id is % bytes long, expected 1 to 512', kind, octet_length(value) USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF kind = 'tags' THEN
+        PERFORM tokenkeeper.tag_query(value);
+    END IF;
+    IF kind = 'tokens' THEN
+        SELECT min(t.n) INTO wrong FROM unnest(of_tokens) WITH ORDINALITY AS t (token, n) WHERE tokenkeeper.token_key(t.token) IS NULL;
+        IF wrong IS NOT NULL THEN
+            RAISE EXCEPTION 'token % is malformed, expected 1 to 512 bytes in hex', wrong USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        tokens := ARRAY(SELECT DISTINCT encode(tokenkeeper.token_key(t.token), 'hex') COLLATE "C" FROM unnest(of_tokens) AS t (token) ORDER BY 1);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.audience_of(text, text, text, text[], boolean) IS
+    'The audience of a campaign: its kind, its tag expression, device_id or user_id, and its tokens, in order and without duplicates. Raises 22023 unless exactly one audience is '
+    'given, for a malformed token, and for an invalid tag expression.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_of(text, text, text, text[], boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.audience_condition(kind text, value text, observes boolean) RETURNS text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    condition text := 'l.registered_at > ''-infinity''' || CASE WHEN audience_condition.observes THEN '' ELSE ' AND NOT l.suppressed' END;
+BEGIN
+    CASE audience_condition.kind COLLATE "C"
+        WHEN 'everyone' THEN RETURN condition;
+        WHEN 'device' THEN RETURN condition || format(' AND l.device_id = %L', audience_condition.value);
+        WHEN 'user' THEN RETURN condition || format(' AND l.user_id = %L', audience_condition.value);
+        WHEN 'tags' THEN
+            RETURN condition || format(' AND tokenkeeper.tag_vector(l.tags) @@ %L::tsquery', tokenkeeper.tag_query(audience_condition.value));
+    END CASE;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.audience_condition(text, text, boolean) IS
+    'An SQL condition on the row l of the ledger: whether its token belongs to an audience, and the gate does not refuse it. With literals, so that a plan '
+    'is made for this audience. Raises 22023 for an invalid tag expression.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_condition(text, text, boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.estimated_audience(topic_id integer, condition text) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    plan json;
+BEGIN
+    EXECUTE format('EXPLAIN (FORMAT JSON) SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = %s AND %s', estimated_audience.topic_id,
+                   estimated_audience.condition) INTO plan;
+    RETURN (plan -> 0 -> 'Plan' ->> 'Plan Rows')::numeric::bigint;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.estimated_audience(integer, text) IS
+    'How many tokens of a topic meet a condition made by audience_condition: the planner''s estimate.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.estimated_audience(integer, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.audience_size(
+    topic text, environment text DEFAULT 'production', tags text DEFAULT NULL, device_id text DEFAULT NULL, user_id text DEFAULT NULL,
+    tokens text[] DEFAULT NULL, everyone boolean DEFAULT false) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET jit = off
+AS $$
+DECLARE
+    asked record;
+    of_topic integer := tokenkeeper.known_topic(audience_size.topic, coalesce(audience_size.environment, 'production'));
+    observes boolean := (SELECT t.gate IS NOT DISTINCT FROM 'observe' FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic);
+    size bigint;
+BEGIN
+    SELECT a.kind, a.value, a.tokens INTO asked
+    FROM tokenkeeper.audience_of(audience_size.tags, audience_size.device_id, audience_size.user_id, audience_size.tokens, audience_size.everyone) AS a;
+    IF asked.kind = 'tokens' THEN
+        SELECT count(*) INTO size FROM unnest(asked.tokens) AS t (token)
+        WHERE observes OR (SELECT true FROM tokenkeeper.ledger AS l
+                           WHERE l.topic_id = of_topic AND l.token_key = tokenkeeper.token_key(t.token) AND l.suppressed > false) IS NOT TRUE;
+        RETURN size;
+    END IF;
+    EXECUTE 'SELECT count(*) FROM tokenkeeper.ledger AS l WHERE l.topic_id = $1 AND '
+        || tokenkeeper.audience_condition(asked.kind, asked.value, observes) INTO size USING of_topic;
+    RETURN size;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.audience_size(text, text, text, text, text, text[], boolean) IS
+    'How many tokens enqueue with the same audience would address now. It counts them, which takes seconds for millions. Raises 22023 for an unknown topic, for none '
+    'or more than one audience, for an invalid tag expression, and for a malformed token; 25001 if the isolation level is not read committed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_size(text, text, text, text, text, text[], boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.add_batches(of_campaign tokenkeeper.campaign, keys bytea[], size integer) RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    -- The first batch is small, so that the first push leaves at once.
+    short integer := CASE WHEN of_campaign.batches = 0 THEN greatest(size - 50, 0) ELSE 0 END;
+    last integer;
+BEGIN
+    INSERT INTO tokenkeeper.campaign_batch AS b (campaign_id, batch, requests, first_key, token_keys)
+    SELECT of_campaign.campaign_id, g.batch, cardinality(g.token_keys), g.token_keys[1], g.token_keys
+    FROM (SELECT of_campaign.batches + 1 + (k.n - 1 + short) / size AS batch, array_agg(k.token_key ORDER BY k.n) AS token_keys
+          FROM unnest(keys) WITH ORDINALITY AS k (token_key, n) GROUP BY 1) AS g;
+    last := of_campaign.batches + (cardinality(keys) + short + size - 1) / size;
+    RETURN CASE WHEN cardinality(keys) > 0 THEN last ELSE of_campaign.batches END;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.add_batches(tokenkeeper.campaign, bytea[], integer) IS
+    'Appends tokens, which are in order and greater than the earlier ones, to a campaign, in batches of a size. Returns the last number of a batch.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.add_batches(tokenkeeper.campaign, bytea[], integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.address_campaign(campaign_id bigint, daemon_id text, ahead integer) RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    c tokenkeeper.campaign;
+    of_topic integer;
+    observes boolean;
+    condition text;
+    rows_read integer;
+    most_rows integer := 10000;
+    waiting bigint;
+    last_key bytea;
+    is_complete boolean;
+    keys bytea[];
+    -- With a limit, small batches, so that daemons take turns.
+    size integer;
+    last_batch integer;
+BEGIN
+    -- Not while forget is running: it would not see these batches.
+    PERFORM tokenkeeper.lock_out_erasure();
+    SELECT a.* INTO c FROM tokenkeeper.campaign AS a
+    WHERE a.campaign_id = address_campaign.campaign_id AND a.state IN ('waiting', 'running') AND NOT a.is_addressed
+      AND coalesce(a.scheduled_at, a.created_at) <= clock_timestamp()
+    FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    SELECT coalesce(sum(b.requests), 0) INTO waiting FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id AND b.claimed_by IS NULL;
+    IF c.batches > 0 AND waiting >= address_campaign.ahead THEN
+        RETURN 0;
+    END IF;
+    size := CASE WHEN c.max_per_second IS NULL THEN 500 ELSE least(500, greatest(c.max_per_second / 20, 1)) END;
+    SELECT t.topic_id, t.gate IS NOT DISTINCT FROM 'observe' INTO of_topic, observes FROM tokenkeeper.topic AS t
+    WHERE t.topic = c.topic AND t.environment = c.environment;
+
+    IF c.audience_kind = 'tokens' THEN
+        -- From addressed_to on, because the index still has entries of deleted rows before it.
+        WITH met AS MATERIALIZED (
+            SELECT t.ctid AS place, tokenkeeper.token_key(t.token) AS key FROM tokenkeeper.campaign_token AS t
+            WHERE t.campaign_id = c.campaign_id AND tokenkeeper.token_key(t.token) >= c.addressed_to
+            ORDER BY tokenkeeper.token_key(t.token) LIMIT most_rows
+        ), gone AS (
+            DELETE FROM tokenkeeper.campaign_token AS t WHERE t.ctid = ANY (ARRAY(SELECT m.place FROM met AS m))
+        )
+        SELECT ARRAY(SELECT DISTINCT m.key FROM met AS m
+                     WHERE m.key > c.addressed_to AND (observes IS TRUE OR (
+                         SELECT true FROM tokenkeeper.ledger AS l
+                         WHERE l.topic_id = of_topic AND l.token_key = m.key AND l.suppressed > false) IS NOT TRUE)
+                     ORDER BY 1), (array_agg(m.key))[count(*)], count(*)
+        INTO keys, last_key, rows_read FROM met AS m;
+        is_complete := rows_read < most_rows;
+    ELSIF of_topic IS NULL THEN
+        -- The sweep has deleted a topic without tokens.
+        is_complete := true;
+    ELSE
+        condition := tokenkeeper.audience_condition(c.audience_kind, c.audience, observes);
+        IF c.started_at IS NULL THEN
+            c.expected := CASE WHEN c.audience_kind IN ('device', 'user') THEN 0 ELSE tokenkeeper.estimated_audience(of_topic, condition) END;
+        END IF;
+        IF c.started_at IS NULL AND c.audience_kind <> 'everyone' AND c.expected <= 50000 THEN
+            -- A few of many: by the index on tags, devices or users, which is not in the order of keys. So all of them at once.
+            EXECUTE format('SELECT array_agg(k.token_key ORDER BY k.token_key) FROM (SELECT l.token_key FROM tokenkeeper.ledger AS l '
+                           'WHERE l.topic_id %s = $1 AND %s LIMIT 200000) AS k',
+                           CASE WHEN c.audience_kind IN ('device', 'user') THEN '+ 0' END, condition) INTO keys USING of_topic;
+            is_complete := coalesce(cardinality(keys), 0) < 200000;
+            IF NOT is_complete THEN
+                keys := NULL;
+            END IF;
+        END IF;
+        IF is_complete IS NOT TRUE THEN
+            IF c.started_at IS NULL THEN
+                most_rows := 1000;
+            END IF;
+            -- In the order of the primary key, as far as this range reaches.
+            SET LOCAL enable_bitmapscan = off;
+            EXECUTE format('WITH met AS MATERIALIZED (SELECT l.token_key, %s AS passes FROM tokenkeeper.ledger AS l '
+                           'WHERE l.topic_id = $1 AND l.token_key > $2 ORDER BY l.token_key LIMIT $3) '
+                           'SELECT array_agg(m.token_key) FILTER (WHERE m.passes), (array_agg(m.token_key))[count(*)], count(*) FROM met AS m', condition)
+            INTO keys, last_key, rows_read USING of_topic, c.addressed_to, most_rows;
+            is_complete := rows_read < most_rows;
+        END IF;
+    END IF;
+
+    last_batch := tokenkeeper.add_batches(c, coalesce(keys, '{}'), size);
+    UPDATE tokenkeeper.campaign AS a
+    SET state = 'running', started_at = coalesce(a.started_at, clock_timestamp()), expected = c.expected,
+        addressed = a.addressed + coalesce(cardinality(keys), 0), addressed_to = coalesce(last_key, a.addressed_to), is_addressed = is_complete,
+        batches = last_batch
+    WHERE a.campaign_id = c.campaign_id;
+    RETURN coalesce(cardinality(keys), 0);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.address_campaign(bigint, text, integer) IS
+    'Addresses the next part of the audience of a campaign, unless as many requests as ahead wait unclaimed: up to 10000 tokens; or all of them, if the planner '
+    'expects at most 50000 among the tokens of the topic. Asks the gate. Returns how many it addressed, which may be none although there are more: see '
+    'campaigns_due. It does nothing while another daemon does it, and waits while forget is running.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.address_campaign(bigint, text, integer) FROM PUBLIC;

@@ -1,0 +1,166 @@
+-- How a daemon records what became of requests.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.outcome_of(status integer, outcome text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(outcome, CASE status WHEN 200 THEN 'accepted' WHEN 410 THEN 'stale' ELSE 'suspect' END);
+COMMENT ON FUNCTION tokenkeeper.outcome_of(integer, text) IS
+    'What the response to a campaign''s request means: what the daemon says, or else by its status: accepted, stale or suspect.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.outcome_of(integer, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.check_outcomes(outcomes text[]) RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    unknown text := (SELECT o FROM unnest(check_outcomes.outcomes COLLATE "C") AS o WHERE o NOT IN ('accepted', 'stale', 'suspect') LIMIT 1);
+BEGIN
+    IF unknown IS NOT NULL THEN
+        RAISE EXCEPTION 'an outcome is %, expected accepted, stale, suspect or null', quote_literal(left(unknown, 20))
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.check_outcomes(text[]) IS 'Raises 22023 unless each outcome is accepted, stale, suspect or null.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.check_outcomes(text[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.finish_requests(
+    daemon_id text, request_ids bigint[], fates text[], statuses integer[], bodies text[], apns_ids text[], sent_ats timestamptz[],
+    pauses bigint[], errors text[], outcomes text[] DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+DECLARE
+    the_daemon text COLLATE "C" := finish_requests.daemon_id;
+    unknown text := (SELECT f.fate FROM unnest(finish_requests.fates COLLATE "C") AS f (fate)
+                     WHERE f.fate IN ('answered', 'failed', 'later', 'interrupted', 'returned') IS NOT TRUE LIMIT 1);
+    cancelled bigint[];
+    paused bigint[];
+    ended bigint;
+BEGIN
+    IF unknown IS NOT NULL OR array_position(finish_requests.fates, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION 'a fate is %, expected answered, failed, later, interrupted or returned', coalesce(quote_literal(left(unknown, 20)), 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM tokenkeeper.check_outcomes(finish_requests.outcomes);
+    IF finish_requests.fates && ARRAY['later', 'interrupted', 'returned'] THEN
+        -- Of a cancelled campaign nothing waits, and of a paused one nothing is due. Under this lock no campaign is paused, resumed or cancelled.
+        PERFORM FROM tokenkeeper.campaign AS c
+        WHERE c.campaign_id IN (
+            SELECT r.campaign_id FROM unnest(finish_requests.request_ids) AS n (request_id)
+            CROSS JOIN LATERAL (SELECT s.campaign_id FROM tokenkeeper.send_request AS s WHERE s.request_id = n.request_id OFFSET 0) AS r)
+        ORDER BY c.campaign_id FOR KEY SHARE;
+        IF FOUND THEN
+            SELECT array_agg(c.campaign_id) FILTER (WHERE c.state = 'cancelled'), array_agg(c.campaign_id) FILTER (WHERE c.state = 'paused')
+            INTO cancelled, paused FROM tokenkeeper.campaign AS c WHERE c.state IN ('cancelled', 'paused') AND c.campaign_id IN (
+                SELECT r.campaign_id FROM unnest(finish_requests.request_ids) AS n (request_id)
+                CROSS JOIN LATERAL (SELECT s.campaign_id FROM tokenkeeper.send_request AS s WHERE s.request_id = n.request_id OFFSET 0) AS r);
+        END IF;
+    END IF;
+    WITH told AS MATERIALIZED (
+        SELECT t.request_id, t.fate COLLATE "C" AS fate, t.status, t.body, t.apns_id, t.sent_at, t.pause, t.error, t.outcome
+        FROM unnest(finish_requests.request_ids, finish_requests.fates, finish_requests.statuses, finish_requests.bodies,
+                               finish_requests.apns_ids, finish_requests.sent_ats, finish_requests.pauses, finish_requests.errors,
+                               finish_requests.outcomes)
+            AS t (request_id, fate, status, body, apns_id, sent_at, pause, error, outcome)
+    ), gone AS (
+        -- IS TRUE: do not use the index on claimed_by, which has all requests of this daemon under one key.
+        DELETE FROM tokenkeeper.send_request AS r USING told AS t
+        WHERE r.request_id = t.request_id AND (r.claimed_by = the_daemon) IS TRUE
+          AND (t.fate IN ('answered', 'failed') OR r.campaign_id = ANY (cancelled))
+        RETURNING r.*, t.fate, t.status, t.body, t.apns_id AS answered_id, t.sent_at, t.error, t.outcome
+    ), kept AS (
+        UPDATE tokenkeeper.send_request AS r
+        SET claimed_by = NULL, attempts = r.attempts + CASE t.fate WHEN 'returned' THEN 0 ELSE 1 END,
+            interruptions = r.interruptions + CASE t.fate WHEN 'interrupted' THEN 1 ELSE 0 END, last_error = coalesce(t.error, r.last_error),
+            first_sent_at = CASE WHEN t.fate = 'returned' AND r.attempts = 0 AND r.interruptions = 0 THEN NULL ELSE r.first_sent_at END,
+            scheduled_at = CASE WHEN r.campaign_id = ANY (paused) THEN 'infinity' WHEN t.pause IS NULL THEN r.scheduled_at ELSE clock_timestamp() + t.pause * interval '1 microsecond' END,
+            deferred = r.deferred OR t.pause IS NOT NULL OR coalesce(r.campaign_id = ANY (paused), false)
+        FROM told AS t
+        WHERE r.request_id = t.request_id AND (r.claimed_by = the_daemon) IS TRUE AND t.fate IN ('later', 'interrupted', 'returned')
+          AND (r.campaign_id = ANY (cancelled)) IS NOT TRUE
+        RETURNING r.*, t.fate, t.status, t.body, t.apns_id AS answered_id, t.sent_at
+    ), uncounted AS (
+        -- What did not reach its device does not count in its share for this hour. The latest instants go, even if another daemon has claimed
+        -- a push in between: they differ by no more than the time for which this daemon had the request.
+        UPDATE tokenkeeper.background_send AS b
+        SET sent_at = b.sent_at[1:cardinality(b.sent_at) - u.requests]
+        FROM (
+            -- Locked in the order of keys, as in a claim.
+            SELECT l.topic, l.environment, l.token_key, n.requests
+            FROM (SELECT k.topic, coalesce(k.environment, 'production') AS environment, tokenkeeper.token_key(k.token) AS key, count(*)::integer AS requests
+                  FROM kept AS k
+                  WHERE k.fate IN ('later', 'returned')
+                    AND coalesce(k.push_type, (SELECT c.push_type FROM tokenkeeper.campaign AS c WHERE c.campaign_id = k.campaign_id),
+                                 tokenkeeper.push_type_of(tokenkeeper.parsed_payload(k.payload), k.topic)) = 'background'
+                  GROUP BY 1, 2, 3 ORDER BY 1, 2, 3) AS n
+            CROSS JOIN LATERAL (
+                SELECT d.topic, d.environment, d.token_key FROM tokenkeeper.background_send AS d
+                WHERE d.topic = n.topic AND d.environment = n.environment AND d.token_key = n.key FOR UPDATE) AS l
+            OFFSET 0) AS u
+        WHERE b.topic = u.topic AND b.environment = u.environment AND b.token_key = u.token_key
+    ), answered AS (
+        INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at)
+        SELECT coalesce(e.environment, 'production'), e.topic, e.token, e.status, e.body, coalesce(e.answered_id, e.apns_id::text), e.sent_at
+        FROM (SELECT g.environment, g.topic, g.token, g.status, g.body, g.answered_id, g.apns_id, g.sent_at FROM gone AS g
+              UNION ALL
+              SELECT k.environment, k.topic, k.token, k.status, k.body, k.answered_id, k.apns_id, k.sent_at FROM kept AS k) AS e
+        WHERE e.status IS NOT NULL
+    ), failed AS (
+        INSERT INTO tokenkeeper.failed_send (error, status, environment, topic, token, payload, push_type, priority, expiration, collapse_id, apns_id,
+                                             request_id, queued_at, attempts, campaign_id, campaign_number)
+        SELECT CASE g.fate WHEN 'failed' THEN coalesce(g.error, 'failed')
+                           ELSE 'it was interrupted while it was being sent, and its campaign was cancelled; it may have been delivered' END, g.status, g.environment, g.topic, g.token, g.payload, g.push_type, g.priority, g.expiration,
+               g.collapse_id, g.apns_id, g.request_id, g.queued_at, g.attempts, g.campaign_id, g.campaign_number
+        FROM gone AS g WHERE g.fate IN ('failed', 'interrupted')
+    ), endings AS (
+        INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
+        SELECT e.campaign_id, e.batch, count(*), e.outcome, array_agg(e.ordinal)
+        FROM (SELECT g.campaign_id, g.campaign_number >> 9 AS batch, (g.campaign_number & 511)::smallint AS ordinal,
+                     CASE g.fate WHEN 'answered' THEN tokenkeeper.outcome_of(g.status, g.outcome) WHEN 'later' THEN 'cancelled'
+                                 WHEN 'returned' THEN 'cancelled' ELSE 'failed' END AS outcome
+              FROM gone AS g WHERE g.campaign_id IS NOT NULL) AS e
+        GROUP BY e.campaign_id, e.batch, e.outcome
+    )
+    SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM kept) INTO ended;
+    RETURN ended;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]) IS
+    'Records the outcome of requests that this daemon has claimed: answered (APNs responded for good), failed, later (retry after the pause, in '
+    'microseconds), interrupted (no response: retry once) or returned (not sent). Responses of APNs go into send_result. Returns how many of the requests '
+    'the daemon still had. outcomes says what a response means for a request of a campaign: accepted, stale or suspect; null: by its status. '
+    'Raises 22023 for any other word.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.requeue_failed(ids bigint[] DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    requests bigint;
+BEGIN
+    LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE; -- Not while forget is running: it would find a request that moves in neither table.
+    WITH gone AS (
+        DELETE FROM tokenkeeper.failed_send AS f
+        WHERE requeue_failed.ids IS NULL OR f.failed_id = ANY (requeue_failed.ids) RETURNING f.*
+    )
+    -- The campaign keeps its failed request, and this is a new one with the same content.
+    INSERT INTO tokenkeeper.send_request (environment, topic, token, payload, push_type, priority, expiration, collapse_id, apns_id, queued_at)
+    SELECT g.environment, g.topic, g.token, coalesce(g.payload, c.payload), coalesce(g.push_type, c.push_type), coalesce(g.priority, c.priority),
+           coalesce(g.expiration, c.expiration), coalesce(g.collapse_id, c.collapse_id), g.apns_id, g.queued_at
+    FROM gone AS g LEFT JOIN tokenkeeper.campaign AS c ON c.campaign_id = g.campaign_id;
+    GET DIAGNOSTICS requests = ROW_COUNT;
+    IF requests > 0 THEN
+        INSERT INTO tokenkeeper.operation (operation, rows) VALUES ('failed_requeued', requests);
+    END IF;
+    RETURN requests;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.requeue_failed(bigint[]) IS
+    'Puts failed requests back into the outbox with their apns_id, by failed_id or all of them; returns how many. A campaign''s request becomes a single '
+    'one, and the campaign still counts it as failed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.requeue_failed(bigint[]) FROM PUBLIC;

@@ -1,0 +1,121 @@
+-- oldest daemon: 0.1.0
+--
+-- Campaigns: one notification to many devices, as one row.
+--
+-- The daemons address the audience in batches of up to 500 tokens, slightly ahead of what is sent, and claim whole batches. What became of
+-- requests is appended in sets. So PostgreSQL works per batch, and not per request. A request that does not end with its first attempt moves
+-- to send_request, and goes on there as a single one.
+--
+-- The number of a request in its campaign is batch * 512 + ordinal; ordinal is its place in the batch, from 1. An ordinal leaves its
+-- batch exactly once: the bit in "ended" is set in the transaction that appends to campaign_ending. The batch is deleted with its last one.
+
+CREATE TABLE tokenkeeper.campaign (
+    -- Two numbers go into one bigint in the daemon.
+    campaign_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY CHECK (campaign_id BETWEEN 1 AND 1073741823),
+    name            text,
+    environment     text COLLATE "C" NOT NULL,
+    topic           text COLLATE "C" NOT NULL,
+    state           text COLLATE "C" NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'running', 'paused', 'cancelled', 'ended')),
+    payload         json NOT NULL,
+    push_type       text COLLATE "C" NOT NULL,
+    priority        integer,
+    expiration      timestamptz,
+    collapse_id     text,
+    scheduled_at    timestamptz,
+    max_per_second  integer CHECK (max_per_second BETWEEN 1 AND 1000000),
+    audience_kind   text COLLATE "C" NOT NULL CHECK (audience_kind IN ('everyone', 'tags', 'device', 'user', 'tokens')),
+    audience        text COLLATE "C",
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    created_by      text COLLATE "C" NOT NULL DEFAULT session_user,
+    created_in      xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    idempotency_key text COLLATE "C",
+    content_hash    bytea NOT NULL,
+    started_at      timestamptz,
+    ended_at        timestamptz,
+    expected        bigint,
+    addressed       bigint NOT NULL DEFAULT 0,
+    addressed_to    bytea NOT NULL DEFAULT '',
+    is_addressed    boolean NOT NULL DEFAULT false,
+    batches         integer NOT NULL DEFAULT 0 CHECK (batches < 8388608),
+    next_send_at    timestamptz NOT NULL DEFAULT '-infinity',
+    UNIQUE (created_by, idempotency_key)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE tokenkeeper.campaign IS
+    'One notification to an audience: one row per call of enqueue. See the view campaign_progress. The sweep deletes campaigns that ended longer than '
+    'sweep.send_retention ago.';
+COMMENT ON COLUMN tokenkeeper.campaign.state IS 'waiting (for scheduled_at, or for a daemon), running, paused, cancelled or ended.';
+COMMENT ON COLUMN tokenkeeper.campaign.push_type IS 'As given to enqueue, or by push_type_of.';
+COMMENT ON COLUMN tokenkeeper.campaign.max_per_second IS 'How many requests per second are claimed, by all daemons together; null for no limit.';
+COMMENT ON COLUMN tokenkeeper.campaign.audience_kind IS 'everyone, tags, device, user or tokens.';
+COMMENT ON COLUMN tokenkeeper.campaign.audience IS 'The tag expression, the device_id or the user_id.';
+COMMENT ON COLUMN tokenkeeper.campaign.created_by IS 'The login role, which may pause, resume and cancel the campaign.';
+COMMENT ON COLUMN tokenkeeper.campaign.created_in IS 'Internal: the transaction that created it. Only that transaction may add to campaign_token.';
+COMMENT ON COLUMN tokenkeeper.campaign.content_hash IS 'Internal: SHA-256 of what was given to enqueue, to recognise a repetition with the same idempotency_key.';
+COMMENT ON COLUMN tokenkeeper.campaign.started_at IS 'When the first tokens were addressed.';
+COMMENT ON COLUMN tokenkeeper.campaign.ended_at IS 'When its last request had ended, noticed within a second. Null while a request waits.';
+COMMENT ON COLUMN tokenkeeper.campaign.expected IS 'An estimate of the audience, made at the start; null if there is none.';
+COMMENT ON COLUMN tokenkeeper.campaign.addressed IS 'How many tokens have got a request so far. It only grows.';
+COMMENT ON COLUMN tokenkeeper.campaign.addressed_to IS 'Internal: the last token that was read, in the order of token_key.';
+COMMENT ON COLUMN tokenkeeper.campaign.is_addressed IS 'Whether the whole audience has been addressed.';
+COMMENT ON COLUMN tokenkeeper.campaign.batches IS 'Internal: the last number of a batch.';
+COMMENT ON COLUMN tokenkeeper.campaign.next_send_at IS 'Internal: when max_per_second allows the next claim.';
+
+CREATE INDEX campaign_open ON tokenkeeper.campaign ((coalesce(scheduled_at, created_at))) WHERE state IN ('waiting', 'running');
+COMMENT ON INDEX tokenkeeper.campaign_open IS 'For campaigns_due.';
+
+CREATE INDEX campaign_cancelled ON tokenkeeper.campaign (campaign_id) WHERE state = 'cancelled' AND ended_at IS NULL;
+
+CREATE TABLE tokenkeeper.campaign_batch (
+    campaign_id bigint NOT NULL,
+    batch       integer NOT NULL,
+    requests    integer NOT NULL CHECK (requests BETWEEN 1 AND 511),
+    claimed_by  text COLLATE "C",
+    first_key   bytea NOT NULL,
+    ended       bit(512) NOT NULL DEFAULT B'0'::bit(512),
+    returned    bit(512) NOT NULL DEFAULT B'0'::bit(512),
+    token_keys  bytea[] NOT NULL,
+    PRIMARY KEY (campaign_id, batch)
+) WITH (fillfactor = 50);
+-- Out of line and not compressed, so that an update of the small columns does not copy the keys.
+ALTER TABLE tokenkeeper.campaign_batch ALTER COLUMN token_keys SET STORAGE EXTERNAL;
+COMMENT ON TABLE tokenkeeper.campaign_batch IS
+    'Internal: up to 500 requests of a campaign, of which at least one has not ended, in the order of the batches and their token_keys.';
+COMMENT ON COLUMN tokenkeeper.campaign_batch.claimed_by IS 'The daemon that has claimed what has neither ended nor returned; null while the batch waits.';
+COMMENT ON COLUMN tokenkeeper.campaign_batch.ended IS 'By ordinal, which is from 1: the request is not in this batch any more. See campaign_ending.';
+COMMENT ON COLUMN tokenkeeper.campaign_batch.returned IS
+    'By ordinal: the daemon has returned the request without sending it. The batch can be claimed again once all its requests have ended or returned.';
+COMMENT ON COLUMN tokenkeeper.campaign_batch.token_keys IS 'By ordinal: the token; null if it was forgotten.';
+
+CREATE INDEX campaign_batch_waiting ON tokenkeeper.campaign_batch (campaign_id, batch) WHERE claimed_by IS NULL;
+COMMENT ON INDEX tokenkeeper.campaign_batch_waiting IS 'For claims.';
+
+CREATE INDEX campaign_batch_claimed ON tokenkeeper.campaign_batch (claimed_by) WHERE claimed_by IS NOT NULL;
+
+CREATE INDEX campaign_batch_first_key ON tokenkeeper.campaign_batch (campaign_id, first_key);
+COMMENT ON INDEX tokenkeeper.campaign_batch_first_key IS 'For forget: which batch has a token.';
+
+CREATE TABLE tokenkeeper.campaign_ending (
+    campaign_id bigint NOT NULL,
+    batch       integer NOT NULL,
+    ending_id   bigint GENERATED ALWAYS AS IDENTITY,
+    ended_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    requests    integer NOT NULL,
+    outcome     text COLLATE "C" NOT NULL CHECK (outcome IN ('accepted', 'stale', 'suspect', 'suppressed', 'failed', 'cancelled', 'forgotten', 'requeued')),
+    ordinals    smallint[] NOT NULL,
+    PRIMARY KEY (campaign_id, batch, ending_id)
+);
+COMMENT ON TABLE tokenkeeper.campaign_ending IS
+    'Internal: what became of requests of a campaign, append-only. Each request has exactly one final outcome. A request that has moved to send_request '
+    'also has the outcome requeued, which is not final.';
+
+CREATE TABLE tokenkeeper.campaign_token (
+    campaign_id bigint NOT NULL,
+    token       text NOT NULL CONSTRAINT campaign_token_is_well_formed CHECK (tokenkeeper.token_key(token) IS NOT NULL)
+);
+ALTER TABLE tokenkeeper.campaign_token REPLICA IDENTITY FULL;
+COMMENT ON TABLE tokenkeeper.campaign_token IS
+    'The audience of a campaign created with tokens. Call enqueue with tokens => ''{}'', and COPY the list here in the same transaction. '
+    'The same token twice counts once. A row is deleted once its token is addressed.';
+COMMENT ON COLUMN tokenkeeper.campaign_token.token IS 'The device token in hex, in upper or lower case. A malformed one is refused (23514).';
+
+CREATE INDEX campaign_token_key ON tokenkeeper.campaign_token (campaign_id, tokenkeeper.token_key(token));
