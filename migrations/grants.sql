@@ -27,6 +27,9 @@ GRANT USAGE ON SCHEMA tokenkeeper
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.parse_token(text, boolean), tokenkeeper.parse_decorated_token(text, boolean), tokenkeeper.token_fault(text, boolean)
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+-- The same for expressions of tags.
+GRANT EXECUTE ON FUNCTION tokenkeeper.tag_query(text), tokenkeeper.tag_vector(text[])
+    TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 
 -- Senders write results and ask the gate.
 GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON tokenkeeper.send_result TO tokenkeeper_sender;

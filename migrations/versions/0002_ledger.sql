@@ -26,6 +26,21 @@ COMMENT ON FUNCTION tokenkeeper.token_key(text) IS
     'The key of a device token: the bytes of its hex text, in upper or lower case. Null unless the text is 1 to 512 bytes in hex.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.token_key(text) FROM PUBLIC;
 
+-- Versioned, because an index calls it. In plpgsql, so that it is never inlined: the planner inlines a function only for roles that may execute it,
+-- and it keeps the index's expression for the session, so a query by another role in the same session would not match the index.
+CREATE FUNCTION tokenkeeper.tag_vector(tags text[]) RETURNS tsvector
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+BEGIN
+    -- array_to_tsvector raises an error for a null or empty element. The ledger has neither.
+    RETURN pg_catalog.array_to_tsvector(pg_catalog.array_remove(pg_catalog.array_remove(coalesce(tags, '{}'), NULL), ''));
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.tag_vector(text[]) IS
+    'A token''s tags for the operator @@ with tag_query: each tag is one lexeme as it is, without stemming. Null gives the empty vector, so that !muted is true '
+    'for a token without tags.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.tag_vector(text[]) FROM PUBLIC;
+
 CREATE TABLE tokenkeeper.ledger (
     registered_at          timestamptz NOT NULL DEFAULT '-infinity',
     stale_at               timestamptz,
@@ -94,9 +109,11 @@ CREATE INDEX ledger_user ON tokenkeeper.ledger (user_id, (topic_id + 0)) WHERE u
 COMMENT ON INDEX tokenkeeper.ledger_user IS 'The tokens of a user, in one topic or in all. Query it with topic_id + 0.';
 
 -- A registration whose tags stay the same does not change this index. fastupdate is off so that no registration has to merge a list of
--- pending entries.
-CREATE INDEX ledger_tags ON tokenkeeper.ledger USING gin (tags) WITH (fastupdate = off) WHERE tags IS NOT NULL;
-COMMENT ON INDEX tokenkeeper.ledger_tags IS 'For enqueue: the tokens that have a tag.';
+-- pending entries. Tokens without tags are left out: each would be an entry of the same list of empty vectors.
+CREATE INDEX ledger_tags ON tokenkeeper.ledger USING gin (tokenkeeper.tag_vector(tags)) WITH (fastupdate = off) WHERE tags <> '{}';
+COMMENT ON INDEX tokenkeeper.ledger_tags IS
+    'The tokens that an expression of tags matches. Query it with tag_vector(tags) @@ tag_query(...) AND tags <> ''{}''. The latter is right only if the '
+    'expression does not match a token without tags: NOT tag_vector(NULL) @@ tag_query(...).';
 
 CREATE TABLE tokenkeeper.device (
     topic_id  integer NOT NULL,
