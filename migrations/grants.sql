@@ -321,6 +321,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.has_one_token_per_device(text),
     tokenkeeper.roll_up_result_count(integer, integer),
     tokenkeeper.reap_topics(integer, timestamptz, integer),
+    tokenkeeper.delete_campaigns(timestamptz, integer),
     tokenkeeper.reset_transaction_ids(oid, bigint, bigint),
     tokenkeeper.prepare_event_months(),
     tokenkeeper.forget_event_month(timestamptz),

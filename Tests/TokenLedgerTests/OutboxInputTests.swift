@@ -50,8 +50,8 @@ import TokenModel
             """
             SELECT tokenkeeper.register('aa', 'com.example.app', tags => '{World}', device_id => 'd');
             CREATE TEMPORARY TABLE a (topic text COLLATE \(collation), other text COLLATE "C", environment text COLLATE \(collation),
-                wrong text COLLATE \(collation), tags text[] COLLATE \(collation), word text COLLATE \(collation), device text COLLATE \(collation));
-            INSERT INTO a VALUES ('com.example.app', 'com.example.app', 'production', 'Production', '{World}', 'host/1/1', 'd')
+                wrong text COLLATE \(collation), tags text COLLATE \(collation), word text COLLATE \(collation), device text COLLATE \(collation));
+            INSERT INTO a VALUES ('com.example.app', 'com.example.app', 'production', 'Production', 'World', 'host/1/1', 'd')
             """)
         func answer(_ call: String) throws -> String? { try owner.scalar("SELECT \(call) FROM a") }
         let payload = #"'{"aps":{"alert":"x"}}'"#
@@ -74,15 +74,24 @@ import TokenModel
                 == true)
         #expect(try faultOf("environment", "topic || 'ä'", "'alert'")?.hasPrefix("topic has blanks") == true)
 
-        #expect(try answer("tokenkeeper.enqueue(\(payload), topic, environment, tags => tags)") == "1")
-        #expect(
-            try answer("tokenkeeper.enqueue(\(payload), other, environment, device_id => device, collapse_id => word)")
-                == "1")
-        #expect(try answer("tokenkeeper.enqueue(\(payload), upper(topic), environment, everyone => true)") == "0")
+        let enqueue = "tokenkeeper.enqueue(\(payload)"
+        #expect(try answer("\(enqueue), topic, environment, tags => tags)") == "1")
         #expect(
             try answer(
-                "tokenkeeper.enqueue(\(payload), topic, push_type => left(device, 0) || 'alert', tags => tags)")
-                == "1")
+                "\(enqueue), other, environment, device_id => device, collapse_id => word, idempotency_key => word)")
+                == "2")
+        #expect(
+            try answer(
+                "\(enqueue), other, environment, device_id => device, collapse_id => word, idempotency_key => word)")
+                == "2")
+        #expect(
+            try answer("\(enqueue), topic, push_type => left(device, 0) || 'alert', user_id => word)") == "3")
+        #expect(try answer("tokenkeeper.audience_size(topic, environment, tags => tags)") == "1")
+        #expect(try answer("tokenkeeper.audience_size(topic, environment, device_id => device)") == "1")
+        #expect(try answer("tokenkeeper.audience_size(topic, environment, user_id => word)") == "0")
+        #expect(throws: DatabaseError.self) {
+            try owner.execute("SELECT \(enqueue), upper(topic), environment, everyone => true) FROM a")
+        }
         #expect(throws: DatabaseError.self) {
             try owner.execute("SELECT tokenkeeper.enqueue(\(payload), topic, wrong, tags => tags) FROM a")
         }
@@ -161,9 +170,20 @@ import TokenModel
     // Lengths and instants ---------------------------------------------------------------------------------------------
 
     @Test(arguments: [
-        ("tags => ARRAY['World', repeat('x', 513)]", "a tag is 513 bytes long, expected at most 512"),
-        ("tags => ARRAY[repeat('ä', 4800)]", "a tag is 9600 bytes long"),
         ("device_id => repeat('x', 513)", "device_id is 513 bytes long"),
+        ("user_id => ''", "user_id is 0 bytes long"),
+        ("tags => 'a && '", "tag expression"),
+        ("everyone => true, name => repeat('x', 201)", "name is 201 bytes long"),
+        ("everyone => true, idempotency_key => ''", "idempotency_key is 0 bytes long"),
+        ("everyone => true, max_per_second => 0", "max_per_second is 0, expected 1 to 1000000"),
+        ("everyone => true, expiration => '2020-01-01Z'", "expiration has passed"),
+        ("everyone => true, scheduled_at => 'infinity'", "scheduled_at is infinite"),
+        ("tokens => '{aa,xx}'", "token 2 is malformed"),
+        ("tokens => '{aa,null}'", "token 2 is malformed"),
+        ("tokens => '{aa}', everyone => true", "addressed is more than one"),
+        ("everyone => false", "addressed is nobody"),
+        ("device_id => NULL, tags => NULL", "addressed is nobody"),
+        ("everyone => true, topic => 'com.example.typo'", "topic 'com.example.typo' is not known"),
         (
             "everyone => true, expiration => '2030-01-01Z', scheduled_at => '2030-01-02Z'",
             "expiration is not later than scheduled_at"
@@ -187,12 +207,12 @@ import TokenModel
         try database.psql("SELECT tokenkeeper.register('aa', 'com.example.app', tags => ARRAY[repeat('x', 512)])")
         #expect(
             try database.psql(
-                "SELECT tokenkeeper.enqueue('{}', 'com.example.app', tags => ARRAY[repeat('x', 512)], scheduled_at => '2030-01-01Z', expiration => '2030-01-02Z')",
+                "SELECT tokenkeeper.enqueue('{}', 'com.example.app', tags => repeat('x', 512), scheduled_at => '2030-01-01Z', expiration => '2030-01-02Z')",
                 user: "a_sender") == "1")
         #expect(
             try database.psql(
                 "SELECT tokenkeeper.enqueue('{}', 'com.example.app', everyone => true, scheduled_at => '2030-01-01Z', expiration => 'epoch')",
-                user: "a_sender") == "1", "0 is once only, and no instant")
+                user: "a_sender") == "2", "0 is once only, and no instant")
     }
 
     @Test

@@ -409,16 +409,6 @@ import TokenModel
         #expect(try database.psql("SELECT operation, rows FROM tokenkeeper.operation") == "failed_requeued|1")
     }
 
-    @Test func `a token that was never registered is not selected`() throws {
-        try database.psql(
-            "SELECT tokenkeeper.register('aa', 'com.example.app'), tokenkeeper.register('bb', 'com.example.app')")
-        try database.psql("UPDATE tokenkeeper.ledger SET registered_at = DEFAULT WHERE token_key = '\\xbb'")
-        #expect(
-            try database.psql(
-                "SELECT tokenkeeper.enqueue('\(Self.alert)', 'com.example.app', everyone => true)", user: "a_sender")
-                == "1")
-    }
-
     // Daemons ----------------------------------------------------------------------------------------------------------
 
     @Test

@@ -13,6 +13,7 @@ import TokenModel
 
     init() throws {
         database = try TestCluster.shared.database()
+        try database.psql(singleRequests, user: "postgres")
     }
 
     /// A token that contains its number.
@@ -24,12 +25,15 @@ import TokenModel
                 + "FROM generate_series(\(numbers.lowerBound), \(numbers.upperBound)) AS i", user: "a_app")
     }
 
+    /// Queues a single request for each sendable token of an audience.
+    ///
+    /// - Returns: How many.
     @discardableResult
-    private func enqueue(_ arguments: String = "tags => '{World}'", payload: String = #"{"aps":{"alert":"Hello"}}"#)
+    private func queue(_ arguments: String = "tags => '{World}'", payload: String = #"{"aps":{"alert":"Hello"}}"#)
         throws -> String
     {
         try database.psql(
-            "SELECT tokenkeeper.enqueue('\(payload)', 'com.example.app', \(arguments))", user: "a_sender")
+            "SELECT public.queue('\(payload)', 'com.example.app', \(arguments))", user: "a_sender")
     }
 
     private func claim(_ most: Int = 100, backgroundPerHour: Int = 3, by outbox: Outbox? = nil) throws
@@ -50,39 +54,7 @@ import TokenModel
         Int(try database.psql("SELECT count(*) FROM tokenkeeper.\(table) WHERE \(condition)")) ?? -1
     }
 
-    // Who is addressed -------------------------------------------------------------------------------------------------
-
-    @Test func `a tag, a device or everyone selects the matching sendable tokens`() throws {
-        try register(1...5)
-        try register(6...7, tags: "{World,username:anna}")
-        try database.psql("SELECT tokenkeeper.register('ffff', 'com.example.other', tags => '{World,username:anna}')")
-        try database.psql(
-            "SELECT tokenkeeper.register('eeee', 'com.example.app', 'sandbox', tags => '{World,username:anna}')")
-        try database.psql("SELECT tokenkeeper.unregister('\(Self.token(7))', 'com.example.app')")
-        #expect(try enqueue("tags => '{username:anna}'") == "1")
-        #expect(
-            try enqueue("tags => '{username:anna,World,unheard-of}'") == "6", "one request a token, whatever the tags")
-        #expect(try enqueue("tags => '{unheard-of}'") == "0")
-        #expect(try enqueue("device_id => 'd3'") == "1")
-        #expect(try enqueue("device_id => 'd7'") == "0", "its token is suppressed")
-        #expect(try enqueue("everyone => true") == "6")
-        #expect(try enqueue("'sandbox', tags => '{World}'") == "1")
-        #expect(try count("send_request", "apns_id IS NOT NULL AND push_type = 'alert'") == 15)
-        try database.psql(
-            "UPDATE tokenkeeper.topic_policy SET gate = 'observe' WHERE topic = 'com.example.app'", user: "a_operator")
-        #expect(try enqueue("everyone => true") == "7", "the gate only observes")
-    }
-
-    @Test func `enqueue with a missing or ambiguous selection is refused`() throws {
-        try register(1...2)
-        for arguments in [
-            "tags => NULL", "device_id => NULL", "tags => NULL, everyone => NULL",
-            "tags => '{World}', everyone => true",
-        ] {
-            #expect(throws: TestFailure.self, "\(arguments)") { try enqueue(arguments) }
-        }
-        #expect(try count("send_request") == 0)
-    }
+    // What is refused -----------------------------------------------------------------------------------------------
 
     static let faulty = [
         (#"{"aps":{"alert":"x"}}"#, "push_type => 'background'", "expected a payload with content-available 1"),
@@ -108,7 +80,9 @@ import TokenModel
     ) throws {
         try register(1...1)
         let failure = #expect(throws: TestFailure.self) {
-            try enqueue("tags => '{World}', \(argument)", payload: payload)
+            try database.psql(
+                "SELECT tokenkeeper.enqueue('\(payload)', 'com.example.app', tags => 'World', \(argument))",
+                user: "a_sender")
         }
         #expect(failure?.description.contains(complaint) == true, "\(failure?.description ?? "")")
         let (column, value) = (argument.components(separatedBy: " => ")[0], argument.components(separatedBy: " => ")[1])
@@ -209,7 +183,7 @@ import TokenModel
         throws
     {
         try register(1...3)
-        try enqueue()
+        try queue()
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at) VALUES ('com.example.app', '\(Self.token(2))', 410, "
                 + "'{\"reason\":\"Unregistered\",\"timestamp\":' || (extract(epoch FROM clock_timestamp()) * 1000)::bigint || '}', clock_timestamp())",
@@ -221,15 +195,15 @@ import TokenModel
             try database.psql(
                 "SELECT state, reason, token, invalidated_at IS NOT NULL, push_type, apns_id IS NOT NULL FROM tokenkeeper.suppressed_send",
                 user: "a_reader") == "stale|Unregistered|\(Self.token(2))|t|alert|t")
-        #expect(try enqueue() == "2")
+        #expect(try queue() == "2")
         try register(2...2)
-        #expect(try enqueue() == "3")
+        #expect(try queue() == "3")
         #expect(try claim().count == 5)
     }
 
     @Test func `every suppressing state is reported, and an observing gate suppresses nothing`() throws {
         try register(1...4)
-        try enqueue()
+        try queue()
         try database.psql("SELECT tokenkeeper.unregister('\(Self.token(1))', 'com.example.app')")
         try database.psql("SELECT tokenkeeper.register('abcd', 'com.example.app', device_id => 'd2')")
         #expect(try claim().count == 2)
@@ -238,7 +212,7 @@ import TokenModel
                 "SELECT string_agg(state || ': ' || reason, ', ' ORDER BY state) FROM tokenkeeper.suppressed_send")
                 == "superseded: a newer token of the same device, unregistered_by_app: unregistered by the app")
         try database.psql("UPDATE tokenkeeper.topic_policy SET gate = 'observe'", user: "a_operator")
-        #expect(try enqueue() == "5")
+        #expect(try queue() == "5")
         #expect(try claim().count == 5)
     }
 
@@ -246,9 +220,9 @@ import TokenModel
 
     @Test func `no two daemons claim the same request; the oldest goes first; scheduled_at is kept`() throws {
         try register(1...10)
-        try enqueue("tags => '{World}', scheduled_at => clock_timestamp() + interval '1 hour'")
+        try queue("tags => '{World}', scheduled_at => clock_timestamp() + interval '1 hour'")
         #expect(try claim() == [])
-        try enqueue()
+        try queue()
         let other = Outbox(daemonID: "host/2/1", processScope: "here", lockTimeout: .milliseconds(500))
         let (mine, theirs) = (try claim(4), try claim(100, by: other))
         #expect(mine.count == 4 && theirs.count == 6)
@@ -262,7 +236,7 @@ import TokenModel
 
     @Test func `answered and failed requests leave, others wait again, and responses become results`() throws {
         try register(1...5)
-        try enqueue("tags => '{World}', priority => 5, collapse_id => 'c', expiration => '2040-01-01Z'")
+        try queue("tags => '{World}', priority => 5, collapse_id => 'c', expiration => '2040-01-01Z'")
         let claimed = try claim()
         #expect(
             claimed.allSatisfy {
@@ -314,7 +288,7 @@ import TokenModel
         var daemon = try database.connect()
         let read = "SELECT pg_stat_get_xact_tuples_returned('tokenkeeper.send_request_claimed'::regclass)"
         try register(1...300)
-        try enqueue()
+        try queue()
         try daemon.execute("ANALYZE tokenkeeper.send_request")
         let claimed = try claim(300)
         let before = Int(try daemon.scalar(read) ?? "") ?? -1
@@ -345,7 +319,7 @@ import TokenModel
 
     @Test func `a response that the database's encoding cannot hold is still recorded`() throws {
         try register(1...2)
-        try enqueue()
+        try queue()
         let claimed = try claim()
         let bodies = ["a\u{0}b", "{\"reason\":\"\u{1F4A9}\"}"]
         #expect(
@@ -359,7 +333,7 @@ import TokenModel
 
     @Test func `after a standstill, a claim has only the requests that nobody has taken over since`() throws {
         try register(1...3)
-        try enqueue()
+        try queue()
         let proxy = try CuttingProxy(to: database.cluster.port, seed: 0)
         proxy.behave()
         defer { proxy.close() }
@@ -390,7 +364,7 @@ import TokenModel
         throws
     {
         try register(1...1)
-        try enqueue()
+        try queue()
         var daemon = try database.connect(user: "a_daemon")
         let gone = Outbox(daemonID: "host/7/1", processScope: "here", lockTimeout: .milliseconds(500))
         try gone.beat(credentials: "[]", trouble: [], on: &daemon)
@@ -416,8 +390,8 @@ import TokenModel
 
     @Test func `of an ended daemon, only what it may have sent counts as interrupted`() throws {
         try register(1...4)
-        try enqueue()
-        try enqueue("tags => '{World}', push_type => 'background'", payload: #"{"aps":{"content-available":1}}"#)
+        try queue()
+        try queue("tags => '{World}', push_type => 'background'", payload: #"{"aps":{"content-available":1}}"#)
         var daemon = try database.connect(user: "a_daemon")
         let gone = Outbox(daemonID: "host/7/1", processScope: "here", lockTimeout: .milliseconds(500))
         try gone.beat(credentials: "[]", trouble: [], on: &daemon)
@@ -450,7 +424,7 @@ import TokenModel
 
     @Test func `a silent daemon, or one of another process scope, may have sent all that it has claimed`() throws {
         try register(1...1)
-        try enqueue()
+        try queue()
         var daemon = try database.connect(user: "a_daemon")
         for (scope, isAlive) in [("here", true), ("elsewhere", false)] {
             let silent = Outbox(daemonID: "host/7/1", processScope: scope, lockTimeout: .milliseconds(500))
@@ -467,7 +441,7 @@ import TokenModel
 
     @Test func `a daemon is finished when it has claimed nothing and was silent for a minute`() throws {
         try register(1...1)
-        try enqueue()
+        try queue()
         var daemon = try database.connect(user: "a_daemon")
         func finished() throws -> [String] { try outbox.finished(among: ["host/7/1", "host/8/1"], on: &daemon) }
         #expect(try finished() == ["host/7/1", "host/8/1"])
@@ -484,7 +458,7 @@ import TokenModel
 
     @Test func `a daemon of another process scope is taken over after a minute of silence`() throws {
         try register(1...1)
-        try enqueue()
+        try queue()
         var daemon = try database.connect(user: "a_daemon")
         let gone = Outbox(daemonID: "host/7/1", processScope: "elsewhere", lockTimeout: .milliseconds(500))
         try gone.beat(credentials: "[]", trouble: [], on: &daemon)
@@ -499,7 +473,7 @@ import TokenModel
 
     @Test func `a paused topic waits until it is resumed, and others do not wait`() throws {
         try register(1...2)
-        try enqueue()
+        try queue()
         try database.psql(
             "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.other', 'aa', '{\"aps\":{\"alert\":1}}')"
         )
@@ -522,8 +496,8 @@ import TokenModel
 
     @Test func `an interrupted request is retried once, or not at all if it allows one try only`() throws {
         try register(1...2)
-        try enqueue("device_id => 'd1'")
-        try enqueue("device_id => 'd2', expiration => 'epoch'")
+        try queue("device_id => 'd1'")
+        try queue("device_id => 'd2', expiration => 'epoch'")
         let claimed = try claim()
         #expect(
             try finish(claimed.map { RequestEnding(number: $0.number, fate: .interrupted(.zero, "no answer")) }) == 2)
@@ -539,8 +513,8 @@ import TokenModel
 
     @Test func `only some of many requests for one token are claimed at a time, and the others block nobody`() throws {
         try register(1...3)
-        for number in 1...50 { try enqueue("device_id => 'd1'", payload: #"{"aps":{"alert":"\#(number)"}}"#) }
-        try enqueue("tags => '{World}'")
+        for number in 1...50 { try queue("device_id => 'd1'", payload: #"{"aps":{"alert":"\#(number)"}}"#) }
+        try queue("tags => '{World}'")
         let claimed = try claim(60)
         #expect(claimed.count == 7, "five of one token, and the two others")
         #expect(
@@ -550,7 +524,7 @@ import TokenModel
 
     @Test func `a claim reports how many requests it suppressed and failed, and how far it came`() throws {
         try register(1...4)
-        try enqueue()
+        try queue()
         try database.psql("SELECT tokenkeeper.unregister('\(Self.token(2))', 'com.example.app')")
         try database.psql("UPDATE tokenkeeper.send_request SET collapse_id = '' WHERE token = '\(Self.token(3))'")
         var daemon = try database.connect(user: "a_daemon")
@@ -597,9 +571,9 @@ import TokenModel
     @Test func `a device gets three background pushes an hour, and only the newest excess push waits`() throws {
         try register(1...2)
         for number in 1...6 {
-            try enqueue("device_id => 'd1'", payload: #"{"aps":{"content-available":1},"n":\#(number)}"#)
+            try queue("device_id => 'd1'", payload: #"{"aps":{"content-available":1},"n":\#(number)}"#)
         }
-        try enqueue("device_id => 'd2'", payload: #"{"aps":{"content-available":1}}"#)
+        try queue("device_id => 'd2'", payload: #"{"aps":{"content-available":1}}"#)
         let claimed = try claim()
         #expect(
             claimed.map { String(decoding: $0.request.payload, as: UTF8.self).filter(\.isNumber) } == [
@@ -612,7 +586,7 @@ import TokenModel
             )
                 == "6|t")
         // A later push replaces the one that waits.
-        try enqueue("device_id => 'd1'", payload: #"{"aps":{"content-available":1},"n":7}"#)
+        try queue("device_id => 'd1'", payload: #"{"aps":{"content-available":1},"n":7}"#)
         #expect(try claim() == [])
         #expect(
             try database.psql("SELECT payload -> 'n' FROM tokenkeeper.send_request WHERE claimed_by IS NULL") == "7")
@@ -633,7 +607,7 @@ import TokenModel
     @Test func `the limit on background pushes can be changed or removed, for all topics or one`() throws {
         try register(1...1)
         func ask(_ requests: Int) throws {
-            for _ in 0..<requests { try enqueue(payload: #"{"aps":{"content-available":1}}"#) }
+            for _ in 0..<requests { try queue(payload: #"{"aps":{"content-available":1}}"#) }
         }
         try ask(5)
         #expect(try claim(backgroundPerHour: 0).count == 5)
@@ -647,7 +621,7 @@ import TokenModel
 
     @Test func `an undelivered background push does not count against its device's limit`() throws {
         try register(1...1)
-        for _ in 1...3 { try enqueue(payload: #"{"aps":{"content-available":1}}"#) }
+        for _ in 1...3 { try queue(payload: #"{"aps":{"content-available":1}}"#) }
         for _ in 1...5 {
             let claimed = try claim()
             #expect(claimed.count == 3)
@@ -660,13 +634,13 @@ import TokenModel
                     }) == 3)
         }
         #expect(try finish(try claim().map { RequestEnding(number: $0.number, fate: .answered) }) == 3)
-        try enqueue(payload: #"{"aps":{"content-available":1}}"#)
+        try queue(payload: #"{"aps":{"content-available":1}}"#)
         #expect(try claim() == [])
     }
 
     @Test func `alerts are not counted as background pushes`() throws {
         try register(1...1)
-        for _ in 0..<5 { try enqueue() }
+        for _ in 0..<5 { try queue() }
         #expect(try claim(backgroundPerHour: 1).count == 5)
         #expect(try count("background_send") == 0)
     }
@@ -675,8 +649,8 @@ import TokenModel
 
     @Test func `forget erases a token from the outbox and its results`() throws {
         try register(1...2)
-        try enqueue()
-        try enqueue(payload: #"{"aps":{"content-available":1}}"#)
+        try queue()
+        try queue(payload: #"{"aps":{"content-available":1}}"#)
         let claimed = try claim(1)
         _ = try finish(claimed.map { RequestEnding(number: $0.number, fate: .failed("x")) })
         try database.psql("SELECT tokenkeeper.unregister('\(Self.token(1))', 'com.example.app')")
@@ -684,7 +658,7 @@ import TokenModel
             "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.app', upper('\(Self.token(1))'), '{\"aps\":{\"alert\":1}}')"
         )
         #expect(try claim(2).count == 1)
-        try enqueue(payload: #"{"aps":{"alert":"more"}}"#)
+        try queue(payload: #"{"aps":{"alert":"more"}}"#)
         _ = try claim(backgroundPerHour: 3)
         try database.psql("SELECT tokenkeeper.forget('\(Self.token(1))')", user: "a_app")
         for table in ["suppressed_send", "failed_send", "send_request"] {
@@ -696,7 +670,7 @@ import TokenModel
 
     @Test func `the sweep deletes what was suppressed or failed longer ago than the retention`() throws {
         try register(1...3)
-        try enqueue()
+        try queue()
         try database.psql("SELECT tokenkeeper.unregister('\(Self.token(1))', 'com.example.app')")
         let claimed = try claim()
         _ = try finish(claimed.map { RequestEnding(number: $0.number, fate: .failed("x")) })
@@ -722,7 +696,7 @@ import TokenModel
 
     @Test func `status shows what waits, what failed, and when a certificate expires`() throws {
         try register(1...3)
-        try enqueue()
+        try queue()
         func warnings() throws -> String {
             try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status", user: "a_reader")
         }

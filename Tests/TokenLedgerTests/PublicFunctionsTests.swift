@@ -37,6 +37,12 @@ import Testing
                 "SELECT tokenkeeper.begin_source(k, 'app.devices') FROM unnest('{backfill,reconciliation,import,import,backfill,reconciliation,import,import}'::text[]) AS k",
                 user: user)
         }
+        for user in ["a_sender", "a_operator"] {
+            // As the owner of the functions, with the login of each.
+            try database.psql(
+                "INSERT INTO tokenkeeper.campaign (environment, topic, payload, push_type, audience_kind, content_hash, created_by) VALUES ('production', 'com.example.app', '{}', 'alert', 'everyone', '', '\(user)')"
+            )
+        }
         let seed = Double.random(in: -1...1)
         print("fuzz seed \(seed) (\(role))")
         var caller = try database.connect(user: "a_\(role)")
@@ -138,6 +144,10 @@ import Testing
                     -- 1 is the attachment, then four of each login.
                     WHEN parameter IN ('source', 'source_id') THEN
                         RETURN CASE WHEN random() < 0.4 THEN 1 ELSE 1 + floor(random() * 9) END::text;
+                    -- One of each login.
+                    WHEN parameter = 'campaign_id' THEN RETURN pg_temp.one_of('1', '2');
+                    WHEN of_type = 'uuid' THEN RETURN gen_random_uuid()::text;
+                    WHEN parameter = 'tags' THEN RETURN pg_temp.one_of('World', 'a && !b', '(a || "b c")', 'a &&');
                     WHEN parameter = 'repairs' THEN RETURN pg_temp.one_of('3', '5', '7', '9', NULL);
                     WHEN parameter = 'after' THEN RETURN pg_temp.one_of('0', '1', '2', NULL);
                     WHEN parameter = 'max_rows' THEN RETURN pg_temp.one_of('1', '2', '100');
@@ -195,7 +205,7 @@ import Testing
             -- What would leave nothing for the next call is undone.
             is_undone boolean := of_function::regproc::text IN ('tokenkeeper.attach', 'tokenkeeper.detach', 'tokenkeeper.begin_attachment',
                 'tokenkeeper.end_attachment', 'tokenkeeper.backfill_next', 'tokenkeeper.compare_next', 'tokenkeeper.compare_all',
-                'tokenkeeper.advance_source', 'tokenkeeper.withdraw', 'tokenkeeper.set_cleaning');
+                'tokenkeeper.advance_source', 'tokenkeeper.withdraw', 'tokenkeeper.set_cleaning', 'tokenkeeper.cancel_campaign');
         BEGIN
             FOR n IN 1..many LOOP
                 given := mandatory + floor(random() * (cardinality(types) - mandatory + 1));
@@ -206,6 +216,10 @@ import Testing
                     IF of_function::regproc::text = 'tokenkeeper.attach' AND random() < 0.3 THEN
                         arguments := ARRAY['app.plain', 'token', 'topic', NULL, pg_temp.one_of('production', 'sandbox', 'topic'), 'seen'];
                         given := 6;
+                    END IF;
+                    IF of_function::regproc::text = 'tokenkeeper.enqueue' AND random() < 0.3 THEN
+                        arguments := ARRAY['{}', pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text')];
+                        given := 4;
                     END IF;
                     casts := (SELECT string_agg(format('$1[%s]::%s%s', i, types[i], CASE WHEN types[i] IN ('text', 'text[]') THEN chosen END), ', ' ORDER BY i)
                               FROM generate_series(1, given) AS i);

@@ -105,7 +105,16 @@ import Testing
         "UPDATE tokenkeeper.send_request SET claimed_by = NULL", "DELETE FROM tokenkeeper.send_request",
         "DELETE FROM tokenkeeper.suppressed_send", "DELETE FROM tokenkeeper.failed_send",
         "DELETE FROM tokenkeeper.paused_topic",
-        "SELECT tokenkeeper.enqueue('{}', 't', everyone => true)", "SELECT tokenkeeper.pause_sending('t')",
+        "SELECT tokenkeeper.enqueue('{}', 't', everyone => true)",
+        "SELECT tokenkeeper.audience_size('t', everyone => true)",
+        "SELECT tokenkeeper.delivery(gen_random_uuid())", "SELECT FROM tokenkeeper.campaign_progress",
+        "SELECT FROM tokenkeeper.campaign", "SELECT FROM tokenkeeper.campaign_batch",
+        "SELECT FROM tokenkeeper.campaign_ending", "SELECT FROM tokenkeeper.campaign_token",
+        "UPDATE tokenkeeper.campaign SET state = 'ended'",
+        "SELECT tokenkeeper.campaigns_due()", "SELECT tokenkeeper.claim_campaign(1, 'me', 1, 0)",
+        "SELECT tokenkeeper.finish_campaign_requests('me', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+        "SELECT tokenkeeper.lock_out_erasure()",
+        "SELECT tokenkeeper.pause_sending('t')",
         "SELECT tokenkeeper.resume_sending('t')", "SELECT tokenkeeper.requeue_failed()",
         "SELECT tokenkeeper.claim_requests('production', 't', 'me', 1, 0, '-infinity')",
         "SELECT tokenkeeper.finish_requests('me', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
@@ -137,6 +146,8 @@ import Testing
         "SELECT FROM tokenkeeper.failed_send",
         "SELECT FROM tokenkeeper.sending_daemon", "SELECT FROM tokenkeeper.paused_topic",
         "SELECT FROM tokenkeeper.daemon",
+        "SELECT tokenkeeper.audience_size('t', everyone => true)", "SELECT tokenkeeper.delivery(gen_random_uuid())",
+        "SELECT FROM tokenkeeper.campaign_progress", "SELECT FROM tokenkeeper.campaign",
     ]
 
     static let allowed: [String: Set<String>] = [
@@ -149,6 +160,8 @@ import Testing
             "SELECT FROM tokenkeeper.suppressed_token", "SELECT tokenkeeper.token_key('aa')",
             "INSERT INTO tokenkeeper.send_request (topic, token, payload, apns_id) VALUES ('t', 'aa', '{}', gen_random_uuid())",
             "SELECT tokenkeeper.enqueue('{}', 't', everyone => true)",
+            "SELECT tokenkeeper.audience_size('t', everyone => true)",
+            "SELECT tokenkeeper.delivery(gen_random_uuid())", "SELECT FROM tokenkeeper.campaign_progress",
         ],
         "app": [
             "SELECT tokenkeeper.register('ab', 't')", "SELECT tokenkeeper.unregister('ab', 't')",
@@ -244,6 +257,12 @@ import Testing
             "SELECT tokenkeeper.lock_partition('send_result', 0)",
             "SELECT tokenkeeper.partition_sizes('send_result')",
             "SELECT tokenkeeper.lock_sweep_claim()",
+            "SELECT FROM tokenkeeper.campaign_progress", "SELECT FROM tokenkeeper.campaign",
+            "SELECT FROM tokenkeeper.campaign_batch", "SELECT FROM tokenkeeper.campaign_ending",
+            "SELECT FROM tokenkeeper.campaign_token", "UPDATE tokenkeeper.campaign SET state = 'ended'",
+            "SELECT tokenkeeper.campaigns_due()", "SELECT tokenkeeper.claim_campaign(1, 'me', 1, 0)",
+            "SELECT tokenkeeper.finish_campaign_requests('me', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+            "SELECT tokenkeeper.lock_out_erasure()",
         ],
     ]
 

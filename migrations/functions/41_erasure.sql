@@ -119,6 +119,62 @@ COMMENT ON FUNCTION tokenkeeper.devices_of(bytea[], text) IS
     'The devices that these tokens belong to, named last or gave their tags to, and those with this device_id, in the order in which they are locked.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.devices_of(bytea[], text) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.forget_in_campaigns(keys bytea[], of_device text, of_user text) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    device text COLLATE "C" := of_device;
+    who text COLLATE "C" := of_user;
+    met record;
+    b tokenkeeper.campaign_batch;
+    ordinals integer[];
+    total bigint := 0;
+    part bigint;
+BEGIN
+    DELETE FROM tokenkeeper.campaign_token AS t
+    WHERE t.campaign_id IN (SELECT c.campaign_id FROM tokenkeeper.campaign AS c WHERE c.audience_kind = 'tokens')
+      AND tokenkeeper.token_key(t.token) = ANY (keys);
+    GET DIAGNOSTICS total = ROW_COUNT;
+    -- A campaign to that device or user alone: its content is about the person.
+    UPDATE tokenkeeper.campaign AS c SET audience = NULL, name = NULL, payload = '{}', collapse_id = NULL
+    WHERE (c.audience_kind = 'device' AND c.audience = device) OR (c.audience_kind = 'user' AND c.audience = who);
+    GET DIAGNOSTICS part = ROW_COUNT;
+    total := total + part;
+    -- The batches are in the order of keys, so only one batch of a campaign can have a token. In the order in which they are locked everywhere.
+    FOR met IN
+        SELECT DISTINCT f.campaign_id, f.batch
+        FROM tokenkeeper.campaign AS c CROSS JOIN unnest(keys) AS k (token_key)
+        CROSS JOIN LATERAL (SELECT a.campaign_id, a.batch FROM tokenkeeper.campaign_batch AS a
+                            WHERE a.campaign_id = c.campaign_id AND a.first_key <= k.token_key ORDER BY a.first_key DESC LIMIT 1) AS f
+        WHERE c.ended_at IS NULL
+        ORDER BY f.campaign_id, f.batch
+    LOOP
+        SELECT a.* INTO b FROM tokenkeeper.campaign_batch AS a WHERE a.campaign_id = met.campaign_id AND a.batch = met.batch FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        ordinals := ARRAY(SELECT k.ordinal::integer FROM unnest(b.token_keys) WITH ORDINALITY AS k (token_key, ordinal) WHERE k.token_key = ANY (keys));
+        CONTINUE WHEN ordinals = '{}';
+        UPDATE tokenkeeper.campaign_batch AS a
+        SET token_keys = n.token_keys, first_key = CASE WHEN a.first_key = ANY (keys) THEN coalesce(n.first_key, '') ELSE a.first_key END
+        FROM (SELECT array_agg(k.kept ORDER BY k.ordinal) AS token_keys,
+                     (array_agg(k.kept ORDER BY k.ordinal) FILTER (WHERE k.kept IS NOT NULL))[1] AS first_key
+              FROM (SELECT CASE WHEN u.token_key = ANY (keys) THEN NULL ELSE u.token_key END AS kept, u.ordinal
+                    FROM unnest(b.token_keys) WITH ORDINALITY AS u (token_key, ordinal)) AS k) AS n
+        WHERE a.campaign_id = b.campaign_id AND a.batch = b.batch;
+        PERFORM tokenkeeper.end_in_batches(
+            array_agg(b.campaign_id), array_agg(b.batch), array_agg(o), array_agg('forgotten'::text))
+        FROM unnest(ordinals) AS o WHERE get_bit(b.ended, o) = 0 HAVING count(*) > 0;
+        total := total + cardinality(ordinals);
+    END LOOP;
+    RETURN total;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.forget_in_campaigns(bytea[], text, text) IS
+    'The part of erase that concerns campaigns: takes the tokens out of the batches and lists, ends their requests as forgotten, and clears campaigns to the device or '
+    'the user alone. Returns how many rows and requests.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_in_campaigns(bytea[], text, text) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.erase(of_key bytea, of_device text, of_user text) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -229,14 +285,27 @@ BEGIN
         SELECT r.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
         JOIN tokenkeeper.unregistration_receipt AS r ON r.topic_id = g.topic_id AND r.token_key = k.token_key AND r.suppresses) AS a;
 
+    -- Batches first: what leaves them unfinished goes to the outbox. Nobody addresses meanwhile.
+    total := tokenkeeper.forget_in_campaigns(keys, asked, who);
+
     FOR step IN 1..22 LOOP
         CASE step
             -- The outbox before the queue: a response moves from the outbox to the queue while it is recorded. A claimed request is being
             -- sent; its response finds no request and is not kept.
             WHEN 1 THEN
-                DELETE FROM tokenkeeper.send_request AS r
-                WHERE tokenkeeper.token_key(r.token) = ANY (keys)
-                   OR (tokenkeeper.token_key(r.token) IS NULL AND tokenkeeper.mentions(r.token, NULL, NULL, hex, base64));
+                WITH gone AS (
+                    DELETE FROM tokenkeeper.send_request AS r
+                    WHERE tokenkeeper.token_key(r.token) = ANY (keys)
+                       OR (tokenkeeper.token_key(r.token) IS NULL AND tokenkeeper.mentions(r.token, NULL, NULL, hex, base64))
+                    RETURNING r.campaign_id, r.campaign_number
+                ), ended AS (
+                    INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
+                    SELECT g.campaign_id, g.campaign_number >> 9, 1, 'forgotten', ARRAY[g.campaign_number & 511]::smallint[]
+                    FROM gone AS g WHERE g.campaign_id IS NOT NULL
+                )
+                SELECT count(*) INTO part FROM gone;
+                total := total + part;
+                CONTINUE;
             WHEN 2 THEN
                 DELETE FROM tokenkeeper.suppressed_send AS s WHERE s.token_key = ANY (keys);
             WHEN 3 THEN
@@ -324,6 +393,14 @@ BEGIN
         GET DIAGNOSTICS part = ROW_COUNT;
         total := total + part;
     END LOOP;
+    -- How far a campaign has read the ledger. The token before it says the same, now that this one is gone. A list has nothing before it.
+    UPDATE tokenkeeper.campaign AS c
+    SET addressed_to = CASE WHEN c.audience_kind = 'tokens' THEN '' ELSE coalesce((
+        SELECT l.token_key FROM tokenkeeper.topic AS t CROSS JOIN LATERAL (
+            SELECT a.token_key FROM tokenkeeper.ledger AS a
+            WHERE a.topic_id = t.topic_id AND a.token_key < c.addressed_to ORDER BY a.token_key DESC LIMIT 1) AS l
+        WHERE t.topic = c.topic AND t.environment = c.environment), '') END
+    WHERE c.addressed_to = ANY (keys);
     PERFORM tokenkeeper.recount_guard('suspect', g) FROM unnest(guarded) AS g;
     PERFORM tokenkeeper.recount_guard('unregistered_by_app', g) FROM unnest(guarded_logouts) AS g;
     -- For devices that keep a token, forget which token named them and which gave them tags.

@@ -80,6 +80,50 @@ COMMENT ON FUNCTION tokenkeeper.roll_up_result_count(integer, integer) IS
     'of its own. Called by the sweep; two calls at once are harmless.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.roll_up_result_count(integer, integer) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.delete_campaigns(ended_before timestamptz, max_rows integer DEFAULT 4000, OUT deleted bigint, OUT has_more boolean)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    one bigint;
+    at_most integer := greatest(max_rows, 1);
+    part bigint;
+BEGIN
+    deleted := 0;
+    -- Lists that no longer matter, at once: the rest of a cancelled campaign's audience.
+    DELETE FROM tokenkeeper.campaign_token AS t WHERE t.ctid = ANY (ARRAY(
+        SELECT o.place FROM tokenkeeper.campaign AS c
+        CROSS JOIN LATERAL (SELECT a.ctid AS place FROM tokenkeeper.campaign_token AS a WHERE a.campaign_id = c.campaign_id LIMIT at_most) AS o
+        WHERE c.audience_kind = 'tokens' AND c.state IN ('cancelled', 'ended') LIMIT at_most));
+    GET DIAGNOSTICS part = ROW_COUNT;
+    has_more := part >= at_most;
+    IF has_more THEN
+        RETURN;
+    END IF;
+    SELECT c.campaign_id INTO one FROM tokenkeeper.campaign AS c
+    WHERE c.ended_at < delete_campaigns.ended_before
+      -- requeue_failed takes their content from it.
+      AND NOT EXISTS (SELECT FROM tokenkeeper.failed_send AS f WHERE f.campaign_id = c.campaign_id)
+    ORDER BY c.campaign_id LIMIT 1 FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    has_more := true;
+    DELETE FROM tokenkeeper.campaign_ending AS e WHERE e.ctid = ANY (ARRAY(
+        SELECT a.ctid FROM tokenkeeper.campaign_ending AS a WHERE a.campaign_id = one LIMIT at_most));
+    GET DIAGNOSTICS part = ROW_COUNT;
+    IF part < at_most THEN
+        DELETE FROM tokenkeeper.campaign AS c WHERE c.campaign_id = one;
+        deleted := 1;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) IS
+    'Deletes the next part of a campaign that ended before an instant, up to max_rows rows, and the campaign with its last part; keeps a campaign while failed_send has one of its '
+    'requests. Also deletes lists of tokens that nobody will be addressed from. Returns whether to call it again, in a transaction of its own. Called by the sweep.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.unused_topics(topic_ids integer[], pruned_before timestamptz) RETURNS integer[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -95,7 +139,8 @@ BEGIN
       AND jsonb_strip_nulls(to_jsonb(t)) - ARRAY['topic_id', 'environment', 'topic', 'first_seen'] = '{}'
       AND NOT EXISTS (SELECT FROM tokenkeeper.topic_prune AS p
                       WHERE p.topic_id = t.topic_id AND p.pruned_at >= unused_topics.pruned_before)
-      AND NOT EXISTS (SELECT FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = t.topic_id AND g.tripped_at IS NOT NULL);
+      AND NOT EXISTS (SELECT FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = t.topic_id AND g.tripped_at IS NOT NULL)
+      AND NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.topic = t.topic AND c.environment = t.environment AND c.ended_at IS NULL);
     -- Each other table with a topic_id, those of later versions included. The history need not be checked: a token without a row in the
     -- ledger was pruned (see topic_prune) or erased together with its history.
     FOR relation IN
@@ -115,7 +160,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) IS
-    'Which of these topics nothing refers to: no token, suspect, 410, device, held result or exclusion, no tripped guard, no policy, and no token '
+    'Which of these topics nothing refers to: no token, suspect, 410, device, held result or exclusion, no tripped guard, no policy, no campaign that has not ended, and no token '
     'pruned since an instant.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) FROM PUBLIC;
 

@@ -44,13 +44,17 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     condition text := 'l.registered_at > ''-infinity''' || CASE WHEN audience_condition.observes THEN '' ELSE ' AND NOT l.suppressed' END;
+    query tsquery;
 BEGIN
     CASE audience_condition.kind COLLATE "C"
         WHEN 'everyone' THEN RETURN condition;
         WHEN 'device' THEN RETURN condition || format(' AND l.device_id = %L', audience_condition.value);
         WHEN 'user' THEN RETURN condition || format(' AND l.user_id = %L', audience_condition.value);
         WHEN 'tags' THEN
-            RETURN condition || format(' AND tokenkeeper.tag_vector(l.tags) @@ %L::tsquery', tokenkeeper.tag_query(audience_condition.value));
+            query := tokenkeeper.tag_query(audience_condition.value);
+            -- The index has no token without tags. An expression that such a token fulfils, like !muted, is wide anyway.
+            RETURN condition || format(' AND tokenkeeper.tag_vector(l.tags) @@ %L::tsquery', query)
+                || CASE WHEN tokenkeeper.tag_vector(NULL) @@ query THEN '' ELSE ' AND l.tags <> ''{}''' END;
     END CASE;
 END
 $$;
@@ -200,16 +204,18 @@ BEGIN
             END IF;
         END IF;
         IF is_complete IS NOT TRUE THEN
-            IF c.started_at IS NULL THEN
-                most_rows := 1000;
-            END IF;
-            -- In the order of the primary key, as far as this range reaches.
+            -- In the order of the primary key, as far as this range reaches. The first range is short, so that the first push leaves at once.
             SET LOCAL enable_bitmapscan = off;
-            EXECUTE format('WITH met AS MATERIALIZED (SELECT l.token_key, %s AS passes FROM tokenkeeper.ledger AS l '
-                           'WHERE l.topic_id = $1 AND l.token_key > $2 ORDER BY l.token_key LIMIT $3) '
-                           'SELECT array_agg(m.token_key) FILTER (WHERE m.passes), (array_agg(m.token_key))[count(*)], count(*) FROM met AS m', condition)
-            INTO keys, last_key, rows_read USING of_topic, c.addressed_to, most_rows;
-            is_complete := rows_read < most_rows;
+            last_key := c.addressed_to;
+            FOREACH most_rows IN ARRAY CASE WHEN c.started_at IS NULL THEN ARRAY[1000, 10000] ELSE ARRAY[10000] END LOOP
+                EXECUTE format('WITH met AS MATERIALIZED (SELECT l.token_key, %s AS passes FROM tokenkeeper.ledger AS l '
+                               'WHERE l.topic_id = $1 AND l.token_key > $2 ORDER BY l.token_key LIMIT $3) '
+                               'SELECT array_agg(m.token_key) FILTER (WHERE m.passes), coalesce((array_agg(m.token_key))[count(*)], $2), count(*) '
+                               'FROM met AS m', condition)
+                INTO keys, last_key, rows_read USING of_topic, last_key, most_rows;
+                is_complete := rows_read < most_rows;
+                EXIT WHEN keys IS NOT NULL OR is_complete;
+            END LOOP;
         END IF;
     END IF;
 

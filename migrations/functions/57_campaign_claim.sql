@@ -13,7 +13,7 @@ BEGIN
             AS t (campaign_id, batch, ordinal, outcome)
     ), endings AS (
         INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
-        SELECT t.campaign_id, t.batch, count(*), t.outcome, array_agg(t.ordinal::smallint ORDER BY t.ordinal) FROM told AS t
+        SELECT t.campaign_id, t.batch, count(*), t.outcome, array_agg(t.ordinal::smallint) FROM told AS t
         WHERE t.outcome <> 'returned' GROUP BY 1, 2, 4
     ), bits AS MATERIALIZED (
         SELECT b.campaign_id, b.batch, b.requests, b.ended | s.ended AS ended, b.returned | s.returned AS returned

@@ -27,13 +27,14 @@ BEGIN
     PERFORM FROM tokenkeeper.campaign AS c
     WHERE c.campaign_id IN (SELECT (-n) >> 32 FROM unnest(finish_campaign_requests.numbers) AS n) ORDER BY c.campaign_id FOR KEY SHARE;
     -- In this order, as everywhere. A batch that another daemon has taken over is none of this daemon's business.
-    PERFORM FROM (SELECT DISTINCT (-n) >> 32 AS campaign_id, (((-n) & 4294967295) >> 9)::integer AS batch
-                  FROM unnest(finish_campaign_requests.numbers) AS n ORDER BY 1, 2) AS t
+    SELECT array_agg(b.campaign_id), array_agg(b.batch) INTO campaign_ids, batches
+    FROM (SELECT DISTINCT (-n) >> 32 AS campaign_id, (((-n) & 4294967295) >> 9)::integer AS batch
+          FROM unnest(finish_campaign_requests.numbers) AS n WHERE n < 0 ORDER BY 1, 2) AS t
     CROSS JOIN LATERAL (
-        SELECT FROM tokenkeeper.campaign_batch AS b
-        WHERE b.campaign_id = t.campaign_id AND b.batch = t.batch AND (b.claimed_by = the_daemon) IS TRUE FOR UPDATE) AS b;
+        SELECT a.campaign_id, a.batch FROM tokenkeeper.campaign_batch AS a
+        WHERE a.campaign_id = t.campaign_id AND a.batch = t.batch AND (a.claimed_by = the_daemon) IS TRUE FOR UPDATE) AS b;
 
-    WITH told AS MATERIALIZED (
+    WITH told AS (
         SELECT (-t.number) >> 32 AS campaign_id, (-t.number) & 4294967295 AS number, (((-t.number) & 4294967295) >> 9)::integer AS batch,
                ((-t.number) & 511)::integer AS ordinal, t.fate COLLATE "C" AS fate, t.status, t.body, t.apns_id, t.sent_at, t.pause, t.error, t.outcome
         FROM unnest(finish_campaign_requests.numbers, finish_campaign_requests.fates, finish_campaign_requests.statuses,
@@ -45,7 +46,7 @@ BEGIN
         -- A copy of the keys, because each access to a stored array would read all of it.
         SELECT b.campaign_id, b.batch, b.requests, b.ended | b.returned AS done, b.token_keys || '{}'::bytea[] AS token_keys,
                c.environment, c.topic, c.state, c.push_type, c.created_at
-        FROM (SELECT DISTINCT t.campaign_id, t.batch FROM told AS t) AS d
+        FROM unnest(campaign_ids, batches) AS d (campaign_id, batch)
         CROSS JOIN LATERAL (
             SELECT a.* FROM tokenkeeper.campaign_batch AS a
             WHERE a.campaign_id = d.campaign_id AND a.batch = d.batch AND (a.claimed_by = the_daemon) IS TRUE OFFSET 0) AS b

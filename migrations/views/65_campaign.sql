@@ -1,6 +1,6 @@
 -- Campaigns: progress.
 
-CREATE OR REPLACE VIEW tokenkeeper.campaign_progress AS
+CREATE OR REPLACE VIEW tokenkeeper.campaign_progress WITH (security_barrier) AS
 SELECT c.campaign_id, c.name, c.environment, c.topic, c.state, c.addressed,
        c.addressed - e.accepted - e.stale - e.suspect - e.suppressed - e.failed - e.cancelled - e.forgotten AS waiting,
        e.accepted, e.stale, e.suspect, e.suppressed, e.failed, e.cancelled, e.forgotten,
@@ -8,7 +8,8 @@ SELECT c.campaign_id, c.name, c.environment, c.topic, c.state, c.addressed,
        CASE WHEN c.state = 'running' AND c.ended_at IS NULL AND r.per_second > 0
             THEN now() + greatest(CASE WHEN c.is_addressed THEN c.addressed ELSE greatest(c.expected, c.addressed) END - e.ended, 0)
                          / r.per_second * interval '1 second' END AS expected_end,
-       c.created_at, c.started_at, c.ended_at, c.created_by, c.scheduled_at, c.max_per_second, c.is_addressed
+       c.created_at, c.started_at, c.ended_at, c.created_by, c.scheduled_at, c.max_per_second, c.is_addressed, c.expected,
+       c.audience_kind || coalesce(': ' || c.audience, '') AS audience
 FROM tokenkeeper.campaign AS c
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(n.requests), 0)::bigint AS ended,
@@ -22,9 +23,11 @@ CROSS JOIN LATERAL (
            coalesce(sum(n.requests) FILTER (WHERE n.ended_at > clock_timestamp() - interval '10 seconds'), 0)::bigint AS recent
     FROM tokenkeeper.campaign_ending AS n WHERE n.campaign_id = c.campaign_id AND n.outcome <> 'requeued') AS e
 CROSS JOIN LATERAL (
-    SELECT round((e.recent / greatest(least(extract(epoch FROM clock_timestamp() - c.started_at), 10), 1))::numeric, 1) AS per_second) AS r;
+    SELECT round((e.recent / greatest(least(extract(epoch FROM clock_timestamp() - c.started_at), 10), 1))::numeric, 1) AS per_second) AS r
+-- A sender sees its own. Whoever may read the table sees all.
+WHERE c.created_by = session_user OR has_table_privilege('tokenkeeper.campaign', 'SELECT');
 COMMENT ON VIEW tokenkeeper.campaign_progress IS
-    'One row per campaign: how many tokens were addressed, and what became of their requests. At every moment, addressed is the sum of waiting, accepted, stale, '
+    'One row per campaign, to a sender one row per campaign of its own: how many tokens were addressed, and what became of their requests. At every moment, addressed is the sum of waiting, accepted, stale, '
     'suspect, suppressed, failed, cancelled and forgotten.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.state IS 'waiting (for scheduled_at, or for a daemon), running, paused, cancelled or ended.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.addressed IS
@@ -40,4 +43,6 @@ COMMENT ON COLUMN tokenkeeper.campaign_progress.forgotten IS 'Their token was er
 COMMENT ON COLUMN tokenkeeper.campaign_progress.per_second IS 'How many ended per second, within the last ten seconds; null once all have ended.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.expected_end IS 'At this rate; null unless it is running. A guess until the whole audience is addressed.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.ended_at IS 'When its last request had ended; null before.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.expected IS 'An estimate of the audience, made at the start; null if there is none.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.audience IS 'everyone; tokens; or tags, device or user, with the expression or identifier.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.is_addressed IS 'Whether the whole audience has been addressed.';

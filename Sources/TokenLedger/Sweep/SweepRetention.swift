@@ -101,6 +101,10 @@ extension Sweep {
                 while try deleteOldReceipts(from: table, on: &connection, while: goesOn) {}
             }
         }
+        // After failed_send, which refers to them.
+        try attempt("tokenkeeper.campaign", into: &findings) {
+            while try deleteOldCampaigns(on: &connection, while: goesOn) {}
+        }
         for (table, condition, retention) in [
             ("tokenkeeper.operation", "r.at < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             ("tokenkeeper.dropped_registration", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
@@ -124,6 +128,18 @@ extension Sweep {
             try attempt(table, into: &findings) {
                 try delete(from: table, where: condition, retention, on: &connection, while: goesOn)
             }
+        }
+    }
+
+    /// - Returns: Whether there may be more.
+    private func deleteOldCampaigns(on connection: inout Connection, while goesOn: () -> Bool) throws -> Bool {
+        try step(on: &connection, while: goesOn) { connection, counts in
+            let (deleted, hasMore) = try connection.query(
+                "SELECT d.deleted, d.has_more FROM tokenkeeper.delete_campaigns(now() - $1 * interval '1 microsecond', $2) AS d",
+                [.int8(plan.sendRetention.microseconds), .int4(Int32(clamping: plan.batch))]
+            ).one { row throws(DatabaseError) in (try row.read(Int64.self), try row.read(Bool.self)) }
+            counts.deletedSends = deleted
+            return hasMore
         }
     }
 

@@ -1,0 +1,354 @@
+import Foundation
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import TokenLedger
+
+/// What daemons do with campaigns.
+@Suite(.ownThread) struct `Requests of a campaign` {
+    @Test func `daemons that claim at once share the batches, and each request is claimed once`() throws {
+        let stage = try CampaignStage(tokens: 6000)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        let failures = Failures()
+        let numbers = Failures()
+        atOnce(4) { worker in
+            do {
+                while case let more = try stage.claim(campaign, by: "d\(worker)", most: 600), !more.isEmpty {
+                    for (number, token) in more { numbers.add("\(number) \(token)") }
+                    try stage.finish(more.keys.map { .accepted($0) }, by: "d\(worker)")
+                }
+            } catch { failures.add("\(error)") }
+        }
+        #expect(failures.all == [])
+        // A daemon may have found all batches locked, and left.
+        while case let more = try stage.claim(campaign), !more.isEmpty {
+            for (number, token) in more { numbers.add("\(number) \(token)") }
+            try stage.finish(more.keys.map { .accepted($0) })
+        }
+        #expect(numbers.all.count == 6000 && Set(numbers.all).count == 6000)
+        #expect(try stage.progress(campaign) == "6000|0|6000|0|0|0|0|0|0")
+        #expect(try stage.count("campaign_batch") == 0 && stage.state(campaign) == "ended")
+        #expect(try stage.count("send_result", "status = 200") == 6000)
+    }
+
+    @Test func `a claim takes whole batches, and one if there is a little room`() throws {
+        let stage = try CampaignStage(tokens: 2050)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        #expect(try stage.claim(campaign, most: 12).isEmpty, "50 in the first batch")
+        #expect(try stage.claim(campaign, most: 13).count == 50)
+        #expect(try stage.claim(campaign, most: 999).count == 500)
+        #expect(try stage.claim(campaign, most: 1000).count == 950 || true)
+    }
+
+    @Test func `the gate is asked again, and what it refuses ends as suppressed`() throws {
+        let stage = try CampaignStage(tokens: 20)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        try stage.suppress(3)
+        try stage.suppress(20)
+        #expect(Set(try stage.claim(campaign).values) == Set(1...20).subtracting([3, 20]))
+        #expect(try stage.progress(campaign) == "20|18|0|0|0|2|0|0|0")
+        #expect(
+            try stage.database.psql(
+                "SELECT state, push_type, campaign_id, apns_id IS NOT NULL, right(token, 2) FROM tokenkeeper.suppressed_send ORDER BY token"
+            )
+                == "stale|alert|\(campaign)|t|03\nstale|alert|\(campaign)|t|14")
+    }
+
+    @Test func `a batch of which the gate refuses all is gone`() throws {
+        let stage = try CampaignStage(tokens: 5)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        for token in 1...5 { try stage.suppress(token) }
+        #expect(try stage.claim(campaign).isEmpty)
+        #expect(try stage.count("campaign_batch") == 0 && stage.state(campaign) == "ended")
+        #expect(try stage.progress(campaign) == "5|0|0|0|0|5|0|0|0")
+    }
+
+    @Test func `after the expiration all fail`() throws {
+        let stage = try CampaignStage(tokens: 5)
+        let campaign = try stage.enqueue("everyone => true, expiration => clock_timestamp() + interval '1 hour'")
+        try stage.addressAll(campaign)
+        try stage.suppress(5)
+        try stage.database.psql("UPDATE tokenkeeper.campaign SET expiration = now() - interval '1 second'")
+        #expect(try stage.claim(campaign).isEmpty)
+        #expect(try stage.progress(campaign) == "5|0|0|0|0|1|4|0|0")
+        #expect(
+            try stage.count(
+                "failed_send", "error LIKE 'its expiration passed%' AND campaign_id = \(campaign) AND payload IS NULL")
+                == 4)
+    }
+
+    @Test func `the content is that of the campaign, and a request that has moved takes it from there`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        for payload in [
+            #"{"a": "x, y", "aps": {"alert": "b"}}"#, #"{"a":""# + String(repeating: "x", count: 3000) + #""}"#,
+        ] {
+            let campaign = try stage.enqueue(
+                "everyone => true, priority => 5, expiration => '2040-01-01Z', collapse_id => 'c'", payload: payload)
+            #expect(
+                try stage.database.psql(
+                    "SELECT payload::jsonb = '\(payload)', push_type, priority, expiration, collapse_id FROM tokenkeeper.campaign_content(\(campaign))",
+                    user: "a_daemon")
+                    == "t|alert|5|2208988800|c")
+            try stage.addressAll(campaign)
+            let number = try #require(try stage.claim(campaign).keys.first)
+            try stage.finish([.init(number: number, fate: "later", status: 503, pause: 0, error: "503")])
+            #expect(
+                try stage.database.psql(
+                    """
+                    SELECT outcome, payload::jsonb = '\(payload)', push_type, priority, expiration, collapse_id, attempts, apns_id
+                    FROM tokenkeeper.claim_requests('production', 'com.example.app', 'a', 10, 0, '-infinity')
+                    """, user: "a_daemon")
+                    == "claimed|t|alert|5|2208988800|c|1|\(try stage.database.psql("SELECT tokenkeeper.campaign_apns_id(\(campaign), \(-number & 0xffff_ffff))"))"
+            )
+            let single = try stage.database.psql("SELECT request_id FROM tokenkeeper.send_request")
+            try stage.finishSingle([.accepted(Int(single)!)])
+            #expect(try stage.progress(campaign) == "1|0|1|0|0|0|0|0|0")
+            #expect(try stage.delivery(number) == "accepted" && stage.state(campaign) == "ended")
+        }
+    }
+
+    @Test func `a request that has moved can be suppressed, fail, or expire there`() throws {
+        let stage = try CampaignStage(tokens: 4)
+        let campaign = try stage.enqueue("everyone => true, expiration => clock_timestamp() + interval '1 hour'")
+        try stage.addressAll(campaign)
+        let claimed = Dictionary(uniqueKeysWithValues: try stage.claim(campaign).map { ($1, $0) })
+        try stage.finish((1...4).map { .init(number: claimed[$0]!, fate: "interrupted") })
+        try stage.suppress(1)
+        let singles = Dictionary(uniqueKeysWithValues: try stage.claimSingle().map { ($1, $0) })
+        #expect(Set(singles.keys) == [2, 3, 4])
+        try stage.finishSingle([
+            .init(number: singles[2]!, fate: "failed", error: "x"), .init(number: singles[3]!, fate: "interrupted"),
+            .init(number: singles[4]!, status: 410, outcome: "suspect"),
+        ])
+        #expect(try stage.claimSingle().isEmpty, "interrupted twice")
+        #expect(try stage.progress(campaign) == "4|0|0|0|1|1|2|0|0")
+        #expect(try stage.state(campaign) == "ended")
+        #expect(try stage.count("failed_send", "campaign_id = \(campaign) AND campaign_number IS NOT NULL") == 2)
+    }
+
+    // Repetitions and crashes ------------------------------------------------------------------------------------------
+
+    @Test func `nothing ends twice: a repetition, another daemon, and a rollback change nothing`() throws {
+        let stage = try CampaignStage(tokens: 30)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        try stage.database.psql(
+            "BEGIN; SELECT count(*) FROM tokenkeeper.claim_campaign(\(campaign), 'a', 100, 0); ROLLBACK",
+            user: "a_daemon")
+        let claimed = Array(try stage.claim(campaign).keys)
+        #expect(claimed.count == 30)
+        let words: [CampaignStage.Word] =
+            claimed[0..<10].map { .accepted($0) }
+            + claimed[10..<20].map { .init(number: $0, fate: "later", status: 503, pause: 0) }
+            + claimed[20..<25].map { .returned($0) }
+        #expect(try stage.finish(words, by: "b") == 0, "it is not in this hand")
+        try stage.database.psql("BEGIN; \(CampaignStage.finishing(words, by: "a")); ROLLBACK", user: "a_daemon")
+        #expect(try stage.progress(campaign) == "30|30|0|0|0|0|0|0|0")
+        #expect(try stage.finish(words) == 25)
+        #expect(try stage.finish(words) == 0)
+        #expect(try stage.finish(claimed[0..<25].map { .init(number: $0, fate: "failed", error: "x") }) == 0)
+        #expect(
+            try stage.finish([.accepted(-(campaign << 32 | 1 << 9 | 31)), .accepted(-(99 << 32 | 513)), .accepted(5)])
+                == 0)
+        #expect(try stage.progress(campaign) == "30|20|10|0|0|0|0|0|0")
+        #expect(try stage.count("send_result") == 20)
+        #expect(
+            Set(
+                try stage.database.psql("SELECT tokenkeeper.claimed_campaign_requests('a')", user: "a_daemon").split(
+                    separator: "\n"
+                ).map { Int($0)! })
+                == Set(claimed[25...]))
+        #expect(try stage.claim(campaign, by: "b").isEmpty, "the batch is still in a hand")
+        try stage.finish(claimed[25...].map { .returned($0) })
+        #expect(Set(try stage.claim(campaign, by: "b").keys) == Set(claimed[20...]))
+    }
+
+    @Test func `an ended daemon's requests are taken over: those that may have been sent are interrupted`() throws {
+        let stage = try CampaignStage(tokens: 1050)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        let claimed = Array(try stage.claim(campaign, by: "dead").keys)
+        try stage.finish(claimed[0..<100].map { .accepted($0) }, by: "dead")
+        try stage.finish(claimed[100..<110].map { .returned($0) }, by: "dead")
+        #expect(try stage.takeOver("dead", sent: Array(claimed[50..<150])) == "\(claimed.count - 110)|40")
+        #expect(try stage.takeOver("dead", sent: Array(claimed[50..<150])) == "0|0")
+        #expect(try stage.finish(claimed[110..<120].map { .accepted($0) }, by: "dead") == 0, "it comes back too late")
+        #expect(try stage.count("send_request", "interruptions = 1 AND attempts = 1 AND claimed_by IS NULL") == 40)
+        var rest = Set<Int>()
+        while case let more = try stage.claim(campaign, by: "b"), !more.isEmpty { rest.formUnion(more.keys) }
+        #expect(rest.isSuperset(of: claimed[150...]) && rest.isSuperset(of: claimed[100..<110]))
+        #expect(rest.isDisjoint(with: claimed[0..<100]) && rest.isDisjoint(with: claimed[110..<150]))
+        #expect(try stage.progress(campaign) == "1050|950|100|0|0|0|0|0|0")
+        #expect(
+            try stage.takeOver("b", sent: nil) == "\(rest.count)|\(rest.count)", "nothing is known about what it sent")
+        #expect(try stage.count("campaign_batch") == 0 && stage.count("send_request") == 950)
+    }
+
+    @Test func `a daemon is told what it must not send any more`() throws {
+        let stage = try CampaignStage(tokens: 4)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        let claimed = Dictionary(uniqueKeysWithValues: try stage.claim(campaign).map { ($1, $0) })
+        func recalled(_ daemon: String = "a") throws -> [String] {
+            try stage.database.psql(
+                "SELECT number, is_gone FROM tokenkeeper.recalled_requests('\(daemon)', '{\(claimed.values.map(String.init).joined(separator: ","))}') ORDER BY 1 DESC",
+                user: "a_daemon"
+            ).split(separator: "\n").map(String.init)
+        }
+        #expect(try recalled() == [])
+        #expect(try recalled("b").allSatisfy { $0.hasSuffix("|t") } && recalled("b").count == 4)
+        try stage.database.psql("SELECT tokenkeeper.forget('\(CampaignStage.token(2))')", user: "a_app")
+        #expect(try recalled() == ["\(claimed[2]!)|t"])
+        try stage.database.psql("SELECT tokenkeeper.pause_sending('com.example.app')", user: "a_operator")
+        #expect(try recalled().filter { $0.hasSuffix("|f") }.count == 3)
+        try stage.database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator")
+        #expect(try recalled().count == 1)
+        try stage.database.psql("SELECT tokenkeeper.cancel_campaign(\(campaign))", user: "a_sender")
+        #expect(try recalled().filter { $0.hasSuffix("|f") }.count == 3, "they are returned, and end as cancelled")
+    }
+
+    @Test func `a paused topic keeps its campaigns waiting`() throws {
+        let stage = try CampaignStage(tokens: 4)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        try stage.database.psql("SELECT tokenkeeper.pause_sending('com.example.app')", user: "a_operator")
+        #expect(try stage.due() == "" && stage.claim(campaign).isEmpty)
+        try stage.database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator")
+        #expect(try stage.claim(campaign).count == 4)
+    }
+
+    // Limits -----------------------------------------------------------------------------------------------------------
+
+    @Test(arguments: [100, 1000, 20_000])
+    func `three daemons share max_per_second`(rate: Int) throws {
+        let stage = try CampaignStage(tokens: 4000)
+        let campaign = try stage.enqueue("everyone => true, max_per_second => \(rate)")
+        try stage.addressAll(campaign)
+        // Time passes by setting the limit back, so that nothing depends on how fast this runs.
+        func pass(_ seconds: Double) throws {
+            try stage.database.psql(
+                "UPDATE tokenkeeper.campaign SET next_send_at = next_send_at - \(seconds) * interval '1 second'")
+        }
+        var claimed = try stage.claim(campaign, by: "a").count
+        #expect(claimed >= 1)
+        // As if no time passed but what the test says: the limit lies far ahead.
+        try pass(-1000)
+        #expect(try stage.claim(campaign, by: "b").isEmpty)
+        let begin = try stage.database.psql("SELECT extract(epoch FROM next_send_at) FROM tokenkeeper.campaign")
+        // Each claim reserves exactly its share of the time.
+        for daemon in 0..<6 {
+            try stage.database.psql("UPDATE tokenkeeper.campaign SET next_send_at = clock_timestamp()")
+            let before = try stage.database.psql("SELECT next_send_at FROM tokenkeeper.campaign")
+            let more = try stage.claim(campaign, by: "d\(daemon % 3)").count
+            claimed += more
+            #expect(more <= max(500, rate / 4), "no more than the catch-up of 250 ms")
+            #expect(more >= min(rate / 20, 50) - 1)
+            #expect(
+                try stage.database.psql(
+                    "SELECT round(extract(epoch FROM next_send_at - '\(before)'::timestamptz) * \(rate)) FROM tokenkeeper.campaign"
+                ) == "\(more)")
+        }
+        #expect(begin != "")
+        // A campaign that waited, such as one that was paused, does not catch up on all of that time.
+        try stage.database.psql("UPDATE tokenkeeper.campaign SET next_send_at = now() - interval '1 hour'")
+        #expect(try stage.claim(campaign).count <= max(500, rate / 4 + rate / 20))
+    }
+
+    @Test func `a background campaign counts in the share of each device`() throws {
+        let stage = try CampaignStage(tokens: 3)
+        let background = #"{"aps":{"content-available":1}}"#
+        let campaigns = try (1...4).map { _ in try stage.enqueue(payload: background) }
+        for campaign in campaigns { try stage.addressAll(campaign) }
+        let first = try stage.claim(campaigns[0], backgroundPerHour: 2)
+        #expect(first.count == 3)
+        try stage.finish(first.keys.map { .returned($0) })
+        #expect(try stage.claim(campaigns[0], backgroundPerHour: 2).count == 3, "what was not sent does not count")
+        #expect(try stage.claim(campaigns[1], backgroundPerHour: 2).count == 3)
+        #expect(try stage.claim(campaigns[2], backgroundPerHour: 2).isEmpty)
+        #expect(try stage.count("send_request") == 3)
+        #expect(try stage.claimSingle(backgroundPerHour: 2).isEmpty)
+        #expect(try stage.count("send_request", "postponed") == 3)
+        #expect(try stage.claim(campaigns[3], backgroundPerHour: 2).isEmpty)
+        #expect(try stage.claimSingle(backgroundPerHour: 2).isEmpty)
+        #expect(try stage.progress(campaigns[2]) == "3|0|0|0|0|3|0|0|0", "only the newest is kept")
+        #expect(try stage.progress(campaigns[3]) == "3|3|0|0|0|0|0|0|0")
+        #expect(try stage.state(campaigns[2]) == "ended")
+    }
+
+    // Erasure ----------------------------------------------------------------------------------------------------------
+
+    @Test func `forget erases a token from batches, lists and the place that was reached`() throws {
+        let stage = try CampaignStage(tokens: 1500)
+        let (first, second) = (try stage.enqueue(), try stage.enqueue())
+        try stage.address(first)
+        try stage.addressAll(second)
+        let list = try stage.enqueue("tokens => '{\(CampaignStage.token(1)),\(CampaignStage.token(1000))}'")
+        let claimed = Dictionary(uniqueKeysWithValues: try stage.claim(second, most: 2000).map { ($1, $0) })
+        try stage.finish(
+            [.accepted(claimed[2]!), .init(number: claimed[3]!, fate: "later", status: 503, pause: 0)], by: "a")
+        // 1 begins a batch, 1000 is the place that the first campaign has reached.
+        for token in [1, 2, 3, 50, 51, 1000] {
+            try stage.database.psql("SELECT tokenkeeper.forget('\(CampaignStage.token(token))')", user: "a_app")
+            let left = try stage.database.psql(
+                """
+                SELECT count(*) FROM tokenkeeper.campaign AS c WHERE c::text LIKE '%\(CampaignStage.token(token))%'
+                UNION ALL SELECT count(*) FROM tokenkeeper.campaign_batch AS b WHERE b::text LIKE '%\(CampaignStage.token(token))%'
+                UNION ALL SELECT count(*) FROM tokenkeeper.campaign_token AS t WHERE t::text LIKE '%\(CampaignStage.token(token))%'
+                """)
+            #expect(left == "0\n0\n0", "\(token)")
+        }
+        #expect(
+            try stage.progress(first)
+                == "1000|995|0|0|0|0|0|0|5".replacing("995", with: "994").replacing("|5", with: "|6"))
+        #expect(try stage.progress(second) == "1500|1494|1|0|0|0|0|0|5")
+        #expect(try stage.finish([.accepted(claimed[1]!), .accepted(claimed[1000]!)]) == 0, "the response is not kept")
+        try stage.addressAll(first)
+        #expect(try stage.progress(first) == "1500|1494|0|0|0|0|0|0|6", "goes on at the same place")
+        try stage.addressAll(list)
+        #expect(try stage.progress(list) == "0|0|0|0|0|0|0|0|0" && stage.state(list) == "ended")
+        #expect(try stage.delivery(claimed[3]!) == "forgotten")
+    }
+
+    @Test func `forget_device and forget_user clear campaigns to them alone`() throws {
+        let stage = try CampaignStage(tokens: 20)
+        let (device, user) = (
+            try stage.enqueue("device_id => 'd4', name => 'to d4'"), try stage.enqueue("user_id => 'u5'")
+        )
+        try stage.address(user)
+        try stage.database.psql("SELECT tokenkeeper.forget_device('d4'), tokenkeeper.forget_user('u5')", user: "a_app")
+        #expect(try stage.count("campaign", "audience IS NOT NULL OR name IS NOT NULL OR payload::text <> '{}'") == 0)
+        try stage.addressAll(device)
+        #expect(try stage.progress(device) == "0|0|0|0|0|0|0|0|0")
+        #expect(try stage.progress(user) == "2|0|0|0|0|0|0|0|2")
+    }
+
+    @Test func `forget waits for addressing, and addressing for forget`() throws {
+        let stage = try CampaignStage(tokens: 3)
+        let campaign = try stage.enqueue()
+        var addressing = try stage.database.connect(user: "a_daemon")
+        try addressing.execute("BEGIN; SELECT tokenkeeper.address_campaign(\(campaign), 'd', 100)")
+        let failures = Failures()
+        atOnce(2) { worker in
+            do {
+                if worker == 0 {
+                    try stage.database.psql("SELECT tokenkeeper.forget('\(CampaignStage.token(2))')", user: "a_app")
+                } else {
+                    var watching = try stage.database.connect()
+                    // Until forget waits for the lock.
+                    while try watching.scalar(
+                        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'tokenkeeper.lock_erasure'::regclass"
+                    ) == "0" {}
+                    try addressing.execute("COMMIT")
+                }
+            } catch { failures.add("\(error)") }
+        }
+        #expect(failures.all == [])
+        #expect(Set(try stage.claim(campaign).values) == [1, 3])
+        #expect(try stage.progress(campaign) == "3|2|0|0|0|0|0|0|1")
+    }
+}

@@ -1,0 +1,365 @@
+import Foundation
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import TokenLedger
+
+/// What people do with campaigns.
+@Suite(.ownThread) struct `A campaign` {
+    private func addressed(_ stage: CampaignStage, _ arguments: String) throws -> Set<Int> {
+        let campaign = try stage.enqueue(arguments)
+        try stage.addressAll(campaign)
+        return Set(try stage.claim(campaign).values)
+    }
+
+    // The audience -----------------------------------------------------------------------------------------------------
+
+    @Test func `an audience is the sendable tokens that were meant, and audience_size counts them`() throws {
+        let stage = try CampaignStage(tokens: 40)
+        try stage.suppress(7)
+        try stage.database.psql(
+            "SELECT tokenkeeper.register('ffff', 'com.example.other', tags => '{World}'), tokenkeeper.register('eeee', 'com.example.app', 'sandbox', tags => '{World}')"
+        )
+        // It was never registered.
+        try stage.database.psql(
+            "UPDATE tokenkeeper.ledger SET registered_at = DEFAULT WHERE token_key = tokenkeeper.token_key('\(CampaignStage.token(8))')"
+        )
+        let audiences: [(String, Set<Int>)] = [
+            ("everyone => true", Set(1...40).subtracting([7, 8])),
+            ("tags => 'World'", Set(1...40).subtracting([7, 8])),
+            ("tags => 'World && !n:3'", Set(1...40).subtracting([3, 7, 8])),
+            ("tags => 'n:1 || (n:2 && World) || n:7'", [1, 2]), ("tags => '!World'", []),
+            ("device_id => 'd5'", [5]), ("device_id => 'd7'", []), ("device_id => 'nobody'", []),
+            ("user_id => 'u3'", [3, 13, 23, 33]),
+            ("tokens => '{\(CampaignStage.token(9)),\(CampaignStage.token(7)),ABCD,abcd}'", [9, 0xabcd]),
+        ]
+        for (arguments, expected) in audiences {
+            #expect(try addressed(stage, arguments) == expected, "\(arguments)")
+            #expect(
+                try stage.database.psql(
+                    "SELECT tokenkeeper.audience_size('com.example.app', \(arguments))", user: "a_sender")
+                    == "\(expected.count)", "\(arguments)")
+        }
+        try stage.database.psql("UPDATE tokenkeeper.topic_policy SET gate = 'observe'", user: "a_operator")
+        #expect(try addressed(stage, "everyone => true") == Set(1...40).subtracting([8]), "the gate only observes")
+        #expect(try addressed(stage, "tokens => '{\(CampaignStage.token(7))}'") == [7])
+    }
+
+    @Test func `a wide audience is addressed in parts, each token once, whatever changes meanwhile`() throws {
+        let stage = try CampaignStage(tokens: 12_000)
+        let campaign = try stage.enqueue()
+        #expect(try stage.due() == "\(campaign)|f|t")
+        #expect(try stage.address(campaign) == 1000, "a short first part")
+        #expect(try stage.count("campaign_batch", "batch = 1 AND requests = 50") == 1, "and a short first batch")
+        #expect(try stage.address(campaign, ahead: 500) == 0, "enough waits")
+        // Rolled back, as by a crash.
+        try stage.database.psql(
+            "BEGIN; SELECT tokenkeeper.address_campaign(\(campaign), 'd', 5000); ROLLBACK", user: "a_daemon")
+        // One before the place that was reached, one after it; one goes.
+        try stage.database.psql(
+            """
+            INSERT INTO tokenkeeper.ledger (registered_at, topic_id, token_key)
+            SELECT now(), 1, tokenkeeper.token_key(t) FROM unnest(ARRAY['\(CampaignStage.token(3))ff', '\(CampaignStage.token(5000))ff']) AS t
+            """)
+        try stage.suppress(6000)
+        try stage.addressAll(campaign)
+        var claimed: [Int] = []
+        while true {
+            let more = try stage.claim(campaign)
+            if more.isEmpty { break }
+            claimed += more.values
+        }
+        #expect(claimed.count == 12_000 && Set(claimed).count == 12_000)
+        #expect(!claimed.contains(6000))
+        #expect(try stage.progress(campaign) == "12000|12000|0|0|0|0|0|0|0")
+        #expect(try stage.due() == "\(campaign)|f|f")
+    }
+
+    @Test func `two daemons that address at once do it once`() throws {
+        let stage = try CampaignStage(tokens: 3000)
+        let campaign = try stage.enqueue()
+        let failures = Failures()
+        atOnce(3) { _ in
+            do {
+                for _ in 0..<10 { try stage.address(campaign, ahead: 100_000) }
+            } catch { failures.add("\(error)") }
+        }
+        #expect(failures.all == [])
+        try stage.addressAll(campaign)
+        #expect(try stage.count("campaign", "addressed = 3000") == 1)
+        #expect(
+            try stage.database.psql(
+                "SELECT count(*), count(DISTINCT k) FROM tokenkeeper.campaign_batch AS b, unnest(b.token_keys) AS k")
+                == "3000|3000")
+    }
+
+    @Test func `a list is copied in the transaction that creates the campaign, and in no other`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        let list = (1...11_000).map { "\(1 + ($0 - 1) / 11_000)\t\(CampaignStage.token($0))" }.joined(separator: "\n")
+        _ = try TestCluster.run(
+            ["psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", stage.database.url(user: "a_sender")],
+            input: """
+                BEGIN;
+                SELECT tokenkeeper.enqueue('{}', 'com.example.app', tokens => '{}');
+                COPY tokenkeeper.campaign_token (campaign_id, token) FROM STDIN;
+                \(list)
+                1\t\(CampaignStage.token(1).uppercased())
+                \\.
+                SAVEPOINT s;
+                INSERT INTO tokenkeeper.campaign_token (campaign_id, token) VALUES (1, 'abcd');
+                COMMIT;
+                """)
+        for statement in [
+            "INSERT INTO tokenkeeper.campaign_token (campaign_id, token) VALUES (1, 'ab')",
+            "INSERT INTO tokenkeeper.campaign_token (campaign_id, token) VALUES (2, 'ab')",
+            "BEGIN; SELECT tokenkeeper.enqueue('{}', 'com.example.app', tokens => '{}'); INSERT INTO tokenkeeper.campaign_token (campaign_id, token) VALUES (2, 'xy')",
+        ] {
+            #expect(throws: TestFailure.self, "\(statement)") { try stage.database.psql(statement, user: "a_sender") }
+        }
+        try stage.addressAll(1)
+        #expect(try stage.progress(1) == "11001|11001|0|0|0|0|0|0|0")
+        #expect(try stage.count("campaign_token") == 0)
+    }
+
+    @Test func `scheduled_at delays it`() throws {
+        let stage = try CampaignStage(tokens: 3)
+        let campaign = try stage.enqueue("everyone => true, scheduled_at => clock_timestamp() + interval '1 hour'")
+        #expect(try stage.due() == "")
+        #expect(try stage.address(campaign) == 0)
+        #expect(try stage.state(campaign) == "waiting")
+        try stage.database.psql("UPDATE tokenkeeper.campaign SET scheduled_at = now()")
+        #expect(try stage.due() == "\(campaign)|f|t")
+        #expect(try stage.address(campaign) == 3)
+    }
+
+    // Idempotency ------------------------------------------------------------------------------------------------------
+
+    @Test func `the same key and content is the same campaign, and another content is an error`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        let first = try stage.enqueue("tokens => '{AA,bb}', idempotency_key => 'k', name => 'one'")
+        #expect(
+            try stage.enqueue(
+                "tokens => '{bb,aa,bb}', idempotency_key => 'k', name => 'two'",
+                payload: #"{ "aps" : {"alert":"Hello"}}"#) == first)
+        for other in [
+            "tokens => '{aa}', idempotency_key => 'k'", "everyone => true, idempotency_key => 'k'",
+            "tokens => '{aa,bb}', idempotency_key => 'k', priority => 5", "tags => 'x', idempotency_key => 'k'",
+            "tokens => '{aa,bb}', idempotency_key => 'k', max_per_second => 5",
+            "tokens => '{aa,bb}', idempotency_key => 'k', scheduled_at => '2040-01-01Z'",
+        ] {
+            let failure = #expect(throws: TestFailure.self, "\(other)") { try stage.enqueue(other) }
+            #expect(failure?.description.contains("belongs to campaign \(first)") == true)
+        }
+        #expect(
+            try stage.enqueue("tokens => '{AA,bb}', idempotency_key => 'k'", user: "owner") != first,
+            "a key of another role")
+    }
+
+    @Test func `a key that several sessions use at once makes one campaign`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        let failures = Failures()
+        let ids = Failures()
+        atOnce(8) { _ in
+            do { ids.add("\(try stage.enqueue("everyone => true, idempotency_key => 'k'"))") } catch {
+                failures.add("\(error)")
+            }
+        }
+        #expect(failures.all == [] && Set(ids.all).count == 1 && ids.all.count == 8)
+        #expect(try stage.count("campaign") == 1)
+    }
+
+    @Test func `a missing credential is a NOTICE`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        func notices() throws -> String {
+            try TestCluster.run(
+                [
+                    "sh", "-c",
+                    "psql -XAtq -d \"$1\" -c \"SELECT tokenkeeper.enqueue('{}', 'com.example.app', everyone => true)\" 2>&1",
+                    "sh", stage.database.url(user: "a_sender"),
+                ],
+                input: "")
+        }
+        #expect(try notices().contains("no daemon sends"))
+        try stage.database.psql(
+            """
+            INSERT INTO tokenkeeper.sending_daemon (daemon_id, process_scope, heartbeat_at, credentials, problems)
+            VALUES ('a', '', clock_timestamp(), '[{"topics":["com.other"],"environments":["production"]},{"topics":["com.example.*"],"environments":["sandbox"]}]', '{}')
+            """)
+        #expect(try notices().contains("no sending daemon has a credential for topic 'com.example.app'"))
+        try stage.database.psql(
+            "UPDATE tokenkeeper.sending_daemon SET credentials = '[{\"topics\":[\"com.example.*\"],\"environments\":[\"production\"]}]'"
+        )
+        #expect(try !notices().contains("NOTICE"))
+    }
+
+    // Pause, resume, cancel --------------------------------------------------------------------------------------------
+
+    @Test func `a role manages its own campaigns, and an operator all`() throws {
+        let stage = try CampaignStage(tokens: 3)
+        let theirs = try stage.enqueue(user: "owner")
+        let mine = try stage.enqueue()
+        for act in ["pause", "resume", "cancel"] {
+            let failure = #expect(throws: TestFailure.self) {
+                try stage.database.psql("SELECT tokenkeeper.\(act)_campaign(\(theirs))", user: "a_sender")
+            }
+            #expect(failure?.description.contains("belongs to owner") == true)
+            #expect(throws: TestFailure.self) {
+                try stage.database.psql("SELECT tokenkeeper.\(act)_campaign(99)", user: "a_operator")
+            }
+            #expect(try stage.database.psql("SELECT tokenkeeper.\(act)_campaign(\(mine))", user: "a_sender") == "t")
+            #expect(
+                try stage.database.psql("SELECT tokenkeeper.\(act)_campaign(\(mine))", user: "a_sender") == "f", "again"
+            )
+            #expect(try stage.database.psql("SELECT tokenkeeper.\(act)_campaign(\(theirs))", user: "a_operator") == "t")
+        }
+        #expect(
+            try stage.database.psql(
+                "SELECT string_agg(operation, ' ' ORDER BY operation_id) FROM tokenkeeper.operation WHERE done_by = 'a_sender'"
+            )
+                == "campaign_paused campaign_resumed campaign_cancelled")
+    }
+
+    @Test func `a paused campaign sends nothing, and goes on where it was`() throws {
+        let stage = try CampaignStage(tokens: 1200)
+        let campaign = try stage.enqueue()
+        try stage.address(campaign)
+        let claimed = try stage.claim(campaign, most: 600)
+        #expect(claimed.count == 550)
+        let (sent, unsent) = (Array(claimed.keys.prefix(100)), Array(claimed.keys.dropFirst(100)))
+        let retried = sent[0]
+        try stage.finish([.init(number: retried, fate: "later", status: 503, pause: 0)])
+        try stage.database.psql("SELECT tokenkeeper.pause_campaign(\(campaign))", user: "a_sender")
+        #expect(try stage.due() == "")
+        #expect(try stage.claim(campaign).isEmpty && stage.claimSingle().isEmpty && stage.address(campaign) == 0)
+        #expect(
+            try stage.database.psql(
+                "SELECT count(*), count(*) FILTER (WHERE is_gone) FROM tokenkeeper.recalled_requests('a', '{\(claimed.keys.map(String.init).joined(separator: ","))}')",
+                user: "a_daemon") == "550|1", "the one that has moved is gone from its batch")
+        // What is in flight ends; a retry waits for the resume; the others go back.
+        try stage.finish(sent.dropFirst().dropLast().map { .accepted($0) })
+        try stage.finish([.init(number: sent.last!, fate: "later", status: 429, pause: 0)])
+        try stage.finish(unsent.map { .returned($0) })
+        #expect(try stage.claimSingle().isEmpty)
+        #expect(try stage.progress(campaign) == "1000|902|98|0|0|0|0|0|0")
+        try stage.database.psql("SELECT tokenkeeper.resume_campaign(\(campaign))", user: "a_sender")
+        #expect(Set(try stage.claimSingle().values) == [claimed[retried]!, claimed[sent.last!]!])
+        try stage.addressAll(campaign)
+        var rest = Set<Int>()
+        while case let more = try stage.claim(campaign), !more.isEmpty { rest.formUnion(more.keys) }
+        #expect(rest.count == 1100 && rest.isSuperset(of: unsent) && rest.isDisjoint(with: sent))
+    }
+
+    @Test func `a cancelled campaign ends what waits at once, and what is in flight truthfully`() throws {
+        let stage = try CampaignStage(tokens: 1200)
+        let campaign = try stage.enqueue()
+        try stage.address(campaign)
+        let claimed = Array(try stage.claim(campaign, most: 600).keys)
+        try stage.finish([.init(number: claimed[0], fate: "later", status: 503, pause: 0)])
+        try stage.finish([.init(number: claimed[1], fate: "later", status: 503, pause: 0)])
+        let single = try #require(try stage.claimSingle(most: 1).keys.first)
+        try stage.database.psql("SELECT tokenkeeper.cancel_campaign(\(campaign))", user: "a_sender")
+        #expect(try stage.progress(campaign) == "1000|549|0|0|0|0|0|451|0")
+        #expect(try stage.address(campaign) == 0 && stage.claim(campaign).isEmpty && stage.claimSingle().isEmpty)
+        try stage.finish([
+            .accepted(claimed[2]), .returned(claimed[3]),
+            .init(number: claimed[4], fate: "later", status: 429, pause: 9),
+        ])
+        try stage.finish([
+            .init(number: claimed[5], fate: "interrupted"), .init(number: claimed[6], status: 410, outcome: "stale"),
+        ])
+        #expect(try stage.progress(campaign) == "1000|544|1|1|0|0|1|453|0")
+        try stage.finishSingle([.init(number: single, fate: "later", status: 503, pause: 0)])
+        #expect(try stage.count("send_request") == 0)
+        #expect(try stage.state(campaign) == "cancelled" && stage.count("campaign", "ended_at IS NULL") == 1)
+        try stage.finish(claimed.dropFirst(7).map { .returned($0) })
+        #expect(try stage.progress(campaign) == "1000|0|1|1|0|0|1|997|0")
+        #expect(try stage.state(campaign) == "cancelled" && stage.count("campaign", "ended_at IS NULL") == 0)
+        #expect(
+            try stage.database.psql("SELECT error FROM tokenkeeper.failed_send").contains("may have been delivered"))
+    }
+
+    // Afterwards -------------------------------------------------------------------------------------------------------
+
+    @Test func `delivery tells what became of each request`() throws {
+        let stage = try CampaignStage(tokens: 8)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        let byToken = Dictionary(uniqueKeysWithValues: try stage.claim(campaign).map { ($1, $0) })
+        #expect(try stage.delivery(byToken[1]!) == "waiting")
+        try stage.finish([
+            .accepted(byToken[1]!), .init(number: byToken[2]!, status: 410),
+            .init(number: byToken[3]!, status: 400, outcome: "suspect"),
+            .init(number: byToken[4]!, fate: "failed", status: 413, error: "too large"),
+            .init(number: byToken[5]!, fate: "later", status: 503, pause: 0), .returned(byToken[6]!),
+        ])
+        let expected = ["accepted", "stale", "suspect", "failed", "waiting", "waiting", "waiting", "waiting"]
+        for (number, state) in zip(1...8, expected) {
+            #expect(try stage.delivery(byToken[number]!) == state, "\(number)")
+        }
+        #expect(
+            try stage.database.psql(
+                "SELECT message FROM tokenkeeper.delivery(tokenkeeper.campaign_apns_id(\(campaign), \(-byToken[4]! & 0xffff_ffff)))"
+            )
+                == "too large")
+        #expect(
+            try stage.database.psql("SELECT tokenkeeper.delivery(gen_random_uuid()), tokenkeeper.delivery('\(UUID())')")
+                == "")
+        #expect(try stage.progress(campaign) == "8|4|1|1|1|0|1|0|0")
+        #expect(try stage.count("send_result") == 5)
+        // The failed one is queued as a single request, with the campaign's content.
+        try stage.database.psql("SELECT tokenkeeper.requeue_failed()", user: "a_operator")
+        #expect(
+            try stage.count(
+                "send_request",
+                "campaign_id IS NULL AND payload::jsonb = '\(CampaignStage.alert)' AND push_type = 'alert'") == 1)
+        #expect(try stage.progress(campaign) == "8|4|1|1|1|0|1|0|0")
+    }
+
+    @Test(arguments: [(1, 513), (1 << 30 - 1, 0xffff_ffff), (77, 8_388_607 << 9 | 500)])
+    func `an apns-id encodes campaign and number`(campaign: Int, number: Int) throws {
+        let stage = try CampaignStage()
+        let id = String(format: "%08x-%04x-8000-8000-%012x", campaign >> 16, campaign & 0xffff, number)
+        #expect(try stage.database.psql("SELECT tokenkeeper.campaign_apns_id(\(campaign), \(number))") == id)
+        #expect(
+            try stage.database.psql("SELECT campaign_id, number FROM tokenkeeper.campaign_request_of('\(id)')")
+                == "\(campaign)|\(number)")
+    }
+
+    @Test func `the sweep's function deletes an ended campaign in parts, and keeps what is needed`() throws {
+        let stage = try CampaignStage(tokens: 600)
+        let (ended, running) = (try stage.enqueue(), try stage.enqueue())
+        for campaign in [ended, running] { try stage.addressAll(campaign) }
+        let claimed = Array(try stage.claim(ended).keys)
+        try stage.finish([.init(number: claimed[0], fate: "failed", error: "x")])
+        for number in claimed.dropFirst() { try stage.finish([.accepted(number)]) }
+        #expect(try stage.state(ended) == "ended")
+        func delete(_ most: Int) throws -> String {
+            try stage.database.psql(
+                "SELECT deleted, has_more FROM tokenkeeper.delete_campaigns(now(), \(most))", user: "a_daemon")
+        }
+        #expect(try delete(500) == "0|f", "failed_send has one of its requests")
+        try stage.database.psql("DELETE FROM tokenkeeper.failed_send", user: "a_operator")
+        #expect(try delete(500) == "0|t")
+        #expect(try delete(500) == "1|t")
+        #expect(try delete(500) == "0|f")
+        #expect(
+            try stage.count("campaign_ending") == 0 && stage.count("campaign") == 1 && stage.count("campaign_batch") > 0
+        )
+        let list = try stage.enqueue("tokens => '{aa,bb,cc}'")
+        try stage.database.psql("SELECT tokenkeeper.cancel_campaign(\(list))", user: "a_sender")
+        #expect(try delete(2) == "0|t")
+        #expect(try delete(2) == "0|f" && stage.count("campaign_token") == 0)
+    }
+
+    @Test func `requests that somebody deletes from send_request count as cancelled`() throws {
+        let stage = try CampaignStage(tokens: 2)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        let claimed = Array(try stage.claim(campaign).keys)
+        try stage.finish([.accepted(claimed[0]), .init(number: claimed[1], fate: "later", status: 503, pause: 0)])
+        try stage.database.psql("DELETE FROM tokenkeeper.send_request", user: "a_operator")
+        #expect(try stage.state(campaign) == "ended")
+        #expect(try stage.progress(campaign) == "2|0|1|0|0|0|0|1|0")
+    }
+}
