@@ -248,7 +248,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.campaign_batch TO tokenkeepe
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.campaign_ending TO tokenkeeper_daemon;
 GRANT SELECT, DELETE ON tokenkeeper.campaign_token TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.campaign_progress TO tokenkeeper_daemon;
-GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.background_send, tokenkeeper.sending_daemon TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.background_send, tokenkeeper.crowded_token, tokenkeeper.sending_daemon TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppressed_send, tokenkeeper.failed_send TO tokenkeeper_daemon;
 GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT UPDATE (failed_at) ON tokenkeeper.failed_send TO tokenkeeper_daemon;
@@ -256,6 +256,7 @@ GRANT SELECT ON tokenkeeper.paused_topic TO tokenkeeper_daemon;
 GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON tokenkeeper.send_result TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz),
+    tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]),
     tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]),
     tokenkeeper.campaigns_due(),
     tokenkeeper.end_campaigns(),

@@ -288,7 +288,7 @@ BEGIN
     -- Batches first: what leaves them unfinished goes to the outbox. Nobody addresses meanwhile.
     total := tokenkeeper.forget_in_campaigns(keys, asked, who);
 
-    FOR step IN 1..22 LOOP
+    FOR step IN 1..23 LOOP
         CASE step
             -- The outbox before the queue: a response moves from the outbox to the queue while it is recorded. A claimed request is being
             -- sent; its response finds no request and is not kept.
@@ -389,6 +389,8 @@ BEGIN
                 DELETE FROM tokenkeeper.token_event_log AS e WHERE e.user_id = who;
             WHEN 22 THEN
                 DELETE FROM tokenkeeper.token_spelling AS s WHERE s.token_key = ANY (keys);
+            WHEN 23 THEN
+                DELETE FROM tokenkeeper.crowded_token AS c WHERE c.token_key = ANY (keys);
         END CASE;
         GET DIAGNOSTICS part = ROW_COUNT;
         total := total + part;

@@ -45,7 +45,7 @@ BEGIN
                CASE WHEN pg_column_size(p.body) < 2000 THEN p.body::text END AS body_text,
                CASE WHEN p.body IS NULL AND d.payload IS NOT NULL THEN tokenkeeper.payload_fault(d.payload) END AS payload_fault,
                -- If a daemon has deferred the request, scheduled_at is not the sender's.
-               CASE WHEN NOT d.deferred THEN d.scheduled_at END AS asked_for
+               d.deferred, CASE WHEN NOT d.deferred THEN d.scheduled_at END AS asked_for
         FROM due AS d
         -- What all requests of a campaign have in common. OFFSET: by the primary key, and only for those of a campaign.
         LEFT JOIN LATERAL (SELECT a.* FROM tokenkeeper.campaign AS a WHERE a.campaign_id = d.campaign_id OFFSET 0) AS c ON d.campaign_id IS NOT NULL
@@ -53,6 +53,10 @@ BEGIN
     ), judged AS MATERIALIZED (
         SELECT u.request_id, u.environment, u.topic, u.scheduled_at, u.apns_id, u.queued_at, u.key, u.kind, u.body_text,
                u.priority, u.expiration, u.collapse_id, u.campaign_id, u.campaign_number,
+               -- Others wait for this token, and this request came later.
+               NOT u.deferred AND (
+                   SELECT c.next_at > now() FROM tokenkeeper.crowded_token AS c
+                   WHERE c.topic = the_topic AND c.environment = the_environment AND c.token_key = u.key) IS TRUE AS is_late,
                l.state, l.reason, l.invalidated_at, CASE
                    WHEN u.interruptions >= 2 THEN 'it was interrupted twice while it was being sent; it may have been delivered'
                    WHEN u.interruptions >= 1 AND u.expiration = 'epoch' THEN 'it was interrupted while it was being sent, and its expiration allows only one attempt'
@@ -76,7 +80,7 @@ BEGIN
         SELECT j.*, a_background IS NOT NULL AND j.kind = 'background' AND j.fault IS NULL AND j.state IS NULL AS is_limited FROM judged AS j
     ), ordered AS MATERIALIZED (
         -- device numbers the devices that have a limit, from 1, in the order of their keys.
-        SELECT j.*, row_number() OVER (PARTITION BY j.key ORDER BY j.request_id) > 5 AS crowded,
+        SELECT j.*, j.is_late OR row_number() OVER (PARTITION BY j.key ORDER BY j.request_id) > 5 AS crowded,
                dense_rank() OVER (PARTITION BY j.is_limited ORDER BY j.key) AS device,
                row_number() OVER (PARTITION BY j.key, j.is_limited ORDER BY j.request_id) AS place,
                row_number() OVER (PARTITION BY j.key, j.is_limited ORDER BY j.request_id DESC) = 1 AS newest
@@ -152,9 +156,19 @@ BEGIN
         UPDATE tokenkeeper.send_request AS r
         SET postponed = true, deferred = true, scheduled_at = f.earliest + interval '1 hour'
         FROM fated AS f WHERE f.fate = 'postponed' AND r.request_id = f.request_id
+    ), slots AS (
+        -- Of many requests for one token, 50 per second are due, from a second on. So each is moved once, however many there are.
+        INSERT INTO tokenkeeper.crowded_token AS c (environment, topic, token_key, next_at)
+        SELECT the_environment, the_topic, f.key, now() + interval '1 second' + count(*) * interval '20 ms'
+        FROM fated AS f WHERE f.fate = 'behind' GROUP BY f.key ORDER BY f.key
+        ON CONFLICT ON CONSTRAINT crowded_token_pkey DO UPDATE
+        SET next_at = excluded.next_at + greatest(c.next_at - (now() + interval '1 second'), interval '0')
+        RETURNING c.token_key, c.next_at
     ), behind AS (
-        UPDATE tokenkeeper.send_request AS r SET deferred = true, scheduled_at = now() + interval '1 second'
-        FROM fated AS f WHERE f.fate = 'behind' AND r.request_id = f.request_id
+        UPDATE tokenkeeper.send_request AS r SET deferred = true, scheduled_at = n.scheduled_at
+        FROM (SELECT f.request_id, s.next_at - row_number() OVER (PARTITION BY f.key ORDER BY f.request_id DESC) * interval '20 ms' AS scheduled_at
+              FROM fated AS f JOIN slots AS s ON s.token_key = f.key WHERE f.fate = 'behind') AS n
+        WHERE r.request_id = n.request_id
     ), claimed AS (
         UPDATE tokenkeeper.send_request AS r
         SET claimed_by = the_daemon, first_sent_at = coalesce(r.first_sent_at, now()), postponed = false,
@@ -181,3 +195,33 @@ COMMENT ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, intege
     'it cannot be sent); delayed (too many for one token, or beyond its device''s share of background pushes); or overtaken: a postponed background push '
     'that was not due, moved to suppressed_send because a newer one waits. Only claimed rows have values beyond due_at, and overtaken rows have no due_at.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.claim_topics(
+    environments text[], topics text[], daemon_id text, max_rows integer[], background_per_hour integer, due_since timestamptz[])
+RETURNS TABLE (environment text, topic text, outcome text, request_id bigint, due_at timestamptz, token_key bytea, payload text, push_type text,
+               priority integer, expiration bigint, collapse_id text, apns_id text, attempts integer, first_sent_at timestamptz)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    scope record;
+BEGIN
+    -- In one order, so that two daemons that wait for each other's counts never deadlock.
+    FOR scope IN
+        SELECT s.environment, s.topic, s.max_rows, s.due_since
+        FROM unnest(claim_topics.environments, claim_topics.topics, claim_topics.max_rows, claim_topics.due_since)
+            AS s (environment, topic, max_rows, due_since)
+        ORDER BY s.topic COLLATE "C", s.environment COLLATE "C"
+    LOOP
+        RETURN QUERY
+            SELECT scope.environment, scope.topic, c.*
+            FROM tokenkeeper.claim_requests(scope.environment, scope.topic, claim_topics.daemon_id, scope.max_rows,
+                                            claim_topics.background_per_hour, scope.due_since) AS c;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]) IS
+    'claim_requests for many topics, each with its own max_rows and due_since, in one transaction: with thousands of topics, a transaction for each would cost more than '
+    'the requests.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]) FROM PUBLIC;

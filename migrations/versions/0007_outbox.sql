@@ -156,6 +156,18 @@ COMMENT ON TABLE tokenkeeper.background_send IS
     'The background pushes sent to each device within the last hour. Apple throttles more than a few. Swept after that hour.';
 COMMENT ON COLUMN tokenkeeper.background_send.room IS 'How many more the device could get when the latest claim looked.';
 
+CREATE TABLE tokenkeeper.crowded_token (
+    environment text COLLATE "C" NOT NULL,
+    topic       text COLLATE "C" NOT NULL,
+    token_key   bytea NOT NULL,
+    next_at     timestamptz NOT NULL,
+    PRIMARY KEY (topic, environment, token_key)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE tokenkeeper.crowded_token IS
+    'Tokens for which more than five requests were due at once. The others are due later, one after the other, so that they do not hold up other tokens. '
+    'Swept an hour after the last of them.';
+COMMENT ON COLUMN tokenkeeper.crowded_token.next_at IS 'After the last request that waits. Until then, each new one waits behind it.';
+
 CREATE TABLE tokenkeeper.sending_daemon (
     daemon_id     text COLLATE "C" PRIMARY KEY,
     process_scope text NOT NULL,

@@ -113,6 +113,7 @@ extension Sweep {
             // No window of the guard reaches further back than two days; a backlog may.
             ("tokenkeeper.topic_guard_count", "r.bucket < now() - $1 * interval '1 microsecond'", .seconds(8 * 86_400)),
             ("tokenkeeper.background_send", "r.latest_at < now() - $1 * interval '1 microsecond'", .seconds(3600)),
+            ("tokenkeeper.crowded_token", "r.next_at < now() - $1 * interval '1 microsecond'", .seconds(3600)),
             ("tokenkeeper.crowded_device", "r.named_at < now() - $1 * interval '1 microsecond'", .seconds(30 * 86_400)),
             // As long as a token is suppressed, its suspects can be undone.
             (
