@@ -137,6 +137,10 @@ BEGIN
     WHERE t.campaign_id IN (SELECT c.campaign_id FROM tokenkeeper.campaign AS c WHERE c.audience_kind = 'tokens')
       AND tokenkeeper.token_key(t.token) = ANY (keys);
     GET DIAGNOSTICS total = ROW_COUNT;
+    -- Campaigns before batches, as everywhere: those that this transaction changes, here or at its end.
+    PERFORM FROM tokenkeeper.campaign AS c
+    WHERE c.addressed_to = ANY (keys) OR (c.audience_kind = 'device' AND c.audience = device) OR (c.audience_kind = 'user' AND c.audience = who)
+    ORDER BY c.campaign_id FOR NO KEY UPDATE;
     -- A campaign to that device or user alone: its content is about the person.
     UPDATE tokenkeeper.campaign AS c SET audience = NULL, name = NULL, payload = '{}', collapse_id = NULL
     WHERE (c.audience_kind = 'device' AND c.audience = device) OR (c.audience_kind = 'user' AND c.audience = who);

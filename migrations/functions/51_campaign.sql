@@ -282,29 +282,33 @@ SET enable_seqscan = off
 AS $$
 DECLARE
     c tokenkeeper.campaign := tokenkeeper.lock_campaign(cancel_campaign.campaign_id);
-    ended_now bigint;
+    in_batches bigint;
+    singles bigint;
 BEGIN
     IF c.state NOT IN ('waiting', 'running', 'paused') THEN
         RETURN false;
     END IF;
     UPDATE tokenkeeper.campaign AS p SET state = 'cancelled', is_addressed = true WHERE p.campaign_id = c.campaign_id;
     -- What waits. What a daemon has claimed ends when the daemon has noticed: see finish_campaign_requests.
+    -- Batches before single requests, as in erase.
     WITH gone AS (
         DELETE FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id AND b.claimed_by IS NULL
         RETURNING b.batch, ARRAY(SELECT o::smallint FROM generate_series(1, b.requests) AS o WHERE get_bit(b.ended, o) = 0) AS ordinals
-    ), singles AS (
+    ), ended AS (
+        INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
+        SELECT c.campaign_id, g.batch, cardinality(g.ordinals), 'cancelled', g.ordinals FROM gone AS g
+    )
+    SELECT coalesce(sum(cardinality(g.ordinals)), 0) INTO in_batches FROM gone AS g;
+    WITH gone AS (
         DELETE FROM tokenkeeper.send_request AS r WHERE r.campaign_id = c.campaign_id AND r.claimed_by IS NULL
         RETURNING r.campaign_number
     ), ended AS (
         INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
-        SELECT c.campaign_id, g.batch, cardinality(g.ordinals), 'cancelled', g.ordinals FROM gone AS g
-        UNION ALL
-        SELECT c.campaign_id, s.campaign_number >> 9, count(*), 'cancelled', array_agg((s.campaign_number & 511)::smallint)
-        FROM singles AS s GROUP BY s.campaign_number >> 9
-        RETURNING campaign_ending.requests
+        SELECT c.campaign_id, g.campaign_number >> 9, count(*), 'cancelled', array_agg((g.campaign_number & 511)::smallint)
+        FROM gone AS g GROUP BY g.campaign_number >> 9
     )
-    SELECT sum(e.requests) INTO ended_now FROM ended AS e;
-    PERFORM tokenkeeper.note_campaign('campaign_cancelled', c, coalesce(ended_now, 0));
+    SELECT count(*) INTO singles FROM gone AS g;
+    PERFORM tokenkeeper.note_campaign('campaign_cancelled', c, in_batches + singles);
     RETURN true;
 END
 $$;

@@ -191,9 +191,9 @@ BEGIN
     ELSE
         condition := tokenkeeper.audience_condition(c.audience_kind, c.audience, observes);
         IF c.started_at IS NULL THEN
-            c.expected := CASE WHEN c.audience_kind IN ('device', 'user') THEN 0 ELSE tokenkeeper.estimated_audience(of_topic, condition) END;
+            c.expected := CASE WHEN c.audience_kind IN ('everyone', 'tags') THEN tokenkeeper.estimated_audience(of_topic, condition) END;
         END IF;
-        IF c.started_at IS NULL AND c.audience_kind <> 'everyone' AND c.expected <= 50000 THEN
+        IF c.started_at IS NULL AND c.audience_kind <> 'everyone' AND coalesce(c.expected, 0) <= 50000 THEN
             -- A few of many: by the index on tags, devices or users, which is not in the order of keys. So all of them at once.
             EXECUTE format('SELECT array_agg(k.token_key ORDER BY k.token_key) FROM (SELECT l.token_key FROM tokenkeeper.ledger AS l '
                            'WHERE l.topic_id %s = $1 AND %s LIMIT 200000) AS k',

@@ -153,6 +153,14 @@ BEGIN
     IF NOT FOUND OR room < 1 THEN
         RETURN;
     END IF;
+    IF c.push_type = 'background' THEN
+        -- Some may move to send_request: not while the campaign is paused or cancelled. Before the batches, as everywhere.
+        PERFORM FROM tokenkeeper.campaign AS a WHERE a.campaign_id = c.campaign_id FOR KEY SHARE;
+        PERFORM FROM tokenkeeper.campaign AS a WHERE a.campaign_id = c.campaign_id AND a.state = 'running';
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
     size := CASE WHEN c.max_per_second IS NULL THEN 500 ELSE least(500, greatest(c.max_per_second / 20, 1)) END;
     IF c.max_per_second IS NOT NULL THEN
         -- The daemons share the rate by this row. Who comes up to 200 ms late may catch up, and a claim reaches up to 50 ms ahead, since

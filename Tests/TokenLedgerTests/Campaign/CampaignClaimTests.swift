@@ -40,7 +40,6 @@ import Testing
         #expect(try stage.claim(campaign, most: 12).isEmpty, "50 in the first batch")
         #expect(try stage.claim(campaign, most: 13).count == 50)
         #expect(try stage.claim(campaign, most: 999).count == 500)
-        #expect(try stage.claim(campaign, most: 1000).count == 950 || true)
     }
 
     @Test func `the gate is asked again, and what it refuses ends as suppressed`() throws {
@@ -304,7 +303,7 @@ import Testing
         }
         #expect(
             try stage.progress(first)
-                == "1000|995|0|0|0|0|0|0|5".replacing("995", with: "994").replacing("|5", with: "|6"))
+                == "1000|994|0|0|0|0|0|0|6")
         #expect(try stage.progress(second) == "1500|1494|1|0|0|0|0|0|5")
         #expect(try stage.finish([.accepted(claimed[1]!), .accepted(claimed[1000]!)]) == 0, "the response is not kept")
         try stage.addressAll(first)
@@ -330,17 +329,21 @@ import Testing
     @Test func `forget waits for addressing, and addressing for forget`() throws {
         let stage = try CampaignStage(tokens: 3)
         let campaign = try stage.enqueue()
-        var addressing = try stage.database.connect(user: "a_daemon")
-        try addressing.execute("BEGIN; SELECT tokenkeeper.address_campaign(\(campaign), 'd', 100)")
         let failures = Failures()
+        let isAddressing = DispatchSemaphore(value: 0)
         atOnce(2) { worker in
             do {
                 if worker == 0 {
+                    isAddressing.wait()
                     try stage.database.psql("SELECT tokenkeeper.forget('\(CampaignStage.token(2))')", user: "a_app")
                 } else {
-                    var watching = try stage.database.connect()
+                    defer { isAddressing.signal() }
+                    var addressing = try stage.database.connect(user: "a_daemon")
+                    try addressing.execute("BEGIN")
+                    try addressing.execute("SELECT tokenkeeper.address_campaign(\(campaign), 'd', 100)")
+                    isAddressing.signal()
                     // Until forget waits for the lock.
-                    while try watching.scalar(
+                    while try stage.database.psql(
                         "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'tokenkeeper.lock_erasure'::regclass"
                     ) == "0" {}
                     try addressing.execute("COMMIT")

@@ -324,7 +324,7 @@ import Testing
             try stage.database.psql("SELECT tokenkeeper.resume_campaign(\(campaign))", user: "a_sender")
         }
         for daemon in ["a", "b", "c"] {
-            try stage.takeOver(daemon, sent: [])
+            _ = try stage.takeOver(daemon, sent: [])
             try stage.finishSingle(singles.filter { $0.value.holder == daemon }.keys.map { .returned($0) }, by: daemon)
         }
         for campaign in campaigns {
