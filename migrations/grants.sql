@@ -194,8 +194,9 @@ GRANT EXECUTE ON FUNCTION
     TO tokenkeeper_operator;
 GRANT DELETE ON tokenkeeper.send_request, tokenkeeper.failed_send TO tokenkeeper_operator;
 GRANT INSERT (environment, topic, gate, suppressed_retention, dormant_after, guard_allowance, guard_max_share, prune_allowance, prune_max_share,
-              background_per_hour),
-    UPDATE (gate, suppressed_retention, dormant_after, guard_allowance, guard_max_share, prune_allowance, prune_max_share, background_per_hour)
+              background_per_hour, max_per_second, alerts_per_day, confirm_share),
+    UPDATE (gate, suppressed_retention, dormant_after, guard_allowance, guard_max_share, prune_allowance, prune_max_share, background_per_hour,
+            max_per_second, alerts_per_day, confirm_share)
     ON tokenkeeper.topic_policy TO tokenkeeper_operator;
 GRANT DELETE, UPDATE (environment, topic, token, status, body, sent_at) ON tokenkeeper.rejected_result TO tokenkeeper_operator;
 GRANT SELECT ON tokenkeeper.rejected_registration TO tokenkeeper_reader, tokenkeeper_operator;
@@ -249,6 +250,14 @@ GRANT SELECT, INSERT, DELETE ON tokenkeeper.campaign_ending TO tokenkeeper_daemo
 GRANT SELECT, DELETE ON tokenkeeper.campaign_token TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.campaign_progress TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.background_send, tokenkeeper.crowded_token, tokenkeeper.sending_daemon TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_rate TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.alert_send TO tokenkeeper_daemon;
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.topic_allowance(integer, integer),
+    tokenkeeper.spend_topic_rate(integer, integer),
+    tokenkeeper.topic_due_at(integer),
+    tokenkeeper.note_alerts(integer, bytea[])
+    TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppressed_send, tokenkeeper.failed_send TO tokenkeeper_daemon;
 GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT UPDATE (failed_at) ON tokenkeeper.failed_send TO tokenkeeper_daemon;

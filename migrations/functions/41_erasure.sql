@@ -316,6 +316,9 @@ BEGIN
                 DELETE FROM tokenkeeper.failed_send AS f WHERE tokenkeeper.mentions(f.token, NULL, NULL, hex, base64);
             WHEN 4 THEN
                 DELETE FROM tokenkeeper.background_send AS b WHERE b.token_key = ANY (keys);
+                DELETE FROM tokenkeeper.alert_send AS a
+                USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
+                WHERE a.topic_id = t.topic_id AND a.token_key = k.token_key;
             WHEN 5 THEN
                 DELETE FROM tokenkeeper.send_result AS r
                 WHERE CASE WHEN tokenkeeper.token_key(r.token) = ANY (keys) THEN true

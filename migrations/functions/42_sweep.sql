@@ -148,7 +148,7 @@ BEGIN
         JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'topic_id' AND a.atttypid = 'integer'::regtype
         WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
           AND c.relname NOT IN ('topic', 'topic_prune', 'topic_guard', 'token_count', 'token_count_part', 'token_count_progress', 'token_event_log',
-                                'crowded_device', 'stale_count', 'stale_wave')
+                                'crowded_device', 'stale_count', 'stale_wave', 'topic_rate')
         ORDER BY c.relname <> 'ledger', c.relname
     LOOP
         EXIT WHEN unused IS NULL;
@@ -196,6 +196,7 @@ BEGIN
         DELETE FROM tokenkeeper.stale_count AS c WHERE c.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.stale_wave AS w WHERE w.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.topic_prune AS p WHERE p.topic_id = ANY (unused);
+        DELETE FROM tokenkeeper.topic_rate AS r WHERE r.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.topic AS t WHERE t.topic_id = ANY (unused);
         GET DIAGNOSTICS reaped = ROW_COUNT;
     END IF;

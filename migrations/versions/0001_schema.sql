@@ -58,6 +58,9 @@ CREATE TABLE tokenkeeper.topic (
     prune_allowance      bigint CHECK (prune_allowance >= 0),
     prune_max_share      numeric CHECK (prune_max_share BETWEEN 0 AND 1),
     background_per_hour  integer CHECK (background_per_hour >= 0),
+    max_per_second       integer CHECK (max_per_second > 0),
+    alerts_per_day       integer CHECK (alerts_per_day >= 0),
+    confirm_share        numeric CHECK (confirm_share BETWEEN 0 AND 1),
     UNIQUE (topic, environment)
 );
 COMMENT ON TABLE tokenkeeper.topic IS

@@ -2,7 +2,7 @@
 
 CREATE OR REPLACE VIEW tokenkeeper.topic_policy AS
 SELECT t.environment, t.topic, t.gate, t.suppressed_retention, t.dormant_after, t.guard_allowance, t.guard_max_share,
-       t.prune_allowance, t.prune_max_share, t.first_seen, t.background_per_hour
+       t.prune_allowance, t.prune_max_share, t.first_seen, t.background_per_hour, t.max_per_second, t.alerts_per_day, t.confirm_share
 FROM tokenkeeper.topic AS t;
 ALTER VIEW tokenkeeper.topic_policy ALTER COLUMN environment SET DEFAULT 'production';
 COMMENT ON VIEW tokenkeeper.topic_policy IS
@@ -26,6 +26,12 @@ COMMENT ON COLUMN tokenkeeper.topic_policy.prune_max_share IS
     'A sweep refuses to prune more than this share of the topic''s tokens: 0.1 is 10 percent, 1 is no limit; default sweep.max_prune_share.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.background_per_hour IS
     'How many background pushes a device may get within an hour, 0 for no limit; default send.background_per_hour.';
+COMMENT ON COLUMN tokenkeeper.topic_policy.max_per_second IS
+    'How many requests of the topic all daemons together send within a second, campaigns and single requests; default no limit.';
+COMMENT ON COLUMN tokenkeeper.topic_policy.alerts_per_day IS
+    'How many alerts a device may get within a day (UTC), from campaigns and single requests; what exceeds it goes to suppressed_send. 0 or null for no limit.';
+COMMENT ON COLUMN tokenkeeper.topic_policy.confirm_share IS
+    'enqueue needs confirm => true for an audience of more than this share of the active tokens, and more than 50: 0.5 is 50 percent, 1 never; default never.';
 
 CREATE OR REPLACE VIEW tokenkeeper.guard AS
 SELECT t.environment, t.topic, g.tripped_at IS NOT NULL AS tripped, g.tripped_at, g.tokens, g.active, g.max_tokens, g.undo_since,

@@ -99,7 +99,7 @@ public final class TopicLabels: Sendable {
                 ) AS r USING (topic_id)
                 WHERE t.topic <> ALL ($1) AND (r.topic_id IS NOT NULL OR num_nonnulls(
                     t.gate, t.suppressed_retention, t.dormant_after, t.guard_allowance, t.guard_max_share, t.prune_allowance,
-                    t.prune_max_share, t.background_per_hour) > 0)
+                    t.prune_max_share, t.background_per_hour, t.max_per_second, t.alerts_per_day, t.confirm_share) > 0)
                 GROUP BY t.topic ORDER BY sum(r.tokens) DESC NULLS LAST, t.topic LIMIT $2
                 """, [.texts(Array(known)), .int4(Int32(most))]
             ).values()

@@ -114,6 +114,7 @@ extension Sweep {
             ("tokenkeeper.topic_guard_count", "r.bucket < now() - $1 * interval '1 microsecond'", .seconds(8 * 86_400)),
             ("tokenkeeper.background_send", "r.latest_at < now() - $1 * interval '1 microsecond'", .seconds(3600)),
             ("tokenkeeper.crowded_token", "r.next_at < now() - $1 * interval '1 microsecond'", .seconds(3600)),
+            ("tokenkeeper.alert_send", "r.day < now() - $1 * interval '1 microsecond'", .seconds(2 * 86_400)),
             ("tokenkeeper.crowded_device", "r.named_at < now() - $1 * interval '1 microsecond'", .seconds(30 * 86_400)),
             // As long as a token is suppressed, its suspects can be undone.
             (

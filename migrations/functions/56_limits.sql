@@ -1,0 +1,163 @@
+-- The limits of topic_policy: the rate of a topic, alerts per device and day, and the share of a topic that needs a confirmation.
+--
+-- A claim calls each function once for its whole set. A topic without the policy costs one look at its row.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.topic_allowance(of_topic integer, wanted integer) RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    per_second integer := (SELECT t.max_per_second FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic);
+    next_at timestamptz;
+    at timestamptz;
+BEGIN
+    IF per_second IS NULL THEN
+        RETURN wanted;
+    END IF;
+    INSERT INTO tokenkeeper.topic_rate (topic_id, next_send_at) VALUES (of_topic, '-infinity') ON CONFLICT DO NOTHING;
+    SELECT r.next_send_at INTO next_at FROM tokenkeeper.topic_rate AS r WHERE r.topic_id = of_topic FOR UPDATE;
+    -- After the wait for the lock.
+    at := clock_timestamp();
+    next_at := greatest(next_at, at - interval '250 milliseconds');
+    IF next_at > at THEN
+        RETURN 0;
+    END IF;
+    RETURN least(wanted, greatest(floor(extract(epoch FROM at - next_at) * per_second), 1));
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.topic_allowance(integer, integer) IS
+    'How many requests of a topic may be claimed now, at most as many as wanted; 0 if none. What was not claimed within the last 250 ms is lost, so that '
+    'no burst follows a pause. Keeps other claims of the topic waiting until the transaction ends. Call spend_topic_rate afterwards.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.topic_allowance(integer, integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.spend_topic_rate(of_topic integer, requests integer) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    per_second integer := (SELECT t.max_per_second FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic);
+BEGIN
+    IF per_second IS NULL OR requests <= 0 THEN
+        RETURN;
+    END IF;
+    UPDATE tokenkeeper.topic_rate AS r
+    SET next_send_at = greatest(r.next_send_at, clock_timestamp() - interval '250 milliseconds') + requests * interval '1 second' / per_second
+    WHERE r.topic_id = of_topic;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.spend_topic_rate(integer, integer) IS
+    'Counts requests that were claimed against the rate of their topic. They may be more than topic_allowance allowed, as a batch is: then the next claim '
+    'waits for longer.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.spend_topic_rate(integer, integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.topic_due_at(of_topic integer) RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+RETURN (SELECT r.next_send_at FROM tokenkeeper.topic AS t JOIN tokenkeeper.topic_rate AS r ON r.topic_id = t.topic_id
+        WHERE t.topic_id = of_topic AND t.max_per_second IS NOT NULL);
+COMMENT ON FUNCTION tokenkeeper.topic_due_at(integer) IS
+    'When the rate of a topic allows the next claim; null if it has no rate, or has not sent yet.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.topic_due_at(integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.note_alerts(of_topic integer, keys bytea[]) RETURNS SETOF bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+-- A claim turns it off for itself.
+SET enable_hashjoin = on
+AS $$
+DECLARE
+    most integer := (SELECT t.alerts_per_day FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic);
+    today date := (now() AT TIME ZONE 'UTC')::date;
+BEGIN
+    IF coalesce(most, 0) = 0 THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH asked AS MATERIALIZED (
+        SELECT k.key, k.position, row_number() OVER (PARTITION BY k.key ORDER BY k.position) AS place
+        FROM unnest(note_alerts.keys) WITH ORDINALITY AS k (key, position) WHERE k.key IS NOT NULL
+    ), noted AS (
+        -- In the order of keys, so that two claims never deadlock.
+        INSERT INTO tokenkeeper.alert_send AS a (topic_id, token_key, day, alerts, room)
+        SELECT of_topic, s.key, today, least(count(*), most), most FROM asked AS s GROUP BY s.key ORDER BY s.key
+        ON CONFLICT ON CONSTRAINT alert_send_pkey DO UPDATE
+        SET (day, alerts, room) = (
+            SELECT greatest(a.day, excluded.day), n.alerts + least(excluded.alerts, greatest(most - n.alerts, 0)), greatest(most - n.alerts, 0)
+            FROM (SELECT CASE WHEN a.day >= excluded.day THEN a.alerts ELSE 0 END AS alerts) AS n)
+        RETURNING a.token_key, a.room
+    )
+    SELECT s.position FROM asked AS s JOIN noted AS n ON n.token_key = s.key WHERE s.place > n.room ORDER BY 1;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.note_alerts(integer, bytea[]) IS
+    'Counts an alert for each of these devices of a topic with alerts_per_day, and returns the positions, from 1, of those that have had their share of '
+    'this day (UTC). A key may occur more than once. Call it once for each request: a repetition would count twice.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.note_alerts(integer, bytea[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.confirmation_fault(of_topic integer, tags text, everyone boolean, tokens bigint) RETURNS text
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    the_topic tokenkeeper.topic;
+    of_ledger float8;
+    active float8;
+    found float8;
+    most float8;
+    percent float8;
+    sampled constant float8 := 50000;
+BEGIN
+    SELECT t.* INTO the_topic FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
+    IF the_topic.confirm_share IS NULL THEN
+        RETURN NULL;
+    END IF;
+    -- The same count, and for as long, as the mass-failure guard trusts.
+    SELECT sum(c.tokens) INTO active FROM tokenkeeper.token_count AS c
+    WHERE c.topic_id = of_topic AND c.state = 'active' AND c.counted_at > clock_timestamp() - interval '1 day';
+    IF active IS NULL THEN
+        SELECT count(*) INTO active FROM tokenkeeper.ledger AS l
+        WHERE l.topic_id = of_topic AND NOT l.suppressed AND l.registered_at > '-infinity';
+    END IF;
+    most := greatest(floor(active * the_topic.confirm_share), 50);
+    IF everyone THEN
+        -- Not from the count, which may be older than a large import.
+        SELECT count(*) INTO found FROM (
+            SELECT FROM tokenkeeper.ledger AS l
+            WHERE l.topic_id = of_topic AND NOT l.suppressed AND l.registered_at > '-infinity' LIMIT 51) AS l;
+        IF found <= 50 OR the_topic.confirm_share = 1 THEN
+            RETURN NULL;
+        END IF;
+        percent := 100;
+    ELSIF tags IS NOT NULL THEN
+        SELECT greatest(c.reltuples, 0) INTO of_ledger FROM pg_catalog.pg_class AS c WHERE c.oid = 'tokenkeeper.ledger'::regclass;
+        IF active * active > 2 * sampled * of_ledger THEN
+            -- Cheaper than to read half of the topic, and close enough.
+            EXECUTE $statement$
+                SELECT count(*) FILTER (WHERE tokenkeeper.tag_vector(l.tags) @@ tokenkeeper.tag_query($2)) * 100.0 / nullif(count(*), 0)
+                FROM tokenkeeper.ledger AS l TABLESAMPLE SYSTEM ($3)
+                WHERE l.topic_id = $1 AND NOT l.suppressed AND l.registered_at > '-infinity'
+                $statement$ INTO percent USING of_topic, tags, least(100 * sampled / active, 100);
+        ELSE
+            EXECUTE $statement$
+                SELECT count(*) FROM (
+                    SELECT FROM tokenkeeper.ledger AS l
+                    WHERE l.topic_id = $1 AND NOT l.suppressed AND l.registered_at > '-infinity'
+                      AND tokenkeeper.tag_vector(l.tags) @@ tokenkeeper.tag_query($2)) AS l
+                $statement$ INTO found USING of_topic, tags;
+            percent := CASE WHEN found > most THEN least(100 * found / greatest(active, 1), 100) ELSE 0 END;
+        END IF;
+    ELSE
+        percent := CASE WHEN tokens > most THEN least(100 * tokens / greatest(active, 1), 100) ELSE 0 END;
+    END IF;
+    IF percent IS NULL OR percent <= 100 * the_topic.confirm_share THEN
+        RETURN NULL;
+    END IF;
+    RETURN format('the audience is about %s %% of the tokens of %s (%s), and more than %s %% need confirm => true', round(percent),
+                  the_topic.topic, the_topic.environment, trim_scale(100 * the_topic.confirm_share));
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.confirmation_fault(integer, text, boolean, bigint) IS
+    'Why enqueue refuses an audience without confirm => true: it is more than 50 tokens and more than confirm_share of the active tokens of the topic; null '
+    'if it does not. tokens is the length of a list. The share of a tag expression among 300,000 tokens or more may be estimated from a sample. Raises 22023 '
+    'for an invalid tag expression.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.confirmation_fault(integer, text, boolean, bigint) FROM PUBLIC;
