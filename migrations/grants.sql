@@ -62,7 +62,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.delivery(uuid)
     TO tokenkeeper_sender;
 GRANT INSERT (campaign_id, token) ON tokenkeeper.campaign_token TO tokenkeeper_sender;
-GRANT SELECT ON tokenkeeper.campaign_progress TO tokenkeeper_sender;
+GRANT SELECT ON tokenkeeper.campaign_progress, tokenkeeper.campaign_wait TO tokenkeeper_sender;
 
 -- Applications register and unregister tokens, and forget a person.
 GRANT EXECUTE ON FUNCTION
@@ -135,7 +135,7 @@ GRANT SELECT ON
     tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.held_registration, tokenkeeper.guard, tokenkeeper.reinstatement,
     tokenkeeper.stale_share, tokenkeeper.topic_policy, tokenkeeper.operation, tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.status,
     tokenkeeper.migration, tokenkeeper.repeatable, tokenkeeper.send_request, tokenkeeper.suppressed_send, tokenkeeper.failed_send, tokenkeeper.paused_topic,
-    tokenkeeper.sending_daemon, tokenkeeper.token_count_hour, tokenkeeper.campaign, tokenkeeper.campaign_progress
+    tokenkeeper.sending_daemon, tokenkeeper.token_count_hour, tokenkeeper.campaign, tokenkeeper.campaign_progress, tokenkeeper.campaign_wait
     TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT SELECT ON tokenkeeper.daemon TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION
@@ -168,6 +168,11 @@ GRANT SELECT (run_id, trigger, dry_run, forced, requested_at, started_at, heartb
 GRANT SELECT (run_id, environment, topic, cause, tokens, pruned, refused, of_tokens, max_tokens) ON tokenkeeper.sweep_topic TO tokenkeeper_monitor;
 GRANT SELECT (request_id, queued_at) ON tokenkeeper.send_request TO tokenkeeper_monitor;
 GRANT SELECT (failed_id, failed_at) ON tokenkeeper.failed_send TO tokenkeeper_monitor;
+GRANT SELECT (campaign_id, environment, topic, state, addressed, waiting, accepted, stale, suspect, suppressed, failed, cancelled, forgotten, created_at,
+              started_at, ended_at, scheduled_at, max_per_second)
+    ON tokenkeeper.campaign_progress TO tokenkeeper_monitor;
+GRANT SELECT (campaign_id, environment, topic, state) ON tokenkeeper.campaign TO tokenkeeper_monitor;
+GRANT SELECT (campaign_id, needs_help, due_at) ON tokenkeeper.campaign_wait TO tokenkeeper_monitor;
 GRANT SELECT (held_id, held_at) ON tokenkeeper.held_result, tokenkeeper.held_registration TO tokenkeeper_monitor;
 GRANT SELECT (rejected_id, rejected_at) ON tokenkeeper.rejected_result, tokenkeeper.rejected_registration TO tokenkeeper_monitor;
 
@@ -248,15 +253,15 @@ GRANT SELECT, UPDATE, DELETE ON tokenkeeper.campaign TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.campaign_batch TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.campaign_ending TO tokenkeeper_daemon;
 GRANT SELECT, DELETE ON tokenkeeper.campaign_token TO tokenkeeper_daemon;
-GRANT SELECT ON tokenkeeper.campaign_progress TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.campaign_progress, tokenkeeper.campaign_wait TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.background_send, tokenkeeper.crowded_token, tokenkeeper.sending_daemon TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_rate TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.alert_send TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.topic_allowance(integer, integer),
     tokenkeeper.spend_topic_rate(integer, integer),
-    tokenkeeper.topic_due_at(integer),
-    tokenkeeper.note_alerts(integer, bytea[])
+    tokenkeeper.note_alerts(integer, bytea[]),
+    tokenkeeper.count_alerts(tokenkeeper.campaign, integer, bigint[], bytea[])
     TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppressed_send, tokenkeeper.failed_send TO tokenkeeper_daemon;
 GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.

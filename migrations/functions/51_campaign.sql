@@ -98,6 +98,7 @@ DECLARE
     creator text COLLATE "C" := session_user;
     asked record;
     hash bytea;
+    of_topic integer;
     the_id bigint;
     known bytea;
 BEGIN
@@ -133,7 +134,12 @@ BEGIN
         WHERE c.created_by = creator AND c.idempotency_key = enqueue.idempotency_key COLLATE "C";
     END IF;
     IF the_id IS NULL THEN
-        PERFORM tokenkeeper.known_topic(the_topic, env);
+        of_topic := tokenkeeper.known_topic(the_topic, env);
+        fault := CASE WHEN enqueue.confirm IS NOT TRUE THEN tokenkeeper.confirmation_fault(
+            of_topic, CASE asked.kind WHEN 'tags' THEN asked.value END, asked.kind = 'everyone', cardinality(asked.tokens)) END;
+        IF fault IS NOT NULL THEN
+            RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value', HINT = 'tokenkeeper.audience_size counts an audience.';
+        END IF;
         INSERT INTO tokenkeeper.campaign AS c (
             name, environment, topic, payload, push_type, priority, expiration, collapse_id, scheduled_at, max_per_second,
             audience_kind, audience, idempotency_key, content_hash)
@@ -163,7 +169,7 @@ COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, t
     'a device or a user; to a list of tokens; or, with everyone => true, to all tokens of the topic. Returns its campaign_id. The daemons address the audience '
     'once the transaction is committed, and send. The same idempotency_key with the same content returns the same campaign_id. Raises 22023 for what APNs '
     'would refuse, for an expiration that has passed or is not later than scheduled_at, for an unknown topic, for none or more than one audience, for an invalid '
-    'tag expression, with the position, for a malformed token, with its position, and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
+    'tag expression, with the position, for a malformed token, with its position, for an audience that needs confirm => true (see topic_policy.confirm_share), and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
     'read committed. A NOTICE says if no running daemon has a credential for the topic.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) FROM PUBLIC;
 

@@ -149,6 +149,7 @@ DECLARE
     is_complete boolean;
     keys bytea[];
     -- With a limit, small batches, so that daemons take turns.
+    per_second integer;
     size integer;
     last_batch integer;
 BEGIN
@@ -165,9 +166,9 @@ BEGIN
     IF c.batches > 0 AND waiting >= address_campaign.ahead THEN
         RETURN 0;
     END IF;
-    size := CASE WHEN c.max_per_second IS NULL THEN 500 ELSE least(500, greatest(c.max_per_second / 20, 1)) END;
-    SELECT t.topic_id, t.gate IS NOT DISTINCT FROM 'observe' INTO of_topic, observes FROM tokenkeeper.topic AS t
-    WHERE t.topic = c.topic AND t.environment = c.environment;
+    SELECT t.topic_id, t.gate IS NOT DISTINCT FROM 'observe', least(c.max_per_second, t.max_per_second) INTO of_topic, observes, per_second
+    FROM (SELECT) AS one LEFT JOIN tokenkeeper.topic AS t ON t.topic = c.topic AND t.environment = c.environment;
+    size := CASE WHEN per_second IS NULL THEN 500 ELSE least(500, greatest(per_second / 20, 1)) END;
 
     IF c.audience_kind = 'tokens' THEN
         -- From addressed_to on, because the index still has entries of deleted rows before it.

@@ -21,10 +21,16 @@ DECLARE
     the_daemon text COLLATE "C" := claim_requests.daemon_id;
     of_topic tokenkeeper.topic;
     a_background integer;
+    room integer;
+    looked_at bigint;
 BEGIN
     SELECT t.* INTO of_topic FROM tokenkeeper.topic AS t
     WHERE t.topic = the_topic AND t.environment = the_environment;
     IF EXISTS (SELECT FROM tokenkeeper.paused_topic AS h WHERE h.topic = the_topic AND h.environment = the_environment) THEN
+        RETURN;
+    END IF;
+    room := tokenkeeper.topic_allowance(of_topic.topic_id, claim_requests.max_rows);
+    IF room < 1 THEN
         RETURN;
     END IF;
     a_background := nullif(coalesce(of_topic.background_per_hour, claim_requests.background_per_hour), 0);
@@ -34,13 +40,13 @@ BEGIN
         WHERE left(coalesce(r.topic, ''), 513) = the_topic AND left(coalesce(r.environment, 'production'), 20) = the_environment
           AND coalesce(r.scheduled_at, r.queued_at) BETWEEN claim_requests.due_since AND now() AND r.claimed_by IS NULL
         ORDER BY coalesce(r.scheduled_at, r.queued_at)
-        LIMIT claim_requests.max_rows
+        LIMIT room
         FOR UPDATE SKIP LOCKED
     ), understood AS MATERIALIZED (
         -- OFFSET: each payload is parsed once. From here on only the text of a small payload is carried along.
         SELECT d.request_id, d.environment, d.topic, d.token, coalesce(d.priority, c.priority) AS priority,
                coalesce(d.expiration, c.expiration) AS expiration, coalesce(d.collapse_id, c.collapse_id) AS collapse_id,
-               d.scheduled_at, d.apns_id, d.queued_at, d.interruptions, d.campaign_id, d.campaign_number,
+               d.scheduled_at, d.apns_id, d.queued_at, d.interruptions, d.campaign_id, d.campaign_number, d.alert_counted,
                tokenkeeper.token_key(d.token) AS key, coalesce(d.push_type, c.push_type, tokenkeeper.push_type_of(p.body, d.topic)) AS kind, p.body,
                CASE WHEN pg_column_size(p.body) < 2000 THEN p.body::text END AS body_text,
                CASE WHEN p.body IS NULL AND d.payload IS NOT NULL THEN tokenkeeper.payload_fault(d.payload) END AS payload_fault,
@@ -52,7 +58,7 @@ BEGIN
         CROSS JOIN LATERAL (SELECT tokenkeeper.parsed_payload(coalesce(d.payload, c.payload)) AS body OFFSET 0) AS p
     ), judged AS MATERIALIZED (
         SELECT u.request_id, u.environment, u.topic, u.scheduled_at, u.apns_id, u.queued_at, u.key, u.kind, u.body_text,
-               u.priority, u.expiration, u.collapse_id, u.campaign_id, u.campaign_number,
+               u.priority, u.expiration, u.collapse_id, u.campaign_id, u.campaign_number, u.alert_counted,
                -- Others wait for this token, and this request came later.
                NOT u.deferred AND (
                    SELECT c.next_at > now() FROM tokenkeeper.crowded_token AS c
@@ -77,7 +83,11 @@ BEGIN
             WHERE l.topic_id = of_topic.topic_id AND l.token_key = u.key AND l.suppressed > false AND of_topic.gate IS DISTINCT FROM 'observe'
             LIMIT 1) AS l ON true
     ), limited AS MATERIALIZED (
-        SELECT j.*, a_background IS NOT NULL AND j.kind = 'background' AND j.fault IS NULL AND j.state IS NULL AS is_limited FROM judged AS j
+        SELECT j.*, a_background IS NOT NULL AND j.kind = 'background' AND j.fault IS NULL AND j.state IS NULL AS is_limited,
+               -- A campaign's request was counted with its batch.
+               of_topic.alerts_per_day > 0 AND j.kind = 'alert' AND j.fault IS NULL AND j.state IS NULL AND NOT j.alert_counted
+                   AND j.campaign_id IS NULL AS is_alert
+        FROM judged AS j
     ), ordered AS MATERIALIZED (
         -- device numbers the devices that have a limit, from 1, in the order of their keys.
         SELECT j.*, j.is_late OR row_number() OVER (PARTITION BY j.key ORDER BY j.request_id) > 5 AS crowded,
@@ -101,13 +111,19 @@ BEGIN
     ), rooms AS MATERIALIZED (
         -- Arrays by device, because a join would be a nested loop.
         SELECT array_agg(n.room ORDER BY n.token_key) AS room, array_agg(n.earliest ORDER BY n.token_key) AS earliest FROM noted AS n
+    ), alerts AS MATERIALIZED (
+        SELECT array_agg(o.request_id ORDER BY o.request_id) AS request_ids, array_agg(o.key ORDER BY o.request_id) AS keys
+        FROM ordered AS o WHERE o.is_alert AND NOT o.crowded
+    ), over_limit AS MATERIALIZED (
+        SELECT array_agg(a.request_ids[n.position]) AS request_ids
+        FROM alerts AS a CROSS JOIN LATERAL tokenkeeper.note_alerts(of_topic.topic_id, a.keys) AS n (position)
     ), shared AS MATERIALIZED (
         -- A device's oldest background pushes are sent, up to its share. Of the excess, only the newest is kept, and it is delayed.
-        SELECT o.*, o.is_limited AND o.place > r.room[o.device] AS too_many, CASE WHEN o.is_limited THEN r.earliest[o.device] END AS earliest
-        FROM ordered AS o CROSS JOIN rooms AS r
+        SELECT o.*, o.is_alert AND o.request_id = ANY (a.request_ids) AS is_over, o.is_limited AND o.place > r.room[o.device] AS too_many, CASE WHEN o.is_limited THEN r.earliest[o.device] END AS earliest
+        FROM ordered AS o CROSS JOIN rooms AS r CROSS JOIN over_limit AS a
     ), fated AS MATERIALIZED (
         SELECT o.*, CASE WHEN o.fault IS NOT NULL THEN 'failed'
-                         WHEN o.state IS NOT NULL OR (o.too_many AND NOT o.newest) THEN 'suppressed'
+                         WHEN o.state IS NOT NULL OR o.is_over OR (o.too_many AND NOT o.newest) THEN 'suppressed'
                          WHEN o.too_many THEN 'postponed'
                          -- A few requests per token are claimed at a time, so that one token with many does not keep the others out.
                          WHEN o.crowded THEN 'behind'
@@ -128,8 +144,9 @@ BEGIN
     ), suppressed AS (
         INSERT INTO tokenkeeper.suppressed_send (environment, topic, token, token_key, state, reason, invalidated_at, push_type, apns_id, request_id,
                                                  queued_at, campaign_id, campaign_number)
-        SELECT the_environment, f.topic, encode(f.key, 'hex'), f.key, coalesce(f.state, 'background'),
-               CASE WHEN f.state IS NULL THEN 'a newer background push waits' ELSE f.reason END, f.invalidated_at, f.kind, f.apns_id, f.request_id,
+        SELECT the_environment, f.topic, encode(f.key, 'hex'), f.key, coalesce(f.state, CASE WHEN f.is_over THEN 'alerts' ELSE 'background' END),
+               CASE WHEN f.state IS NOT NULL THEN f.reason WHEN f.is_over THEN 'its device has had alerts_per_day'
+                    ELSE 'a newer background push waits' END, f.invalidated_at, f.kind, f.apns_id, f.request_id,
                f.queued_at, f.campaign_id, f.campaign_number
         FROM fated AS f WHERE f.fate = 'suppressed'
         UNION ALL
@@ -172,7 +189,7 @@ BEGIN
     ), claimed AS (
         UPDATE tokenkeeper.send_request AS r
         SET claimed_by = the_daemon, first_sent_at = coalesce(r.first_sent_at, now()), postponed = false,
-            apns_id = coalesce(r.apns_id, gen_random_uuid())
+            apns_id = coalesce(r.apns_id, gen_random_uuid()), alert_counted = r.alert_counted OR f.is_alert IS TRUE
         FROM fated AS f WHERE f.fate = 'claimed' AND r.request_id = f.request_id
         RETURNING r.request_id, coalesce(f.scheduled_at, f.queued_at) AS due_at, f.key, coalesce(f.body_text, (
                       SELECT coalesce(r.payload, a.payload)::jsonb::text FROM (SELECT) AS one
@@ -187,13 +204,17 @@ BEGIN
     FROM fated AS f WHERE f.fate <> 'claimed'
     UNION ALL
     SELECT 'overtaken', o.request_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM overtaken AS o;
+    IF of_topic.max_per_second IS NOT NULL THEN
+        GET DIAGNOSTICS looked_at = ROW_COUNT;
+        PERFORM tokenkeeper.spend_topic_rate(of_topic.topic_id, looked_at::integer);
+    END IF;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz) IS
     'Claims requests of a topic that are due since due_since, the oldest first, and asks the gate in the same statement. Returns one row per request: '
-    'claimed, with what is to be sent; suppressed (moved to suppressed_send, because the gate refuses the token); failed (moved to failed_send, because '
+    'claimed, with what is to be sent; suppressed (moved to suppressed_send, because the gate refuses the token, or its device has had alerts_per_day); failed (moved to failed_send, because '
     'it cannot be sent); delayed (too many for one token, or beyond its device''s share of background pushes); or overtaken: a postponed background push '
-    'that was not due, moved to suppressed_send because a newer one waits. Only claimed rows have values beyond due_at, and overtaken rows have no due_at.';
+    'that was not due, moved to suppressed_send because a newer one waits. Claims nothing while max_per_second of the topic does not allow it. Only claimed rows have values beyond due_at, and overtaken rows have no due_at.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.claim_topics(

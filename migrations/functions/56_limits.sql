@@ -50,15 +50,6 @@ COMMENT ON FUNCTION tokenkeeper.spend_topic_rate(integer, integer) IS
     'waits for longer.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.spend_topic_rate(integer, integer) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.topic_due_at(of_topic integer) RETURNS timestamptz
-LANGUAGE sql STABLE PARALLEL SAFE
-SET search_path = pg_catalog, pg_temp
-RETURN (SELECT r.next_send_at FROM tokenkeeper.topic AS t JOIN tokenkeeper.topic_rate AS r ON r.topic_id = t.topic_id
-        WHERE t.topic_id = of_topic AND t.max_per_second IS NOT NULL);
-COMMENT ON FUNCTION tokenkeeper.topic_due_at(integer) IS
-    'When the rate of a topic allows the next claim; null if it has no rate, or has not sent yet.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.topic_due_at(integer) FROM PUBLIC;
-
 CREATE OR REPLACE FUNCTION tokenkeeper.note_alerts(of_topic integer, keys bytea[]) RETURNS SETOF bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -93,6 +84,50 @@ COMMENT ON FUNCTION tokenkeeper.note_alerts(integer, bytea[]) IS
     'Counts an alert for each of these devices of a topic with alerts_per_day, and returns the positions, from 1, of those that have had their share of '
     'this day (UTC). A key may occur more than once. Call it once for each request: a repetition would count twice.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.note_alerts(integer, bytea[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.count_alerts(of_campaign tokenkeeper.campaign, of_topic integer, numbers bigint[], keys bytea[])
+RETURNS TABLE (number bigint, token_key bytea)
+LANGUAGE plpgsql ROWS 500
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    uncounted integer[];
+    asked bigint[];
+    asked_keys bytea[];
+    over_limit bigint[];
+BEGIN
+    -- A batch that a daemon has returned, or left behind, is counted already.
+    WITH counted AS (
+        UPDATE tokenkeeper.campaign_batch AS b SET alerts_counted = true
+        WHERE b.campaign_id = of_campaign.campaign_id AND NOT b.alerts_counted
+          AND b.batch = ANY (ARRAY(SELECT DISTINCT (n >> 9)::integer FROM unnest(numbers) AS n))
+        RETURNING b.batch
+    )
+    SELECT array_agg(c.batch) INTO uncounted FROM counted AS c;
+    SELECT array_agg(n.number), array_agg(n.key) INTO asked, asked_keys
+    FROM unnest(numbers, keys) AS n (number, key) WHERE (n.number >> 9)::integer = ANY (uncounted);
+    SELECT array_agg(asked[n.position]) INTO over_limit FROM tokenkeeper.note_alerts(of_topic, asked_keys) AS n (position);
+    IF over_limit IS NOT NULL THEN
+        INSERT INTO tokenkeeper.suppressed_send (environment, topic, token, token_key, state, reason, push_type, apns_id, queued_at, campaign_id,
+                                                 campaign_number)
+        SELECT of_campaign.environment, of_campaign.topic, encode(n.key, 'hex'), n.key, 'alerts', 'its device has had alerts_per_day',
+               of_campaign.push_type, tokenkeeper.campaign_apns_id(of_campaign.campaign_id, n.number), of_campaign.created_at,
+               of_campaign.campaign_id, n.number
+        FROM unnest(asked, asked_keys) AS n (number, key) WHERE n.number = ANY (over_limit);
+        PERFORM tokenkeeper.end_in_batches(
+            array_agg(of_campaign.campaign_id), array_agg((n >> 9)::integer), array_agg((n & 511)::integer), array_agg('suppressed'::text))
+        FROM unnest(over_limit) AS n;
+    END IF;
+    RETURN QUERY SELECT n.number, n.key FROM unnest(numbers, keys) AS n (number, key) WHERE (n.number = ANY (over_limit)) IS NOT TRUE;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.count_alerts(tokenkeeper.campaign, integer, bigint[], bytea[]) IS
+    'Counts alerts of a campaign, which are claimed, against alerts_per_day of its topic, each once. Ends those beyond it as suppressed, and returns the '
+    'others.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.count_alerts(tokenkeeper.campaign, integer, bigint[], bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.confirmation_fault(of_topic integer, tags text, everyone boolean, tokens bigint) RETURNS text
 LANGUAGE plpgsql

@@ -52,7 +52,9 @@ BEGIN
     RETURN QUERY
         SELECT c.campaign_id, c.environment, c.topic,
                EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id AND b.claimed_by IS NULL),
-               NOT c.is_addressed, greatest(c.next_send_at, coalesce(c.scheduled_at, c.created_at))
+               NOT c.is_addressed, greatest(c.next_send_at, coalesce(c.scheduled_at, c.created_at), (
+                   SELECT r.next_send_at FROM tokenkeeper.topic AS t JOIN tokenkeeper.topic_rate AS r ON r.topic_id = t.topic_id
+                   WHERE t.topic = c.topic AND t.environment = c.environment AND t.max_per_second IS NOT NULL))
         FROM tokenkeeper.campaign AS c
         WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now()
           AND NOT EXISTS (SELECT FROM tokenkeeper.paused_topic AS p WHERE p.topic = c.topic AND p.environment = c.environment)
@@ -161,7 +163,9 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    size := CASE WHEN c.max_per_second IS NULL THEN 500 ELSE least(500, greatest(c.max_per_second / 20, 1)) END;
+    SELECT t.* INTO of_topic FROM tokenkeeper.topic AS t WHERE t.topic = c.topic AND t.environment = c.environment;
+    size := CASE WHEN least(c.max_per_second, of_topic.max_per_second) IS NULL THEN 500
+                 ELSE least(500, greatest(least(c.max_per_second, of_topic.max_per_second) / 20, 1)) END;
     IF c.max_per_second IS NOT NULL THEN
         -- The daemons share the rate by this row. Who comes up to 200 ms late may catch up, and a claim reaches up to 50 ms ahead, since
         -- daemons look for campaigns every 50 to 100 ms.
@@ -172,20 +176,24 @@ BEGIN
         since := greatest(c.next_send_at, clock_timestamp() - interval '200 ms');
         room := least(room, greatest(1, floor(c.max_per_second * extract(epoch FROM clock_timestamp() + interval '50 ms' - since))::integer));
     END IF;
+    room := tokenkeeper.topic_allowance(of_topic.topic_id, room);
+    IF room < 1 THEN
+        RETURN;
+    END IF;
     -- Whole batches. A little room is enough for one, so that it does not stay empty.
     SELECT array_agg(s.batch), sum(s.requests) INTO taken, requests FROM (
         SELECT f.batch, f.requests, sum(f.requests) OVER (ORDER BY f.batch) AS total, row_number() OVER (ORDER BY f.batch) AS place
         FROM (SELECT b.batch, b.requests - bit_count(b.ended) AS requests FROM tokenkeeper.campaign_batch AS b
               WHERE b.campaign_id = c.campaign_id AND b.claimed_by IS NULL
               ORDER BY b.batch LIMIT room / size + 2 FOR UPDATE SKIP LOCKED) AS f) AS s
-    WHERE s.total <= room OR (s.place = 1 AND (s.requests <= claim_campaign.most::bigint * 4 OR c.max_per_second IS NOT NULL));
+    WHERE s.total <= room OR (s.place = 1 AND (s.requests <= claim_campaign.most::bigint * 4 OR least(c.max_per_second, of_topic.max_per_second) IS NOT NULL));
     IF taken IS NULL THEN
         RETURN;
     END IF;
     IF c.max_per_second IS NOT NULL THEN
         UPDATE tokenkeeper.campaign AS a SET next_send_at = since + requests * interval '1 second' / c.max_per_second WHERE a.campaign_id = c.campaign_id;
     END IF;
-    SELECT t.* INTO of_topic FROM tokenkeeper.topic AS t WHERE t.topic = c.topic AND t.environment = c.environment;
+    PERFORM tokenkeeper.spend_topic_rate(of_topic.topic_id, requests::integer);
     IF of_topic.gate IS DISTINCT FROM 'observe' THEN
         gate_topic := of_topic.topic_id;
     END IF;
@@ -237,13 +245,17 @@ BEGIN
         SELECT array_agg(n.number), array_agg(n.key) INTO numbers, keys
         FROM tokenkeeper.count_background(c, numbers, keys, share) AS n (number, key);
     END IF;
+    IF of_topic.alerts_per_day > 0 AND c.push_type = 'alert' AND numbers IS NOT NULL THEN
+        SELECT array_agg(n.number), array_agg(n.key) INTO numbers, keys
+        FROM tokenkeeper.count_alerts(c, of_topic.topic_id, numbers, keys) AS n (number, key);
+    END IF;
     RETURN QUERY SELECT -(c.campaign_id << 32 | n.number), n.key FROM unnest(numbers, keys) AS n (number, key);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) IS
-    'Claims whole batches of a campaign, up to about as many requests as most and as max_per_second allows, and asks the gate. Returns the requests to send: the number is negative, '
+    'Claims whole batches of a campaign, up to about as many requests as most and as max_per_second of it and of its topic allow, and asks the gate. Returns the requests to send: the number is negative, '
     'and contains the campaign_id. A token that is suppressed meanwhile ends as suppressed (see suppressed_send), and after expiration all requests fail (see '
-    'failed_send). What is beyond a device''s share of background pushes moves to send_request. The batches that were looked at may all have ended so: nothing '
+    'failed_send). So does an alert beyond alerts_per_day of its device. What is beyond a device''s share of background pushes moves to send_request. The batches that were looked at may all have ended so: nothing '
     'is returned then.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) FROM PUBLIC;
 

@@ -31,7 +31,8 @@ CREATE TABLE tokenkeeper.send_request (
     last_error    text,
     deferred      boolean NOT NULL DEFAULT false,
     campaign_id     bigint,
-    campaign_number bigint
+    campaign_number bigint,
+    alert_counted   boolean NOT NULL DEFAULT false
 );
 COMMENT ON TABLE tokenkeeper.send_request IS
     'The outbox: one row per notification and device, by INSERT, COPY or enqueue. Required: topic, token, payload. Null means the default. '
@@ -60,6 +61,7 @@ COMMENT ON COLUMN tokenkeeper.send_request.deferred IS 'Internal: a daemon has s
 COMMENT ON COLUMN tokenkeeper.send_request.campaign_id IS
     'Internal: the campaign whose request this is. It gives what is null here: payload, push_type, priority, expiration and collapse_id.';
 COMMENT ON COLUMN tokenkeeper.send_request.campaign_number IS 'Internal: the number of the request in its campaign.';
+COMMENT ON COLUMN tokenkeeper.send_request.alert_counted IS 'Internal: it counts among the alerts of its device''s day (alerts_per_day), however often it is tried.';
 
 -- By topic, so that topics take turns and a paused topic is not even read. left(): an index cannot hold a long text, and a bad row must
 -- not fail a sender's batch. No topic that can be sent to is that long.
@@ -95,7 +97,7 @@ CREATE TABLE tokenkeeper.suppressed_send (
 COMMENT ON TABLE tokenkeeper.suppressed_send IS
     'Requests that the gate refused, and why. The sweep deletes them after sweep.send_retention.';
 COMMENT ON COLUMN tokenkeeper.suppressed_send.state IS
-    'The state of the token then: stale, suspect, superseded, unregistered_by_app; or background: a newer background push waits for the same device.';
+    'The state of the token then: stale, suspect, superseded, unregistered_by_app; or a limit: background (a newer background push waits for the same device) or alerts (alerts_per_day).';
 COMMENT ON COLUMN tokenkeeper.suppressed_send.reason IS 'The reason of that state, such as Unregistered.';
 COMMENT ON COLUMN tokenkeeper.suppressed_send.invalidated_at IS 'As of when the token was suppressed.';
 COMMENT ON COLUMN tokenkeeper.suppressed_send.campaign_id IS 'The campaign whose request this was; null for a single request.';

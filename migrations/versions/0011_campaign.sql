@@ -38,6 +38,7 @@ CREATE TABLE tokenkeeper.campaign (
     is_addressed    boolean NOT NULL DEFAULT false,
     batches         integer NOT NULL DEFAULT 0 CHECK (batches < 8388608),
     next_send_at    timestamptz NOT NULL DEFAULT '-infinity',
+    logged_state    text COLLATE "C",
     UNIQUE (created_by, idempotency_key)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.campaign IS
@@ -59,11 +60,17 @@ COMMENT ON COLUMN tokenkeeper.campaign.addressed_to IS 'Internal: the last token
 COMMENT ON COLUMN tokenkeeper.campaign.is_addressed IS 'Whether the whole audience has been addressed.';
 COMMENT ON COLUMN tokenkeeper.campaign.batches IS 'Internal: the last number of a batch.';
 COMMENT ON COLUMN tokenkeeper.campaign.next_send_at IS 'Internal: when max_per_second allows the next claim.';
+COMMENT ON COLUMN tokenkeeper.campaign.logged_state IS 'Internal: the state that a daemon has logged.';
 
 CREATE INDEX campaign_open ON tokenkeeper.campaign ((coalesce(scheduled_at, created_at))) WHERE state IN ('waiting', 'running');
 COMMENT ON INDEX tokenkeeper.campaign_open IS 'For campaigns_due.';
 
 CREATE INDEX campaign_cancelled ON tokenkeeper.campaign (campaign_id) WHERE state = 'cancelled' AND ended_at IS NULL;
+
+-- Small campaigns, such as one for each message to a person, would fill the log.
+CREATE INDEX campaign_to_log ON tokenkeeper.campaign (campaign_id)
+    WHERE state <> 'waiting' AND state IS DISTINCT FROM logged_state AND (addressed > 100 OR state IN ('paused', 'cancelled'));
+COMMENT ON INDEX tokenkeeper.campaign_to_log IS 'For the daemons'' log.';
 
 CREATE TABLE tokenkeeper.campaign_batch (
     campaign_id bigint NOT NULL,
@@ -73,6 +80,7 @@ CREATE TABLE tokenkeeper.campaign_batch (
     first_key   bytea NOT NULL,
     ended       bit(512) NOT NULL DEFAULT B'0'::bit(512),
     returned    bit(512) NOT NULL DEFAULT B'0'::bit(512),
+    alerts_counted boolean NOT NULL DEFAULT false,
     token_keys  bytea[] NOT NULL,
     PRIMARY KEY (campaign_id, batch)
 ) WITH (fillfactor = 50);
@@ -84,6 +92,8 @@ COMMENT ON COLUMN tokenkeeper.campaign_batch.claimed_by IS 'The daemon that has 
 COMMENT ON COLUMN tokenkeeper.campaign_batch.ended IS 'By ordinal, which is from 1: the request is not in this batch any more. See campaign_ending.';
 COMMENT ON COLUMN tokenkeeper.campaign_batch.returned IS
     'By ordinal: the daemon has returned the request without sending it. The batch can be claimed again once all its requests have ended or returned.';
+COMMENT ON COLUMN tokenkeeper.campaign_batch.alerts_counted IS
+    'Its requests count among the alerts of their devices'' day (alerts_per_day), however often the batch is claimed.';
 COMMENT ON COLUMN tokenkeeper.campaign_batch.token_keys IS 'By ordinal: the token; null if it was forgotten.';
 
 CREATE INDEX campaign_batch_waiting ON tokenkeeper.campaign_batch (campaign_id, batch) WHERE claimed_by IS NULL;

@@ -142,3 +142,44 @@ COMMENT ON COLUMN tokenkeeper.stale_share.is_wave IS
 COMMENT ON COLUMN tokenkeeper.stale_share.wave_since IS
     'When the first 410 of the wave that a daemon has noticed was received; null if there is none. Waves are looked for every ten seconds.';
 COMMENT ON COLUMN tokenkeeper.stale_share.undo IS 'The command that undoes that wave.';
+
+CREATE OR REPLACE VIEW tokenkeeper.campaign_wait WITH (security_barrier) AS
+SELECT c.campaign_id, w.reason, c.state IN ('waiting', 'running') AND d.due_at < clock_timestamp() AND b.pause IS NULL AND b.fault IS NOT NULL AS needs_help,
+       d.due_at
+FROM tokenkeeper.campaign AS c
+CROSS JOIN LATERAL (SELECT coalesce(c.scheduled_at, c.created_at) AS due_at) AS d
+CROSS JOIN LATERAL (
+    SELECT (SELECT 'sending to ' || c.topic || ' (' || c.environment || ') is paused: ' || p.reason FROM tokenkeeper.paused_topic AS p
+            WHERE p.topic = c.topic AND p.environment = c.environment) AS pause,
+           CASE WHEN NOT EXISTS (SELECT FROM tokenkeeper.sending_daemon AS s
+                                 WHERE s.heartbeat_at > clock_timestamp() - interval '1 minute' AND s.stopped_at IS NULL)
+                THEN 'no running daemon sends'
+                WHEN NOT EXISTS (
+                    SELECT FROM tokenkeeper.sending_daemon AS s
+                    CROSS JOIN LATERAL jsonb_array_elements(s.credentials) AS k (credential)
+                    CROSS JOIN LATERAL jsonb_array_elements_text(k.credential -> 'topics') AS p (pattern)
+                    WHERE s.heartbeat_at > clock_timestamp() - interval '1 minute' AND s.stopped_at IS NULL
+                      AND (k.credential -> 'environments' IS NULL OR k.credential -> 'environments' ? c.environment)
+                      AND (p.pattern COLLATE "C" = c.topic OR (right(p.pattern, 1) = '*' AND starts_with(c.topic, left(p.pattern, -1)))))
+                THEN 'no running daemon has a credential for ' || c.topic || ' (' || c.environment || ')' END AS fault,
+           CASE WHEN c.is_addressed AND NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS a WHERE a.campaign_id = c.campaign_id)
+                THEN (SELECT 'the requests that are left are tried again, the next at '
+                             || to_char(r.scheduled_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' || coalesce(': ' || r.last_error, '')
+                      FROM tokenkeeper.send_request AS r
+                      WHERE r.campaign_id = c.campaign_id AND r.scheduled_at > clock_timestamp() AND isfinite(r.scheduled_at)
+                        AND NOT EXISTS (SELECT FROM tokenkeeper.send_request AS o
+                                        WHERE o.campaign_id = c.campaign_id AND (o.claimed_by IS NOT NULL OR o.scheduled_at < clock_timestamp()))
+                      ORDER BY r.scheduled_at LIMIT 1) END AS retry) AS b
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN c.state = 'paused' THEN 'it is paused; to go on: tokenkeeperd campaign resume ' || c.campaign_id
+                WHEN c.state = 'cancelled' THEN 'it is cancelled, and what is in flight has not ended yet'
+                WHEN d.due_at > clock_timestamp() THEN 'it is scheduled for ' || to_char(d.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC'
+                ELSE coalesce(b.pause, b.fault, b.retry) END AS reason) AS w
+WHERE c.ended_at IS NULL AND c.state IN ('waiting', 'running', 'paused', 'cancelled') AND w.reason IS NOT NULL
+  -- As campaign_progress.
+  AND (c.created_by = session_user OR has_column_privilege('tokenkeeper.campaign', 'state', 'SELECT'));
+COMMENT ON VIEW tokenkeeper.campaign_wait IS
+    'Campaigns that have not ended and do not move, and why; to a sender, only its own. Campaigns that nothing keeps from being sent are absent.';
+COMMENT ON COLUMN tokenkeeper.campaign_wait.reason IS 'Why it does not move, in words.';
+COMMENT ON COLUMN tokenkeeper.campaign_wait.needs_help IS 'Whether it is due, and no running daemon can send it.';
+COMMENT ON COLUMN tokenkeeper.campaign_wait.due_at IS 'When it was, or is, to begin.';

@@ -245,6 +245,17 @@ WITH latest AS (
                      ORDER BY a.name) AS words
     FROM (SELECT * FROM tokenkeeper.attached_table
           WHERE fault IS NOT NULL OR failed_at > clock_timestamp() - interval '1 day' ORDER BY name LIMIT 20) AS a
+), stuck AS (
+    -- A paused topic has a warning of its own.
+    SELECT array_agg(format('campaign %s of %s (%s) has been due since %s UTC: %s', c.campaign_id, c.topic, c.environment,
+                            to_char(c.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), c.reason) ORDER BY c.due_at)
+               FILTER (WHERE c.due_at < clock_timestamp() - interval '5 minutes') AS old,
+           array_agg(format('campaign %s of %s (%s) has been due since %s UTC: %s', c.campaign_id, c.topic, c.environment,
+                            to_char(c.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), c.reason) ORDER BY c.due_at)
+               FILTER (WHERE c.due_at >= clock_timestamp() - interval '5 minutes') AS new
+    FROM (SELECT w.campaign_id, w.due_at, w.reason, a.topic, a.environment
+          FROM tokenkeeper.campaign_wait AS w JOIN tokenkeeper.campaign AS a USING (campaign_id)
+          WHERE w.needs_help AND w.due_at < clock_timestamp() - interval '1 minute' ORDER BY w.due_at LIMIT 20) AS c
 ), outbox AS (
     SELECT CASE waiting.requests WHEN 1 THEN '1 request waits' WHEN 10000 THEN '10000 or more requests wait'
                                  ELSE waiting.requests || ' requests wait' END
@@ -268,8 +279,8 @@ WITH latest AS (
            CASE WHEN registrations.oldest_queued_at < clock_timestamp() - interval '5 minutes'
                 THEN 'registrations have been waiting for longer than five minutes' || coalesce(', because ' || registrations.wait_reason, '') END,
            (SELECT outbox.words FROM outbox WHERE outbox.is_old)
-       ], NULL) || guards.words || paused.words AS words
-    FROM live CROSS JOIN queue CROSS JOIN registrations CROSS JOIN guards CROSS JOIN paused CROSS JOIN unreported LEFT JOIN latest ON true
+       ], NULL) || guards.words || paused.words || stuck.old AS words
+    FROM stuck CROSS JOIN live CROSS JOIN queue CROSS JOIN registrations CROSS JOIN guards CROSS JOIN paused CROSS JOIN unreported LEFT JOIN latest ON true
 )
 SELECT queue.results AS queue_depth,
        queue.is_estimated AS queue_depth_estimated,
@@ -316,7 +327,7 @@ SELECT queue.results AS queue_depth,
            CASE WHEN coalesce(swept.finished_at, latest.started_at) < clock_timestamp() - 2 * latest.sweep_interval - interval '1 minute'
                 THEN 'no sweep has finished within twice its interval' END
        ], NULL) || waves.words || refused.words || cached.words || mixed_up.words || crowded.words || unreported.words || locked.words || undoing.words
-           || expiring.words || problematic.words || attached.words
+           || expiring.words || problematic.words || attached.words || stuck.new
            || CASE WHEN failed.requests > 0
                    THEN ARRAY[CASE failed.requests WHEN 1 THEN '1 request' WHEN 10000 THEN '10000 or more requests'
                                                    ELSE failed.requests || ' requests' END || ' failed; see tokenkeeper.failed_send'] END
@@ -330,7 +341,8 @@ SELECT queue.results AS queue_depth,
        registrations.is_estimated AS registration_queue_estimated,
        clock_timestamp() - registrations.oldest_queued_at AS oldest_registration_age,
        registrations.wait_reason AS registrations_wait_because,
-       rejected_registrations.registrations AS rejected_registrations
+       rejected_registrations.registrations AS rejected_registrations,
+       (SELECT count(*) FROM tokenkeeper.campaign AS c WHERE c.state IN ('waiting', 'running')) AS open_campaigns
 FROM live
 CROSS JOIN critical
 CROSS JOIN queue
@@ -340,6 +352,7 @@ CROSS JOIN failed
 CROSS JOIN expiring
 CROSS JOIN problematic
 CROSS JOIN attached
+CROSS JOIN stuck
 CROSS JOIN tokens
 CROSS JOIN rejected
 CROSS JOIN rejected_lately
@@ -417,7 +430,7 @@ COMMENT ON VIEW tokenkeeper.status IS
     'warnings in words. Most columns are null while another session has locked a table against reading; warnings then says who it is.';
 COMMENT ON COLUMN tokenkeeper.status.warnings IS 'What a person must look at, in words; the critical ones first. Empty if all is well.';
 COMMENT ON COLUMN tokenkeeper.status.critical_warnings IS
-    'The warnings that somebody has to get up for: no daemon, refused by PostgreSQL, results, registrations or requests older than five minutes, a tripped '
+    'The warnings that somebody has to get up for: no daemon, refused by PostgreSQL, results, registrations, requests or campaigns that have waited for five minutes, a tripped '
     'guard, a paused topic. `tokenkeeperd status --check` exits with 2 for them, and with 1 for all others.';
 COMMENT ON COLUMN tokenkeeper.status.queue_depth IS
     'Results that wait in the queue: as a daemon last saw it, or, while no daemon runs, as the view finds it.';
@@ -438,6 +451,7 @@ COMMENT ON COLUMN tokenkeeper.status.oldest_registration_age IS 'How long the ol
 COMMENT ON COLUMN tokenkeeper.status.registrations_wait_because IS 'As results_wait_because, for queued registrations.';
 COMMENT ON COLUMN tokenkeeper.status.rejected_registrations IS
     'Rows of rejected_registration; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
+COMMENT ON COLUMN tokenkeeper.status.open_campaigns IS 'Campaigns that are being sent, or wait for their time or for a daemon. Paused ones do not count.';
 COMMENT ON COLUMN tokenkeeper.status.live_daemons IS 'Daemons that have reported within the last 30 seconds.';
 COMMENT ON COLUMN tokenkeeper.status.held IS
     'Rows of held_result; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';

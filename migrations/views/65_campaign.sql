@@ -25,7 +25,7 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT round((e.recent / greatest(least(extract(epoch FROM clock_timestamp() - c.started_at), 10), 1))::numeric, 1) AS per_second) AS r
 -- A sender sees its own. Whoever may read the table sees all.
-WHERE c.created_by = session_user OR has_table_privilege('tokenkeeper.campaign', 'SELECT');
+WHERE c.created_by = session_user OR has_column_privilege('tokenkeeper.campaign', 'state', 'SELECT');
 COMMENT ON VIEW tokenkeeper.campaign_progress IS
     'One row per campaign, to a sender one row per campaign of its own: how many tokens were addressed, and what became of their requests. At every moment, addressed is the sum of waiting, accepted, stale, '
     'suspect, suppressed, failed, cancelled and forgotten.';

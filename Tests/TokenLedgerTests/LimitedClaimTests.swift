@@ -1,0 +1,175 @@
+import LedgerTestSupport
+import TestThreads
+import Testing
+import TokenModel
+
+@testable import TokenLedger
+
+/// The limits of `topic_policy`, as campaigns and single requests meet them together.
+@Suite(.ownThread) struct `Limits on claims` {
+    let database: TestDatabase
+
+    init() throws {
+        database = try TestCluster.shared.database()
+        try database.psql(
+            "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't')) FROM generate_series(1, 1200) AS i",
+            user: "a_app")
+    }
+
+    private func policy(_ change: String) throws {
+        try database.psql("UPDATE tokenkeeper.topic_policy SET \(change) WHERE topic = 't'", user: "a_operator")
+    }
+
+    private func campaign(_ arguments: String = "everyone => true", payload: String = #"{"aps":{"alert":"A"}}"#) throws
+        -> String
+    {
+        let number = try database.psql(
+            "SET client_min_messages = warning; SELECT tokenkeeper.enqueue('\(payload)', 't', \(arguments))",
+            user: "a_sender")
+        try database.psql("SELECT tokenkeeper.address_campaign(\(number), 'd', 100000)", user: "a_daemon")
+        return number
+    }
+
+    private func claim(_ campaign: String, most: Int = 10_000) throws -> Int {
+        Int(
+            try database.psql(
+                "SELECT count(*) FROM tokenkeeper.claim_campaign(\(campaign), 'd', \(most), 3)", user: "a_daemon"))
+            ?? -1
+    }
+
+    /// Queues single alerts, and claims them.
+    private func claimSingle(_ tokens: [Int], most: Int = 1000) throws -> String {
+        if !tokens.isEmpty {
+            try database.psql(
+                """
+                INSERT INTO tokenkeeper.send_request (topic, token, payload)
+                SELECT 't', lpad(to_hex(t), 8, '0'), '{"aps":{"alert":"A"}}' FROM unnest(ARRAY\(tokens)) AS t
+                """, user: "a_sender")
+        }
+        return try database.psql(
+            """
+            SELECT string_agg(n || ' ' || outcome, ', ' ORDER BY outcome) FROM (
+                SELECT outcome, count(*) AS n FROM tokenkeeper.claim_requests('production', 't', 'd', \(most), 3, '-infinity') GROUP BY 1) AS c
+            """, user: "a_daemon")
+    }
+
+    /// Gives back what the daemon has claimed of campaigns, unsent.
+    private func giveBack() throws {
+        try database.psql(
+            """
+            SELECT tokenkeeper.finish_campaign_requests('d', n, array_fill('returned'::text, s), array_fill(NULL::integer, s), array_fill(NULL::text, s),
+                array_fill(NULL::text, s), array_fill(NULL::timestamptz, s), array_fill(NULL::bigint, s), array_fill(NULL::text, s), array_fill(NULL::text, s))
+            FROM (SELECT array_agg(c), ARRAY[count(*)::integer] FROM tokenkeeper.claimed_campaign_requests('d') AS c) AS a (n, s)
+            """, user: "a_daemon")
+    }
+
+    private func suppressed(_ campaign: String) throws -> String {
+        try database.psql("SELECT suppressed FROM tokenkeeper.campaign_progress WHERE campaign_id = \(campaign)")
+    }
+
+    // MARK: - Alerts per day
+
+    @Test func `campaigns and single alerts share a device's day`() throws {
+        try policy("alerts_per_day = 2")
+        let first = try campaign()
+        #expect(try claim(first) == 1200)
+        #expect(try claimSingle([1, 1, 2]) == "2 claimed, 1 suppressed")
+        let second = try campaign()
+        #expect(try claim(second) == 1198)
+        #expect(try suppressed(first) == "0" && suppressed(second) == "2")
+        #expect(
+            try database.psql(
+                "SELECT string_agg(DISTINCT state || ': ' || reason, '; '), count(*), count(campaign_id) FROM tokenkeeper.suppressed_send"
+            ) == "alerts: its device has had alerts_per_day|3|2")
+        let third = try campaign()
+        #expect(try claim(third) == 0)
+        #expect(try suppressed(third) == "1200")
+        try database.psql("SELECT count(*) FROM tokenkeeper.campaigns_due()", user: "a_daemon")
+        #expect(try database.psql("SELECT state FROM tokenkeeper.campaign WHERE campaign_id = \(third)") == "ended")
+        let silent = try campaign(payload: #"{"aps":{"content-available":1}}"#)
+        #expect(try claim(silent) == 1200, "a background push is no alert")
+    }
+
+    @Test func `an alert counts once, however often it is claimed`() throws {
+        try policy("alerts_per_day = 1")
+        let number = try campaign()
+        #expect(try claim(number) == 1200)
+        try giveBack()
+        #expect(try claim(number) == 1200, "a batch that was given back")
+        #expect(try suppressed(number) == "0")
+        try policy("alerts_per_day = 2")
+        #expect(try claimSingle([1]) == "1 claimed")
+        try database.psql(
+            "SELECT tokenkeeper.finish_requests('d', array_agg(request_id), '{later}', '{503}', '{NULL}', '{NULL}', '{2026-01-01Z}', '{0}', '{x}', '{NULL}') FROM tokenkeeper.send_request WHERE claimed_by IS NOT NULL",
+            user: "a_daemon")
+        #expect(try claimSingle([]) == "1 claimed", "a retry")
+        #expect(try claimSingle([1]) == "1 suppressed")
+    }
+
+    // MARK: - Requests per second
+
+    @Test func `campaigns and single requests share the rate of a topic`() throws {
+        try policy("max_per_second = 1000")
+        let number = try campaign()
+        #expect(
+            try database.psql("SELECT max(requests) FROM tokenkeeper.campaign_batch") == "50", "batches of 50 ms")
+        let claimed = try claim(number)
+        #expect((50...300).contains(claimed), "a quarter of a second's worth: \(claimed)")
+        // Nothing more for a minute.
+        try database.psql("UPDATE tokenkeeper.topic_rate SET next_send_at = clock_timestamp() + interval '1 minute'")
+        #expect(try claim(number) == 0 && claimSingle([1, 2]) == "")
+        #expect(
+            try database.psql(
+                "SELECT due_at > clock_timestamp() + interval '50 seconds' FROM tokenkeeper.campaigns_due()",
+                user: "a_daemon"
+            ) == "t")
+        try database.psql("UPDATE tokenkeeper.topic_rate SET next_send_at = '-infinity'")
+        #expect(try claimSingle([]) == "2 claimed")
+        try policy("max_per_second = NULL")
+        #expect(try claim(number) == 1200 - claimed)
+    }
+
+    @Test func `batches made before a rate was set are claimed one at a time`() throws {
+        let number = try campaign()
+        try policy("max_per_second = 100")
+        let first = try claim(number)
+        #expect((50...500).contains(first))
+        #expect(try claim(number) == 0)
+        let debt =
+            "SELECT extract(epoch FROM next_send_at - clock_timestamp()) * 100 > \(first) - 100 FROM tokenkeeper.topic_rate"
+        #expect(try database.psql(debt) == "t", "the rate is kept over time")
+    }
+
+    // MARK: - Confirmation
+
+    @Test func `a wide audience needs a confirmation if the topic says so`() throws {
+        try database.psql(
+            """
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', tags => CASE WHEN i <= 300 THEN '{some}'::text[] ELSE '{most}' END))
+            FROM generate_series(1, 1200) AS i
+            """, user: "a_app")
+        try policy("confirm_share = 0.5")
+        func enqueue(_ arguments: String) throws -> String {
+            var sender = try database.connect(user: "a_sender")
+            do {
+                return try sender.query(
+                    "SELECT tokenkeeper.enqueue('{\"aps\":{\"alert\":\"A\"}}', 't', \(arguments))::text", []
+                ).value(String.self)
+            } catch {
+                #expect(error.sqlState == "22023")
+                return error.description
+            }
+        }
+        #expect(try enqueue("tags => 'some'") == "1")
+        #expect(
+            try enqueue("tags => '!some'").contains(
+                "about 75 % of the tokens of t (production), and more than 50 % need"))
+        #expect(try enqueue("everyone => true").contains("about 100 %"))
+        #expect(try enqueue("everyone => true, confirm => NULL").contains("about 100 %"))
+        #expect(try enqueue("tags => 'most || some', idempotency_key => 'k', confirm => true") == "2")
+        #expect(try enqueue("tags => 'most || some', idempotency_key => 'k'") == "2", "a repetition is no new campaign")
+        #expect(try enqueue("device_id => 'nobody'") == "3")
+        try policy("confirm_share = NULL")
+        #expect(try enqueue("everyone => true") == "4")
+    }
+}
