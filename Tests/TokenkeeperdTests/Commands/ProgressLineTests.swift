@@ -24,6 +24,13 @@ import Testing
                 "[==============================]  100 %  200000 rows  5000/s"))
     }
 
+    @Test func `the total may become known later`() {
+        var line = ProgressLine("c", items: "requests", total: nil, at: start)
+        line.advance(steps: 10, count: 10)
+        line.expect(total: 40)
+        #expect(line.text(width: 32, at: start) == "c  [==      ]  25 %  10 requests")
+    }
+
     @Test func `what an earlier run did says nothing about the speed`() {
         var line = ProgressLine("f.csv", items: "lines", total: 1000, steps: 500, count: 50, at: start)
         line.advance(steps: 100, count: 10)

@@ -24,6 +24,9 @@ struct ProgressBar {
         draw(at: .now)
     }
 
+    /// Says how many steps there are until the end, once more is known; nil if unknown. The next `advance` or `wait` shows it.
+    mutating func expect(total: Int64?) { line.expect(total: total) }
+
     /// For work whose steps are what is counted.
     mutating func advance(by count: Int64) { advance(steps: count, count: count) }
 

@@ -7,7 +7,7 @@ struct ProgressLine {
     /// What the command counts, in the plural: `rows`, `lines`.
     let items: String
     /// The steps until the end; nil if unknown. It may be an estimate.
-    let total: Int64?
+    private(set) var total: Int64?
     /// What is done, including what an earlier run did.
     private(set) var steps: Int64
     /// What is counted, including what an earlier run counted. Often the same as the steps; of a file, the steps are bytes.
@@ -25,11 +25,16 @@ struct ProgressLine {
     ) {
         self.subject = HistoryText.plain(subject)
         self.items = items
-        self.total = total.flatMap { $0 > 0 ? $0 : nil }
         self.steps = steps
         self.count = count
         began = now
         before = (steps, count)
+        expect(total: total)
+    }
+
+    /// - Parameter total: The steps until the end, as far as they are known now; nil if unknown.
+    mutating func expect(total: Int64?) {
+        self.total = total.flatMap { $0 > 0 ? $0 : nil }
     }
 
     mutating func advance(steps: Int64, count: Int64) {

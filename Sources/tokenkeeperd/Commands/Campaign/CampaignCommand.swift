@@ -1,0 +1,140 @@
+internal import ArgumentParser
+internal import TokenLedger
+
+/// Lists campaigns, shows one, and pauses, resumes or cancels it.
+struct CampaignCommand: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        commandName: "campaign",
+        abstract: "List campaigns, watch one, or pause, resume or cancel it.",
+        discussion: """
+            A campaign is what tokenkeeper.enqueue has created: one notification to many devices. Looking needs the rights of \
+            tokenkeeper_reader. Members of tokenkeeper_operator may pause, resume and cancel each campaign, and a sender its own.
+            """,
+        subcommands: [List.self, Show.self, Pause.self, Resume.self, Cancel.self], defaultSubcommand: List.self)
+
+    struct List: ParsableCommand {
+        static let configuration = CommandConfiguration(abstract: "List the latest campaigns, the newest first.")
+
+        @OptionGroup var options: ConfigurationOptions
+
+        @Option(help: "How many to list: 1 to 10000.")
+        var limit = 20
+
+        @Flag(help: "Print one JSON array, for programs.")
+        var json = false
+
+        func validate() throws {
+            if !(1...10_000).contains(limit) { throw ValidationError("--limit is \(limit), expected 1 to 10000.") }
+        }
+
+        func run() throws {
+            Signals.unblock()
+            try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
+                if json {
+                    let campaigns = try CampaignProgress.latestJSON(limit, on: &connection)
+                    return print("[" + campaigns.joined(separator: ",\n ") + "]")
+                }
+                let campaigns = try CampaignProgress.latest(limit, on: &connection)
+                print(
+                    campaigns.isEmpty
+                        ? "there is no campaign" : campaigns.map(CampaignText.line).joined(separator: "\n"))
+            }
+        }
+    }
+
+    /// Names a campaign.
+    struct Which: ParsableArguments {
+        @Argument(help: "The number that enqueue has returned.")
+        var id: Int64
+
+        /// Prints that there is no such campaign, and exits.
+        func isUnknown() -> ExitCode {
+            ConfigurationOptions.complain("there is no campaign \(id); see `tokenkeeperd campaign list`")
+            return ExitCode(ExitStatus.usage.rawValue)
+        }
+    }
+
+    struct Show: ParsableCommand {
+        static let configuration = CommandConfiguration(
+            abstract: "Show what has become of a campaign so far.",
+            discussion: """
+                With --watch, a progress bar on the terminal shows the campaign until it has ended; then, or when Ctrl-C ends the command, it \
+                prints the state. Ctrl-C does not touch the campaign. Where standard error is no terminal, nothing is drawn.
+                """)
+
+        @OptionGroup var options: ConfigurationOptions
+        @OptionGroup var which: Which
+
+        @Flag(help: "Wait for the end, with a progress bar. Exits with 70 if it is interrupted.")
+        var watch = false
+
+        @Flag(help: "Print one JSON object, for programs.")
+        var json = false
+
+        func run() throws {
+            let configuration = try options.load()
+            if watch {
+                return try CampaignWatch(number: which.id, json: json).run(configuration, unknown: which.isUnknown)
+            }
+            Signals.unblock()
+            try configuration.withLedger(writes: false, as: "tokenkeeper_reader") { connection in
+                guard let text = try CampaignText.of(which.id, json: json, on: &connection) else {
+                    throw which.isUnknown()
+                }
+                print(text)
+            }
+        }
+    }
+
+    struct Pause: ParsableCommand {
+        static let configuration = CommandConfiguration(
+            abstract: "Pause a campaign: nothing more of it is sent, within a second.")
+
+        @OptionGroup var options: ConfigurationOptions
+        @OptionGroup var which: Which
+
+        func run() throws {
+            try CampaignCommand.change(
+                .pause, which, options, done: "is paused; to go on: tokenkeeperd campaign resume \(which.id)",
+                nothing: "was not sending: it is paused already, or over")
+        }
+    }
+
+    struct Resume: ParsableCommand {
+        static let configuration = CommandConfiguration(abstract: "Go on with a paused campaign.")
+
+        @OptionGroup var options: ConfigurationOptions
+        @OptionGroup var which: Which
+
+        func run() throws {
+            try CampaignCommand.change(.resume, which, options, done: "goes on", nothing: "was not paused")
+        }
+    }
+
+    struct Cancel: ParsableCommand {
+        static let configuration = CommandConfiguration(
+            abstract: "Cancel a campaign, for good: what has not been sent is not sent any more, within a second.")
+
+        @OptionGroup var options: ConfigurationOptions
+        @OptionGroup var which: Which
+
+        func run() throws {
+            try CampaignCommand.change(.cancel, which, options, done: "is cancelled", nothing: "was over already")
+        }
+    }
+
+    private static func change(
+        _ change: CampaignChange, _ which: Which, _ options: ConfigurationOptions, done: String, nothing: String
+    ) throws {
+        Signals.unblock()
+        try options.load().withLedger(as: "tokenkeeper_operator, or of the sender that created the campaign") {
+            connection in
+            do {
+                let hasChanged = try change.apply(to: which.id, on: &connection)
+                print("campaign \(which.id) \(hasChanged ? done : nothing)")
+            } catch let error as DatabaseError where error.sqlState == "22023" {
+                throw which.isUnknown()
+            }
+        }
+    }
+}
