@@ -4,6 +4,8 @@
 public enum DatabaseTotal: String, CaseIterable, Sendable {
     /// Rows of `send_request`, claimed ones included. Here and below, 10,000 means 10,000 or more.
     case outboxRequests = "outbox_requests"
+    /// Campaigns that are being sent, or wait for their time or for a daemon.
+    case openCampaigns = "open_campaigns"
     /// Rows of `held_result`.
     case heldResults = "held_results"
     /// Rows of `rejected_result`.
@@ -27,6 +29,7 @@ public enum DatabaseTotal: String, CaseIterable, Sendable {
     var expression: String {
         switch self {
         case .outboxRequests: Self.rows(of: "send_request")
+        case .openCampaigns: "SELECT count(*) FROM tokenkeeper.campaign AS c WHERE c.state IN ('waiting', 'running')"
         case .heldResults: Self.rows(of: "held_result")
         case .rejectedResults: Self.rows(of: "rejected_result")
         case .rejectedRegistrations: Self.rows(of: "rejected_registration")

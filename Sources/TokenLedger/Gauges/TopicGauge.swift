@@ -10,7 +10,9 @@ public enum TopicGauge: String, CaseIterable, Sendable {
     case topicPaused = "topic_paused"
     /// Tokens that the last sweep was due to prune and refused to. Topics that it did not refuse are left out.
     case sweepRefusedTokens = "sweep_refused_tokens"
-    /// Since when the longest waiting request is due, in seconds since 1970. Topics without a due request, and paused ones, are left out.
+    /// Requests of campaigns that were addressed and have not ended. Topics without an open campaign are left out.
+    case campaignRequests = "campaign_requests"
+    /// Since when the longest waiting request, or a campaign that no daemon can send, is due, in seconds since 1970. Topics without a due request, and paused ones, are left out.
     case outboxOldestDue = "outbox_oldest_due_timestamp_seconds"
     /// Active tokens that newly turned stale; the detail is `hour` or `day`, as in the view `stale_share`. Topics without any are left out.
     case newlyStaleTokens = "newly_stale_tokens"
@@ -24,7 +26,7 @@ public enum TopicGauge: String, CaseIterable, Sendable {
         switch self {
         case .tokens: "state"
         case .newlyStaleTokens, .newlyStaleShare: "window"
-        case .guardTripped, .topicPaused, .sweepRefusedTokens, .outboxOldestDue, .staleWave: nil
+        case .guardTripped, .topicPaused, .sweepRefusedTokens, .campaignRequests, .outboxOldestDue, .staleWave: nil
         }
     }
 
@@ -43,7 +45,7 @@ public enum TopicGauge: String, CaseIterable, Sendable {
     /// What stands for all topics that share a label: for a state, the worst.
     private var aggregate: String {
         switch self {
-        case .tokens, .sweepRefusedTokens, .newlyStaleTokens: "sum"
+        case .tokens, .sweepRefusedTokens, .campaignRequests, .newlyStaleTokens: "sum"
         case .guardTripped, .topicPaused, .newlyStaleShare, .staleWave: "max"
         case .outboxOldestDue: "min"
         }
@@ -81,6 +83,11 @@ public enum TopicGauge: String, CaseIterable, Sendable {
                 SELECT r.run_id FROM tokenkeeper.sweep_run AS r
                 WHERE r.outcome IN ('finished', 'failed', 'interrupted') AND NOT r.dry_run ORDER BY r.run_id DESC LIMIT 1)
             """
+        case .campaignRequests:
+            """
+            SELECT p.environment, p.topic, NULL, p.waiting FROM tokenkeeper.campaign_progress AS p
+            WHERE p.ended_at IS NULL AND p.state <> 'ended'
+            """
         case .outboxOldestDue:
             """
             \(OutboxIndex.oldestByTopic())
@@ -88,6 +95,9 @@ public enum TopicGauge: String, CaseIterable, Sendable {
             FROM scope AS s
             WHERE s.due_at <= clock_timestamp() AND NOT EXISTS (
                 SELECT FROM tokenkeeper.paused_topic AS p WHERE p.topic = s.topic AND p.environment = s.environment)
+            UNION ALL
+            SELECT c.environment, c.topic, NULL, extract(epoch FROM w.due_at)
+            FROM tokenkeeper.campaign_wait AS w JOIN tokenkeeper.campaign AS c USING (campaign_id) WHERE w.needs_help
             """
         case .newlyStaleTokens: Self.newlyStale("newly_stale")
         case .newlyStaleShare: Self.newlyStale("share")

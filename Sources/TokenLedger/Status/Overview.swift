@@ -28,6 +28,8 @@ public struct Overview: Sendable {
     public let tokensAsOf: Instant?
     /// The running ones first; at most 20.
     public let daemons: [Daemon]
+    /// Those that have not ended, or ended within a day, the newest first; at most 10.
+    public let campaigns: [CampaignProgress]
     /// By name; at most 20.
     public let attachments: [Attachment]
 
@@ -77,6 +79,7 @@ extension Overview {
         self = try connection.transaction(transaction) { connection throws(DatabaseError) in
             let daemons = try Self.daemons(on: &connection)
             let attachments = try Self.attachments(on: &connection)
+            let campaigns = try CampaignProgress.current(10, on: &connection)
             return try connection.query(
                 """
                 SELECT clock_timestamp(), s.warnings, cardinality(s.critical_warnings), s.queue_depth, coalesce(s.queue_depth_estimated, false),
@@ -94,7 +97,8 @@ extension Overview {
                     rejected: try row.read(), held: try row.read(), requests: try row.read(),
                     failedSends: try row.read(),
                     tokens: [try row.read(), try row.read(), try row.read(), try row.read(), try row.read()],
-                    tokensAsOf: try row.read(), daemons: daemons, attachments: attachments)
+                    tokensAsOf: try row.read(), daemons: daemons,
+                    campaigns: campaigns, attachments: attachments)
             }
         }
     }

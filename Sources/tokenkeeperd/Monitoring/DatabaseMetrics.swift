@@ -49,6 +49,7 @@ extension TopicGauge {
         case .guardTripped: "Whether the mass-failure guard has tripped and holds suspects."
         case .topicPaused: "Whether sending is paused."
         case .sweepRefusedTokens: "Tokens that the last sweep refused to prune, because too much was due."
+        case .campaignRequests: "Requests of campaigns that were addressed and have not ended."
         case .outboxOldestDue: "Since when the longest waiting request is due. Paused topics are left out."
         case .newlyStaleTokens: "Active tokens that newly turned stale within the hour or the day."
         case .newlyStaleShare: "Active tokens that newly turned stale, as a share of all active tokens."
@@ -61,6 +62,7 @@ extension DatabaseTotal {
     fileprivate var help: String {
         switch self {
         case .outboxRequests: "Requests in send_request; 10000 means 10000 or more."
+        case .openCampaigns: "Campaigns that are being sent, or wait for their time or for a daemon."
         case .heldResults: "Results in held_result; 10000 means 10000 or more."
         case .rejectedResults: "Results in rejected_result; 10000 means 10000 or more."
         case .rejectedRegistrations: "Registrations in rejected_registration; 10000 means 10000 or more."

@@ -48,6 +48,7 @@ struct SweepWorker {
         /// When to look for waves of 410s again.
         var wavesAgain = ContinuousClock.now
         var attachments = AttachmentWatch()
+        var campaigns = CampaignLog()
         var reconciler = AttachmentReconciler()
         /// The topics that the last sweep refused. The timer's sweeps refuse the same topics every hour, which is logged once.
         var refused: Set<String> = []
@@ -64,6 +65,7 @@ struct SweepWorker {
                 try resetQuietGuards(on: &connection)
                 try warnOfWaves(&state, on: &connection)
                 try state.attachments.look(on: &connection, worker.logger)
+                try state.campaigns.look(on: &connection, worker.logger)
                 let undoes = try Reinstatement.undo(within: .seconds(1), on: &connection) { !worker.stop.isAsked }
                 let reconciles = try state.reconciler.work(
                     every: worker.configuration.reconcileInterval, on: &connection, worker.logger

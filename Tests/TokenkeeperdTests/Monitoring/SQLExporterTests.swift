@@ -28,6 +28,7 @@ import Testing
             INSERT INTO tokenkeeper.registration (topic, token, unregistered, source_id)
             SELECT 't', lpad(to_hex(i), 64, '0'), true, f.source_id FROM files AS f CROSS JOIN generate_series(21, 27) AS i;
             SELECT tokenkeeper.pause_sending('t');
+            SELECT tokenkeeper.enqueue('{"aps":{"alert":"A"}}', 't', tags => 'none');
             """)
         try eventually("the guards have tripped, the tokens are counted, and a sweep has finished") {
             try database.psql(
@@ -44,7 +45,7 @@ import Testing
             """)
         let configuration = try configuration(database)
         let names = configuration.matches(of: #/- name: (tokenkeeper_\w+)/#).map { String($0.output.1) }
-        #expect(names.count == 9)
+        #expect(names.count == 10)
         let exporter = try PackagedProgram("prometheus-sql-exporter", files: ["sql_exporter.yml": configuration]) {
             ["-config.file=\($0)/sql_exporter.yml", "-web.listen-address=127.0.0.1:\($1)"]
         }
@@ -69,6 +70,8 @@ import Testing
         #expect(value("tokenkeeper_status", #"figure="queue_registrations""#) != nil)
         #expect(value("tokenkeeper_status", #"figure="held_registrations""#) == "7")
         #expect(value("tokenkeeper_status", #"figure="rejected_registrations""#) == "2")
+        #expect(value("tokenkeeper_status", #"figure="open_campaigns""#) == "1")
+        #expect(value("tokenkeeper_campaign_requests", #"col="waiting",environment="production",topic="t""#) == "0")
         #expect(value("tokenkeeper_guard", #"col="tripped",topic="t""#) == "1")
         #expect(value("tokenkeeper_sweep_refused", #"topic="t""#) == "7")
         #expect(value("tokenkeeper_results_last_hours", #"status="400",reason="BadDeviceToken""#) != nil)

@@ -23,6 +23,7 @@ struct StatusPage {
         <header><h1>tokenkeeperd</h1><span class="muted">\(Figures.text(now)); refreshes every 15 s</span></header>
         \(attention)
         \(overview.map(numbers) ?? "")
+        \(overview.map(campaigns) ?? "")
         \(history.map(results) ?? "")
         \(tokens)
         \(history.map(topics) ?? "")
@@ -99,6 +100,28 @@ struct StatusPage {
         let heading = own.isEmpty ? "Now" : "When the database was last read"
         return
             "<section><h2>\(heading)</h2><dl>\(shown.map { "<div><dt>\($0)</dt><dd>\($1)</dd></div>" as HTML })</dl></section>"
+    }
+
+    /// Without the audience, which may name a person.
+    private func campaigns(_ overview: Overview) -> HTML {
+        if overview.campaigns.isEmpty { return "" }
+        let rows = overview.campaigns.map { campaign -> HTML in
+            let state = campaign.state + (campaign.waitsBecause.map { ": \($0)" } ?? "")
+            let counts = [campaign.addressed, campaign.waiting] + campaign.ended
+            let rate = campaign.perSecond.map { Figures.count(Int64($0)) } ?? "–"
+            return """
+                <tr><td>\(campaign.number)</td><td class="name">\(campaign.name ?? "")</td><td class="name">\(campaign.topic)</td>\
+                <td>\(campaign.environment)</td><td class="name">\(state)</td>\
+                \(counts.map { "<td class=\"number\">\(Figures.count($0))</td>" as HTML })<td class="number">\(rate)</td></tr>
+                """
+        }
+        let outcomes = ["addressed", "waiting"] + CampaignProgress.outcomeNames + ["per second"]
+        return """
+            <section><h2>Campaigns</h2><div class="scroll"><table>
+            <tr><th>Number</th><th>Name</th><th>Topic</th><th>Environment</th><th>State</th>\
+            \(outcomes.map { "<th class=\"number\">\($0)</th>" as HTML })</tr>
+            \(rows)</table></div></section>
+            """
     }
 
     private func results(_ history: OverviewHistory) -> HTML {

@@ -10,13 +10,13 @@ import TokenModel
 
     private func overview(
         _ warnings: [String] = [], critical: Int = 0, daemons: [Overview.Daemon] = [],
-        attachments: [Overview.Attachment] = []
+        campaigns: [CampaignProgress] = [], attachments: [Overview.Attachment] = []
     ) -> Overview {
         Overview(
             at: Self.now, warnings: warnings, critical: critical, queueDepth: 0, isQueueEstimated: false,
             oldestResultAge: nil, rejected: 0,
             held: 0, requests: 10_000, failedSends: 0, tokens: [1_234_567, 89, 0, 0, 0], tokensAsOf: Self.now,
-            daemons: daemons, attachments: attachments)
+            daemons: daemons, campaigns: campaigns, attachments: attachments)
     }
 
     private func history(_ topic: String, reason: String? = nil, samples: Int = 0) -> OverviewHistory {
@@ -94,7 +94,7 @@ import TokenModel
             at: Self.now, warnings: ["a table is locked"], critical: 0, queueDepth: 7, isQueueEstimated: false,
             oldestResultAge: nil,
             rejected: nil, held: nil, requests: nil, failedSends: nil, tokens: [nil, nil, nil, nil, nil],
-            tokensAsOf: nil, daemons: [], attachments: [])
+            tokensAsOf: nil, daemons: [], campaigns: [], attachments: [])
         let html = page(locked, history("com.example.app", samples: 3))
         #expect(html.contains("<dt>results held</dt><dd>–</dd>"))
         #expect(html.contains("<td>active</td><td class=\"number\">–</td>"))
