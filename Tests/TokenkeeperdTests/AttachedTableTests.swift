@@ -322,14 +322,28 @@ private struct AttachedTable: Sendable {
         ).split(separator: "\n").map(String.init)
     }
 
-    /// What compare must find for these.
+    /// Whether a registered row of the token of `r` has the user and the tags of the ledger.
+    private static func hasDetails(of ledger: String) -> String {
+        """
+        EXISTS (SELECT FROM rows AS o WHERE (o.topic, o.token) = (r.topic, r.token) AND o.registered
+                  AND coalesce(o.user_id::text, '') = coalesce(\(ledger).user_id, '') AND coalesce(o.tags, '{}') = coalesce(\(ledger).tags, '{}'))
+        """
+    }
+
+    /// What compare must find for these, and for users and tags that no row of a token has any more.
     func expectedOfDisagreements() throws -> String {
         try database.psql(
             """
             SELECT string_agg(f.finding || ' ' || f.number, ', ' ORDER BY f.finding) FROM (
                 SELECT CASE WHEN d.registered THEN 'logged_in' WHEN d.rows = 0 THEN 'without_row' ELSE 'logged_out' END AS finding,
                        sum(greatest(d.rows, 1)) AS number
-                FROM (\(disagreeing)) AS d GROUP BY 1) AS f
+                FROM (\(disagreeing)) AS d GROUP BY 1
+                UNION ALL
+                SELECT 'details', count(*) FROM (
+                    WITH rows AS MATERIALIZED (\(Self.rows(of: "app.devices")))
+                    SELECT FROM rows AS r JOIN tokenkeeper.token AS t USING (topic, token)
+                    WHERE r.registered AND t.state = 'active' AND NOT \(Self.hasDetails(of: "t"))) AS d
+                HAVING count(*) > 0) AS f
             """, user: "postgres")
     }
 
@@ -357,7 +371,7 @@ private struct AttachedTable: Sendable {
         try database.psql(
             """
             CREATE TABLE public.before AS
-            SELECT t.topic, t.token, t.state, t.registered_at, l.superseded_at
+            SELECT t.topic, t.token, t.state, t.registered_at, l.superseded_at, t.user_id, t.tags
             FROM tokenkeeper.token AS t JOIN tokenkeeper.topic AS o USING (environment, topic) JOIN tokenkeeper.ledger AS l USING (topic_id, token_key)
             """, user: "postgres")
     }
@@ -374,7 +388,8 @@ private struct AttachedTable: Sendable {
                     WHEN b.registered_at IS NULL THEN 'missing'
                     -- Also of a device that registered while the row was logged out, which the ledger does not learn.
                     WHEN r.last_seen > b.registered_at THEN 'behind'
-                    WHEN b.state = 'unregistered_by_app' AND b.superseded_at IS NULL THEN 'logged_in' END AS finding
+                    WHEN b.state = 'unregistered_by_app' AND b.superseded_at IS NULL THEN 'logged_in'
+                    WHEN b.state = 'active' AND NOT \(Self.hasDetails(of: "b")) THEN 'details' END AS finding
                 FROM rows AS r LEFT JOIN public.before AS b USING (topic, token)
                 UNION ALL
                 SELECT 'without_row' FROM public.before AS b WHERE b.state = 'active' AND NOT EXISTS (SELECT FROM rows AS r WHERE (r.topic, r.token) = (b.topic, b.token))

@@ -130,12 +130,13 @@ WITH read AS MATERIALIZED (
         ELSE j.finding END AS final
     FROM judged AS j WHERE j.finding IS NOT NULL
 ), repaired AS (
-    -- User and tags count from queued_at: from before this snapshot, so that what a trigger has queued meanwhile wins.
+    -- User and tags count from queued_at: from before this snapshot, so that what a trigger has queued meanwhile wins. Of two rows with one token, both
+    -- must come from the same row: so no two rows have the same instant.
     INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, queued_at)
     SELECT f.environment, f.topic, f.token, w.instant,
            CASE WHEN NOT f.unregistered AND f.final <> 'details' AND f.n NOT IN (SELECT g.n FROM given_up AS g) THEN f.device_id END,
            CASE WHEN NOT f.unregistered THEN f.user_id END, CASE WHEN NOT f.unregistered THEN f.tags END, f.unregistered, $3,
-           CASE WHEN w.is_again THEN greatest(w.instant, $4) ELSE $4 END
+           CASE WHEN f.unregistered THEN $4 ELSE greatest($4 - f.n * interval '1 microsecond', CASE WHEN w.is_again THEN w.instant END) END
     FROM (SELECT f.*, f.final = 'logged_in' OR coalesce(f.only_logout_at >= f.registered_at AND EXISTS (
               SELECT FROM tokenkeeper.unregistration_receipt AS u
               WHERE u.topic_id = f.topic_id AND u.token_key = f.token_key AND u.unregistered_by_app_at = f.only_logout_at AND u.source_id = ANY ($5)),
@@ -501,6 +502,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reconcile(regclass, boolean) IS
     'Compares like compare, and with dry_run => false queues what repairs the differences: registrations, and logouts, which pass the mass-failure guard and '
-    'can be undone with reinstate. It writes to the ledger only, never to the table. source_id is what withdraw takes to undo it all; null for a dry run. Raises 22023 if the table is not attached or has no key, TK002 if '
+    'can be undone with reinstate. It writes to the ledger only, never to the table. source_id is what withdraw takes to undo it all; null for a dry run. '
+    'Raises 22023 if the table is not attached or has no key, TK002 if '
     'it cannot be read: see fault in the view attachment.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reconcile(regclass, boolean) FROM PUBLIC;
