@@ -41,7 +41,9 @@ public struct Comparison: Sendable {
                 FROM tokenkeeper.attachment AS a
                 -- The daemon may have no right to use the schema, which a look-up of the table needs.
                 WHERE a.source_id = coalesce(
-                    (SELECT n.source_id FROM tokenkeeper.attachment AS n WHERE n.name = $1), tokenkeeper.attachment_of($1::regclass))
+                    (SELECT n.source_id FROM tokenkeeper.attachment AS n WHERE n.name = $1),
+                    -- Not as $1::regclass, which the planner would evaluate.
+                    (SELECT tokenkeeper.attachment_of(t.name::regclass) FROM (SELECT $1::text AS name OFFSET 0) AS t))
                 """, [.text(table), .bool(isRepaired)]
             ).one { row throws(DatabaseError) in (try row.read(), try row.read(), try row.read()) }
         }

@@ -136,7 +136,8 @@ import Testing
         try devices.app("ALTER TABLE app.devices DISABLE TRIGGER USER")
         try devices.app("DELETE FROM app.devices WHERE push_token IN ('0001', ' 00 02')")
         // Written while the triggers were disabled.
-        try devices.app("INSERT INTO app.devices (push_token, last_seen) VALUES ('00-01', now() - interval '2 days')")
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen, user_id) VALUES ('00-01', now() - interval '2 days', 7)")
         try devices.app("ALTER TABLE app.devices ENABLE TRIGGER USER")
         #expect(try devices.differences() == "without_row 1")
         #expect(try spellings(devices) == " 00 02,00-01,0xAb04")
