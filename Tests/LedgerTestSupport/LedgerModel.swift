@@ -41,7 +41,7 @@ public struct LedgerModel {
     }
 
     private var unregistrations: [Key: Set<Logout>] = [:]
-    private var exclusions: [Exclusion] = []
+    private var exclusions: [Scope: [ClosedRange<Int>]] = [:]
 
     /// What an undo is of.
     public enum Cause: String, CaseIterable, Sendable {
@@ -50,10 +50,10 @@ public struct LedgerModel {
         case unregisteredByApp = "unregistered_by_app"
     }
 
-    struct Exclusion {
+    /// What an undo concerns, within its window. Thousands of them in one list would take most of a long test's time.
+    private struct Scope: Hashable {
         var environment: String
         var topic: String
-        var window: ClosedRange<Int>
         var cause: Cause
     }
 
@@ -81,22 +81,21 @@ public struct LedgerModel {
 
     /// Suspects whose instant lies in the window never count; or 410s, or logouts of a source, that were received in it.
     public mutating func reinstate(_ environment: String, _ topic: String, _ window: ClosedRange<Int>, _ cause: Cause) {
-        exclusions.append(Exclusion(environment: environment, topic: topic, window: window, cause: cause))
+        exclusions[Scope(environment: environment, topic: topic, cause: cause), default: []].append(window)
     }
 
     private func isUndone(_ key: Key, _ instant: Int, _ cause: Cause) -> Bool {
-        exclusions.contains {
-            $0.cause == cause && $0.environment == key.environment && $0.topic == key.topic
-                && $0.window.contains(instant)
-        }
+        exclusions[Scope(environment: key.environment, topic: key.topic, cause: cause)]?.contains {
+            $0.contains(instant)
+        } ?? false
     }
 
     /// Forgets a token in every topic.
     public mutating func forget(_ token: String) {
-        registrations = registrations.filter { $0.key.token != token }
-        stale = stale.filter { $0.key.token != token }
-        suspects = suspects.filter { $0.key.token != token }
-        unregistrations = unregistrations.filter { $0.key.token != token }
+        for key in registrations.keys where key.token == token { registrations[key] = nil }
+        for key in stale.keys where key.token == token { stale[key] = nil }
+        for key in suspects.keys where key.token == token { suspects[key] = nil }
+        for key in unregistrations.keys where key.token == token { unregistrations[key] = nil }
     }
 
     /// What the token's latest registration that named or cleared it says; nil if that cleared it, or there is none.

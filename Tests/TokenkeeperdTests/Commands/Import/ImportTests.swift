@@ -80,7 +80,8 @@ import Testing
     @Test func `an import that is killed again and again queues every row once, and refuses every broken line once`()
         throws
     {
-        let lines = Soak.size(100_000, whole: 1_000_000)
+        // Several batches between two kills.
+        let lines = Soak.size(100_000, whole: 400_000)
         let folder = try TemporaryDirectory()
         let file = "\(folder.path)/devices.csv"
         try Self.file(lines: lines, to: file)
@@ -133,7 +134,7 @@ import Testing
     @Test func `an import that is killed halfway leaves the ledger and the refused lines of an undisturbed one`() throws
     {
         // At least three batches.
-        let lines = Soak.size(50_000, whole: 300_000)
+        let lines = Soak.size(50_000, whole: 150_000)
         let folder = try TemporaryDirectory()
         let file = "\(folder.path)/devices.csv"
         try Self.file(lines: lines, repeats: true, to: file)
