@@ -99,6 +99,7 @@ import Testing
         let dry = try sweep(dryRun: true)
         #expect(dry.tables.map(\.due) == [6] && dry.tables.map(\.rows) == [40] && dry.tables.map(\.cleaned) == [0])
         #expect(try marked == "")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.cleaned_row") == "0")
         let report = try sweep()
         #expect(report.outcome == .finished, "\(report)")
         #expect(report.tables.map(\.cleaned) == [6])
@@ -112,6 +113,86 @@ import Testing
                 == "mark|active|false|6|0|40|0")
         try clean(", 'off'")
         #expect(try sweep().tables.isEmpty)
+    }
+
+    @Test func `a token is due once the ledger has known a valid 410 for long, and no later one`() throws {
+        // 1 is suppressed since today. 2: its 410 came today, although it has been suppressed for long. 3 has an old 410 and one of today, and 4
+        // only an old one from before its registration.
+        try database.psql(
+            """
+            UPDATE tokenkeeper.ledger SET suppressed_since = now() WHERE token_key = decode('0001', 'hex');
+            UPDATE tokenkeeper.stale_receipt SET queued_at = now() WHERE token_key = decode('0002', 'hex');
+            UPDATE tokenkeeper.ledger SET stale_at = now() WHERE token_key = decode('0003', 'hex');
+            UPDATE tokenkeeper.stale_receipt SET stale_at = '2024-12-01Z' WHERE token_key = decode('0004', 'hex');
+            """)
+        try clean()
+        #expect(try sweep().tables.map(\.cleaned) == [6])
+        #expect(try marked == "5 6 7 8 9 10")
+    }
+
+    @Test func `a token that comes back, or gets another state, before it is locked is left alone`() throws {
+        try clean()
+        // This runs between the reading and the lock, like another session.
+        try database.psql(
+            """
+            CREATE OR REPLACE FUNCTION tokenkeeper.cleaning_obstacle(of_topic integer) RETURNS text LANGUAGE plpgsql AS $$
+            BEGIN
+                PERFORM tokenkeeper.register('0001', 't'), tokenkeeper.unregister('0002', 't');
+                RETURN NULL;
+            END $$
+            """)
+        #expect(
+            try database.psql(
+                "SELECT rows, due, cleaned FROM tokenkeeper.clean_next(1, false, NULL, 1000, false)", user: "a_daemon")
+                == "40|8|8")
+        #expect(try marked == "3 4 5 6 7 8 9 10")
+    }
+
+    @Test(arguments: [false, true], [1, 2, 5, 10, 40, 41])
+    func `a sweep comes through the whole table whatever it reads at a time`(byToken: Bool, page: Int) throws {
+        try database.psql("SELECT tokenkeeper.ensure_topic('sandbox', 't')")
+        try clean()
+        if byToken { try readByToken() }
+        var daemon = try database.connect(user: "a_daemon")
+        var (after, due, pages) = ("NULL", 0, 0)
+        repeat {
+            let batch = try daemon.lines(
+                "SELECT due, quote_nullable(next) FROM tokenkeeper.clean_next(1, \(byToken), \(after), \(page), true)",
+                columns: 2)[0].split(separator: "|").map(String.init)
+            due += Int(batch[0]) ?? 0
+            after = batch[1]
+            pages += 1
+        } while after != "NULL" && pages < 100
+        #expect(due == 10)
+        #expect(pages <= (byToken ? 10 : 40) / page + 2)
+    }
+
+    @Test func `a sweep stops where something goes wrong meanwhile`() throws {
+        try clean()
+        try database.psql("INSERT INTO tokenkeeper.topic_guard (topic_id, tripped_at) VALUES (1, now())")
+        let cleaned = "SELECT cleaned, obstacle IS NOT NULL FROM tokenkeeper.clean_next(1, false, NULL, 1000, false)"
+        #expect(try database.psql(cleaned, user: "a_daemon") == "0|t")
+        // An undo that is done is in nobody's way.
+        try database.psql(
+            """
+            DELETE FROM tokenkeeper.topic_guard;
+            INSERT INTO tokenkeeper.exclusion (topic_id, cause, since, until, finished_at) VALUES (1, 'stale', now(), now(), now())
+            """)
+        #expect(try database.psql(cleaned, user: "a_daemon") == "10|f")
+    }
+
+    @Test func `what was cleaned is restored for one table, since an instant`() throws {
+        try clean()
+        try sweep()
+        try database.psql(
+            """
+            UPDATE tokenkeeper.cleaned_row SET cleaned_at = now() - interval '2 days' WHERE key = '1';
+            UPDATE tokenkeeper.cleaned_row SET table_id = 'tokenkeeper.topic' WHERE key = '2';
+            """)
+        #expect(
+            try database.psql(
+                "SELECT tokenkeeper.restore_cleaned('public.devices', now() - interval '1 day')", user: "a_app") == "8")
+        #expect(try marked == "1 2")
     }
 
     @Test func `an instant or any column can be the mark`() throws {
@@ -204,7 +285,10 @@ import Testing
 
     @Test func `a sweep looks up stale tokens in the table, however the rows spell them`() throws {
         try clean(", mark_column => 'gone_at'")
-        #expect(try plan == "f|", "nobody has read how the rows spell their tokens, nor counted them")
+        try database.psql("UPDATE tokenkeeper.attached_table SET rows_read_at = now()")
+        #expect(try plan == "f|", "nobody has counted the rows")
+        try database.psql("UPDATE tokenkeeper.attached_table SET rows_read_at = NULL; ANALYZE devices")
+        #expect(try plan == "f|", "nobody has read how the rows spell their tokens")
         // The third spelling is unusual, and the last device has two rows. The fifth row has another environment, in a topic of its own.
         try database.psql(
             """
@@ -259,13 +343,18 @@ import Testing
         let report = try sweep()
         #expect(report.tables.first?.refused?.contains("visit_device_fkey of public.visit") == true, "\(report)")
         #expect(throws: (any Error).self) { try clean(", 'delete'") }
+        try database.psql(
+            "ALTER TABLE visit DROP CONSTRAINT visit_device_fkey, ADD FOREIGN KEY (device) REFERENCES devices ON DELETE SET NULL",
+            user: "a_app")
+        #expect(throws: (any Error).self) { try clean(", 'delete'") }
         try clean(", 'delete', cascades => true")
         let confirmed = try sweep()
         #expect(confirmed.tables.map(\.cleaned) == [9] && confirmed.tables.map(\.failed) == [1])
         #expect(try ids("id <= 10") == "7", "another table refers to it")
         #expect(
-            try database.psql("SELECT failure LIKE '%bill_device_fkey%' FROM tokenkeeper.cleaning", user: "a_app")
-                == "t")
+            try database.psql(
+                "SELECT cleaned, failed, failure LIKE '%bill_device_fkey%' FROM tokenkeeper.cleaning", user: "a_app")
+                == "9|1|t")
     }
 
     @Test(arguments: [false, true])

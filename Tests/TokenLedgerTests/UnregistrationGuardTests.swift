@@ -192,6 +192,18 @@ import Testing
         )
     }
 
+    @Test func `an undone window has both of its ends, and concerns no other cause`() throws {
+        try register(1...4)
+        _ = try database.logOut(1...1, received: "2025-02-01Z")
+        #expect(try database.reinstate("2025-02-01Z", "2025-02-03Z", cause: "unregistered_by_app") == "1")
+        for (number, day) in [(1, "2025-02-01Z"), (2, "2025-02-02Z"), (3, "2025-02-03Z")] {
+            #expect(try database.logOut(number...number, received: day) == "excluded 1")
+        }
+        #expect(try database.logOut(4...4, received: "2025-02-03T00:00:01Z") == "recorded 1")
+        try database.psql("UPDATE tokenkeeper.exclusion SET cause = 'suspect'")
+        #expect(try database.logOut(3...3, received: "2025-02-03Z") == "recorded 1")
+    }
+
     /// Where the application's own logout lies, relative to the logout from the source that is undone.
     @Test(arguments: ["before", "between", "after", "earlier instant", "same batch"])
     func `a logout by the application survives the undo`(_ when: String) throws {
