@@ -69,6 +69,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.register(text, text, text, timestamptz, text, text[], text),
     tokenkeeper.register_many(jsonb, text, text, boolean),
     tokenkeeper.unregister(text, text, text, timestamptz),
+    tokenkeeper.tag(text, text, text, text, text, text[], text[], timestamptz),
     tokenkeeper.forget(text),
     tokenkeeper.forget_device(text),
     tokenkeeper.forget_user(text)

@@ -41,6 +41,18 @@ public struct LedgerModel {
     }
 
     private var unregistrations: [Key: Set<Logout>] = [:]
+
+    /// That a tag was added or removed.
+    struct TagChange {
+        var at: Int
+        var tag: String
+        var isAdded: Bool
+    }
+
+    private var tagChanges: [Key: [TagChange]] = [:]
+    /// By environment, topic and device.
+    private var deviceTagChanges: [[String]: [TagChange]] = [:]
+
     private var exclusions: [Scope: [ClosedRange<Int>]] = [:]
 
     /// What an undo is of.
@@ -71,6 +83,17 @@ public struct LedgerModel {
         unregistrations[key, default: []].insert(Logout(at: at, receivedAt: receivedAt))
     }
 
+    public mutating func tag(_ key: Key, _ at: Int, _ tag: String, isAdded: Bool) {
+        tagChanges[key, default: []].append(TagChange(at: at, tag: tag, isAdded: isAdded))
+    }
+
+    public mutating func tag(
+        device: String, _ environment: String, _ topic: String, _ at: Int, _ tag: String, isAdded: Bool
+    ) {
+        deviceTagChanges[[environment, topic, device], default: []].append(
+            TagChange(at: at, tag: tag, isAdded: isAdded))
+    }
+
     public mutating func dies(_ key: Key, _ at: Int, _ reason: String, receivedAt: Int) {
         stale[key, default: []].insert(Receipt(word: Word(at: at, reason: reason), receivedAt: receivedAt))
     }
@@ -96,6 +119,7 @@ public struct LedgerModel {
         for key in stale.keys where key.token == token { stale[key] = nil }
         for key in suspects.keys where key.token == token { suspects[key] = nil }
         for key in unregistrations.keys where key.token == token { unregistrations[key] = nil }
+        for key in tagChanges.keys where key.token == token { tagChanges[key] = nil }
     }
 
     /// What the token's latest registration that named or cleared it says; nil if that cleared it, or there is none.
@@ -132,7 +156,7 @@ public struct LedgerModel {
     }
 
     /// The latest tags of each device's tokens: the current token inherits them if it never had any of its own.
-    private func deviceTags() -> [[String]: String] {
+    private func deviceTags() -> [[String]: (at: Int, tags: String)] {
         var latest: [[String]: (at: Int, tags: String)] = [:]
         for key in registrations.keys {
             guard let device = device(of: key), let own = ownTags(key) else { continue }
@@ -140,13 +164,48 @@ public struct LedgerModel {
             if let known = latest[of], known >= own { continue }
             latest[of] = own
         }
-        return latest.mapValues(\.tags)
+        return latest
+    }
+
+    /// A registration of the token with tags ends earlier changes.
+    private func countingTagChanges(_ key: Key) -> [TagChange] {
+        (tagChanges[key] ?? []).filter { $0.at >= ownTags(key)?.at ?? .min }
+    }
+
+    /// The changes of each device and of its tokens: they concern its current token.
+    private func allDeviceTagChanges() -> [[String]: [TagChange]] {
+        var all = deviceTagChanges
+        for key in tagChanges.keys {
+            guard let device = device(of: key) else { continue }
+            all[[key.environment, key.topic, device], default: []] += countingTagChanges(key)
+        }
+        return all
+    }
+
+    /// What the changes leave: for each tag, the latest of the registration and the changes; at the same instant the change, and the removal before the
+    /// addition.
+    private static func apply(_ changes: [TagChange], to registered: (at: Int, tags: String)?) -> String? {
+        var tags = registered.map { $0.tags.split(separator: ",").map(String.init) } ?? []
+        var latest: [String: TagChange] = [:]
+        for change in changes where change.at >= registered?.at ?? .min {
+            if let known = latest[change.tag], (known.at, known.isAdded ? 0 : 1) >= (change.at, change.isAdded ? 0 : 1)
+            {
+                continue
+            }
+            latest[change.tag] = change
+        }
+        tags.removeAll { latest[$0]?.isAdded == false }
+        for (tag, change) in latest.sorted(by: { $0.key < $1.key }) where change.isAdded && !tags.contains(tag) {
+            tags.append(tag)
+        }
+        return tags.joined(separator: ",")
     }
 
     /// `environment|topic|token|state|registered_at|invalidated_at|reason|device|user|tags`, one line per known token.
     public func told() -> Set<String> {
         let named = named()
         let deviceTags = deviceTags()
+        let deviceTagChanges = allDeviceTagChanges()
         var lines: Set<String> = []
         for key in Set(registrations.keys).union(stale.keys).union(suspects.keys).union(unregistrations.keys) {
             let counting = (suspects[key] ?? []).filter { !isUndone(key, $0.at, .suspect) }
@@ -172,12 +231,15 @@ public struct LedgerModel {
             // The first of the greatest, in this order.
             let cause = causes.max { $0.at < $1.at }.flatMap { top in causes.first { $0.at == top.at } }
             let suppressed = cause.map { $0.at >= registered ?? .min } ?? false
-            var tags = ownTags(key)?.tags
-            if tags == nil, let device, !key.topic.hasSuffix(".push-type.liveactivity"),
+            var registeredTags = ownTags(key)
+            var changes = countingTagChanges(key)
+            if let device, !key.topic.hasSuffix(".push-type.liveactivity"),
                 named[[key.environment, key.topic, device]] == key.token
             {
-                tags = deviceTags[[key.environment, key.topic, device]]
+                registeredTags = registeredTags ?? deviceTags[[key.environment, key.topic, device]]
+                changes = deviceTagChanges[[key.environment, key.topic, device]] ?? []
             }
+            let tags = Self.apply(changes, to: registeredTags)
             let columns = [
                 key.environment, key.topic, key.token, suppressed ? cause?.state ?? "" : "active",
                 registered.map(String.init) ?? "", cause.map { String($0.at) } ?? "", cause?.reason ?? "", device ?? "",
@@ -191,11 +253,11 @@ public struct LedgerModel {
     /// The number of columns of a line.
     public static let columns = 10
 
-    /// The same lines, read from the ledger.
+    /// The same lines, read from the ledger. A token of which only changes of tags are known has none.
     public static let ledger = """
         SELECT t.environment, t.topic, t.token, t.state, extract(epoch FROM t.registered_at)::bigint,
                extract(epoch FROM t.invalidated_at)::bigint, t.reason, t.device_id, t.user_id,
                array_to_string(t.tags, ',')
-        FROM tokenkeeper.token AS t
+        FROM tokenkeeper.token AS t WHERE num_nulls(t.registered_at, t.invalidated_at) < 2
         """
 }

@@ -49,10 +49,21 @@ import Testing
         let rows = (0..<Soak.size(800, whole: 8_000)).map { _ in
             QueuedRegistration.random("one", tokens: tokens, devices: devices, instants: instants, &chance)
         }
-        for row in rows.shuffled(using: &chance) {
-            try owner.execute(row.call)
-            row.apply(to: &model)
+        // And changes of tags, between them.
+        let changes = (0..<rows.count / 5).map { _ in
+            QueuedRegistration.TagCall.random("one", tokens: tokens, devices: devices, instants: instants, &chance)
         }
+        var calls = rows.map(\.call) + changes.map(\.call)
+        calls.shuffle(using: &chance)
+        for call in calls { try owner.execute(call) }
+        for row in rows { row.apply(to: &model) }
+        for change in changes { change.apply(to: &model) }
+        var leftChanges = changes.shuffled(using: &chance).map { change in
+            var change = change
+            change.topic = "many"
+            return change
+        }
+        for change in leftChanges { change.apply(to: &model) }
         var left = rows.shuffled(using: &chance).map { row in
             var row = row
             row.topic = "many"
@@ -64,6 +75,11 @@ import Testing
                 left.prefix(Int.random(in: 1...[1, 20, 300].randomElement(using: &chance)!, using: &chance)))
             left.removeFirst(batch.count)
             for row in batch { row.apply(to: &model) }
+            let some =
+                left.isEmpty
+                ? leftChanges.count : Int.random(in: 0...min(batch.count, leftChanges.count), using: &chance)
+            for change in leftChanges.prefix(some) { try owner.execute(change.call) }
+            leftChanges.removeFirst(some)
             if Int.random(in: 0..<5, using: &chance) == 0 {
                 for row in batch.prefix(20) { try owner.execute(row.call) }
                 try daemon.apply(Array(batch.dropFirst(20)))

@@ -100,3 +100,265 @@ COMMENT ON FUNCTION tokenkeeper.tag_query(text) IS
     'differ. Null for null. Raises 22023, with the position in characters from 1 and what was expected, for an invalid expression, a tag over 512 bytes, over '
     '1000 tags, over 100 nested parentheses, and an expression over 65536 bytes.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.tag_query(text) FROM PUBLIC;
+
+-- Changes of tags. ledger.tags has them already, so that the index and the audiences look at one column. What decides about registrations, devices and
+-- inherited tags is the tags without the changes: so whoever may change these takes the changes off first, and applies them again at the end.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.latest_tag_changes(changes tokenkeeper.tag_change[], since timestamptz) RETURNS tokenkeeper.tag_change[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT array_agg(ROW(l.tag, l.changed_at, l.added)::tokenkeeper.tag_change ORDER BY l.tag)
+    FROM (SELECT DISTINCT ON (c.tag) c.tag, c.changed_at, c.added FROM unnest(changes) AS c
+          WHERE since IS NULL OR c.changed_at >= since
+          -- At the same instant, the removal counts.
+          ORDER BY c.tag, c.changed_at DESC, c.added) AS l
+$$;
+COMMENT ON FUNCTION tokenkeeper.latest_tag_changes(tokenkeeper.tag_change[], timestamptz) IS
+    'The latest change of each tag, without those before since; null if there is none. Of two at the same instant, the removal.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.latest_tag_changes(tokenkeeper.tag_change[], timestamptz) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.without_tag_changes(of_topic integer, keys bytea[], devices text[]) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    key bytea;
+    device text COLLATE "C";
+    found_some boolean := false;
+BEGIN
+    FOREACH key IN ARRAY keys LOOP
+        UPDATE tokenkeeper.ledger AS l SET tags = l.registered_tags, registered_tags = NULL, has_tag_changes = NULL
+        WHERE l.topic_id = of_topic AND l.token_key = key AND l.has_tag_changes;
+        found_some := found_some OR FOUND;
+    END LOOP;
+    FOREACH device IN ARRAY coalesce(devices, '{}') LOOP
+        EXIT WHEN found_some;
+        found_some := EXISTS (SELECT FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = device AND d.tag_changes IS NOT NULL)
+            OR EXISTS (SELECT FROM tokenkeeper.ledger AS l
+                       WHERE l.device_id = device AND l.topic_id + 0 = of_topic AND l.tag_changes IS NOT NULL);
+    END LOOP;
+    RETURN found_some;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.without_tag_changes(integer, bytea[], text[]) IS
+    'Sets the tags of these tokens, which the caller has locked, to what they are without changes. Returns whether apply_tag_changes must be called '
+    'afterwards: one of the tokens had changes, or a change of one of the devices may concern it.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.without_tag_changes(integer, bytea[], text[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.apply_tag_changes(of_topic integer, keys bytea[]) RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    one_token boolean := (SELECT tokenkeeper.has_one_token_per_device(t.topic) FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic);
+    key bytea;
+    token tokenkeeper.ledger;
+    place tokenkeeper.device;
+    changes tokenkeeper.tag_change[];
+    removed text[] COLLATE "C";
+    added text[] COLLATE "C";
+    result text[] COLLATE "C";
+    most integer := 0;
+BEGIN
+    -- A registration with tags ends the token's own earlier changes.
+    FOREACH key IN ARRAY keys LOOP
+        UPDATE tokenkeeper.ledger AS l SET tag_changes = tokenkeeper.latest_tag_changes(l.tag_changes, l.tags_at)
+        WHERE l.topic_id = of_topic AND l.token_key = key
+          AND EXISTS (SELECT FROM unnest(l.tag_changes) AS c WHERE c.changed_at < l.tags_at);
+    END LOOP;
+    FOREACH key IN ARRAY keys LOOP
+        SELECT l.* INTO token FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
+        CONTINUE WHEN NOT FOUND;
+        changes := token.tag_changes;
+        place := NULL;
+        IF one_token AND token.device_id IS NOT NULL AND token.superseded_at IS NULL THEN
+            SELECT d.* INTO place FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = token.device_id;
+            changes := place.tag_changes || ARRAY(
+                SELECT c FROM tokenkeeper.ledger AS l CROSS JOIN LATERAL unnest(l.tag_changes) AS c
+                WHERE l.device_id = token.device_id AND l.topic_id + 0 = of_topic AND l.tag_changes IS NOT NULL);
+        END IF;
+        CONTINUE WHEN coalesce(cardinality(changes), 0) = 0;
+        changes := tokenkeeper.latest_tag_changes(changes, coalesce(token.tags_at, place.tags_at));
+        SELECT coalesce(array_agg(c.tag) FILTER (WHERE NOT c.added), '{}'),
+               coalesce(array_agg(c.tag ORDER BY c.tag) FILTER (WHERE c.added AND c.tag <> ALL (coalesce(token.tags, '{}'))), '{}')
+        INTO removed, added FROM unnest(changes) AS c;
+        result := ARRAY(SELECT t.tag FROM unnest(token.tags) WITH ORDINALITY AS t (tag, n) WHERE t.tag <> ALL (removed) ORDER BY t.n) || added;
+        most := greatest(most, cardinality(result));
+        UPDATE tokenkeeper.ledger AS l
+        SET tags = CASE WHEN token.tags IS NOT NULL OR result <> '{}' THEN result[1:1000] END, registered_tags = token.tags, has_tag_changes = true
+        WHERE l.topic_id = of_topic AND l.token_key = key;
+    END LOOP;
+    RETURN most;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.apply_tag_changes(integer, bytea[]) IS
+    'Applies the changes of tags to these tokens, which the caller has locked together with their devices and has given to without_tag_changes. Returns the '
+    'greatest number of tags that one of them would have; beyond 1000 they are cut off.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.apply_tag_changes(integer, bytea[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.keep_tag_changes() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+BEGIN
+    UPDATE tokenkeeper.device AS d SET tag_changes = tokenkeeper.latest_tag_changes(d.tag_changes || old.tag_changes, NULL)
+    WHERE d.topic_id = old.topic_id AND d.device_id = old.device_id;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.keep_tag_changes() IS
+    'A trigger: the device keeps the changes of tags of a token that is deleted, as it keeps the tags.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.keep_tag_changes() FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.change_tags(of_topic integer, key bytea, device text, changes tokenkeeper.tag_change[]) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    one_token boolean := (SELECT tokenkeeper.has_one_token_per_device(t.topic) FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic);
+    devices text[] COLLATE "C" := ARRAY[device];
+    seen tokenkeeper.ledger;
+    merged tokenkeeper.tag_change[];
+    busy bytea;
+    tokens bytea[];
+    most integer;
+BEGIN
+    LOOP
+        busy := NULL;
+        IF key <> '' THEN
+            SELECT l.* INTO seen FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
+            IF NOT FOUND THEN
+                -- The change may arrive before the registration.
+                INSERT INTO tokenkeeper.ledger (topic_id, token_key) VALUES (of_topic, key) ON CONFLICT DO NOTHING;
+                CONTINUE;
+            END IF;
+            devices := CASE WHEN one_token AND seen.device_id IS NOT NULL THEN ARRAY[seen.device_id] ELSE '{}' END;
+        END IF;
+        -- As in register: whoever holds a device never waits for a token.
+        BEGIN
+            SELECT d.busy, d.tokens INTO busy, tokens FROM tokenkeeper.lock_devices(of_topic, devices, key) AS d;
+            IF busy IS NOT NULL THEN
+                RAISE EXCEPTION 'a token of the device is locked' USING ERRCODE = 'TK001';
+            END IF;
+            IF key <> '' AND NOT EXISTS (
+                SELECT FROM tokenkeeper.ledger AS l
+                WHERE l.topic_id = of_topic AND l.token_key = key AND l.device_id IS NOT DISTINCT FROM seen.device_id) THEN
+                RAISE EXCEPTION 'the token has another device now, or is gone' USING ERRCODE = 'TK001';
+            END IF;
+            EXIT;
+        EXCEPTION WHEN SQLSTATE 'TK001' THEN
+            IF busy IS NOT NULL THEN
+                -- Wait for it without holding anything, and do not keep it either.
+                BEGIN
+                    PERFORM FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = busy FOR NO KEY UPDATE;
+                    RAISE EXCEPTION 'the token is free' USING ERRCODE = 'TK001';
+                EXCEPTION WHEN SQLSTATE 'TK001' THEN
+                    NULL;
+                END;
+            END IF;
+        END;
+    END LOOP;
+    PERFORM tokenkeeper.without_tag_changes(of_topic, tokens, '{}');
+    IF key <> '' THEN
+        UPDATE tokenkeeper.ledger AS l SET tag_changes = tokenkeeper.latest_tag_changes(l.tag_changes || changes, l.tags_at)
+        WHERE l.topic_id = of_topic AND l.token_key = key
+        RETURNING l.tag_changes INTO merged;
+    ELSE
+        UPDATE tokenkeeper.device AS d SET tag_changes = tokenkeeper.latest_tag_changes(d.tag_changes || changes, NULL)
+        WHERE d.topic_id = of_topic AND d.device_id = devices[1]
+        RETURNING d.tag_changes INTO merged;
+    END IF;
+    most := tokenkeeper.apply_tag_changes(of_topic, tokens);
+    IF greatest(cardinality(merged), most) > 1000 THEN
+        RAISE EXCEPTION '%', CASE
+            WHEN most > 1000 THEN 'the token would have ' || most || ' tags, expected at most 1000'
+            ELSE 'there would be changes of ' || cardinality(merged) || ' tags, expected at most 1000' END
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'A registration with tags ends earlier changes.';
+    END IF;
+    RETURN EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = ANY (tokens)
+                   AND l.registered_at > '-infinity' AND l.has_tag_changes AND (key <> '' OR l.superseded_at IS NULL));
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.change_tags(integer, bytea, text, tokenkeeper.tag_change[]) IS
+    'Internal: applies changes of tags to a token, or, if its key is empty, to a device. Returns whether that has a registered token.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.change_tags(integer, bytea, text, tokenkeeper.tag_change[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.tag(
+    topic text,
+    environment text DEFAULT 'production',
+    token text DEFAULT NULL,
+    device_id text DEFAULT NULL,
+    user_id text DEFAULT NULL,
+    add text[] DEFAULT NULL,
+    remove text[] DEFAULT NULL,
+    changed_at timestamptz DEFAULT clock_timestamp()) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    key bytea := tokenkeeper.token_key(tag.token);
+    device text COLLATE "C" := tag.device_id;
+    who text COLLATE "C" := tag.user_id;
+    receipt timestamptz := clock_timestamp();
+    -- As in register: an instant in the future counts as now.
+    moment timestamptz := least(coalesce(tag.changed_at, receipt), receipt);
+    changes tokenkeeper.tag_change[];
+    fault text;
+    of_topic integer;
+    keys bytea[];
+    tokens bigint := 0;
+BEGIN
+    IF num_nonnulls(tag.token, device, who) <> 1 THEN
+        RAISE EXCEPTION '% of token, device_id and user_id are given, expected one', num_nonnulls(tag.token, device, who)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF tag.token IS NOT NULL AND key IS NULL THEN
+        PERFORM tokenkeeper.raise_malformed_token(tag.token);
+    END IF;
+    fault := CASE
+        WHEN octet_length(device) NOT BETWEEN 1 AND 512 THEN 'device_id is ' || octet_length(device) || ' bytes long, expected 1 to 512'
+        WHEN octet_length(who) NOT BETWEEN 1 AND 512 THEN 'user_id is ' || octet_length(who) || ' bytes long, expected 1 to 512'
+        WHEN NOT isfinite(tag.changed_at) THEN 'changed_at is ' || tag.changed_at || ', expected a finite instant'
+        WHEN greatest(array_ndims(tag.add), array_ndims(tag.remove)) > 1
+            THEN 'add or remove is an array of ' || greatest(array_ndims(tag.add), array_ndims(tag.remove)) || ' dimensions, expected one'
+        WHEN greatest(cardinality(tag.add), cardinality(tag.remove)) > 1000
+            THEN 'add or remove has ' || greatest(cardinality(tag.add), cardinality(tag.remove)) || ' elements, expected at most 1000'
+        ELSE (SELECT 'a tag is ' || coalesce(octet_length(t) || ' bytes long', 'null') || ', expected 1 to 512 bytes'
+              FROM unnest(tag.add || tag.remove) AS t WHERE t IS NULL OR octet_length(t) NOT BETWEEN 1 AND 512 LIMIT 1) END;
+    IF fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    of_topic := tokenkeeper.ensure_topic(coalesce(tag.environment, 'production'), tag.topic);
+    changes := tokenkeeper.latest_tag_changes(
+        ARRAY(SELECT ROW(t, moment, true)::tokenkeeper.tag_change FROM unnest(tag.add) AS t)
+        || ARRAY(SELECT ROW(t, moment, false)::tokenkeeper.tag_change FROM unnest(tag.remove) AS t), NULL);
+    IF device IS NOT NULL AND tokenkeeper.has_one_token_per_device(tag.topic) THEN
+        RETURN tokenkeeper.change_tags(of_topic, '', device, coalesce(changes, '{}'))::integer;
+    END IF;
+    keys := CASE
+        WHEN key IS NOT NULL THEN ARRAY[key]
+        WHEN device IS NOT NULL THEN ARRAY(
+            SELECT l.token_key FROM tokenkeeper.ledger AS l WHERE l.device_id = device AND l.topic_id + 0 = of_topic ORDER BY l.token_key)
+        -- In the order of their devices, as everywhere.
+        ELSE ARRAY(SELECT l.token_key FROM tokenkeeper.ledger AS l
+                   WHERE l.user_id = who AND l.topic_id + 0 = of_topic ORDER BY l.device_id, l.token_key) END;
+    FOREACH key IN ARRAY keys LOOP
+        tokens := tokens + tokenkeeper.change_tags(of_topic, key, NULL, coalesce(changes, '{}'))::integer;
+    END LOOP;
+    RETURN tokens;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[], timestamptz) IS
+    'Adds and removes tags of a token, of a device, or of each token that a user has now; in the caller''s transaction. Returns how many registered tokens '
+    'it concerns. For each tag, the latest of the latest registration with tags and the latest change decides, in whatever order they arrive; at the same '
+    'instant the change counts, and the removal before the addition. A change may be earlier than the first registration of the token or the device; a user '
+    'without tokens has none to change. A device''s next token has the changes of its former tokens. Raises 22023 for a malformed token, an unknown '
+    'environment, an empty topic, an infinite instant, not exactly one of token, device_id and user_id, one of them that is empty or over 512 bytes, a tag '
+    'that is null, empty or over 512 bytes, an array of several dimensions or with over 1000 elements, and over 1000 tags of a token.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[], timestamptz) FROM PUBLIC;

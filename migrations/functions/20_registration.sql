@@ -150,9 +150,9 @@ BEGIN
         place.tags_at := NULL;
         place.tags := NULL;
         place.tags_of := '';
-        SELECT l.tags_at, l.tags, l.token_key INTO place.tags_at, place.tags, place.tags_of FROM tokenkeeper.ledger AS l
+        SELECT l.tags_at, coalesce(l.registered_tags, l.tags), l.token_key INTO place.tags_at, place.tags, place.tags_of FROM tokenkeeper.ledger AS l
         WHERE l.device_id = this AND l.topic_id + 0 = of_topic AND l.superseded_at IS NOT NULL AND l.tags_at IS NOT NULL
-        ORDER BY l.tags_at DESC, l.tags DESC LIMIT 1;
+        ORDER BY l.tags_at DESC, coalesce(l.registered_tags, l.tags) DESC LIMIT 1;
         place.tags_of := coalesce(place.tags_of, '');
     END IF;
     IF (place.tags_at, place.tags_of) IS DISTINCT FROM (was.tags_at, was.tags_of) OR place.tags IS DISTINCT FROM was.tags THEN
@@ -166,7 +166,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.update_device(integer, text, bytea, bytea[], timestamptz) IS
     'Decides which token of a device is current, which are superseded, and what tags the current one inherits. Records this in the history, except for '
-    'the token that is being registered. The caller holds the locks that lock_devices takes; tokens is what it returned.';
+    'the token that is being registered. The caller holds the locks that lock_devices takes; tokens is what it returned. Their tags are without '
+    'changes; see without_tag_changes.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.update_device(integer, text, bytea, bytea[], timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_crowded(of_topic integer, device text, joins boolean) RETURNS boolean
@@ -257,6 +258,7 @@ DECLARE
     alone boolean;
     is_asked boolean := false;
     is_new boolean := false;
+    has_changes boolean;
     busy bytea;
     tokens bytea[];
     devices text[] COLLATE "C";
@@ -318,6 +320,7 @@ BEGIN
             user_at = CASE WHEN new_user IS NULL THEN l.user_at ELSE moment END
         WHERE l.topic_id = of_topic AND l.token_key = key AND NOT l.suppressed AND l.registered_at > '-infinity'
           AND l.registered_at < moment - interval '1 second' AND (new_device IS NULL OR new_device = coalesce(l.device_id, ''))
+          AND (new_tags IS NULL OR l.has_tag_changes IS NULL)
           -- And no transaction that may still be open has locked or changed it: waiting for one here would keep the token locked in any case.
           AND l.xmax = '0';
         IF FOUND THEN
@@ -327,7 +330,8 @@ BEGIN
     SELECT l.* INTO seen FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
     quiet := quiet AND coalesce(seen.registered_at < moment - interval '1 second', true) AND NOT EXISTS (
         SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key AND l.xmax <> '0');
-    IF NOT quiet AND seen.registered_at > '-infinity' AND NOT seen.suppressed AND (new_device IS NULL OR new_device = coalesce(seen.device_id, '')) THEN
+    IF NOT quiet AND seen.registered_at > '-infinity' AND NOT seen.suppressed AND (new_device IS NULL OR new_device = coalesce(seen.device_id, ''))
+        AND (new_tags IS NULL OR seen.has_tag_changes IS NULL) THEN
         BEGIN
             UPDATE tokenkeeper.ledger AS l
             SET registered_at = greatest(l.registered_at, moment),
@@ -338,7 +342,7 @@ BEGIN
                                ELSE nullif(new_user, '') END,
                 user_at = CASE WHEN new_user IS NULL THEN l.user_at ELSE greatest(l.user_at, moment) END
             WHERE l.topic_id = of_topic AND l.token_key = key AND NOT l.suppressed AND l.registered_at > '-infinity'
-              AND (new_device IS NULL OR new_device = coalesce(l.device_id, ''));
+              AND (new_device IS NULL OR new_device = coalesce(l.device_id, '')) AND (new_tags IS NULL OR l.has_tag_changes IS NULL);
             IF FOUND THEN
                 RETURN true;
             END IF;
@@ -355,6 +359,7 @@ BEGIN
     LOOP
         old := NULL;
         busy := NULL;
+        tokens := NULL;
         IF is_fresh THEN
             is_fresh := false;
         ELSIF NOT is_new THEN
@@ -430,6 +435,10 @@ BEGIN
             END;
         END IF;
 
+        has_changes := tokenkeeper.without_tag_changes(of_topic, coalesce(tokens, ARRAY[key]), devices);
+        IF old.has_tag_changes THEN
+            old.tags := old.registered_tags;
+        END IF;
         IF NOT is_new THEN
             new := old;
             new.registered_at := greatest(old.registered_at, moment);
@@ -470,6 +479,9 @@ BEGIN
             END IF;
             PERFORM tokenkeeper.update_device(of_topic, device, key, tokens, receipt);
         END LOOP;
+        IF has_changes THEN
+            PERFORM tokenkeeper.apply_tag_changes(of_topic, coalesce(tokens, ARRAY[key]));
+        END IF;
 
         UPDATE tokenkeeper.ledger AS l
         SET suppressed_since = CASE WHEN l.suppressed THEN coalesce(l.suppressed_since, receipt) END
@@ -504,8 +516,8 @@ COMMENT ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, te
     'Records a registration, in the caller''s transaction; returns whether the token is sendable now. Call it at each launch of the app: '
     'each registration outranks an earlier 410 that arrives late. A device_id supersedes the device''s other tokens of the topic, except for Live Activities '
     'and controls; null keeps the current device, and with an empty one the token belongs to no device any more. In the same way, user_id is who uses the '
-    'token, null keeps the current user, and an empty one means nobody. Tags replace the token''s own and null tags keep them. A device''s current token that '
-    'never had tags has the latest of the device''s other tokens. Once a device has 1000 tokens, further tokens are registered without a device. '
+    'token, null keeps the current user, and an empty one means nobody. Tags replace the token''s own, and end earlier changes of them by tag; null tags keep '
+    'both. A device''s current token that never had tags has the latest of the device''s other tokens. Once a device has 1000 tokens, further tokens are registered without a device. '
     'Raises 22023 for a malformed token, an unknown environment, an empty topic, an infinite instant, a device_id or user_id over 512 bytes, a tag that is '
     'null, empty or over 512 bytes, more than 1000 tags, or an array of several dimensions.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[], text) FROM PUBLIC;

@@ -33,14 +33,15 @@ AS $$
 BEGIN
     WITH said AS MATERIALIZED (
         -- As in record, a subquery for each token, not a join. A token that is current, or has no device, and stays so, is independent: its
-        -- registration affects no other token.
+        -- registration affects no other token. Changes of tags go row by row.
         SELECT s.*, l.place, l.is_independent
         FROM unnest(register_known_tokens.of_topic, register_known_tokens.token_keys, register_known_tokens.moments, register_known_tokens.devices,
                     register_known_tokens.device_at, register_known_tokens.users, register_known_tokens.user_at, register_known_tokens.tags_of,
                     register_known_tokens.tags_at, register_known_tokens.sources)
              WITH ORDINALITY AS s (topic_id, token_key, moment, device, device_at, of_user, user_at, tags_of, tags_at, source_id, position)
         LEFT JOIN LATERAL (
-            SELECT k.ctid AS place, k.superseded_at IS NULL AND (s.device IS NULL OR s.device = coalesce(k.device_id, '')) AS is_independent
+            SELECT k.ctid AS place, k.superseded_at IS NULL AND (s.device IS NULL OR s.device = coalesce(k.device_id, ''))
+                       AND (s.tags_of IS NULL OR k.has_tag_changes IS NULL) AS is_independent
             FROM tokenkeeper.ledger AS k WHERE k.topic_id = s.topic_id AND k.token_key = s.token_key OFFSET 0) AS l ON true
     ), old AS MATERIALIZED (
         -- A token that an application has locked is left over.
@@ -175,11 +176,12 @@ BEGIN
                 SELECT k.token_key
                 FROM tokenkeeper.device AS d
                 CROSS JOIN LATERAL (
-                    SELECT l.token_key, l.registered_at FROM tokenkeeper.ledger AS l
+                    SELECT l.token_key, l.registered_at, l.has_tag_changes FROM tokenkeeper.ledger AS l
                     WHERE l.device_id = d.device_id AND l.topic_id + 0 = d.topic_id AND l.superseded_at IS NULL
                     FOR NO KEY UPDATE SKIP LOCKED) AS k
                 WHERE d.topic_id = c.topic_id AND d.device_id = c.device COLLATE "C"
                   AND (c.moment, c.token_key) > (d.named_at, d.token_key) AND (c.moment, c.token_key) > (k.registered_at, k.token_key)
+                  AND k.has_tag_changes IS NULL
                   -- register counts the tokens of such a device.
                   AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l
                                   WHERE l.device_id = d.device_id AND l.topic_id + 0 = d.topic_id OFFSET 48 LIMIT 1)) AS former_key
@@ -446,6 +448,7 @@ AS $$
 DECLARE
     token text := encode(key, 'hex');
     scope tokenkeeper.topic;
+    has_changes boolean;
     is_superseded boolean;
 BEGIN
     SELECT t.* INTO scope FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
@@ -453,6 +456,7 @@ BEGIN
         PERFORM tokenkeeper.register(token, scope.topic, scope.environment, moment, device, new_tags, new_user);
     ELSE
         PERFORM tokenkeeper.register(token, scope.topic, scope.environment, moment, device);
+        has_changes := new_tags IS NOT NULL AND tokenkeeper.without_tag_changes(of_topic, ARRAY[key], '{}');
         UPDATE tokenkeeper.ledger AS l
         SET user_id = CASE WHEN s.user_moves THEN nullif(new_user, '') ELSE l.user_id END,
             user_at = CASE WHEN s.user_moves THEN details_at ELSE l.user_at END,
@@ -465,6 +469,9 @@ BEGIN
               FROM tokenkeeper.ledger AS k WHERE k.topic_id = of_topic AND k.token_key = key OFFSET 0) AS s
         WHERE l.ctid = s.place AND (s.user_moves OR s.tags_move)
         RETURNING l.superseded_at IS NOT NULL AND s.tags_move INTO is_superseded;
+        IF has_changes THEN
+            PERFORM tokenkeeper.apply_tag_changes(of_topic, ARRAY[key]);
+        END IF;
         IF is_superseded THEN
             -- The device's current token may inherit these tags.
             PERFORM tokenkeeper.register(token, scope.topic, scope.environment, moment, device);

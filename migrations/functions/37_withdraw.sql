@@ -281,8 +281,8 @@ BEGIN
         WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n];
         SELECT l.* INTO heir FROM tokenkeeper.ledger AS l
         WHERE l.device_id = devices[n] AND l.topic_id + 0 = device_topics[n] AND l.superseded_at IS NOT NULL AND l.tags_at IS NOT NULL
-        ORDER BY l.tags_at DESC, l.tags DESC LIMIT 1;
-        UPDATE tokenkeeper.device AS d SET tags_at = heir.tags_at, tags = heir.tags, tags_of = coalesce(heir.token_key, '')
+        ORDER BY l.tags_at DESC, coalesce(l.registered_tags, l.tags) DESC LIMIT 1;
+        UPDATE tokenkeeper.device AS d SET tags_at = heir.tags_at, tags = coalesce(heir.registered_tags, heir.tags), tags_of = coalesce(heir.token_key, '')
         WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n] AND d.tags_of = ANY (gone_keys);
         IF single[n] AND NOT busy[n] THEN
             -- Again: the token that becomes current may be another one now.
@@ -290,7 +290,9 @@ BEGIN
             IF locked.busy IS NOT NULL THEN
                 RAISE EXCEPTION 'an application has locked a token of a device' USING ERRCODE = 'lock_not_available';
             END IF;
+            PERFORM tokenkeeper.without_tag_changes(device_topics[n], locked.tokens, '{}');
             PERFORM tokenkeeper.update_device(device_topics[n], devices[n], ''::bytea, locked.tokens, receipt);
+            PERFORM tokenkeeper.apply_tag_changes(device_topics[n], locked.tokens);
         END IF;
     END LOOP;
     RETURN cardinality(gone_keys);

@@ -14,9 +14,14 @@ BEGIN
         'CREATE TRIGGER reconsider_guard AFTER UPDATE OF guard_allowance, guard_max_share ON tokenkeeper.topic FOR EACH ROW '
         'EXECUTE FUNCTION tokenkeeper.reconsider_guard()',
         'CREATE TRIGGER check_campaign_token AFTER INSERT ON tokenkeeper.campaign_token REFERENCING NEW TABLE AS added FOR EACH STATEMENT '
-        'EXECUTE FUNCTION tokenkeeper.check_campaign_token()']
+        'EXECUTE FUNCTION tokenkeeper.check_campaign_token()',
+        'CREATE TRIGGER keep_tag_changes AFTER DELETE ON tokenkeeper.ledger FOR EACH ROW '
+        'WHEN (((old.tag_changes IS NOT NULL) AND (old.device_id IS NOT NULL))) EXECUTE FUNCTION tokenkeeper.keep_tag_changes()']
     LOOP
-        CONTINUE WHEN EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE pg_get_triggerdef(t.oid) = definition);
+        CONTINUE WHEN EXISTS (
+            SELECT FROM pg_catalog.pg_trigger AS t
+            WHERE t.tgrelid IN ('tokenkeeper.topic'::regclass, 'tokenkeeper.ledger'::regclass, 'tokenkeeper.campaign_token'::regclass)
+              AND pg_get_triggerdef(t.oid) = definition);
         EXECUTE replace(definition, 'CREATE TRIGGER', 'CREATE OR REPLACE TRIGGER');
     END LOOP;
 END

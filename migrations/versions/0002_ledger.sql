@@ -11,6 +11,11 @@
 -- tokens that belong to it: a registration without a device_id counts for the device that the token already has. A token belongs
 -- to the device of its latest registration that named one. None of this depends on the order of arrival.
 --
+-- Tags: for each tag of a token, the latest of its latest registration with tags and the latest change of that tag decides; at the same instant the
+-- change counts, and of two changes the removal. A device's current token has the changes of all the device's tokens, and those of the device; and if
+-- it was never registered with tags, the tags of the latest registration of the device's tokens that had some. Other tokens have only their own.
+-- A registration with tags ends earlier changes of the same token.
+--
 -- Collation: each text column with an index is COLLATE "C". Byte order survives an upgrade of glibc or ICU, and the caller's
 -- collation cannot keep an index from being used.
 
@@ -32,14 +37,21 @@ CREATE FUNCTION tokenkeeper.tag_vector(tags text[]) RETURNS tsvector
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $$
 BEGIN
-    -- array_to_tsvector raises an error for a null or empty element. The ledger has neither.
-    RETURN pg_catalog.array_to_tsvector(pg_catalog.array_remove(pg_catalog.array_remove(coalesce(tags, '{}'), NULL), ''));
+    -- An error for a null or empty element: every function that writes tags refuses these. To remove them here would double the cost.
+    RETURN pg_catalog.array_to_tsvector(coalesce(tags, '{}'));
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.tag_vector(text[]) IS
     'A token''s tags for the operator @@ with tag_query: each tag is one lexeme as it is, without stemming. Null gives the empty vector, so that !muted is true '
     'for a token without tags.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.tag_vector(text[]) FROM PUBLIC;
+
+CREATE TYPE tokenkeeper.tag_change AS (
+    tag        text COLLATE "C",
+    changed_at timestamptz,
+    added      boolean
+);
+COMMENT ON TYPE tokenkeeper.tag_change IS 'That a tag was added or removed; see the function tag.';
 
 CREATE TABLE tokenkeeper.ledger (
     registered_at          timestamptz NOT NULL DEFAULT '-infinity',
@@ -60,6 +72,9 @@ CREATE TABLE tokenkeeper.ledger (
     device_at              timestamptz,
     user_at                timestamptz,
     tags_at                timestamptz,
+    registered_tags        text[] COLLATE "C",
+    tag_changes            tokenkeeper.tag_change[],
+    has_tag_changes        boolean,
     PRIMARY KEY (topic_id, token_key)
 )
 -- Leaves room on each page for the next version of a row, so that a registration changes no index (a HOT update).
@@ -89,6 +104,14 @@ COMMENT ON COLUMN tokenkeeper.ledger.user_at IS 'The latest registration that na
 COMMENT ON COLUMN tokenkeeper.ledger.tags_at IS
     'The latest registration with tags. If null, the token never had tags of its own; tags, if any, are inherited from the device''s other tokens.';
 
+COMMENT ON COLUMN tokenkeeper.ledger.tags IS 'The tags that the token has, with all changes; null if it never had any.';
+COMMENT ON COLUMN tokenkeeper.ledger.registered_tags IS
+    'If has_tag_changes: the tags without the changes, registered or inherited. Otherwise null, and tags has them.';
+COMMENT ON COLUMN tokenkeeper.ledger.tag_changes IS
+    'The latest change of each tag that was addressed to this token and is not earlier than tags_at; null if there is none.';
+COMMENT ON COLUMN tokenkeeper.ledger.has_tag_changes IS
+    'True if there are changes of this token; or, for a device''s current token, of the device or one of its tokens. Otherwise null.';
+
 -- The predicate is the generated column and not the comparison: registered_at in a predicate would prevent HOT updates.
 CREATE INDEX ledger_suppressed ON tokenkeeper.ledger (topic_id, suppressed_since) WHERE suppressed;
 COMMENT ON INDEX tokenkeeper.ledger_suppressed IS 'The suppressed tokens in the order in which the sweep prunes them.';
@@ -115,6 +138,9 @@ COMMENT ON INDEX tokenkeeper.ledger_tags IS
     'The tokens that an expression of tags matches. Query it with tag_vector(tags) @@ tag_query(...) AND tags <> ''{}''. The latter is right only if the '
     'expression does not match a token without tags: NOT tag_vector(NULL) @@ tag_query(...).';
 
+CREATE INDEX ledger_tag_changes ON tokenkeeper.ledger (device_id, (topic_id + 0)) WHERE tag_changes IS NOT NULL;
+COMMENT ON INDEX tokenkeeper.ledger_tag_changes IS 'A device''s tokens with changes of tags. Query it with topic_id + 0.';
+
 CREATE TABLE tokenkeeper.device (
     topic_id  integer NOT NULL,
     device_id text COLLATE "C" NOT NULL,
@@ -123,6 +149,7 @@ CREATE TABLE tokenkeeper.device (
     tags_at   timestamptz,
     tags      text[] COLLATE "C",
     tags_of   bytea NOT NULL DEFAULT '',
+    tag_changes tokenkeeper.tag_change[],
     PRIMARY KEY (topic_id, device_id)
 ) WITH (fillfactor = 90);
 COMMENT ON TABLE tokenkeeper.device IS
@@ -136,6 +163,9 @@ COMMENT ON COLUMN tokenkeeper.device.tags_at IS
 COMMENT ON COLUMN tokenkeeper.device.tags IS
     'The tags of that registration. The device''s current token inherits them if it never had tags of its own. They outlive the token that had them.';
 COMMENT ON COLUMN tokenkeeper.device.tags_of IS 'The token of that registration; empty if it was forgotten.';
+
+COMMENT ON COLUMN tokenkeeper.device.tag_changes IS
+    'The latest change of each tag that was addressed to the device, or to a token of it that was deleted since; null if there is none.';
 
 CREATE INDEX device_token_key ON tokenkeeper.device (token_key) WHERE token_key <> '';
 COMMENT ON INDEX tokenkeeper.device_token_key IS 'For forget.';
