@@ -144,6 +144,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger),
+    tokenkeeper.tagged_tokens(text, text, text, integer),
     tokenkeeper.has_one_token_per_device(text),
     tokenkeeper.delivery(uuid),
     tokenkeeper.audience_size(text, text, text, text, text, text[], boolean),

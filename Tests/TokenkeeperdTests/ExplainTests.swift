@@ -26,6 +26,33 @@ import Testing
         return database
     }
 
+    @Test func `explain lists the tokens that an expression of tags matches, and shows what was changed`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('aaaaaaaa01', 't', tags => '{news,old}', registered_at => '2025-01-01 08:00Z');
+            SELECT tokenkeeper.register('aaaaaaaa02', 't', tags => '{news,muted}');
+            SELECT tokenkeeper.register('aaaaaaaa03', 't');
+            SELECT tokenkeeper.unregister('aaaaaaaa01', 't');
+            SELECT tokenkeeper.tag('t', token => 'aaaaaaaa01', add => '{lang:cs}', remove => '{old}');
+            """)
+        let url = database.url(user: "a_reader")
+        #expect(
+            try explain(["--topic", "t", "--tag", "news && !muted"], on: url).output
+                == "aaaaaaaa… unregistered_by_app news, lang:cs\n")
+        let json = try explain(["--topic", "t", "--tag", "!news", "--json"], on: url).output
+        #expect(json.contains("\"token\":\"aaaaaaaa03\"") && json.hasPrefix("[") && !json.contains("aaaaaaaa01"))
+        #expect(
+            try explain(["--topic", "t", "--tag", "x"], on: url).output == "no registered token of the topic matches\n")
+        let invalid = try explain(["--topic", "t", "--tag", "news &"], on: url)
+        #expect(
+            invalid.status != 0 && invalid.errors.contains("'&' at position 6, expected &&, || or the end"),
+            "\(invalid.errors)")
+        #expect(try explain(["--tag", "news"], on: url).errors.contains("--tag needs --topic."))
+        #expect(
+            try explain(["aaaaaaaa01"], on: url).output.contains("\n  tags: news, lang:cs; registered: news, old\n"))
+    }
+
     @Test func `explain prints the history in UTC, without control characters`() throws {
         let database = try deadToken()
         let told = try explain(

@@ -13,7 +13,8 @@ SELECT t.environment,
        l.tags,
        l.token_key,
        tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS cause,
-       l.user_id
+       l.user_id,
+       CASE WHEN l.has_tag_changes THEN l.registered_tags ELSE l.tags END AS registered_tags
 FROM tokenkeeper.ledger AS l
 JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.token IS
@@ -26,6 +27,8 @@ COMMENT ON COLUMN tokenkeeper.token.token_key IS 'The key. Compare this column t
 COMMENT ON COLUMN tokenkeeper.token.cause IS
     'The cause of invalidated_at: stale, suspect, unregistered_by_app or superseded. An active token may have one; null if there is none.';
 COMMENT ON COLUMN tokenkeeper.token.user_id IS 'The user that the latest registration with a user_id named; null if none did, or it was cleared.';
+COMMENT ON COLUMN tokenkeeper.token.registered_tags IS
+    'The tags without what the function tag changed later: the token''s own, or those of its device; null if neither was ever registered with tags.';
 
 CREATE OR REPLACE VIEW tokenkeeper.sendable_token AS
 SELECT t.environment, t.topic, encode(l.token_key, 'hex') AS token, l.tags, l.device_id, l.registered_at, l.token_key, l.user_id
@@ -71,3 +74,31 @@ GROUP BY c.hour, c.environment, c.topic, c.status, c.reason;
 COMMENT ON VIEW tokenkeeper.result_stat IS
     'How many results were taken from the queue, by hour, environment, topic, status and reason. Each is counted in the transaction that '
     'recorded it. Rejected results count with the reason (rejected), or (rejected, not kept) beyond drain.rejected_per_hour.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.tagged_tokens(
+    expression text, topic text, environment text DEFAULT 'production', at_most integer DEFAULT 100)
+RETURNS TABLE (token text, state text, sendable boolean, tags text[], device_id text, user_id text)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    query tsquery := tokenkeeper.tag_query(tagged_tokens.expression);
+    name text COLLATE "C" := tagged_tokens.topic;
+    env text COLLATE "C" := coalesce(tagged_tokens.environment, 'production');
+    of_topic integer := (SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env);
+    observes boolean := (SELECT t.gate IS NOT DISTINCT FROM 'observe' FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic);
+BEGIN
+    -- EXECUTE: plan for this expression. One that matches tokens without tags cannot use the index.
+    RETURN QUERY EXECUTE $statement$
+        SELECT encode(l.token_key, 'hex'), tokenkeeper.state_of(l), NOT l.suppressed OR $4, l.tags, l.device_id, l.user_id
+        FROM tokenkeeper.ledger AS l
+        WHERE l.topic_id = $1 AND l.registered_at > '-infinity' AND tokenkeeper.tag_vector(l.tags) @@ $2 $statement$
+        || CASE WHEN tokenkeeper.tag_vector(NULL) @@ query THEN '' ELSE $statement$ AND l.tags <> '{}' $statement$ END
+        || 'ORDER BY l.token_key LIMIT $3'
+        USING of_topic, query, greatest(coalesce(tagged_tokens.at_most, 100), 0), observes;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.tagged_tokens(text, text, text, integer) IS
+    'The registered tokens of a topic that an expression of tags matches (see tag_query), suppressed ones included, with their state and tags: the first '
+    'at_most, in the order of the tokens. Raises 22023 for an invalid expression.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.tagged_tokens(text, text, text, integer) FROM PUBLIC;

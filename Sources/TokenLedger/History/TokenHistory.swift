@@ -15,6 +15,10 @@ public struct TokenHistory: Sendable {
     public var deviceID: String?
     /// From the ledger, or the last in the history; nil if no user was ever named, or it was cleared.
     public var userID: String?
+    /// The tags, separated by commas; nil if the token never had any.
+    public var tags: String?
+    /// The same without later changes of tags.
+    public var registeredTags: String?
     /// As in the view `token`; nil if the ledger does not know the token.
     public var state: String?
     /// Whether the topic's gate only observes, and so answers true in any state.

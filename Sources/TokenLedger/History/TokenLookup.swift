@@ -137,7 +137,8 @@ public struct TokenLookup: Sendable {
                        'device_id', v.device_id, 'state', v.state,
                        'sendable', coalesce(v.sendable, true) OR p.gate IS NOT DISTINCT FROM 'observe',
                        'observed', p.gate IS NOT DISTINCT FROM 'observe', 'registered_at', v.registered_at,
-                       'invalidated_at', v.invalidated_at, 'reason', v.reason)::text, v.cause, v.user_id
+                       'invalidated_at', v.invalidated_at, 'reason', v.reason, 'tags', v.tags, 'registered_tags', v.registered_tags)::text, v.cause, v.user_id,
+                   array_to_string(v.tags, ', '), array_to_string(v.registered_tags, ', ')
             FROM (SELECT n.environment, n.topic, n.token_key FROM known AS n
                   WHERE ($1::text IS NULL OR n.topic = $1) AND ($2::text IS NULL OR n.environment = $2)
                   ORDER BY n.topic, n.environment, n.token_key LIMIT $3) AS k
@@ -159,6 +160,8 @@ public struct TokenLookup: Sendable {
             history.json = try row.read()
             history.cause = try row.read()
             history.userID = try row.read()
+            history.tags = try row.read()
+            history.registeredTags = try row.read()
             return history
         }
     }

@@ -22,6 +22,12 @@ struct Explain: ParsableCommand {
     @Option(help: "Explain all tokens of this user instead.")
     var user: String?
 
+    @Option(
+        help: ArgumentHelp(
+            "List the tokens of --topic that this expression of tags matches instead, such as 'news && !muted'.",
+            valueName: "expression"))
+    var tag: String?
+
     @Option(help: "Only tokens of this topic.")
     var topic: String?
 
@@ -32,10 +38,11 @@ struct Explain: ParsableCommand {
     var json = false
 
     func validate() throws {
-        let named = (device == nil ? [] : ["--device"]) + (user == nil ? [] : ["--user"])
+        let named =
+            (device == nil ? [] : ["--device"]) + (user == nil ? [] : ["--user"]) + (tag == nil ? [] : ["--tag"])
         guard tokens.count + named.count == 1 else {
             throw ValidationError(
-                "Expected one token, --device or --user, found \((["\(tokens.count) tokens"] + named).joined(separator: " and "))."
+                "Expected one token, --device, --user or --tag, found \((["\(tokens.count) tokens"] + named).joined(separator: " and "))."
             )
         }
         if let token = tokens.first, TokenDigits(token) == nil {
@@ -48,12 +55,17 @@ struct Explain: ParsableCommand {
                 throw ValidationError("\(option) is \(value.utf8.count) bytes long, expected 1 to 512.")
             }
         }
+        if tag != nil, topic == nil { throw ValidationError("--tag needs --topic.") }
         if let environment { try TopicOption.check(environment: environment) }
     }
 
     func run() throws {
         Signals.unblock()
         let configuration = try options.load()
+        if let tag {
+            return try list(
+                TaggedTokens(tag, topic: topic ?? "", environment: environment ?? "production"), configuration)
+        }
         let subject: TokenLookup.Subject
         if let digits = tokens.first.flatMap({ TokenDigits($0) }) {
             subject = .token(digits)
@@ -79,6 +91,13 @@ struct Explain: ParsableCommand {
                         + (tokens.isEmpty ? "give --topic or --environment" : "give more digits or --topic"))
                 throw ExitCode(ExitStatus.usage.rawValue)
             }
+        }
+    }
+
+    private func list(_ search: TaggedTokens, _ configuration: Configuration) throws {
+        try configuration.withLedger(writes: false, as: "tokenkeeper_reader") { connection in
+            let (tokens, array, hasMore) = try search.answer(on: &connection)
+            print(json ? array : HistoryText.list(tokens, hasMore: hasMore))
         }
     }
 }

@@ -8,6 +8,11 @@ enum HistoryText {
         var lines = ["\(history.topic) (\(history.environment)) \(history.token)"]
         if let device = history.deviceID { lines.append("  device: \(device)") }
         if let user = history.userID { lines.append("  user: \(user)") }
+        if let tags = history.tags {
+            lines.append(
+                "  tags: \(tags)"
+                    + (history.registeredTags == tags ? "" : "; registered: \(history.registeredTags ?? "none")"))
+        }
         lines.append("  now: \(Explanation.verdict(history)).")
         if let revival = Explanation.revival(history) {
             lines.append("  what would revive it: \(revival).")
@@ -46,6 +51,14 @@ enum HistoryText {
                 "\(history.environment) \(history.topic) \(history.token.prefix(TokenDigits.shown))… \(history.state ?? "unknown")"
             )
         } + (andMore ? ["…"] : [])).joined(separator: "\n")
+    }
+
+    /// One line per token.
+    static func list(_ tokens: [TaggedTokens.Token], hasMore: Bool) -> String {
+        if tokens.isEmpty { return "no registered token of the topic matches" }
+        return
+            (tokens.map { plain("\($0.token.prefix(TokenDigits.shown))… \($0.state) \($0.tags)") }
+            + (hasMore ? ["… (these are the first \(tokens.count))"] : [])).joined(separator: "\n")
     }
 
     /// One line without control characters, which could move a terminal's cursor: parts of the text come from applications and
