@@ -297,6 +297,7 @@ BEGIN
     UPDATE tokenkeeper.campaign AS p SET state = 'cancelled', is_addressed = true WHERE p.campaign_id = c.campaign_id;
     -- What waits. What a daemon has claimed ends when the daemon has noticed: see finish_campaign_requests.
     -- Batches before single requests, as in erase.
+    PERFORM FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id ORDER BY b.batch FOR UPDATE;
     WITH gone AS (
         DELETE FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id AND b.claimed_by IS NULL
         RETURNING b.batch, ARRAY(SELECT o::smallint FROM generate_series(1, b.requests) AS o WHERE get_bit(b.ended, o) = 0) AS ordinals
@@ -305,6 +306,15 @@ BEGIN
         SELECT c.campaign_id, g.batch, cardinality(g.ordinals), 'cancelled', g.ordinals FROM gone AS g
     )
     SELECT coalesce(sum(cardinality(g.ordinals)), 0) INTO in_batches FROM gone AS g;
+    -- What a daemon has returned waits, too, until it is done with the rest of the batch.
+    WITH given_back AS MATERIALIZED (
+        SELECT b.batch, o FROM tokenkeeper.campaign_batch AS b CROSS JOIN LATERAL generate_series(1, b.requests) AS o
+        WHERE b.campaign_id = c.campaign_id AND get_bit(b.returned & ~b.ended, o) = 1
+    ), ended AS MATERIALIZED (
+        SELECT tokenkeeper.end_in_batches(array_agg(c.campaign_id), array_agg(g.batch), array_agg(g.o), array_agg('cancelled'::text))
+        FROM given_back AS g HAVING count(*) > 0
+    )
+    SELECT in_batches + (SELECT count(*) FROM given_back) INTO in_batches FROM (SELECT count(*) FROM ended) AS done;
     WITH gone AS (
         DELETE FROM tokenkeeper.send_request AS r WHERE r.campaign_id = c.campaign_id AND r.claimed_by IS NULL
         RETURNING r.campaign_number
