@@ -221,6 +221,10 @@ import Testing
                         arguments := ARRAY['{}', pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text')];
                         given := 4;
                     END IF;
+                    IF of_function::regproc::text = 'tokenkeeper.audience_size' AND random() < 0.3 THEN
+                        arguments := ARRAY[pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text')];
+                        given := 3;
+                    END IF;
                     casts := (SELECT string_agg(format('$1[%s]::%s%s', i, types[i], CASE WHEN types[i] IN ('text', 'text[]') THEN chosen END), ', ' ORDER BY i)
                               FROM generate_series(1, given) AS i);
                     EXECUTE format('SELECT FROM (SELECT %s OFFSET 0) AS input', coalesce(casts, '1')) USING arguments;

@@ -257,6 +257,8 @@ import Testing
             "SELECT tokenkeeper.lock_partition('send_result', 0)",
             "SELECT tokenkeeper.partition_sizes('send_result')",
             "SELECT tokenkeeper.lock_sweep_claim()",
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload, apns_id) VALUES ('t', 'aa', '{}', gen_random_uuid())",
+            "INSERT INTO tokenkeeper.send_request (topic, claimed_by) VALUES ('t', 'me')",
             "SELECT FROM tokenkeeper.campaign_progress", "SELECT FROM tokenkeeper.campaign",
             "SELECT FROM tokenkeeper.campaign_batch", "SELECT FROM tokenkeeper.campaign_ending",
             "SELECT FROM tokenkeeper.campaign_token", "UPDATE tokenkeeper.campaign SET state = 'ended'",

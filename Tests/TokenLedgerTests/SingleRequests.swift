@@ -8,7 +8,7 @@ let singleRequests = """
     LANGUAGE sql SECURITY DEFINER AS $$
         WITH queued AS (
             INSERT INTO tokenkeeper.send_request (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at)
-            SELECT t.environment, t.topic, encode(l.token_key, 'hex'), queue.payload, queue.push_type, queue.priority, queue.expiration,
+            SELECT t.environment, t.topic, encode(l.token_key, 'hex'), queue.payload::jsonb::json, queue.push_type, queue.priority, queue.expiration,
                    queue.collapse_id, queue.scheduled_at
             FROM tokenkeeper.topic AS t JOIN tokenkeeper.ledger AS l USING (topic_id)
             WHERE t.topic = queue.topic AND t.environment = queue.environment AND (NOT l.suppressed OR t.gate = 'observe')

@@ -30,7 +30,7 @@ import Testing
         #expect(numbers.all.count == 6000 && Set(numbers.all).count == 6000)
         #expect(try stage.progress(campaign) == "6000|0|6000|0|0|0|0|0|0")
         #expect(try stage.count("campaign_batch") == 0 && stage.state(campaign) == "ended")
-        #expect(try stage.count("send_result", "status = 200") == 6000)
+        #expect(try stage.count("send_result", "status = '200'") == 6000)
     }
 
     @Test func `a claim takes whole batches, and one if there is a little room`() throws {
@@ -39,7 +39,7 @@ import Testing
         try stage.addressAll(campaign)
         #expect(try stage.claim(campaign, most: 12).isEmpty, "50 in the first batch")
         #expect(try stage.claim(campaign, most: 13).count == 50)
-        #expect(try stage.claim(campaign, most: 999).count == 500)
+        #expect(try stage.claim(campaign, most: 999).count == 950, "500 and 450")
     }
 
     @Test func `the gate is asked again, and what it refuses ends as suppressed`() throws {
@@ -225,7 +225,7 @@ import Testing
 
     @Test(arguments: [100, 1000, 20_000])
     func `three daemons share max_per_second`(rate: Int) throws {
-        let stage = try CampaignStage(tokens: 4000)
+        let stage = try CampaignStage(tokens: 10_000)
         let campaign = try stage.enqueue("everyone => true, max_per_second => \(rate)")
         try stage.addressAll(campaign)
         // Time passes by setting the limit back, so that nothing depends on how fast this runs.
