@@ -23,6 +23,20 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM tokenkeeper.check_outcomes(finish_campaign_requests.outcomes);
+    IF (SELECT count(DISTINCT n) < count(*) FROM unnest(finish_campaign_requests.numbers) AS n) THEN
+        -- Another daemon took a batch over from this one, which then claimed it again. A response counts more than its absence.
+        RETURN (
+            SELECT tokenkeeper.finish_campaign_requests(
+                finish_campaign_requests.daemon_id, array_agg(o.number), array_agg(o.fate), array_agg(o.status), array_agg(o.body),
+                array_agg(o.apns_id), array_agg(o.sent_at), array_agg(o.pause), array_agg(o.error), array_agg(o.outcome))
+            FROM (SELECT DISTINCT ON (t.number) t.*
+                  FROM unnest(finish_campaign_requests.numbers, finish_campaign_requests.fates, finish_campaign_requests.statuses,
+                              finish_campaign_requests.bodies, finish_campaign_requests.apns_ids, finish_campaign_requests.sent_ats,
+                              finish_campaign_requests.pauses, finish_campaign_requests.errors, finish_campaign_requests.outcomes)
+                           WITH ORDINALITY AS t (number, fate, status, body, apns_id, sent_at, pause, error, outcome, n)
+                  WHERE t.number IS NOT NULL
+                  ORDER BY t.number, t.fate COLLATE "C" <> 'answered', t.n) AS o);
+    END IF;
     -- Under this lock no campaign is paused, resumed or cancelled. Addressing and rates do not wait for it.
     PERFORM FROM tokenkeeper.campaign AS c
     WHERE c.campaign_id IN (SELECT (-n) >> 32 FROM unnest(finish_campaign_requests.numbers) AS n) ORDER BY c.campaign_id FOR KEY SHARE;

@@ -167,6 +167,19 @@ import Testing
         #expect(Set(try stage.claim(campaign, by: "b").keys) == Set(claimed[20...]))
     }
 
+    @Test func `a request that a daemon finishes twice in one call ends once, with its response`() throws {
+        let stage = try CampaignStage(tokens: 2)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        let claimed = Array(try stage.claim(campaign).keys)
+        #expect(
+            try stage.finish([
+                .returned(claimed[0]), .accepted(claimed[1]), .accepted(claimed[0]), .accepted(claimed[1]),
+            ]) == 2)
+        #expect(try stage.progress(campaign) == "2|0|2|0|0|0|0|0|0")
+        #expect(try stage.count("send_result") == 2)
+    }
+
     @Test func `an ended daemon's requests are taken over: those that may have been sent are interrupted`() throws {
         let stage = try CampaignStage(tokens: 1050)
         let campaign = try stage.enqueue()
