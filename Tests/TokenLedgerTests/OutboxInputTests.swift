@@ -273,7 +273,7 @@ import TokenModel
                 "a_sender", "enqueue",
                 [
                     "payload", "topic", "environment", "tags", "push_type", "priority", "expiration", "collapse_id",
-                    "scheduled_at", "device_id", "user_id", "everyone", "name", "idempotency_key",
+                    "scheduled_at", "device_id", "everyone", "name",
                 ]
             ),
             ("a_operator", "pause_sending", ["topic", "environment", "reason"]),
@@ -285,7 +285,7 @@ import TokenModel
             var connection = try database.connect(user: function.user)
             for _ in 0..<4000 {
                 let arguments = function.parameters.compactMap { name -> String? in
-                    if name != "payload", name != "topic", Bool.random(using: &chance) { return nil }
+                    if name != "payload", name != "topic", chance.dice(10) < 7 { return nil }
                     return "\(name) => \(Self.literal(name, &chance))"
                 }
                 let call = "SELECT tokenkeeper.\(function.name)(\(arguments.joined(separator: ", ")))"
