@@ -31,6 +31,12 @@ public struct DeviceToken: Hashable, Sendable {
         self.bytes = bytes
     }
 
+    /// - Returns: Nil unless there are 1 to 512 bytes.
+    public init?(bytes: [UInt8]) {
+        guard 1...Self.maximumLength ~= bytes.count else { return nil }
+        self.bytes = bytes
+    }
+
     private static func value(ofHexDigit digit: UInt8) -> UInt8? {
         switch digit {
         case UInt8(ascii: "0")...UInt8(ascii: "9"): digit - UInt8(ascii: "0")

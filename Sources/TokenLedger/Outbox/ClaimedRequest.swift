@@ -1,8 +1,8 @@
 public import TokenModel
 
-/// A request in `tokenkeeper.send_request` that this daemon has claimed.
+/// A request in `tokenkeeper.send_request` or of a campaign's batch that this daemon has claimed.
 public struct ClaimedRequest: Hashable, Sendable {
-    /// Its `request_id`.
+    /// Its `request_id`; negative for a request of a campaign's batch: see `CampaignRequest`.
     public var number: Int64
     public var request: PushRequest
     /// How many attempts have failed before: APNs asked for a retry, or did not respond.
@@ -26,15 +26,23 @@ public struct RequestEnding: Hashable, Sendable {
         /// Verbatim.
         public var body: String?
         public var apnsID: String?
+        /// What it says about the token, for the campaign's counts.
+        public var meaning: Meaning
 
-        public init(status: Int32, body: String? = nil, apnsID: String? = nil) {
+        public init(status: Int32, body: String? = nil, apnsID: String? = nil, meaning: Meaning = .accepted) {
             self.status = status
             self.body = body
             self.apnsID = apnsID
+            self.meaning = meaning
         }
     }
 
-    /// Its `request_id`.
+    /// How a campaign's request ends that APNs has answered for good. The words are those of `campaign_progress`.
+    public enum Meaning: String, Sendable {
+        case accepted, stale, suspect
+    }
+
+    /// The number of its `ClaimedRequest`.
     public var number: Int64
     public var fate: RequestFate
     /// Nil if APNs did not respond.

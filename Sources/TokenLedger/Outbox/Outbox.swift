@@ -75,6 +75,8 @@ public struct Outbox: Sendable {
         public var failed = 0
         /// When the last request that the claim looked at was due; nil if it found none.
         public var dueAt: Instant?
+
+        public init() {}
     }
 
     /// Claims due requests, the oldest first, and asks the gate in the same statement.
@@ -88,9 +90,7 @@ public struct Outbox: Sendable {
         _ scope: TopicScope, most: Int, since: Instant = .distantPast, backgroundPerHour: Int,
         on connection: inout Connection
     ) throws(DatabaseError) -> Claim {
-        let start = ContinuousClock.now
-        // The claim must survive a crash of the server before anything is sent.
-        var claim = try connection.transaction(durable) { connection throws(DatabaseError) in
+        try claim(on: &connection) { connection throws(DatabaseError) in
             try connection.query(
                 """
                 SELECT c.outcome, c.due_at, c.request_id, encode(c.token_key, 'hex'), c.payload, c.push_type, c.priority, c.expiration,
@@ -104,6 +104,17 @@ public struct Outbox: Sendable {
             ).decode { row throws(DatabaseError) in try ClaimedRow(&row, of: scope) }
                 .reduce(into: Claim()) { claim, row in claim.add(row) }
         }
+    }
+
+    /// Claims in one transaction.
+    ///
+    /// - Returns: Without requests that another daemon has taken over in the meantime.
+    func claim(
+        on connection: inout Connection, _ work: (inout Connection) throws(DatabaseError) -> Claim
+    ) throws(DatabaseError) -> Claim {
+        let start = ContinuousClock.now
+        // The claim must survive a crash of the server before anything is sent.
+        var claim = try connection.transaction(durable, work)
         // This process may have been stopped after the COMMIT.
         if start.duration(to: .now) > standstill, !claim.requests.isEmpty {
             let claimed = try self.claimed(on: &connection)
@@ -116,7 +127,10 @@ public struct Outbox: Sendable {
     public func claimed(on connection: inout Connection) throws(DatabaseError) -> Set<Int64> {
         Set(
             try connection.query(
-                "SELECT r.request_id FROM tokenkeeper.send_request AS r WHERE r.claimed_by = $1", [.text(daemonID)]
+                """
+                SELECT r.request_id FROM tokenkeeper.send_request AS r WHERE r.claimed_by = $1
+                UNION ALL SELECT c.number FROM tokenkeeper.claimed_campaign_requests($1) AS c (number)
+                """, [.text(daemonID)]
             ).values(Int64.self))
     }
 
@@ -136,18 +150,28 @@ public struct Outbox: Sendable {
     }
 
     private func write(_ endings: [RequestEnding], on connection: inout Connection) throws(DatabaseError) -> Int {
-        let parameters: [Parameter] = [
-            .text(daemonID), .int8s(endings.map(\.number)), .texts(endings.map(\.fate.word)),
-            .int4s(endings.map { $0.answer?.status }),
-            .texts(endings.map { $0.answer?.body }), .texts(endings.map { $0.answer?.apnsID }),
-            .instants(endings.map(\.sentAt)), .int8s(endings.map { $0.fate.pause?.microseconds }),
-            .texts(endings.map(\.fate.error)),
-        ]
+        // A campaign's requests have negative numbers.
+        let (single, ofCampaigns) = (endings.filter { $0.number > 0 }, endings.filter { $0.number < 0 })
         return try connection.transaction(durable) { connection throws(DatabaseError) in
-            try connection.query(
-                "SELECT tokenkeeper.finish_requests($1, $2, $3, $4, $5, $6, $7, $8, $9)", parameters
-            ).value()
+            try write(single, by: "finish_requests", on: &connection)
+                + write(ofCampaigns, by: "finish_campaign_requests", on: &connection)
         }
+    }
+
+    private func write(
+        _ endings: [RequestEnding], by function: String, on connection: inout Connection
+    ) throws(DatabaseError) -> Int {
+        if endings.isEmpty { return 0 }
+        return try connection.query(
+            "SELECT tokenkeeper.\(function)($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+            [
+                .text(daemonID), .int8s(endings.map(\.number)), .texts(endings.map(\.fate.word)),
+                .int4s(endings.map { $0.answer?.status }),
+                .texts(endings.map { $0.answer?.body }), .texts(endings.map { $0.answer?.apnsID }),
+                .instants(endings.map(\.sentAt)), .int8s(endings.map { $0.fate.pause?.microseconds }),
+                .texts(endings.map(\.fate.error)), .texts(endings.map { $0.answer?.meaning.rawValue }),
+            ]
+        ).value()
     }
 
     /// Pauses a topic: its requests wait until `resume_sending`.

@@ -22,6 +22,7 @@ extension Outbox {
                 """
                 DELETE FROM tokenkeeper.sending_daemon AS d WHERE d.heartbeat_at < clock_timestamp() - interval '1 day'
                   AND NOT EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.claimed_by = d.daemon_id)
+                  AND NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.claimed_by = d.daemon_id)
                 """)
         }
     }
@@ -46,6 +47,11 @@ extension Outbox {
             self.requests = requests
             self.interrupted = interrupted
         }
+
+        static func += (left: inout TakenOver, right: TakenOver) {
+            left.requests += right.requests
+            left.interrupted += right.interrupted
+        }
     }
 
     /// Returns the requests of ended daemons to the outbox. A daemon has ended if it signed off, was silent for a minute, or ran
@@ -67,7 +73,8 @@ extension Outbox {
         let holders = try connection.query(
             """
             SELECT h.claimed_by, d.process_scope, d.stopped_at IS NULL AND (NOT $2 OR d.heartbeat_at > clock_timestamp() - $1 * interval '1 microsecond')
-            FROM (SELECT DISTINCT r.claimed_by FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NOT NULL) AS h
+            FROM (SELECT r.claimed_by FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NOT NULL
+                  UNION SELECT b.claimed_by FROM tokenkeeper.campaign_batch AS b WHERE b.claimed_by IS NOT NULL) AS h
             LEFT JOIN tokenkeeper.sending_daemon AS d ON d.daemon_id = h.claimed_by
             """, [.int8(Self.silence.microseconds), .bool(silentToo)]
         ).decode { row throws(DatabaseError) in
@@ -79,11 +86,25 @@ extension Outbox {
             // A silent daemon may go on sending, so what it has sent so far says nothing.
             let isGone = holder.scope == processScope && !isAlive(holder.name)
             if holder.beats == true && !isGone { continue }
-            let more = try takeOver(holder.name, sent: isGone ? sent(holder.name) : nil, on: &connection)
-            taken.requests += more.requests
-            taken.interrupted += more.interrupted
+            let sent = isGone ? sent(holder.name) : nil
+            taken += try takeOver(holder.name, sent: sent, on: &connection)
+            taken += try takeOverCampaigns(of: holder.name, sent: sent, on: &connection)
         }
         return taken
+    }
+
+    /// Releases the batches of an ended daemon.
+    private func takeOverCampaigns(
+        of holder: String, sent: Set<Int64>?, on connection: inout Connection
+    ) throws(DatabaseError) -> TakenOver {
+        try connection.transaction(durable) { connection throws(DatabaseError) in
+            try connection.query(
+                "SELECT t.requests, t.interrupted FROM tokenkeeper.take_over_campaigns($1, $2, $3) AS t",
+                [.text(holder), .bool(sent == nil), .int8s((sent ?? []).filter { $0 < 0 })]
+            ).one { row throws(DatabaseError) in
+                TakenOver(requests: try row.read(), interrupted: try row.read())
+            }
+        }
     }
 
     private func takeOver(
@@ -95,7 +116,7 @@ extension Outbox {
                 """
                 SELECT tokenkeeper.finish_requests(
                            $1, array_agg(h.request_id), array_agg(CASE WHEN h.was_sent THEN 'interrupted' ELSE 'returned' END),
-                           '{}', '{}', '{}', '{}', '{}', '{}'),
+                           '{}', '{}', '{}', '{}', '{}', '{}', '{}'),
                        count(*) FILTER (WHERE h.was_sent)
                 FROM (SELECT r.request_id, $2 OR r.request_id = ANY ($3) AS was_sent FROM tokenkeeper.send_request AS r
                       WHERE r.claimed_by = $1 FOR UPDATE SKIP LOCKED) AS h
@@ -117,6 +138,7 @@ extension Outbox {
             """
             SELECT n.daemon_id FROM unnest($1::text[]) AS n (daemon_id)
             WHERE NOT EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.claimed_by = n.daemon_id)
+              AND NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.claimed_by = n.daemon_id)
               AND NOT EXISTS (SELECT FROM tokenkeeper.sending_daemon AS d WHERE d.daemon_id = n.daemon_id
                               AND d.heartbeat_at > clock_timestamp() - $2 * interval '1 microsecond')
             """, [.texts(daemonIDs), .int8(Self.silence.microseconds)]

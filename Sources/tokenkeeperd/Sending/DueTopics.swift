@@ -33,6 +33,11 @@ struct DueTopics {
         return true
     }
 
+    /// Whether the last look found nothing to claim, a moment ago.
+    func isQuiet(at now: ContinuousClock.Instant) -> Bool {
+        claimable.isEmpty && isLookComplete && lookedAt.map { $0.duration(to: now) < DueCampaigns.lookEvery } ?? false
+    }
+
     /// Takes the page of topics behind `cursor`.
     mutating func add(_ page: Outbox.Scopes, covers: (TopicScope) -> Bool) {
         cursor = page.last

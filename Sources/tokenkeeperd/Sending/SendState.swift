@@ -13,7 +13,8 @@ internal import TokenModel
 /// - Nothing is sent to a token that rests. Nothing is claimed for a server that rests, or for a topic that was just paused.
 /// - After a rest, one request at a time tests the server until it responds. Each of these requests has another token.
 /// - A credential holds at most `limit` requests per environment. If more topics share a credential than it has room for, each
-///   still gets one request, so that none starves.
+///   still gets one request, so that none starves. A campaign's whole batch may go beyond the limit.
+/// - Campaigns take turns with each other and with the topics.
 struct SendState {
     /// The most requests of one credential in one environment, queued ones included.
     private let limit: Int
@@ -24,8 +25,9 @@ struct SendState {
     private var unanswered = UnansweredRequests()
     private var trials = Trials()
     private var topics = DueTopics()
+    private var campaigns = DueCampaigns()
     private var tokens = RestingTokens()
-    private var blocked = BlockedTopics()
+    private var blocked = BlockedSources()
     private var unwritten = UnwrittenEndings()
     private var recalls = RecallSchedule()
     private(set) var counts = SendCounts()
@@ -56,10 +58,12 @@ struct SendState {
     /// Whether nothing is claimed and everything is written.
     var isEmpty: Bool { requests.values.allSatisfy(\.isEmpty) && unwritten.isEmpty }
 
-    /// Topics whose requests all wait, one sentence each: no credential covers the topic, or claims from it fail.
-    var blockedTopics: [String] {
+    /// Topics and campaigns whose requests all wait, one sentence each: no credential covers the topic, or claims fail.
+    var blockedSources: [String] {
         topics.uncovered.prefix(20).map { "no credential is configured for \($0): its requests wait" }
-            + blocked.problems.prefix(20)
+            + campaigns.uncovered.prefix(20).map {
+                "no credential is configured for \($0.topic): campaign \($0.id) waits"
+            } + blocked.problems.prefix(20)
     }
 
     /// Whether a request has been submitted, and none of its credential has been answered since.
@@ -72,7 +76,7 @@ struct SendState {
     func problems(at now: ContinuousClock.Instant) -> [String] {
         let unanswered = unanswered.problems(at: now)
         let resting = Set(health.resting(at: now)).union(trials.underWay).subtracting(unanswered.map(\.scope))
-        return blockedTopics + unanswered.map(\.words)
+        return blockedSources + unanswered.map(\.words)
             + resting.sorted().map {
                 "APNs returns errors or cannot be reached (\($0)), and requests wait: \(health.lastError(of: $0) ?? "no connection answered")"
             }
@@ -102,6 +106,7 @@ struct SendState {
             case .none: break
             case .pauseTopic(let reason):
                 topics.forget(topic)
+                campaigns.forget(topic)
                 paused.insert(topic)
                 unwritten.pause(topic, reason: reason)
                 giveBack(in: scope) { $0.request.address.scope == topic }
@@ -200,7 +205,11 @@ struct SendState {
     var isBehind: Bool { unwritten.isBacklog }
 
     /// Whether the pipeline is to look for topics now, page by page.
-    mutating func looksForTopics(at now: ContinuousClock.Instant) -> Bool { topics.beginsLook(at: now) }
+    mutating func looksForTopics(at now: ContinuousClock.Instant) -> Bool {
+        // While a campaign is sent, there is a turn every few milliseconds.
+        if !campaigns.isEmpty, topics.isQuiet(at: now) { return false }
+        return topics.beginsLook(at: now)
+    }
 
     /// Where the next page of topics begins; nil for the first.
     var topicCursor: TopicScope? { topics.cursor }
@@ -209,9 +218,9 @@ struct SendState {
     mutating func add(_ page: Outbox.Scopes) -> Bool {
         topics.add(page) { [credential] in credential($0) != nil }
         if topics.isLookComplete {
-            blocked.keep(only: topics.waiting)
+            blocked.keep(only: Set(topics.waiting.map { Source(topic: $0) }).union(campaigns.sources))
             let waiting = Set(
-                topics.waiting.compactMap { topic in
+                topics.waiting.union(campaigns.topics).compactMap { topic in
                     credential(topic).map { CredentialScope(credential: $0, environment: topic.environment) }
                 })
             unanswered.keep { waiting.contains($0) || requests[$0]?.isEmpty == false }
@@ -219,30 +228,58 @@ struct SendState {
         return topics.needsAnotherPage
     }
 
-    /// The topics to claim from in this round.
+    /// Whether the pipeline is to look for campaigns now.
+    mutating func looksForCampaigns(at now: ContinuousClock.Instant) -> Bool { campaigns.beginsLook(at: now) }
+
+    mutating func take(_ found: [Outbox.DueCampaign], at now: ContinuousClock.Instant) {
+        campaigns.take(found, at: now) { [credential] in credential($0) != nil }
+    }
+
+    /// The campaigns whose audience is to be addressed further.
+    var toAddress: [Int64] { campaigns.toAddress }
+
+    /// Batches were appended to a campaign.
+    mutating func addressed(_ campaign: Int64) { campaigns.addressed(campaign) }
+
+    /// How long until something is to be done for a campaign.
+    func campaignPause(at now: ContinuousClock.Instant) -> Duration { campaigns.pause(at: now) }
+
+    /// The topics and campaigns to claim from in this round.
     mutating func turns(at now: ContinuousClock.Instant) -> [Turn] {
         if isBehind { return [] }
         tokens.prune(at: now)
-        var turns = trials.narrow(topics.claimable.compactMap { turn(of: $0, at: now) })
+        let sources =
+            topics.claimable.map { Source(topic: $0) }
+            + campaigns.claimable(at: now).map { Source(topic: $0.topic, campaign: $0.id) }
+        var turns = trials.narrow(sources.compactMap { turn(of: $0, at: now) })
         let sharers = Dictionary(grouping: turns, by: \.scope).mapValues(\.count)
         for index in turns.indices { turns[index].sharers = sharers[turns[index].scope] ?? 1 }
         return turns
     }
 
-    private func turn(of topic: TopicScope, at now: ContinuousClock.Instant) -> Turn? {
+    private func turn(of source: Source, at now: ContinuousClock.Instant) -> Turn? {
+        let topic = source.topic
         let scope = CredentialScope(credential: credential(topic) ?? "", environment: topic.environment)
         let isTrial = health.isOnTrial(scope)
-        // Skip scopes with little room: a claim of one request costs about as much as a claim of many.
-        let hasRoom = room(in: scope) >= (isTrial ? 1 : max(limit / 4, 1))
-        return hasRoom && !blocked.isBlocked(topic, at: now) && !health.isResting(scope, at: now)
-            ? Turn(topic: topic, scope: scope, isTrial: isTrial) : nil
+        let hasRoom = room(in: scope) >= (isTrial ? 1 : leastRoom)
+        return hasRoom && !blocked.isBlocked(source, at: now) && !health.isResting(scope, at: now)
+            ? Turn(source: source, scope: scope, isTrial: isTrial) : nil
     }
+
+    /// Scopes with less room are skipped: a claim of one request costs about as much as a claim of many.
+    private var leastRoom: Int { max(limit / 4, 1) }
 
     private func room(in scope: CredentialScope) -> Int { limit - (requests[scope]?.count ?? 0) }
 
-    /// How many requests a turn may claim: its share of the room that the earlier turns have left.
+    /// How many requests a turn may claim: its share of the room that the earlier turns have left. A campaign gets a whole batch or
+    /// nothing, and then it is the first of a later round.
     func room(for turn: Turn) -> Int {
-        let share = max(room(in: turn.scope) / turn.sharers, 1)
+        let room = room(in: turn.scope)
+        let share = max(room / turn.sharers, 1)
+        if turn.source.campaign != nil {
+            let hasRoom = room >= (turn.isTrial ? 1 : leastRoom)
+            return hasRoom ? max(turn.isTrial ? 1 : share, Outbox.partOfBatch) : 0
+        }
         return turn.isTrial ? min(share, Trials.candidates) : share
     }
 
@@ -252,13 +289,17 @@ struct SendState {
     }
 
     /// Whether a look has just found that the turn's topic has requests due, and nothing of it has been claimed since.
-    func hasJustFound(_ turn: Turn) -> Bool { topics.isJustFound(turn.topic) }
+    func hasJustFound(_ turn: Turn) -> Bool { turn.source.campaign == nil && topics.isJustFound(turn.topic) }
 
     /// Takes what a turn has claimed.
     mutating func take(_ claim: Outbox.Claim, of turn: Turn, at now: ContinuousClock.Instant) -> [Action] {
-        blocked.unblock(turn.topic)
+        blocked.unblock(turn.source)
         counts.add(suppressed: claim.suppressed, in: turn.scope)
-        topics.claimed(turn.topic, until: claim.dueAt, at: now)
+        if let campaign = turn.source.campaign {
+            campaigns.claimed(campaign, some: claim.dueAt != nil)
+        } else {
+            topics.claimed(turn.topic, until: claim.dueAt, at: now)
+        }
         unwritten.areClaimedAgain(claim.requests)
         var sendable: [ClaimedRequest] = []
         for request in claim.requests {
@@ -268,7 +309,7 @@ struct SendState {
                 sendable.append(request)
             }
         }
-        if turn.isTrial { sendable = chooseTrial(from: sendable, in: turn.scope) }
+        if turn.isTrial { sendable = chooseTrial(from: sendable, of: turn) }
         if sendable.isEmpty { return [] }
         precondition(!turn.scope.credential.isEmpty, "claimed without a credential: \(turn.topic)")
         let next = requests[turn.scope, default: RequestsInFlight()].take(sendable)
@@ -277,20 +318,24 @@ struct SendState {
     }
 
     /// Keeps one request, and gives the others back.
-    private mutating func chooseTrial(from claimed: [ClaimedRequest], in scope: CredentialScope) -> [ClaimedRequest] {
+    private mutating func chooseTrial(from claimed: [ClaimedRequest], of turn: Turn) -> [ClaimedRequest] {
+        let scope = turn.scope
         // A token's earlier request may still be in flight from before the rest.
         let candidates = claimed.filter { requests[scope]?.holds($0.request.address) != true }
         let chosen = trials.choose(from: candidates, in: scope)
-        unwritten.giveBack(claimed.filter { $0.number != chosen?.number }, after: Trials.othersWait)
+        // A campaign's batch stays together. The next trial chooses from another part of it.
+        unwritten.giveBack(
+            claimed.filter { $0.number != chosen?.number }, after: turn.source.campaign == nil ? Trials.othersWait : nil
+        )
         return chosen.map { [$0] } ?? []
     }
 
-    /// The claim of a turn failed because of the topic's own requests. The other topics go on.
+    /// The claim of a turn failed because of its own requests. The other topics and campaigns go on.
     ///
     /// - Parameter isLock: Whether another session holds a lock: then the claim is soon tried again.
     mutating func claimFailed(
         _ turn: Turn, _ error: String, isLock: Bool = false, at now: ContinuousClock.Instant
     ) {
-        blocked.block(turn.topic, error, isLock: isLock, at: now)
+        blocked.block(turn.source, error, isLock: isLock, at: now)
     }
 }

@@ -1,14 +1,27 @@
 internal import TokenModel
 
 extension SendState {
-    /// A topic's turn to be claimed from.
-    struct Turn: Equatable {
+    /// What a turn claims from: the single requests of a topic, or a campaign.
+    struct Source: Hashable {
         var topic: TopicScope
+        /// Its `campaign_id`; nil for single requests.
+        var campaign: Int64?
+    }
+
+    /// A turn to be claimed from.
+    struct Turn: Equatable {
+        var source: Source
         /// The credential's name is empty if the topic is invalid: then all its requests fail in the claim.
         var scope: CredentialScope
         /// How many turns of this round share the credential's room.
         var sharers = 1
         /// Whether it claims candidates for a trial of the server.
         var isTrial = false
+
+        var topic: TopicScope { source.topic }
     }
+}
+
+extension SendState.Source: CustomStringConvertible {
+    var description: String { campaign.map { "campaign \($0), \(topic)" } ?? "\(topic)" }
 }

@@ -22,7 +22,8 @@ struct SendWorker {
     func run() {
         // Twice what can be in flight, so that the next requests are ready when responses arrive.
         let limit = 2 * worker.configuration.clientOptions.inFlight
-        let capacity = credentials.count * Environment.allCases.count * limit + UnwrittenEndings.most
+        // One batch of a campaign may go beyond it.
+        let capacity = credentials.count * Environment.allCases.count * (limit + Outbox.batch) + UnwrittenEndings.most
         let files = worker.configuration.runtimeDirectory.map { SentMarkFiles(directory: $0) }
         let marks = createMarks(files, capacity: capacity)
         let senders = startClients(marks)
@@ -38,12 +39,12 @@ struct SendWorker {
             var presence = SendPresence(credentials: described, marks: files)
             var locks = SendLocks()
             try pipeline.reconcile(outbox, on: &connection)
-            var pause = worker.configuration.pollBusy
+            var idle = Idle(pause: worker.configuration.pollBusy)
             while !worker.stop.isAsked {
                 outbox.lockTimeout = worker.configuration.lockTimeout
                 try presence.keep(
                     &pipeline, outbox, locks: locks.reported, on: &connection, report: worker.report.cannotSend)
-                try turn(&pipeline, outbox, &locks, pause: &pause, on: &connection, succeeded)
+                try turn(&pipeline, outbox, &locks, &idle, on: &connection, succeeded)
             }
             try leave(&pipeline, senders, outbox, on: &connection)
             if pipeline.isEmpty { files?.remove(daemonID) }
@@ -82,32 +83,43 @@ struct SendWorker {
         }
     }
 
+    /// How long nothing is due. Campaigns are looked for all the time, but topics only when the pause is over.
+    private struct Idle {
+        /// It doubles each time.
+        var pause: Duration
+        var until = ContinuousClock.now
+    }
+
     /// Writes what has ended, claims what is due, and waits as long as there is nothing else to do.
-    ///
-    /// - Parameter pause: The pause of the last idle turn. It doubles with each idle turn.
     private func turn(
-        _ pipeline: inout SendPipeline, _ outbox: Outbox, _ locks: inout SendLocks, pause: inout Duration,
+        _ pipeline: inout SendPipeline, _ outbox: Outbox, _ locks: inout SendLocks, _ idle: inout Idle,
         on connection: inout Connection, _ succeeded: () -> Void
     ) throws(DatabaseError) {
         let configuration = worker.configuration
         let hasWritten = try pipeline.finish(by: configuration.sendPolicy, outbox, on: &connection)
+        let looksForTopics = hasWritten || .now >= idle.until
         let claimed = try pipeline.claim(
-            backgroundPerHour: configuration.backgroundPerHour, outbox, on: &connection)
+            looksForTopics: looksForTopics, backgroundPerHour: configuration.backgroundPerHour, outbox, on: &connection)
         try locks.note(pipeline.takeProgress(), on: &connection)
         if let holders = locks.reported { worker.outages.waits(for: holders, worker.part) } else { succeeded() }
         pipeline.summary.reportIfDue()
         worker.report.beat(worker.part, within: Worker.grace)
         switch claimed {
         case .none where !hasWritten:
-            pause = min(pause * 2, configuration.pollIdle, SendPresence.beatEvery)
-            if locks.isMeeting || pipeline.awaitsAnswer { pause = min(pause, .seconds(1)) }
-            worker.rest(bell, for: pause)
+            if looksForTopics {
+                idle.pause = min(idle.pause * 2, configuration.pollIdle, SendPresence.beatEvery)
+                idle.until = .now + idle.pause
+            }
+            if locks.isMeeting || pipeline.awaitsAnswer { idle.until = min(idle.until, .now + .seconds(1)) }
+            worker.rest(
+                bell,
+                for: max(min(ContinuousClock.now.duration(to: idle.until), pipeline.campaignPause), .milliseconds(1)))
             return
         // Everything due was suppressed or failed, or another session has locked it.
         case .dueOnly: worker.rest(bell, for: configuration.pollBusy)
         case .some, .none: usleep(UInt32(Self.pace.microseconds))
         }
-        pause = configuration.pollBusy
+        idle = Idle(pause: configuration.pollBusy)
     }
 
     /// Shuts down, in order: claims nothing more, waits for what is in flight, gives the rest back, signs off.

@@ -7,6 +7,9 @@ internal import APNsFeedback
 /// So a request whose response was received but not written is still marked.
 final class SentMarks: SendObserver {
     private static let kind: Int64 = 0x746b_7365_6e74_0001
+    /// A campaign's request has a negative number, and the sign is taken. So this bit, which no number has, stands for it.
+    private static let ofCampaign: Int64 = 1 << 62
+
     /// The words before the slots: the kind of file, the number of slots, and how many requests have none.
     private static let header = 3
 
@@ -30,13 +33,14 @@ final class SentMarks: SendObserver {
         else { return nil }
         return (header..<words.count).reduce(into: []) { sent, place in
             let number = words.load(place)
-            if number > 0 { sent.insert(number) }
+            if number > 0 { sent.insert(number & ofCampaign == 0 ? number : -(number ^ ofCampaign)) }
         }
     }
 
     /// Enters a request that a client gets now: negative until it is marked.
     func enter(_ number: Int64, in slot: Int) {
-        if slot < slots { words.store(-number, at: Self.header + slot) }
+        let word = number < 0 ? -number | Self.ofCampaign : number
+        if slot < slots { words.store(-word, at: Self.header + slot) }
     }
 
     /// Clears a slot.

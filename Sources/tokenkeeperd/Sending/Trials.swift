@@ -35,13 +35,13 @@ struct Trials {
         !isEmpty && trials[scope]?.token == token
     }
 
-    /// Of the trial turns of each server, keeps one, of another topic each time; none while a trial is under way.
+    /// Of the trial turns of each server, keeps one, of another topic or campaign each time; none while a trial is under way.
     func narrow(_ turns: [SendState.Turn]) -> [SendState.Turn] {
         var kept = turns
         for (scope, own) in Dictionary(grouping: turns.filter(\.isTrial), by: \.scope) {
             let trial = trials[scope] ?? Trial()
-            let next = trial.token == nil ? own[trial.number % own.count].topic : nil
-            kept.removeAll { $0.scope == scope && $0.topic != next }
+            let next = trial.token == nil ? own[trial.number % own.count].source : nil
+            kept.removeAll { $0.scope == scope && $0.source != next }
         }
         return kept
     }

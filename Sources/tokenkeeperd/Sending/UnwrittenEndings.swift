@@ -77,6 +77,23 @@ extension RequestEnding {
         // A response that is not from APNs says nothing about the token. Recorded as a result, it would make the token suspect.
         if case .foreign = step.blame { return }
         guard case .answered(let response) = outcome.end else { return }
-        answer = Answer(status: response.status, body: response.body, apnsID: response.apnsID)
+        answer = Answer(
+            status: response.status, body: response.body, apnsID: response.apnsID,
+            meaning: Interpretation.meaning(of: response, for: claimed.request.address, sentAt: outcome.sentAt))
+    }
+}
+
+extension Interpretation {
+    /// How a campaign's request ends that was answered for good. A response that says nothing definite makes it suspect.
+    static func meaning(of response: PushResponse, for address: TokenAddress, sentAt: Instant?) -> RequestEnding.Meaning
+    {
+        if response.status == 200 { return .accepted }
+        // The token does not matter for the verdict.
+        let result = SendResult(
+            topic: address.topic.name, token: "00", status: String(response.status), body: response.body,
+            sentAt: sentAt,
+            queuedAt: .now)
+        if case .stale = verdict(on: result) { return .stale }
+        return .suspect
     }
 }

@@ -264,10 +264,10 @@ import TokenModel
         var state = state(due: [Self.topic, Self.other])
         state.claimFailed(state.turns(at: start.clock)[0], "no (SQLSTATE 22000)", at: start.clock)
         #expect(state.turns(at: start.clock + .seconds(29)).map(\.topic) == [Self.other])
-        #expect(state.blockedTopics == ["requests for a (production) cannot be claimed and wait: no (SQLSTATE 22000)"])
+        #expect(state.blockedSources == ["requests for a (production) cannot be claimed and wait: no (SQLSTATE 22000)"])
         #expect(state.turns(at: start.clock + .seconds(30)).count == 2)
         _ = try claim([], &state, at: .seconds(30))
-        #expect(state.blockedTopics.isEmpty)
+        #expect(state.blockedSources.isEmpty)
     }
 
     @Test func `a blocked topic is a problem as long as requests of it wait`() {
@@ -315,7 +315,7 @@ import TokenModel
         claim.failed = 3
         claim.dueAt = Instant(microseconds: 1)
         #expect(state.take(claim, of: turns[0], at: start.clock).isEmpty)
-        #expect(state.blockedTopics == ["no credential is configured for a (production): its requests wait"])
+        #expect(state.blockedSources == ["no credential is configured for a (production): its requests wait"])
     }
 
     @Test func `a page of uncovered topics does not end the look`() {
@@ -326,13 +326,13 @@ import TokenModel
         page.last = Self.topic
         #expect(state.add(page) == true)
         #expect(state.topicCursor == Self.topic)
-        #expect(state.blockedTopics.isEmpty, "not before all pages are read")
+        #expect(state.blockedSources.isEmpty, "not before all pages are read")
         page.due = [Self.other]
         page.last = nil
         #expect(state.add(page) == false)
         #expect(state.topicCursor == nil)
         #expect(state.turns(at: start.clock).map(\.topic) == [Self.other])
-        #expect(state.blockedTopics.count == 1)
+        #expect(state.blockedSources.count == 1)
         #expect(state.looksForTopics(at: start.clock + .milliseconds(499)) == false, "some are known")
         #expect(state.looksForTopics(at: start.clock + .milliseconds(500)) == true)
     }

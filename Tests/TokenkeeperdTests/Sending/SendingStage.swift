@@ -36,6 +36,19 @@ struct SendingStage {
         options.records = .latest(200_000)
         try change(&options)
         apns = try FakeAPNs.start(options, answer: answer)
+        try database.psql(
+            """
+            CREATE FUNCTION public.queue(payload json, topic text, tags text[] DEFAULT NULL, device_id text DEFAULT NULL, push_type text DEFAULT NULL)
+            RETURNS bigint LANGUAGE sql AS $$
+                WITH queued AS (
+                    INSERT INTO tokenkeeper.send_request (environment, topic, token, payload, push_type)
+                    SELECT t.environment, t.topic, encode(l.token_key, 'hex'), queue.payload, queue.push_type
+                    FROM tokenkeeper.topic AS t JOIN tokenkeeper.ledger AS l USING (topic_id)
+                    WHERE t.topic = queue.topic AND NOT l.suppressed AND (l.tags && queue.tags OR l.device_id = queue.device_id)
+                    ORDER BY l.token_key RETURNING 1)
+                SELECT count(*) FROM queued
+            $$
+            """, user: "postgres")
     }
 
     /// The settings of a credential with the authority's signing key.
@@ -70,12 +83,47 @@ struct SendingStage {
                 + "FROM generate_series(\(numbers.lowerBound), \(numbers.upperBound)) AS i", user: "a_app")
     }
 
+    /// Queues single requests for the sendable tokens with a tag, or of a device.
+    ///
+    /// - Returns: The number of requests.
     @discardableResult
     func enqueue(_ arguments: String = "tags => '{World}'", payload: String = #"{"aps":{"alert":"Hello"}}"#) throws
         -> Int
     {
+        Int(try database.psql("SELECT public.queue('\(payload)', '\(topic)', \(arguments))", user: "postgres")) ?? -1
+    }
+
+    /// Begins a campaign.
+    ///
+    /// - Returns: Its `campaign_id`.
+    @discardableResult
+    func campaign(_ arguments: String = "tags => 'World'", payload: String = #"{"aps":{"alert":"Hello"}}"#) throws
+        -> Int
+    {
         Int(try database.psql("SELECT tokenkeeper.enqueue('\(payload)', '\(topic)', \(arguments))", user: "a_sender"))
             ?? -1
+    }
+
+    /// The counts of a campaign that are not 0, in the order of the columns.
+    func progress(_ campaign: Int) throws -> [String: Int] {
+        let names = [
+            "addressed", "waiting", "accepted", "stale", "suspect", "suppressed", "failed", "cancelled", "forgotten",
+        ]
+        let counts = try database.psql(
+            "SELECT \(names.joined(separator: ", ")) FROM tokenkeeper.campaign_progress WHERE campaign_id = \(campaign)"
+        )
+        return Dictionary(
+            uniqueKeysWithValues: zip(names, counts.split(separator: "|").map { Int($0) ?? -1 }).filter { $0.1 != 0 })
+    }
+
+    func state(_ campaign: Int) throws -> String {
+        try database.psql("SELECT state FROM tokenkeeper.campaign WHERE campaign_id = \(campaign)")
+    }
+
+    /// Waits until a campaign has ended and every response is recorded.
+    func ended(_ campaign: Int) throws {
+        try eventually("campaign \(campaign) has ended") { try state(campaign) == "ended" }
+        try eventually("the queue is empty") { try count("send_result") == 0 }
     }
 
     func count(_ table: String, _ condition: String = "true") throws -> Int {

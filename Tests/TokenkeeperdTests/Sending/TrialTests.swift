@@ -33,8 +33,9 @@ private typealias Decisions = `The sender's decisions`
     @Test func `each trial is of another topic`() {
         let topics = ["a", "b", "c"].map { TopicScope(environment: "production", topic: $0) }
         let main = CredentialScope(credential: "main", environment: "production")
-        let turns = topics.map { SendState.Turn(topic: $0, scope: main, isTrial: true) }
-        let other = SendState.Turn(topic: topics[0], scope: CredentialScope(credential: "x", environment: "production"))
+        let turns = topics.map { SendState.Turn(source: .init(topic: $0), scope: main, isTrial: true) }
+        let other = SendState.Turn(
+            source: .init(topic: topics[0]), scope: CredentialScope(credential: "x", environment: "production"))
         var trials = Trials()
         var tried: [String] = []
         for _ in 1...4 {

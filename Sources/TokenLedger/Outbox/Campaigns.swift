@@ -1,0 +1,149 @@
+public import TokenModel
+
+/// The campaigns, as a sending daemon uses them. PostgreSQL works by the batch: a campaign's audience is addressed in batches, a
+/// daemon claims whole batches, and what became of their requests is appended in sets.
+extension Outbox {
+    /// A campaign that is running or about to begin, in a topic that is not paused.
+    public struct DueCampaign: Hashable, Sendable {
+        /// Its `campaign_id`.
+        public var id: Int64
+        public var topic: TopicScope
+        /// Whether there are batches to claim.
+        public var hasBatches: Bool
+        /// Whether a part of its audience is not addressed yet.
+        public var needsAddressing: Bool
+        /// How long until its rate allows the next claim; zero if it may be claimed from now.
+        public var dueIn: Duration
+
+        public init(
+            id: Int64, topic: TopicScope, hasBatches: Bool = true, needsAddressing: Bool = false,
+            dueIn: Duration = .zero
+        ) {
+            self.id = id
+            self.topic = topic
+            self.hasBatches = hasBatches
+            self.needsAddressing = needsAddressing
+            self.dueIn = dueIn
+        }
+    }
+
+    /// What all requests of a campaign have in common. It never changes.
+    public struct CampaignContent: Hashable, Sendable {
+        var environment: Environment
+        var topic: Topic
+        var payload: [UInt8]
+        var pushType: PushType
+        var priority: Int?
+        var expiration: Int64?
+        var collapseID: String?
+    }
+
+    /// The most requests of a batch.
+    public static let batch = 500
+
+    /// A claim for this many requests or more gets at least one batch, whatever its size.
+    public static let partOfBatch = batch / 4
+
+    /// Looks for campaigns. Also notes which of them have ended.
+    public func campaignsDue(on connection: inout Connection) throws(DatabaseError) -> [DueCampaign] {
+        try connection.transaction(transaction) { connection throws(DatabaseError) in
+            try connection.query(
+                """
+                SELECT c.campaign_id, c.environment, c.topic, c.has_batches, c.needs_addressing,
+                       greatest(extract(epoch FROM c.due_at - clock_timestamp()) * 1000000, 0)::bigint
+                FROM tokenkeeper.campaigns_due() AS c
+                """
+            ).decode { row throws(DatabaseError) in
+                DueCampaign(
+                    id: try row.read(), topic: TopicScope(environment: try row.read(), topic: try row.read()),
+                    hasBatches: try row.read(), needsAddressing: try row.read(),
+                    dueIn: .microseconds(try row.read(Int64?.self) ?? 0))
+            }
+        }
+    }
+
+    /// - Returns: Nil if the campaign no longer exists.
+    public func content(
+        of campaign: Int64, in topic: TopicScope, on connection: inout Connection
+    ) throws(DatabaseError) -> CampaignContent? {
+        try connection.query(
+            """
+            SELECT c.payload, c.push_type, c.priority, c.expiration, c.collapse_id
+            FROM tokenkeeper.campaign_content($1) AS c WHERE c.payload IS NOT NULL
+            """, [.int8(campaign)]
+        ).first { row throws(DatabaseError) in
+            let payload = try row.read(String.self)
+            let pushType = PushType(rawValue: try row.read())
+            guard let environment = Environment(rawValue: topic.environment), let name = Topic(topic.topic),
+                let pushType
+            else {
+                throw DatabaseError(.unexpectedRow, "campaign \(campaign) has a content that its own checks refuse")
+            }
+            return CampaignContent(
+                environment: environment, topic: name, payload: compactJSON(payload), pushType: pushType,
+                priority: try row.read(), expiration: try row.read(), collapseID: try row.read())
+        }
+    }
+
+    /// Addresses a part of a campaign's audience, until `ahead` requests wait unclaimed: appends batches, in one bounded transaction.
+    ///
+    /// - Returns: The number of requests that were added.
+    public func address(
+        _ campaign: Int64, ahead: Int, on connection: inout Connection
+    ) throws(DatabaseError) -> Int {
+        // Not durable: what is lost in a crash of the server was not claimed, because a claim is durable.
+        try connection.transaction(transaction) { connection throws(DatabaseError) in
+            try connection.query(
+                "SELECT tokenkeeper.address_campaign($1, $2, $3)",
+                [.int8(campaign), .text(daemonID), .int4(Int32(clamping: ahead))]
+            ).value()
+        }
+    }
+
+    /// Claims whole batches of a campaign, and asks the gate in the same statement.
+    ///
+    /// - Parameter most: The most requests. A single batch may have up to four times as many.
+    public func claim(
+        campaign: Int64, _ content: CampaignContent, most: Int, backgroundPerHour: Int, on connection: inout Connection
+    ) throws(DatabaseError) -> Claim {
+        let now = Instant.now
+        return try claim(on: &connection) { connection throws(DatabaseError) in
+            let rows = try connection.query(
+                "SELECT c.number, c.token_key FROM tokenkeeper.claim_campaign($1, $2, $3, $4) AS c",
+                [
+                    .int8(campaign), .text(daemonID), .int4(Int32(clamping: most)),
+                    .int4(Int32(clamping: backgroundPerHour)),
+                ]
+            )
+            var claim = Claim()
+            claim.requests = try rows.decode { row throws(DatabaseError) in
+                let number = try row.read(Int64.self)
+                guard let numbered = CampaignRequest(number: number) else {
+                    throw DatabaseError(
+                        .unexpectedRow, "claim_campaign claimed request \(number), expected a negative number")
+                }
+                return ClaimedRequest(
+                    number: number,
+                    request: PushRequest(
+                        address: TokenAddress(
+                            environment: content.environment, topic: content.topic, token: try row.read()),
+                        payload: content.payload, pushType: content.pushType, priority: content.priority,
+                        expiration: content.expiration, collapseID: content.collapseID, id: numbered.apnsID),
+                    firstSentAt: now)
+            }
+            if !claim.requests.isEmpty { claim.dueAt = now }
+            return claim
+        }
+    }
+}
+
+extension DeviceToken: ColumnDecodable {
+    /// A `bytea`.
+    package init(column: borrowing Row) throws(DatabaseError) {
+        guard column.type == 17, column.isBinary else { throw column.mismatch("is not a binary bytea") }
+        guard let token = DeviceToken(bytes: try unsafe column.bytes { unsafe Array($0) }) else {
+            throw column.mismatch("is not a device token")
+        }
+        self = token
+    }
+}

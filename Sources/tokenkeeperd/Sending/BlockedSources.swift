@@ -1,0 +1,37 @@
+internal import TokenModel
+
+/// The topics and campaigns whose claims fail because of their own requests. The sender skips each of them for a while, so that the
+/// others continue. Pure.
+struct BlockedSources {
+    private var blocked: [SendState.Source: (error: String, until: ContinuousClock.Instant)] = [:]
+
+    /// How long until a claim is tried again: after an error of its data, and after a lock of another session.
+    private static let pause: (data: Duration, lock: Duration) = (.seconds(30), .seconds(2))
+
+    mutating func block(_ source: SendState.Source, _ error: String, isLock: Bool, at now: ContinuousClock.Instant) {
+        blocked[source] = (error, now + (isLock ? Self.pause.lock : Self.pause.data))
+    }
+
+    /// A claim has succeeded.
+    mutating func unblock(_ source: SendState.Source) {
+        blocked[source] = nil
+    }
+
+    /// A look at the outbox is complete.
+    ///
+    /// - Parameter waiting: The sources that have requests to claim, now or later. A claim of any other would have nothing to fail for.
+    mutating func keep(only waiting: Set<SendState.Source>) {
+        blocked = blocked.filter { waiting.contains($0.key) }
+    }
+
+    func isBlocked(_ source: SendState.Source, at now: ContinuousClock.Instant) -> Bool {
+        blocked[source].map { now < $0.until } ?? false
+    }
+
+    /// One sentence per source whose last claim failed, in the order of their names.
+    var problems: [String] {
+        blocked.sorted { ($0.key.topic, $0.key.campaign ?? 0) < ($1.key.topic, $1.key.campaign ?? 0) }.map {
+            "requests for \($0.key) cannot be claimed and wait: \($0.value.error)"
+        }
+    }
+}

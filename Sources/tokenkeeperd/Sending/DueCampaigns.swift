@@ -1,0 +1,86 @@
+internal import TokenLedger
+internal import TokenModel
+
+/// The campaigns that can be claimed from, in the order of their turns. Pure.
+struct DueCampaigns {
+    private struct Known {
+        var campaign: Outbox.DueCampaign
+        /// When its rate allows the next claim.
+        var dueAt: ContinuousClock.Instant
+    }
+
+    private var known: [Known] = []
+    /// Campaigns that no credential covers.
+    private(set) var uncovered: [Outbox.DueCampaign] = []
+    private var lookedAt: ContinuousClock.Instant?
+    private var looksSoon = false
+
+    /// How often to look for campaigns, even while there is nothing to do.
+    static let lookEvery: Duration = .milliseconds(50)
+    /// How soon to look again after a claim that found nothing.
+    private static let soon: Duration = .milliseconds(10)
+
+    var isEmpty: Bool { known.isEmpty }
+
+    /// How long until something is to be done for a campaign.
+    func pause(at now: ContinuousClock.Instant) -> Duration {
+        let looks = lookedAt.map { now.duration(to: $0) + (looksSoon ? Self.soon : Self.lookEvery) } ?? .zero
+        return max(known.reduce(looks) { min($0, now.duration(to: $1.dueAt)) }, .zero)
+    }
+
+    mutating func beginsLook(at now: ContinuousClock.Instant) -> Bool {
+        if let lookedAt, lookedAt.duration(to: now) < (looksSoon ? Self.soon : Self.lookEvery) { return false }
+        (lookedAt, looksSoon) = (now, false)
+        return true
+    }
+
+    /// Takes what a look has found. A new campaign has its turn before the others.
+    mutating func take(
+        _ found: [Outbox.DueCampaign], at now: ContinuousClock.Instant, covers: (TopicScope) -> Bool
+    ) {
+        uncovered = found.filter { !covers($0.topic) }
+        let places = Dictionary(uniqueKeysWithValues: known.enumerated().map { ($1.campaign.id, $0) })
+        let covered = found.filter { covers($0.topic) }.sorted { places[$0.id] ?? -1 < places[$1.id] ?? -1 }
+        known = covered.map { Known(campaign: $0, dueAt: now + $0.dueIn) }
+    }
+
+    /// The campaigns whose audience is to be addressed further.
+    var toAddress: [Int64] { known.filter(\.campaign.needsAddressing).map(\.campaign.id) }
+
+    /// The campaigns that can be claimed from now.
+    func claimable(at now: ContinuousClock.Instant) -> [Outbox.DueCampaign] {
+        known.filter { $0.campaign.hasBatches && $0.dueAt <= now }.map(\.campaign)
+    }
+
+    /// The topics with campaigns to claim from, now or later.
+    var topics: Set<TopicScope> { Set(known.map(\.campaign.topic)) }
+
+    var sources: Set<SendState.Source> {
+        Set(known.map { SendState.Source(topic: $0.campaign.topic, campaign: $0.campaign.id) })
+    }
+
+    /// Batches were appended to a campaign.
+    mutating func addressed(_ id: Int64) {
+        if let place = place(of: id) { known[place].campaign.hasBatches = true }
+    }
+
+    /// A campaign has had its turn, and the others come before its next one.
+    ///
+    /// - Parameter some: Whether it had any request. If not, its rate may not allow one yet, or another daemon was faster.
+    mutating func claimed(_ id: Int64, some: Bool) {
+        guard let place = place(of: id) else { return }
+        var had = known.remove(at: place)
+        if !some {
+            had.campaign.hasBatches = false
+            looksSoon = true
+        }
+        known.append(had)
+    }
+
+    /// Claims nothing in the topic until another look.
+    mutating func forget(_ topic: TopicScope) {
+        known.removeAll { $0.campaign.topic == topic }
+    }
+
+    private func place(of id: Int64) -> Int? { known.firstIndex { $0.campaign.id == id } }
+}
