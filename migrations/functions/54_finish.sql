@@ -54,14 +54,17 @@ BEGIN
             CROSS JOIN LATERAL (SELECT s.campaign_id FROM tokenkeeper.send_request AS s WHERE s.request_id = n.request_id OFFSET 0) AS r)
         ORDER BY c.campaign_id FOR KEY SHARE;
         IF FOUND THEN
-            SELECT array_agg(c.campaign_id) FILTER (WHERE c.state = 'cancelled'), array_agg(c.campaign_id) FILTER (WHERE c.state = 'paused')
-            INTO cancelled, paused FROM tokenkeeper.campaign AS c WHERE c.state IN ('cancelled', 'paused') AND c.campaign_id IN (
-                SELECT r.campaign_id FROM unnest(finish_requests.request_ids) AS n (request_id)
-                CROSS JOIN LATERAL (SELECT s.campaign_id FROM tokenkeeper.send_request AS s WHERE s.request_id = n.request_id OFFSET 0) AS r);
+            SELECT array_agg(r.request_id) FILTER (WHERE c.state = 'cancelled'), array_agg(c.campaign_id) FILTER (WHERE c.state = 'paused')
+            INTO cancelled, paused FROM unnest(finish_requests.request_ids) AS n (request_id)
+            CROSS JOIN LATERAL (
+                SELECT s.request_id, s.campaign_id FROM tokenkeeper.send_request AS s WHERE s.request_id = n.request_id OFFSET 0) AS r
+            CROSS JOIN LATERAL (SELECT a.campaign_id, a.state FROM tokenkeeper.campaign AS a WHERE a.campaign_id = r.campaign_id OFFSET 0) AS c
+            WHERE c.state IN ('cancelled', 'paused');
         END IF;
     END IF;
     WITH told AS MATERIALIZED (
-        SELECT t.request_id, t.fate COLLATE "C" AS fate, t.status, t.body, t.apns_id, t.sent_at, t.pause, t.error, t.outcome
+        SELECT t.request_id, CASE WHEN t.fate COLLATE "C" NOT IN ('answered', 'failed') AND t.request_id = ANY (cancelled)
+                                 THEN CASE t.fate COLLATE "C" WHEN 'interrupted' THEN 'cut' ELSE 'cancelled' END ELSE t.fate COLLATE "C" END AS fate, t.status, t.body, t.apns_id, t.sent_at, t.pause, t.error, t.outcome
         FROM unnest(finish_requests.request_ids, finish_requests.fates, finish_requests.statuses, finish_requests.bodies,
                                finish_requests.apns_ids, finish_requests.sent_ats, finish_requests.pauses, finish_requests.errors,
                                finish_requests.outcomes)
@@ -70,7 +73,7 @@ BEGIN
         -- IS TRUE: do not use the index on claimed_by, which has all requests of this daemon under one key.
         DELETE FROM tokenkeeper.send_request AS r USING told AS t
         WHERE r.request_id = t.request_id AND (r.claimed_by = the_daemon) IS TRUE
-          AND (t.fate IN ('answered', 'failed') OR r.campaign_id = ANY (cancelled))
+          AND t.fate IN ('answered', 'failed', 'cut', 'cancelled')
         RETURNING r.*, t.fate, t.status, t.body, t.apns_id AS answered_id, t.sent_at, t.error, t.outcome
     ), kept AS (
         UPDATE tokenkeeper.send_request AS r
@@ -81,7 +84,6 @@ BEGIN
             deferred = r.deferred OR t.pause IS NOT NULL OR coalesce(r.campaign_id = ANY (paused), false)
         FROM told AS t
         WHERE r.request_id = t.request_id AND (r.claimed_by = the_daemon) IS TRUE AND t.fate IN ('later', 'interrupted', 'returned')
-          AND (r.campaign_id = ANY (cancelled)) IS NOT TRUE
         RETURNING r.*, t.fate, t.status, t.body, t.apns_id AS answered_id, t.sent_at
     ), uncounted AS (
         -- What did not reach its device does not count in its share for this hour. The latest instants go, even if another daemon has claimed
@@ -115,13 +117,13 @@ BEGIN
         SELECT CASE g.fate WHEN 'failed' THEN coalesce(g.error, 'failed')
                            ELSE 'it was interrupted while it was being sent, and its campaign was cancelled; it may have been delivered' END, g.status, g.environment, g.topic, g.token, g.payload, g.push_type, g.priority, g.expiration,
                g.collapse_id, g.apns_id, g.request_id, g.queued_at, g.attempts, g.campaign_id, g.campaign_number
-        FROM gone AS g WHERE g.fate IN ('failed', 'interrupted')
+        FROM gone AS g WHERE g.fate IN ('failed', 'cut')
     ), endings AS (
         INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
         SELECT e.campaign_id, e.batch, count(*), e.outcome, array_agg(e.ordinal)
         FROM (SELECT g.campaign_id, g.campaign_number >> 9 AS batch, (g.campaign_number & 511)::smallint AS ordinal,
-                     CASE g.fate WHEN 'answered' THEN tokenkeeper.outcome_of(g.status, g.outcome) WHEN 'later' THEN 'cancelled'
-                                 WHEN 'returned' THEN 'cancelled' ELSE 'failed' END AS outcome
+                     CASE g.fate WHEN 'answered' THEN tokenkeeper.outcome_of(g.status, g.outcome) WHEN 'cancelled' THEN 'cancelled'
+                                 ELSE 'failed' END AS outcome
               FROM gone AS g WHERE g.campaign_id IS NOT NULL) AS e
         GROUP BY e.campaign_id, e.batch, e.outcome
     )
