@@ -47,6 +47,13 @@ public struct DeviceToken: Hashable, Sendable {
     }
 }
 
+extension DeviceToken {
+    /// All bytes at once: the library's own hash of an array takes one after the other.
+    public func hash(into hasher: inout Hasher) {
+        unsafe bytes.withUnsafeBytes { unsafe hasher.combine(bytes: $0) }
+    }
+}
+
 extension DeviceToken: Comparable {
     /// Byte order, as PostgreSQL orders `bytea`. Batches lock rows in this order.
     public static func < (left: DeviceToken, right: DeviceToken) -> Bool {

@@ -12,6 +12,9 @@ public struct TokenAddress: Hashable, Sendable {
         self.topic = topic
         self.token = token
     }
+
+    /// The token is enough: hardly two addresses have the same.
+    public func hash(into hasher: inout Hasher) { hasher.combine(token) }
 }
 
 /// Apple's two services. A device has a different token in each.

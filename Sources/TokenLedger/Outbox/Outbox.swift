@@ -153,8 +153,9 @@ public struct Outbox: Sendable {
         // A campaign's requests have negative numbers.
         let (single, ofCampaigns) = (endings.filter { $0.number > 0 }, endings.filter { $0.number < 0 })
         return try connection.transaction(durable) { connection throws(DatabaseError) in
-            try write(single, by: "finish_requests", on: &connection)
-                + write(ofCampaigns, by: "finish_campaign_requests", on: &connection)
+            // Locks batches before single requests, as everywhere.
+            try write(ofCampaigns, by: "finish_campaign_requests", on: &connection)
+                + write(single, by: "finish_requests", on: &connection)
         }
     }
 

@@ -25,7 +25,9 @@ struct DueCampaigns {
     /// How long until something is to be done for a campaign.
     func pause(at now: ContinuousClock.Instant) -> Duration {
         let looks = lookedAt.map { now.duration(to: $0) + (looksSoon ? Self.soon : Self.lookEvery) } ?? .zero
-        return max(known.reduce(looks) { min($0, now.duration(to: $1.dueAt)) }, .zero)
+        // What is due already waits for room or for the next look.
+        let dues = known.lazy.map { now.duration(to: $0.dueAt) }.filter { $0 > .zero }
+        return max(dues.reduce(looks, min), .zero)
     }
 
     mutating func beginsLook(at now: ContinuousClock.Instant) -> Bool {

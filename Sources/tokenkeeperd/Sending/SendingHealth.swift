@@ -61,10 +61,11 @@ struct SendingHealth {
         case .server: return noteServerError(of: scope, isTrial: isTrial, at: now)
         case .nobody, .token:
             guard step.fate == .answered else { return .none }
-            refused[topic] = nil
-            foreign[topic] = nil
+            // Nearly all responses end here, and nothing is known against anybody.
+            if !refused.isEmpty { refused[topic] = nil }
+            if !foreign.isEmpty { foreign[topic] = nil }
             // A response to a request from before the rest does not end the rest.
-            if !isResting(scope, at: now) { servers[scope] = nil }
+            if !servers.isEmpty, !isResting(scope, at: now) { servers[scope] = nil }
             return .none
         }
     }

@@ -23,7 +23,7 @@ struct UnansweredRequests {
 
     mutating func ended(_ end: PushOutcome.End, in scope: CredentialScope) {
         switch end {
-        case .answered: waits[scope] = nil
+        case .answered: if !waits.isEmpty { waits[scope] = nil }
         // The first failure of a kind stays: the numbers in its message would change each time.
         case .unanswered(let failure)
         where failure.kind != .stopped && failure.kind != .backingOff && failure.kind != waits[scope]?.failure?.kind:
