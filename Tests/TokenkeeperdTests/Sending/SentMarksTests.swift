@@ -40,6 +40,18 @@ import Testing
         #expect(files.sent(by: "host/1/1") == [102, 200])
     }
 
+    @Test func `a campaign's request, which has a negative number, is marked like any other`() throws {
+        let marks = try files.create(for: "host/1/1", slots: 3)
+        let numbers = [-(1 << 32 | 513), 7, -(((1 << 30) - 1) << 32 | 0xffff_ffff)] as [Int64]
+        for (slot, number) in numbers.enumerated() { marks.enter(number, in: slot) }
+        #expect(files.sent(by: "host/1/1") == [])
+        for slot in 0..<3 { marks.maySend(slot) }
+        #expect(files.sent(by: "host/1/1") == Set(numbers))
+        marks.didNotSend(0)
+        marks.clear(1)
+        #expect(files.sent(by: "host/1/1") == [numbers[2]])
+    }
+
     @Test func `while a request has no slot, nothing is known`() throws {
         var slots = Slots(capacity: 2)
         let marks = try files.create(for: "host/1/1", slots: 2)

@@ -1,0 +1,231 @@
+import FakeAPNs
+import Foundation
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import tokenkeeperd
+
+/// Campaigns from `enqueue` to the ledger, through real daemons and a fake APNs.
+@Suite(.ownThread) struct `Campaigns` {
+    @Test func `a campaign reaches each sendable token once, and its counts are exact`() throws {
+        let stage = try SendingStage { $0.provesFirst = true }
+        defer { stage.apns.stop() }
+        try stage.register(1...3000)
+        let now = Int64(Date.now.timeIntervalSince1970 * 1000)
+        for number in 1...30 { stage.apns.deaths.die(SendingStage.token(number), .init(at: now + 1)) }
+        try stage.database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at) VALUES ('\(stage.topic)', '\(SendingStage.token(31))', 410, '{\"reason\":\"Unregistered\",\"timestamp\":\(now + 1)}', now())",
+            user: "a_sender")
+        let daemon = try stage.daemon()
+        try eventually("one is stale") { try stage.count("token", "state = 'stale'") == 1 }
+        let campaign = try stage.campaign(
+            "tags => 'World && !muted', expiration => '2040-01-01Z', collapse_id => 'news'")
+        try stage.ended(campaign)
+        #expect(try stage.progress(campaign) == ["addressed": 2999, "accepted": 2969, "stale": 30])
+        #expect(stage.sends.count == 2999 && stage.sends.values.allSatisfy { $0 == 1 })
+        #expect(try stage.results(200) == 2969)
+        #expect(try stage.count("token", "state = 'stale'") == 31)
+        #expect(try stage.count("campaign_batch") == 0 && stage.count("send_request") == 0)
+        let request = try #require(stage.apns.records.exchanges.first?.request)
+        #expect(String(decoding: request.payload, as: UTF8.self) == #"{"aps":{"alert":"Hello"}}"#)
+        #expect(
+            request.topic == stage.topic && request.pushType == "alert" && request.collapseID == "news"
+                && request.expiration == "2208988800" && request.priority == nil)
+        #expect(
+            try stage.database.psql("SELECT state FROM tokenkeeper.delivery('\(request.apnsID)')", user: "a_sender")
+                == (request.token.map { Int($0, radix: 16)! <= 30 } == true ? "stale" : "accepted"))
+        #expect(daemon.stop() == 0)
+    }
+
+    /// Each request waits a moment for its response, so that a campaign takes a while.
+    private static func slowStage() throws -> SendingStage {
+        try SendingStage { _ in
+        } answer: { _ in
+            .accepted.delayed(by: .milliseconds(50))
+        }
+    }
+
+    @Test func `a second campaign is sent while the first runs, and a pause, a resumption and a cancellation hold`()
+        throws
+    {
+        let stage = try Self.slowStage()
+        defer { stage.apns.stop() }
+        try stage.register(1...5000)
+        let daemon = try stage.daemon(["send.max_in_flight=20"])
+        let first = try stage.campaign()
+        try eventually("the first is under way") { stage.apns.records.requests > 0 }
+        let second = try stage.campaign("tokens => '{\((1...50).map(SendingStage.token).joined(separator: ","))}'")
+        try stage.ended(second)
+        #expect(try stage.progress(second) == ["addressed": 50, "accepted": 50])
+        #expect(try stage.state(first) == "running")
+
+        #expect(try stage.database.psql("SELECT tokenkeeper.pause_campaign(\(first))", user: "a_sender") == "t")
+        try eventually("all that was claimed is back") {
+            try stage.count("campaign_batch", "claimed_by IS NOT NULL") == 0
+        }
+        let sent = stage.apns.records.requests
+        let third = try stage.campaign("tokens => '{\(SendingStage.token(1))}'")
+        try stage.ended(third)
+        #expect(stage.apns.records.requests == sent + 1, "a paused campaign sends nothing")
+        var progress = try stage.progress(first)
+        #expect(progress["accepted"] == sent - 50)
+        #expect(progress["waiting"] == progress["addressed"]! - (sent - 50), "\(progress)")
+
+        #expect(try stage.database.psql("SELECT tokenkeeper.resume_campaign(\(first))", user: "a_sender") == "t")
+        try eventually("it goes on") { stage.apns.records.requests > sent + 100 }
+        #expect(try stage.database.psql("SELECT tokenkeeper.cancel_campaign(\(first))", user: "a_sender") == "t")
+        try eventually("nothing of it waits") { try stage.progress(first)["waiting"] == nil }
+        progress = try stage.progress(first)
+        #expect(try stage.state(first) == "cancelled")
+        #expect(
+            progress["accepted"] == stage.apns.records.requests - 51 && progress["cancelled"] ?? 0 > 0, "\(progress)")
+        #expect(progress["addressed"] == progress["accepted"]! + progress["cancelled"]!)
+        #expect(try stage.count("failed_send") == 0 && stage.count("send_request") == 0)
+        #expect(stage.sends.values.allSatisfy { $0 == 1 })
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `what is to be retried goes on as a single request with the same apns-id and payload`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { request in
+            request.ordinal <= 5 ? .refused(429, "TooManyRequests") : nil
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...20)
+        let daemon = try stage.daemon()
+        let campaign = try stage.campaign()
+        try eventually("five wait") { try stage.count("send_request", "attempts = 1 AND scheduled_at > now()") == 5 }
+        #expect(try stage.progress(campaign) == ["addressed": 20, "waiting": 5, "accepted": 15])
+        #expect(try stage.count("send_request", "payload IS NOT NULL") == 0)
+        try stage.database.psql("UPDATE tokenkeeper.send_request SET scheduled_at = NULL")
+        try stage.ended(campaign)
+        #expect(try stage.progress(campaign) == ["addressed": 20, "accepted": 20])
+        #expect(stage.sends.values.sorted() == Array(repeating: 1, count: 15) + Array(repeating: 2, count: 5))
+        #expect(Set(stage.apns.records.exchanges.map(\.request.payload)).count == 1)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a refused credential pauses the topic, and no request of the campaign is lost`() throws {
+        let stage = try SendingStage { $0.signingKeys = [] }
+        defer { stage.apns.stop() }
+        try stage.register(1...2000)
+        let daemon = try stage.daemon()
+        let campaign = try stage.campaign()
+        try eventually("it is paused") { try stage.count("paused_topic") == 1 }
+        try eventually("all are back") { try stage.count("campaign_batch", "claimed_by IS NOT NULL") == 0 }
+        #expect(stage.apns.records.requests <= 1500, "only a part was tried")
+        #expect(daemon.stop() == 0)
+        #expect(try stage.progress(campaign)["accepted"] == nil && stage.count("failed_send") == 0)
+        #expect(try stage.count("send_request") == 0, "they are still in their batches")
+
+        let repaired = try FakeAPNs.start(FakeOptions(stage.files))
+        defer { repaired.stop() }
+        let next = try stage.daemon(["send.production_server=localhost:\(repaired.port)"])
+        try stage.database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator")
+        try stage.ended(campaign)
+        #expect(try stage.progress(campaign) == ["addressed": 2000, "accepted": 2000])
+        #expect(next.stop() == 0)
+    }
+
+    @Test func `three daemons together keep to max_per_second`() throws {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        try stage.register(1...3000)
+        let daemons = try (1...3).map { _ in try stage.daemon() }
+        // Before anything is counted, each daemon opens its connection.
+        while stage.apns.records.connections < 3 {
+            try stage.ended(try stage.campaign("tags => 'World', max_per_second => 100000"))
+        }
+        let earlier = stage.apns.records.requests
+        let campaign = try stage.campaign("tags => 'World', max_per_second => 500")
+        try stage.ended(campaign)
+        #expect(try stage.progress(campaign) == ["addressed": 3000, "accepted": 3000])
+        let times = stage.apns.records.exchanges.suffix(3000).map(\.request.time).sorted()
+        #expect(stage.apns.records.requests == earlier + 3000)
+        // In any three seconds. What a busy machine delivers late is less than a second's share.
+        var (first, most) = (0, 0)
+        for (last, time) in times.enumerated() {
+            while times[first] <= time - 3000 { first += 1 }
+            most = max(most, last - first + 1)
+        }
+        print("3000 requests at 500 per second took \(times[2999] - times[0]) ms, at most \(most) within three seconds")
+        #expect(most <= 1950)
+        for daemon in daemons { #expect(daemon.stop() == 0) }
+    }
+
+    @Test func `an idle daemon sees a campaign soon`() throws {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        try stage.register(1...1)
+        let daemon = try stage.daemon(["drain.poll_idle=60s"])
+        // Long after it has found nothing.
+        try stage.ended(try stage.campaign())
+        let before = try stage.database.psql("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
+        let campaign = try stage.campaign()
+        try eventually("it is sent") { stage.apns.records.requests == 2 }
+        let time = try #require(stage.apns.records.exchanges.last?.request.time)
+        print("a campaign was sent \(time - (Int64(before) ?? 0)) ms after enqueue was called")
+        try eventually("it has ended") { try stage.state(campaign) == "ended" }
+        #expect(daemon.stop() == 0)
+    }
+
+    /// In the full soak, 100,000 tokens, ten kills and two crashes of PostgreSQL.
+    @Test func `under kills and crashes of PostgreSQL, each request ends in exactly one way, and the counts are exact`()
+        throws
+    {
+        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        print("campaign seed \(seed)")
+        var chance = SeededChance(seed: seed)
+        let cluster = try TestCluster.prepared()
+        defer { cluster.stop() }
+        let stage = try SendingStage(on: cluster) { $0.provesFirst = true }
+        defer { stage.apns.stop() }
+        let tokens = Soak.size(8_000, whole: 100_000)
+        let (kills, crashes) = (Soak.size(3, whole: 10), Soak.size(1, whole: 2))
+        try stage.register(1...tokens)
+        let now = Int64(Date.now.timeIntervalSince1970 * 1000)
+        var dead: Set<Int> = []
+        for _ in 0..<tokens / 40 { dead.insert(Int.random(in: 1...tokens, using: &chance)) }
+        for number in dead { stage.apns.deaths.die(SendingStage.token(number), .init(at: now + 1)) }
+        var daemon = try stage.daemon(["send.max_in_flight=100"])
+        let campaign = try stage.campaign("tags => 'World', idempotency_key => 'news'")
+        #expect(try stage.campaign("tags => 'World', idempotency_key => 'news'") == campaign)
+        for step in 1...(kills + crashes) {
+            let progress = step * tokens / (kills + crashes + 1)
+            try eventually("\(progress) are sent") { stage.apns.records.requests >= progress }
+            if step % ((kills + crashes) / crashes) == 0 {
+                cluster.stop()
+                try cluster.start()
+            } else {
+                daemon.signal(SIGKILL)
+                #expect(daemon.wait() == -SIGKILL)
+                daemon = try stage.daemon(["send.max_in_flight=100"])
+            }
+        }
+        try stage.ended(campaign)
+        #expect(daemon.stop() == 0)
+
+        let progress = try stage.progress(campaign)
+        let sends = stage.sends
+        print("\(progress); \(sends.values.filter { $0 > 1 }.count) sent twice")
+        #expect(progress["addressed"] == tokens && progress["waiting"] == nil)
+        #expect(progress.filter { $0.key != "addressed" }.values.reduce(0, +) == tokens)
+        #expect(try stage.count("campaign") == 1)
+        #expect(sends.values.allSatisfy { $0 <= 2 })
+        #expect(
+            Set(stage.apns.records.exchanges.map { $0.request.token ?? "" }).count == sends.count,
+            "one request per token")
+        #expect(try stage.results(200) == progress["accepted"] ?? 0)
+        #expect(try stage.results(410) == progress["stale"] ?? 0)
+        #expect(try stage.count("failed_send") == progress["failed"] ?? 0)
+        #expect(try stage.count("suppressed_send") == progress["suppressed"] ?? 0)
+        #expect(try stage.count("failed_send", "error NOT LIKE 'it was interrupted twice%'") == 0)
+        #expect(
+            try stage.database.psql(
+                """
+                SELECT count(*), count(DISTINCT (e.batch, o)) FROM tokenkeeper.campaign_ending AS e CROSS JOIN unnest(e.ordinals) AS o
+                WHERE e.outcome <> 'requeued'
+                """) == "\(tokens)|\(tokens)", "each has one ending")
+    }
+}
