@@ -9,39 +9,127 @@ struct OutboxMeasurement: LedgerMeasurement {
     let template: String
     let workload: Workload
 
-    private static let name = "tokenkeeperd run"
+    private static let (single, campaigns) = ("single requests", "campaigns")
 
     func run() throws {
         let work = try SendingWork()
         try SendingServer(.validating, work).stop()
         var memory: [Double] = []
+        var firsts: [Double] = []
         var wrong: String?
+        func check(_ server: SendingServer, _ requests: Int, left: Double) throws {
+            let counted = try server.stop()
+            if counted?.outcomes == ["200": requests] && left == 0 { return }
+            wrong = "DISQUALIFIED: the fake saw \(counted?.outcomes ?? [:]), \(Int(left)) requests are left"
+            Progress.say(wrong ?? "")
+        }
         let contest = try Contest(
-            "\(Scale.short(scale.outboxSends)) requests from the outbox", rounds: scale.rounds,
+            "\(Scale.short(scale.outboxSends)) single requests, and \(Scale.short(workload.tokens)) requests of campaigns",
+            rounds: scale.rounds,
             [
-                Contest.Contestant(name: Self.name) { round in
+                Contest.Contestant(name: Self.single) { round in
                     let server = try SendingServer(.validating, work)
                     let (sample, bytes, left) = try send(round, work, server)
                     memory.append(bytes)
-                    let counted = try server.stop()
-                    if counted?.outcomes != ["200": scale.outboxSends] || left != 0 {
-                        wrong = "DISQUALIFIED: the fake saw \(counted?.outcomes ?? [:]), \(Int(left)) requests are left"
-                        Progress.say(wrong ?? "")
-                    }
+                    try check(server, scale.outboxSends, left: left)
                     return sample
-                }
+                },
+                Contest.Contestant(name: Self.campaigns) { _ in
+                    let server = try SendingServer(.validating, work)
+                    let (sample, first, left) = try sendCampaigns(work, server)
+                    firsts.append(first)
+                    try check(server, workload.tokens, left: left)
+                    return sample
+                },
             ])
         report.add(contest)
+        for name in [Self.single, Self.campaigns] {
+            report.compare(
+                "\(name) a second, until the last response is in the ledger", contest.rate(name), digits: 0,
+                verdict: wrong)
+            report.compare(
+                "processor time of the daemon a request: \(name)", contest.cpu(name, \.daemonSeconds), digits: 1,
+                unit: " µs")
+            report.compare(
+                "processor time of PostgreSQL a request: \(name)", contest.cpu(name, \.serverSeconds), digits: 1,
+                unit: " µs")
+        }
+        report.compare("campaigns over single requests", contest.ratio(Self.campaigns, over: Self.single), digits: 2)
         report.compare(
-            "requests a second through the outbox, until the last response is in the ledger", contest.rate(Self.name),
-            digits: 0, verdict: wrong)
-        report.compare(
-            "processor time of the daemon a request through the outbox", contest.cpu(Self.name, \.daemonSeconds),
-            digits: 1, unit: " µs")
-        report.compare(
-            "processor time of PostgreSQL a request through the outbox", contest.cpu(Self.name, \.serverSeconds),
-            digits: 1, unit: " µs")
+            "from the call of enqueue until the first response is written, \(Scale.short(workload.tokens)) tokens",
+            Spread(firsts), digits: 0, unit: " ms")
         report.compare("memory (RSS) of the daemon afterwards", Spread(memory), digits: 1, unit: " MB")
+        try weigh()
+    }
+
+    /// What requests take in PostgreSQL while they wait.
+    private func weigh() throws {
+        let database = try cluster.copy(of: template)
+        defer { try? database.drop() }
+        let session = try database.session()
+        try queueSingle(on: session)
+        let single = try session.number("SELECT pg_total_relation_size('tokenkeeper.send_request')")
+        report.note(
+            "bytes of a queued single request", "\(Int(single) / scale.outboxSends)")
+        let campaign = try enqueue(Workload.topics[0], on: session)
+        let most = min(workload.tokens / 4, 100_000)
+        while try session.number("SELECT addressed FROM tokenkeeper.campaign") < Double(most) {
+            try session.run("SELECT tokenkeeper.address_campaign(\(Int(campaign)), 'bench', \(most))")
+        }
+        let batches = try session.number("SELECT pg_total_relation_size('tokenkeeper.campaign_batch')")
+        let addressed = try session.number("SELECT addressed FROM tokenkeeper.campaign")
+        report.note("bytes of a queued request of a campaign", "\(Int(batches / addressed))")
+    }
+
+    private func queueSingle(on session: Session) throws {
+        try session.run(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload)
+            SELECT \(workload.topic("i")), \(workload.token("i")), '\(SendingWork.payload)'
+            FROM generate_series(0::bigint, \(scale.outboxSends - 1)) AS i
+            """)
+    }
+
+    /// - Returns: The `campaign_id`.
+    private func enqueue(_ topic: String, on session: Session) throws -> Double {
+        try session.number(
+            "SELECT tokenkeeper.enqueue('\(SendingWork.payload)', '\(topic)', everyone => true, confirm => true)")
+    }
+
+    private func settings(_ work: SendingWork, _ server: SendingServer) -> [String] {
+        MeasuredDaemon.brisk + [
+            "send.production_server=localhost:\(server.port)", "send.ca_file=\(work.authorityFile)",
+            "credential.main.key_file=\(work.keyFile)", "credential.main.key_id=\(SendingWork.keyID)",
+            "credential.main.team_id=\(SendingWork.teamID)", "credential.main.topics=com.example.*",
+        ]
+    }
+
+    /// A campaign to everyone in each topic.
+    ///
+    /// - Returns: Also the milliseconds until the first response was written, and how many requests ended without a response.
+    private func sendCampaigns(_ work: SendingWork, _ server: SendingServer) throws -> (Sample, Double, Double) {
+        let database = try cluster.copy(of: template)
+        defer { try? database.drop() }
+        let session = try database.session()
+        let daemons = try MeasuredDaemon.start(on: database, settings: settings(work, server))
+        defer { for daemon in daemons { daemon.stop() } }
+        try session.run("CHECKPOINT")
+        let before = try Drain.counted(session)
+        let stopwatch = try Stopwatch(cluster, daemons)
+        let start = ContinuousClock.now
+        _ = try enqueue(Workload.topics[0], on: session)
+        while try session.number("SELECT count(*) FROM tokenkeeper.campaign_ending") == 0 { usleep(2000) }
+        let first = start.duration(to: .now) / .milliseconds(1)
+        for topic in Workload.topics.dropFirst() { _ = try enqueue(topic, on: session) }
+        let followed = try Drain.follow(session, from: before, rows: workload.tokens) {
+            daemons.allSatisfy { kill($0.pid, 0) == 0 }
+        }
+        var sample = try stopwatch.sample(rows: workload.tokens, end: followed.end)
+        sample.quarters = followed.quarters
+        let left = try session.number(
+            "SELECT sum(addressed - accepted) + (SELECT count(*) FROM tokenkeeper.send_request) FROM tokenkeeper.campaign_progress"
+        )
+        return (sample, first, left)
     }
 
     /// - Returns: Also the resident memory in MB at the end, and how many requests ended without a response.
@@ -49,21 +137,10 @@ struct OutboxMeasurement: LedgerMeasurement {
         let database = try cluster.copy(of: template)
         defer { try? database.drop() }
         let session = try database.session()
-        let daemons = try MeasuredDaemon.start(
-            on: database,
-            settings: MeasuredDaemon.brisk + [
-                "send.production_server=localhost:\(server.port)", "send.ca_file=\(work.authorityFile)",
-                "credential.main.key_file=\(work.keyFile)", "credential.main.key_id=\(SendingWork.keyID)",
-                "credential.main.team_id=\(SendingWork.teamID)", "credential.main.topics=com.example.*",
-            ])
+        let daemons = try MeasuredDaemon.start(on: database, settings: settings(work, server))
         defer { for daemon in daemons { daemon.stop() } }
         try MeasuredDaemon.pause(daemons, on: session)
-        try session.run(
-            """
-            INSERT INTO tokenkeeper.send_request (topic, token, payload)
-            SELECT \(workload.topic("i")), \(workload.token("i")), '\(SendingWork.payload)'
-            FROM generate_series(0::bigint, \(scale.outboxSends - 1)) AS i
-            """)
+        try queueSingle(on: session)
         try session.run("ANALYZE tokenkeeper.send_request")
         try session.run("CHECKPOINT")
         let before = try Drain.counted(session)
