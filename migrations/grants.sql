@@ -119,7 +119,7 @@ GRANT EXECUTE ON FUNCTION
     TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.attachment_timeout TO tokenkeeper_daemon;
 -- Their commands check first whether the schema fits.
-GRANT SELECT ON tokenkeeper.migration, tokenkeeper.repeatable TO tokenkeeper_app;
+GRANT SELECT ON tokenkeeper.migration, tokenkeeper.repeatable TO tokenkeeper_app, tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.begin_backfill(text),
     tokenkeeper.backfill_next(bigint, integer),

@@ -26,7 +26,11 @@ import TokenModel
         let number = try database.psql(
             "SET client_min_messages = warning; SELECT tokenkeeper.enqueue('\(payload)', 't', \(arguments))",
             user: "a_sender")
-        try database.psql("SELECT tokenkeeper.address_campaign(\(number), 'd', 100000)", user: "a_daemon")
+        while try database.psql(
+            "SELECT is_addressed FROM tokenkeeper.campaign_progress WHERE campaign_id = \(number)") == "f"
+        {
+            try database.psql("SELECT tokenkeeper.address_campaign(\(number), 'd', 100000)", user: "a_daemon")
+        }
         return number
     }
 

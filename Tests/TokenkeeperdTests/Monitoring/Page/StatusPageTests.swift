@@ -101,6 +101,22 @@ import TokenModel
         #expect(html.contains("Not known while a table is locked."))
     }
 
+    @Test func `campaigns are shown with their counts and why they do not move, but not to whom they go`() {
+        #expect(!page(overview(), history("t")).contains("Campaigns"))
+        let campaign = CampaignProgress(
+            number: 7, name: "Mars <b>", environment: "production", topic: "t", state: "running",
+            audience: "user: anna", expected: 5000, isAddressed: false, addressed: 4000, waiting: 3900,
+            ended: [90, 10, 0, 0, 0, 0, 0], perSecond: 12.6, expectedEnd: nil, createdAt: "", createdBy: "a_sender",
+            scheduledAt: nil, startedAt: nil, endedAt: nil, waitsBecause: "no running daemon sends")
+        let html = page(overview(campaigns: [campaign]), history("t"))
+        #expect(html.contains("<td>7</td><td class=\"name\">Mars &lt;b&gt;</td><td class=\"name\">t</td>"))
+        #expect(html.contains("running: no running daemon sends</td>"))
+        for count in ["4,000", "3,900", "90", "10", "12"] {
+            #expect(html.contains("<td class=\"number\">\(count)</td>"), "\(count)")
+        }
+        #expect(!html.contains("anna"))
+    }
+
     @Test func `attached tables are shown with what is wrong with them, and nothing if there are none`() {
         #expect(!page(overview(), history("t")).contains("Attached tables"))
         let table = Overview.Attachment(
