@@ -69,7 +69,8 @@ import Testing
     }
 
     @Test func `each change of a large campaign is logged once, by any daemon`() throws {
-        var (one, other) = (try database.connect(user: "a_daemon"), try database.connect(user: "a_daemon"))
+        var one = try database.connect(user: "a_daemon")
+        var other = try database.connect(user: "a_daemon")
         func taken() throws -> [String] {
             let first = try CampaignTransition.takeNew(on: &one)
             #expect(try CampaignTransition.takeNew(on: &other).isEmpty)

@@ -152,6 +152,8 @@ import Testing
 
     static let allowed: [String: Set<String>] = [
         "sender": [
+            // For `tokenkeeperd campaign pause`.
+            "SELECT FROM tokenkeeper.migration",
             "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)",
             "INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at) VALUES ('production', 't', 'aa', 200, NULL, NULL, NULL)",
             "SELECT tokenkeeper.is_sendable('aa', 't')", "SELECT tokenkeeper.sendable('{aa}', 't')",
@@ -172,6 +174,7 @@ import Testing
         ],
         "reader": people,
         "monitor": [
+            "SELECT FROM tokenkeeper.campaign", "SELECT FROM tokenkeeper.campaign_progress",
             "SELECT FROM tokenkeeper.result_stat", "SELECT FROM tokenkeeper.stale_share",
             "SELECT FROM tokenkeeper.topic", "SELECT FROM tokenkeeper.token_count", "SELECT FROM tokenkeeper.guard",
             "SELECT FROM tokenkeeper.paused_topic", "SELECT FROM tokenkeeper.sweep_run",

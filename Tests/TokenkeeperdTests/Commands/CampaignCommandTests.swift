@@ -45,7 +45,7 @@ import Testing
         try enqueue("everyone => true")
         let list = try run("list")
         let lines = list.output.split(separator: "\n").map(String.init)
-        #expect(list.status == 0 && list.errors.isEmpty && lines.count == 2)
+        try #require(list.status == 0 && list.errors.isEmpty && lines.count == 2)
         #expect(lines[0].hasPrefix("2  20") && lines[0].hasSuffix("  t (production)  waiting: 0 addressed"))
         #expect(lines[1].hasPrefix("1 \"one \u{FFFD}\"  "), "no control characters: \(lines[1])")
         #expect(try run("--limit", "1").output == lines[0] + "\n", "list is the default")

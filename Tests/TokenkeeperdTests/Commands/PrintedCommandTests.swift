@@ -149,8 +149,10 @@ import Testing
         let database = try TestCluster.shared.database()
         let block = try #require(
             Self.blocks(of: "sql", in: "docs/how-to/send-with-the-daemon.md").first { $0.contains("enqueue") })
-        try database.psql(Self.runnable(block), user: "a_sender")
+        try database.psql("INSERT INTO tokenkeeper.topic_policy (topic) VALUES ('com.example.app')", user: "a_operator")
+        try database.psql("SET client_min_messages = warning; " + Self.runnable(block), user: "a_sender")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_request") == "1")
+        #expect(try database.psql("SELECT audience FROM tokenkeeper.campaign_progress") == "tags: World && !muted")
     }
 
     // MARK: - Warnings and log messages
@@ -160,6 +162,7 @@ import Testing
         ("tokenkeeperd status", "a_reader", "a_sender"), ("tokenkeeperd doctor", "a_reader", nil),
         ("tokenkeeperd held list", "a_reader", "a_sender"), ("tokenkeeperd rejected list", "a_reader", "a_sender"),
         ("tokenkeeperd attachments", "a_reader", "a_sender"), ("tokenkeeperd withdraw", "a_reader", "a_sender"),
+        ("tokenkeeperd campaign list", "a_reader", "a_app"),
         ("tokenkeeperd sweep --dry-run", "a_operator", "a_reader"),
         ("tokenkeeperd sweep --force", "a_operator", "a_reader"),
         ("tokenkeeperd migrate", "owner", nil), ("tokenkeeperd grants", "owner", "a_operator"),
