@@ -331,6 +331,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.note_stale_waves(),
     tokenkeeper.guard_limit(integer, bigint, bigint, numeric),
     tokenkeeper.ensure_topic(text, text),
+    tokenkeeper.environment_fault(text),
+    tokenkeeper.topic_fault(text),
     tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),

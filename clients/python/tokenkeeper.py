@@ -71,8 +71,7 @@ def report(
 ) -> Any:  # fmt: skip
     """Report one response of APNs, if your library returns the reason and the timestamp (in milliseconds) instead of the body.
 
-    `sent_at` is when the request was started; without it, five minutes ago are assumed.
-    """
+    `sent_at` is when the request was started; without it, five minutes ago are assumed."""
     at = _instant(timestamp).isoformat() if isinstance(timestamp, datetime) else None if timestamp is None else str(timestamp)
     return _call(
         connection,
@@ -121,7 +120,8 @@ def _row(columns: Sequence[str], row: Mapping[str, Any]) -> list[Any]:
 
 
 def _value(value: Any) -> Any:
-    value = value.decode(errors="replace") if isinstance(value, bytes) else value  # A body as it came from the network.
+    # A body as it came from the network. COPY would write a UUID without its hyphens.
+    value = value.decode(errors="replace") if isinstance(value, bytes) else str(value) if isinstance(value, UUID) else value
     if isinstance(value, str):  # PostgreSQL takes no NUL and no surrogate. Replaced, they fail one row, and not the whole COPY.
         return value.replace("\0", "\ufffd").encode(errors="replace").decode()
     return _instant(value) if isinstance(value, datetime) else value

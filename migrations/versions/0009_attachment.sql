@@ -60,7 +60,7 @@ COMMENT ON TABLE tokenkeeper.attachment_failure IS
 
 CREATE TABLE tokenkeeper.attachment_timeout (
     source_id bigint NOT NULL,
-    kind      text NOT NULL CHECK (kind IN ('has', 'compare')),
+    kind      text COLLATE "C" NOT NULL CHECK (kind IN ('has', 'compare')),
     timeouts  integer NOT NULL,
     last_at   timestamptz NOT NULL,
     PRIMARY KEY (source_id, kind)

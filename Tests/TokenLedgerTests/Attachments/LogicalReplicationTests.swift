@@ -150,7 +150,7 @@ import Testing
         #expect(try devices.differences() == "")
         #expect(
             try devices.states()
-                == "aaaa unregistered_by_app, ab01 active, bbbb unregistered_by_app, cccc active, eeee active")
+                == "aaaa superseded, ab01 active, bbbb unregistered_by_app, cccc active, eeee active")
     }
 
     @Test func `without always, nothing of it counts, and attach warns`() throws {
