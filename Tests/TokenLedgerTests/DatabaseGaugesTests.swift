@@ -151,7 +151,8 @@ import Testing
         #expect(
             try look(database).totals
                 == [
-                    .outboxRequests: 0, .openCampaigns: 0, .heldResults: 0, .rejectedResults: 0, .rejectedRegistrations: 0,
+                    .outboxRequests: 0, .openCampaigns: 0, .heldResults: 0, .rejectedResults: 0,
+                    .rejectedRegistrations: 0,
                     .failedSends: 0,
                     .liveDaemons: 0, .attachedTables: 0, .brokenAttachments: 0,
                 ])
@@ -168,7 +169,8 @@ import Testing
         #expect(
             try look(database).totals
                 == [
-                    .outboxRequests: 0, .openCampaigns: 0, .heldResults: 1, .rejectedResults: 2, .rejectedRegistrations: 3,
+                    .outboxRequests: 0, .openCampaigns: 0, .heldResults: 1, .rejectedResults: 2,
+                    .rejectedRegistrations: 3,
                     .failedSends: 4,
                     .liveDaemons: 1, .attachedTables: 0, .brokenAttachments: 0,
                 ])
@@ -208,10 +210,14 @@ import Testing
         var owner = try database.connect()
         try owner.execute("BEGIN; LOCK TABLE tokenkeeper.token_count, tokenkeeper.held_result IN ACCESS EXCLUSIVE MODE")
         let gauges = try look(database)
-        #expect(Set(gauges.byTopic.keys) == [.topicPaused, .sweepRefusedTokens, .campaignRequests, .outboxOldestDue, .staleWave])
+        #expect(
+            Set(gauges.byTopic.keys) == [
+                .topicPaused, .sweepRefusedTokens, .campaignRequests, .outboxOldestDue, .staleWave,
+            ])
         #expect(
             Set(gauges.totals.keys) == [
-                .outboxRequests, .openCampaigns, .rejectedResults, .rejectedRegistrations, .failedSends, .attachedTables,
+                .outboxRequests, .openCampaigns, .rejectedResults, .rejectedRegistrations, .failedSends,
+                .attachedTables,
                 .brokenAttachments,
             ])
         #expect(gauges.trouble?.sqlState == "42501" && gauges.trouble?.message.contains("topic_guard") == true)
