@@ -272,7 +272,6 @@ GRANT SELECT ON tokenkeeper.paused_topic TO tokenkeeper_daemon;
 GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON tokenkeeper.send_result TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz),
-    tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]),
     tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]),
     tokenkeeper.campaigns_due(),
     tokenkeeper.end_campaigns(),

@@ -53,7 +53,7 @@ import Testing
 
     /// How many transaction ids were assigned meanwhile. Other databases of the cluster use some, too, so this takes the minimum
     /// of many tries.
-    private func transactionIDs(_ sql: (Int) -> String) throws -> Int? {
+    private func transactionIDs(in database: TestDatabase, _ sql: (Int) -> String) throws -> Int? {
         var owner = try database.connect()
         let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
         return try (0..<50).map { number in
@@ -64,6 +64,10 @@ import Testing
     }
 
     @Test func `a registration that meets no other uses one transaction id`() throws {
+        // Sessions of other tests would use some, too.
+        let cluster = try TestCluster.prepared()
+        defer { cluster.stop() }
+        let database = try cluster.database()
         try database.psql(
             """
             SELECT tokenkeeper.register('bb', 't', registered_at => now() - interval '1 day', device_id => 'd');
@@ -71,13 +75,15 @@ import Testing
             FROM generate_series(0, 49) AS i
             """)
         func token(_ number: Int, _ prefix: String) -> String { prefix + String(1000 + number) }
-        #expect(try transactionIDs { "SELECT tokenkeeper.register('\(token($0, "aa"))', 't')" } == 1, "a new token")
         #expect(
-            try transactionIDs {
+            try transactionIDs(in: database) { "SELECT tokenkeeper.register('\(token($0, "aa"))', 't')" } == 1,
+            "a new token")
+        #expect(
+            try transactionIDs(in: database) {
                 "SELECT tokenkeeper.register('\(token($0, "cc"))', 't', device_id => 'new\($0)', tags => '{World}')"
             } == 1, "a new device")
         #expect(
-            try transactionIDs {
+            try transactionIDs(in: database) {
                 "SELECT tokenkeeper.register(lpad(to_hex(\($0)), 8, '0'), 't', device_id => 'e\($0)', tags => '{World}')"
             } == 1, "an active token")
     }

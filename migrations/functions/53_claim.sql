@@ -216,33 +216,3 @@ COMMENT ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, intege
     'it cannot be sent); delayed (too many for one token, or beyond its device''s share of background pushes); or overtaken: a postponed background push '
     'that was not due, moved to suppressed_send because a newer one waits. Claims nothing while max_per_second of the topic does not allow it. Only claimed rows have values beyond due_at, and overtaken rows have no due_at.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz) FROM PUBLIC;
-
-CREATE OR REPLACE FUNCTION tokenkeeper.claim_topics(
-    environments text[], topics text[], daemon_id text, max_rows integer[], background_per_hour integer, due_since timestamptz[])
-RETURNS TABLE (environment text, topic text, outcome text, request_id bigint, due_at timestamptz, token_key bytea, payload text, push_type text,
-               priority integer, expiration bigint, collapse_id text, apns_id text, attempts integer, first_sent_at timestamptz)
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-#variable_conflict use_column
-DECLARE
-    scope record;
-BEGIN
-    -- In one order, so that two daemons that wait for each other's counts never deadlock.
-    FOR scope IN
-        SELECT s.environment, s.topic, s.max_rows, s.due_since
-        FROM unnest(claim_topics.environments, claim_topics.topics, claim_topics.max_rows, claim_topics.due_since)
-            AS s (environment, topic, max_rows, due_since)
-        ORDER BY s.topic COLLATE "C", s.environment COLLATE "C"
-    LOOP
-        RETURN QUERY
-            SELECT scope.environment, scope.topic, c.*
-            FROM tokenkeeper.claim_requests(scope.environment, scope.topic, claim_topics.daemon_id, scope.max_rows,
-                                            claim_topics.background_per_hour, scope.due_since) AS c;
-    END LOOP;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]) IS
-    'claim_requests for many topics, each with its own max_rows and due_since, in one transaction: with thousands of topics, a transaction for each would cost more than '
-    'the requests.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]) FROM PUBLIC;

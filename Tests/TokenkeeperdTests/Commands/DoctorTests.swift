@@ -128,14 +128,14 @@ import TokenModel
             empty.status == 1 && problems(empty, "schema").first?.hasSuffix("→ tokenkeeperd migrate") == true,
             "\(empty)")
         let database = try TestCluster.shared.database()
-        let stranger = try database.command("doctor", as: "a_sender")
+        let stranger = try database.command("doctor", as: "a_monitor")
         #expect(stranger.status == 1)
         #expect(
-            problems(stranger, "schema").first?.hasSuffix("GRANT tokenkeeper_reader TO a_sender;") == true,
+            problems(stranger, "schema").first?.hasSuffix("GRANT tokenkeeper_reader TO a_monitor;") == true,
             "\(stranger)")
         let ungranted = try TestCluster.prepared()
         try ungranted.database().psql("ALTER ROLE tokenkeeper_reader RENAME TO renamed", user: "postgres")
-        let early = try ungranted.database().command("doctor", as: "a_sender")
+        let early = try ungranted.database().command("doctor", as: "a_monitor")
         #expect(problems(early, "schema").first?.hasSuffix("→ tokenkeeperd grants") == true, "\(early)")
         let away = try ProgramRun(
             [DaemonProcess.program, "doctor"],

@@ -50,8 +50,11 @@ import Testing
         ("docs/how-to/ask-before-sending.md", "a_sender", ["my_devices", "JOIN"]),
         ("docs/how-to/report-results.md", "a_sender", ["\\copy", "result_stat"]),
         ("docs/how-to/report-results.md", "a_reader", ["INSERT", "\\copy", "report("]),
-        ("docs/how-to/register-devices.md", "a_reader", ["register(", "register_many(", "tokenkeeper.registration"]),
-        ("docs/how-to/register-devices.md", "a_app", ["\\copy", "tokenkeeper.token "]),
+        (
+            "docs/how-to/register-devices.md", "a_reader",
+            ["register(", "register_many(", "tag(", "tokenkeeper.registration"]
+        ),
+        ("docs/how-to/register-devices.md", "a_app", ["\\copy", "tokenkeeper.token ", "tagged_tokens("]),
         ("docs/how-to/send-with-the-daemon.md", "a_operator", ["enqueue"]),
     ]
 

@@ -43,6 +43,8 @@ import Testing
             SELECT topic_id, now(), 1, 1, 'undo' FROM tokenkeeper.topic;
             INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens)
             SELECT tokenkeeper.hour_of(now()), topic_id, 1234567 FROM tokenkeeper.topic;
+            INSERT INTO tokenkeeper.campaign (environment, topic, state, payload, push_type, audience_kind, content_hash, addressed)
+            SELECT environment, topic, 'paused', '{}', 'alert', 'everyone', '', 12345678 FROM tokenkeeper.topic;
             INSERT INTO tokenkeeper.sweep_run (trigger, outcome, finished_at) VALUES ('timer', 'finished', now());
             INSERT INTO tokenkeeper.sweep_topic (run_id, environment, topic, cause, tokens, refused)
             SELECT r.run_id, t.environment, t.topic, 'stale', 12345678, true FROM tokenkeeper.sweep_run AS r, tokenkeeper.topic AS t;
