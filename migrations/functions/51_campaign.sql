@@ -102,9 +102,6 @@ DECLARE
     the_id bigint;
     known bytea;
 BEGIN
-    IF fault IS NULL AND enqueue.expiration > 'epoch' AND enqueue.expiration <= clock_timestamp() THEN
-        fault := 'expiration has passed, expected a later instant, ''epoch'' or null';
-    END IF;
     IF fault IS NULL AND NOT isfinite(enqueue.scheduled_at) THEN
         fault := 'scheduled_at is infinite, expected a finite instant, or null';
     END IF;
@@ -134,6 +131,10 @@ BEGIN
         WHERE c.created_by = creator AND c.idempotency_key = enqueue.idempotency_key COLLATE "C";
     END IF;
     IF the_id IS NULL THEN
+        -- Not for a repetition of what was accepted in time.
+        IF enqueue.expiration > 'epoch' AND enqueue.expiration <= clock_timestamp() THEN
+            RAISE EXCEPTION 'expiration has passed, expected a later instant, ''epoch'' or null' USING ERRCODE = 'invalid_parameter_value';
+        END IF;
         of_topic := tokenkeeper.known_topic(the_topic, env);
         fault := CASE WHEN enqueue.confirm IS NOT TRUE THEN tokenkeeper.confirmation_fault(
             of_topic, CASE asked.kind WHEN 'tags' THEN asked.value END, asked.kind = 'everyone', cardinality(asked.tokens)) END;
@@ -165,11 +166,12 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) IS
-    'Creates a campaign: one notification to all sendable tokens of a topic whose tags fulfil an expression, such as follows_RedSox && !muted; or to those of '
+    'Creates a campaign: one notification to all sendable tokens of a topic whose tags match an expression, such as follows_RedSox && !muted; or to those of '
     'a device or a user; to a list of tokens; or, with everyone => true, to all tokens of the topic. Returns its campaign_id. The daemons address the audience '
     'once the transaction is committed, and send. The same idempotency_key with the same content returns the same campaign_id. Raises 22023 for what APNs '
     'would refuse, for an expiration that has passed or is not later than scheduled_at, for an unknown topic, for none or more than one audience, for an invalid '
-    'tag expression, with the position, for a malformed token, with its position, for an audience that needs confirm => true (see topic_policy.confirm_share), and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
+    'tag expression, with the position, for a malformed token, with its position, for an audience that needs confirm => true (see '
+    'topic_policy.confirm_share), and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
     'read committed. A NOTICE says if no running daemon has a credential for the topic.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) FROM PUBLIC;
 
@@ -346,6 +348,11 @@ DECLARE
     the_number bigint;
 BEGIN
     SELECT r.campaign_id, r.number INTO wanted, the_number FROM tokenkeeper.campaign_request_of(delivery.apns_id) AS r;
+    -- Numbers can be guessed.
+    IF NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = wanted
+                   AND (c.created_by = session_user OR has_column_privilege(session_user, 'tokenkeeper.campaign', 'state', 'SELECT'))) THEN
+        RETURN;
+    END IF;
     RETURN QUERY
         SELECT e.campaign_id, e.outcome, e.ended_at, f.error
         FROM tokenkeeper.campaign_ending AS e

@@ -52,7 +52,7 @@ BEGIN
         WHEN 'user' THEN RETURN condition || format(' AND l.user_id = %L', audience_condition.value);
         WHEN 'tags' THEN
             query := tokenkeeper.tag_query(audience_condition.value);
-            -- The index has no token without tags. An expression that such a token fulfils, like !muted, is wide anyway.
+            -- The index has no token without tags. An expression that such a token matches, like !muted, is wide anyway.
             RETURN condition || format(' AND tokenkeeper.tag_vector(l.tags) @@ %L::tsquery', query)
                 || CASE WHEN tokenkeeper.tag_vector(NULL) @@ query THEN '' ELSE ' AND l.tags <> ''{}''' END;
     END CASE;

@@ -15,19 +15,19 @@ BEGIN
         RETURN wanted;
     END IF;
     INSERT INTO tokenkeeper.topic_rate (topic_id, next_send_at) VALUES (of_topic, '-infinity') ON CONFLICT DO NOTHING;
-    SELECT r.next_send_at INTO next_at FROM tokenkeeper.topic_rate AS r WHERE r.topic_id = of_topic FOR UPDATE;
-    -- After the wait for the lock.
+    -- Another claim that has the row uses the allowance up. Waiting for it would keep this daemon from its other topics.
+    SELECT r.next_send_at INTO next_at FROM tokenkeeper.topic_rate AS r WHERE r.topic_id = of_topic FOR UPDATE SKIP LOCKED;
     at := clock_timestamp();
-    next_at := greatest(next_at, at - interval '250 milliseconds');
-    IF next_at > at THEN
+    IF NOT FOUND OR next_at > at THEN
         RETURN 0;
     END IF;
+    next_at := greatest(next_at, at - interval '250 milliseconds');
     RETURN least(wanted, greatest(floor(extract(epoch FROM at - next_at) * per_second), 1));
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.topic_allowance(integer, integer) IS
     'How many requests of a topic may be claimed now, at most as many as wanted; 0 if none. What was not claimed within the last 250 ms is lost, so that '
-    'no burst follows a pause. Keeps other claims of the topic waiting until the transaction ends. Call spend_topic_rate afterwards.';
+    'no burst follows a pause. Until the transaction ends, other claims of the topic get 0. Call spend_topic_rate afterwards.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.topic_allowance(integer, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.spend_topic_rate(of_topic integer, requests integer) RETURNS void

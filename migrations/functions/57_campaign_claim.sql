@@ -169,8 +169,10 @@ BEGIN
     IF c.max_per_second IS NOT NULL THEN
         -- The daemons share the rate by this row. Who comes up to 200 ms late may catch up, and a claim reaches up to 50 ms ahead, since
         -- daemons look for campaigns every 50 to 100 ms.
-        SELECT a.next_send_at INTO c.next_send_at FROM tokenkeeper.campaign AS a WHERE a.campaign_id = c.campaign_id FOR NO KEY UPDATE;
-        IF c.next_send_at > clock_timestamp() THEN
+        SELECT a.next_send_at INTO c.next_send_at FROM tokenkeeper.campaign AS a WHERE a.campaign_id = c.campaign_id
+        FOR NO KEY UPDATE SKIP LOCKED;
+        -- Another daemon claims from it, or addresses it: this one does something else meanwhile.
+        IF NOT FOUND OR c.next_send_at > clock_timestamp() THEN
             RETURN;
         END IF;
         since := greatest(c.next_send_at, clock_timestamp() - interval '200 ms');
@@ -253,10 +255,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) IS
-    'Claims whole batches of a campaign, up to about as many requests as most and as max_per_second of it and of its topic allow, and asks the gate. Returns the requests to send: the number is negative, '
-    'and contains the campaign_id. A token that is suppressed meanwhile ends as suppressed (see suppressed_send), and after expiration all requests fail (see '
-    'failed_send). So does an alert beyond alerts_per_day of its device. What is beyond a device''s share of background pushes moves to send_request. The batches that were looked at may all have ended so: nothing '
-    'is returned then.';
+    'Claims whole batches of a campaign, up to about as many requests as most and as max_per_second of it and of its topic allow, and asks the gate. '
+    'Returns the requests to send: the number is negative, and contains the campaign_id. A token that is suppressed meanwhile ends as suppressed (see '
+    'suppressed_send), and so does an alert beyond alerts_per_day of its device. After expiration all requests fail (see failed_send). What is beyond a '
+    'device''s share of background pushes moves to send_request. The batches that were looked at may all have ended so: nothing is returned then.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.count_background(of_campaign tokenkeeper.campaign, numbers bigint[], keys bytea[], share integer)

@@ -35,7 +35,8 @@ CREATE TABLE tokenkeeper.send_request (
     alert_counted   boolean NOT NULL DEFAULT false
 );
 COMMENT ON TABLE tokenkeeper.send_request IS
-    'The outbox: one row per notification and device, by INSERT, COPY or enqueue. Required: topic, token, payload. Null means the default. '
+    'Single requests: one row per notification and device, by INSERT or COPY; and requests of campaigns that have to wait or are retried. '
+    'Required: topic, token, payload. Null means the default. '
     'A request that cannot be sent goes to failed_send with the error and never fails a sender''s batch.';
 COMMENT ON COLUMN tokenkeeper.send_request.environment IS 'production (the default) or sandbox.';
 COMMENT ON COLUMN tokenkeeper.send_request.topic IS 'The apns-topic header, such as com.example.app.';
@@ -95,7 +96,7 @@ CREATE TABLE tokenkeeper.suppressed_send (
     campaign_number bigint
 );
 COMMENT ON TABLE tokenkeeper.suppressed_send IS
-    'Requests that the gate refused, and why. The sweep deletes them after sweep.send_retention.';
+    'Requests that the gate or a limit refused, and why. The sweep deletes them after sweep.send_retention.';
 COMMENT ON COLUMN tokenkeeper.suppressed_send.state IS
     'The state of the token then: stale, suspect, superseded, unregistered_by_app; or a limit: background (a newer background push waits for the same device) or alerts (alerts_per_day).';
 COMMENT ON COLUMN tokenkeeper.suppressed_send.reason IS 'The reason of that state, such as Unregistered.';

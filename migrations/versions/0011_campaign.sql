@@ -51,7 +51,7 @@ COMMENT ON COLUMN tokenkeeper.campaign.audience_kind IS 'everyone, tags, device,
 COMMENT ON COLUMN tokenkeeper.campaign.audience IS 'The tag expression, the device_id or the user_id.';
 COMMENT ON COLUMN tokenkeeper.campaign.created_by IS 'The login role, which may pause, resume and cancel the campaign.';
 COMMENT ON COLUMN tokenkeeper.campaign.created_in IS 'Internal: the transaction that created it. Only that transaction may add to campaign_token.';
-COMMENT ON COLUMN tokenkeeper.campaign.content_hash IS 'Internal: SHA-256 of what was given to enqueue, to recognise a repetition with the same idempotency_key.';
+COMMENT ON COLUMN tokenkeeper.campaign.content_hash IS 'Internal: SHA-256 of what was given to enqueue, to recognize a repetition with the same idempotency_key.';
 COMMENT ON COLUMN tokenkeeper.campaign.started_at IS 'When the first tokens were addressed.';
 COMMENT ON COLUMN tokenkeeper.campaign.ended_at IS 'When its last request had ended, noticed within a second. Null while a request waits.';
 COMMENT ON COLUMN tokenkeeper.campaign.expected IS 'An estimate of the audience, made at the start; null if there is none.';

@@ -27,8 +27,8 @@ CROSS JOIN LATERAL (
 -- A sender sees its own. Whoever may read the table sees all.
 WHERE c.created_by = session_user OR has_column_privilege('tokenkeeper.campaign', 'state', 'SELECT');
 COMMENT ON VIEW tokenkeeper.campaign_progress IS
-    'One row per campaign, to a sender one row per campaign of its own: how many tokens were addressed, and what became of their requests. At every moment, addressed is the sum of waiting, accepted, stale, '
-    'suspect, suppressed, failed, cancelled and forgotten.';
+    'One row per campaign, to a sender one row per campaign of its own: how many tokens were addressed, and what became of their requests. '
+    'At every moment, addressed is the sum of waiting, accepted, stale, suspect, suppressed, failed, cancelled and forgotten.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.state IS 'waiting (for scheduled_at, or for a daemon), running, paused, cancelled or ended.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.addressed IS
     'How many tokens have got a request so far. Tokens that were suppressed when the daemon addressed them do not count.';
@@ -36,7 +36,7 @@ COMMENT ON COLUMN tokenkeeper.campaign_progress.waiting IS 'Requests that have n
 COMMENT ON COLUMN tokenkeeper.campaign_progress.accepted IS 'APNs has accepted them. That is no proof that a device has shown them.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.stale IS 'APNs responded that the device does not take them any more: 410.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.suspect IS 'APNs rejected the token for another reason, such as BadDeviceToken.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.suppressed IS 'The gate refused them after they were addressed: see suppressed_send.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.suppressed IS 'The gate or a limit refused them after they were addressed: see suppressed_send.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.failed IS 'They could not be sent: see failed_send.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.cancelled IS 'Addressed, and not sent because of cancel_campaign.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.forgotten IS 'Their token was erased by forget, forget_device or forget_user before they ended.';

@@ -97,7 +97,11 @@ extension LockHolder {
         fileprivate var sharedRows: [String] {
             switch self {
             case .drain: ["ledger", "device", "topic", "topic_guard", "topic_guard_count", "suspect"]
-            case .send: ["send_request", "paused_topic", "background_send", "topic_rate", "alert_send"]
+            case .send:
+                [
+                    "send_request", "campaign", "campaign_batch", "paused_topic", "background_send", "topic_rate",
+                    "alert_send",
+                ]
             }
         }
     }

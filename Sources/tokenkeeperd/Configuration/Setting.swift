@@ -126,7 +126,7 @@ struct Setting: Sendable {
             "The most rows that one transaction of a sweep deletes."),
         Setting(
             "sweep.send_retention", .duration(days(1)...days(3650), off: false), "30d",
-            "How long suppressed and failed requests are kept."),
+            "How long suppressed and failed requests, and campaigns that have ended, are kept."),
         Setting(
             "attachments.reconcile_every", .duration(.seconds(60)...days(365), off: true), "1d",
             "How often each attached table is compared with the ledger, and the ledger repaired. \"off\" leaves that to `tokenkeeperd reconcile`."

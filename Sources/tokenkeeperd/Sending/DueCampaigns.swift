@@ -46,8 +46,11 @@ struct DueCampaigns {
         known = covered.map { Known(campaign: $0, dueAt: now + $0.dueIn) }
     }
 
-    /// The campaigns whose audience is to be addressed further.
-    var toAddress: [Int64] { known.filter(\.campaign.needsAddressing).map(\.campaign.id) }
+    /// The campaigns whose audience is to be addressed further, in the order of their numbers.
+    var toAddress: [SendState.Source] {
+        known.lazy.filter(\.campaign.needsAddressing).sorted { $0.campaign.id < $1.campaign.id }
+            .map { SendState.Source(topic: $0.campaign.topic, campaign: $0.campaign.id) }
+    }
 
     /// The campaigns that can be claimed from now.
     func claimable(at now: ContinuousClock.Instant) -> [Outbox.DueCampaign] {

@@ -22,12 +22,17 @@ struct SendPipeline {
     private var faults = SenderFaults()
     /// By `campaign_id`.
     private var contents: [Int64: Outbox.CampaignContent] = [:]
+    /// The campaign that was addressed last.
+    private var addressedLast: Int64 = 0
 
     /// The most requests of one claim.
     private static let mostPerClaim = 1000
 
     /// So many requests of a campaign are addressed ahead of the claims: half a second at full speed.
     private static let addressedAhead = 10_000
+
+    /// How long to address campaigns before something else is done.
+    private static let addressesFor: Duration = .milliseconds(100)
 
     /// - Parameters:
     ///   - limit: The most requests that a credential may hold for an environment.
@@ -142,18 +147,36 @@ struct SendPipeline {
         at now: ContinuousClock.Instant, _ outbox: Outbox, on connection: inout Connection
     ) throws(DatabaseError) {
         guard state.looksForCampaigns(at: now) else { return }
-        let due = try outbox.campaignsDue(on: &connection)
+        let due: [Outbox.DueCampaign]
+        do throws(DatabaseError) {
+            due = try outbox.campaignsDue(on: &connection)
+        } catch {
+            // The next look tries again.
+            if error.remedy != .retry { throw error }
+            progress.lockWaits += 1
+            return
+        }
         state.take(due, at: now)
-        contents = contents.filter { content in due.contains { $0.id == content.key } }
-        for campaign in state.toAddress {
+        let open = Set(due.map(\.id))
+        contents = contents.filter { open.contains($0.key) }
+        let waiting = state.toAddress(at: now)
+        // Many take several looks. Each begins after the last one of the look before.
+        let next = waiting.firstIndex { $0.campaign ?? 0 > addressedLast } ?? 0
+        let until = now + Self.addressesFor
+        for source in waiting[next...] + waiting[..<next] where ContinuousClock.now < until {
+            guard let campaign = source.campaign else { continue }
+            addressedLast = campaign
             do throws(DatabaseError) {
                 if try outbox.address(campaign, ahead: Self.addressedAhead, on: &connection) > 0 {
                     state.addressed(campaign)
                 }
             } catch {
-                // The next look tries again.
-                if error.remedy != .retry { throw error }
-                progress.lockWaits += 1
+                guard [.fixData, .retry].contains(error.remedy) else { throw error }
+                if error.remedy == .retry {
+                    progress.lockWaits += 1
+                    return
+                }
+                state.failed(source, "\(error)", at: now)
             }
         }
     }
@@ -201,7 +224,7 @@ struct SendPipeline {
             } catch {
                 guard [.fixData, .retry].contains(error.remedy) else { throw error }
                 if error.remedy == .retry { progress.lockWaits += 1 }
-                state.claimFailed(turn, "\(error)", isLock: error.remedy == .retry, at: now)
+                state.failed(turn.source, "\(error)", isLock: error.remedy == .retry, at: now)
                 continue
             }
             if claim.dueAt != nil {

@@ -235,8 +235,10 @@ struct SendState {
         campaigns.take(found, at: now) { [credential] in credential($0) != nil }
     }
 
-    /// The campaigns whose audience is to be addressed further.
-    var toAddress: [Int64] { campaigns.toAddress }
+    /// The campaigns whose audience is to be addressed further, in the order of their numbers.
+    func toAddress(at now: ContinuousClock.Instant) -> [Source] {
+        campaigns.toAddress.filter { !blocked.isBlocked($0, at: now) }
+    }
 
     /// Batches were appended to a campaign.
     mutating func addressed(_ campaign: Int64) { campaigns.addressed(campaign) }
@@ -330,12 +332,12 @@ struct SendState {
         return chosen.map { [$0] } ?? []
     }
 
-    /// The claim of a turn failed because of its own requests. The other topics and campaigns go on.
+    /// A claim from a topic or campaign failed because of its own requests, or a campaign could not be addressed. The others go on.
     ///
-    /// - Parameter isLock: Whether another session holds a lock: then the claim is soon tried again.
-    mutating func claimFailed(
-        _ turn: Turn, _ error: String, isLock: Bool = false, at now: ContinuousClock.Instant
+    /// - Parameter isLock: Whether another session holds a lock: then it is soon tried again.
+    mutating func failed(
+        _ source: Source, _ error: String, isLock: Bool = false, at now: ContinuousClock.Instant
     ) {
-        blocked.block(turn.source, error, isLock: isLock, at: now)
+        blocked.block(source, error, isLock: isLock, at: now)
     }
 }

@@ -287,6 +287,12 @@ import Testing
         try stage.addressAll(campaign)
         let byToken = Dictionary(uniqueKeysWithValues: try stage.claim(campaign).map { ($1, $0) })
         #expect(try stage.delivery(byToken[1]!) == "waiting")
+        let theirs = try stage.enqueue(user: "owner")
+        try stage.addressAll(theirs)
+        let first = -(theirs << 32 | 1 << 9 | 1)
+        #expect(try stage.delivery(first) == "waiting" && stage.delivery(first, user: "a_reader") == "waiting")
+        #expect(try stage.delivery(byToken[1]!, user: "a_sender") == "waiting")
+        #expect(try stage.delivery(first, user: "a_sender") == "", "a sender sees its own only")
         try stage.finish([
             .accepted(byToken[1]!), .init(number: byToken[2]!, status: 410),
             .init(number: byToken[3]!, status: 400, outcome: "suspect"),

@@ -38,6 +38,24 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
+    @Test func `a campaign that cannot be addressed keeps no other from being sent`() throws {
+        let stage = try SendingStage { $0.provesFirst = true }
+        defer { stage.apns.stop() }
+        try stage.register(1...10)
+        let broken = try stage.campaign("tags => 'World'")
+        try stage.database.psql("UPDATE tokenkeeper.campaign SET audience = 'World &&'")
+        let other = try stage.campaign("tags => 'World'")
+        let daemon = try stage.daemon()
+        try stage.ended(other)
+        #expect(try stage.progress(other) == ["addressed": 10, "accepted": 10])
+        #expect(try stage.state(broken) == "waiting")
+        try stage.database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('\(stage.topic)', '\(SendingStage.token(1))', '{}')",
+            user: "a_sender")
+        try eventually("so is a single request") { try stage.count("send_request") == 0 }
+        #expect(daemon.stop() == 0)
+    }
+
     /// Each request waits a moment for its response, so that a campaign takes a while.
     private static func slowStage() throws -> SendingStage {
         try SendingStage { _ in

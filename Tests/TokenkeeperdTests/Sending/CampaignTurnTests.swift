@@ -93,7 +93,7 @@ import TokenModel
         due.needsAddressing = true
         var state = state([due], covered: [])
         #expect(turns(&state) == [])
-        #expect(state.toAddress.isEmpty)
+        #expect(state.toAddress(at: start.clock).isEmpty)
         #expect(state.blockedSources == ["no credential is configured for a (production): campaign 1 waits"])
         state.take([], at: start.clock)
         #expect(state.blockedSources.isEmpty)
@@ -101,9 +101,19 @@ import TokenModel
 
     @Test func `a claim that fails blocks its campaign, and no other of the topic`() {
         var state = state([campaign(1), campaign(2)])
-        state.claimFailed(state.turns(at: start.clock)[0], "no", at: start.clock)
+        state.failed(state.turns(at: start.clock)[0].source, "no", at: start.clock)
         #expect(turns(&state) == [2])
         #expect(state.blockedSources == ["requests for campaign 1, a (production) cannot be claimed and wait: no"])
+    }
+
+    @Test func `a campaign that cannot be addressed is left alone for a while, and the others are not`() {
+        var due = [campaign(1), campaign(2)]
+        for place in due.indices { due[place].needsAddressing = true }
+        var state = state(due)
+        #expect(state.toAddress(at: start.clock).map(\.campaign) == [1, 2])
+        state.failed(state.toAddress(at: start.clock)[0], "no", at: start.clock)
+        #expect(state.toAddress(at: start.clock).map(\.campaign) == [2])
+        #expect(state.toAddress(at: start.clock + .seconds(31)).map(\.campaign) == [1, 2])
     }
 
     @Test func `what is not sent goes back to its batch when the campaign is paused`() throws {

@@ -169,7 +169,7 @@ private struct World {
         let room = state.room(for: turn)
         let since = state.claimsFrom(turn, at: now.clock)
         if dice(15) == 0 {
-            state.claimFailed(turn, "no", at: now.clock)
+            state.failed(turn.source, "no", at: now.clock)
             blockedUntil[turn.topic] = time + 30_000_000
             return
         }

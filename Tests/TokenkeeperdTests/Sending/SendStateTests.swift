@@ -262,7 +262,7 @@ import TokenModel
 
     @Test func `a claim that fails blocks its topic for half a minute, and no other`() throws {
         var state = state(due: [Self.topic, Self.other])
-        state.claimFailed(state.turns(at: start.clock)[0], "no (SQLSTATE 22000)", at: start.clock)
+        state.failed(state.turns(at: start.clock)[0].source, "no (SQLSTATE 22000)", at: start.clock)
         #expect(state.turns(at: start.clock + .seconds(29)).map(\.topic) == [Self.other])
         #expect(state.blockedSources == ["requests for a (production) cannot be claimed and wait: no (SQLSTATE 22000)"])
         #expect(state.turns(at: start.clock + .seconds(30)).count == 2)
@@ -272,7 +272,7 @@ import TokenModel
 
     @Test func `a blocked topic is a problem as long as requests of it wait`() {
         var state = state(due: [Self.topic, Self.other])
-        for turn in state.turns(at: start.clock) { state.claimFailed(turn, "no", at: start.clock) }
+        for turn in state.turns(at: start.clock) { state.failed(turn.source, "no", at: start.clock) }
         let problems = ["a", "b"].map { "requests for \($0) (production) cannot be claimed and wait: no" }
         look(&state, [Self.topic], waiting: [Self.topic, Self.other], at: .seconds(1))
         #expect(state.problems(at: start.clock + .seconds(1)) == problems, "one is due, the other is due later")

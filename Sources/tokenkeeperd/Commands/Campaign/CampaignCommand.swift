@@ -7,8 +7,8 @@ struct CampaignCommand: ParsableCommand {
         commandName: "campaign",
         abstract: "List campaigns, watch one, or pause, resume or cancel it.",
         discussion: """
-            A campaign is what tokenkeeper.enqueue has created: one notification to many devices. Looking needs the rights of \
-            tokenkeeper_reader. Members of tokenkeeper_operator may pause, resume and cancel each campaign, and a sender its own.
+            A campaign is what tokenkeeper.enqueue has created: one notification to many devices. A reader sees all campaigns, and a \
+            sender its own. Operators may pause, resume and cancel any campaign, and a sender its own.
             """,
         subcommands: [List.self, Show.self, Pause.self, Resume.self, Cancel.self], defaultSubcommand: List.self)
 
