@@ -141,9 +141,9 @@ import Testing
                     WHEN parameter = 'topic' THEN RETURN pg_temp.one_of('com.example.app', 'com.example.app.voip', 'com.example.new');
                     WHEN of_type = 'regclass' THEN RETURN pg_temp.one_of('app.devices', 'app.devices', 'app.devices', 'app.plain', 'tokenkeeper.topic');
                     WHEN parameter = 'attached' THEN RETURN pg_temp.one_of('app.devices', 'app.devices', 'app.plain', 'devices', 'app.nothing');
-                    -- 1 is the attachment, then four of each login.
+                    -- 1 is the attachment, then eight of each login.
                     WHEN parameter IN ('source', 'source_id') THEN
-                        RETURN CASE WHEN random() < 0.4 THEN 1 ELSE 1 + floor(random() * 9) END::text;
+                        RETURN CASE WHEN random() < 0.4 THEN 1 ELSE 1 + floor(random() * 17) END::text;
                     -- One of each login.
                     WHEN parameter = 'campaign_id' THEN RETURN pg_temp.one_of('1', '2');
                     WHEN of_type = 'uuid' THEN RETURN gen_random_uuid()::text;
@@ -200,6 +200,7 @@ import Testing
             given integer;
             chosen text;
             arguments text[];
+            fitting text[];
             casts text;
             stage text;
             -- What would leave nothing for the next call is undone.
@@ -213,17 +214,22 @@ import Testing
                 stage := 'input';
                 BEGIN
                     arguments := ARRAY(SELECT pg_temp.some_value(names[i], types[i]) FROM generate_series(1, given) AS i);
-                    IF of_function::regproc::text = 'tokenkeeper.attach' AND random() < 0.3 THEN
-                        arguments := ARRAY['app.plain', 'token', 'topic', NULL, pg_temp.one_of('production', 'sandbox', 'topic'), 'seen'];
-                        given := 6;
-                    END IF;
-                    IF of_function::regproc::text = 'tokenkeeper.enqueue' AND random() < 0.3 THEN
-                        arguments := ARRAY['{}', pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text')];
-                        given := 4;
-                    END IF;
-                    IF of_function::regproc::text = 'tokenkeeper.audience_size' AND random() < 0.3 THEN
-                        arguments := ARRAY[pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text')];
-                        given := 3;
+                    -- Functions with many arguments, or with narrow ones, also get some that fit together.
+                    fitting := CASE of_function::regproc::text
+                        WHEN 'tokenkeeper.attach' THEN
+                            ARRAY['app.plain', 'token', 'topic', NULL, pg_temp.one_of('production', 'sandbox', 'topic'), 'seen']
+                        WHEN 'tokenkeeper.enqueue' THEN
+                            ARRAY['{}', pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text')]
+                        WHEN 'tokenkeeper.audience_size' THEN
+                            ARRAY[pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text')]
+                        WHEN 'tokenkeeper.compare_next' THEN
+                            ARRAY['1', pg_temp.one_of('row 1 ', 'token 0 ', 'token 1 aa', NULL), '100']
+                        WHEN 'tokenkeeper.advance_source' THEN
+                            ARRAY[(1 + floor(random() * 17))::text, 'row 1', '1', '0']
+                    END;
+                    IF fitting IS NOT NULL AND random() < 0.3 THEN
+                        arguments := fitting;
+                        given := cardinality(fitting);
                     END IF;
                     casts := (SELECT string_agg(format('$1[%s]::%s%s', i, types[i], CASE WHEN types[i] IN ('text', 'text[]') THEN chosen END), ', ' ORDER BY i)
                               FROM generate_series(1, given) AS i);
