@@ -46,7 +46,7 @@ import Testing
         var owner = try database.connect()
         var daemon = try database.connect(user: "a_daemon")
         var model = LedgerModel()
-        let rows = (0..<Soak.size(800, whole: 8_000)).map { _ in
+        let rows = (0..<Soak.size(800, whole: 5_000)).map { _ in
             QueuedRegistration.random("one", tokens: tokens, devices: devices, instants: instants, &chance)
         }
         // And changes of tags, between them.
