@@ -116,6 +116,40 @@ import Testing
                 == "rejected_registrations_requeued|1|a_operator")
     }
 
+    @Test
+    func
+        `any text is queued and rejected later, and only a value that is not of its column's type fails the statement`()
+        throws
+    {
+        let odd = "chr(9) || ' no token <>{}' || chr(10) || repeat('x', 600)"
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.registration (environment, topic, token, device_id, user_id) VALUES (\(odd), \(odd), \(odd), \(odd), \(odd));
+            INSERT INTO tokenkeeper.registration (token) VALUES (NULL)
+            """, user: "a_app")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id)
+            VALUES (\(odd), \(odd), \(odd), \(odd), \(odd), \(odd));
+            INSERT INTO tokenkeeper.send_result (token) VALUES (NULL)
+            """, user: "a_sender")
+        for (queue, column, value) in [
+            ("registration", "registered_at", "'never'"), ("registration", "registered_at", "'2026-13-45'"),
+            ("registration", "tags", "'x'"), ("registration", "unregistered", "'perhaps'"),
+            ("registration", "source_id", "'a'"), ("send_result", "sent_at", "'never'"),
+        ] {
+            #expect(throws: (any Error).self, "\(column)") {
+                try database.psql(
+                    "INSERT INTO tokenkeeper.\(queue) (topic, token, \(column)) VALUES ('t', 'aa', \(value))",
+                    user: queue == "registration" ? "a_app" : "a_sender")
+            }
+        }
+        var daemon = try database.connect(user: "a_daemon")
+        let pass = try drainAll(&daemon)
+        #expect(pass.registrations == .init(rejected: 2) && pass.rejected == 2)
+        #expect(try queued() == "0" && tokens() == "")
+    }
+
     @Test func `rejected rows are discarded by error, and those of results are others`() throws {
         try queue("('zz', now(), NULL, NULL), ('yy', now(), NULL, NULL)")
         try database.psql(

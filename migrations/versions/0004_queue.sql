@@ -23,7 +23,8 @@ CREATE TABLE tokenkeeper.send_result (
 ) PARTITION BY LIST (partition_number);
 COMMENT ON TABLE tokenkeeper.send_result IS
     'The queue: one row per response of APNs, by INSERT or COPY. Required: topic, token, status. Null means the default. '
-    'It accepts anything on purpose: a result that cannot be understood goes to rejected_result and never fails a sender''s batch.';
+    'All columns but sent_at take any text, and nothing is required when a row is inserted: a result that cannot be understood goes to rejected_result later, '
+    'with the error. Only a sent_at that is no instant, and text that is not valid in the encoding, fails the statement, as in any table.';
 COMMENT ON COLUMN tokenkeeper.send_result.environment IS 'production (the default) or sandbox.';
 COMMENT ON COLUMN tokenkeeper.send_result.topic IS 'The apns-topic header of the request.';
 COMMENT ON COLUMN tokenkeeper.send_result.token IS 'The device token in hex, in upper or lower case.';

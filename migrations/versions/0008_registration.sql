@@ -41,7 +41,9 @@ CREATE TABLE tokenkeeper.registration (
 ) PARTITION BY LIST (partition_number);
 COMMENT ON TABLE tokenkeeper.registration IS
     'The queue of registrations: one row per registration or logout of a device, by INSERT or COPY. Required: topic, token. Null means the default. '
-    'It accepts anything on purpose: a row that cannot be understood goes to rejected_registration and never fails the application''s batch.';
+    'environment, topic, token, device_id and user_id take any text, and nothing is required when a row is inserted: a row that cannot be understood goes to '
+    'rejected_registration later, with the error. Only a value that is not of its column''s type (registered_at, tags, unregistered, source_id), and text that '
+    'is not valid in the encoding, fails the statement, as in any table.';
 COMMENT ON COLUMN tokenkeeper.registration.environment IS 'production (the default) or sandbox.';
 COMMENT ON COLUMN tokenkeeper.registration.topic IS 'The apns-topic header that pushes to the token have.';
 COMMENT ON COLUMN tokenkeeper.registration.token IS 'The device token, in any form that parse_token understands.';
