@@ -98,6 +98,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.has_before_update(regclass),
     tokenkeeper.token_index_operator(regclass, text),
     tokenkeeper.column_kind(regclass, text),
+    tokenkeeper.topic_fault(text),
     tokenkeeper.parse_row_expression(regclass, text)
     TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION

@@ -1,4 +1,4 @@
-/// A topic: the `apns-topic` header as it is sent, such as `com.example.app.voip`. 1 to 512 bytes.
+/// A topic: the `apns-topic` header as it is sent, such as `com.example.app.voip`. 1 to 512 bytes of visible ASCII.
 ///
 /// Topics compare byte by byte, as the columns in PostgreSQL do, and not as Swift compares text.
 public struct Topic: Sendable {
@@ -7,10 +7,34 @@ public struct Topic: Sendable {
     /// The longest topic that is accepted, in bytes: far above any bundle identifier, and short enough for the ledger's index.
     public static let maximumLength = 512
 
-    /// - Returns: Nil for an empty or overlong name.
+    /// - Returns: Nil for a name that has a fault.
     public init?(_ name: String) {
-        guard (1...Self.maximumLength).contains(name.utf8.count) else { return nil }
+        guard Self.isTopic(name.utf8.span) else { return nil }
         self.name = name
+    }
+
+    /// The rule. The database has the same one for registrations, in `topic_fault`.
+    public static func isTopic(_ name: Span<UInt8>) -> Bool {
+        guard (1...maximumLength).contains(name.count) else { return false }
+        var place = 0
+        while place < name.count, visible.contains(name[place]) { place += 1 }
+        return place == name.count
+    }
+
+    private static let visible = UInt8(ascii: "!")...UInt8(ascii: "~")
+
+    /// What is wrong with a text as a topic, and what was expected, in the words of the database: "is missing, …". Nil if nothing.
+    ///
+    /// It has nothing of the text itself: a sender that mixes up its columns passes a token.
+    public static func fault(of name: String) -> String? {
+        if isTopic(name.utf8.span) { return nil }
+        if name.isEmpty { return "is missing, expected the apns-topic header" }
+        if name.utf8.count > maximumLength {
+            return "is \(name.utf8.count) bytes long, expected at most \(maximumLength)"
+        }
+        let before = name.unicodeScalars.prefix { $0.isASCII && visible.contains(UInt8($0.value)) }
+        return
+            "has a blank or a character that no header can carry at position \(before.count + 1), expected visible ASCII"
     }
 }
 

@@ -5,7 +5,7 @@
 public struct TopicScope: Sendable {
     /// `production` or `sandbox`, if the scope is valid.
     public var environment: String
-    /// The `apns-topic`, 1 to 512 bytes if the scope is valid; empty if the request names none.
+    /// The `apns-topic`, as `Topic` has it if the scope is valid; empty if the request names none.
     public var topic: String
 
     public init(environment: String, topic: String) {
@@ -17,8 +17,8 @@ public struct TopicScope: Sendable {
         self.init(environment: environment.rawValue, topic: topic.name)
     }
 
-    /// Whether the environment is one of Apple's two and the topic has a name.
-    public var isValid: Bool { Environment(rawValue: environment) != nil && !topic.isEmpty }
+    /// Whether the environment is one of Apple's two and the topic can be a header.
+    public var isValid: Bool { Environment(rawValue: environment) != nil && Topic(topic) != nil }
 }
 
 extension TopicScope: Hashable {

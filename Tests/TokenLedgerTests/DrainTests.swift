@@ -305,7 +305,7 @@ import TokenModel
         try app.execute(
             """
             BEGIN;
-            SELECT tokenkeeper.register('aa', 'new topic');
+            SELECT tokenkeeper.register('aa', 'new.topic');
             SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't') FROM generate_series(4001, 4500) AS i;
             SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't') FROM generate_series(5001, 5003) AS i;
             """)
@@ -313,7 +313,7 @@ import TokenModel
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body)
             SELECT 't', lpad(to_hex(i), 8, '0'), 410, \(Self.death) FROM generate_series(1, 8000) AS i
-            UNION ALL SELECT 'new topic', 'bb', 410, \(Self.death) UNION ALL SELECT 'other', 'bb', 410, \(Self.death)
+            UNION ALL SELECT 'new.topic', 'bb', 410, \(Self.death) UNION ALL SELECT 'other', 'bb', 410, \(Self.death)
             """, user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
         let pass = try drainAll(&daemon)

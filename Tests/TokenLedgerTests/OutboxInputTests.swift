@@ -72,7 +72,7 @@ import TokenModel
         #expect(
             try faultOf("environment", "topic", "left(device, 0) || 'Alert'")?.hasPrefix("push_type is 'Alert'")
                 == true)
-        #expect(try faultOf("environment", "topic || 'ä'", "'alert'")?.hasPrefix("topic has blanks") == true)
+        #expect(try faultOf("environment", "topic || 'ä'", "'alert'")?.hasPrefix("topic has a blank") == true)
 
         let enqueue = "tokenkeeper.enqueue(\(payload)"
         #expect(try answer("\(enqueue), topic, environment, tags => tags)") == "1")
@@ -196,7 +196,7 @@ import TokenModel
             "expiration is not later than scheduled_at"
         ),
         ("everyone => true, environment => repeat('x', 5000)", "environment is"),
-        ("everyone => true, topic => repeat('x', 513)", "512 bytes"),
+        ("everyone => true, topic => repeat('x', 513)", "513 bytes long, expected at most 512"),
     ])
     func `enqueue refuses overlong texts, and requests that expire before they may be sent`(
         arguments: String, complaint: String

@@ -42,7 +42,7 @@ import Testing
                 "12|unregistered is of type string, expected boolean", "13|the entry is array, expected an object",
                 "14|the entry is null, expected an object", "15|the entry is string, expected an object",
                 "16|environment is 'x', expected 'production' or 'sandbox'",
-                "17|topic is 0 bytes long, expected the apns-topic header, 1 to 512 bytes",
+                "17|topic is missing, expected the apns-topic header",
                 "18|token is null, expected 1 to 512 bytes in hex", "19|token is null, expected 1 to 512 bytes in hex",
             ])
         #expect(

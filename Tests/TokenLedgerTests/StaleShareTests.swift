@@ -168,7 +168,7 @@ import TokenModel
     }
 
     @Test func `a wave is noticed once, and is over when it is undone`() throws {
-        let topic = "-t'est.it s"
+        let topic = "-t'est.it$s"
         try register(1000, topic: topic)
         try gone(1, 300, topic: topic)
         try drain()
@@ -181,7 +181,7 @@ import TokenModel
         let undo = try #require(waves.first?.undo)
         #expect(
             undo.hasPrefix(
-                #"tokenkeeperd reinstate --cause stale --topic='-t'"'"'est.it s' --environment production --since 20"#))
+                #"tokenkeeperd reinstate --cause stale --topic='-t'"'"'est.it$s' --environment production --since 20"#))
         let warnings = try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status", user: "a_reader")
         #expect(warnings.contains("300 of 1000 active tokens of \(topic) (production) have turned stale (30%)"))
         #expect(warnings.contains("`\(undo)`"))

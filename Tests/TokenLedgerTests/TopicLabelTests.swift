@@ -9,9 +9,9 @@ import Testing
         let database = try TestCluster.shared.database()
         try database.psql(
             """
-            SELECT tokenkeeper.register('aa', 'registered'), tokenkeeper.unregister('bb', 'never registered');
+            SELECT tokenkeeper.register('aa', 'registered'), tokenkeeper.unregister('bb', 'never.registered');
             INSERT INTO tokenkeeper.topic (environment, topic) VALUES ('production', 'seen');
-            INSERT INTO tokenkeeper.topic (environment, topic, gate) VALUES ('sandbox', 'with a policy', 'observe');
+            INSERT INTO tokenkeeper.topic (environment, topic, gate) VALUES ('sandbox', 'with.a.policy', 'observe');
             """)
         var daemon = try database.connect(user: "a_daemon")
         var count = TokenCount()
@@ -20,8 +20,8 @@ import Testing
         #expect(labels.label(of: "registered") == "other")
         try labels.refresh(on: &daemon)
         #expect(labels.label(of: "registered") == "registered")
-        #expect(labels.label(of: "with a policy") == "with a policy")
-        for topic in ["never registered", "seen", "unknown", nil] { #expect(labels.label(of: topic) == "other") }
+        #expect(labels.label(of: "with.a.policy") == "with.a.policy")
+        for topic in ["never.registered", "seen", "unknown", nil] { #expect(labels.label(of: topic) == "other") }
 
         try database.psql(
             "UPDATE tokenkeeper.topic_policy SET gate = NULL; INSERT INTO tokenkeeper.topic_policy (topic, gate) VALUES ('later', 'observe')"
@@ -30,7 +30,7 @@ import Testing
         #expect(labels.label(of: "later") == "other", "it is not time for another look")
         try labels.refresh(on: &daemon, at: .now + .seconds(301))
         #expect(labels.label(of: "later") == "later")
-        #expect(labels.label(of: "with a policy") == "with a policy")
+        #expect(labels.label(of: "with.a.policy") == "with.a.policy")
     }
 
     @Test func `of ten thousand topics, the largest have labels`() throws {

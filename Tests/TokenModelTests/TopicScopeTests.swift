@@ -36,8 +36,11 @@ import TokenModel
 
     @Test(arguments: [
         ("production", "t", true), ("sandbox", "t", true), ("moon", "t", false), ("production", "", false),
+        ("production", "a b", false),
     ])
-    func `APNs knows two environments, and each topic has a name`(environment: String, topic: String, isValid: Bool) {
+    func `APNs knows two environments, and each topic can be a header`(
+        environment: String, topic: String, isValid: Bool
+    ) {
         #expect(TopicScope(environment: environment, topic: topic).isValid == isValid)
     }
 }

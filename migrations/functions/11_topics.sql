@@ -10,9 +10,15 @@ REVOKE EXECUTE ON FUNCTION tokenkeeper.environment_fault(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.topic_fault(topic text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN (octet_length(topic) BETWEEN 1 AND 512) IS NOT TRUE
-    THEN 'topic is ' || coalesce(octet_length(topic)::text || ' bytes long', 'null') || ', expected the apns-topic header, 1 to 512 bytes' END;
-COMMENT ON FUNCTION tokenkeeper.topic_fault(text) IS 'What is wrong with the name of a topic, and what was expected; null if nothing.';
+RETURN CASE
+    WHEN coalesce(topic, '') COLLATE "C" = '' THEN 'topic is missing, expected the apns-topic header'
+    WHEN octet_length(topic) > 512 THEN 'topic is ' || octet_length(topic)::text || ' bytes long, expected at most 512'
+    -- Only the place: a caller that mixes up its columns passes a token.
+    WHEN topic COLLATE "C" ~ '[^!-~]'
+        THEN 'topic has a blank or a character that no header can carry at position '
+             || (length(substring(topic COLLATE "C" FROM '^[!-~]*')) + 1)::text || ', expected visible ASCII' END;
+COMMENT ON FUNCTION tokenkeeper.topic_fault(text) IS
+    'What is wrong with a text as a topic, the apns-topic header of 1 to 512 visible ASCII characters, and what was expected; null if nothing.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.topic_fault(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.ensure_topic(environment text, topic text) RETURNS integer
@@ -47,7 +53,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.ensure_topic(text, text) IS
-    'The topic_id of an (environment, topic); creates it if it is new. Raises 22023 for an unknown environment or an empty topic.';
+    'The topic_id of an (environment, topic); creates it if it is new. Raises 22023 for an unknown environment or what is no topic.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.ensure_topic(text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.known_topic(topic text, environment text) RETURNS integer

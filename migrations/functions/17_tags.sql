@@ -359,6 +359,6 @@ COMMENT ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[]
     'it concerns. For each tag, the latest of the latest registration with tags and the latest change decides, in whatever order they arrive; at the same '
     'instant the change counts, and the removal before the addition. A change may be earlier than the first registration of the token or the device; a user '
     'without tokens has none to change. A device''s next token has the changes of its former tokens. Raises 22023 for a malformed token, an unknown '
-    'environment, an empty topic, an infinite instant, not exactly one of token, device_id and user_id, one of them that is empty or over 512 bytes, a tag '
-    'that is null, empty or over 512 bytes, an array of several dimensions or with over 1000 elements, and over 1000 tags of a token.';
+    'environment, a topic that is empty, over 512 bytes or not visible ASCII, an infinite instant, not exactly one of token, device_id and user_id, one of '
+    'them that is empty or over 512 bytes, a tag that is null, empty or over 512 bytes, an array of several dimensions or with over 1000 elements, and over 1000 tags of a token.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[], timestamptz) FROM PUBLIC;

@@ -165,8 +165,8 @@ BEGIN
     END IF;
     IF num_nonnulls(attach.topic, attach.topic_value) <> 1 THEN
         errors := errors || 'expected either topic, the column, or topic_value, the apns-topic header of all rows'::text;
-    ELSIF octet_length(attach.topic_value) NOT BETWEEN 1 AND 512 THEN
-        errors := errors || format('topic_value is %s bytes long, expected 1 to 512', octet_length(attach.topic_value));
+    ELSIF attach.topic IS NULL AND tokenkeeper.topic_fault(attach.topic_value) IS NOT NULL THEN
+        errors := errors || ('topic_value: ' || tokenkeeper.topic_fault(attach.topic_value));
     END IF;
     IF attach.on_delete IS NULL OR attach.on_delete NOT IN ('ignore', 'unregister') THEN
         errors := errors || format('on_delete is %s, expected ignore or unregister', coalesce(quote_literal(attach.on_delete), 'null'));

@@ -48,7 +48,7 @@ BEGIN
 WITH read AS MATERIALIZED (
     SELECT r.*, decode(r.hex, 'hex') AS token_key,
            -- Nearly all rows are sound, which costs no call.
-           CASE WHEN r.token <> '' AND (r.hex IS NOT NULL AND r.environment IN ('production', 'sandbox') AND octet_length(r.topic) BETWEEN 1 AND 512
+           CASE WHEN r.token <> '' AND (r.hex IS NOT NULL AND r.environment IN ('production', 'sandbox') AND tokenkeeper.topic_fault(r.topic) IS NULL
                                         AND r.registered_at <= $4 + interval '1 minute') IS NOT TRUE
                 THEN tokenkeeper.attached_row_fault(r.environment, r.topic, r.token, r.registered_at) END AS fault
     FROM (SELECT f.*, CASE WHEN f.token <> '' THEN tokenkeeper.parse_token(f.token) END AS hex, row_number() OVER () AS n FROM %s($1, $2) AS f

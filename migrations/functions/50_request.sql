@@ -85,8 +85,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.send_fault(
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE
     WHEN environment COLLATE "C" NOT IN ('production', 'sandbox') THEN tokenkeeper.environment_fault(environment)
-    WHEN coalesce(topic, '') COLLATE "C" = '' THEN 'topic is missing, expected the apns-topic header'
-    WHEN octet_length(topic) > 512 OR topic COLLATE "C" ~ '[^!-~]' THEN 'topic has blanks, or characters that no header can carry, or is over 512 bytes long'
+    WHEN tokenkeeper.topic_fault(topic) IS NOT NULL THEN tokenkeeper.topic_fault(topic)
     WHEN payload IS NULL THEN 'payload is missing, expected a JSON object'
     WHEN jsonb_typeof(payload) <> 'object' THEN 'payload is a JSON ' || jsonb_typeof(payload) || ', expected an object'
     WHEN push_type COLLATE "C" NOT IN ('alert', 'background', 'voip', 'complication', 'fileprovider', 'mdm', 'liveactivity', 'location', 'pushtotalk',

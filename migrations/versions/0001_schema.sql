@@ -47,7 +47,7 @@ COMMENT ON COLUMN tokenkeeper.repeatable.release IS 'The tokenkeeperd that appli
 CREATE TABLE tokenkeeper.topic (
     topic_id             integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     environment          text COLLATE "C" NOT NULL CHECK (environment IN ('production', 'sandbox')),
-    topic                text COLLATE "C" NOT NULL CHECK (octet_length(topic) BETWEEN 1 AND 512),
+    topic                text COLLATE "C" NOT NULL CHECK (octet_length(topic) <= 512 AND topic ~ '^[!-~]+$'),
     first_seen           timestamptz NOT NULL DEFAULT clock_timestamp(),
     gate                 text COLLATE "C" CHECK (gate IN ('enforce', 'observe')),
     suppressed_retention interval CHECK (suppressed_retention BETWEEN interval '1 hour' AND interval '3650 days'),

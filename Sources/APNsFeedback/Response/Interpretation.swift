@@ -100,12 +100,8 @@ public enum Interpretation {
                     "environment is \(quoted(result.environment ?? "", atMost: 20)), expected 'production' or 'sandbox'"
             )
         }
-        guard let name = result.topic, !name.isEmpty else {
-            throw Unintelligible(message: "topic is missing, expected the apns-topic header")
-        }
-        guard let topic = Topic(name) else {
-            throw Unintelligible(
-                message: "topic is \(name.utf8.count) bytes long, expected at most \(Topic.maximumLength)")
+        guard let topic = Topic(result.topic ?? "") else {
+            throw Unintelligible(message: "topic \(Topic.fault(of: result.topic ?? "") ?? "")")
         }
         guard let text = result.token, !text.isEmpty else {
             throw Unintelligible(message: "device token is missing, expected hex")

@@ -276,6 +276,7 @@ private func error(_ verdict: Verdict) -> String? {
         #expect(error(verdict(410) { $0.topic = nil })?.hasPrefix("topic is missing") == true)
         #expect(error(verdict(410) { $0.topic = "" })?.hasPrefix("topic is missing") == true)
         #expect(error(verdict(410) { $0.topic = String(repeating: "t", count: 513) })?.contains("513 bytes") == true)
+        #expect(error(verdict(410) { $0.topic = "com.example app" })?.hasPrefix("topic has a blank") == true)
         for environment in ["", "Production", "development", "prod "] {
             #expect(error(verdict(410) { $0.environment = environment })?.hasPrefix("environment is") == true)
         }

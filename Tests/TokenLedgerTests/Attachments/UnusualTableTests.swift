@@ -92,7 +92,7 @@ import Testing
             """
             CREATE SCHEMA "We""ird (%s)"; GRANT USAGE ON SCHEMA "We""ird (%s)" TO owner;
             CREATE TABLE \(table) (token text, sql text, r text, moves boolean DEFAULT false, old_token text, source_id text COLLATE "C", "n%s" uuid,
-                environment text DEFAULT 'production', topic text DEFAULT 'it''s %s $1', key integer, registered_at timestamptz, a text, h text, hex text, has boolean, u text,
+                environment text DEFAULT 'production', topic text DEFAULT 'it''s%s$1', key integer, registered_at timestamptz, a text, h text, hex text, has boolean, u text,
                 new_token text, device_id text, user_id text, tags text[], out boolean DEFAULT false, changed_rows text,
                 PRIMARY KEY (source_id, "n%s", key));
             CREATE INDEX ON \(table) (token)

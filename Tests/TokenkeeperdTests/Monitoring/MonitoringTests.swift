@@ -51,12 +51,12 @@ import Testing
         }
         // A topic with a policy has a label.
         try database.psql(
-            "INSERT INTO tokenkeeper.topic_policy (topic, gate) VALUES ('a \"topic\"', 'observe')", user: "postgres")
+            "INSERT INTO tokenkeeper.topic_policy (topic, gate) VALUES ('a.\"topic\"', 'observe')", user: "postgres")
         try eventually("the topic has its label") {
             try database.psql(
-                "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('a \"topic\"', 'aa', 200)",
+                "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('a.\"topic\"', 'aa', 200)",
                 user: "postgres")
-            return Self.value(Self.results("production", #"a \"topic\""#, "200"), port) != nil
+            return Self.value(Self.results("production", #"a.\"topic\""#, "200"), port) != nil
         }
         for histogram in ["drain_batch_duration_seconds", "database_statement_duration_seconds"] {
             let count = try #require(Self.value("\(histogram)_count", port).flatMap { Int($0) })

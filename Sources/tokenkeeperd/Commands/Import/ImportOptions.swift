@@ -105,9 +105,7 @@ struct ImportOptions: ParsableArguments {
             if topic == nil { throw ValidationError("--format \(format.rawValue) needs --topic: the file names none.") }
         default: break
         }
-        if let topic, Topic(topic) == nil {
-            throw ValidationError("--topic is \(topic.utf8.count) bytes long, expected 1 to \(Topic.maximumLength).")
-        }
+        if let fault = topic.flatMap(Topic.fault) { throw ValidationError("--topic \(fault).") }
         do {
             _ = try makeFormat()
             _ = try rules(asOf: .beforeAPNs, now: .now)

@@ -137,10 +137,10 @@ struct ImportRules {
             copy.plain(environment.rawValue.utf8)
         }
         if let range = value(.topic, row) {
-            guard range.count <= Self.longestName else {
-                throw Refused("the topic is too long", "\(range.count) bytes, expected 1 to \(Self.longestName)")
+            guard Topic.isTopic(row.bytes.span.extracting(range)) else {
+                try checkUTF8(.topic, row.bytes, range)
+                throw Refused("the topic is no apns-topic header", Topic.fault(of: row.word(range)).map { "it \($0)" })
             }
-            try checkUTF8(.topic, row.bytes, range)
             copy.text(row.bytes, range)
         } else if let topic {
             copy.text(topic, 0..<topic.count)

@@ -54,7 +54,14 @@ import TokenModel
         #expect(try refusal("aa,t,,,,,") == nil)
         #expect(try refusal("aa,,,,,,") == "2 the topic is missing; see --topic")
         #expect(try refusal(",t,,,,,") == "2 the token is empty")
-        #expect(try refusal("aa,\(long),,,,,") == "2 the topic is too long: 513 bytes, expected 1 to 512")
+        #expect(
+            try refusal("aa,\(long),,,,,")
+                == "2 the topic is no apns-topic header: it is 513 bytes long, expected at most 512")
+        for topic in [" ", "com example", "t\t", "tü"] {
+            #expect(
+                try refusal("aa,\(topic),,,,,")?.hasPrefix("2 the topic is no apns-topic header: it has a blank or")
+                    == true, "\(topic)")
+        }
         #expect(try refusal("aa,t,,,\(long),,") == "2 device_id is too long: 513 bytes, expected 1 to 512")
         #expect(try refusal("aa,t,,,,\(long),") == "2 a tag is empty or too long: 513 bytes, expected 1 to 512")
         #expect(try refusal("aa,t,,,,\(tags),", ["--tag-separator", " "]) == "2 more than 1000 tags: 1001")

@@ -1,0 +1,146 @@
+import LedgerTestSupport
+import TestThreads
+import Testing
+import TokenModel
+
+@testable import TokenLedger
+
+/// What no `apns-topic` header can carry is refused wherever a topic comes in, with the same words.
+@Suite(.ownThread) struct `Topics` {
+    static let topics = ["com.example.app.voip", "~!'\"$,{}(%s)", String(repeating: "x", count: 512)]
+
+    static let others: [(name: String, fault: String)] = [
+        ("", "topic is missing, expected the apns-topic header"),
+        (String(repeating: "x", count: 513), "topic is 513 bytes long, expected at most 512"),
+        (" ", blank(at: 1)), ("   ", blank(at: 1)), ("com.example app", blank(at: 12)), (" com.example", blank(at: 1)),
+        ("com.example\t", blank(at: 12)), ("com.example\n", blank(at: 12)), ("com.\u{7f}", blank(at: 5)),
+        ("caf\u{e9}.example", blank(at: 4)), ("cafe\u{301}", blank(at: 5)), ("com\u{a0}example", blank(at: 4)),
+        ("\u{feff}com.example", blank(at: 1)), ("\u{1F600}com.example\u{200b}", blank(at: 1)),
+    ]
+
+    private static func blank(at place: Int) -> String {
+        "topic has a blank or a character that no header can carry at position \(place), expected visible ASCII"
+    }
+
+    private static func literal(_ name: String) -> String { "'\(name.replacing("'", with: "''"))'" }
+
+    private func failure(_ body: () throws -> Void) -> String {
+        do {
+            try body()
+            return ""
+        } catch { return "\(error)" }
+    }
+
+    /// For COPY.
+    private static let csv = (others.map(\.name) + topics).map { "\"\($0.replacing("\"", with: "\"\""))\",aa,200\n" }
+
+    private static let rejected = others.map { "\($0.name.utf8.count)|\($0.fault)" }.sorted()
+
+    @Test func `the daemon has the rule of the database`() throws {
+        let database = try TestCluster.shared.database()
+        for (name, fault) in Self.others {
+            #expect(try database.psql("SELECT tokenkeeper.topic_fault(\(Self.literal(name)))") == fault)
+            #expect(Topic.fault(of: name).map { "topic \($0)" } == fault && Topic(name) == nil)
+        }
+        for name in Self.topics {
+            #expect(try database.psql("SELECT tokenkeeper.topic_fault(\(Self.literal(name))) IS NULL") == "t")
+            #expect(Topic.fault(of: name) == nil && Topic(name)?.name == name)
+        }
+        #expect(
+            try database.psql("SELECT tokenkeeper.topic_fault(NULL)")
+                == "topic is missing, expected the apns-topic header")
+    }
+
+    @Test func `calls refuse them`() throws {
+        let database = try TestCluster.shared.database()
+        for (name, fault) in Self.others {
+            let topic = Self.literal(name)
+            for call in [
+                "register('aa', \(topic))", "unregister('aa', \(topic))",
+                "tag(\(topic), token => 'aa', add => '{x}')",
+                "enqueue('{\"aps\":{\"alert\":\"x\"}}', \(topic), everyone => true)",
+            ] {
+                #expect(
+                    failure { try database.psql("SELECT tokenkeeper.\(call)", user: "owner") }.contains(fault),
+                    "\(call)")
+            }
+            #expect(
+                try database.psql(
+                    "SELECT position, error FROM tokenkeeper.register_many('[{\"token\": \"aa\"}, {}]', \(topic)) LIMIT 1",
+                    user: "a_app")
+                    == "1|\(fault)")
+            #expect(
+                try database.psql(
+                    """
+                    SELECT tokenkeeper.send_fault('production', \(topic), '{"aps":{"alert":"x"}}', 'alert', NULL, NULL, NULL, NULL, NULL)
+                    """) == fault)
+            // A policy of what never comes would be a mistake, too.
+            #expect(throws: (any Error).self) {
+                try database.psql(
+                    "INSERT INTO tokenkeeper.topic_policy (topic, gate) VALUES (\(topic), 'observe')",
+                    user: "a_operator")
+            }
+        }
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.topic") == "0")
+        for name in Self.topics {
+            try database.psql("SELECT tokenkeeper.register('aa', \(Self.literal(name)))", user: "a_app")
+        }
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.topic") == "3")
+    }
+
+    @Test func `both queues take them, and keep them as rejected`() throws {
+        let database = try TestCluster.shared.database()
+        for queue in ["registration (topic, token, device_id)", "send_result (topic, token, status)"] {
+            try database.psql(
+                "COPY tokenkeeper.\(queue) FROM STDIN (FORMAT csv)", user: "owner", input: Self.csv.joined())
+        }
+        // A 200 is only counted, whatever its topic is.
+        try database.psql(
+            "UPDATE tokenkeeper.send_result SET status = '410', body = '{\"reason\":\"Unregistered\",\"timestamp\":1794000000123}'"
+        )
+        try database.psql(
+            "SELECT tokenkeeper.report(' ', 'aa', 410, 'Unregistered', '1794000000123')", user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        let kept = "SELECT octet_length(topic), error FROM tokenkeeper.rejected_"
+        #expect(
+            try database.psql(kept + "registration").split(separator: "\n").map(String.init).sorted() == Self.rejected)
+        #expect(
+            try database.psql(kept + "result").split(separator: "\n").map(String.init).sorted()
+                == (Self.rejected + ["1|\(Self.blank(at: 1))"]).sorted())
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.topic") == "3")
+        #expect(try database.psql("SELECT count(*), count(DISTINCT topic) FROM tokenkeeper.token") == "3|3")
+    }
+
+    @Test func `an attached table may have them, and they are refused wherever it is read`() throws {
+        let devices = try AttachedDevices()
+        for (name, fault) in Self.others {
+            #expect(
+                try devices.app(
+                    """
+                    SELECT detail FROM tokenkeeper.attach('app.devices', token => 'push_token', topic_value => \(Self.literal(name)),
+                        registered_at => 'last_seen', dry_run => true)
+                    """) == "topic_value: \(fault)")
+        }
+        try devices.attach()
+        let rows = (Self.others.map(\.name) + Self.topics).map { "('aa', now(), \(Self.literal($0)))" }
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen, bundle_id) VALUES \(rows.joined(separator: ", "))")
+        try devices.drain()
+        let kept = "SELECT octet_length(topic), error FROM tokenkeeper.rejected_registration ORDER BY 1, 2"
+        #expect(try devices.database.psql(kept).split(separator: "\n").map(String.init).sorted() == Self.rejected)
+        #expect(try devices.database.psql("SELECT count(*) FROM tokenkeeper.token") == "3")
+        #expect(try devices.differences() == "")
+        #expect(
+            try devices.app("SELECT number FROM tokenkeeper.compare('app.devices') WHERE finding = 'refused'")
+                == "\(Self.others.count)")
+        let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+        #expect(
+            try devices.app("SELECT queued, refused FROM tokenkeeper.backfill_next(\(source))")
+                == "3|\(Self.others.count)")
+        #expect(
+            try devices.database.psql(
+                "SELECT octet_length(topic), split_part(error, ';', 1) FROM tokenkeeper.rejected_registration WHERE source_id = \(source)"
+            ).split(separator: "\n").map(String.init).sorted() == Self.rejected)
+    }
+}
