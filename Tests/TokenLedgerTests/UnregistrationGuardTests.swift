@@ -88,7 +88,7 @@ import Testing
     }
 
     @Test func `what loses nothing does not count`() throws {
-        try register(1...4)
+        try register(1...7)
         try limit(0)
         // Unknown tokens, of a backfill for example; never registered ones; and such as are suppressed or registered later.
         try database.psql(
@@ -102,9 +102,16 @@ import Testing
         // The device logs in again within the batch.
         #expect(
             try database.logOut(1...1, received: "2025-02-01Z", registeredAgain: "2025-02-02Z") == "recorded 1")
+        // Before the registration.
+        #expect(try database.logOut(5...5, at: "2024-12-31T23:59:59.999999Z", received: "2025-02-01Z") == "recorded 1")
         #expect(try counted() == "")
         #expect(
             try database.logOut(4...4, received: "2025-02-01Z", registeredAgain: "2025-01-15Z") == "held 1, tripped 1")
+        // At the same instant, the logout counts.
+        #expect(try database.logOut(6...6, at: "2025-01-01Z", received: "2025-02-01Z") == "held 1")
+        #expect(
+            try database.logOut(7...7, at: "2025-01-15Z", received: "2025-02-01Z", registeredAgain: "2025-01-15Z")
+                == "held 1")
     }
 
     @Test func `a release lets them count without asking the guard again`() throws {
