@@ -123,27 +123,37 @@ CREATE OR REPLACE FUNCTION tokenkeeper.forget_in_campaigns(keys bytea[], of_devi
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 DECLARE
-    device text COLLATE "C" := of_device;
-    who text COLLATE "C" := of_user;
+    kind text COLLATE "C" := CASE WHEN of_device IS NOT NULL THEN 'device' WHEN of_user IS NOT NULL THEN 'user' END;
+    person text COLLATE "C" := coalesce(of_device, of_user);
     met record;
     b tokenkeeper.campaign_batch;
     ordinals integer[];
     total bigint := 0;
     part bigint;
 BEGIN
-    DELETE FROM tokenkeeper.campaign_token AS t
-    WHERE t.campaign_id IN (SELECT c.campaign_id FROM tokenkeeper.campaign AS c WHERE c.audience_kind = 'tokens')
-      AND tokenkeeper.token_key(t.token) = ANY (keys);
+    -- Of all campaigns, only those that have not ended, and those to the device or the user.
+    DELETE FROM tokenkeeper.campaign_token AS t WHERE t.ctid = ANY (ARRAY(
+        SELECT o.place FROM tokenkeeper.campaign AS c CROSS JOIN unnest(keys) AS k (token_key)
+        CROSS JOIN LATERAL (SELECT a.ctid AS place FROM tokenkeeper.campaign_token AS a
+                            WHERE a.campaign_id = c.campaign_id AND tokenkeeper.token_key(a.token) = k.token_key OFFSET 0) AS o
+        WHERE c.has_list));
     GET DIAGNOSTICS total = ROW_COUNT;
     -- Campaigns before batches, as everywhere: those that this transaction changes, here or at its end.
     PERFORM FROM tokenkeeper.campaign AS c
-    WHERE c.addressed_to = ANY (keys) OR (c.audience_kind = 'device' AND c.audience = device) OR (c.audience_kind = 'user' AND c.audience = who)
+    WHERE c.campaign_id = ANY (ARRAY(
+        SELECT a.campaign_id FROM tokenkeeper.campaign AS a WHERE a.ended_at IS NULL AND a.addressed_to = ANY (keys)
+        UNION ALL
+        SELECT a.campaign_id FROM tokenkeeper.campaign AS a
+        WHERE a.audience_kind IN ('device', 'user') AND a.audience = person AND a.audience_kind = kind))
     ORDER BY c.campaign_id FOR NO KEY UPDATE;
     -- A campaign to that device or user alone: its content is about the person.
     UPDATE tokenkeeper.campaign AS c SET audience = NULL, name = NULL, payload = '{}', collapse_id = NULL
-    WHERE (c.audience_kind = 'device' AND c.audience = device) OR (c.audience_kind = 'user' AND c.audience = who);
+    WHERE c.audience_kind IN ('device', 'user') AND c.audience = person AND c.audience_kind = kind;
     GET DIAGNOSTICS part = ROW_COUNT;
     total := total + part;
     -- The batches are in the order of keys, so only one batch of a campaign can have a token. In the order in which they are locked everywhere.
@@ -409,7 +419,7 @@ BEGIN
             SELECT a.token_key FROM tokenkeeper.ledger AS a
             WHERE a.topic_id = t.topic_id AND a.token_key < c.addressed_to ORDER BY a.token_key DESC LIMIT 1) AS l
         WHERE t.topic = c.topic AND t.environment = c.environment), '') END
-    WHERE c.addressed_to = ANY (keys);
+    WHERE c.ended_at IS NULL AND c.addressed_to = ANY (keys);
     PERFORM tokenkeeper.recount_guard('suspect', g) FROM unnest(guarded) AS g;
     PERFORM tokenkeeper.recount_guard('unregistered_by_app', g) FROM unnest(guarded_logouts) AS g;
     -- For devices that keep a token, forget which token named them and which gave them tags.

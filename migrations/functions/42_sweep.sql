@@ -84,44 +84,59 @@ CREATE OR REPLACE FUNCTION tokenkeeper.delete_campaigns(ended_before timestamptz
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET enable_bitmapscan = off
 AS $$
 DECLARE
-    one bigint;
+    list bigint;
+    ended bigint[];
     at_most integer := greatest(max_rows, 1);
     part bigint;
 BEGIN
     deleted := 0;
-    -- Lists that no longer matter, at once: the rest of a cancelled campaign's audience.
-    DELETE FROM tokenkeeper.campaign_token AS t WHERE t.ctid = ANY (ARRAY(
-        SELECT o.place FROM tokenkeeper.campaign AS c
-        CROSS JOIN LATERAL (SELECT a.ctid AS place FROM tokenkeeper.campaign_token AS a WHERE a.campaign_id = c.campaign_id LIMIT at_most) AS o
-        WHERE c.audience_kind = 'tokens' AND c.state IN ('cancelled', 'ended') LIMIT at_most));
-    GET DIAGNOSTICS part = ROW_COUNT;
-    has_more := part >= at_most;
-    IF has_more THEN
+    -- A list that no longer matters, at once: the rest of a cancelled campaign's audience.
+    SELECT c.campaign_id INTO list FROM tokenkeeper.campaign AS c
+    WHERE c.has_list AND c.state = 'cancelled' ORDER BY c.campaign_id LIMIT 1 FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        DELETE FROM tokenkeeper.campaign_token AS t WHERE t.ctid = ANY (ARRAY(
+            SELECT a.ctid FROM tokenkeeper.campaign_token AS a WHERE a.campaign_id = list LIMIT at_most));
+        GET DIAGNOSTICS part = ROW_COUNT;
+        IF part < at_most THEN
+            UPDATE tokenkeeper.campaign AS c SET has_list = false WHERE c.campaign_id = list;
+        END IF;
+        has_more := true;
         RETURN;
     END IF;
-    SELECT c.campaign_id INTO one FROM tokenkeeper.campaign AS c
-    WHERE c.ended_at < delete_campaigns.ended_before
-      -- requeue_failed takes their content from it.
-      AND NOT EXISTS (SELECT FROM tokenkeeper.failed_send AS f WHERE f.campaign_id = c.campaign_id)
-    ORDER BY c.campaign_id LIMIT 1 FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
+    SELECT array_agg(o.campaign_id) INTO ended FROM (
+        SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+        WHERE c.ended_at < delete_campaigns.ended_before AND NOT c.has_list
+          -- requeue_failed takes their content from it. The sweep has deleted most of these before.
+          AND NOT EXISTS (SELECT FROM tokenkeeper.failed_send AS f WHERE f.campaign_id = c.campaign_id)
+        ORDER BY c.ended_at LIMIT at_most FOR UPDATE OF c SKIP LOCKED) AS o;
+    has_more := coalesce(cardinality(ended), 0) = at_most;
+    IF ended IS NULL THEN
         RETURN;
     END IF;
-    has_more := true;
     DELETE FROM tokenkeeper.campaign_ending AS e WHERE e.ctid = ANY (ARRAY(
-        SELECT a.ctid FROM tokenkeeper.campaign_ending AS a WHERE a.campaign_id = one LIMIT at_most));
+        SELECT o.place FROM unnest(ended) AS i (campaign_id)
+        CROSS JOIN LATERAL (
+            SELECT a.ctid AS place FROM tokenkeeper.campaign_ending AS a WHERE a.campaign_id = i.campaign_id LIMIT at_most) AS o
+        LIMIT at_most));
     GET DIAGNOSTICS part = ROW_COUNT;
-    IF part < at_most THEN
-        DELETE FROM tokenkeeper.campaign AS c WHERE c.campaign_id = one;
-        deleted := 1;
-    END IF;
+    has_more := has_more OR part = at_most;
+    -- One by one: those without endings.
+    DELETE FROM tokenkeeper.campaign AS c WHERE c.ctid = ANY (ARRAY(
+        SELECT o.place FROM unnest(ended) AS i (campaign_id)
+        CROSS JOIN LATERAL (
+            SELECT a.ctid AS place FROM tokenkeeper.campaign AS a
+            WHERE a.campaign_id = i.campaign_id
+              AND (part < at_most OR NOT EXISTS (SELECT FROM tokenkeeper.campaign_ending AS e WHERE e.campaign_id = a.campaign_id)) OFFSET 0) AS o));
+    GET DIAGNOSTICS deleted = ROW_COUNT;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) IS
-    'Deletes the next part of a campaign that ended before an instant, up to max_rows rows, and the campaign with its last part; keeps a campaign while failed_send has one of its '
-    'requests. Also deletes lists of tokens that nobody will be addressed from. Returns whether to call it again, in a transaction of its own. Called by the sweep.';
+    'Deletes the next campaigns that ended before an instant, the earliest first: up to max_rows campaigns and up to max_rows of their endings. A campaign '
+    'goes with its last ending; one with requests in failed_send is kept. First deletes the rest of the lists of cancelled campaigns, one list and up to max_rows tokens '
+    'a call. Returns how many campaigns it deleted, and whether to call it again, in a transaction of its own. Called by the sweep.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unused_topics(topic_ids integer[], pruned_before timestamptz) RETURNS integer[]

@@ -143,10 +143,11 @@ BEGIN
         END IF;
         INSERT INTO tokenkeeper.campaign AS c (
             name, environment, topic, payload, push_type, priority, expiration, collapse_id, scheduled_at, max_per_second,
-            audience_kind, audience, idempotency_key, content_hash)
+            audience_kind, audience, has_list, idempotency_key, content_hash)
         -- Through jsonb, to remove the blanks of the caller's spelling.
         VALUES (enqueue.name, env, the_topic, body::text::json, kind, enqueue.priority, enqueue.expiration, enqueue.collapse_id,
-                enqueue.scheduled_at, enqueue.max_per_second, asked.kind, asked.value, enqueue.idempotency_key, hash)
+                enqueue.scheduled_at, enqueue.max_per_second, asked.kind, asked.value, asked.kind = 'tokens', enqueue.idempotency_key,
+                hash)
         -- Waits for a transaction that is about to commit the same key.
         ON CONFLICT ON CONSTRAINT campaign_created_by_idempotency_key_key DO NOTHING
         RETURNING c.campaign_id INTO the_id;
@@ -296,7 +297,7 @@ BEGIN
     IF c.state NOT IN ('waiting', 'running', 'paused') THEN
         RETURN false;
     END IF;
-    UPDATE tokenkeeper.campaign AS p SET state = 'cancelled', is_addressed = true WHERE p.campaign_id = c.campaign_id;
+    UPDATE tokenkeeper.campaign AS p SET state = 'cancelled', is_addressed = true, addressed_to = '' WHERE p.campaign_id = c.campaign_id;
     -- What waits. What a daemon has claimed ends when the daemon has noticed: see finish_campaign_requests.
     -- Batches before single requests, as in erase.
     PERFORM FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id ORDER BY b.batch FOR UPDATE;

@@ -223,7 +223,8 @@ BEGIN
     last_batch := tokenkeeper.add_batches(c, coalesce(keys, '{}'), size);
     UPDATE tokenkeeper.campaign AS a
     SET state = 'running', started_at = coalesce(a.started_at, clock_timestamp()), expected = c.expected,
-        addressed = a.addressed + coalesce(cardinality(keys), 0), addressed_to = coalesce(last_key, a.addressed_to), is_addressed = is_complete,
+        addressed = a.addressed + coalesce(cardinality(keys), 0), is_addressed = is_complete,
+        addressed_to = CASE WHEN is_complete THEN '' ELSE coalesce(last_key, a.addressed_to) END, has_list = a.has_list AND NOT is_complete,
         batches = last_batch
     WHERE a.campaign_id = c.campaign_id;
     RETURN coalesce(cardinality(keys), 0);

@@ -36,6 +36,7 @@ CREATE TABLE tokenkeeper.campaign (
     addressed       bigint NOT NULL DEFAULT 0,
     addressed_to    bytea NOT NULL DEFAULT '',
     is_addressed    boolean NOT NULL DEFAULT false,
+    has_list        boolean NOT NULL DEFAULT false,
     batches         integer NOT NULL DEFAULT 0 CHECK (batches < 8388608),
     next_send_at    timestamptz NOT NULL DEFAULT '-infinity',
     logged_state    text COLLATE "C",
@@ -56,8 +57,10 @@ COMMENT ON COLUMN tokenkeeper.campaign.started_at IS 'When the first tokens were
 COMMENT ON COLUMN tokenkeeper.campaign.ended_at IS 'When its last request had ended, noticed within a second. Null while a request waits.';
 COMMENT ON COLUMN tokenkeeper.campaign.expected IS 'An estimate of the audience, made at the start; null if there is none.';
 COMMENT ON COLUMN tokenkeeper.campaign.addressed IS 'How many tokens have got a request so far. It only grows.';
-COMMENT ON COLUMN tokenkeeper.campaign.addressed_to IS 'Internal: the last token that was read, in the order of token_key.';
+COMMENT ON COLUMN tokenkeeper.campaign.addressed_to IS
+    'Internal: the last token that was read, in the order of token_key. Empty again once the whole audience has been addressed.';
 COMMENT ON COLUMN tokenkeeper.campaign.is_addressed IS 'Whether the whole audience has been addressed.';
+COMMENT ON COLUMN tokenkeeper.campaign.has_list IS 'Internal: campaign_token may have tokens of it.';
 COMMENT ON COLUMN tokenkeeper.campaign.batches IS 'Internal: the last number of a batch.';
 COMMENT ON COLUMN tokenkeeper.campaign.next_send_at IS 'Internal: when max_per_second allows the next claim.';
 COMMENT ON COLUMN tokenkeeper.campaign.logged_state IS 'Internal: the state that a daemon has logged.';
@@ -66,6 +69,19 @@ CREATE INDEX campaign_open ON tokenkeeper.campaign ((coalesce(scheduled_at, crea
 COMMENT ON INDEX tokenkeeper.campaign_open IS 'For campaigns_due.';
 
 CREATE INDEX campaign_cancelled ON tokenkeeper.campaign (campaign_id) WHERE state = 'cancelled' AND ended_at IS NULL;
+
+-- A sender may create a campaign for each message to a person. They are kept for sweep.send_retention, so nothing may read them all.
+CREATE INDEX campaign_unended ON tokenkeeper.campaign (topic, environment) WHERE ended_at IS NULL;
+COMMENT ON INDEX tokenkeeper.campaign_unended IS 'For forget, and to keep their topics.';
+
+CREATE INDEX campaign_ended ON tokenkeeper.campaign (ended_at) WHERE ended_at IS NOT NULL;
+COMMENT ON INDEX tokenkeeper.campaign_ended IS 'For the sweep.';
+
+CREATE INDEX campaign_person ON tokenkeeper.campaign (audience, audience_kind) WHERE audience_kind IN ('device', 'user');
+COMMENT ON INDEX tokenkeeper.campaign_person IS 'For forget_device and forget_user.';
+
+CREATE INDEX campaign_list ON tokenkeeper.campaign (state, campaign_id) WHERE has_list;
+COMMENT ON INDEX tokenkeeper.campaign_list IS 'Campaigns with tokens in campaign_token: for forget, and for the sweep, which deletes the rest of cancelled ones.';
 
 -- Small campaigns, such as one for each message to a person, would fill the log.
 CREATE INDEX campaign_to_log ON tokenkeeper.campaign (campaign_id)
