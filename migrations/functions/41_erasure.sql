@@ -130,6 +130,7 @@ AS $$
 DECLARE
     kind text COLLATE "C" := CASE WHEN of_device IS NOT NULL THEN 'device' WHEN of_user IS NOT NULL THEN 'user' END;
     person text COLLATE "C" := coalesce(of_device, of_user);
+    about bigint[];
     met record;
     b tokenkeeper.campaign_batch;
     ordinals integer[];
@@ -143,19 +144,41 @@ BEGIN
                             WHERE a.campaign_id = c.campaign_id AND tokenkeeper.token_key(a.token) = k.token_key OFFSET 0) AS o
         WHERE c.has_list));
     GET DIAGNOSTICS total = ROW_COUNT;
-    -- Campaigns before batches, as everywhere: those that this transaction changes, here or at its end.
-    PERFORM FROM tokenkeeper.campaign AS c
-    WHERE c.campaign_id = ANY (ARRAY(
-        SELECT a.campaign_id FROM tokenkeeper.campaign AS a WHERE a.ended_at IS NULL AND a.addressed_to = ANY (keys)
-        UNION ALL
-        SELECT a.campaign_id FROM tokenkeeper.campaign AS a
-        WHERE a.audience_kind IN ('device', 'user') AND a.audience = person AND a.audience_kind = kind))
-    ORDER BY c.campaign_id FOR NO KEY UPDATE;
     -- A campaign to that device or user alone: its content is about the person.
-    UPDATE tokenkeeper.campaign AS c SET audience = NULL, name = NULL, payload = '{}', collapse_id = NULL
-    WHERE c.audience_kind IN ('device', 'user') AND c.audience = person AND c.audience_kind = kind;
+    about := ARRAY(
+        SELECT a.campaign_id FROM tokenkeeper.campaign AS a
+        WHERE a.audience_kind IN ('device', 'user') AND a.audience = person AND a.audience_kind = kind);
+    -- Campaigns before batches, as everywhere: those that this transaction changes, here or at its end.
+    FOR met IN
+        SELECT u.campaign_id FROM unnest(about) AS u (campaign_id)
+        UNION
+        SELECT a.campaign_id FROM tokenkeeper.campaign AS a WHERE a.ended_at IS NULL AND a.addressed_to = ANY (keys)
+        ORDER BY 1
+    LOOP
+        IF met.campaign_id = ANY (about) THEN
+            -- As in cancel_campaign: FOR UPDATE waits for finish, which keeps the row locked while it reads its state.
+            PERFORM FROM tokenkeeper.campaign AS c WHERE c.campaign_id = met.campaign_id FOR UPDATE;
+        ELSE
+            PERFORM FROM tokenkeeper.campaign AS c WHERE c.campaign_id = met.campaign_id FOR NO KEY UPDATE;
+        END IF;
+    END LOOP;
+    -- The payload is one that nothing can send. Without its key, the same call of enqueue creates another campaign.
+    UPDATE tokenkeeper.campaign AS c
+    SET audience = NULL, name = NULL, payload = 'null', collapse_id = NULL, idempotency_key = NULL, content_hash = '',
+        state = CASE WHEN c.ended_at IS NULL THEN 'cancelled' ELSE c.state END, is_addressed = true, addressed_to = ''
+    WHERE c.campaign_id = ANY (about);
     GET DIAGNOSTICS part = ROW_COUNT;
     total := total + part;
+    IF part > 0 THEN
+        -- Without their content, they cannot be queued again.
+        DELETE FROM tokenkeeper.failed_send AS f WHERE f.campaign_id = ANY (about);
+        GET DIAGNOSTICS part = ROW_COUNT;
+        total := total + part;
+        -- Its name.
+        UPDATE tokenkeeper.operation AS o SET message = split_part(o.message, ':', 1)
+        WHERE o.operation IN ('campaign_paused', 'campaign_resumed', 'campaign_cancelled')
+          AND o.message LIKE 'campaign %:%' AND split_part(o.message, ':', 1) = ANY (ARRAY(SELECT 'campaign ' || a FROM unnest(about) AS a));
+    END IF;
     -- The batches are in the order of keys, so only one batch of a campaign can have a token. In the order in which they are locked everywhere.
     FOR met IN
         SELECT DISTINCT f.campaign_id, f.batch
@@ -181,12 +204,14 @@ BEGIN
         FROM unnest(ordinals) AS o WHERE get_bit(b.ended, o) = 0 HAVING count(*) > 0;
         total := total + cardinality(ordinals);
     END LOOP;
+    -- Tokens of the campaign that are not erased: they belong to another device or user now.
+    SELECT total + coalesce(sum(tokenkeeper.end_waiting(a, 'forgotten')), 0) INTO total FROM unnest(about) AS a;
     RETURN total;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_in_campaigns(bytea[], text, text) IS
-    'The part of erase that concerns campaigns: takes the tokens out of the batches and lists, ends their requests as forgotten, and clears campaigns to the device or '
-    'the user alone. Returns how many rows and requests.';
+    'The part of erase that concerns campaigns: takes the tokens out of the batches and lists, and ends their requests as forgotten. Cancels campaigns to the '
+    'device or the user alone, ends their requests as forgotten, and erases their content. Returns how many rows and requests.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_in_campaigns(bytea[], text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.erase(of_key bytea, of_device text, of_user text) RETURNS bigint
@@ -484,6 +509,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_device(text) IS
     'A person''s right to erasure, by the device_id given to register: deletes each token of the device, as forget does, and the device; returns how many rows. '
+    'Cancels campaigns to this device alone, and erases their content, name and idempotency_key; what a daemon has in flight ends. '
     'The drains stand still until the transaction ends, so commit at once. Raises 22023 for a null or empty device_id, 55P03 if it cannot lock out the drains '
     'or lock a token within ten seconds, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_device(text) FROM PUBLIC;
@@ -507,7 +533,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_user(text) IS
     'A person''s right to erasure, by the user_id given to register: deletes each token of the user, as forget does, and each event of the user; returns how '
-    'many rows. Tokens that belong to another user now, or to none, stay. The drains stand still until the transaction ends, so commit at once. Raises 22023 '
+    'many rows. Cancels campaigns to this user alone, and erases their content, name and idempotency_key; what a daemon has in flight ends. Tokens that belong to another user now, or to none, stay. The drains stand still until the transaction ends, so commit at once. Raises 22023 '
     'for a null or empty user_id, 55P03 if it cannot lock out the drains or lock a token within ten seconds, 25001 if the isolation level is not read '
     'committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_user(text) FROM PUBLIC;

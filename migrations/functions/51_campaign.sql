@@ -284,6 +284,52 @@ COMMENT ON FUNCTION tokenkeeper.resume_campaign(bigint) IS
     '25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.resume_campaign(bigint) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.end_waiting(of_campaign bigint, outcome text) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    word text COLLATE "C" := end_waiting.outcome;
+    in_batches bigint;
+    singles bigint;
+BEGIN
+    -- What waits. What a daemon has claimed ends when the daemon has noticed: see finish_campaign_requests.
+    -- Batches before single requests, as in erase.
+    PERFORM FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = of_campaign ORDER BY b.batch FOR UPDATE;
+    WITH gone AS (
+        DELETE FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = of_campaign AND b.claimed_by IS NULL
+        RETURNING b.batch, ARRAY(SELECT o::smallint FROM generate_series(1, b.requests) AS o WHERE get_bit(b.ended, o) = 0) AS ordinals
+    ), ended AS (
+        INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
+        SELECT of_campaign, g.batch, cardinality(g.ordinals), word, g.ordinals FROM gone AS g
+    )
+    SELECT coalesce(sum(cardinality(g.ordinals)), 0) INTO in_batches FROM gone AS g;
+    -- What a daemon has returned waits, too, until it is done with the rest of the batch.
+    WITH given_back AS MATERIALIZED (
+        SELECT b.batch, o FROM tokenkeeper.campaign_batch AS b CROSS JOIN LATERAL generate_series(1, b.requests) AS o
+        WHERE b.campaign_id = of_campaign AND get_bit(b.returned & ~b.ended, o) = 1
+    ), ended AS MATERIALIZED (
+        SELECT tokenkeeper.end_in_batches(array_agg(of_campaign), array_agg(g.batch), array_agg(g.o), array_agg(word))
+        FROM given_back AS g HAVING count(*) > 0
+    )
+    SELECT in_batches + (SELECT count(*) FROM given_back) INTO in_batches FROM (SELECT count(*) FROM ended) AS done;
+    WITH gone AS (
+        DELETE FROM tokenkeeper.send_request AS r WHERE r.campaign_id = of_campaign AND r.claimed_by IS NULL
+        RETURNING r.campaign_number
+    ), ended AS (
+        INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
+        SELECT of_campaign, g.campaign_number >> 9, count(*), word, array_agg((g.campaign_number & 511)::smallint)
+        FROM gone AS g GROUP BY g.campaign_number >> 9
+    )
+    SELECT count(*) INTO singles FROM gone AS g;
+    RETURN in_batches + singles;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.end_waiting(bigint, text) IS
+    'Ends the requests that wait of a campaign, which the caller has locked FOR UPDATE and has set to cancelled. Returns how many.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.end_waiting(bigint, text) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.cancel_campaign(campaign_id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -291,43 +337,12 @@ SET enable_seqscan = off
 AS $$
 DECLARE
     c tokenkeeper.campaign := tokenkeeper.lock_campaign(cancel_campaign.campaign_id);
-    in_batches bigint;
-    singles bigint;
 BEGIN
     IF c.state NOT IN ('waiting', 'running', 'paused') THEN
         RETURN false;
     END IF;
     UPDATE tokenkeeper.campaign AS p SET state = 'cancelled', is_addressed = true, addressed_to = '' WHERE p.campaign_id = c.campaign_id;
-    -- What waits. What a daemon has claimed ends when the daemon has noticed: see finish_campaign_requests.
-    -- Batches before single requests, as in erase.
-    PERFORM FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id ORDER BY b.batch FOR UPDATE;
-    WITH gone AS (
-        DELETE FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id AND b.claimed_by IS NULL
-        RETURNING b.batch, ARRAY(SELECT o::smallint FROM generate_series(1, b.requests) AS o WHERE get_bit(b.ended, o) = 0) AS ordinals
-    ), ended AS (
-        INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
-        SELECT c.campaign_id, g.batch, cardinality(g.ordinals), 'cancelled', g.ordinals FROM gone AS g
-    )
-    SELECT coalesce(sum(cardinality(g.ordinals)), 0) INTO in_batches FROM gone AS g;
-    -- What a daemon has returned waits, too, until it is done with the rest of the batch.
-    WITH given_back AS MATERIALIZED (
-        SELECT b.batch, o FROM tokenkeeper.campaign_batch AS b CROSS JOIN LATERAL generate_series(1, b.requests) AS o
-        WHERE b.campaign_id = c.campaign_id AND get_bit(b.returned & ~b.ended, o) = 1
-    ), ended AS MATERIALIZED (
-        SELECT tokenkeeper.end_in_batches(array_agg(c.campaign_id), array_agg(g.batch), array_agg(g.o), array_agg('cancelled'::text))
-        FROM given_back AS g HAVING count(*) > 0
-    )
-    SELECT in_batches + (SELECT count(*) FROM given_back) INTO in_batches FROM (SELECT count(*) FROM ended) AS done;
-    WITH gone AS (
-        DELETE FROM tokenkeeper.send_request AS r WHERE r.campaign_id = c.campaign_id AND r.claimed_by IS NULL
-        RETURNING r.campaign_number
-    ), ended AS (
-        INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
-        SELECT c.campaign_id, g.campaign_number >> 9, count(*), 'cancelled', array_agg((g.campaign_number & 511)::smallint)
-        FROM gone AS g GROUP BY g.campaign_number >> 9
-    )
-    SELECT count(*) INTO singles FROM gone AS g;
-    PERFORM tokenkeeper.note_campaign('campaign_cancelled', c, in_batches + singles);
+    PERFORM tokenkeeper.note_campaign('campaign_cancelled', c, tokenkeeper.end_waiting(c.campaign_id, 'cancelled'));
     RETURN true;
 END
 $$;

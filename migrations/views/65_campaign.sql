@@ -39,7 +39,8 @@ COMMENT ON COLUMN tokenkeeper.campaign_progress.suspect IS 'APNs rejected the to
 COMMENT ON COLUMN tokenkeeper.campaign_progress.suppressed IS 'The gate or a limit refused them after they were addressed: see suppressed_send.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.failed IS 'They could not be sent: see failed_send.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.cancelled IS 'Addressed, and not sent because of cancel_campaign.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.forgotten IS 'Their token was erased by forget, forget_device or forget_user before they ended.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.forgotten IS
+    'Before they ended, forget, forget_device or forget_user erased their token, or the device or user that the campaign was for.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.per_second IS 'How many ended per second, within the last ten seconds; null once all have ended.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.expected_end IS 'At this rate; null unless it is running. A guess until the whole audience is addressed.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.ended_at IS 'When its last request had ended; null before.';
