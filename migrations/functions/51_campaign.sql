@@ -143,16 +143,16 @@ BEGIN
         END IF;
         INSERT INTO tokenkeeper.campaign AS c (
             name, environment, topic, payload, push_type, priority, expiration, collapse_id, scheduled_at, max_per_second,
-            audience_kind, audience, has_list, idempotency_key, content_hash)
+            audience_kind, audience, has_list, idempotency_key, content_hash, is_confirmed)
         -- Through jsonb, to remove the blanks of the caller's spelling.
         VALUES (enqueue.name, env, the_topic, body::text::json, kind, enqueue.priority, enqueue.expiration, enqueue.collapse_id,
                 enqueue.scheduled_at, enqueue.max_per_second, asked.kind, asked.value, asked.kind = 'tokens', enqueue.idempotency_key,
-                hash)
+                hash, coalesce(enqueue.confirm, false))
         -- Waits for a transaction that is about to commit the same key.
         ON CONFLICT ON CONSTRAINT campaign_created_by_idempotency_key_key DO NOTHING
         RETURNING c.campaign_id INTO the_id;
         IF the_id IS NOT NULL THEN
-            INSERT INTO tokenkeeper.campaign_token (campaign_id, token) SELECT the_id, t FROM unnest(asked.tokens) AS t;
+            INSERT INTO tokenkeeper.campaign_token (campaign_id, given_in, token) SELECT the_id, NULL, t FROM unnest(asked.tokens) AS t;
             PERFORM tokenkeeper.note_missing_credential(the_topic, env);
             RETURN the_id;
         END IF;
@@ -169,7 +169,8 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) IS
     'Creates a campaign: one notification to all sendable tokens of a topic whose tags match an expression, such as follows_RedSox && !muted; or to those of '
     'a device or a user; to a list of tokens; or, with everyone => true, to all tokens of the topic. Returns its campaign_id. The daemons address the audience '
-    'once the transaction is committed, and send. The same idempotency_key with the same content returns the same campaign_id. Raises 22023 for what APNs '
+    'once the transaction is committed, and send. The same idempotency_key with the same content returns the same campaign_id; a list that follows in '
+    'campaign_token is part of the content, and is compared at COMMIT. Raises 22023 for what APNs '
     'would refuse, for an expiration that has passed or is not later than scheduled_at, for an unknown topic, for none or more than one audience, for an invalid '
     'tag expression, with the position, for a malformed token, with its position, for an audience that needs confirm => true (see '
     'topic_policy.confirm_share), and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
@@ -183,19 +184,69 @@ AS $$
 DECLARE
     wrong bigint;
 BEGIN
-    SELECT n.campaign_id INTO wrong FROM (SELECT DISTINCT a.campaign_id FROM added AS a) AS n
-    WHERE NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c
-                      WHERE c.campaign_id = n.campaign_id AND c.audience_kind = 'tokens' AND c.created_in = pg_current_xact_id())
+    -- Not what enqueue adds.
+    INSERT INTO tokenkeeper.campaign_list (campaign_id, given_in)
+    SELECT DISTINCT a.campaign_id, a.given_in FROM added AS a WHERE a.given_in IS NOT NULL
+    ON CONFLICT DO NOTHING;
+    SELECT n.campaign_id INTO wrong FROM (SELECT DISTINCT a.campaign_id FROM added AS a WHERE a.given_in IS NOT NULL) AS n
+    WHERE NOT EXISTS (
+        SELECT FROM tokenkeeper.campaign AS c
+        WHERE c.campaign_id = n.campaign_id AND c.audience_kind = 'tokens'
+          -- Or the repetition of a list.
+          AND (c.created_in = pg_current_xact_id() OR (c.idempotency_key IS NOT NULL AND c.created_by = session_user)))
     LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'campaign % does not take tokens', coalesce(wrong::text, 'null') USING ERRCODE = 'object_not_in_prerequisite_state',
+        RAISE EXCEPTION 'campaign % does not take tokens', wrong USING ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'Create it with tokens => ''{}'' in the same transaction.';
     END IF;
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.check_campaign_token() IS 'Trigger: only the transaction that creates a campaign with tokens may add tokens to it.';
+COMMENT ON FUNCTION tokenkeeper.check_campaign_token() IS
+    'Trigger: only the transaction that creates a campaign with tokens may copy tokens to it, or one that repeats its list, with its idempotency_key. Has the list checked at COMMIT.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.check_campaign_token() FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.close_campaign_list() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    c tokenkeeper.campaign;
+    hash numeric;
+    tokens bigint;
+    fault text;
+BEGIN
+    SELECT a.* INTO c FROM tokenkeeper.campaign AS a WHERE a.campaign_id = new.campaign_id;
+    -- Each token once, in any order.
+    SELECT sum(('x' || encode(substring(sha256(k.key) FOR 8), 'hex'))::bit(64)::bigint) INTO hash
+    FROM (SELECT DISTINCT tokenkeeper.token_key(t.token) AS key FROM tokenkeeper.campaign_token AS t
+          WHERE t.campaign_id = new.campaign_id AND t.given_in = new.given_in) AS k;
+    IF c.created_in = new.given_in THEN
+        SELECT count(*) INTO tokens
+        FROM (SELECT DISTINCT tokenkeeper.token_key(t.token) FROM tokenkeeper.campaign_token AS t WHERE t.campaign_id = new.campaign_id) AS k;
+        fault := CASE WHEN NOT c.is_confirmed THEN tokenkeeper.confirmation_fault(
+            (SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic = c.topic AND t.environment = c.environment), NULL, false, tokens) END;
+        IF fault IS NOT NULL THEN
+            RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass confirm => true to enqueue.';
+        END IF;
+        UPDATE tokenkeeper.campaign AS a SET expected = tokens, copied_hash = hash WHERE a.campaign_id = new.campaign_id;
+    ELSE
+        IF c.copied_hash IS DISTINCT FROM hash THEN
+            RAISE EXCEPTION 'idempotency_key % belongs to campaign %, which has another list of tokens', quote_literal(c.idempotency_key), new.campaign_id
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a new key for a new campaign.';
+        END IF;
+        DELETE FROM tokenkeeper.campaign_token AS t WHERE t.campaign_id = new.campaign_id AND t.given_in = new.given_in;
+    END IF;
+    DELETE FROM tokenkeeper.campaign_list AS l WHERE l.campaign_id = new.campaign_id AND l.given_in = new.given_in;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.close_campaign_list() IS
+    'Trigger, at COMMIT: counts a list that was copied into campaign_token, and refuses it if it needs confirm => true; or compares it with the list that it '
+    'repeats, and does not add it.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.close_campaign_list() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_campaign(campaign_id bigint) RETURNS tokenkeeper.campaign
 LANGUAGE plpgsql

@@ -30,6 +30,8 @@ CREATE TABLE tokenkeeper.campaign (
     created_in      xid8 NOT NULL DEFAULT pg_current_xact_id(),
     idempotency_key text COLLATE "C",
     content_hash    bytea NOT NULL,
+    copied_hash     numeric,
+    is_confirmed    boolean NOT NULL DEFAULT false,
     started_at      timestamptz,
     ended_at        timestamptz,
     expected        bigint,
@@ -51,8 +53,11 @@ COMMENT ON COLUMN tokenkeeper.campaign.max_per_second IS 'How many requests per 
 COMMENT ON COLUMN tokenkeeper.campaign.audience_kind IS 'everyone, tags, device, user or tokens.';
 COMMENT ON COLUMN tokenkeeper.campaign.audience IS 'The tag expression, the device_id or the user_id.';
 COMMENT ON COLUMN tokenkeeper.campaign.created_by IS 'The login role, which may pause, resume and cancel the campaign.';
-COMMENT ON COLUMN tokenkeeper.campaign.created_in IS 'Internal: the transaction that created it. Only that transaction may add to campaign_token.';
+COMMENT ON COLUMN tokenkeeper.campaign.created_in IS 'Internal: the transaction that created it. Only that transaction adds to campaign_token.';
 COMMENT ON COLUMN tokenkeeper.campaign.content_hash IS 'Internal: SHA-256 of what was given to enqueue, to recognize a repetition with the same idempotency_key.';
+COMMENT ON COLUMN tokenkeeper.campaign.copied_hash IS
+    'Internal: the sum of hashes of the tokens that were copied into campaign_token, to recognize a repetition; null if there were none.';
+COMMENT ON COLUMN tokenkeeper.campaign.is_confirmed IS 'Internal: enqueue was called with confirm => true.';
 COMMENT ON COLUMN tokenkeeper.campaign.started_at IS 'When the first tokens were addressed.';
 COMMENT ON COLUMN tokenkeeper.campaign.ended_at IS 'When its last request had ended, noticed within a second. Null while a request waits.';
 COMMENT ON COLUMN tokenkeeper.campaign.expected IS 'An estimate of the audience, made at the start; null if there is none.';
@@ -136,12 +141,23 @@ COMMENT ON TABLE tokenkeeper.campaign_ending IS
 
 CREATE TABLE tokenkeeper.campaign_token (
     campaign_id bigint NOT NULL,
+    given_in    xid8 DEFAULT pg_current_xact_id(),
     token       text NOT NULL CONSTRAINT campaign_token_is_well_formed CHECK (tokenkeeper.token_key(token) IS NOT NULL)
 );
 ALTER TABLE tokenkeeper.campaign_token REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.campaign_token IS
     'The audience of a campaign created with tokens. Call enqueue with tokens => ''{}'', and COPY the list here in the same transaction. '
-    'The same token twice counts once. A row is deleted once its token is addressed.';
+    'The same token twice counts once. At COMMIT, a list that needs confirm => true is refused (22023). A transaction that repeats enqueue with its idempotency_key '
+    'copies the same list again, or none: it is not added, and another list is refused at COMMIT (22023). A row is deleted once its token is addressed.';
+COMMENT ON COLUMN tokenkeeper.campaign_token.given_in IS 'Internal: the transaction that copied the token here; null if it was given to enqueue.';
 COMMENT ON COLUMN tokenkeeper.campaign_token.token IS 'The device token in hex, in upper or lower case. A malformed one is refused (23514).';
 
 CREATE INDEX campaign_token_key ON tokenkeeper.campaign_token (campaign_id, tokenkeeper.token_key(token));
+
+CREATE TABLE tokenkeeper.campaign_list (
+    campaign_id bigint,
+    given_in    xid8,
+    PRIMARY KEY (campaign_id, given_in)
+);
+COMMENT ON TABLE tokenkeeper.campaign_list IS
+    'Internal: the transaction copies tokens into campaign_token. The row has a trigger that checks the list at COMMIT, and deletes the row.';

@@ -122,6 +122,76 @@ import Testing
         #expect(try stage.count("campaign_token") == 0)
     }
 
+    /// - Returns: What the transaction prints; its error if it fails.
+    private func copying(_ tokens: [String], _ arguments: String, on stage: CampaignStage) -> String {
+        do {
+            return try TestCluster.run(
+                ["psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", stage.database.url(user: "a_sender")],
+                input: """
+                    BEGIN;
+                    SELECT tokenkeeper.enqueue('{}', 'com.example.app', tokens => '{}'\(arguments)) AS id \\gset
+                    \\echo :id
+                    CREATE TEMPORARY TABLE list (token text);
+                    COPY list FROM STDIN;
+                    \(tokens.joined(separator: "\n"))
+                    \\.
+                    INSERT INTO tokenkeeper.campaign_token (campaign_id, token) SELECT :id, token FROM list;
+                    COMMIT;
+                    """
+            ).trimmingCharacters(in: .whitespacesAndNewlines)
+        } catch { return "\(error)" }
+    }
+
+    @Test func `a list that is copied again with its idempotency_key is the same campaign`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        let key = ", idempotency_key => 'k'"
+        #expect(copying(["aa", "bb", "cc"], key, on: stage) == "1")
+        #expect(copying(["cc", "AA", "bb", "bb"], key, on: stage) == "1", "before it is addressed")
+        #expect(try stage.count("campaign_token") == 3 && stage.count("campaign_list") == 0)
+        try stage.addressAll(1)
+        #expect(copying(["aa", "bb", "cc"], key, on: stage) == "1", "afterwards")
+        #expect(try stage.enqueue("tokens => '{}', idempotency_key => 'k'", payload: "{}") == 1, "without a list")
+        for other in [["aa", "bb"], ["aa", "bb", "cc", "dd"], ["aa", "bb", "ee"]] {
+            #expect(copying(other, key, on: stage).contains("belongs to campaign 1, which has another list of tokens"))
+        }
+        #expect(copying(["aa"], "", on: stage) == "2", "without a key, it is another campaign")
+        for other in ["(2, 'aa')", "(1, 'aa'), (2, 'aa')"] {
+            #expect(throws: TestFailure.self, "no key") {
+                try stage.database.psql(
+                    "INSERT INTO tokenkeeper.campaign_token (campaign_id, token) VALUES \(other)", user: "a_sender")
+            }
+        }
+        #expect(throws: TestFailure.self, "of another role") {
+            try stage.database.psql(
+                "INSERT INTO tokenkeeper.campaign_token (campaign_id, token) VALUES (1, 'aa'), (1, 'bb'), (1, 'cc')", user: "owner")
+        }
+        #expect(try stage.progress(1) == "3|3|0|0|0|0|0|0|0" && stage.count("campaign_list") == 0)
+        #expect(try stage.count("campaign_token") == 1)
+        #expect(try stage.database.psql("SELECT expected FROM tokenkeeper.campaign_progress ORDER BY campaign_id") == "3\n1")
+    }
+
+    @Test func `a list that is copied needs the confirmation of a wide audience`() throws {
+        let stage = try CampaignStage(tokens: 100)
+        try stage.database.psql("UPDATE tokenkeeper.topic_policy SET confirm_share = 0.6", user: "a_operator")
+        func tokens(_ range: ClosedRange<Int>) -> [String] { range.map { CampaignStage.token($0) } }
+        #expect(copying(tokens(1...60) + tokens(1...60), "", on: stage) == "1", "each counts once")
+        #expect(
+            copying(tokens(1...61), "", on: stage).contains(
+                "the audience is about 61 % of the tokens of com.example.app (production), and more than 60 % need confirm => true"))
+        #expect(copying(tokens(1...61), ", confirm => true", on: stage) == "3")
+        #expect(try stage.count("campaign") == 2 && stage.count("campaign_token") == 121)
+        // With what is given to enqueue.
+        #expect(throws: TestFailure.self) {
+            try stage.database.psql(
+                """
+                BEGIN;
+                SELECT tokenkeeper.enqueue('{}', 'com.example.app', tokens => '{\(tokens(1...59).joined(separator: ","))}');
+                INSERT INTO tokenkeeper.campaign_token (campaign_id, token) VALUES (4, 'aa'), (4, 'bb');
+                COMMIT
+                """, user: "a_sender")
+        }
+    }
+
     @Test func `scheduled_at delays it`() throws {
         let stage = try CampaignStage(tokens: 3)
         let campaign = try stage.enqueue("everyone => true, scheduled_at => clock_timestamp() + interval '1 hour'")
