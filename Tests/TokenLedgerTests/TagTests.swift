@@ -205,6 +205,39 @@ import Testing
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.device") == "0")
     }
 
+    @Test func `a change of tags is an event of each token whose tags differ then`() throws {
+        var app = try database.connect(user: "a_app")
+        for (token, more) in [("aa", "device_id => 'd'"), ("bb", "device_id => 'd'"), ("cc", "tags => '{old}'")] {
+            try app.run(
+                "SELECT tokenkeeper.register('\(token)', 't', user_id => 'u', \(more), registered_at => '2025-01-01 00:00Z'::timestamptz + interval '\(token == "bb" ? 1 : 0) s')"
+            )
+        }
+        func events() throws -> [String] {
+            let lines = try database.psql(
+                "SELECT token, cause, reason, device_id, user_id FROM tokenkeeper.token_event WHERE event = 'tagged' ORDER BY event_id"
+            )
+            try database.psql("DELETE FROM tokenkeeper.token_event_log WHERE event = 'tagged'")
+            return lines.split(separator: "\n").map(String.init)
+        }
+        try app.run("SELECT tokenkeeper.tag('t', device_id => 'd', add => '{b,a}')")
+        #expect(try events() == ["bb|tag|added a, b|d|u"], "the current token of the device")
+        try app.run("SELECT tokenkeeper.tag('t', token => 'aa', add => '{c}')")
+        #expect(try events() == ["aa|tag|added c|d|u", "bb|tag|added c|d|u"])
+        try app.run("SELECT tokenkeeper.tag('t', user_id => 'u', add => '{new}', remove => '{old,c}')")
+        #expect(
+            try events().sorted() == [
+                "aa|tag|added new; removed c|d|u", "bb|tag|added new; removed c|d|u", "cc|tag|added new; removed old||u",
+            ])
+        try app.run("SELECT tokenkeeper.tag('t', user_id => 'u', add => '{new}', remove => '{old}')")
+        try app.run("SELECT tokenkeeper.tag('t', token => 'cc', remove => '{new}', changed_at => '2025-02-01Z')")
+        #expect(try events() == [], "nothing differs")
+        try app.run(
+            "SELECT tokenkeeper.tag('t', token => 'dd', add => ARRAY(SELECT repeat('x', 100) || n FROM generate_series(1, 9) AS n))"
+        )
+        let long = try events()
+        #expect(long.count == 1 && long[0].contains("...|") && long[0].count < 520)
+    }
+
     @Test(arguments: [
         ("token => 'aa', device_id => 'd', add => '{x}'", "2 of token, device_id and user_id are given, expected one"),
         ("add => '{x}'", "0 of token, device_id and user_id are given, expected one"),

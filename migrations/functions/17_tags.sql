@@ -214,6 +214,19 @@ COMMENT ON FUNCTION tokenkeeper.keep_tag_changes() IS
     'A trigger: the device keeps the changes of tags of a token that is deleted, as it keeps the tags.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.keep_tag_changes() FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.tag_difference(before text[], after text[]) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN length(d.words) > 500 THEN left(d.words, 497) || '...' ELSE nullif(d.words, '') END
+    FROM (SELECT concat_ws('; ',
+        'added ' || (SELECT string_agg(t, ', ' ORDER BY t COLLATE "C") FROM unnest(after) AS t WHERE t <> ALL (coalesce(before, '{}'))),
+        'removed ' || (SELECT string_agg(t, ', ' ORDER BY t COLLATE "C") FROM unnest(before) AS t WHERE t <> ALL (coalesce(after, '{}')))) AS words) AS d
+$$;
+COMMENT ON FUNCTION tokenkeeper.tag_difference(text[], text[]) IS
+    'For the history: which tags were added and removed, in up to 500 characters; null if they are the same.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.tag_difference(text[], text[]) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.change_tags(of_topic integer, key bytea, device text, changes tokenkeeper.tag_change[]) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -226,6 +239,7 @@ DECLARE
     merged tokenkeeper.tag_change[];
     busy bytea;
     tokens bytea[];
+    before tokenkeeper.ledger[];
     most integer;
 BEGIN
     LOOP
@@ -263,6 +277,7 @@ BEGIN
             END IF;
         END;
     END LOOP;
+    before := ARRAY(SELECT l FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = ANY (tokens));
     PERFORM tokenkeeper.without_tag_changes(of_topic, tokens, '{}');
     IF key <> '' THEN
         UPDATE tokenkeeper.ledger AS l SET tag_changes = tokenkeeper.latest_tag_changes(l.tag_changes || changes, l.tags_at)
@@ -280,12 +295,24 @@ BEGIN
             ELSE 'there would be changes of ' || cardinality(merged) || ' tags, expected at most 1000' END
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A registration with tags ends earlier changes.';
     END IF;
+    -- A change of one token also concerns the current token of its device.
+    INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
+        registered_before, registered_after, invalidated_before, invalidated_after)
+    SELECT of_topic, l.token_key, 'tagged', 'tag', tokenkeeper.tag_difference(b.tags, l.tags), l.device_id, l.user_id,
+           nullif(l.registered_at, '-infinity'), nullif(l.registered_at, '-infinity'),
+           greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at),
+           greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at)
+    FROM unnest(before) AS b
+    CROSS JOIN LATERAL (SELECT o.* FROM tokenkeeper.ledger AS o WHERE o.topic_id = of_topic AND o.token_key = b.token_key OFFSET 0) AS l
+    WHERE l.tags IS DISTINCT FROM b.tags AND tokenkeeper.tag_difference(b.tags, l.tags) IS NOT NULL
+    ORDER BY l.token_key;
     RETURN EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = ANY (tokens)
                    AND l.registered_at > '-infinity' AND l.has_tag_changes AND (key <> '' OR l.superseded_at IS NULL));
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.change_tags(integer, bytea, text, tokenkeeper.tag_change[]) IS
-    'Internal: applies changes of tags to a token, or, if its key is empty, to a device. Returns whether that has a registered token.';
+    'Internal: applies changes of tags to a token, or, if its key is empty, to a device, and records them in the history of each token whose tags differ now. '
+    'Returns whether that has a registered token.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.change_tags(integer, bytea, text, tokenkeeper.tag_change[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.tag(
@@ -358,7 +385,8 @@ COMMENT ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[]
     'Adds and removes tags of a token, of a device, or of each token that a user has now; in the caller''s transaction. Returns how many registered tokens '
     'it concerns. For each tag, the latest of the latest registration with tags and the latest change decides, in whatever order they arrive; at the same '
     'instant the change counts, and the removal before the addition. A change may be earlier than the first registration of the token or the device; a user '
-    'without tokens has none to change. A device''s next token has the changes of its former tokens. Raises 22023 for a malformed token, an unknown '
-    'environment, a topic that is empty, over 512 bytes or not visible ASCII, an infinite instant, not exactly one of token, device_id and user_id, one of '
-    'them that is empty or over 512 bytes, a tag that is null, empty or over 512 bytes, an array of several dimensions or with over 1000 elements, and over 1000 tags of a token.';
+    'without tokens has none to change. A device''s next token has the changes of its former tokens. Each token whose tags differ afterwards has the event '
+    'tagged. Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, an infinite instant, '
+    'not exactly one of token, device_id and user_id, one of them that is empty or over 512 bytes, a tag that is null, empty or over 512 bytes, an array of '
+    'several dimensions or with over 1000 elements, and over 1000 tags of a token.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[], timestamptz) FROM PUBLIC;

@@ -59,13 +59,13 @@ BEGIN
         OR NOT (made.event = 'registered' OR (made.event = 'unregistered_by_app' AND made.registered_after IS NULL)) THEN
         RETURN 'it was known before';
     END IF;
-    -- 410s are judged by when they were received, below; and which token of a device is current, by what is so now.
+    -- Tags say nothing about the token. 410s are judged by when they were received, below; and which token of a device is current, by what is so now.
     SELECT CASE o.event WHEN 'registered' THEN 'it has been registered otherwise' WHEN 'revived' THEN 'it has been registered since'
                         WHEN 'unregistered_by_app' THEN 'it has been unregistered otherwise' WHEN 'reinstated' THEN 'it has been reinstated'
                         WHEN 'pruned' THEN 'it was pruned before, and is known again' ELSE 'APNs has responded to a push to it' END
     INTO other FROM tokenkeeper.token_event_log AS o
     WHERE o.token_key = key AND o.topic_id = of_topic AND o.source_id IS DISTINCT FROM source.source_id
-      AND o.event <> 'superseded' AND (o.event, o.cause) <> ('revived', 'moved')
+      AND o.event NOT IN ('superseded', 'tagged') AND (o.event, o.cause) <> ('revived', 'moved')
       AND NOT (o.event IN ('invalidated', 'late_feedback_ignored') AND o.cause = 'stale')
     ORDER BY o.event_id LIMIT 1;
     IF FOUND THEN

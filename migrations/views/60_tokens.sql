@@ -59,7 +59,7 @@ FROM tokenkeeper.token_event_log AS e
 JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.token_event IS
     'The history of transitions: registered (the first time only), invalidated, revived, superseded, unregistered_by_app, '
-    'late_feedback_ignored, pruned, reinstated; with both instants before and after. What changes nothing leaves no event.';
+    'late_feedback_ignored, pruned, reinstated, tagged (by the function tag); with both instants before and after. What changes nothing leaves no event.';
 COMMENT ON COLUMN tokenkeeper.token_event.user_id IS 'The user of the token at that moment.';
 COMMENT ON COLUMN tokenkeeper.token_event.source_id IS
     'The registration_source that caused it: an attached table, a backfill, a reconciliation or an import. Null for everything else.';

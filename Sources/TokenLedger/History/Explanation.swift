@@ -58,6 +58,7 @@ public enum Explanation {
             let (earlier, later) = HistoryMoment.pair(said ?? registered, registered)
             return "came too late and was ignored: \(claim(event.cause, event.reason, nil))"
                 + (said == nil ? "" : " as of \(earlier)") + ", which is earlier than the last registration, \(later)"
+        case "tagged": return "its tags were changed: \(event.reason ?? "they are not kept")"
         case "pruned" where event.cause == "dormant":
             return "pruned: not registered again since \(time(event.registeredBefore))"
         case "pruned" where event.cause == "withdrawn":
