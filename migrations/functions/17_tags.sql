@@ -253,7 +253,8 @@ BEGIN
             END IF;
             devices := CASE WHEN one_token AND seen.device_id IS NOT NULL THEN ARRAY[seen.device_id] ELSE '{}' END;
         END IF;
-        -- As in register: whoever holds a device never waits for a token.
+        -- As in register: whoever holds a device never waits for a token. The lines are repeated and not a function, because the
+        -- subtransaction must release all locks that its caller takes here, and ends with what the caller finds under them.
         BEGIN
             SELECT d.busy, d.tokens INTO busy, tokens FROM tokenkeeper.lock_devices(of_topic, devices, key) AS d;
             IF busy IS NOT NULL THEN
