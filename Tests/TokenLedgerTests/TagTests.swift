@@ -205,6 +205,40 @@ import Testing
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.device") == "0")
     }
 
+    @Test func `what came from a forgotten token does not stay with its device`() throws {
+        var app = try database.connect(user: "a_app")
+        func registered(_ token: String, _ day: Int, _ more: String) throws {
+            try app.run(
+                "SELECT tokenkeeper.register('\(token)', 't', registered_at => '2025-01-0\(day) 00:00Z', device_id => 'd', \(more))")
+        }
+        func change(_ who: String, _ more: String) throws {
+            try app.run("SELECT tokenkeeper.tag('t', \(who), changed_at => '2025-01-08 00:00Z', \(more))")
+        }
+        try registered("aa", 1, "user_id => 'bob', tags => '{bobs}'")
+        try registered("bb", 2, "user_id => 'ann', tags => '{anns,username:ann}'")
+        try registered("cc", 3, "user_id => 'bob'")
+        try change("token => 'aa'", "add => '{of-aa}'")
+        try change("token => 'bb'", "add => '{of-ann}', remove => '{anns}'")
+        try change("token => 'cc'", "add => '{of-cc}'")
+        try change("device_id => 'd'", "add => '{of-d}', remove => '{of-aa}'")
+        func tags() throws -> String {
+            try database.psql("SELECT array_to_string(tags, ',') FROM tokenkeeper.token WHERE token = 'cc'")
+        }
+        #expect(try tags() == "username:ann,of-ann,of-cc,of-d")
+        try app.run("SELECT tokenkeeper.forget_user('ann')")
+        #expect(try tags() == "bobs,of-cc,of-d")
+        for table in ["ledger", "device", "token_event_log"] {
+            #expect(
+                try database.psql("SELECT count(*) FROM tokenkeeper.\(table) AS r WHERE to_jsonb(r)::text ~ 'ann'") == "0",
+                "\(table)")
+        }
+        // As if the forgotten token had never been.
+        try registered("ee", 9, "tags => NULL")
+        #expect(try database.psql("SELECT array_to_string(tags, ',') FROM tokenkeeper.token WHERE token = 'ee'") == "bobs,of-cc,of-d")
+        try app.run("SELECT tokenkeeper.forget('aa')")
+        #expect(try database.psql("SELECT array_to_string(tags, ',') FROM tokenkeeper.token WHERE token = 'ee'") == "of-cc,of-d")
+    }
+
     @Test func `a change of tags is an event of each token whose tags differ then`() throws {
         var app = try database.connect(user: "a_app")
         for (token, more) in [("aa", "device_id => 'd'"), ("bb", "device_id => 'd'"), ("cc", "tags => '{old}'")] {
@@ -222,11 +256,11 @@ import Testing
         try app.run("SELECT tokenkeeper.tag('t', device_id => 'd', add => '{b,a}')")
         #expect(try events() == ["bb|tag|added a, b|d|u"], "the current token of the device")
         try app.run("SELECT tokenkeeper.tag('t', token => 'aa', add => '{c}')")
-        #expect(try events() == ["aa|tag|added c|d|u", "bb|tag|added c|d|u"])
+        #expect(try events() == ["aa|tag|added c|d|u", "bb|tag|through another token of its device|d|u"])
         try app.run("SELECT tokenkeeper.tag('t', user_id => 'u', add => '{new}', remove => '{old,c}')")
         #expect(
             try events().sorted() == [
-                "aa|tag|added new; removed c|d|u", "bb|tag|added new; removed c|d|u", "cc|tag|added new; removed old||u",
+                "aa|tag|added new; removed c|d|u", "bb|tag|through another token of its device|d|u", "cc|tag|added new; removed old||u",
             ])
         try app.run("SELECT tokenkeeper.tag('t', user_id => 'u', add => '{new}', remove => '{old}')")
         try app.run("SELECT tokenkeeper.tag('t', token => 'cc', remove => '{new}', changed_at => '2025-02-01Z')")

@@ -296,10 +296,11 @@ BEGIN
             ELSE 'there would be changes of ' || cardinality(merged) || ' tags, expected at most 1000' END
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A registration with tags ends earlier changes.';
     END IF;
-    -- A change of one token also concerns the current token of its device.
+    -- A change of one token also concerns the current token of its device, whose history does not tell it, so that forget of the one erases it.
     INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
         registered_before, registered_after, invalidated_before, invalidated_after)
-    SELECT of_topic, l.token_key, 'tagged', 'tag', tokenkeeper.tag_difference(b.tags, l.tags), l.device_id, l.user_id,
+    SELECT of_topic, l.token_key, 'tagged', 'tag',
+           CASE WHEN key IN ('', l.token_key) THEN tokenkeeper.tag_difference(b.tags, l.tags) ELSE 'through another token of its device' END, l.device_id, l.user_id,
            nullif(l.registered_at, '-infinity'), nullif(l.registered_at, '-infinity'),
            greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at),
            greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at)

@@ -235,6 +235,9 @@ DECLARE
     devices text[] COLLATE "C";
     token_topics integer[];
     token_keys bytea[];
+    kept_topics integer[];
+    kept_keys bytea[];
+    heir tokenkeeper.ledger;
     n integer;
     topics_now integer[];
     devices_now text[] COLLATE "C";
@@ -273,16 +276,22 @@ BEGIN
             INTO token_topics, token_keys
             FROM tokenkeeper.topic AS t CROSS JOIN unnest(keys) AS k (token_key)
             JOIN tokenkeeper.ledger AS l ON l.topic_id = t.topic_id AND l.token_key = k.token_key;
-            FOR n IN 1..coalesce(cardinality(token_keys), 0) LOOP
+            -- The current tokens of devices that stay: they may have tags of the others.
+            SELECT array_agg(l.topic_id), array_agg(l.token_key) INTO kept_topics, kept_keys
+            FROM unnest(device_topics, devices COLLATE "C") AS d (topic_id, device_id)
+            JOIN tokenkeeper.topic AS t ON t.topic_id = d.topic_id AND tokenkeeper.has_one_token_per_device(t.topic)
+            CROSS JOIN LATERAL (
+                SELECT o.topic_id, o.token_key FROM tokenkeeper.ledger AS o
+                WHERE o.device_id = d.device_id AND o.topic_id + 0 = d.topic_id AND o.superseded_at IS NULL AND o.token_key <> ALL (keys) OFFSET 0) AS l;
+            FOR busy_topic, busy IN SELECT k.topic_id, k.token_key FROM unnest(token_topics || kept_topics, token_keys || kept_keys) AS k (topic_id, token_key)
+            LOOP
                 PERFORM FROM tokenkeeper.ledger AS l
-                WHERE l.topic_id = token_topics[n] AND l.token_key = token_keys[n] FOR UPDATE SKIP LOCKED;
-                IF NOT FOUND AND EXISTS (
-                    SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = token_topics[n] AND l.token_key = token_keys[n]) THEN
-                    busy_topic := token_topics[n];
-                    busy := token_keys[n];
+                WHERE l.topic_id = busy_topic AND l.token_key = busy FOR UPDATE SKIP LOCKED;
+                IF NOT FOUND AND EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = busy_topic AND l.token_key = busy) THEN
                     RAISE EXCEPTION 'a token is locked' USING ERRCODE = 'TK001';
                 END IF;
             END LOOP;
+            busy := NULL;
             -- If a token has come to the device or left it meanwhile, begin again. From here on none can.
             SELECT array_agg(d.topic_id ORDER BY d.topic_id, d.device_id), array_agg(d.device_id ORDER BY d.topic_id, d.device_id)
             INTO topics_now, devices_now FROM tokenkeeper.devices_of(keys, asked) AS d;
@@ -323,6 +332,15 @@ BEGIN
         UNION ALL
         SELECT r.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
         JOIN tokenkeeper.unregistration_receipt AS r ON r.topic_id = g.topic_id AND r.token_key = k.token_key AND r.suppresses) AS a;
+
+    -- Other tokens of the device do not keep the changes of tags, nor the trigger keep_tag_changes those of the tokens that it sees deleted.
+    FOR n IN 1..coalesce(cardinality(kept_keys), 0) LOOP
+        PERFORM tokenkeeper.without_tag_changes(kept_topics[n], kept_keys[n:n], NULL);
+    END LOOP;
+    FOR n IN 1..coalesce(cardinality(token_keys), 0) LOOP
+        UPDATE tokenkeeper.ledger AS l SET tag_changes = NULL
+        WHERE l.topic_id = token_topics[n] AND l.token_key = token_keys[n] AND l.tag_changes IS NOT NULL;
+    END LOOP;
 
     -- Batches first: what leaves them unfinished goes to the outbox. Nobody addresses meanwhile.
     total := tokenkeeper.forget_in_campaigns(keys, asked, who);
@@ -447,13 +465,23 @@ BEGIN
     WHERE c.ended_at IS NULL AND c.addressed_to = ANY (keys);
     PERFORM tokenkeeper.recount_guard('suspect', g) FROM unnest(guarded) AS g;
     PERFORM tokenkeeper.recount_guard('unregistered_by_app', g) FROM unnest(guarded_logouts) AS g;
-    -- For devices that keep a token, forget which token named them and which gave them tags.
-    UPDATE tokenkeeper.device AS d
-    SET named_at = CASE WHEN d.token_key = ANY (keys) THEN '-infinity' ELSE d.named_at END,
-        token_key = CASE WHEN d.token_key = ANY (keys) THEN '' ELSE d.token_key END,
-        tags_of = CASE WHEN d.tags_of = ANY (keys) THEN '' ELSE d.tags_of END
-    FROM unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
-    WHERE d.topic_id = k.topic_id AND d.device_id = k.device_id AND (d.token_key = ANY (keys) OR d.tags_of = ANY (keys));
+    -- For devices that keep a token, forget which token named them, and what tags it gave them. Those of another token take their place.
+    FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
+        UPDATE tokenkeeper.device AS d SET named_at = '-infinity', token_key = ''
+        WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n] AND d.token_key = ANY (keys);
+        SELECT l.* INTO heir FROM tokenkeeper.ledger AS l
+        WHERE l.device_id = devices[n] AND l.topic_id + 0 = device_topics[n] AND l.superseded_at IS NOT NULL AND l.tags_at IS NOT NULL
+        ORDER BY l.tags_at DESC, coalesce(l.registered_tags, l.tags) DESC LIMIT 1;
+        UPDATE tokenkeeper.device AS d SET tags_at = heir.tags_at, tags = coalesce(heir.registered_tags, heir.tags), tags_of = coalesce(heir.token_key, '')
+        WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n] AND d.tags_of = ANY (keys);
+    END LOOP;
+    FOR n IN 1..coalesce(cardinality(kept_keys), 0) LOOP
+        UPDATE tokenkeeper.ledger AS l SET tags = d.tags
+        FROM tokenkeeper.device AS d
+        WHERE l.topic_id = kept_topics[n] AND l.token_key = kept_keys[n] AND d.topic_id = l.topic_id AND d.device_id = l.device_id
+          AND l.tags_at IS NULL AND l.tags IS DISTINCT FROM d.tags;
+        PERFORM tokenkeeper.apply_tag_changes(kept_topics[n], kept_keys[n:n]);
+    END LOOP;
     UPDATE tokenkeeper.operation AS o SET device_id = NULL
     WHERE o.device_id = ANY (devices) AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = o.device_id);
     UPDATE tokenkeeper.operation AS o SET device_id = NULL WHERE o.device_id = asked;
@@ -486,7 +514,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget(text) IS
     'A person''s right to erasure: deletes each row about a device token, in every topic and environment, from the ledger, history, queues, outbox, and held '
-    'and rejected results and registrations; returns how many rows. The drains stand still until the transaction ends, so commit at once. Raises 22023 for a malformed token, '
+    'and rejected results and registrations; returns how many rows. Its device''s current token loses the tags, and changes of tags, that came from it. The drains stand still until the transaction ends, so commit at once. Raises 22023 for a malformed token, '
     '55P03 if it cannot lock out the drains or lock a token within ten seconds, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.forget(text) FROM PUBLIC;
 
@@ -533,7 +561,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_user(text) IS
     'A person''s right to erasure, by the user_id given to register: deletes each token of the user, as forget does, and each event of the user; returns how '
-    'many rows. Cancels campaigns to this user alone, and erases their content, name and idempotency_key; what a daemon has in flight ends. Tokens that belong to another user now, or to none, stay. The drains stand still until the transaction ends, so commit at once. Raises 22023 '
+    'many rows. Cancels campaigns to this user alone, and erases their content, name and idempotency_key; what a daemon has in flight ends. Tokens that belong to another user now, or to none, stay; they lose '
+    'the tags that came from the deleted tokens of the same device. The drains stand still until the transaction ends, so commit at once. Raises 22023 '
     'for a null or empty user_id, 55P03 if it cannot lock out the drains or lock a token within ten seconds, 25001 if the isolation level is not read '
     'committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_user(text) FROM PUBLIC;
