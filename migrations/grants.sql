@@ -245,6 +245,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
 GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard, tokenkeeper.reinstatement, tokenkeeper.stale_share TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.stale_receipt, tokenkeeper.stale_count, tokenkeeper.stale_wave TO tokenkeeper_daemon;
 GRANT SELECT, DELETE ON tokenkeeper.token_spelling TO tokenkeeper_daemon;
+GRANT SELECT, DELETE, UPDATE (noted_at) ON tokenkeeper.early_tag_change TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT SELECT, UPDATE ON tokenkeeper.sweep_progress TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (named_at) ON tokenkeeper.crowded_device TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_prune TO tokenkeeper_daemon;
@@ -341,6 +342,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.roll_up_result_count(integer, integer),
     tokenkeeper.reap_topics(integer, timestamptz, integer),
     tokenkeeper.delete_campaigns(timestamptz, integer),
+    tokenkeeper.prune_early_tag_changes(interval, integer),
     tokenkeeper.reset_transaction_ids(oid, bigint, bigint),
     tokenkeeper.prepare_event_months(),
     tokenkeeper.forget_event_month(timestamptz),

@@ -308,8 +308,20 @@ BEGIN
     CROSS JOIN LATERAL (SELECT o.* FROM tokenkeeper.ledger AS o WHERE o.topic_id = of_topic AND o.token_key = b.token_key OFFSET 0) AS l
     WHERE l.tags IS DISTINCT FROM b.tags AND tokenkeeper.tag_difference(b.tags, l.tags) IS NOT NULL
     ORDER BY l.token_key;
-    RETURN EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = ANY (tokens)
-                   AND l.registered_at > '-infinity' AND l.has_tag_changes AND (key <> '' OR l.superseded_at IS NULL));
+    IF EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = ANY (tokens)
+               AND l.registered_at > '-infinity' AND l.has_tag_changes AND (key <> '' OR l.superseded_at IS NULL)) THEN
+        RETURN true;
+    END IF;
+    -- The registration may never come. The sweep deletes a token once it is not registered for long, or a device without tokens.
+    IF merged IS NOT NULL AND NOT CASE
+        WHEN key <> '' THEN EXISTS (SELECT FROM tokenkeeper.ledger AS l
+                                    WHERE l.topic_id = of_topic AND l.token_key = key AND l.registered_at > '-infinity')
+        ELSE EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = devices[1] AND l.topic_id + 0 = of_topic) END THEN
+        INSERT INTO tokenkeeper.early_tag_change AS e (topic_id, device_id, token_key, noted_at)
+        VALUES (of_topic, CASE WHEN key = '' THEN devices[1] ELSE '' END, key, clock_timestamp())
+        ON CONFLICT ON CONSTRAINT early_tag_change_pkey DO UPDATE SET noted_at = excluded.noted_at;
+    END IF;
+    RETURN false;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.change_tags(integer, bytea, text, tokenkeeper.tag_change[]) IS
@@ -386,7 +398,8 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[], timestamptz) IS
     'Adds and removes tags of a token, of a device, or of each token that a user has now; in the caller''s transaction. Returns how many registered tokens '
     'it concerns. For each tag, the latest of the latest registration with tags and the latest change decides, in whatever order they arrive; at the same '
-    'instant the change counts, and the removal before the addition. A change may be earlier than the first registration of the token or the device; a user '
+    'instant the change counts, and the removal before the addition. A change may be earlier than the first registration of the token or the device, which must follow within '
+    'sweep.suppressed_retention; a user '
     'without tokens has none to change. A device''s next token has the changes of its former tokens. Each token whose tags differ afterwards has the event '
     'tagged. Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, an infinite instant, '
     'not exactly one of token, device_id and user_id, one of them that is empty or over 512 bytes, a tag that is null, empty or over 512 bytes, an array of '

@@ -173,6 +173,24 @@ COMMENT ON INDEX tokenkeeper.device_token_key IS 'For forget.';
 CREATE INDEX device_tags_of ON tokenkeeper.device (tags_of) WHERE tags_of <> '';
 COMMENT ON INDEX tokenkeeper.device_tags_of IS 'For forget.';
 
+CREATE TABLE tokenkeeper.early_tag_change (
+    topic_id  integer NOT NULL,
+    device_id text COLLATE "C" NOT NULL DEFAULT '',
+    token_key bytea NOT NULL DEFAULT '',
+    noted_at  timestamptz NOT NULL,
+    PRIMARY KEY (topic_id, device_id, token_key)
+);
+COMMENT ON TABLE tokenkeeper.early_tag_change IS
+    'Tokens and devices whose tags were changed before they were registered. The sweep deletes those that are still not registered after '
+    'sweep.suppressed_retention.';
+COMMENT ON COLUMN tokenkeeper.early_tag_change.device_id IS 'Empty if the change was addressed to a token.';
+COMMENT ON COLUMN tokenkeeper.early_tag_change.token_key IS 'Empty if the change was addressed to a device.';
+COMMENT ON COLUMN tokenkeeper.early_tag_change.noted_at IS 'The latest such call of tag (server clock).';
+
+-- As on ledger_device: an expression, so that no plan uses the topic part of the primary key.
+CREATE INDEX early_tag_change_noted ON tokenkeeper.early_tag_change ((topic_id + 0), noted_at);
+COMMENT ON INDEX tokenkeeper.early_tag_change_noted IS 'For the sweep. Query it with topic_id + 0.';
+
 CREATE TABLE tokenkeeper.crowded_device (
     topic_id   integer NOT NULL,
     device_id  text COLLATE "C" NOT NULL,

@@ -105,6 +105,9 @@ extension Sweep {
         try attempt("tokenkeeper.campaign", into: &findings) {
             while try deleteOldCampaigns(on: &connection, while: goesOn) {}
         }
+        try attempt("tokenkeeper.early_tag_change", into: &findings) {
+            while try pruneEarlyTagChanges(on: &connection, while: goesOn) {}
+        }
         for (table, condition, retention) in [
             ("tokenkeeper.operation", "r.at < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             ("tokenkeeper.dropped_registration", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
@@ -142,6 +145,18 @@ extension Sweep {
             ).one { row throws(DatabaseError) in (try row.read(Int64.self), try row.read(Bool.self)) }
             counts.deletedSends = deleted
             return hasMore
+        }
+    }
+
+    /// Tokens and devices that were never registered, only tagged.
+    ///
+    /// - Returns: Whether there may be more.
+    private func pruneEarlyTagChanges(on connection: inout Connection, while goesOn: () -> Bool) throws -> Bool {
+        try step(on: &connection, while: goesOn) { connection, _ in
+            try connection.query(
+                "SELECT p.has_more FROM tokenkeeper.prune_early_tag_changes($1 * interval '1 microsecond', $2) AS p",
+                [.int8(plan.suppressedRetention.microseconds), .int4(Int32(clamping: plan.batch))]
+            ).value(Bool.self)
         }
     }
 
