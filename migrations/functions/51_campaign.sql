@@ -143,11 +143,11 @@ BEGIN
         END IF;
         INSERT INTO tokenkeeper.campaign AS c (
             name, environment, topic, payload, push_type, priority, expiration, collapse_id, scheduled_at, max_per_second,
-            audience_kind, audience, has_list, idempotency_key, content_hash, is_confirmed)
+            audience_kind, audience, has_list, idempotency_key, content_hash, is_confirmed, expected)
         -- Through jsonb, to remove the blanks of the caller's spelling.
         VALUES (enqueue.name, env, the_topic, body::text::json, kind, enqueue.priority, enqueue.expiration, enqueue.collapse_id,
                 enqueue.scheduled_at, enqueue.max_per_second, asked.kind, asked.value, asked.kind = 'tokens', enqueue.idempotency_key,
-                hash, coalesce(enqueue.confirm, false))
+                hash, coalesce(enqueue.confirm, false), cardinality(asked.tokens))
         -- Waits for a transaction that is about to commit the same key.
         ON CONFLICT ON CONSTRAINT campaign_created_by_idempotency_key_key DO NOTHING
         RETURNING c.campaign_id INTO the_id;

@@ -200,7 +200,9 @@ BEGIN
                            'WHERE l.topic_id %s = $1 AND %s LIMIT 200000) AS k',
                            CASE WHEN c.audience_kind IN ('device', 'user') THEN '+ 0' END, condition) INTO keys USING of_topic;
             is_complete := coalesce(cardinality(keys), 0) < 200000;
-            IF NOT is_complete THEN
+            IF is_complete THEN
+                c.expected := coalesce(cardinality(keys), 0);
+            ELSE
                 keys := NULL;
             END IF;
         END IF;

@@ -60,7 +60,9 @@ COMMENT ON COLUMN tokenkeeper.campaign.copied_hash IS
 COMMENT ON COLUMN tokenkeeper.campaign.is_confirmed IS 'Internal: enqueue was called with confirm => true.';
 COMMENT ON COLUMN tokenkeeper.campaign.started_at IS 'When the first tokens were addressed.';
 COMMENT ON COLUMN tokenkeeper.campaign.ended_at IS 'When its last request had ended, noticed within a second. Null while a request waits.';
-COMMENT ON COLUMN tokenkeeper.campaign.expected IS 'An estimate of the audience, made at the start; null if there is none.';
+COMMENT ON COLUMN tokenkeeper.campaign.expected IS
+    'How many tokens the audience has: of a list, how many it has, suppressed ones included. Null before the start of another audience. Then: how many were found if '
+    'they were addressed at once, as those of a device, a user and of a small audience are; otherwise the planner''s estimate.';
 COMMENT ON COLUMN tokenkeeper.campaign.addressed IS 'How many tokens have got a request so far. It only grows.';
 COMMENT ON COLUMN tokenkeeper.campaign.addressed_to IS
     'Internal: the last token that was read, in the order of token_key. Empty again once the whole audience has been addressed.';

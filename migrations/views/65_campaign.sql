@@ -44,6 +44,8 @@ COMMENT ON COLUMN tokenkeeper.campaign_progress.forgotten IS
 COMMENT ON COLUMN tokenkeeper.campaign_progress.per_second IS 'How many ended per second, within the last ten seconds; null once all have ended.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.expected_end IS 'At this rate; null unless it is running. A guess until the whole audience is addressed.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.ended_at IS 'When its last request had ended; null before.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.expected IS 'An estimate of the audience, made at the start; null if there is none.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.expected IS
+    'How many tokens the audience has: of a list, how many it has, suppressed ones included. Null before the start of another audience. Then: how many were found if '
+    'they were addressed at once, as those of a device, a user and of a small audience are; otherwise the planner''s estimate.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.audience IS 'everyone; tokens; or tags, device or user, with the expression or identifier.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.is_addressed IS 'Whether the whole audience has been addressed.';

@@ -192,6 +192,21 @@ import Testing
         }
     }
 
+    @Test(arguments: [
+        ("tokens => '{aa,AA,bb}'", "2", "2"), ("device_id => 'd3'", "", "1"), ("user_id => 'u4'", "", "2"), ("user_id => 'nobody'", "", "0"),
+        ("tags => 'n:1 || n:2 || n:3'", "", "3"),
+    ])
+    func `expected is the size of its audience`(audience: String, before: String, after: String) throws {
+        let stage = try CampaignStage(tokens: 20)
+        let campaign = try stage.enqueue(audience)
+        func expected() throws -> String {
+            try stage.database.psql("SELECT expected FROM tokenkeeper.campaign_progress", user: "a_sender")
+        }
+        #expect(try expected() == before)
+        try stage.addressAll(campaign)
+        #expect(try expected() == after)
+    }
+
     @Test func `scheduled_at delays it`() throws {
         let stage = try CampaignStage(tokens: 3)
         let campaign = try stage.enqueue("everyone => true, scheduled_at => clock_timestamp() + interval '1 hour'")
