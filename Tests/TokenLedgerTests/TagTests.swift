@@ -209,7 +209,8 @@ import Testing
         var app = try database.connect(user: "a_app")
         func registered(_ token: String, _ day: Int, _ more: String) throws {
             try app.run(
-                "SELECT tokenkeeper.register('\(token)', 't', registered_at => '2025-01-0\(day) 00:00Z', device_id => 'd', \(more))")
+                "SELECT tokenkeeper.register('\(token)', 't', registered_at => '2025-01-0\(day) 00:00Z', device_id => 'd', \(more))"
+            )
         }
         func change(_ who: String, _ more: String) throws {
             try app.run("SELECT tokenkeeper.tag('t', \(who), changed_at => '2025-01-08 00:00Z', \(more))")
@@ -229,14 +230,19 @@ import Testing
         #expect(try tags() == "bobs,of-cc,of-d")
         for table in ["ledger", "device", "token_event_log"] {
             #expect(
-                try database.psql("SELECT count(*) FROM tokenkeeper.\(table) AS r WHERE to_jsonb(r)::text ~ 'ann'") == "0",
+                try database.psql("SELECT count(*) FROM tokenkeeper.\(table) AS r WHERE to_jsonb(r)::text ~ 'ann'")
+                    == "0",
                 "\(table)")
         }
         // As if the forgotten token had never been.
         try registered("ee", 9, "tags => NULL")
-        #expect(try database.psql("SELECT array_to_string(tags, ',') FROM tokenkeeper.token WHERE token = 'ee'") == "bobs,of-cc,of-d")
+        #expect(
+            try database.psql("SELECT array_to_string(tags, ',') FROM tokenkeeper.token WHERE token = 'ee'")
+                == "bobs,of-cc,of-d")
         try app.run("SELECT tokenkeeper.forget('aa')")
-        #expect(try database.psql("SELECT array_to_string(tags, ',') FROM tokenkeeper.token WHERE token = 'ee'") == "of-cc,of-d")
+        #expect(
+            try database.psql("SELECT array_to_string(tags, ',') FROM tokenkeeper.token WHERE token = 'ee'")
+                == "of-cc,of-d")
     }
 
     @Test func `a change of tags is an event of each token whose tags differ then`() throws {
@@ -260,7 +266,8 @@ import Testing
         try app.run("SELECT tokenkeeper.tag('t', user_id => 'u', add => '{new}', remove => '{old,c}')")
         #expect(
             try events().sorted() == [
-                "aa|tag|added new; removed c|d|u", "bb|tag|through another token of its device|d|u", "cc|tag|added new; removed old||u",
+                "aa|tag|added new; removed c|d|u", "bb|tag|through another token of its device|d|u",
+                "cc|tag|added new; removed old||u",
             ])
         try app.run("SELECT tokenkeeper.tag('t', user_id => 'u', add => '{new}', remove => '{old}')")
         try app.run("SELECT tokenkeeper.tag('t', token => 'cc', remove => '{new}', changed_at => '2025-02-01Z')")

@@ -313,10 +313,10 @@ BEGIN
         RETURN true;
     END IF;
     -- The registration may never come. The sweep deletes a token once it is not registered for long, or a device without tokens.
-    IF merged IS NOT NULL AND NOT CASE
+    IF merged IS NOT NULL AND NOT (CASE
         WHEN key <> '' THEN EXISTS (SELECT FROM tokenkeeper.ledger AS l
                                     WHERE l.topic_id = of_topic AND l.token_key = key AND l.registered_at > '-infinity')
-        ELSE EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = devices[1] AND l.topic_id + 0 = of_topic) END THEN
+        ELSE EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = devices[1] AND l.topic_id + 0 = of_topic) END) THEN
         INSERT INTO tokenkeeper.early_tag_change AS e (topic_id, device_id, token_key, noted_at)
         VALUES (of_topic, CASE WHEN key = '' THEN devices[1] ELSE '' END, key, clock_timestamp())
         ON CONFLICT ON CONSTRAINT early_tag_change_pkey DO UPDATE SET noted_at = excluded.noted_at;

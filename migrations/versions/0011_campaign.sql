@@ -87,8 +87,8 @@ COMMENT ON INDEX tokenkeeper.campaign_ended IS 'For the sweep.';
 CREATE INDEX campaign_person ON tokenkeeper.campaign (audience, audience_kind) WHERE audience_kind IN ('device', 'user');
 COMMENT ON INDEX tokenkeeper.campaign_person IS 'For forget_device and forget_user.';
 
-CREATE INDEX campaign_list ON tokenkeeper.campaign (state, campaign_id) WHERE has_list;
-COMMENT ON INDEX tokenkeeper.campaign_list IS 'Campaigns with tokens in campaign_token: for forget, and for the sweep, which deletes the rest of cancelled ones.';
+CREATE INDEX campaign_has_list ON tokenkeeper.campaign (state, campaign_id) WHERE has_list;
+COMMENT ON INDEX tokenkeeper.campaign_has_list IS 'Campaigns with tokens in campaign_token: for forget, and for the sweep, which deletes the rest of cancelled ones.';
 
 -- Small campaigns, such as one for each message to a person, would fill the log.
 CREATE INDEX campaign_to_log ON tokenkeeper.campaign (campaign_id)

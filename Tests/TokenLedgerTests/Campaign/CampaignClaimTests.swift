@@ -345,7 +345,8 @@ import Testing
             try stage.database.psql("SELECT tokenkeeper.\(operation)(\(user))", user: "a_sender")
         }
         // Most of the user's tokens have another user by now: they stay, and so would their requests.
-        try stage.database.psql("UPDATE tokenkeeper.ledger SET user_id = 'bob' WHERE user_id = 'u5' AND device_id NOT IN ('d5', 'd55')")
+        try stage.database.psql(
+            "UPDATE tokenkeeper.ledger SET user_id = 'bob' WHERE user_id = 'u5' AND device_id NOT IN ('d5', 'd55')")
         try stage.database.psql("SELECT tokenkeeper.forget_user('u5')", user: "a_app")
         try stage.database.psql("SELECT tokenkeeper.forget_device('d4')", user: "a_app")
 
