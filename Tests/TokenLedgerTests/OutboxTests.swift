@@ -13,7 +13,7 @@ import TokenModel
 
     init() throws {
         database = try TestCluster.shared.database()
-        try database.psql(singleRequests, user: "postgres")
+        try database.addQueueFunction()
     }
 
     /// A token that contains its number.

@@ -36,19 +36,7 @@ struct SendingStage {
         options.records = .latest(200_000)
         try change(&options)
         apns = try FakeAPNs.start(options, answer: answer)
-        try database.psql(
-            """
-            CREATE FUNCTION public.queue(payload json, topic text, tags text[] DEFAULT NULL, device_id text DEFAULT NULL, push_type text DEFAULT NULL)
-            RETURNS bigint LANGUAGE sql AS $$
-                WITH queued AS (
-                    INSERT INTO tokenkeeper.send_request (environment, topic, token, payload, push_type)
-                    SELECT t.environment, t.topic, encode(l.token_key, 'hex'), queue.payload, queue.push_type
-                    FROM tokenkeeper.topic AS t JOIN tokenkeeper.ledger AS l USING (topic_id)
-                    WHERE t.topic = queue.topic AND NOT l.suppressed AND (l.tags && queue.tags OR l.device_id = queue.device_id)
-                    ORDER BY l.token_key RETURNING 1)
-                SELECT count(*) FROM queued
-            $$
-            """, user: "postgres")
+        try database.addQueueFunction()
     }
 
     /// The settings of a credential with the authority's signing key.
