@@ -8,12 +8,14 @@ import TokenModel
 
 /// Random histories of the sender's state, compared with a model that is as simple as the rules.
 @Suite struct `The sender's decisions, in random histories` {
-    @Test(arguments: [1, 3])
-    func `each request ends once, no token gets two at a time or one while it rests, and the limit holds`(topics: Int) {
+    @Test(arguments: [1, 3], [false, true])
+    func `each request ends once, no token gets two at a time or one while it rests, and the limit holds`(
+        topics: Int, campaigns: Bool
+    ) {
         let seed = UInt64.random(in: 0...UInt64(UInt32.max))
-        var (ended, withdrawn) = (0, 0)
+        var (ended, withdrawn, endedOfCampaigns, returned) = (0, 0, 0, 0)
         for history in 0..<25 {
-            var world = World(seed: seed &+ UInt64(history), topics: topics)
+            var world = World(seed: seed &+ UInt64(history), topics: topics, campaigns: campaigns)
             for _ in 1...300 { world.step() }
             world.finish()
             if !world.problems.isEmpty {
@@ -22,9 +24,15 @@ import TokenModel
             }
             ended += world.ended
             withdrawn += world.withdrawn
+            endedOfCampaigns += world.endedOfCampaigns
+            returned += world.returned
         }
         #expect(withdrawn > 25, "seed \(seed)")
-        #expect(ended > 250, "seed \(seed): the histories get somewhere")
+        #expect(ended + endedOfCampaigns > 250, "seed \(seed): the histories get somewhere")
+        if campaigns {
+            #expect(endedOfCampaigns > 100, "seed \(seed): so do the campaigns")
+            #expect(returned > 25, "seed \(seed): batches get requests back")
+        }
     }
 }
 
@@ -32,6 +40,8 @@ import TokenModel
 private struct World {
     private enum Place: Equatable {
         case waits(due: Int64)
+        /// In a batch of its campaign, which nobody has claimed, or which the daemon has not given back as a whole yet.
+        case inBatch
         case claimed
         /// Another daemon has it, or somebody has deleted it.
         case takenOver
@@ -43,6 +53,21 @@ private struct World {
         var topic: TopicScope
         var queuedAt: Int64
         var place: Place
+        var campaign: Int64?
+        /// Which batch of its campaign; nil for a single request, which a campaign's request becomes when it does not end.
+        var batch: Int?
+    }
+
+    private struct Campaign {
+        var topic: TopicScope
+        /// The tokens that are not addressed yet, in order.
+        var audience: [Int]
+        var batches = 0
+        var lastOrdinal: Int64 = 0
+        var isPaused = false
+        var isCancelled = false
+        /// When its rate allows the next claim.
+        var dueAt: Int64 = 0
     }
 
     private var chance: SeededChance
@@ -53,13 +78,20 @@ private struct World {
     /// Microseconds since the beginning, by both clocks.
     private var time: Int64 = 0
     private let start = ContinuousClock.now
+    private let hasCampaigns: Bool
     private var rows: [Int64: Row] = [:]
+    private var campaigns: [Int64: Campaign] = [:]
+    /// The campaigns that the last look has found, and from when on they may be claimed from, as it knew.
+    private var found: [Int64: Int64] = [:]
+    /// By environment: the most requests of one claim from a campaign, which are whole batches.
+    private var largestClaim: [String: Int] = [:]
+    private var lastNumber: Int64 = 0
     private var inFlight: [TokenAddress: Int64] = [:]
     private var tokensRestUntil: [TokenAddress: Int64] = [:]
     private var serverRestsUntil: [String: Int64] = [:]
     /// The environments whose server has not responded since its rest, with the request that tries it out.
     private var trials: [String: Int64?] = [:]
-    private var blockedUntil: [TopicScope: Int64] = [:]
+    private var blockedUntil: [SendState.Source: Int64] = [:]
     /// The topics with unclaimed requests, as far as the present look has come.
     private var seenWaiting: Set<TopicScope> = []
     private var paused: Set<TopicScope> = []
@@ -67,8 +99,12 @@ private struct World {
     private(set) var problems: [String] = []
     private(set) var ended = 0
     private(set) var withdrawn = 0
+    private(set) var endedOfCampaigns = 0
+    /// How many requests went back to their batch.
+    private(set) var returned = 0
 
-    init(seed: UInt64, topics count: Int) {
+    init(seed: UInt64, topics count: Int, campaigns: Bool) {
+        hasCampaigns = campaigns
         chance = SeededChance(seed: seed)
         topics = (0..<count).map { TopicScope(environment: $0 == 2 ? "sandbox" : "production", topic: "t\($0)") }
         state = SendState(limit: limit) { _ in "main" }
@@ -87,7 +123,7 @@ private struct World {
 
     mutating func step() {
         switch dice(10) {
-        case 0...1: enqueue()
+        case 0...1: if hasCampaigns && dice(2) == 0 { begin() } else { enqueue() }
         case 2...3: claimRound()
         case 4...6: endOne(Self.ends[dice(Self.ends.count)])
         case 7: write()
@@ -102,6 +138,7 @@ private struct World {
         write()
         require(state.isEmpty, "something is left")
         require(!rows.values.contains { $0.place == .claimed }, "a claimed request never ended")
+        state.take([], at: now.clock)
         // The rest of the current look, and one that finds nothing waiting.
         for _ in 1...2 { _ = state.add(Outbox.Scopes()) }
         require(state.problems(at: now.clock + .seconds(3600)).isEmpty, "an old problem is told")
@@ -109,15 +146,134 @@ private struct World {
 
     private mutating func enqueue() {
         for _ in 0...dice(8) {
-            let number = Int64(rows.count + 1)
+            lastNumber += 1
             let topic = topics[dice(topics.count)]
-            let address = TokenAddress(
-                environment: Environment(rawValue: topic.environment)!, topic: Topic(topic.topic)!,
-                token: DeviceToken(hex: "a\(dice(6))")!)
-            let request = PushRequest(address: address, payload: [], pushType: .alert, id: "\(number)")
-            rows[number] = Row(
-                claimed: ClaimedRequest(number: number, request: request, firstSentAt: now.timeOfDay), topic: topic,
-                queuedAt: time, place: .waits(due: time))
+            add(lastNumber, to: address(of: dice(6), in: topic), place: .waits(due: time))
+        }
+    }
+
+    private func address(of token: Int, in topic: TopicScope) -> TokenAddress {
+        TokenAddress(
+            environment: Environment(rawValue: topic.environment)!, topic: Topic(topic.topic)!,
+            token: DeviceToken(hex: "a" + String(token, radix: 16))!)
+    }
+
+    private mutating func add(
+        _ number: Int64, to address: TokenAddress, place: Place, campaign: Int64? = nil, batch: Int? = nil
+    ) {
+        let request = PushRequest(address: address, payload: [], pushType: .alert, id: "\(number)")
+        rows[number] = Row(
+            claimed: ClaimedRequest(number: number, request: request, firstSentAt: now.timeOfDay), topic: address.scope,
+            queuedAt: time, place: place, campaign: campaign, batch: batch)
+    }
+
+    // The campaigns ----------------------------------------------------------------------------------------------------
+
+    private mutating func begin() {
+        let audience = (0..<16).filter { _ in dice(3) > 0 }
+        campaigns[Int64(campaigns.count + 1)] = Campaign(topic: topics[dice(topics.count)], audience: audience)
+    }
+
+    private func isPaused(_ row: Row) -> Bool {
+        pausedByOperator.contains(row.topic)
+            || (row.campaign.flatMap { campaigns[$0] }.map { $0.isPaused || $0.isCancelled } ?? false)
+    }
+
+    /// The batches of a campaign that can be claimed: this daemon has none of their requests, and at least one waits.
+    private func batches(of id: Int64) -> [[Int64]] {
+        let own = rows.values.filter { $0.campaign == id && $0.batch != nil }
+        return Dictionary(grouping: own) { $0.batch! }.sorted { $0.key < $1.key }.compactMap { _, rows in
+            let waiting = rows.filter { $0.place == .inBatch }.map(\.claimed.number).sorted(by: >)
+            return waiting.isEmpty || rows.contains { $0.place == .claimed } ? nil : waiting
+        }
+    }
+
+    private mutating func lookForCampaigns() {
+        guard state.looksForCampaigns(at: now.clock) else { return }
+        found = [:]
+        var due: [Outbox.DueCampaign] = []
+        for (id, campaign) in campaigns.sorted(by: { $0.key < $1.key }) {
+            let isOver =
+                campaign.audience.isEmpty
+                && !rows.values.contains { $0.campaign == id && $0.place != .done && $0.place != .takenOver }
+            let isOpen = !campaign.isPaused && !campaign.isCancelled && !isOver
+            guard isOpen, !paused.contains(campaign.topic), !pausedByOperator.contains(campaign.topic) else { continue }
+            due.append(
+                Outbox.DueCampaign(
+                    id: id, topic: campaign.topic, hasBatches: !batches(of: id).isEmpty,
+                    needsAddressing: !campaign.audience.isEmpty,
+                    dueIn: .microseconds(max(campaign.dueAt - time, 0))))
+            found[id] = campaign.dueAt
+        }
+        state.take(due, at: now.clock)
+        for source in state.toAddress(at: now.clock) {
+            guard let id = source.campaign, var campaign = campaigns[id] else { continue }
+            require((blockedUntil[source] ?? 0) <= time, "addresses a blocked campaign")
+            require(found[id] != nil && !campaign.audience.isEmpty, "addresses a campaign that needs it not")
+            if dice(15) == 0 {
+                state.failed(source, "no", at: now.clock)
+                blockedUntil[source] = time + 30_000_000
+                continue
+            }
+            campaign.batches += 1
+            for token in campaign.audience.prefix(1 + dice(5)) {
+                campaign.audience.removeFirst()
+                campaign.lastOrdinal += 1
+                let number = CampaignRequest(campaign: id, ordinal: campaign.lastOrdinal).number
+                add(
+                    number, to: address(of: token, in: campaign.topic), place: .inBatch, campaign: id,
+                    batch: campaign.batches)
+            }
+            campaigns[id] = campaign
+            state.addressed(id)
+        }
+    }
+
+    /// Whole batches, up to the room; at least one.
+    private mutating func claim(from id: Int64, room: Int) -> [Int64] {
+        guard let campaign = campaigns[id], !campaign.isPaused, !campaign.isCancelled,
+            !pausedByOperator.contains(campaign.topic), campaign.dueAt <= time
+        else { return [] }
+        var numbers: [Int64] = []
+        for batch in batches(of: id) where numbers.isEmpty || numbers.count + batch.count <= room { numbers += batch }
+        // Some have a rate.
+        if id % 3 == 0, !numbers.isEmpty { campaigns[id]?.dueAt = time + 200_000 }
+        let environment = campaign.topic.environment
+        largestClaim[environment] = max(largestClaim[environment] ?? 0, numbers.count)
+        return numbers
+    }
+
+    private mutating func changeCampaign() {
+        guard let id = campaigns.keys.sorted().randomElement(using: &chance) else { return }
+        switch dice(4) {
+        case 0: campaigns[id]?.isPaused = true
+        case 1, 2: for id in campaigns.keys { campaigns[id]?.isPaused = false }
+        default:
+            campaigns[id]?.isCancelled = true
+            campaigns[id]?.audience = []
+            for (number, row) in rows where row.campaign == id {
+                if case .waits = row.place { rows[number]?.place = .done }
+                if row.place == .inBatch { rows[number]?.place = .done }
+            }
+        }
+    }
+
+    private func isCancelled(_ row: Row) -> Bool { row.campaign.map { campaigns[$0]!.isCancelled } ?? false }
+
+    /// A campaign's request does not end with this attempt.
+    private mutating func goOn(_ row: Row, after pause: Duration?) {
+        guard let id = row.campaign, let number = row.batch.map({ _ in row.claimed.number }) else { return }
+        if campaigns[id]!.isCancelled {
+            rows[number]?.place = .done
+        } else if let pause {
+            rows[number]?.place = .done
+            lastNumber += 1
+            add(
+                lastNumber, to: row.claimed.request.address, place: .waits(due: time + pause.microseconds), campaign: id
+            )
+        } else {
+            rows[number]?.place = .inBatch
+            returned += 1
         }
     }
 
@@ -125,7 +281,9 @@ private struct World {
 
     private func due(_ topic: TopicScope, from since: Int64 = .min) -> [(number: Int64, at: Int64)] {
         rows.values.compactMap { row in
-            guard row.topic == topic, case .waits(let due) = row.place, due <= time, due >= since else { return nil }
+            guard row.topic == topic, case .waits(let due) = row.place, due <= time, due >= since, !isPaused(row) else {
+                return nil
+            }
             return (row.claimed.number, due)
         }.sorted { ($0.at, $0.number) < ($1.at, $1.number) }
     }
@@ -139,6 +297,7 @@ private struct World {
     private mutating func claimRound() {
         // The pipeline writes before it claims, but endings may wait for a lock.
         while case .pause? = state.nextWrite { write(one: true) }
+        lookForCampaigns()
         if state.looksForTopics(at: now.clock) {
             repeat {
                 let rest = topics.filter { topic in state.topicCursor.map { topic.topic > $0.topic } ?? true }
@@ -151,7 +310,9 @@ private struct World {
                 seenWaiting.formUnion(page.waiting)
                 if page.last == nil {
                     // What nothing waits for any more is not blocked.
-                    blockedUntil = blockedUntil.filter { seenWaiting.contains($0.key) }
+                    blockedUntil = blockedUntil.filter {
+                        $0.key.campaign.map { found[$0] != nil } ?? seenWaiting.contains($0.key.topic)
+                    }
                     seenWaiting = []
                 }
                 if !state.add(page) { break }
@@ -165,26 +326,36 @@ private struct World {
     private mutating func claim(_ turn: SendState.Turn) {
         require(!paused.contains(turn.topic), "claims from a paused topic")
         require((serverRestsUntil[turn.topic.environment] ?? 0) <= time, "claims for a server that rests")
-        require((blockedUntil[turn.topic] ?? 0) <= time, "claims from a blocked topic")
+        require((blockedUntil[turn.source] ?? 0) <= time, "claims from a blocked topic or campaign")
         let room = state.room(for: turn)
+        if let id = turn.source.campaign {
+            require(found[id] ?? .max <= time, "claims from a campaign that is not due")
+            // The pipeline skips it.
+            if room == 0 { return }
+        }
         let since = state.claimsFrom(turn, at: now.clock)
         if dice(15) == 0 {
             state.failed(turn.source, "no", at: now.clock)
-            blockedUntil[turn.topic] = time + 30_000_000
+            blockedUntil[turn.source] = time + 30_000_000
             return
         }
-        let found =
-            pausedByOperator.contains(turn.topic)
-            ? [] : due(turn.topic, from: since == .distantPast ? .min : since.microseconds).prefix(room)
         var claim = Outbox.Claim()
-        claim.requests = found.map { rows[$0.number]!.claimed }.sorted { $0.number < $1.number }
-        claim.dueAt = found.last.map { Instant(microseconds: $0.at) }
-        for (number, _) in found { rows[number]?.place = .claimed }
+        if let id = turn.source.campaign {
+            claim.requests = self.claim(from: id, room: room).map { rows[$0]!.claimed }
+            claim.dueAt = claim.requests.isEmpty ? nil : now.timeOfDay
+        } else {
+            let found =
+                pausedByOperator.contains(turn.topic)
+                ? [] : due(turn.topic, from: since == .distantPast ? .min : since.microseconds).prefix(room)
+            claim.requests = found.map { rows[$0.number]!.claimed }.sorted { $0.number < $1.number }
+            claim.dueAt = found.last.map { Instant(microseconds: $0.at) }
+        }
+        for request in claim.requests { rows[request.number]?.place = .claimed }
         if dice(25) == 0 {
             // The response to the COMMIT was lost.
             perform(state.reconcile(claimed: claimedNumbers))
         } else {
-            blockedUntil[turn.topic] = nil
+            blockedUntil[turn.source] = nil
             let actions = state.take(claim, of: turn, at: now.clock)
             checkTrial(actions, in: turn.topic.environment)
             perform(actions)
@@ -206,15 +377,20 @@ private struct World {
         for (environment, rows) in Dictionary(grouping: rows.values, by: \.topic.environment) {
             let shared = topics.count { $0.environment == environment }
             let count = rows.count { $0.place == .claimed }
+            let beyond = largestClaim[environment] ?? 0
             require(
-                count <= limit + shared - 1, "\(count) requests of \(environment) are claimed, the limit is \(limit)")
+                count <= limit + shared - 1 + beyond,
+                "\(count) requests of \(environment) are claimed, the limit is \(limit), and a batch \(beyond)")
         }
     }
 
     private mutating func write(one: Bool = false) {
         while let write = state.nextWrite {
             switch write {
-            case .pause(let topic, _): paused.insert(topic)
+            case .pause(let topic, _):
+                paused.insert(topic)
+                // What the state does not know is not blocked.
+                found = found.filter { campaigns[$0.key]!.topic != topic }
             case .endings(let endings): for ending in endings { end(ending) }
             }
             state.wrote()
@@ -227,20 +403,24 @@ private struct World {
         if row.place == .takenOver { return }
         require(row.place == .claimed, "\(ending.number) ends twice")
         require(inFlight[row.claimed.request.address] != ending.number, "\(ending.number) ends while it is in flight")
+        let isCancelled = self.isCancelled(row)
         switch ending.fate {
         case .answered, .failed:
             rows[ending.number]?.place = .done
-            ended += 1
+            if row.campaign == nil { ended += 1 } else { endedOfCampaigns += 1 }
         case .later(let pause, _), .interrupted(let pause, _), .returned(.some(let pause)):
             require(pause >= .zero, "a negative pause")
-            rows[ending.number]?.place = .waits(due: time + pause.microseconds)
-        case .returned(nil): rows[ending.number]?.place = .waits(due: row.queuedAt)
+            if row.batch != nil { return goOn(row, after: pause) }
+            rows[ending.number]?.place = isCancelled ? .done : .waits(due: time + pause.microseconds)
+        case .returned(nil):
+            if row.batch != nil { return goOn(row, after: nil) }
+            rows[ending.number]?.place = isCancelled ? .done : .waits(due: row.queuedAt)
         }
     }
 
     /// Loses the connection to the database, or some queued requests to another daemon; or an operator resumes the topics.
     private mutating func lose() {
-        switch dice(6) {
+        switch dice(hasCampaigns ? 8 : 6) {
         case 0: (paused, pausedByOperator) = ([], [])
         case 1:
             for (number, row) in rows.sorted(by: { $0.key < $1.key })
@@ -256,7 +436,8 @@ private struct World {
             for (number, row) in rows where row.claimed.request.address == address && row.place != .done {
                 rows[number]?.place = .takenOver
             }
-        default: perform(state.reconcile(claimed: claimedNumbers))
+        case 5: perform(state.reconcile(claimed: claimedNumbers))
+        default: changeCampaign()
         }
     }
 
@@ -282,7 +463,7 @@ private struct World {
     private mutating func submit(_ claimed: ClaimedRequest) {
         let (number, request) = (claimed.number, claimed.request)
         require(rows[number]?.place == .claimed, "\(number) is sent and not claimed")
-        require(!pausedByOperator.contains(rows[number]!.topic), "\(number) is sent, and its topic is paused")
+        require(!isPaused(rows[number]!), "\(number) is sent, and its topic or campaign is paused")
         require(inFlight[request.address] == nil, "\(number) is the token's second request in flight")
         require((tokensRestUntil[request.address] ?? 0) <= time, "\(number) is sent while its token rests")
         inFlight[request.address] = number
@@ -291,7 +472,7 @@ private struct World {
     /// The client gives a request back, unless it has sent it.
     private mutating func withdraw(_ number: Int64) {
         guard let row = rows[number], inFlight[row.claimed.request.address] == number else { return }
-        var isPaused = pausedByOperator.contains(row.topic) || paused.contains(row.topic)
+        var isPaused = self.isPaused(row) || paused.contains(row.topic)
         if case .pause? = state.nextWrite { isPaused = true }
         require(row.place != .claimed || isPaused, "\(number) is withdrawn for no reason")
         withdrawn += 1
@@ -326,7 +507,7 @@ private struct World {
     private mutating func recall(_ numbers: [Int64]) {
         var recalled = Outbox.Recalled()
         recalled.paused = Set(
-            numbers.filter { rows[$0]?.place == .claimed && pausedByOperator.contains(rows[$0]!.topic) })
+            numbers.filter { rows[$0]?.place == .claimed && isPaused(rows[$0]!) })
         recalled.gone = Set(numbers.filter { rows[$0]?.place != .claimed })
         perform(state.take(recalled))
     }
