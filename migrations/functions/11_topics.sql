@@ -74,7 +74,11 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'topic % is not known in environment %', coalesce(quote_literal(left(name, 512)), 'null'),
             coalesce(quote_literal(left(env, 100)), 'null')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'tokenkeeper.topic_policy lists the known topics.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = coalesce(
+                (SELECT 'It is known in environment ' || quote_literal(t.environment) || '.' FROM tokenkeeper.topic AS t WHERE t.topic = name LIMIT 1),
+                (SELECT 'There is ' || quote_literal(t.topic) || '.' FROM tokenkeeper.topic AS t
+                 WHERE t.environment = env AND lower(t.topic) = lower(name) LIMIT 1),
+                'tokenkeeper.topic_policy lists the known topics, for a reader or an operator.');
     END IF;
     RETURN found_id;
 END

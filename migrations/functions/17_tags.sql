@@ -89,7 +89,8 @@ BEGIN
             WHEN wants_tag THEN 'a tag, ! or ('
             WHEN opened <> '{}' THEN '&&, || or the ) of the parenthesis at position ' || opened[cardinality(opened)]
             ELSE '&&, || or the end' END)
-            USING ERRCODE = 'invalid_parameter_value';
+            USING ERRCODE = 'invalid_parameter_value',
+                HINT = 'The operators are &&, || and !. A tag with other characters than letters, digits and _ @ # . : - is written in double quotes.';
     END IF;
     RETURN array_to_string(query, ' ')::tsquery;
 END
