@@ -77,8 +77,7 @@ GRANT EXECUTE ON FUNCTION
 
 GRANT INSERT (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id) ON tokenkeeper.registration
     TO tokenkeeper_app;
-GRANT EXECUTE ON FUNCTION tokenkeeper.begin_source(text, text), tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean)
-    TO tokenkeeper_app;
+GRANT EXECUTE ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) TO tokenkeeper_app;
 -- Their own tables, attached. Each of these functions checks that the login may act for the owner of the table.
 GRANT INSERT (source_id, error) ON tokenkeeper.attachment_failure TO tokenkeeper_app;
 GRANT SELECT ON tokenkeeper.attachment TO tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
