@@ -64,6 +64,10 @@ GRANT EXECUTE ON FUNCTION
 GRANT INSERT (campaign_id, token) ON tokenkeeper.campaign_token TO tokenkeeper_sender;
 GRANT SELECT ON tokenkeeper.campaign_progress, tokenkeeper.campaign_wait TO tokenkeeper_sender;
 
+-- The view calls it with the rights of its reader.
+GRANT EXECUTE ON FUNCTION tokenkeeper.sending_fault(text, text)
+    TO tokenkeeper_sender, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_monitor, tokenkeeper_daemon;
+
 -- Applications register and unregister tokens, and forget a person.
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.register(text, text, text, timestamptz, text, text[], text),

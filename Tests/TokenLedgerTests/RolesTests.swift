@@ -108,6 +108,7 @@ import Testing
         "SELECT tokenkeeper.enqueue('{}', 't', everyone => true)",
         "SELECT tokenkeeper.audience_size('t', everyone => true)",
         "SELECT tokenkeeper.delivery(gen_random_uuid())", "SELECT FROM tokenkeeper.campaign_progress",
+        "SELECT FROM tokenkeeper.campaign_wait", "SELECT tokenkeeper.sending_fault('t', 'production')",
         "SELECT FROM tokenkeeper.campaign", "SELECT FROM tokenkeeper.campaign_batch",
         "SELECT FROM tokenkeeper.campaign_ending", "SELECT FROM tokenkeeper.campaign_token",
         "UPDATE tokenkeeper.campaign SET state = 'ended'",
@@ -148,6 +149,7 @@ import Testing
         "SELECT FROM tokenkeeper.daemon",
         "SELECT tokenkeeper.audience_size('t', everyone => true)", "SELECT tokenkeeper.delivery(gen_random_uuid())",
         "SELECT FROM tokenkeeper.campaign_progress", "SELECT FROM tokenkeeper.campaign",
+        "SELECT FROM tokenkeeper.campaign_wait", "SELECT tokenkeeper.sending_fault('t', 'production')",
     ]
 
     static let allowed: [String: Set<String>] = [
@@ -164,6 +166,7 @@ import Testing
             "SELECT tokenkeeper.enqueue('{}', 't', everyone => true)",
             "SELECT tokenkeeper.audience_size('t', everyone => true)",
             "SELECT tokenkeeper.delivery(gen_random_uuid())", "SELECT FROM tokenkeeper.campaign_progress",
+            "SELECT FROM tokenkeeper.campaign_wait", "SELECT tokenkeeper.sending_fault('t', 'production')",
         ],
         "app": [
             "SELECT tokenkeeper.register('ab', 't')", "SELECT tokenkeeper.unregister('ab', 't')",
@@ -175,6 +178,7 @@ import Testing
         "reader": people,
         "monitor": [
             "SELECT FROM tokenkeeper.campaign", "SELECT FROM tokenkeeper.campaign_progress",
+            "SELECT FROM tokenkeeper.campaign_wait", "SELECT tokenkeeper.sending_fault('t', 'production')",
             "SELECT FROM tokenkeeper.result_stat", "SELECT FROM tokenkeeper.stale_share",
             "SELECT FROM tokenkeeper.topic", "SELECT FROM tokenkeeper.token_count", "SELECT FROM tokenkeeper.guard",
             "SELECT FROM tokenkeeper.paused_topic", "SELECT FROM tokenkeeper.sweep_run",
@@ -263,6 +267,7 @@ import Testing
             "INSERT INTO tokenkeeper.send_request (topic, token, payload, apns_id) VALUES ('t', 'aa', '{}', gen_random_uuid())",
             "INSERT INTO tokenkeeper.send_request (topic, claimed_by) VALUES ('t', 'me')",
             "SELECT FROM tokenkeeper.campaign_progress", "SELECT FROM tokenkeeper.campaign",
+            "SELECT FROM tokenkeeper.campaign_wait", "SELECT tokenkeeper.sending_fault('t', 'production')",
             "SELECT FROM tokenkeeper.campaign_batch", "SELECT FROM tokenkeeper.campaign_ending",
             "SELECT FROM tokenkeeper.campaign_token", "UPDATE tokenkeeper.campaign SET state = 'ended'",
             "SELECT tokenkeeper.campaigns_due()", "SELECT tokenkeeper.claim_campaign(1, 'me', 1, 0)",

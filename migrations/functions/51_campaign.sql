@@ -37,34 +37,35 @@ COMMENT ON FUNCTION tokenkeeper.may_manage_campaign(text) IS
     'Whether the login role may pause, resume and cancel a campaign that this role has created: its own, or any if it is an operator or the owner.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.may_manage_campaign(text) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.note_missing_credential(topic text, environment text) RETURNS void
-LANGUAGE plpgsql
+CREATE OR REPLACE FUNCTION tokenkeeper.sending_fault(topic text, environment text) RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    the_topic text COLLATE "C" := note_missing_credential.topic;
-    the_environment text COLLATE "C" := note_missing_credential.environment;
+    the_topic text COLLATE "C" := sending_fault.topic;
+    the_environment text COLLATE "C" := sending_fault.environment;
+    described jsonb[] := ARRAY(SELECT d.credentials FROM tokenkeeper.sending_daemon AS d
+                               WHERE d.heartbeat_at > clock_timestamp() - interval '1 minute' AND d.stopped_at IS NULL);
 BEGIN
-    IF NOT EXISTS (SELECT FROM tokenkeeper.sending_daemon AS d
-                   WHERE d.heartbeat_at > clock_timestamp() - interval '1 minute' AND d.stopped_at IS NULL) THEN
-        RAISE NOTICE 'no daemon sends at the moment: the campaign waits'
-            USING HINT = 'tokenkeeperd sends if its configuration has a [credentials] table.';
-    ELSIF NOT EXISTS (
-        SELECT FROM tokenkeeper.sending_daemon AS d
+    IF described = '{}' THEN
+        RETURN 'no running daemon sends';
+    END IF;
+    IF NOT EXISTS (
+        SELECT FROM unnest(described) AS d (credentials)
         CROSS JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(d.credentials) WHEN 'array' THEN d.credentials ELSE '[]' END) AS c (credential)
         CROSS JOIN LATERAL jsonb_array_elements_text(CASE jsonb_typeof(c.credential -> 'topics') WHEN 'array' THEN c.credential -> 'topics' ELSE '[]' END)
             AS p (pattern)
-        WHERE d.heartbeat_at > clock_timestamp() - interval '1 minute' AND d.stopped_at IS NULL
-          AND (c.credential -> 'environments' IS NULL OR c.credential -> 'environments' ? the_environment)
+        WHERE (c.credential -> 'environments' IS NULL OR c.credential -> 'environments' ? the_environment)
           AND (p.pattern COLLATE "C" = the_topic OR (right(p.pattern, 1) = '*' AND starts_with(the_topic, left(p.pattern, -1)))))
     THEN
-        RAISE NOTICE 'no sending daemon has a credential for topic % in environment %: the campaign waits', quote_literal(the_topic), the_environment;
+        RETURN 'no running daemon has a credential for ' || the_topic || ' (' || the_environment || ')';
     END IF;
+    RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.note_missing_credential(text, text) IS
-    'Raises a NOTICE if no running daemon can send to the topic.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.note_missing_credential(text, text) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.sending_fault(text, text) IS
+    'Why no running daemon can send to a topic: none sends at all, or none has a credential for it; null if one can.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.sending_fault(text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.enqueue(
     payload json,
@@ -153,7 +154,10 @@ BEGIN
         RETURNING c.campaign_id INTO the_id;
         IF the_id IS NOT NULL THEN
             INSERT INTO tokenkeeper.campaign_token (campaign_id, given_in, token) SELECT the_id, NULL, t FROM unnest(asked.tokens) AS t;
-            PERFORM tokenkeeper.note_missing_credential(the_topic, env);
+            fault := tokenkeeper.sending_fault(the_topic, env);
+            IF fault IS NOT NULL THEN
+                RAISE NOTICE '%: the campaign waits', fault USING HINT = 'A daemon sends to the topics of each [credential.NAME] in its configuration.';
+            END IF;
             RETURN the_id;
         END IF;
         SELECT c.campaign_id, c.content_hash INTO the_id, known FROM tokenkeeper.campaign AS c
@@ -162,6 +166,9 @@ BEGIN
     IF known IS DISTINCT FROM hash THEN
         RAISE EXCEPTION 'idempotency_key % belongs to campaign %, which has another content', quote_literal(enqueue.idempotency_key), the_id
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a new key for a new campaign.';
+    END IF;
+    IF EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = the_id AND c.state = 'cancelled') THEN
+        RAISE NOTICE 'campaign % has this idempotency_key and is cancelled: nothing is sent', the_id USING HINT = 'Use a new key for a new campaign.';
     END IF;
     RETURN the_id;
 END

@@ -151,17 +151,7 @@ CROSS JOIN LATERAL (SELECT coalesce(c.scheduled_at, c.created_at) AS due_at) AS 
 CROSS JOIN LATERAL (
     SELECT (SELECT 'sending to ' || c.topic || ' (' || c.environment || ') is paused: ' || p.reason FROM tokenkeeper.paused_topic AS p
             WHERE p.topic = c.topic AND p.environment = c.environment) AS pause,
-           CASE WHEN NOT EXISTS (SELECT FROM tokenkeeper.sending_daemon AS s
-                                 WHERE s.heartbeat_at > clock_timestamp() - interval '1 minute' AND s.stopped_at IS NULL)
-                THEN 'no running daemon sends'
-                WHEN NOT EXISTS (
-                    SELECT FROM tokenkeeper.sending_daemon AS s
-                    CROSS JOIN LATERAL jsonb_array_elements(s.credentials) AS k (credential)
-                    CROSS JOIN LATERAL jsonb_array_elements_text(k.credential -> 'topics') AS p (pattern)
-                    WHERE s.heartbeat_at > clock_timestamp() - interval '1 minute' AND s.stopped_at IS NULL
-                      AND (k.credential -> 'environments' IS NULL OR k.credential -> 'environments' ? c.environment)
-                      AND (p.pattern COLLATE "C" = c.topic OR (right(p.pattern, 1) = '*' AND starts_with(c.topic, left(p.pattern, -1)))))
-                THEN 'no running daemon has a credential for ' || c.topic || ' (' || c.environment || ')' END AS fault,
+           tokenkeeper.sending_fault(c.topic, c.environment) AS fault,
            CASE WHEN c.is_addressed AND NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS a WHERE a.campaign_id = c.campaign_id)
                 THEN (SELECT 'the requests that are left are tried again, the next at '
                              || to_char(r.scheduled_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' || coalesce(': ' || r.last_error, '')
@@ -172,7 +162,11 @@ CROSS JOIN LATERAL (
                       ORDER BY r.scheduled_at LIMIT 1) END AS retry) AS b
 CROSS JOIN LATERAL (
     SELECT CASE WHEN c.state = 'paused' THEN 'it is paused; to go on: tokenkeeperd campaign resume ' || c.campaign_id
-                WHEN c.state = 'cancelled' THEN 'it is cancelled, and what is in flight has not ended yet'
+                WHEN c.state = 'cancelled' THEN
+                    CASE WHEN EXISTS (SELECT FROM tokenkeeper.campaign_batch AS a WHERE a.campaign_id = c.campaign_id)
+                              OR EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.campaign_id = c.campaign_id)
+                         THEN 'it is cancelled, and what is in flight has not ended yet'
+                         ELSE 'it is cancelled, and no daemon has noted its end yet' END
                 WHEN d.due_at > clock_timestamp() THEN 'it is scheduled for ' || to_char(d.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC'
                 ELSE coalesce(b.pause, b.fault, b.retry) END AS reason) AS w
 WHERE c.ended_at IS NULL AND c.state IN ('waiting', 'running', 'paused', 'cancelled') AND w.reason IS NOT NULL

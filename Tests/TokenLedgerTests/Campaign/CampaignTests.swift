@@ -270,17 +270,48 @@ import Testing
                 ],
                 input: "")
         }
-        #expect(try notices().contains("no daemon sends"))
+        #expect(try notices().contains("no running daemon sends: the campaign waits"))
         try stage.database.psql(
             """
             INSERT INTO tokenkeeper.sending_daemon (daemon_id, process_scope, heartbeat_at, credentials, problems)
             VALUES ('a', '', clock_timestamp(), '[{"topics":["com.other"],"environments":["production"]},{"topics":["com.example.*"],"environments":["sandbox"]}]', '{}')
             """)
-        #expect(try notices().contains("no sending daemon has a credential for topic 'com.example.app'"))
+        #expect(
+            try notices().contains(
+                "no running daemon has a credential for com.example.app (production): the campaign waits"))
         try stage.database.psql(
             "UPDATE tokenkeeper.sending_daemon SET credentials = '[{\"topics\":[\"com.example.*\"],\"environments\":[\"production\"]}]'"
         )
         #expect(try !notices().contains("NOTICE"))
+        // A person has cancelled the campaign, and wonders.
+        let again = "everyone => true, idempotency_key => 'k'"
+        let campaign = try stage.enqueue(again, payload: "{}")
+        try stage.database.psql("SELECT tokenkeeper.cancel_campaign(\(campaign))", user: "a_sender")
+        let repeated = try TestCluster.run(
+            [
+                "sh", "-c", "psql -XAtq -d \"$1\" -c \"SELECT tokenkeeper.enqueue('{}', 'com.example.app', $2)\" 2>&1",
+                "sh",
+                stage.database.url(user: "a_sender"), again,
+            ], input: "")
+        #expect(repeated.contains("campaign \(campaign) has this idempotency_key and is cancelled: nothing is sent"))
+        #expect(repeated.contains("\n\(campaign)"))
+    }
+
+    @Test func `the error for an unknown topic names one that may be meant`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        func hint(_ arguments: String) throws -> String {
+            try TestCluster.run(
+                [
+                    "sh", "-c",
+                    "psql -XAtq -d \"$1\" -c \"SELECT tokenkeeper.enqueue('{}', $2, everyone => true)\" 2>&1 || true",
+                    "sh", stage.database.url(user: "a_sender"), arguments,
+                ],
+                input: ""
+            ).split(separator: "\n").filter { $0.hasPrefix("HINT:  ") }.map { String($0.dropFirst(7)) }.joined()
+        }
+        #expect(try hint("'com.example.app', 'sandbox'") == "It is known in environment 'production'.")
+        #expect(try hint("'com.example.App'") == "There is 'com.example.app'.")
+        #expect(try hint("'com.exmaple.app'").hasPrefix("tokenkeeper.topic_policy lists the known topics"))
     }
 
     // Pause, resume, cancel --------------------------------------------------------------------------------------------
