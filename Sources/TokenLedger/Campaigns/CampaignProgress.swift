@@ -41,7 +41,7 @@ public struct CampaignProgress: Equatable, Sendable {
 
     /// How many requests there will be; an estimate until all are addressed, and nil if there is none.
     public var total: Int64? {
-        isAddressed || state == "cancelled" ? addressed : expected.map { max($0, addressed) }
+        isAddressed || isOver || state == "cancelled" ? addressed : expected.map { max($0, addressed) }
     }
 
     /// How many requests have ended.

@@ -85,6 +85,7 @@ import Testing
         try database.psql(
             "UPDATE tokenkeeper.sending_daemon SET credentials = '[{\"name\":\"main\",\"topics\":[\"*\"]}]'")
         #expect(try reason() == nil)
+        #expect(try run("show", number).output.hasSuffix("ten seconds: `tokenkeeperd status` may say why.\n"))
         try database.psql("SELECT tokenkeeper.pause_sending('t', reason => 'a test')", user: "a_operator")
         #expect(try reason() == "  It does not move: sending to t (production) is paused: a test.")
         try database.psql("SELECT tokenkeeper.resume_sending('t')", user: "a_operator")
@@ -93,6 +94,12 @@ import Testing
         #expect(
             try run("show", later).output.hasSuffix(
                 "  It does not move: it is scheduled for 2100-01-01 00:00:00 UTC.\n"))
+        let nobody = try enqueue("tags => 'nwes'")
+        #expect(try !run("show", nobody).output.contains("nobody"))
+        try database.psql(
+            "UPDATE tokenkeeper.campaign SET state = 'ended', ended_at = now(), is_addressed = true WHERE campaign_id = \(nobody)"
+        )
+        #expect(try run("show", nobody).output.contains("\n  It addressed nobody: no sendable token"))
     }
 
     @Test func `a campaign is paused, resumed and cancelled, and each says what it did`() throws {

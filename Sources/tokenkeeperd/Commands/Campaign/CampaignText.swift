@@ -21,7 +21,7 @@ enum CampaignText {
 
     static func text(_ campaign: CampaignProgress) -> String {
         let name = campaign.name.map { " \"\($0)\"" } ?? ""
-        let more = campaign.isAddressed || campaign.state == "cancelled" ? "" : " so far"
+        let more = campaign.isAddressed || campaign.isOver || campaign.state == "cancelled" ? "" : " so far"
         let estimate = more.isEmpty ? "" : campaign.expected.map { ", of about \($0)" } ?? ""
         var lines = [
             "campaign \(campaign.number)\(name) to \(campaign.topic) (\(campaign.environment)) is \(campaign.state)",
@@ -40,7 +40,15 @@ enum CampaignText {
             let end = campaign.expectedEnd.map { ", so it ends at about \($0)" } ?? ""
             lines.append("  now          \(Int64(rate)) per second\(end)")
         }
-        if let reason = campaign.waitsBecause { lines.append("  It does not move: \(reason).") }
+        if let reason = campaign.waitsBecause {
+            lines.append("  It does not move: \(reason).")
+        } else if campaign.state == "running", campaign.perSecond == 0 {
+            lines.append("  No request has ended within the last ten seconds: `tokenkeeperd status` may say why.")
+        }
+        if campaign.state == "ended", campaign.addressed == 0 {
+            let reason = campaign.isAddressed ? "no sendable token of the topic was meant" : "its expiration had passed"
+            lines.append("  It addressed nobody: \(reason).")
+        }
         return lines.map(HistoryText.plain).joined(separator: "\n")
     }
 
