@@ -56,6 +56,8 @@ import Testing
         ),
         ("docs/how-to/register-devices.md", "a_app", ["\\copy", "tokenkeeper.token ", "tagged_tokens("]),
         ("docs/how-to/send-with-the-daemon.md", "a_operator", ["enqueue"]),
+        ("docs/how-to/incidents.md", "a_operator", ["enqueue"]), ("docs/troubleshooting.md", "a_operator", []),
+        ("docs/troubleshooting.md", "a_sender", []), ("docs/how-to/back-up-and-restore.md", "a_operator", []),
     ]
 
     @Test(arguments: pages)
@@ -156,6 +158,41 @@ import Testing
         try database.psql("SET client_min_messages = warning; " + Self.runnable(block), user: "a_sender")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_request") == "1")
         #expect(try database.psql("SELECT audience FROM tokenkeeper.campaign_progress") == "tags: World && !muted")
+    }
+
+    @Test func `what a limit kept from a campaign's devices can be sent as the page says`() throws {
+        let database = try TestCluster.shared.database()
+        let block = try #require(
+            Self.blocks(of: "sql", in: "docs/how-to/incidents.md").first { $0.contains("enqueue") })
+        let login = "a_resender_\(database.name)"
+        try database.psql(
+            "CREATE ROLE \(login) LOGIN IN ROLE tokenkeeper_sender, tokenkeeper_reader", user: "postgres")
+        try database.psql(
+            "SELECT tokenkeeper.register(t, 'com.example.app', tags => '{World}') FROM unnest('{aa,bb}'::text[]) AS t",
+            user: "a_app")
+        let campaign = try database.psql(
+            """
+            SET client_min_messages = warning;
+            SELECT tokenkeeper.enqueue('{"aps":{"alert":"Late"}}', 'com.example.app', tags => 'World', collapse_id => 'late',
+                                       name => 'Late')
+            """, user: "a_sender")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.suppressed_send (environment, topic, token, token_key, state, reason, push_type, queued_at, campaign_id, campaign_number)
+            SELECT 'production', 'com.example.app', t, tokenkeeper.token_key(t), s, s, 'alert', now(), \(campaign), n
+            FROM unnest('{aa,bb,cc}'::text[], '{alerts,alerts,stale}'::text[]) WITH ORDINALITY AS f (t, s, n)
+            """, user: "postgres")
+        #expect(block.contains("campaign_id = 17"))
+        let again = try database.psql(
+            "SET client_min_messages = warning; " + block.replacing("= 17", with: "= \(campaign)"), user: login)
+        #expect(
+            try database.psql(
+                """
+                SELECT c.name, c.collapse_id, c.push_type, c.payload, c.expiration > now(), string_agg(t.token, ' ' ORDER BY t.token)
+                FROM tokenkeeper.campaign AS c JOIN tokenkeeper.campaign_token AS t USING (campaign_id)
+                WHERE c.campaign_id = \(again) GROUP BY c.campaign_id
+                """) == #"Late, again|late|alert|{"aps": {"alert": "Late"}}|t|aa bb"#)
+        try database.psql("DROP OWNED BY \(login); DROP ROLE \(login)", user: "postgres")
     }
 
     // MARK: - Warnings and log messages
