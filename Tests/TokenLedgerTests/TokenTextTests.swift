@@ -82,6 +82,9 @@ import Testing
         ] {
             #expect(try parsed(text, base64: true) == hex, "hex is hex: \(text)")
         }
+        let digits = String(hex.prefix(32))
+        #expect(try parsed("regexp_replace('\(digits)', '(.{8})', '\\1 ', 'g')", base64: true) == digits)
+        #expect(try parsed("left('\(digits)', 31) || ' '", base64: true) != "-", "31 of them are base64")
         for text in ["'q'", "'q80=='", "'q8='", "'q80==='", "'='", "'q*80'", "'550e8400-e29b-41d4-a716-446655440000'"] {
             #expect(try parsed(text, base64: true) == "-")
             #expect(try fault(text, base64: true).hasSuffix(", expected 1 to 512 bytes in hex or base64"))
