@@ -288,6 +288,23 @@ import Testing
         #expect(try database.logOut(2...2, received: "2025-02-01Z") == "recorded 1")
     }
 
+    @Test func `logouts of the application alone need no guard, and leave one receipt`() throws {
+        try register(1...3)
+        #expect(try database.logOut(3...3, received: "2025-02-01Z", source: nil) == "recorded 1")
+        #expect(
+            try database.psql("SELECT count(*) FROM tokenkeeper.topic_guard WHERE cause = 'unregistered_by_app'")
+                == "0")
+        _ = try database.logOut(1...1, received: "2025-02-01Z")
+        for day in ["05", "05", "03"] {
+            _ = try database.logOut(1...1, at: "2025-02-\(day)Z", received: "2025-02-01Z", source: nil)
+        }
+        #expect(
+            try database.psql(
+                """
+                SELECT unregistered_by_app_at::date, count(*) FROM tokenkeeper.unregistration_receipt WHERE source_id IS NULL GROUP BY 1
+                """) == "2025-02-05|1")
+    }
+
     @Test func `forget erases the receipts and what is held, and the guard counts no longer`() throws {
         try register(1...9)
         try limit(2)
