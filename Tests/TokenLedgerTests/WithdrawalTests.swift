@@ -273,6 +273,11 @@ import Testing
             }
             #expect("\(String(describing: error))".contains(message), "\(user): \(String(describing: error))")
         }
+        // Nor may another login say how far an import has come.
+        let foreign = #expect(throws: (any Error).self) {
+            try database.psql("SELECT tokenkeeper.advance_source(\(source), 'x', 1, 0)", user: "a_app")
+        }
+        #expect("\(String(describing: foreign))".contains("there is no import \(source) of a_app"))
         #expect(
             try database.psql("SELECT withdrawn FROM tokenkeeper.withdraw(\(source))", user: "a_operator") == "1")
         let attachment = try database.psql(
