@@ -323,6 +323,11 @@ import Testing
         let refused = try run([file] + usual, on: database)
         #expect(refused.status == 69 && refused.errors.contains("run the same command again"), "\(refused.errors)")
         try database.psql("ALTER TABLE tokenkeeper.registration DROP CONSTRAINT no_aa")
+        // Nor is it queued if it cannot be noted how far the import has come.
+        try database.psql("ALTER TABLE tokenkeeper.registration_source ADD CONSTRAINT none CHECK (queued = 0)")
+        #expect(try run([file] + usual, on: database).status == 69)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration") == "0")
+        try database.psql("ALTER TABLE tokenkeeper.registration_source DROP CONSTRAINT none")
         let rest = try run([file] + usual, on: database)
         #expect(rest.status == 0 && rest.errors.contains("continuing source 1"), "\(rest.errors)")
         #expect(try database.psql("SELECT token, source_id FROM tokenkeeper.registration") == "aa|1")
