@@ -216,13 +216,21 @@ COMMENT ON FUNCTION tokenkeeper.keep_tag_changes() IS
 REVOKE EXECUTE ON FUNCTION tokenkeeper.keep_tag_changes() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.tag_difference(before text[], after text[]) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN length(d.words) > 500 THEN left(d.words, 497) || '...' ELSE nullif(d.words, '') END
-    FROM (SELECT concat_ws('; ',
+DECLARE
+    words text;
+BEGIN
+    -- In plpgsql, because a function in SQL would be planned again in each call of tag.
+    IF before IS NOT DISTINCT FROM after THEN
+        RETURN NULL;
+    END IF;
+    words := concat_ws('; ',
         'added ' || (SELECT string_agg(t, ', ' ORDER BY t COLLATE "C") FROM unnest(after) AS t WHERE t <> ALL (coalesce(before, '{}'))),
-        'removed ' || (SELECT string_agg(t, ', ' ORDER BY t COLLATE "C") FROM unnest(before) AS t WHERE t <> ALL (coalesce(after, '{}')))) AS words) AS d
+        'removed ' || (SELECT string_agg(t, ', ' ORDER BY t COLLATE "C") FROM unnest(before) AS t WHERE t <> ALL (coalesce(after, '{}'))));
+    RETURN CASE WHEN length(words) > 500 THEN left(words, 497) || '...' ELSE nullif(words, '') END;
+END
 $$;
 COMMENT ON FUNCTION tokenkeeper.tag_difference(text[], text[]) IS
     'For the history: which tags were added and removed, in up to 500 characters; null if they are the same.';
@@ -301,13 +309,14 @@ BEGIN
     INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
         registered_before, registered_after, invalidated_before, invalidated_after)
     SELECT of_topic, l.token_key, 'tagged', 'tag',
-           CASE WHEN key IN ('', l.token_key) THEN tokenkeeper.tag_difference(b.tags, l.tags) ELSE 'through another token of its device' END, l.device_id, l.user_id,
+           CASE WHEN key IN ('', l.token_key) THEN d.words ELSE 'through another token of its device' END, l.device_id, l.user_id,
            nullif(l.registered_at, '-infinity'), nullif(l.registered_at, '-infinity'),
            greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at),
            greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at)
     FROM unnest(before) AS b
     CROSS JOIN LATERAL (SELECT o.* FROM tokenkeeper.ledger AS o WHERE o.topic_id = of_topic AND o.token_key = b.token_key OFFSET 0) AS l
-    WHERE l.tags IS DISTINCT FROM b.tags AND tokenkeeper.tag_difference(b.tags, l.tags) IS NOT NULL
+    CROSS JOIN LATERAL (SELECT tokenkeeper.tag_difference(b.tags, l.tags) AS words OFFSET 0) AS d
+    WHERE d.words IS NOT NULL
     ORDER BY l.token_key;
     IF EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = ANY (tokens)
                AND l.registered_at > '-infinity' AND l.has_tag_changes AND (key <> '' OR l.superseded_at IS NULL)) THEN
