@@ -226,13 +226,12 @@ DECLARE
     fault text;
 BEGIN
     SELECT a.* INTO c FROM tokenkeeper.campaign AS a WHERE a.campaign_id = new.campaign_id;
-    -- Each token once, in any order.
-    SELECT sum(('x' || encode(substring(sha256(k.key) FOR 8), 'hex'))::bit(64)::bigint) INTO hash
-    FROM (SELECT DISTINCT tokenkeeper.token_key(t.token) AS key FROM tokenkeeper.campaign_token AS t
-          WHERE t.campaign_id = new.campaign_id AND t.given_in = new.given_in) AS k;
+    -- Each token once, in any order; those given to enqueue count, too, but their content_hash says already which they are.
+    SELECT count(*), sum(('x' || encode(substring(sha256(k.key) FOR 8), 'hex'))::bit(64)::bigint) FILTER (WHERE k.is_copied) INTO tokens, hash
+    FROM (SELECT tokenkeeper.token_key(t.token) AS key, bool_or(t.given_in IS NOT NULL) AS is_copied FROM tokenkeeper.campaign_token AS t
+          WHERE t.campaign_id = new.campaign_id
+            AND (t.given_in = new.given_in OR (t.given_in IS NULL AND c.created_in = new.given_in)) GROUP BY 1) AS k;
     IF c.created_in = new.given_in THEN
-        SELECT count(*) INTO tokens
-        FROM (SELECT DISTINCT tokenkeeper.token_key(t.token) FROM tokenkeeper.campaign_token AS t WHERE t.campaign_id = new.campaign_id) AS k;
         fault := CASE WHEN NOT c.is_confirmed THEN tokenkeeper.confirmation_fault(
             (SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic = c.topic AND t.environment = c.environment), NULL, false, tokens) END;
         IF fault IS NOT NULL THEN
