@@ -296,6 +296,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.campaign_apns_id(bigint, bigint),
     tokenkeeper.outcome_of(integer, text),
     tokenkeeper.check_outcomes(text[]),
+    tokenkeeper.check_fates(text[]),
     tokenkeeper.pause_sending(text, text, text),
     tokenkeeper.is_background_push(jsonb),
     tokenkeeper.parsed_payload(json),

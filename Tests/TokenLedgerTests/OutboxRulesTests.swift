@@ -199,7 +199,7 @@ import TokenModel
         #expect(try claim().requests.count == 1)
         var daemon = try database.connect(user: "a_daemon")
         let stranger = Outbox(daemonID: "host/2/1", processScope: "here", lockTimeout: .milliseconds(500))
-        #expect(try stranger.finish([RequestEnding(number: number, fate: .returned(nil))], on: &daemon) == 0)
+        #expect(try stranger.finish([RequestEnding(number: number, fate: .returned(nil))], on: &daemon).requests == 0)
         #expect(try waiting() == "")
         try finish([number], .returned(nil))
         #expect(try waiting("scheduled_at = '2020-01-01Z'") == "\(number)")

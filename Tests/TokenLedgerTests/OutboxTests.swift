@@ -47,7 +47,7 @@ import TokenModel
 
     private func finish(_ endings: [RequestEnding], by outbox: Outbox? = nil) throws -> Int {
         var daemon = try database.connect(user: "a_daemon")
-        return try (outbox ?? self.outbox).finish(endings, on: &daemon)
+        return try (outbox ?? self.outbox).finish(endings, on: &daemon).requests
     }
 
     private func count(_ table: String, _ condition: String = "true") throws -> Int {

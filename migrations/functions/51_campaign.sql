@@ -266,8 +266,8 @@ BEGIN
         RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
             USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
     END IF;
-    -- FOR UPDATE waits for addressing and for finish, which keep the row locked while they read its state.
-    SELECT c.* INTO found_one FROM tokenkeeper.campaign AS c WHERE c.campaign_id = lock_campaign.campaign_id FOR UPDATE;
+    -- Waits for addressing. Nothing that claims or finishes requests waits for this lock.
+    SELECT c.* INTO found_one FROM tokenkeeper.campaign AS c WHERE c.campaign_id = lock_campaign.campaign_id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'there is no campaign %', coalesce(lock_campaign.campaign_id::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -281,6 +281,23 @@ COMMENT ON FUNCTION tokenkeeper.lock_campaign(bigint) IS
     'Locks a campaign that the login role may manage. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 if the isolation level '
     'is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_campaign(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.lock_requests_of_campaign(campaign_id bigint) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+BEGIN
+    -- All of them, including those that a daemon has claimed. Daemons skip what is locked. So each claim and each ending was either committed
+    -- before, and the caller's next statement sees what it has changed; or it comes after the caller, and sees the new state of the campaign.
+    -- Batches before single requests, as in erase. Single requests come only from batches.
+    PERFORM FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = lock_requests_of_campaign.campaign_id ORDER BY b.batch FOR UPDATE;
+    PERFORM FROM tokenkeeper.send_request AS r WHERE r.campaign_id = lock_requests_of_campaign.campaign_id ORDER BY r.request_id FOR UPDATE;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.lock_requests_of_campaign(bigint) IS
+    'Keeps daemons from claiming and finishing requests of a campaign, which the caller has locked, until the caller''s transaction ends. Other campaigns go on.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_requests_of_campaign(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_campaign(operation text, of_campaign tokenkeeper.campaign, requests bigint) RETURNS void
 LANGUAGE sql
@@ -304,6 +321,7 @@ BEGIN
     IF c.state NOT IN ('waiting', 'running') THEN
         RETURN false;
     END IF;
+    PERFORM tokenkeeper.lock_requests_of_campaign(c.campaign_id);
     UPDATE tokenkeeper.campaign AS p SET state = 'paused' WHERE p.campaign_id = c.campaign_id;
     -- Its single requests must not stand in the way of others of the topic.
     UPDATE tokenkeeper.send_request AS r SET scheduled_at = 'infinity', deferred = true
@@ -329,6 +347,7 @@ BEGIN
     IF c.state <> 'paused' THEN
         RETURN false;
     END IF;
+    PERFORM tokenkeeper.lock_requests_of_campaign(c.campaign_id);
     UPDATE tokenkeeper.campaign AS p SET state = CASE WHEN p.started_at IS NULL THEN 'waiting' ELSE 'running' END WHERE p.campaign_id = c.campaign_id;
     UPDATE tokenkeeper.send_request AS r SET scheduled_at = clock_timestamp()
     WHERE r.campaign_id = c.campaign_id AND r.claimed_by IS NULL AND r.scheduled_at = 'infinity';
@@ -351,9 +370,8 @@ DECLARE
     in_batches bigint;
     singles bigint;
 BEGIN
+    PERFORM tokenkeeper.lock_requests_of_campaign(of_campaign);
     -- What waits. What a daemon has claimed ends when the daemon has noticed: see finish_campaign_requests.
-    -- Batches before single requests, as in erase.
-    PERFORM FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = of_campaign ORDER BY b.batch FOR UPDATE;
     WITH gone AS (
         DELETE FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = of_campaign AND b.claimed_by IS NULL
         RETURNING b.batch, ARRAY(SELECT o::smallint FROM generate_series(1, b.requests) AS o WHERE get_bit(b.ended, o) = 0) AS ordinals
@@ -384,7 +402,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_waiting(bigint, text) IS
-    'Ends the requests that wait of a campaign, which the caller has locked FOR UPDATE and has set to cancelled. Returns how many.';
+    'Ends the requests that wait of a campaign, which the caller has locked and has set to cancelled. Returns how many.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.end_waiting(bigint, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cancel_campaign(campaign_id bigint) RETURNS boolean

@@ -155,14 +155,6 @@ BEGIN
     IF NOT FOUND OR room < 1 THEN
         RETURN;
     END IF;
-    IF c.push_type = 'background' THEN
-        -- Some may move to send_request: not while the campaign is paused or cancelled. Before the batches, as everywhere.
-        PERFORM FROM tokenkeeper.campaign AS a WHERE a.campaign_id = c.campaign_id FOR KEY SHARE;
-        PERFORM FROM tokenkeeper.campaign AS a WHERE a.campaign_id = c.campaign_id AND a.state = 'running';
-        IF NOT FOUND THEN
-            RETURN;
-        END IF;
-    END IF;
     SELECT t.* INTO of_topic FROM tokenkeeper.topic AS t WHERE t.topic = c.topic AND t.environment = c.environment;
     size := CASE WHEN least(c.max_per_second, of_topic.max_per_second) IS NULL THEN 500
                  ELSE least(500, greatest(least(c.max_per_second, of_topic.max_per_second) / 20, 1)) END;
@@ -189,7 +181,9 @@ BEGIN
               WHERE b.campaign_id = c.campaign_id AND b.claimed_by IS NULL
               ORDER BY b.batch LIMIT room / size + 2 FOR UPDATE SKIP LOCKED) AS f) AS s
     WHERE s.total <= room OR (s.place = 1 AND (s.requests <= claim_campaign.most::bigint * 4 OR least(c.max_per_second, of_topic.max_per_second) IS NOT NULL));
-    IF taken IS NULL THEN
+    -- With batches locked, nobody pauses or cancels the campaign. Somebody may have done so before.
+    PERFORM FROM tokenkeeper.campaign AS a WHERE a.campaign_id = c.campaign_id AND a.state = 'running';
+    IF NOT FOUND OR taken IS NULL THEN
         RETURN;
     END IF;
     IF c.max_per_second IS NOT NULL THEN

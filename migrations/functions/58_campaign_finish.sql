@@ -11,17 +11,12 @@ SET jit = off
 AS $$
 DECLARE
     the_daemon text COLLATE "C" := finish_campaign_requests.daemon_id;
-    unknown text := (SELECT f.fate FROM unnest(finish_campaign_requests.fates COLLATE "C") AS f (fate)
-                     WHERE f.fate IN ('answered', 'failed', 'later', 'interrupted', 'returned') IS NOT TRUE LIMIT 1);
     campaign_ids bigint[];
     batches integer[];
     ordinals integer[];
     results text[];
 BEGIN
-    IF unknown IS NOT NULL OR array_position(finish_campaign_requests.fates, NULL) IS NOT NULL THEN
-        RAISE EXCEPTION 'a fate is %, expected answered, failed, later, interrupted or returned', coalesce(quote_literal(left(unknown, 20)), 'null')
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    PERFORM tokenkeeper.check_fates(finish_campaign_requests.fates);
     PERFORM tokenkeeper.check_outcomes(finish_campaign_requests.outcomes);
     IF (SELECT count(DISTINCT n) < count(*) FROM unnest(finish_campaign_requests.numbers) AS n) THEN
         -- Another daemon took a batch over from this one, which then claimed it again. A response counts more than its absence.
@@ -37,16 +32,15 @@ BEGIN
                   WHERE t.number IS NOT NULL
                   ORDER BY t.number, t.fate COLLATE "C" <> 'answered', t.n) AS o);
     END IF;
-    -- Under this lock no campaign is paused, resumed or cancelled. Addressing and rates do not wait for it.
-    PERFORM FROM tokenkeeper.campaign AS c
-    WHERE c.campaign_id IN (SELECT (-n) >> 32 FROM unnest(finish_campaign_requests.numbers) AS n) ORDER BY c.campaign_id FOR KEY SHARE;
-    -- In this order, as everywhere. A batch that another daemon has taken over is none of this daemon's business.
+    -- What an open transaction of somebody else has locked stays claimed, and keeps nothing else from ending. Under these locks, no campaign of
+    -- the others is paused, resumed or cancelled: see lock_requests_of_campaign. A batch that another daemon has taken over is none of this
+    -- daemon's business.
     SELECT array_agg(b.campaign_id), array_agg(b.batch) INTO campaign_ids, batches
     FROM (SELECT DISTINCT (-n) >> 32 AS campaign_id, (((-n) & 4294967295) >> 9)::integer AS batch
           FROM unnest(finish_campaign_requests.numbers) AS n WHERE n < 0 ORDER BY 1, 2) AS t
     CROSS JOIN LATERAL (
         SELECT a.campaign_id, a.batch FROM tokenkeeper.campaign_batch AS a
-        WHERE a.campaign_id = t.campaign_id AND a.batch = t.batch AND (a.claimed_by = the_daemon) IS TRUE FOR UPDATE) AS b;
+        WHERE a.campaign_id = t.campaign_id AND a.batch = t.batch AND (a.claimed_by = the_daemon) IS TRUE FOR UPDATE SKIP LOCKED) AS b;
 
     WITH told AS (
         SELECT (-t.number) >> 32 AS campaign_id, (-t.number) & 4294967295 AS number, (((-t.number) & 4294967295) >> 9)::integer AS batch,
@@ -124,7 +118,8 @@ COMMENT ON FUNCTION tokenkeeper.finish_campaign_requests(text, bigint[], text[],
     'Records the outcome of requests that this daemon has claimed with claim_campaign, by their negative numbers. The fates are those of finish_requests. outcomes says what a '
     'response means: accepted, stale or suspect; null: by its status. later, interrupted, and returned with a pause move the request to send_request, with the same '
     'apns-id; returned without a pause gives it back to its batch. If the campaign is cancelled, later and returned end it as cancelled, and interrupted as '
-    'failed. Returns how many of the requests the daemon still had. Raises 22023 for any other word.';
+    'failed. Returns how many of the requests it finished: not those that the daemon no longer had, nor those whose batch another transaction has locked, which stay '
+    'claimed. Raises 22023 for any other word.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.finish_campaign_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.claimed_campaign_requests(daemon_id text) RETURNS SETOF bigint
@@ -192,19 +187,18 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    numbers bigint[];
-    was_sent boolean[];
+    of_sent bigint[];
+    of_others bigint[];
 BEGIN
-    SELECT array_agg(n.number), array_agg(n.was_sent), count(*), count(*) FILTER (WHERE n.was_sent)
-    INTO numbers, was_sent, requests, interrupted
+    SELECT coalesce(array_agg(n.number) FILTER (WHERE n.was_sent), '{}'), coalesce(array_agg(n.number) FILTER (WHERE NOT n.was_sent), '{}')
+    INTO of_sent, of_others
     FROM (SELECT c.number, take_over_campaigns.all_sent OR c.number IN (SELECT unnest(take_over_campaigns.sent)) AS was_sent
           FROM tokenkeeper.claimed_campaign_requests(take_over_campaigns.holder) AS c (number)) AS n;
-    IF requests > 0 THEN
-        -- unnest() there fills the short arrays up with nulls.
-        requests := tokenkeeper.finish_campaign_requests(
-            take_over_campaigns.holder, numbers, ARRAY(SELECT CASE WHEN s THEN 'interrupted' ELSE 'returned' END FROM unnest(was_sent) AS s),
-            '{}', '{}', '{}', '{}', '{}', '{}', '{}');
-    END IF;
+    -- unnest() there fills the short arrays up with nulls.
+    interrupted := tokenkeeper.finish_campaign_requests(
+        take_over_campaigns.holder, of_sent, array_fill('interrupted'::text, ARRAY[cardinality(of_sent)]), '{}', '{}', '{}', '{}', '{}', '{}', '{}');
+    requests := interrupted + tokenkeeper.finish_campaign_requests(
+        take_over_campaigns.holder, of_others, array_fill('returned'::text, ARRAY[cardinality(of_others)]), '{}', '{}', '{}', '{}', '{}', '{}', '{}');
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.take_over_campaigns(text, boolean, bigint[]) IS

@@ -134,13 +134,21 @@ public struct Outbox: Sendable {
             ).values(Int64.self))
     }
 
+    /// What was written of a set of endings.
+    public struct Finished: Sendable {
+        /// How many requests this daemon still had, and has no more.
+        public var requests = 0
+        /// The numbers of those that another session has locked. This daemon still has them, and their endings are not written.
+        public var locked: Set<Int64> = []
+    }
+
     /// Writes what became of requests, in one transaction: responses enter the queue, and requests leave the outbox or wait
     /// again.
-    ///
-    /// - Returns: How many of them this daemon still had claimed.
     @discardableResult
-    public func finish(_ endings: [RequestEnding], on connection: inout Connection) throws(DatabaseError) -> Int {
-        if endings.isEmpty { return 0 }
+    public func finish(
+        _ endings: [RequestEnding], on connection: inout Connection
+    ) throws(DatabaseError) -> Finished {
+        if endings.isEmpty { return Finished() }
         do {
             return try write(endings, on: &connection)
         } catch  where error.remedy == .fixData {
@@ -149,13 +157,20 @@ public struct Outbox: Sendable {
         }
     }
 
-    private func write(_ endings: [RequestEnding], on connection: inout Connection) throws(DatabaseError) -> Int {
+    private func write(
+        _ endings: [RequestEnding], on connection: inout Connection
+    ) throws(DatabaseError) -> Finished {
         // A campaign's requests have negative numbers.
         let (single, ofCampaigns) = (endings.filter { $0.number > 0 }, endings.filter { $0.number < 0 })
         return try connection.transaction(durable) { connection throws(DatabaseError) in
             // Locks batches before single requests, as everywhere.
-            try write(ofCampaigns, by: "finish_campaign_requests", on: &connection)
+            let requests =
+                try write(ofCampaigns, by: "finish_campaign_requests", on: &connection)
                 + write(single, by: "finish_requests", on: &connection)
+            if requests == endings.count { return Finished(requests: requests) }
+            // The others are those that this daemon no longer had, and those that are locked.
+            let locked = try claimed(on: &connection).intersection(endings.map(\.number))
+            return Finished(requests: requests, locked: locked)
         }
     }
 

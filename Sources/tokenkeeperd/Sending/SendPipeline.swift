@@ -114,16 +114,19 @@ struct SendPipeline {
         // An outcome may have taken a minute: in the meantime, somebody may have paused the topic or forgotten the token.
         try recall(state.next, outbox, on: &connection)
         perform(state.handOver())
+        state.retryLocked(at: .now)
         var hasWritten = false
         do throws(DatabaseError) {
             while let write = state.nextWrite {
-                try perform(write, outbox, on: &connection)
-                state.wrote()
+                let locked = try perform(write, outbox, on: &connection)
+                state.wrote(except: locked)
+                if !locked.isEmpty { progress.lockWaits += 1 }
+                if case .endings(let endings) = write, locked.count == endings.count { continue }
                 progress.moved += 1
                 hasWritten = true
             }
         } catch {
-            // An open transaction that runs `forget` or deletes requests holds the lock.
+            // Another session has locked a whole table, or rows that are shared, such as those of `background_send`.
             if error.remedy != .retry { throw error }
             progress.lockWaits += 1
             return false
@@ -273,18 +276,21 @@ struct SendPipeline {
         if beyond > 0 { marks?.note(beyond: slots.beyond) }
     }
 
+    /// - Returns: The numbers of the endings that are not written, because another session has locked their requests.
     private mutating func perform(
         _ write: UnwrittenEndings.Write, _ outbox: Outbox, on connection: inout Connection
-    ) throws(DatabaseError) {
+    ) throws(DatabaseError) -> Set<Int64> {
         switch write {
         case .pause(let topic, let reason):
             if try outbox.pauseTopic(topic, reason: reason, on: &connection) { summary.paused(topic, reason) }
+            return []
         case .endings(let endings):
-            try outbox.finish(endings, on: &connection)
-            for ending in endings {
+            let locked = try outbox.finish(endings, on: &connection).locked
+            for ending in endings where !locked.contains(ending.number) {
                 leave(ending.number)
                 summary.add(ending)
             }
+            return locked
         }
     }
 }

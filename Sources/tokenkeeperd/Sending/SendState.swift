@@ -188,8 +188,13 @@ struct SendState {
     /// What to write to the database next; nil when everything is written. Call `wrote` after the COMMIT.
     var nextWrite: UnwrittenEndings.Write? { unwritten.next }
 
-    /// What `nextWrite` returned is in the database.
-    mutating func wrote() { unwritten.wrote() }
+    /// What `nextWrite` returned is in the database, except the endings with these numbers: another session has locked their requests.
+    mutating func wrote(except locked: Set<Int64> = [], at now: ContinuousClock.Instant = .now) {
+        unwritten.wrote(except: locked, at: now)
+    }
+
+    /// Lets `nextWrite` return again what was locked, if it is time.
+    mutating func retryLocked(at now: ContinuousClock.Instant) { unwritten.retryLocked(at: now) }
 
     /// Compares the state with what this daemon has claimed according to the database. A COMMIT whose response was lost may have
     /// claimed or finished requests, and another daemon may have taken some over.

@@ -7,12 +7,22 @@ struct UnwrittenEndings {
     private var endings: [RequestEnding] = []
     private var pauses: [(topic: TopicScope, reason: String)] = []
 
+    /// Endings of requests that another session has locked, such as an open transaction that has called `pause_campaign`.
+    private var locked: [RequestEnding] = []
+    private var locksMetAt: ContinuousClock.Instant?
+
+    /// How soon to try again what is locked.
+    static let retryLockedAfter: Duration = .milliseconds(200)
+
     /// The most endings of one transaction.
     static let batch = 1000
 
+    /// So many unwritten endings are a backlog. Those that are locked count apart, because everything else goes on.
+    private static let backlog = (free: 4 * batch, locked: 10 * batch)
+
     /// The most endings that are unwritten, apart from those of the requests in flight: a backlog, and what one more claim gives
     /// back at once.
-    static let most = 6 * batch
+    static let most = backlog.free + backlog.locked + 2 * batch
 
     /// What one transaction writes.
     enum Write: Equatable {
@@ -21,13 +31,13 @@ struct UnwrittenEndings {
     }
 
     /// Whether everything is written.
-    var isEmpty: Bool { endings.isEmpty && pauses.isEmpty }
+    var isEmpty: Bool { endings.isEmpty && pauses.isEmpty && locked.isEmpty }
 
     /// Whether so many endings are unwritten that nothing more should be claimed.
-    var isBacklog: Bool { endings.count > 4 * Self.batch }
+    var isBacklog: Bool { endings.count > Self.backlog.free || locked.count > Self.backlog.locked }
 
     /// The `request_id` of each unwritten ending.
-    var numbers: Set<Int64> { Set(endings.map(\.number)) }
+    var numbers: Set<Int64> { Set(endings.map(\.number)).union(locked.map(\.number)) }
 
     mutating func add(_ ending: RequestEnding) {
         endings.append(ending)
@@ -48,9 +58,10 @@ struct UnwrittenEndings {
     /// Drops the endings of requests that this daemon has claimed again. They are in the database already, or too late: written now,
     /// they would end the new claims.
     mutating func areClaimedAgain(_ requests: [ClaimedRequest]) {
-        if endings.isEmpty || requests.isEmpty { return }
+        if endings.isEmpty && locked.isEmpty || requests.isEmpty { return }
         let numbers = Set(requests.map(\.number))
         endings.removeAll { numbers.contains($0.number) }
+        locked.removeAll { numbers.contains($0.number) }
     }
 
     /// Adds a pause, unless one of the same topic is unwritten already: the first reason stays.
@@ -65,8 +76,27 @@ struct UnwrittenEndings {
     }
 
     /// Removes what `next` returned: it is in the database.
-    mutating func wrote() {
-        if pauses.isEmpty { endings.removeFirst(min(Self.batch, endings.count)) } else { pauses.removeFirst() }
+    ///
+    /// - Parameter skipped: The numbers of those endings that are not, because another session has locked their requests. They are put aside
+    ///   until `retryLocked`.
+    mutating func wrote(except skipped: Set<Int64> = [], at now: ContinuousClock.Instant = .now) {
+        if !pauses.isEmpty {
+            pauses.removeFirst()
+            return
+        }
+        if !skipped.isEmpty {
+            locked += endings.prefix(Self.batch).filter { skipped.contains($0.number) }
+            locksMetAt = locksMetAt ?? now
+        }
+        endings.removeFirst(min(Self.batch, endings.count))
+    }
+
+    /// Tries again what was put aside, if it is time.
+    mutating func retryLocked(at now: ContinuousClock.Instant) {
+        guard let locksMetAt, locksMetAt.duration(to: now) >= Self.retryLockedAfter else { return }
+        endings += locked
+        locked = []
+        self.locksMetAt = nil
     }
 }
 

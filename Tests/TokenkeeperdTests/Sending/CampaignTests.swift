@@ -104,6 +104,44 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
+    @Test(arguments: ["pause_campaign", "cancel_campaign"])
+    func `an open transaction of an operator delays its campaign, and nothing else`(change: String) throws {
+        let stage = try Self.slowStage()
+        defer { stage.apns.stop() }
+        try stage.register(1...2000)
+        let daemon = try stage.daemon(["send.max_in_flight=20"])
+        let first = try stage.campaign()
+        try eventually("the first is under way") { stage.apns.records.requests > 0 }
+        var sender = try stage.database.connect(user: "a_sender")
+        try sender.execute("BEGIN; SELECT tokenkeeper.\(change)(\(first))")
+        let before = try #require(try stage.progress(first)["waiting"])
+
+        let second = try stage.campaign("tokens => '{\((1...50).map(SendingStage.token).joined(separator: ","))}'")
+        try stage.ended(second)
+        #expect(try stage.progress(second) == ["addressed": 50, "accepted": 50])
+        try stage.database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('\(stage.topic)', '\(SendingStage.token(1))', '{}')",
+            user: "a_sender")
+        try eventually("so is a single request") { try stage.count("send_request") == 0 }
+        #expect(try stage.progress(first)["waiting"] == before)
+
+        try sender.execute("COMMIT")
+        try eventually("all that was claimed is back") {
+            try stage.count("campaign_batch", "claimed_by IS NOT NULL") == 0
+        }
+        if change == "pause_campaign" {
+            try stage.database.psql("SELECT tokenkeeper.resume_campaign(\(first))", user: "a_sender")
+            try stage.ended(first)
+            #expect(try stage.progress(first) == ["addressed": 2000, "accepted": 2000])
+        } else {
+            let progress = try stage.progress(first)
+            #expect(progress["accepted"] == stage.apns.records.requests - 51, "\(progress)")
+            #expect(progress["addressed"] == progress["accepted"]! + (progress["cancelled"] ?? 0), "\(progress)")
+        }
+        #expect(stage.sends.values.allSatisfy { $0 == 1 })
+        #expect(daemon.stop() == 0)
+    }
+
     @Test func `what is to be retried goes on as a single request with the same apns-id and payload`() throws {
         let stage = try SendingStage { _ in
         } answer: { request in

@@ -222,6 +222,36 @@ import TokenModel
         #expect(state.isEmpty && state.turns(at: start.clock).count == 1)
     }
 
+    @Test func `endings of locked requests are put aside for a moment, and the others are written`() throws {
+        var state = state()
+        #expect(state.reconcile(claimed: Set(1...1500)).isEmpty)
+        state.wrote()
+        let locked = try #require(numbers(state).first)
+        state.wrote(except: [locked], at: start.clock)
+        #expect(state.nextWrite == nil && !state.isEmpty && !state.isBehind)
+        #expect(state.reconcile(claimed: [locked]).isEmpty, "it is known")
+        state.retryLocked(at: start.clock + .milliseconds(199))
+        #expect(state.nextWrite == nil)
+        state.retryLocked(at: start.clock + .milliseconds(200))
+        #expect(written(&state) == [RequestEnding(number: locked, fate: .returned(nil))])
+        #expect(state.isEmpty)
+    }
+
+    @Test func `nothing is claimed while ten thousand endings are locked`() throws {
+        var state = state()
+        #expect(state.reconcile(claimed: Set(1...10_001)).isEmpty)
+        while state.nextWrite != nil { state.wrote(except: numbers(state), at: start.clock) }
+        #expect(state.isBehind && state.turns(at: start.clock).isEmpty)
+        state.retryLocked(at: start.clock + .seconds(1))
+        for _ in 0...10 { state.wrote() }
+        #expect(state.isEmpty && !state.isBehind)
+    }
+
+    private func numbers(_ state: SendState) -> Set<Int64> {
+        guard case .endings(let endings)? = state.nextWrite else { return [] }
+        return Set(endings.map(\.number))
+    }
+
     @Test func `claims that only the database knows go back, and requests taken over are dropped`() throws {
         var state = state()
         _ = try claim([Self.claimed(1), Self.claimed(2), Self.claimed(3)], &state)
