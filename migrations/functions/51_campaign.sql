@@ -332,7 +332,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.pause_campaign(bigint) IS
     'Pauses a campaign: nothing more of it is sent until resume_campaign. Takes effect within a second of the commit; what is in flight then ends. '
-    'Returns false if it is paused already, or has ended. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 if the isolation '
+    'If nothing of it is left after that, the campaign ends. Returns false if it is paused already, or has ended. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 if the isolation '
     'level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.pause_campaign(bigint) FROM PUBLIC;
 

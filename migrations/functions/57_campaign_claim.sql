@@ -82,15 +82,15 @@ BEGIN
         FROM (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
               WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now() AND c.is_addressed
               UNION ALL
-              SELECT c.campaign_id FROM tokenkeeper.campaign AS c WHERE c.state = 'cancelled' AND c.ended_at IS NULL) AS o
+              SELECT c.campaign_id FROM tokenkeeper.campaign AS c WHERE c.state IN ('paused', 'cancelled') AND c.ended_at IS NULL AND c.is_addressed) AS o
         WHERE NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = o.campaign_id)
           AND NOT EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.campaign_id = o.campaign_id)
     LOOP
         UPDATE tokenkeeper.campaign AS c
-        SET state = CASE c.state WHEN 'running' THEN 'ended' ELSE c.state END, ended_at = clock_timestamp()
+        SET state = CASE c.state WHEN 'cancelled' THEN c.state ELSE 'ended' END, ended_at = clock_timestamp()
         WHERE c.campaign_id = (
             SELECT l.campaign_id FROM tokenkeeper.campaign AS l
-            WHERE l.campaign_id = finished AND l.state IN ('running', 'cancelled') AND l.ended_at IS NULL FOR NO KEY UPDATE SKIP LOCKED);
+            WHERE l.campaign_id = finished AND l.ended_at IS NULL FOR NO KEY UPDATE SKIP LOCKED);
         IF FOUND THEN
             -- Somebody has deleted single requests of the campaign from send_request.
             SELECT c.addressed - coalesce((SELECT sum(e.requests) FROM tokenkeeper.campaign_ending AS e

@@ -75,7 +75,8 @@ COMMENT ON COLUMN tokenkeeper.campaign.logged_state IS 'Internal: the state that
 CREATE INDEX campaign_open ON tokenkeeper.campaign ((coalesce(scheduled_at, created_at))) WHERE state IN ('waiting', 'running');
 COMMENT ON INDEX tokenkeeper.campaign_open IS 'For campaigns_due.';
 
-CREATE INDEX campaign_cancelled ON tokenkeeper.campaign (campaign_id) WHERE state = 'cancelled' AND ended_at IS NULL;
+CREATE INDEX campaign_stopped ON tokenkeeper.campaign (campaign_id) WHERE state IN ('paused', 'cancelled') AND ended_at IS NULL;
+COMMENT ON INDEX tokenkeeper.campaign_stopped IS 'For end_campaigns.';
 
 -- A sender may create a campaign for each message to a person. They are kept for sweep.send_retention, so nothing may read them all.
 CREATE INDEX campaign_unended ON tokenkeeper.campaign (topic, environment) WHERE ended_at IS NULL;

@@ -371,6 +371,24 @@ import Testing
         #expect(rest.count == 1100 && rest.isSuperset(of: unsent) && rest.isDisjoint(with: sent))
     }
 
+    @Test func `a paused campaign ends if nothing of it is left, and otherwise waits`() throws {
+        let stage = try CampaignStage(tokens: 2)
+        let (all, part) = (try stage.enqueue(), try stage.enqueue())
+        let none = try stage.enqueue()
+        for campaign in [all, part] { try stage.addressAll(campaign) }
+        let claimed = [all: Array(try stage.claim(all).keys), part: Array(try stage.claim(part).keys)]
+        for campaign in [all, part, none] {
+            #expect(
+                try stage.database.psql("SELECT tokenkeeper.pause_campaign(\(campaign))", user: "a_sender") == "t")
+        }
+        try stage.finish(claimed[all]!.map { .accepted($0) } + [.accepted(claimed[part]![0])])
+        #expect(try stage.state(all) == "ended" && stage.progress(all) == "2|0|2|0|0|0|0|0|0")
+        #expect(try stage.database.psql("SELECT tokenkeeper.resume_campaign(\(all))", user: "a_sender") == "f")
+        #expect(try stage.state(part) == "paused" && stage.state(none) == "paused", "one request, and all are left")
+        try stage.finish([.returned(claimed[part]![1])])
+        #expect(try stage.state(part) == "paused")
+    }
+
     @Test func `a cancelled campaign ends what waits at once, and what is in flight truthfully`() throws {
         let stage = try CampaignStage(tokens: 1200)
         let campaign = try stage.enqueue()
