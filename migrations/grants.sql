@@ -280,6 +280,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]),
     tokenkeeper.campaigns_due(),
     tokenkeeper.end_campaigns(),
+    tokenkeeper.fail_expired(bigint),
+    tokenkeeper.has_expired(timestamptz),
     tokenkeeper.campaign_content(bigint),
     tokenkeeper.address_campaign(bigint, text, integer),
     tokenkeeper.add_batches(tokenkeeper.campaign, bytea[], integer),

@@ -23,6 +23,12 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.campaign_request_of(uuid) IS 'The inverse of campaign_apns_id; nulls for another UUID.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_request_of(uuid) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.has_expired(expiration timestamptz) RETURNS boolean
+LANGUAGE sql VOLATILE PARALLEL SAFE
+RETURN coalesce(expiration > 'epoch' AND expiration <= clock_timestamp(), false);
+COMMENT ON FUNCTION tokenkeeper.has_expired(timestamptz) IS 'Whether the expiration of a campaign has passed. Null never passes, and epoch stands for one try only.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.has_expired(timestamptz) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.may_manage_campaign(created_by text) RETURNS boolean
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -181,7 +187,8 @@ COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, t
     'would refuse, for an expiration that has passed or is not later than scheduled_at, for an unknown topic, for none or more than one audience, for an invalid '
     'tag expression, with the position, for a malformed token, with its position, for an audience that needs confirm => true (see '
     'topic_policy.confirm_share), and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
-    'read committed. A NOTICE says if no running daemon has a credential for the topic.';
+    'read committed. A NOTICE says if no running daemon has a credential for the topic. When expiration has passed, nobody more is addressed, what was addressed and not sent '
+    'ends as failed, and the campaign ends.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_campaign_token() RETURNS trigger
@@ -445,8 +452,12 @@ BEGIN
         RETURN;
     END IF;
     RETURN QUERY
-        SELECT e.campaign_id, e.outcome, e.ended_at, f.error
+        SELECT e.campaign_id, e.outcome, e.ended_at,
+               -- What had not been sent by then has no row in failed_send.
+               coalesce(f.error, CASE WHEN e.outcome = 'failed' AND c.expiration > 'epoch' AND c.expiration <= e.ended_at
+                                      THEN 'its expiration passed before it could be sent' END)
         FROM tokenkeeper.campaign_ending AS e
+        JOIN tokenkeeper.campaign AS c ON c.campaign_id = e.campaign_id
         LEFT JOIN tokenkeeper.failed_send AS f
             ON e.outcome = 'failed' AND f.campaign_id = e.campaign_id AND f.campaign_number = the_number
         WHERE e.campaign_id = wanted AND e.batch = the_number >> 9 AND e.outcome <> 'requeued'

@@ -56,7 +56,7 @@ BEGIN
                    SELECT r.next_send_at FROM tokenkeeper.topic AS t JOIN tokenkeeper.topic_rate AS r ON r.topic_id = t.topic_id
                    WHERE t.topic = c.topic AND t.environment = c.environment AND t.max_per_second IS NOT NULL))
         FROM tokenkeeper.campaign AS c
-        WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now()
+        WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now() AND NOT tokenkeeper.has_expired(c.expiration)
           AND NOT EXISTS (SELECT FROM tokenkeeper.paused_topic AS p WHERE p.topic = c.topic AND p.environment = c.environment)
         ORDER BY coalesce(c.scheduled_at, c.created_at), c.campaign_id;
     PERFORM tokenkeeper.end_campaigns();
@@ -64,7 +64,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.campaigns_due() IS
     'The campaigns that may be sent now, the oldest first: whether batches wait to be claimed, whether the audience is not addressed yet, and when max_per_second allows '
-    'the next claim. Also notes which campaigns have ended.';
+    'the next claim. Also fails what waits of campaigns that have expired, and notes which campaigns have ended.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.campaigns_due() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_campaigns() RETURNS void
@@ -75,22 +75,35 @@ SET jit = off
 AS $$
 DECLARE
     finished bigint;
+    expired bigint;
     missing bigint;
 BEGIN
+    FOR expired IN
+        SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+        WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now() AND tokenkeeper.has_expired(c.expiration)
+        UNION ALL
+        SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+        WHERE c.state = 'paused' AND c.ended_at IS NULL AND tokenkeeper.has_expired(c.expiration)
+    LOOP
+        PERFORM tokenkeeper.fail_expired(expired);
+    END LOOP;
     FOR finished IN
         SELECT o.campaign_id
         FROM (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-              WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now() AND c.is_addressed
+              WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now()
+                AND (c.is_addressed OR tokenkeeper.has_expired(c.expiration))
               UNION ALL
-              SELECT c.campaign_id FROM tokenkeeper.campaign AS c WHERE c.state IN ('paused', 'cancelled') AND c.ended_at IS NULL AND c.is_addressed) AS o
+              SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+              WHERE c.state IN ('paused', 'cancelled') AND c.ended_at IS NULL AND (c.is_addressed OR tokenkeeper.has_expired(c.expiration))) AS o
         WHERE NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = o.campaign_id)
           AND NOT EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.campaign_id = o.campaign_id)
     LOOP
+        PERFORM FROM tokenkeeper.campaign AS c WHERE c.campaign_id = finished AND c.ended_at IS NULL FOR NO KEY UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        -- Another daemon may have added batches before this one locked the row.
         UPDATE tokenkeeper.campaign AS c
         SET state = CASE c.state WHEN 'cancelled' THEN c.state ELSE 'ended' END, ended_at = clock_timestamp()
-        WHERE c.campaign_id = (
-            SELECT l.campaign_id FROM tokenkeeper.campaign AS l
-            WHERE l.campaign_id = finished AND l.ended_at IS NULL FOR NO KEY UPDATE SKIP LOCKED);
+        WHERE c.campaign_id = finished AND NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = finished);
         IF FOUND THEN
             -- Somebody has deleted single requests of the campaign from send_request.
             SELECT c.addressed - coalesce((SELECT sum(e.requests) FROM tokenkeeper.campaign_ending AS e
@@ -103,7 +116,8 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.end_campaigns() IS 'Notes which campaigns have no request any more. Requests that were deleted from send_request count as cancelled.';
+COMMENT ON FUNCTION tokenkeeper.end_campaigns() IS
+    'Fails what waits of campaigns that have expired, and notes which campaigns have no request any more. Requests that were deleted from send_request count as cancelled.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.end_campaigns() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaign_content(campaign_id bigint)
@@ -147,10 +161,9 @@ DECLARE
     refused boolean[];
     refusals integer;
     share integer;
-    is_expired boolean;
 BEGIN
     SELECT a.* INTO c FROM tokenkeeper.campaign AS a
-    WHERE a.campaign_id = claim_campaign.campaign_id AND a.state = 'running'
+    WHERE a.campaign_id = claim_campaign.campaign_id AND a.state = 'running' AND NOT tokenkeeper.has_expired(a.expiration)
       AND NOT EXISTS (SELECT FROM tokenkeeper.paused_topic AS p WHERE p.topic = a.topic AND p.environment = a.environment);
     IF NOT FOUND OR room < 1 THEN
         RETURN;
@@ -193,7 +206,6 @@ BEGIN
     IF of_topic.gate IS DISTINCT FROM 'observe' THEN
         gate_topic := of_topic.topic_id;
     END IF;
-    is_expired := coalesce(c.expiration > 'epoch' AND c.expiration <= now(), false);
 
     WITH claimed AS (
         UPDATE tokenkeeper.campaign_batch AS b SET claimed_by = the_daemon
@@ -209,12 +221,6 @@ BEGIN
           FROM claimed AS d CROSS JOIN LATERAL unnest(d.token_keys) WITH ORDINALITY AS k (token_key, ordinal)
           WHERE get_bit(d.ended, k.ordinal::integer) = 0 OFFSET 0) AS j;
 
-    IF is_expired THEN
-        INSERT INTO tokenkeeper.failed_send (error, environment, topic, token, apns_id, queued_at, attempts, campaign_id, campaign_number)
-        SELECT 'its expiration passed before it could be sent', c.environment, c.topic, encode(n.key, 'hex'),
-               tokenkeeper.campaign_apns_id(c.campaign_id, n.number), c.created_at, 0, c.campaign_id, n.number
-        FROM unnest(numbers, keys, refused) AS n (number, key, refused) WHERE NOT n.refused;
-    END IF;
     IF refusals > 0 THEN
         INSERT INTO tokenkeeper.suppressed_send (environment, topic, token, token_key, state, reason, invalidated_at, push_type, apns_id, queued_at,
                                                  campaign_id, campaign_number)
@@ -224,15 +230,9 @@ BEGIN
         FROM unnest(numbers, keys, refused) AS n (number, key, refused)
         CROSS JOIN LATERAL (SELECT a.* FROM tokenkeeper.ledger AS a WHERE a.topic_id = gate_topic AND a.token_key = n.key OFFSET 0) AS l
         WHERE n.refused;
-    END IF;
-    IF is_expired OR refusals > 0 THEN
         PERFORM tokenkeeper.end_in_batches(
-            array_agg(c.campaign_id), array_agg((n.number >> 9)::integer), array_agg((n.number & 511)::integer),
-            array_agg(CASE WHEN n.refused THEN 'suppressed' ELSE 'failed' END))
-        FROM unnest(numbers, refused) AS n (number, refused) WHERE n.refused OR is_expired;
-        IF is_expired THEN
-            RETURN;
-        END IF;
+            array_agg(c.campaign_id), array_agg((n.number >> 9)::integer), array_agg((n.number & 511)::integer), array_agg('suppressed'::text))
+        FROM unnest(numbers, refused) AS n (number, refused) WHERE n.refused;
         SELECT array_agg(n.number), array_agg(n.key) INTO numbers, keys
         FROM unnest(numbers, keys, refused) AS n (number, key, refused) WHERE NOT n.refused;
     END IF;
@@ -251,7 +251,7 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) IS
     'Claims whole batches of a campaign, up to about as many requests as most and as max_per_second of it and of its topic allow, and asks the gate. '
     'Returns the requests to send: the number is negative, and contains the campaign_id. A token that is suppressed meanwhile ends as suppressed (see '
-    'suppressed_send), and so does an alert beyond alerts_per_day of its device. After expiration all requests fail (see failed_send). What is beyond a '
+    'suppressed_send), and so does an alert beyond alerts_per_day of its device. After expiration nothing is claimed. What is beyond a '
     'device''s share of background pushes moves to send_request. The batches that were looked at may all have ended so: nothing is returned then.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) FROM PUBLIC;
 

@@ -66,7 +66,8 @@ COMMENT ON COLUMN tokenkeeper.campaign.expected IS
 COMMENT ON COLUMN tokenkeeper.campaign.addressed IS 'How many tokens have got a request so far. It only grows.';
 COMMENT ON COLUMN tokenkeeper.campaign.addressed_to IS
     'Internal: the last token that was read, in the order of token_key. Empty again once the whole audience has been addressed.';
-COMMENT ON COLUMN tokenkeeper.campaign.is_addressed IS 'Whether the whole audience has been addressed.';
+COMMENT ON COLUMN tokenkeeper.campaign.is_addressed IS
+    'Whether the whole audience has been addressed. It stays false if expiration passed before.';
 COMMENT ON COLUMN tokenkeeper.campaign.has_list IS 'Internal: campaign_token may have tokens of it.';
 COMMENT ON COLUMN tokenkeeper.campaign.batches IS 'Internal: the last number of a batch.';
 COMMENT ON COLUMN tokenkeeper.campaign.next_send_at IS 'Internal: when max_per_second allows the next claim.';

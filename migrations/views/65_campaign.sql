@@ -37,7 +37,7 @@ COMMENT ON COLUMN tokenkeeper.campaign_progress.accepted IS 'APNs has accepted t
 COMMENT ON COLUMN tokenkeeper.campaign_progress.stale IS 'APNs responded that the device does not take them any more: 410.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.suspect IS 'APNs rejected the token for another reason, such as BadDeviceToken.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.suppressed IS 'The gate or a limit refused them after they were addressed: see suppressed_send.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.failed IS 'They could not be sent: see failed_send.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.failed IS 'They could not be sent: see failed_send; or expiration had passed before they were sent.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.cancelled IS 'Addressed, and not sent because of cancel_campaign.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.forgotten IS
     'Before they ended, forget, forget_device or forget_user erased their token, or the device or user that the campaign was for.';
@@ -48,4 +48,5 @@ COMMENT ON COLUMN tokenkeeper.campaign_progress.expected IS
     'How many tokens the audience has: of a list, how many it has, suppressed ones included. Null before the start of another audience. Then: how many were found if '
     'they were addressed at once, as those of a device, a user and of a small audience are; otherwise the planner''s estimate.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.audience IS 'everyone; tokens; or tags, device or user, with the expression or identifier.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.is_addressed IS 'Whether the whole audience has been addressed.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.is_addressed IS
+    'Whether the whole audience has been addressed. It stays false if expiration passed before.';

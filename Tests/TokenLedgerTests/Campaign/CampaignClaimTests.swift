@@ -67,18 +67,62 @@ import Testing
         #expect(try stage.progress(campaign) == "5|0|0|0|0|5|0|0|0")
     }
 
-    @Test func `after the expiration all fail`() throws {
-        let stage = try CampaignStage(tokens: 5)
+    @Test func `after the expiration nobody is addressed, and what was addressed and not sent fails in sets`() throws {
+        let stage = try CampaignStage(tokens: 1600)
         let campaign = try stage.enqueue("everyone => true, expiration => clock_timestamp() + interval '1 hour'")
-        try stage.addressAll(campaign)
-        try stage.suppress(5)
+        #expect(try stage.address(campaign) == 1000)
+        let claimed = Array(try stage.claim(campaign, most: 100).keys)
+        #expect(claimed.count == 50)
         try stage.database.psql("UPDATE tokenkeeper.campaign SET expiration = now() - interval '1 second'")
-        #expect(try stage.claim(campaign).isEmpty)
-        #expect(try stage.progress(campaign) == "5|0|0|0|0|1|4|0|0")
-        #expect(
-            try stage.count(
-                "failed_send", "error LIKE 'its expiration passed%' AND campaign_id = \(campaign) AND payload IS NULL")
-                == 4)
+        #expect(try stage.claim(campaign).isEmpty && stage.address(campaign) == 0)
+        #expect(try stage.due() == "")
+        #expect(try stage.progress(campaign) == "1000|50|0|0|0|0|950|0|0")
+        #expect(try stage.state(campaign) == "running", "what is in flight ends with its response")
+        try stage.finish(
+            claimed[2...].map { .accepted($0) }
+                + [.init(number: claimed[0], fate: "later", status: 503, pause: 0), .returned(claimed[1])])
+        #expect(try stage.due() == "" && stage.claimSingle().isEmpty)
+        #expect(try stage.state(campaign) == "ended")
+        #expect(try stage.progress(campaign) == "1000|0|48|0|0|0|952|0|0")
+        #expect(try stage.count("campaign", "is_addressed") == 0)
+        #expect(try stage.count("failed_send") == 1, "one that had been sent")
+        for number in [claimed[0], claimed[1], -(campaign << 32 | 2 << 9 | 7)] {
+            #expect(try stage.delivery(number, "state, message") == "failed|its expiration passed before it could be sent")
+        }
+    }
+
+    @Test func `a campaign that expires before it begins, or while it is paused, ends`() throws {
+        let stage = try CampaignStage(tokens: 5)
+        let hour = "everyone => true, expiration => clock_timestamp() + interval '1 hour'"
+        let (unseen, paused) = (try stage.enqueue(hour), try stage.enqueue(hour))
+        try stage.addressAll(paused)
+        let number = try #require(try stage.claim(paused).keys.first)
+        try stage.finish([.init(number: number, fate: "later", status: 503, pause: 0)])
+        try stage.database.psql("SELECT tokenkeeper.pause_campaign(\(paused))", user: "a_sender")
+        #expect(try stage.takeOver("a", sent: []) == "4|0")
+        #expect(try stage.state(paused) == "paused")
+        try stage.database.psql("UPDATE tokenkeeper.campaign SET expiration = now() - interval '1 second'")
+        #expect(try stage.state(unseen) == "ended" && stage.progress(unseen) == "0|0|0|0|0|0|0|0|0")
+        #expect(try stage.claimSingle().isEmpty)
+        #expect(try stage.state(paused) == "ended" && stage.progress(paused) == "5|0|0|0|0|0|5|0|0")
+    }
+
+    @Test func `a campaign that expires while it is being addressed does not end before that`() throws {
+        let stage = try CampaignStage()
+        let campaign = try stage.enqueue("everyone => true, expiration => clock_timestamp() + interval '1 hour'")
+        try stage.database.psql("UPDATE tokenkeeper.campaign SET expiration = now() - interval '1 second'")
+        var addressing = try stage.database.connect(user: "a_daemon")
+        // address_campaign does the same, if it begins in time.
+        try addressing.execute(
+            """
+            BEGIN; UPDATE tokenkeeper.campaign SET state = 'running', started_at = now(), addressed = 1, batches = 1;
+            INSERT INTO tokenkeeper.campaign_batch (campaign_id, batch, requests, first_key, token_keys) VALUES (\(campaign), 1, 1, 'a', '{a}')
+            """)
+        try stage.database.psql("SELECT tokenkeeper.campaigns_due()", user: "a_daemon")
+        try addressing.execute("COMMIT")
+        #expect(try stage.database.psql("SELECT state FROM tokenkeeper.campaign") == "running")
+        #expect(try stage.state(campaign) == "ended")
+        #expect(try stage.progress(campaign) == "1|0|0|0|0|0|1|0|0")
     }
 
     @Test func `the content is that of the campaign, and a request that has moved takes it from there`() throws {

@@ -149,9 +149,9 @@ struct CampaignStage {
         Int(try database.psql("SELECT count(*) FROM tokenkeeper.\(table) WHERE \(condition)")) ?? -1
     }
 
-    func delivery(_ number: Int, user: String = "owner") throws -> String {
+    func delivery(_ number: Int, _ columns: String = "state", user: String = "owner") throws -> String {
         let apnsID = try database.psql(
             "SELECT tokenkeeper.campaign_apns_id(\(-number >> 32), \(-number & 0xffff_ffff))", user: "owner")
-        return try database.psql("SELECT state FROM tokenkeeper.delivery('\(apnsID)')", user: user)
+        return try database.psql("SELECT \(columns) FROM tokenkeeper.delivery('\(apnsID)')", user: user)
     }
 }
