@@ -298,7 +298,10 @@ BEGIN
     -- All of them, including those that a daemon has claimed. Daemons skip what is locked. So each claim and each ending was either committed
     -- before, and the caller's next statement sees what it has changed; or it comes after the caller, and sees the new state of the campaign.
     -- Batches before single requests, as in erase. Single requests come only from batches.
-    PERFORM FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = lock_requests_of_campaign.campaign_id ORDER BY b.batch FOR UPDATE;
+    PERFORM FROM tokenkeeper.campaign_batch AS b
+    WHERE b.campaign_id = lock_requests_of_campaign.campaign_id
+      AND b.batch >= (SELECT c.first_open_batch FROM tokenkeeper.campaign AS c WHERE c.campaign_id = lock_requests_of_campaign.campaign_id)
+    ORDER BY b.batch FOR UPDATE;
     PERFORM FROM tokenkeeper.send_request AS r WHERE r.campaign_id = lock_requests_of_campaign.campaign_id ORDER BY r.request_id FOR UPDATE;
 END
 $$;

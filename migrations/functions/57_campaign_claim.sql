@@ -51,7 +51,8 @@ AS $$
 BEGIN
     RETURN QUERY
         SELECT c.campaign_id, c.environment, c.topic,
-               EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id AND b.claimed_by IS NULL),
+               EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b
+                       WHERE b.campaign_id = c.campaign_id AND b.batch >= c.first_open_batch AND b.claimed_by IS NULL),
                NOT c.is_addressed, greatest(c.next_send_at, coalesce(c.scheduled_at, c.created_at), (
                    SELECT r.next_send_at FROM tokenkeeper.topic AS t JOIN tokenkeeper.topic_rate AS r ON r.topic_id = t.topic_id
                    WHERE t.topic = c.topic AND t.environment = c.environment AND t.max_per_second IS NOT NULL))
@@ -89,13 +90,13 @@ BEGIN
     END LOOP;
     FOR finished IN
         SELECT o.campaign_id
-        FROM (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+        FROM (SELECT c.campaign_id, c.first_open_batch FROM tokenkeeper.campaign AS c
               WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now()
                 AND (c.is_addressed OR tokenkeeper.has_expired(c.expiration))
               UNION ALL
-              SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+              SELECT c.campaign_id, c.first_open_batch FROM tokenkeeper.campaign AS c
               WHERE c.state IN ('paused', 'cancelled') AND c.ended_at IS NULL AND (c.is_addressed OR tokenkeeper.has_expired(c.expiration))) AS o
-        WHERE NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = o.campaign_id)
+        WHERE NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = o.campaign_id AND b.batch >= o.first_open_batch)
           AND NOT EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.campaign_id = o.campaign_id)
     LOOP
         PERFORM FROM tokenkeeper.campaign AS c WHERE c.campaign_id = finished AND c.ended_at IS NULL FOR NO KEY UPDATE SKIP LOCKED;
@@ -103,7 +104,8 @@ BEGIN
         -- Another daemon may have added batches before this one locked the row.
         UPDATE tokenkeeper.campaign AS c
         SET state = CASE c.state WHEN 'cancelled' THEN c.state ELSE 'ended' END, ended_at = clock_timestamp()
-        WHERE c.campaign_id = finished AND NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = finished);
+        WHERE c.campaign_id = finished
+          AND NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = finished AND b.batch >= c.first_open_batch);
         IF FOUND THEN
             -- Somebody has deleted single requests of the campaign from send_request.
             SELECT c.addressed - coalesce((SELECT sum(e.requests) FROM tokenkeeper.campaign_ending AS e
@@ -191,7 +193,7 @@ BEGIN
     SELECT array_agg(s.batch), sum(s.requests) INTO taken, requests FROM (
         SELECT f.batch, f.requests, sum(f.requests) OVER (ORDER BY f.batch) AS total, row_number() OVER (ORDER BY f.batch) AS place
         FROM (SELECT b.batch, b.requests - bit_count(b.ended) AS requests FROM tokenkeeper.campaign_batch AS b
-              WHERE b.campaign_id = c.campaign_id AND b.claimed_by IS NULL
+              WHERE b.campaign_id = c.campaign_id AND b.batch >= c.first_open_batch AND b.claimed_by IS NULL
               ORDER BY b.batch LIMIT room / size + 2 FOR UPDATE SKIP LOCKED) AS f) AS s
     WHERE s.total <= room OR (s.place = 1 AND (s.requests <= claim_campaign.most::bigint * 4 OR least(c.max_per_second, of_topic.max_per_second) IS NOT NULL));
     -- With batches locked, nobody pauses or cancels the campaign. Somebody may have done so before.
@@ -209,7 +211,8 @@ BEGIN
 
     WITH claimed AS (
         UPDATE tokenkeeper.campaign_batch AS b SET claimed_by = the_daemon
-        WHERE b.campaign_id = c.campaign_id AND b.batch = ANY (taken)
+        -- The range, for plans that would use the array as a filter only.
+        WHERE b.campaign_id = c.campaign_id AND b.batch >= c.first_open_batch AND b.batch = ANY (taken)
         RETURNING b.batch, b.ended, b.token_keys
     )
     SELECT array_agg(j.number), array_agg(j.token_key), array_agg(j.refused), count(*) FILTER (WHERE j.refused)

@@ -132,7 +132,9 @@ AS $$
 BEGIN
     -- In sets, and not one by one in failed_send: they may be a million, for one cause.
     WITH met AS MATERIALIZED (
-        SELECT b.batch FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = of_campaign AND b.claimed_by IS NULL
+        SELECT b.batch FROM tokenkeeper.campaign_batch AS b
+        WHERE b.campaign_id = of_campaign AND b.claimed_by IS NULL
+          AND b.batch >= (SELECT c.first_open_batch FROM tokenkeeper.campaign AS c WHERE c.campaign_id = of_campaign)
         ORDER BY b.batch LIMIT 1000 FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM tokenkeeper.campaign_batch AS b USING met AS m WHERE b.campaign_id = of_campaign AND b.batch = m.batch

@@ -40,6 +40,7 @@ CREATE TABLE tokenkeeper.campaign (
     is_addressed    boolean NOT NULL DEFAULT false,
     has_list        boolean NOT NULL DEFAULT false,
     batches         integer NOT NULL DEFAULT 0 CHECK (batches < 8388608),
+    first_open_batch integer NOT NULL DEFAULT 1,
     next_send_at    timestamptz NOT NULL DEFAULT '-infinity',
     logged_state    text COLLATE "C",
     UNIQUE (created_by, idempotency_key)
@@ -70,6 +71,8 @@ COMMENT ON COLUMN tokenkeeper.campaign.is_addressed IS
     'Whether the whole audience has been addressed. It stays false if expiration passed before.';
 COMMENT ON COLUMN tokenkeeper.campaign.has_list IS 'Internal: campaign_token may have tokens of it.';
 COMMENT ON COLUMN tokenkeeper.campaign.batches IS 'Internal: the last number of a batch.';
+COMMENT ON COLUMN tokenkeeper.campaign.first_open_batch IS
+    'Internal: all batches before this number have ended. The index may still have entries of them, as long as some old transaction is open.';
 COMMENT ON COLUMN tokenkeeper.campaign.next_send_at IS 'Internal: when max_per_second allows the next claim.';
 COMMENT ON COLUMN tokenkeeper.campaign.logged_state IS 'Internal: the state that a daemon has logged.';
 

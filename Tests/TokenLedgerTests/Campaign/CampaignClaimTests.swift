@@ -42,6 +42,31 @@ import Testing
         #expect(try stage.claim(campaign, most: 999).count == 950, "500 and 450")
     }
 
+    @Test func `claims begin at the first batch that is left`() throws {
+        let stage = try CampaignStage(tokens: 4000)
+        let campaign = try stage.enqueue()
+        func first() throws -> String { try stage.database.psql("SELECT first_open_batch FROM tokenkeeper.campaign") }
+        try stage.address(campaign, ahead: 500)
+        // Batch 3 is not finished, and batch 2 comes back.
+        #expect(try stage.claim(campaign, by: "a", most: 50).count == 50)
+        let second = try stage.claim(campaign, by: "b", most: 500)
+        #expect(try stage.claim(campaign, by: "c", most: 500).count == 450)
+        #expect(try first() == "1")
+        try stage.finish(Array(1...50).map { .accepted(-(campaign << 32 | 1 << 9 | $0)) })
+        try stage.address(campaign, ahead: 500)
+        #expect(try first() == "2")
+        try stage.finish(second.keys.map { .returned($0) }, by: "b")
+        #expect(try Set(stage.claim(campaign, most: 500).keys) == Set(second.keys))
+        try stage.finish(second.keys.map { .accepted($0) })
+        while case let more = try stage.claim(campaign), !more.isEmpty { try stage.finish(more.keys.map { .accepted($0) }) }
+        try stage.addressAll(campaign)
+        #expect(try first() == "3")
+        #expect(try stage.takeOver("c", sent: []) == "450|0")
+        while case let more = try stage.claim(campaign), !more.isEmpty { try stage.finish(more.keys.map { .accepted($0) }) }
+        #expect(try stage.state(campaign) == "ended")
+        #expect(try stage.progress(campaign) == "4000|0|4000|0|0|0|0|0|0")
+    }
+
     @Test func `the gate is asked again, and what it refuses ends as suppressed`() throws {
         let stage = try CampaignStage(tokens: 20)
         let campaign = try stage.enqueue()
