@@ -43,7 +43,7 @@ import Testing
     }
 
     @Test func `claims begin at the first batch that is left`() throws {
-        let stage = try CampaignStage(tokens: 4000)
+        let stage = try CampaignStage(tokens: 12_000)
         let campaign = try stage.enqueue()
         func first() throws -> String { try stage.database.psql("SELECT first_open_batch FROM tokenkeeper.campaign") }
         try stage.address(campaign, ahead: 500)
@@ -64,7 +64,7 @@ import Testing
         #expect(try stage.takeOver("c", sent: []) == "450|0")
         while case let more = try stage.claim(campaign), !more.isEmpty { try stage.finish(more.keys.map { .accepted($0) }) }
         #expect(try stage.state(campaign) == "ended")
-        #expect(try stage.progress(campaign) == "4000|0|4000|0|0|0|0|0|0")
+        #expect(try stage.progress(campaign) == "12000|0|12000|0|0|0|0|0|0")
     }
 
     @Test func `the gate is asked again, and what it refuses ends as suppressed`() throws {
