@@ -58,11 +58,15 @@ import Testing
         try stage.finish(second.keys.map { .returned($0) }, by: "b")
         #expect(try Set(stage.claim(campaign, most: 500).keys) == Set(second.keys))
         try stage.finish(second.keys.map { .accepted($0) })
-        while case let more = try stage.claim(campaign), !more.isEmpty { try stage.finish(more.keys.map { .accepted($0) }) }
+        while case let more = try stage.claim(campaign), !more.isEmpty {
+            try stage.finish(more.keys.map { .accepted($0) })
+        }
         try stage.addressAll(campaign)
         #expect(try first() == "3")
         #expect(try stage.takeOver("c", sent: []) == "450|0")
-        while case let more = try stage.claim(campaign), !more.isEmpty { try stage.finish(more.keys.map { .accepted($0) }) }
+        while case let more = try stage.claim(campaign), !more.isEmpty {
+            try stage.finish(more.keys.map { .accepted($0) })
+        }
         #expect(try stage.state(campaign) == "ended")
         #expect(try stage.progress(campaign) == "12000|0|12000|0|0|0|0|0|0")
     }
@@ -112,7 +116,8 @@ import Testing
         #expect(try stage.count("campaign", "is_addressed") == 0)
         #expect(try stage.count("failed_send") == 1, "one that had been sent")
         for number in [claimed[0], claimed[1], -(campaign << 32 | 2 << 9 | 7)] {
-            #expect(try stage.delivery(number, "state, message") == "failed|its expiration passed before it could be sent")
+            #expect(
+                try stage.delivery(number, "state, message") == "failed|its expiration passed before it could be sent")
         }
     }
 

@@ -36,13 +36,17 @@ import TokenModel
         if change == "resume_campaign" {
             try stage.database.psql("SELECT tokenkeeper.pause_campaign(\(first))", user: "a_sender")
         }
-        let fates: [RequestFate] = [.answered, .later(.zero, "503"), .failed("x"), .interrupted(.zero, "lost"), .returned(nil)]
+        let fates: [RequestFate] = [
+            .answered, .later(.zero, "503"), .failed("x"), .interrupted(.zero, "lost"), .returned(nil),
+        ]
         let ofFirst = Dictionary(uniqueKeysWithValues: zip(held[1...], fates))
         let ofSecond = Dictionary(uniqueKeysWithValues: zip(others[1...], fates))
 
         var sender = try stage.database.connect(user: "a_sender")
         try sender.execute("BEGIN; SELECT tokenkeeper.\(change)(\(first))")
-        let all = ofFirst.merging(ofSecond) { $1 }.merging([singles[0]: .later(.zero, "503"), singles[1]: .answered]) { $1 }
+        let all = ofFirst.merging(ofSecond) { $1 }.merging([singles[0]: .later(.zero, "503"), singles[1]: .answered]) {
+            $1
+        }
         let locked = try finish(all, stage)
         #expect(locked == Set((ofFirst.keys + [singles[0]]).map(Int64.init)))
         #expect(try stage.progress(second) == "6|3|2|0|0|0|1|0|0")
@@ -158,7 +162,8 @@ import TokenModel
         try stage.database.psql("UPDATE tokenkeeper.topic SET max_per_second = 1000")
         var holder = try stage.database.connect()
         let pid = try holder.query("SELECT pg_backend_pid()").value(Int.self)
-        try holder.execute("BEGIN; INSERT INTO tokenkeeper.topic_rate SELECT topic_id, '-infinity' FROM tokenkeeper.topic")
+        try holder.execute(
+            "BEGIN; INSERT INTO tokenkeeper.topic_rate SELECT topic_id, '-infinity' FROM tokenkeeper.topic")
         let claimed = Failures()
         let done = DispatchSemaphore(value: 0)
         Thread.detachNewThread {
