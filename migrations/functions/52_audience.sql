@@ -157,7 +157,7 @@ BEGIN
     PERFORM tokenkeeper.lock_out_erasure();
     SELECT a.* INTO c FROM tokenkeeper.campaign AS a
     WHERE a.campaign_id = address_campaign.campaign_id AND a.state IN ('waiting', 'running') AND NOT a.is_addressed
-      AND coalesce(a.scheduled_at, a.created_at) <= clock_timestamp()
+      AND coalesce(a.scheduled_at, a.created_at) <= clock_timestamp() AND NOT tokenkeeper.has_expired(a.expiration)
     FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
@@ -235,5 +235,5 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.address_campaign(bigint, text, integer) IS
     'Addresses the next part of the audience of a campaign, unless as many requests as ahead wait unclaimed: up to 10000 tokens; or all of them, if the planner '
     'expects at most 50000 among the tokens of the topic. Asks the gate. Returns how many it addressed, which may be none although there are more: see '
-    'campaigns_due. It does nothing while another daemon does it, and waits while forget is running.';
+    'campaigns_due. It does nothing after expiration or while another daemon does it, and waits while forget is running.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.address_campaign(bigint, text, integer) FROM PUBLIC;
