@@ -162,7 +162,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    SELECT coalesce(sum(b.requests), 0) INTO waiting FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id AND b.claimed_by IS NULL;
+    SELECT coalesce(sum(b.requests) FILTER (WHERE b.claimed_by IS NULL), 0), coalesce(min(b.batch), c.batches + 1) INTO waiting, c.first_open_batch
+    FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id AND b.batch >= c.first_open_batch;
     IF c.batches > 0 AND waiting >= address_campaign.ahead THEN
         RETURN 0;
     END IF;
@@ -227,7 +228,7 @@ BEGIN
     SET state = 'running', started_at = coalesce(a.started_at, clock_timestamp()), expected = c.expected,
         addressed = a.addressed + coalesce(cardinality(keys), 0), is_addressed = is_complete,
         addressed_to = CASE WHEN is_complete THEN '' ELSE coalesce(last_key, a.addressed_to) END, has_list = a.has_list AND NOT is_complete,
-        batches = last_batch
+        batches = last_batch, first_open_batch = c.first_open_batch
     WHERE a.campaign_id = c.campaign_id;
     RETURN coalesce(cardinality(keys), 0);
 END
