@@ -23,7 +23,7 @@ import Testing
     }
 
     private func address(_ number: String) throws {
-        try database.psql("SELECT tokenkeeper.address_campaign(\(number), 'd', 100000)", user: "a_daemon")
+        try database.psql("SELECT tokenkeeper.address_campaign(\(number), 100000)", user: "a_daemon")
     }
 
     private func warnings(_ column: String) throws -> String {

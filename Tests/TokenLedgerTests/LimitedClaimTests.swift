@@ -29,7 +29,7 @@ import TokenModel
         while try database.psql(
             "SELECT is_addressed FROM tokenkeeper.campaign_progress WHERE campaign_id = \(number)") == "f"
         {
-            try database.psql("SELECT tokenkeeper.address_campaign(\(number), 'd', 100000)", user: "a_daemon")
+            try database.psql("SELECT tokenkeeper.address_campaign(\(number), 100000)", user: "a_daemon")
         }
         return number
     }

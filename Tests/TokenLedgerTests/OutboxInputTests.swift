@@ -303,7 +303,7 @@ import TokenModel
         // Everything that was accepted can be addressed and claimed.
         try database.psql("DELETE FROM tokenkeeper.paused_topic")
         try database.psql(
-            "SELECT tokenkeeper.address_campaign(d.campaign_id, 'd', 100) FROM tokenkeeper.campaigns_due() AS d",
+            "SELECT tokenkeeper.address_campaign(d.campaign_id, 100) FROM tokenkeeper.campaigns_due() AS d",
             user: "a_daemon")
         try database.psql(
             "SELECT count(*) FROM tokenkeeper.campaigns_due() AS d, tokenkeeper.claim_campaign(d.campaign_id, 'd', 100, 3)",

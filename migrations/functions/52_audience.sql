@@ -131,7 +131,45 @@ COMMENT ON FUNCTION tokenkeeper.add_batches(tokenkeeper.campaign, bytea[], integ
     'Appends tokens, which are in order and greater than the earlier ones, to a campaign, in batches of a size. Returns the last number of a batch.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.add_batches(tokenkeeper.campaign, bytea[], integer) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.address_campaign(campaign_id bigint, daemon_id text, ahead integer) RETURNS integer
+CREATE OR REPLACE FUNCTION tokenkeeper.search_audience(of_campaign tokenkeeper.campaign, in_ranges boolean, OUT expected bigint, OUT keys bytea[])
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    of_topic integer;
+    observes boolean;
+    condition text;
+BEGIN
+    SELECT t.topic_id, t.gate IS NOT DISTINCT FROM 'observe' INTO of_topic, observes
+    FROM tokenkeeper.topic AS t WHERE t.topic = of_campaign.topic AND t.environment = of_campaign.environment;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    condition := tokenkeeper.audience_condition(of_campaign.audience_kind, of_campaign.audience, observes);
+    IF of_campaign.audience_kind IN ('everyone', 'tags') THEN
+        expected := tokenkeeper.estimated_audience(of_topic, condition);
+    END IF;
+    IF search_audience.in_ranges OR of_campaign.audience_kind = 'everyone' OR expected > 50000 THEN
+        RETURN;
+    END IF;
+    EXECUTE format('SELECT coalesce(array_agg(k.token_key ORDER BY k.token_key), ''{}'') FROM (SELECT l.token_key FROM tokenkeeper.ledger AS l '
+                   'WHERE l.topic_id %s = $1 AND %s LIMIT 200000) AS k',
+                   CASE WHEN of_campaign.audience_kind IN ('device', 'user') THEN '+ 0' END, condition) INTO keys USING of_topic;
+    IF cardinality(keys) = 200000 THEN
+        keys := NULL;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.search_audience(tokenkeeper.campaign, boolean) IS
+    'The whole audience of a campaign in the order of the keys, by the index on tags, devices or users, if it is a few of many: if the planner expects at most '
+    '50000 tokens. Otherwise, and with in_ranges, keys is null: then read the ledger in ranges. Not for a list of tokens. expected is the planner''s estimate. '
+    'Raises 22023 for an invalid tag expression.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.search_audience(tokenkeeper.campaign, boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.address_campaign(
+    campaign_id bigint, ahead integer, patiently boolean DEFAULT false, in_ranges boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -147,12 +185,25 @@ DECLARE
     waiting bigint;
     last_key bytea;
     is_complete boolean;
+    has_searched boolean := false;
+    estimate bigint;
     keys bytea[];
     -- With a limit, small batches, so that daemons take turns.
     per_second integer;
     size integer;
     last_batch integer;
 BEGIN
+    IF address_campaign.patiently THEN
+        -- This may take long. So before any lock: neither forget nor a pause of the campaign waits for it.
+        SELECT a.* INTO c FROM tokenkeeper.campaign AS a
+        WHERE a.campaign_id = address_campaign.campaign_id AND a.state IN ('waiting', 'running') AND NOT a.is_addressed
+          AND a.started_at IS NULL AND a.audience_kind <> 'tokens' AND coalesce(a.scheduled_at, a.created_at) <= clock_timestamp()
+          AND NOT tokenkeeper.has_expired(a.expiration);
+        has_searched := FOUND;
+        IF has_searched THEN
+            SELECT s.expected, s.keys INTO estimate, keys FROM tokenkeeper.search_audience(c, address_campaign.in_ranges) AS s;
+        END IF;
+    END IF;
     -- Not while forget is running: it would not see these batches.
     PERFORM tokenkeeper.lock_out_erasure();
     SELECT a.* INTO c FROM tokenkeeper.campaign AS a
@@ -191,24 +242,21 @@ BEGIN
         -- The sweep has deleted a topic without tokens.
         is_complete := true;
     ELSE
-        condition := tokenkeeper.audience_condition(c.audience_kind, c.audience, observes);
         IF c.started_at IS NULL THEN
-            c.expected := CASE WHEN c.audience_kind IN ('everyone', 'tags') THEN tokenkeeper.estimated_audience(of_topic, condition) END;
-        END IF;
-        IF c.started_at IS NULL AND c.audience_kind <> 'everyone' AND coalesce(c.expected, 0) <= 50000 THEN
-            -- A few of many: by the index on tags, devices or users, which is not in the order of keys. So all of them at once.
-            EXECUTE format('SELECT array_agg(k.token_key ORDER BY k.token_key) FROM (SELECT l.token_key FROM tokenkeeper.ledger AS l '
-                           'WHERE l.topic_id %s = $1 AND %s LIMIT 200000) AS k',
-                           CASE WHEN c.audience_kind IN ('device', 'user') THEN '+ 0' END, condition) INTO keys USING of_topic;
-            is_complete := coalesce(cardinality(keys), 0) < 200000;
-            IF is_complete THEN
-                c.expected := coalesce(cardinality(keys), 0);
-            ELSE
-                keys := NULL;
+            IF NOT has_searched THEN
+                SELECT s.expected, s.keys INTO estimate, keys FROM tokenkeeper.search_audience(c, address_campaign.in_ranges) AS s;
+            ELSIF keys <> '{}' THEN
+                -- Without what has been forgotten meanwhile. The claim asks the gate again.
+                keys := ARRAY(SELECT k.token_key FROM unnest(keys) WITH ORDINALITY AS k (token_key, n)
+                              WHERE (SELECT true FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = k.token_key)
+                              ORDER BY k.n);
             END IF;
+            is_complete := keys IS NOT NULL;
+            c.expected := CASE WHEN is_complete THEN cardinality(keys) ELSE estimate END;
         END IF;
         IF is_complete IS NOT TRUE THEN
             -- In the order of the primary key, as far as this range reaches. The first range is short, so that the first push leaves at once.
+            condition := tokenkeeper.audience_condition(c.audience_kind, c.audience, observes);
             SET LOCAL enable_bitmapscan = off;
             last_key := c.addressed_to;
             FOREACH most_rows IN ARRAY CASE WHEN c.started_at IS NULL THEN ARRAY[1000, 10000] ELSE ARRAY[10000] END LOOP
@@ -233,8 +281,9 @@ BEGIN
     RETURN coalesce(cardinality(keys), 0);
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.address_campaign(bigint, text, integer) IS
+COMMENT ON FUNCTION tokenkeeper.address_campaign(bigint, integer, boolean, boolean) IS
     'Addresses the next part of the audience of a campaign, unless as many requests as ahead wait unclaimed: up to 10000 tokens; or all of them, if the planner '
-    'expects at most 50000 among the tokens of the topic. Asks the gate. Returns how many it addressed, which may be none although there are more: see '
-    'campaigns_due. It does nothing after expiration or while another daemon does it, and waits while forget is running.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.address_campaign(bigint, text, integer) FROM PUBLIC;
+    'expects at most 50000 among the tokens of the topic and in_ranges is false. Asks the gate. Returns how many it addressed, which may be none although there are '
+    'more: see campaigns_due. It does nothing after expiration or while another daemon does it, and waits while forget is running. With patiently, it first looks '
+    'for a whole audience without a lock, and so keeps nobody waiting. Raises 22023 for an invalid tag expression.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.address_campaign(bigint, integer, boolean, boolean) FROM PUBLIC;

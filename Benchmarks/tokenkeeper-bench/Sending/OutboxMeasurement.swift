@@ -74,7 +74,7 @@ struct OutboxMeasurement: LedgerMeasurement {
         let campaign = try enqueue(Workload.topics[0], on: session)
         let most = min(workload.tokens / 4, 100_000)
         while try session.number("SELECT addressed FROM tokenkeeper.campaign") < Double(most) {
-            try session.run("SELECT tokenkeeper.address_campaign(\(Int(campaign)), 'bench', \(most))")
+            try session.run("SELECT tokenkeeper.address_campaign(\(Int(campaign)), \(most))")
         }
         let batches = try session.number("SELECT pg_total_relation_size('tokenkeeper.campaign_batch')")
         let addressed = try session.number("SELECT addressed FROM tokenkeeper.campaign")

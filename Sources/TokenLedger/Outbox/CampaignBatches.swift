@@ -85,17 +85,45 @@ extension Outbox {
         }
     }
 
+    /// How to look for the audience of a campaign.
+    public enum AudienceSearch: Hashable, Sendable {
+        /// Gives up soon: on a connection that also claims requests and writes their endings.
+        case quick
+        /// Takes up to so long. Neither `forget` nor a pause of the campaign waits for it.
+        case patient(Duration)
+        /// Reads the ledger in ranges of the primary key, whatever the planner expects. For an audience that is not found in a minute.
+        case inRanges
+    }
+
+    /// The most time of a quick search, and its longest wait for a lock.
+    private static let quick: (statement: Duration, lock: Duration) = (.milliseconds(300), .milliseconds(20))
+
     /// Addresses a part of a campaign's audience, until `ahead` requests wait unclaimed: appends batches, in one bounded transaction.
     ///
+    /// - Parameter stop: When this is rung, the search is cancelled.
     /// - Returns: The number of requests that were added.
+    /// - Throws: 57014 if the search takes too long.
+    @discardableResult
     public func address(
-        _ campaign: Int64, ahead: Int, on connection: inout Connection
+        _ campaign: Int64, ahead: Int, by search: AudienceSearch = .quick, cancelWhen stop: Wakeup? = nil,
+        on connection: inout Connection
     ) throws(DatabaseError) -> Int {
         // Not durable: what is lost in a crash of the server was not claimed, because a claim is durable.
-        try connection.transaction(transaction) { connection throws(DatabaseError) in
+        var transaction = self.transaction
+        switch search {
+        case .quick:
+            transaction.statementTimeout = Self.quick.statement
+            transaction.lockTimeout = min(lockTimeout, Self.quick.lock)
+        case .patient(let time): transaction.statementTimeout = time
+        case .inRanges: break
+        }
+        return try connection.transaction(transaction) { connection throws(DatabaseError) in
             try connection.query(
-                "SELECT tokenkeeper.address_campaign($1, $2, $3)",
-                [.int8(campaign), .text(daemonID), .int4(Int32(clamping: ahead))]
+                "SELECT tokenkeeper.address_campaign($1, $2, $3, $4)",
+                [
+                    .int8(campaign), .int4(Int32(clamping: ahead)), .bool(search != .quick),
+                    .bool(search == .inRanges),
+                ], cancelWhen: stop
             ).value()
         }
     }

@@ -98,9 +98,13 @@ struct Daemon {
         let sweep = SweepWorker(worker: worker(.sweep), daemonID: daemonID, bells: sweepBells)
         let sendBell = Wakeup()
         stop.alsoRing(sendBell)
+        let audiences = SlowAudiences()
+        stop.alsoRing(audiences.wakeup)
         let send = SendWorker(
-            worker: worker(.send), daemonID: daemonID, credentials: credentials, bell: sendBell,
+            worker: worker(.send), daemonID: daemonID, credentials: credentials, bell: sendBell, audiences: audiences,
             metrics: metrics.sending)
+        let addressing = AddressingWorker(worker: worker(.addressing), daemonID: daemonID, audiences: audiences)
+        stop.alsoRing(addressing.cancel)
         let monitorBell = Wakeup()
         stop.alsoRing(monitorBell)
         let overviews = OverviewCache()
@@ -118,7 +122,10 @@ struct Daemon {
         WorkerThread.start(ServiceState.Part.drain.rawValue) { drain.run() }
         WorkerThread.start(ServiceState.Part.backlog.rawValue) { backlogWorker.run() }
         WorkerThread.start(ServiceState.Part.sweep.rawValue) { sweep.run() }
-        if !credentials.isEmpty { WorkerThread.start(ServiceState.Part.send.rawValue) { send.run() } }
+        if !credentials.isEmpty {
+            WorkerThread.start(ServiceState.Part.send.rawValue) { send.run() }
+            WorkerThread.start(ServiceState.Part.addressing.rawValue) { addressing.run() }
+        }
         if let monitor { WorkerThread.start(ServiceState.Part.monitor.rawValue) { monitor.run() } }
 
         // Shutdown, in order: no new batches, then the running batches end, then the process.

@@ -8,6 +8,8 @@ struct ServiceState {
         case drain, sweep
         /// Present only if credentials are configured.
         case send
+        /// Present only while an audience takes long to find.
+        case addressing
         /// Present only during a backlog.
         case backlog
         /// Present only if `metrics.listen` is set.

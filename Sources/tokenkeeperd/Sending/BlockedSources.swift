@@ -5,11 +5,11 @@ internal import TokenModel
 struct BlockedSources {
     private var blocked: [SendState.Source: (error: String, until: ContinuousClock.Instant)] = [:]
 
-    /// How long until a claim is tried again: after an error of its data, and after a lock of another session.
-    private static let pause: (data: Duration, lock: Duration) = (.seconds(30), .seconds(2))
+    /// How long until a claim is tried again: after an error of its data, and after a lock of another session or a lost connection.
+    private static let pause: (data: Duration, passing: Duration) = (.seconds(30), .seconds(2))
 
-    mutating func block(_ source: SendState.Source, _ error: String, isLock: Bool, at now: ContinuousClock.Instant) {
-        blocked[source] = (error, now + (isLock ? Self.pause.lock : Self.pause.data))
+    mutating func block(_ source: SendState.Source, _ error: String, isPassing: Bool, at now: ContinuousClock.Instant) {
+        blocked[source] = (error, now + (isPassing ? Self.pause.passing : Self.pause.data))
     }
 
     /// A claim has succeeded.

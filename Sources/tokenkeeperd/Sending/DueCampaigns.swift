@@ -12,6 +12,8 @@ struct DueCampaigns {
     private var known: [Known] = []
     /// Campaigns that no credential covers.
     private(set) var uncovered: [Outbox.DueCampaign] = []
+    /// Campaigns whose audience takes long to find.
+    private var slow: Set<Int64> = []
     private var lookedAt: ContinuousClock.Instant?
     private var looksSoon = false
 
@@ -44,13 +46,20 @@ struct DueCampaigns {
         let places = Dictionary(uniqueKeysWithValues: known.enumerated().map { ($1.campaign.id, $0) })
         let covered = found.filter { covers($0.topic) }.sorted { places[$0.id] ?? -1 < places[$1.id] ?? -1 }
         known = covered.map { Known(campaign: $0, dueAt: now + $0.dueIn) }
+        slow.formIntersection(found.lazy.filter(\.needsAddressing).map(\.id))
     }
 
     /// The campaigns whose audience is to be addressed further, in the order of their numbers.
-    var toAddress: [SendState.Source] {
-        known.lazy.filter(\.campaign.needsAddressing).sorted { $0.campaign.id < $1.campaign.id }
+    ///
+    /// - Parameter areSlow: Whether those are meant whose audience takes long to find, or the others.
+    func toAddress(areSlow: Bool) -> [SendState.Source] {
+        known.lazy.filter { $0.campaign.needsAddressing && slow.contains($0.campaign.id) == areSlow }
+            .sorted { $0.campaign.id < $1.campaign.id }
             .map { SendState.Source(topic: $0.campaign.topic, campaign: $0.campaign.id) }
     }
+
+    /// The audience of a campaign takes long to find.
+    mutating func isSlow(_ id: Int64) { slow.insert(id) }
 
     /// The campaigns that can be claimed from now.
     func claimable(at now: ContinuousClock.Instant) -> [Outbox.DueCampaign] {

@@ -24,12 +24,10 @@ struct SendPipeline {
     private var contents: [Int64: Outbox.CampaignContent] = [:]
     /// The campaign that was addressed last.
     private var addressedLast: Int64 = 0
+    private let audiences: SlowAudiences
 
     /// The most requests of one claim.
     private static let mostPerClaim = 1000
-
-    /// So many requests of a campaign are addressed ahead of the claims: half a second at full speed.
-    private static let addressedAhead = 10_000
 
     /// How long to address campaigns before something else is done.
     private static let addressesFor: Duration = .milliseconds(100)
@@ -38,12 +36,14 @@ struct SendPipeline {
     ///   - limit: The most requests that a credential may hold for an environment.
     ///   - marks: Nil if sends cannot be marked.
     ///   - capacity: How many requests `marks` has a place for.
+    ///   - audiences: Takes the campaigns whose audience takes long to find.
     init(
-        _ senders: [CredentialAtWork], limit: Int, marks: SentMarks?, capacity: Int, summary: SendSummary,
-        metrics: SendMetrics
+        _ senders: [CredentialAtWork], limit: Int, marks: SentMarks?, capacity: Int, audiences: SlowAudiences,
+        summary: SendSummary, metrics: SendMetrics
     ) {
         self.senders = senders
         self.marks = marks
+        self.audiences = audiences
         slots = Slots(capacity: capacity)
         self.summary = summary
         self.metrics = metrics
@@ -145,7 +145,7 @@ struct SendPipeline {
     /// How long until something is to be done for a campaign.
     var campaignPause: Duration { state.campaignPause(at: .now) }
 
-    /// Looks for campaigns if it is time, and addresses their audience further.
+    /// Looks for campaigns if it is time, and addresses their audience further. An audience that takes long is left to `AddressingWorker`.
     private mutating func addressCampaigns(
         at now: ContinuousClock.Instant, _ outbox: Outbox, on connection: inout Connection
     ) throws(DatabaseError) {
@@ -162,6 +162,11 @@ struct SendPipeline {
         state.take(due, at: now)
         let open = Set(due.map(\.id))
         contents = contents.filter { open.contains($0.key) }
+        for (source, error) in audiences.takeFailures() {
+            if error.remedy == .retry { progress.lockWaits += 1 }
+            state.failed(source, "\(error)", isPassing: [.retry, .reconnect].contains(error.remedy), at: now)
+        }
+        defer { audiences.want(state.toAddress(areSlow: true, at: now)) }
         let waiting = state.toAddress(at: now)
         // Many take several looks. Each begins after the last one of the look before.
         let next = waiting.firstIndex { $0.campaign ?? 0 > addressedLast } ?? 0
@@ -170,16 +175,19 @@ struct SendPipeline {
             guard let campaign = source.campaign else { continue }
             addressedLast = campaign
             do throws(DatabaseError) {
-                if try outbox.address(campaign, ahead: Self.addressedAhead, on: &connection) > 0 {
+                if try outbox.address(campaign, ahead: SlowAudiences.ahead, on: &connection) > 0 {
                     state.addressed(campaign)
                 }
             } catch {
                 guard [.fixData, .retry].contains(error.remedy) else { throw error }
-                if error.remedy == .retry {
+                if SlowAudiences.tookTooLong(error) {
+                    state.isSlow(campaign)
+                } else if error.remedy == .retry {
                     progress.lockWaits += 1
                     return
+                } else {
+                    state.failed(source, "\(error)", at: now)
                 }
-                state.failed(source, "\(error)", at: now)
             }
         }
     }
@@ -227,7 +235,7 @@ struct SendPipeline {
             } catch {
                 guard [.fixData, .retry].contains(error.remedy) else { throw error }
                 if error.remedy == .retry { progress.lockWaits += 1 }
-                state.failed(turn.source, "\(error)", isLock: error.remedy == .retry, at: now)
+                state.failed(turn.source, "\(error)", isPassing: error.remedy == .retry, at: now)
                 continue
             }
             if claim.dueAt != nil {

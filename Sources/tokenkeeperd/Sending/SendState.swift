@@ -241,9 +241,14 @@ struct SendState {
     }
 
     /// The campaigns whose audience is to be addressed further, in the order of their numbers.
-    func toAddress(at now: ContinuousClock.Instant) -> [Source] {
-        campaigns.toAddress.filter { !blocked.isBlocked($0, at: now) }
+    ///
+    /// - Parameter areSlow: Whether those are meant whose audience takes long to find, or the others.
+    func toAddress(areSlow: Bool = false, at now: ContinuousClock.Instant) -> [Source] {
+        campaigns.toAddress(areSlow: areSlow).filter { !blocked.isBlocked($0, at: now) }
     }
+
+    /// The audience of a campaign takes long to find.
+    mutating func isSlow(_ campaign: Int64) { campaigns.isSlow(campaign) }
 
     /// Batches were appended to a campaign.
     mutating func addressed(_ campaign: Int64) { campaigns.addressed(campaign) }
@@ -339,10 +344,10 @@ struct SendState {
 
     /// A claim from a topic or campaign failed because of its own requests, or a campaign could not be addressed. The others go on.
     ///
-    /// - Parameter isLock: Whether another session holds a lock: then it is soon tried again.
+    /// - Parameter isPassing: Whether another session holds a lock, or the connection was lost: then it is soon tried again.
     mutating func failed(
-        _ source: Source, _ error: String, isLock: Bool = false, at now: ContinuousClock.Instant
+        _ source: Source, _ error: String, isPassing: Bool = false, at now: ContinuousClock.Instant
     ) {
-        blocked.block(source, error, isLock: isLock, at: now)
+        blocked.block(source, error, isPassing: isPassing, at: now)
     }
 }

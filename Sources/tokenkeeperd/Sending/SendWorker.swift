@@ -11,6 +11,7 @@ struct SendWorker {
     let daemonID: String
     let credentials: [LoadedCredential]
     let bell: Wakeup
+    let audiences: SlowAudiences
     let metrics: SendMetrics
 
     /// The pause between two busy turns: a turn then writes many endings in one transaction.
@@ -29,8 +30,8 @@ struct SendWorker {
         let senders = startClients(marks)
         metrics.watch(senders)
         var pipeline = SendPipeline(
-            senders, limit: limit, marks: marks, capacity: capacity, summary: SendSummary(logger: worker.logger),
-            metrics: metrics)
+            senders, limit: limit, marks: marks, capacity: capacity, audiences: audiences,
+            summary: SendSummary(logger: worker.logger), metrics: metrics)
         pipeline.summary.begins(credentials)
         let place = ProcessScope.name(environment: ProcessInfo.processInfo.environment, daemonID: daemonID)
         let described = LoadedCredential.described(credentials)

@@ -438,6 +438,41 @@ import Testing
         #expect(try stage.enqueue(called, payload: payload) != user, "the key is free again")
     }
 
+    @Test func `neither forget nor a pause waits for a patient search, and what was forgotten is not addressed`() throws
+    {
+        let stage = try CampaignStage(tokens: 3)
+        try stage.database.psql("UPDATE tokenkeeper.ledger SET tags = '{slow}'")
+        try stage.database.slowAudience()
+        let campaign = try stage.enqueue("tags => 'slow'")
+        let paused = try stage.enqueue("tags => 'slow'")
+        let failures = Failures()
+        atOnce(3) { worker in
+            do {
+                if worker < 2 {
+                    var searching = try stage.database.connect(user: "a_daemon")
+                    try searching.execute(
+                        "SELECT tokenkeeper.address_campaign(\([campaign, paused][worker]), 100, patiently => true)")
+                    return
+                }
+                defer { try? stage.database.releaseSlowAudience() }
+                while try stage.database.searchingSessions() < 2 {}
+                let patience = "SET LOCAL lock_timeout = '20s'"
+                try stage.database.psql(
+                    "BEGIN; \(patience); SELECT tokenkeeper.forget('\(CampaignStage.token(2))'); COMMIT", user: "a_app")
+                try stage.database.psql(
+                    "BEGIN; \(patience); SELECT tokenkeeper.pause_campaign(\(paused)); COMMIT", user: "a_sender")
+            } catch { failures.add("\(error)") }
+        }
+        #expect(failures.all == [])
+        #expect(Set(try stage.claim(campaign).values) == [1, 3])
+        #expect(try stage.progress(campaign) == "2|2|0|0|0|0|0|0|0")
+        #expect(try stage.progress(paused) == "0|0|0|0|0|0|0|0|0")
+        try stage.database.psql("SELECT tokenkeeper.resume_campaign(\(paused))", user: "a_sender")
+        try stage.database.psql(
+            "SELECT tokenkeeper.address_campaign(\(paused), 100, true, in_ranges => true)", user: "a_daemon")
+        #expect(try stage.progress(paused) == "2|2|0|0|0|0|0|0|0")
+    }
+
     @Test func `forget waits for addressing, and addressing for forget`() throws {
         let stage = try CampaignStage(tokens: 3)
         let campaign = try stage.enqueue()
@@ -452,7 +487,7 @@ import Testing
                     defer { isAddressing.signal() }
                     var addressing = try stage.database.connect(user: "a_daemon")
                     try addressing.execute("BEGIN")
-                    try addressing.execute("SELECT tokenkeeper.address_campaign(\(campaign), 'd', 100)")
+                    try addressing.execute("SELECT tokenkeeper.address_campaign(\(campaign), 100)")
                     isAddressing.signal()
                     // Until forget waits for the lock.
                     while try stage.database.psql(

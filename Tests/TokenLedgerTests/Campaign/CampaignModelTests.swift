@@ -117,7 +117,7 @@ import Testing
                 let undone = chance.dice(4) == 0
                 if undone {
                     try stage.database.psql(
-                        "BEGIN; SELECT tokenkeeper.address_campaign(\(campaign), 'd', 10000); ROLLBACK",
+                        "BEGIN; SELECT tokenkeeper.address_campaign(\(campaign), 10000); ROLLBACK",
                         user: "a_daemon")
                 } else {
                     let added = try stage.address(campaign)

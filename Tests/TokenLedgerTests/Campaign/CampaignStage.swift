@@ -46,7 +46,7 @@ struct CampaignStage {
     /// Addresses one part of the audience.
     @discardableResult
     func address(_ campaign: Int, ahead: Int = 1_000_000) throws -> Int {
-        Int(try database.psql("SELECT tokenkeeper.address_campaign(\(campaign), 'd', \(ahead))", user: "a_daemon"))
+        Int(try database.psql("SELECT tokenkeeper.address_campaign(\(campaign), \(ahead))", user: "a_daemon"))
             ?? -1
     }
 

@@ -55,7 +55,7 @@ import Testing
         #expect(try stage.address(campaign, ahead: 500) == 0, "enough waits")
         // Rolled back, as by a crash.
         try stage.database.psql(
-            "BEGIN; SELECT tokenkeeper.address_campaign(\(campaign), 'd', 5000); ROLLBACK", user: "a_daemon")
+            "BEGIN; SELECT tokenkeeper.address_campaign(\(campaign), 5000); ROLLBACK", user: "a_daemon")
         // One before the place that was reached, one after it; one goes.
         try stage.database.psql(
             """

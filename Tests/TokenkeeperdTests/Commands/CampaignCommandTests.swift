@@ -33,7 +33,7 @@ import Testing
 
     /// Addresses a campaign and claims requests, as a daemon does.
     private func claim(_ number: String, most: Int) throws {
-        try database.psql("SELECT tokenkeeper.address_campaign(\(number), 'd', 100000)", user: "a_daemon")
+        try database.psql("SELECT tokenkeeper.address_campaign(\(number), 100000)", user: "a_daemon")
         try database.psql(
             "SELECT count(*) FROM tokenkeeper.claim_campaign(\(number), 'd', \(most), 3)", user: "a_daemon")
     }

@@ -56,6 +56,67 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
+    @Test func `an audience that takes long to find keeps nothing else waiting`() throws {
+        let stage = try SendingStage { $0.provesFirst = true }
+        defer { stage.apns.stop() }
+        try stage.register(1...10)
+        try stage.database.psql(
+            "SELECT tokenkeeper.register(lpad(to_hex(i), 64, '0'), '\(stage.topic)', tags => '{slow}') FROM generate_series(11, 15) AS i",
+            user: "a_app")
+        try stage.database.slowAudience()
+        let first = try stage.daemon()
+        let slow = try stage.campaign("tags => 'slow'")
+        let alsoSlow = try stage.campaign("tags => 'slow'")
+        try eventually("a search is under way") { try stage.database.searchingSessions() > 0 }
+        // A search on the sender's connection would take a minute.
+        func othersAreSent() throws {
+            let other = try stage.campaign()
+            try stage.enqueue()
+            try eventually("another campaign has ended", within: 30) { try stage.state(other) == "ended" }
+            try eventually("single requests are sent", within: 30) { try stage.count("send_request") == 0 }
+            #expect(try stage.progress(other) == ["addressed": 10, "accepted": 10])
+        }
+        try othersAreSent()
+        #expect(first.stop() == 0)
+        #expect(!first.logged.contains("did not end in time"), "\(first.logged)")
+
+        let second = try stage.daemon()
+        try othersAreSent()
+        let lost = try stage.database.psql(
+            """
+            SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+            WHERE datname = current_database() AND state = 'active' AND query LIKE '%address_campaign%' AND pid <> pg_backend_pid()
+            """, user: "postgres")
+        print("\(lost) searches were ended")
+        try othersAreSent()
+        #expect(try stage.state(slow) == "waiting")
+        #expect(try stage.database.psql("SELECT tokenkeeper.cancel_campaign(\(alsoSlow))", user: "a_sender") == "t")
+        try stage.database.releaseSlowAudience()
+        try stage.ended(slow)
+        #expect(try stage.progress(slow) == ["addressed": 5, "accepted": 5])
+        #expect(try stage.progress(alsoSlow) == [:])
+        #expect(second.stop() == 0)
+    }
+
+    @Test func `a locked list of tokens keeps nothing else waiting`() throws {
+        let stage = try SendingStage { $0.provesFirst = true }
+        defer { stage.apns.stop() }
+        try stage.register(1...10)
+        let list = try stage.campaign("tokens => '{\(SendingStage.token(1))}'")
+        let other = try stage.campaign()
+        try stage.enqueue()
+        var locking = try stage.database.connect(user: "postgres")
+        try locking.execute("BEGIN; LOCK TABLE tokenkeeper.campaign_token")
+        let daemon = try stage.daemon()
+        try eventually("another campaign has ended") { try stage.state(other) == "ended" }
+        try eventually("single requests are sent") { try stage.count("send_request") == 0 }
+        #expect(try stage.state(list) == "waiting")
+        try locking.execute("COMMIT")
+        try stage.ended(list)
+        #expect(try stage.progress(list) == ["addressed": 1, "accepted": 1])
+        #expect(daemon.stop() == 0)
+    }
+
     /// Each request waits a moment for its response, so that a campaign takes a while.
     private static func slowStage() throws -> SendingStage {
         try SendingStage { _ in

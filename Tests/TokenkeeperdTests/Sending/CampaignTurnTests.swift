@@ -116,6 +116,38 @@ import TokenModel
         #expect(state.toAddress(at: start.clock + .seconds(31)).map(\.campaign) == [1, 2])
     }
 
+    @Test func `a campaign whose audience takes long to find is left to another connection until it is addressed`() {
+        var due = [campaign(1), campaign(2)]
+        for place in due.indices { due[place].needsAddressing = true }
+        var state = state(due)
+        state.isSlow(1)
+        #expect(state.toAddress(at: start.clock).map(\.campaign) == [2])
+        #expect(state.toAddress(areSlow: true, at: start.clock).map(\.campaign) == [1])
+        state.take(due, at: start.clock)
+        #expect(state.toAddress(areSlow: true, at: start.clock).map(\.campaign) == [1], "it stays slow")
+        state.failed(state.toAddress(areSlow: true, at: start.clock)[0], "no", isPassing: true, at: start.clock)
+        #expect(state.toAddress(areSlow: true, at: start.clock).isEmpty)
+        #expect(state.toAddress(areSlow: true, at: start.clock + .seconds(3)).map(\.campaign) == [1])
+    }
+
+    @Test func `a search for an audience that took too long gets more time, and then reads the ledger in ranges`() {
+        let audiences = SlowAudiences()
+        let source = SendState.Source(topic: Other.topic, campaign: 1)
+        audiences.want([source])
+        var times: [Duration] = []
+        while case .patient(let time) = audiences.search(for: source) {
+            times.append(time)
+            audiences.tookTooLong(source, within: time)
+        }
+        #expect(times == [5, 10, 20, 40, 60].map { .seconds($0) })
+        #expect(audiences.search(for: source) == .inRanges)
+        audiences.failed(source, DatabaseError(sqlState: "55P03", message: "no"))
+        #expect(audiences.wanted.isEmpty)
+        #expect(audiences.takeFailures().map(\.source) == [source] && audiences.takeFailures().isEmpty)
+        audiences.want([])
+        #expect(audiences.search(for: source) == .patient(.seconds(5)), "it was addressed, or paused")
+    }
+
     @Test func `what is not sent goes back to its batch when the campaign is paused`() throws {
         var state = state([campaign(1)])
         let turn = try #require(state.turns(at: start.clock).first)
