@@ -20,10 +20,13 @@ struct MeasureCommand: ParsableCommand {
     enum Measurement: String, CaseIterable {
         case drain, peers, ledger, hostile, metrics, freshness, sweep, gate, register, registration, attach,
             producers, footprint,
-            publication, scale, sending
+            publication, scale, sending, campaign
 
         /// Whether it needs the large ledger.
-        var isLarge: Bool { [.ledger, .sweep, .gate].contains(self) }
+        var isLarge: Bool { [.ledger, .sweep, .gate, .campaign].contains(self) }
+
+        /// Whether it is on the page of sending.
+        var isSending: Bool { [.sending, .campaign].contains(self) }
     }
 
     @Flag(help: "Small sizes, three rounds: a quick look in minutes, no figures to keep.")
@@ -49,9 +52,13 @@ struct MeasureCommand: ParsableCommand {
         let paper = Paper(
             .ledger, report: report, machine: machine, scale: scale, isQuick: quick, isWhole: only == nil)
         // Sending has its own page, so that it can be measured again without the hour that the rest takes.
-        let sendingPaper = Paper(.sending, report: sendingReport, machine: machine, scale: scale, isQuick: quick)
+        let sendingPaper = Paper(
+            .sending, report: sendingReport, machine: machine, scale: scale, isQuick: quick,
+            isWhole: chosen.isSuperset(of: Measurement.allCases.filter(\.isSending)))
         // Writes after each measurement, so that an early end does not lose an hour of figures.
-        report.onEach = { try? paper.write(to: output) }
+        let isLedger = !chosen.allSatisfy(\.isSending)
+        if isLedger { report.onEach = { try? paper.write(to: output) } }
+        sendingReport.onEach = { try? sendingPaper.write(to: output) }
         let workload = Workload(tokens: scale.tokens)
         Progress.say("filling a ledger of \(Scale.short(scale.tokens)) tokens")
         let template = try cluster.template(workload)
@@ -70,8 +77,14 @@ struct MeasureCommand: ParsableCommand {
                 (.registration, RegistrationMeasurement.self), (.attach, AttachMeasurement.self),
                 (.footprint, FootprintMeasurement.self),
             ], bench, template, workload)
+        sendingReport.attempt("sending", chosen.contains(.sending)) {
+            try SendingMeasurement(scale: scale, report: sendingReport, before: before.map(Self.earlier)).run()
+            try OutboxMeasurement(
+                cluster: cluster, scale: scale, report: sendingReport, template: template, workload: workload
+            ).run()
+        }
         if chosen.contains(where: \.isLarge) {
-            report.attempt("the large ledger", true) {
+            (isLedger ? report : sendingReport).attempt("the large ledger", true) {
                 let large = Workload(tokens: scale.manyTokens)
                 Progress.say("filling a ledger of \(Scale.short(scale.manyTokens)) tokens")
                 let largeTemplate = try cluster.template(large)
@@ -83,21 +96,18 @@ struct MeasureCommand: ParsableCommand {
                     ).run()
                 }
                 attempt([(.sweep, SweepMeasurement.self)], bench, largeTemplate, large)
+                attempt(
+                    [(.campaign, CampaignMeasurement.self)], (cluster, scale, sendingReport, chosen), largeTemplate,
+                    large)
             }
         }
         report.attempt("publication", chosen.contains(.publication)) {
             try PublicationMeasurement(scale: scale, report: report).run()
         }
         if chosen.contains(.scale) { ScaleMeasurement(cluster: cluster, scale: scale, report: report).run() }
-        sendingReport.attempt("sending", chosen.contains(.sending)) {
-            try SendingMeasurement(scale: scale, report: sendingReport, before: before.map(Self.earlier)).run()
-            try OutboxMeasurement(
-                cluster: cluster, scale: scale, report: sendingReport, template: template, workload: workload
-            ).run()
-        }
         let written =
-            (chosen != [.sending] ? [(report, paper)] : [])
-            + (chosen.contains(.sending) ? [(sendingReport, sendingPaper)] : [])
+            (isLedger ? [(report, paper)] : [])
+            + (chosen.contains(where: \.isSending) ? [(sendingReport, sendingPaper)] : [])
         for (report, paper) in written {
             report.isFinished = true
             try paper.write(to: output)

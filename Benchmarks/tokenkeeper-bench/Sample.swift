@@ -6,6 +6,8 @@ struct Sample {
     var daemonSeconds = 0.0
     /// The part of `daemonSeconds` that the threads of the drain took.
     var drainSeconds = 0.0
+    /// The part of `daemonSeconds` that the threads of the client for APNs took.
+    var clientSeconds = 0.0
     /// Rows per second in each quarter of the rows, if they were measured.
     var quarters: [Double] = []
 

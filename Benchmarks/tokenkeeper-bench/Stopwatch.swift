@@ -5,6 +5,7 @@ struct Stopwatch {
     private let server: Double
     private let daemon: Double
     private let drain: Double
+    private let client: Double
     private let start: ContinuousClock.Instant
 
     init(_ cluster: PrivateCluster, _ daemons: [MeasuredDaemon] = []) throws {
@@ -12,12 +13,17 @@ struct Stopwatch {
         self.daemons = daemons
         server = try ProcessorTime.seconds(of: cluster)
         daemon = daemons.reduce(0) { $0 + ProcessorTime.seconds(of: $1.pid) }
-        drain = Self.drainSeconds(daemons)
+        drain = Self.seconds(ofThreads: Self.drainThreads, daemons)
+        client = Self.seconds(ofThreads: Self.clientThreads, daemons)
         start = .now
     }
 
-    private static func drainSeconds(_ daemons: [MeasuredDaemon]) -> Double {
-        daemons.reduce(0) { $0 + ProcessorTime.seconds(ofThreads: ["drain", "backlog"], of: $1.pid) }
+    private static let drainThreads: Set = ["drain", "backlog"]
+    /// That of the credential `main`.
+    private static let clientThreads: Set = ["apns main"]
+
+    private static func seconds(ofThreads names: Set<String>, _ daemons: [MeasuredDaemon]) -> Double {
+        daemons.reduce(0) { $0 + ProcessorTime.seconds(ofThreads: names, of: $1.pid) }
     }
 
     /// - Parameter end: When the work ended, if not now.
@@ -26,6 +32,7 @@ struct Stopwatch {
             rows: rows, seconds: start.duration(to: end) / .seconds(1),
             serverSeconds: try ProcessorTime.seconds(of: cluster) - server,
             daemonSeconds: daemons.reduce(0) { $0 + ProcessorTime.seconds(of: $1.pid) } - daemon,
-            drainSeconds: Self.drainSeconds(daemons) - drain)
+            drainSeconds: Self.seconds(ofThreads: Self.drainThreads, daemons) - drain,
+            clientSeconds: Self.seconds(ofThreads: Self.clientThreads, daemons) - client)
     }
 }

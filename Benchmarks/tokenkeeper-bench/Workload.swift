@@ -3,7 +3,7 @@ import Foundation
 /// The tokens and results, the same for every contestant: token n is the SHA-256 of the number n.
 ///
 /// In addition to its active tokens, a ledger has a tenth as many (every eleventh token) that have been stale for longer than the
-/// retention.
+/// retention. Every thousandth token has a tag.
 struct Workload: Sendable {
     /// How many active tokens the ledger has.
     let tokens: Int
@@ -12,6 +12,9 @@ struct Workload: Sendable {
 
     /// Milliseconds since 1970. The timestamps of all 410s are after this, all registrations before.
     static let base = Int64(Date.now.timeIntervalSince1970 - 86_400) * 1000
+
+    /// The tag of one token in a thousand.
+    static let rareTag = "one_in_a_thousand"
 
     /// Coprime to a power of ten, so consecutive results concern tokens from all over the ledger, each once per lap.
     private static let stride = 618_033_989
@@ -23,12 +26,13 @@ struct Workload: Sendable {
         }
         try session.run(
             """
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, stale_at, stale_reason, suppressed_since)
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, stale_at, stale_reason, suppressed_since, tags)
             SELECT \(Self.topicID("n")), \(Self.key("n")),
                    b.base - CASE WHEN n % 11 = 0 THEN interval '200 days' ELSE interval '10 days' END + n % 86400 * interval '1 s',
                    CASE WHEN n % 11 = 0 THEN b.base - interval '150 days' END,
                    CASE WHEN n % 11 = 0 THEN 'Unregistered' END,
-                   CASE WHEN n % 11 = 0 THEN b.base - interval '100 days' END
+                   CASE WHEN n % 11 = 0 THEN b.base - interval '100 days' END,
+                   CASE WHEN n % 1000 = 0 THEN ARRAY['\(Self.rareTag)'] END
             FROM generate_series(1, \(tokens / 10 * 11)) AS n, (SELECT to_timestamp(\(Self.base / 1000)) AS base) AS b
             """)
         try session.run("VACUUM (ANALYZE) tokenkeeper.ledger")

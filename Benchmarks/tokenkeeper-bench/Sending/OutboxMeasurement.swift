@@ -45,19 +45,23 @@ struct OutboxMeasurement: LedgerMeasurement {
         report.add(contest)
         for name in [Self.single, Self.campaigns] {
             report.compare(
-                "\(name) a second, until the last response is in the ledger", contest.rate(name), digits: 0,
-                verdict: wrong)
+                "\(name) a second, until the last response is in the ledger", contest.rate(name),
+                atLeast: name == Self.campaigns ? 20_000 : nil, digits: 0, verdict: wrong)
             report.compare(
-                "processor time of the daemon a request: \(name)", contest.cpu(name, \.daemonSeconds), digits: 1,
-                unit: " µs")
+                "processor time of the client in the daemon a request: \(name)", contest.cpu(name, \.clientSeconds),
+                digits: 1, unit: " µs")
+            report.compare(
+                "processor time of the daemon with its client a request: \(name)",
+                contest.cpu(name, \.daemonSeconds), digits: 1, unit: " µs")
             report.compare(
                 "processor time of PostgreSQL a request: \(name)", contest.cpu(name, \.serverSeconds), digits: 1,
                 unit: " µs")
         }
-        report.compare("campaigns over single requests", contest.ratio(Self.campaigns, over: Self.single), digits: 2)
+        report.compare(
+            "campaigns over single requests", contest.ratio(Self.campaigns, over: Self.single), atLeast: 1.8)
         report.compare(
             "from the call of enqueue until the first response is written, \(Scale.short(workload.tokens)) tokens",
-            Spread(firsts), digits: 0, unit: " ms")
+            Spread(firsts), atMost: 200, digits: 0, unit: " ms")
         report.compare("memory (RSS) of the daemon afterwards", Spread(memory), digits: 1, unit: " MB")
         try weigh()
     }
@@ -78,7 +82,7 @@ struct OutboxMeasurement: LedgerMeasurement {
         }
         let batches = try session.number("SELECT pg_total_relation_size('tokenkeeper.campaign_batch')")
         let addressed = try session.number("SELECT addressed FROM tokenkeeper.campaign")
-        report.note("bytes of a queued request of a campaign", "\(Int(batches / addressed))")
+        report.compare("bytes of a queued request of a campaign", Spread([batches / addressed]), atMost: 100, digits: 0)
     }
 
     private func queueSingle(on session: Session) throws {
@@ -96,14 +100,6 @@ struct OutboxMeasurement: LedgerMeasurement {
             "SELECT tokenkeeper.enqueue('\(SendingWork.payload)', '\(topic)', everyone => true, confirm => true)")
     }
 
-    private func settings(_ work: SendingWork, _ server: SendingServer) -> [String] {
-        MeasuredDaemon.brisk + [
-            "send.production_server=localhost:\(server.port)", "send.ca_file=\(work.authorityFile)",
-            "credential.main.key_file=\(work.keyFile)", "credential.main.key_id=\(SendingWork.keyID)",
-            "credential.main.team_id=\(SendingWork.teamID)", "credential.main.topics=com.example.*",
-        ]
-    }
-
     /// A campaign to everyone in each topic.
     ///
     /// - Returns: Also the milliseconds until the first response was written, and how many requests ended without a response.
@@ -111,7 +107,7 @@ struct OutboxMeasurement: LedgerMeasurement {
         let database = try cluster.copy(of: template)
         defer { try? database.drop() }
         let session = try database.session()
-        let daemons = try MeasuredDaemon.start(on: database, settings: settings(work, server))
+        let daemons = try MeasuredDaemon.start(on: database, settings: work.daemonSettings(server))
         defer { for daemon in daemons { daemon.stop() } }
         try session.run("CHECKPOINT")
         let before = try Drain.counted(session)
@@ -137,7 +133,7 @@ struct OutboxMeasurement: LedgerMeasurement {
         let database = try cluster.copy(of: template)
         defer { try? database.drop() }
         let session = try database.session()
-        let daemons = try MeasuredDaemon.start(on: database, settings: settings(work, server))
+        let daemons = try MeasuredDaemon.start(on: database, settings: work.daemonSettings(server))
         defer { for daemon in daemons { daemon.stop() } }
         try MeasuredDaemon.pause(daemons, on: session)
         try queueSingle(on: session)

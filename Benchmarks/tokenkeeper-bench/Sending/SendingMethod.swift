@@ -30,7 +30,11 @@ struct SendingMethod {
             "  in the ledger: claims behind the gate, sending, recording, and the drain of the responses meanwhile. The fake's share of the machine's cores is",
             "  not in the processor times, but it affects the rate.",
             "- **Campaigns**: the same daemon, idle, and three campaigns to everyone, one for each topic. The time runs from the call of the first `enqueue`, so",
-            "  it includes addressing. The first response is looked for every 2 ms. Bytes are those of the table with its indexes and TOAST.",
+            "  it includes addressing. The first response is looked for every 2 ms. Bytes are those of the table with its indexes and TOAST. The client's",
+            "  processor time is that of its thread.",
+            "- **Campaigns on the large ledger**: \(Scale.short(scale.manyTokens)) tokens in three topics, of which every thousandth has a tag. The tagged ones are",
+            "  addressed topic by topic, without a daemon, and the times added up. For the first response, a campaign to everyone on one topic is cancelled",
+            "  after its first response; after a restart of PostgreSQL, its shared buffers are empty, but the operating system still has the pages.",
             "",
             "This page claims nothing about a network, where responses take longer, or about Apple's servers, whose limits are not public.",
         ]

@@ -60,6 +60,15 @@ final class SendingWork {
         return text
     }
 
+    /// The settings of a daemon that sends to the server.
+    func daemonSettings(_ server: SendingServer) -> [String] {
+        MeasuredDaemon.brisk + [
+            "send.production_server=localhost:\(server.port)", "send.ca_file=\(authorityFile)",
+            "credential.main.key_file=\(keyFile)", "credential.main.key_id=\(Self.keyID)",
+            "credential.main.team_id=\(Self.teamID)", "credential.main.topics=com.example.*",
+        ]
+    }
+
     /// The provider token, without `bearer `.
     func providerToken() throws -> String {
         try Self.providerToken(keyFile: keyFile).text(at: .now)

@@ -1,0 +1,92 @@
+import Foundation
+import LedgerTestSupport
+
+/// Campaigns on the large ledger: when the first push leaves, and how long it takes to address a few of many.
+struct CampaignMeasurement: LedgerMeasurement {
+    let cluster: PrivateCluster
+    let scale: Scale
+    let report: Report
+    let template: String
+    let workload: Workload
+
+    private var tokens: String { Scale.short(workload.tokens) }
+
+    func run() throws {
+        let database = try cluster.copy(of: template)
+        defer { try? database.drop() }
+        try address(database)
+        try send(database)
+        // In memory, nothing is left but what the operating system keeps.
+        cluster.cluster.stop(mode: "fast")
+        try cluster.cluster.start()
+        try send(database, afterRestart: true)
+    }
+
+    /// Addresses one token in a thousand, without a daemon.
+    private func address(_ database: Database) throws {
+        let session = try database.session()
+        var milliseconds: [Double] = []
+        var (addressed, plans) = (0, Set<String>())
+        for _ in 0..<scale.rounds {
+            addressed = 0
+            var total = 0.0
+            for topic in Workload.topics {
+                let campaign = try enqueue(topic, "tags => '\(Workload.rareTag)'", on: session)
+                try session.run("BEGIN")
+                let start = ContinuousClock.now
+                addressed += Int(try session.number("SELECT tokenkeeper.address_campaign(\(campaign), 1000000)"))
+                let scans = try session.number("SELECT pg_stat_get_xact_numscans('tokenkeeper.ledger_tags'::regclass)")
+                try session.run("COMMIT")
+                total += start.duration(to: .now) / .milliseconds(1)
+                plans.insert(scans == 1 ? "ledger_tags" : "another plan")
+                guard
+                    try session.text("SELECT is_addressed FROM tokenkeeper.campaign WHERE campaign_id = \(campaign)")
+                        == "t"
+                else { throw TestFailure("one call has not addressed the whole audience") }
+                try session.run("SELECT tokenkeeper.cancel_campaign(\(campaign))")
+            }
+            milliseconds.append(total)
+        }
+        report.compare(
+            "to address \(addressed) tokens, one in a thousand of \(tokens)", Spread(milliseconds), atMost: 1000,
+            digits: 0,
+            unit: " ms")
+        report.check(
+            "the index of that", plans.sorted().joined(separator: ", "), target: "ledger_tags",
+            isReached: plans == ["ledger_tags"])
+    }
+
+    /// Measures how long a push to everyone on a topic takes to leave.
+    private func send(_ database: Database, afterRestart: Bool = false) throws {
+        let work = try SendingWork()
+        try SendingServer(.validating, work).stop()
+        let server = try SendingServer(.validating, work)
+        defer { _ = try? server.stop() }
+        let daemons = try MeasuredDaemon.start(
+            on: database, settings: work.daemonSettings(server))
+        defer { for daemon in daemons { daemon.stop() } }
+        let session = try database.session()
+        var milliseconds: [Double] = []
+        for _ in 0..<(afterRestart ? 1 : scale.rounds) {
+            let start = ContinuousClock.now
+            let campaign = try enqueue(Workload.topics[0], "everyone => true, confirm => true", on: session)
+            let endings = "SELECT count(*) FROM tokenkeeper.campaign_ending WHERE campaign_id = \(campaign)"
+            while try session.number(endings) == 0 { usleep(2000) }
+            milliseconds.append(start.duration(to: .now) / .milliseconds(1))
+            try session.run("SELECT tokenkeeper.cancel_campaign(\(campaign))")
+            try eventually("the campaign has ended", within: 60) {
+                try session.text(
+                    "SELECT ended_at IS NOT NULL FROM tokenkeeper.campaign WHERE campaign_id = \(campaign)") == "t"
+            }
+        }
+        report.compare(
+            "from the call of enqueue until the first response is written, everyone on a topic of \(tokens) tokens"
+                + (afterRestart ? ", after a restart of PostgreSQL" : ""),
+            Spread(milliseconds), atMost: 200, digits: 0, unit: " ms")
+    }
+
+    /// - Returns: The `campaign_id`.
+    private func enqueue(_ topic: String, _ audience: String, on session: Session) throws -> Int {
+        Int(try session.number("SELECT tokenkeeper.enqueue('\(SendingWork.payload)', '\(topic)', \(audience))"))
+    }
+}
