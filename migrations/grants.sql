@@ -265,10 +265,11 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.background_send, tokenkeeper
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_rate TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.alert_send TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.topic_allowance(integer, integer),
-    tokenkeeper.spend_topic_rate(integer, integer),
+    tokenkeeper.free_slots(timestamptz, integer),
+    tokenkeeper.topic_slots(integer),
+    tokenkeeper.take_topic_slots(integer, timestamptz, integer),
     tokenkeeper.note_alerts(integer, bytea[]),
-    tokenkeeper.count_alerts(tokenkeeper.campaign, integer, bigint[], bytea[])
+    tokenkeeper.count_alerts(bigint, integer, bigint[], bytea[])
     TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppressed_send, tokenkeeper.failed_send TO tokenkeeper_daemon;
 GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
@@ -277,6 +278,7 @@ GRANT SELECT ON tokenkeeper.paused_topic TO tokenkeeper_daemon;
 GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON tokenkeeper.send_result TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz),
+    tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]),
     tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]),
     tokenkeeper.campaigns_due(),
     tokenkeeper.end_campaigns(),
@@ -291,6 +293,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.lock_out_erasure(),
     tokenkeeper.claim_campaign(bigint, text, integer, integer),
     tokenkeeper.count_background(tokenkeeper.campaign, bigint[], bytea[], integer),
+    tokenkeeper.withhold_requests(tokenkeeper.campaign, integer, bigint[], bytea[], text[]),
     tokenkeeper.end_in_batches(bigint[], integer[], integer[], text[]),
     tokenkeeper.finish_campaign_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]),
     tokenkeeper.claimed_campaign_requests(text),

@@ -83,12 +83,15 @@ import TokenModel
 
     // MARK: - Requests per second
 
-    private func allowance(_ wanted: Int) throws -> Int? {
-        Int(try database.psql("SELECT tokenkeeper.topic_allowance(\(Self.topicID), \(wanted))", user: "a_daemon"))
+    /// How many requests may be claimed now; nil if the topic has no rate.
+    private func slots() throws -> Int? {
+        Int(try database.psql("SELECT requests FROM tokenkeeper.topic_slots(\(Self.topicID))", user: "a_daemon"))
     }
 
-    private func spend(_ requests: Int) throws {
-        try database.psql("SELECT tokenkeeper.spend_topic_rate(\(Self.topicID), \(requests))", user: "a_daemon")
+    /// Takes slots from now on.
+    private func take(_ requests: Int) throws {
+        try database.psql(
+            "SELECT tokenkeeper.take_topic_slots(\(Self.topicID), clock_timestamp(), \(requests))", user: "a_daemon")
     }
 
     /// Whether the next claim of the topic is so many seconds away, by the database's clock.
@@ -101,31 +104,48 @@ import TokenModel
     }
 
     @Test func `a topic without a rate may claim all, and leaves no trace`() throws {
-        #expect(try allowance(1000) == 1000)
-        try spend(1000)
+        #expect(try slots() == nil)
+        try take(1000)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.topic_rate") == "0")
-        #expect(try database.psql("SELECT tokenkeeper.topic_allowance(NULL, 7)") == "7", "a topic nobody knows")
+        #expect(try database.psql("SELECT requests FROM tokenkeeper.topic_slots(NULL)") == "", "a topic nobody knows")
     }
 
-    @Test func `after a rest, a topic may claim a quarter of a second's worth`() throws {
+    @Test func `a topic may claim the next second's worth, and what is late by a quarter of a second`() throws {
         try policy("max_per_second = 1000")
-        #expect(try allowance(100) == 100)
-        #expect(try allowance(1000) == 250)
-        // A batch may be larger than the allowance: it delays what follows.
-        try spend(60_000)
+        #expect(try slots() == 1250)
+        // A batch may be larger: it delays what follows.
+        try take(60_000)
         #expect(try waits(for: 30...60))
-        #expect(try allowance(1000) == 0)
+        #expect(try slots() == 0)
         try database.psql("UPDATE tokenkeeper.topic_rate SET next_send_at = clock_timestamp() - interval '1 hour'")
-        #expect(try allowance(1000) == 250, "what was not used in time is lost")
+        #expect(try slots() == 1250, "what was not used in time is lost")
         try policy("max_per_second = 1")
-        #expect(try allowance(1000) == 1)
+        #expect(try slots() == 1)
+        try policy("max_per_second = 2147483647")
+        #expect(try slots() == 1_000_000)
         try policy("max_per_second = NULL")
-        #expect(try allowance(1000) == 1000)
+        #expect(try slots() == nil)
+    }
+
+    @Test
+    func `a claim takes slots while less than half a second of the rate is taken, and half a second's worth or more`()
+        throws
+    {
+        func free(_ ahead: String) throws -> Int {
+            Int(
+                try database.psql(
+                    "SELECT requests FROM tokenkeeper.free_slots(clock_timestamp() + interval '\(ahead)', 1000)",
+                    user: "a_daemon")) ?? -1
+        }
+        // The clock goes on between the two readings of it.
+        #expect((500...1000).contains(try free("490 milliseconds")))
+        #expect((1000...1250).contains(try free("0")))
+        #expect(try free("1 minute") == 0)
     }
 
     @Test func `a topic whose only trace is a rate that was withdrawn is unused`() throws {
         try policy("max_per_second = 5")
-        _ = try allowance(1)
+        _ = try slots()
         try database.psql("UPDATE tokenkeeper.topic SET first_seen = now() - interval '2 days'")
         let unused = "SELECT cardinality(tokenkeeper.unused_topics(ARRAY[\(Self.topicID)], now()))"
         #expect(try database.psql(unused) == "0")

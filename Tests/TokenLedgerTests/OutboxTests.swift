@@ -54,6 +54,36 @@ import TokenModel
         Int(try database.psql("SELECT count(*) FROM tokenkeeper.\(table) WHERE \(condition)")) ?? -1
     }
 
+    // Several topics at once -------------------------------------------------------------------------------------------
+
+    @Test func `several topics are claimed at once, each as far as is asked`() throws {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, environment, token, payload)
+            SELECT t.topic, t.environment, lpad(to_hex(i), 64, '0'), '{"aps":{"alert":"x"}}'
+            FROM (VALUES ('a', 'production', 3), ('b', 'production', 5), ('a', 'sandbox', 1)) AS t (topic, environment, requests)
+            CROSS JOIN LATERAL generate_series(1, t.requests) AS i
+            """, user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        func scope(_ topic: String, _ environment: String = "production") -> TopicScope {
+            TopicScope(environment: environment, topic: topic)
+        }
+        let asked: [Outbox.Asked] = [
+            .init(scope("c"), most: 9), .init(scope("b"), most: 2), .init(scope("a"), most: 9),
+            .init(scope("a", "sandbox"), most: 1),
+        ]
+        let claims = try outbox.claim(asked, backgroundPerHour: 3, on: &daemon)
+        #expect(claims.map(\.requests.count) == [0, 2, 3, 1])
+        #expect(claims.map(\.isComplete) == [true, false, true, false])
+        #expect(claims.map { $0.dueAt == nil } == [true, false, false, false])
+        for (asked, claim) in zip(asked, claims) {
+            #expect(claim.requests.allSatisfy { $0.request.address.scope == asked.scope && $0.sendAt == nil })
+        }
+        let again = try outbox.claim(asked, backgroundPerHour: 3, on: &daemon)
+        #expect(again.map(\.requests.count) == [0, 2, 0, 0])
+        #expect(Set((claims + again).flatMap(\.requests).map(\.number)).count == 8)
+    }
+
     // What is refused -----------------------------------------------------------------------------------------------
 
     static let faulty = [

@@ -3,7 +3,7 @@
 CREATE OR REPLACE FUNCTION tokenkeeper.claim_requests(
     environment text, topic text, daemon_id text, max_rows integer, background_per_hour integer, due_since timestamptz)
 RETURNS TABLE (outcome text, request_id bigint, due_at timestamptz, token_key bytea, payload text, push_type text, priority integer,
-               expiration bigint, collapse_id text, apns_id text, attempts integer, first_sent_at timestamptz)
+               expiration bigint, collapse_id text, apns_id text, attempts integer, first_sent_at timestamptz, send_in bigint)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 -- Each request is looked up separately, whatever the size of the tables was when this session planned the query.
@@ -21,17 +21,22 @@ DECLARE
     the_daemon text COLLATE "C" := claim_requests.daemon_id;
     of_topic tokenkeeper.topic;
     a_background integer;
-    room integer;
-    looked_at bigint;
+    room integer := claim_requests.max_rows;
+    -- If the topic has a rate: itself, and the first free slot.
+    rated_topic integer;
+    first_at timestamptz;
 BEGIN
     SELECT t.* INTO of_topic FROM tokenkeeper.topic AS t
     WHERE t.topic = the_topic AND t.environment = the_environment;
     IF EXISTS (SELECT FROM tokenkeeper.paused_topic AS h WHERE h.topic = the_topic AND h.environment = the_environment) THEN
         RETURN;
     END IF;
-    room := tokenkeeper.topic_allowance(of_topic.topic_id, claim_requests.max_rows);
-    IF room < 1 THEN
-        RETURN;
+    IF of_topic.max_per_second IS NOT NULL THEN
+        rated_topic := of_topic.topic_id;
+        SELECT s.first_at, least(room, s.requests) INTO first_at, room FROM tokenkeeper.topic_slots(rated_topic) AS s;
+        IF room < 1 THEN
+            RETURN;
+        END IF;
     END IF;
     a_background := nullif(coalesce(of_topic.background_per_hour, claim_requests.background_per_hour), 0);
     RETURN QUERY
@@ -65,7 +70,8 @@ BEGIN
                    WHERE c.topic = the_topic AND c.environment = the_environment AND c.token_key = u.key) IS TRUE AS is_late,
                l.state, l.reason, l.invalidated_at, CASE
                    WHEN u.interruptions >= 2 THEN 'it was interrupted twice while it was being sent; it may have been delivered'
-                   WHEN u.interruptions >= 1 AND u.expiration = 'epoch' THEN 'it was interrupted while it was being sent, and its expiration allows only one attempt'
+                   WHEN u.interruptions >= 1 AND u.expiration = 'epoch'
+                       THEN 'it was interrupted while it was being sent, and its expiration allows only one attempt'
                    WHEN u.key IS NULL THEN 'device token is ' || coalesce(length(u.token) || ' characters', 'missing')
                                            || ', expected 1 to 512 bytes in hex'
                    WHEN u.expiration > 'epoch' AND u.expiration <= now() AND (u.asked_for < u.expiration) IS NOT FALSE
@@ -119,7 +125,8 @@ BEGIN
         FROM alerts AS a CROSS JOIN LATERAL tokenkeeper.note_alerts(of_topic.topic_id, a.keys) AS n (position)
     ), shared AS MATERIALIZED (
         -- A device's oldest background pushes are sent, up to its share. Of the excess, only the newest is kept, and it is delayed.
-        SELECT o.*, o.is_alert AND o.request_id = ANY (a.request_ids) AS is_over, o.is_limited AND o.place > r.room[o.device] AS too_many, CASE WHEN o.is_limited THEN r.earliest[o.device] END AS earliest
+        SELECT o.*, o.is_alert AND o.request_id = ANY (a.request_ids) AS is_over, o.is_limited AND o.place > r.room[o.device] AS too_many,
+               CASE WHEN o.is_limited THEN r.earliest[o.device] END AS earliest
         FROM ordered AS o CROSS JOIN rooms AS r CROSS JOIN over_limit AS a
     ), fated AS MATERIALIZED (
         SELECT o.*, CASE WHEN o.fault IS NOT NULL THEN 'failed'
@@ -196,23 +203,59 @@ BEGIN
                       LEFT JOIN tokenkeeper.campaign AS a ON a.campaign_id = r.campaign_id)) AS payload, f.kind,
                   CASE f.kind WHEN 'background' THEN 5 ELSE f.priority END AS priority, floor(extract(epoch FROM f.expiration))::bigint AS expiration,
                   f.collapse_id, r.apns_id::text AS apns_id, r.attempts, r.first_sent_at
+    ), paced AS (
+        -- As take_topic_slots. Only what is sent takes slots.
+        UPDATE tokenkeeper.topic_rate AS r
+        SET next_send_at = first_at + (SELECT count(*) FROM claimed) * interval '1 second' / of_topic.max_per_second
+        WHERE r.topic_id = rated_topic AND EXISTS (SELECT FROM claimed)
     )
-    SELECT 'claimed', c.* FROM claimed AS c
+    SELECT 'claimed', c.*,
+           (extract(epoch FROM first_at - clock_timestamp()) * 1000000
+            + (row_number() OVER (ORDER BY c.request_id) - 1) * 1000000 / of_topic.max_per_second)::bigint
+    FROM claimed AS c
     UNION ALL
     SELECT CASE WHEN f.fate IN ('postponed', 'behind') THEN 'delayed' ELSE f.fate END, f.request_id, coalesce(f.scheduled_at, f.queued_at),
-           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
     FROM fated AS f WHERE f.fate <> 'claimed'
     UNION ALL
-    SELECT 'overtaken', o.request_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM overtaken AS o;
-    IF of_topic.max_per_second IS NOT NULL THEN
-        GET DIAGNOSTICS looked_at = ROW_COUNT;
-        PERFORM tokenkeeper.spend_topic_rate(of_topic.topic_id, looked_at::integer);
-    END IF;
+    SELECT 'overtaken', o.request_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM overtaken AS o;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz) IS
     'Claims requests of a topic that are due since due_since, the oldest first, and asks the gate in the same statement. Returns one row per request: '
-    'claimed, with what is to be sent; suppressed (moved to suppressed_send, because the gate refuses the token, or its device has had alerts_per_day); failed (moved to failed_send, because '
-    'it cannot be sent); delayed (too many for one token, or beyond its device''s share of background pushes); or overtaken: a postponed background push '
-    'that was not due, moved to suppressed_send because a newer one waits. Claims nothing while max_per_second of the topic does not allow it. Only claimed rows have values beyond due_at, and overtaken rows have no due_at.';
+    'claimed, with what is to be sent; suppressed (moved to suppressed_send, because the gate refuses the token, or its device has had alerts_per_day); '
+    'failed (moved to failed_send, because it cannot be sent); delayed (too many for one token, or beyond its device''s share of background pushes); or '
+    'overtaken: a postponed background push that was not due, moved to suppressed_send because a newer one waits. With max_per_second of the topic, '
+    'claims what may be sent within the next second, each request in send_in microseconds. Only claimed rows have values beyond due_at, and overtaken '
+    'rows have no due_at.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.claim_topics(
+    environments text[], topics text[], daemon_id text, max_rows integer[], background_per_hour integer, due_since timestamptz[])
+RETURNS TABLE (environment text, topic text, outcome text, request_id bigint, due_at timestamptz, token_key bytea, payload text, push_type text,
+               priority integer, expiration bigint, collapse_id text, apns_id text, attempts integer, first_sent_at timestamptz, send_in bigint)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    scope record;
+BEGIN
+    -- In one order, so that two daemons that wait for each other's counts never deadlock.
+    FOR scope IN
+        SELECT s.environment, s.topic, s.max_rows, s.due_since
+        FROM unnest(claim_topics.environments, claim_topics.topics, claim_topics.max_rows, claim_topics.due_since)
+            AS s (environment, topic, max_rows, due_since)
+        ORDER BY s.topic COLLATE "C", s.environment COLLATE "C"
+    LOOP
+        RETURN QUERY
+            SELECT scope.environment, scope.topic, c.*
+            FROM tokenkeeper.claim_requests(scope.environment, scope.topic, claim_topics.daemon_id, scope.max_rows,
+                                            claim_topics.background_per_hour, scope.due_since) AS c;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]) IS
+    'claim_requests for many topics, each with its own max_rows and due_since, in one transaction: with thousands of topics, a transaction for each would '
+    'cost more than the requests.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]) FROM PUBLIC;

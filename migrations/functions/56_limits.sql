@@ -2,53 +2,64 @@
 --
 -- A claim calls each function once for its whole set. A topic without the policy costs one look at its row.
 
-CREATE OR REPLACE FUNCTION tokenkeeper.topic_allowance(of_topic integer, wanted integer) RETURNS integer
+CREATE OR REPLACE FUNCTION tokenkeeper.free_slots(next_send_at timestamptz, per_second integer, OUT first_at timestamptz, OUT requests integer)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    at timestamptz := clock_timestamp();
+BEGIN
+    first_at := greatest(free_slots.next_send_at, at - interval '250 milliseconds');
+    requests := CASE WHEN first_at > at + interval '500 milliseconds' THEN 0
+                     ELSE least(greatest(floor(free_slots.per_second * extract(epoch FROM at + interval '1 second' - first_at)), 1), 1000000) END;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.free_slots(timestamptz, integer) IS
+    'A rate has one slot per request: 1 / per_second after the other, from next_send_at on. Returns the first free slot, and how many may be taken now: those '
+    'within the next second, and none while less than 500 ms are free. So the rate is kept although daemons ask now and then, and each has at most a '
+    'second''s worth. Slots of more than 250 ms ago are lost, so that no burst follows a pause.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.free_slots(timestamptz, integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.topic_slots(of_topic integer, OUT first_at timestamptz, OUT requests integer)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     per_second integer := (SELECT t.max_per_second FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic);
     next_at timestamptz;
-    at timestamptz;
 BEGIN
     IF per_second IS NULL THEN
-        RETURN wanted;
+        RETURN;
     END IF;
     INSERT INTO tokenkeeper.topic_rate (topic_id, next_send_at) VALUES (of_topic, '-infinity') ON CONFLICT DO NOTHING;
-    -- Another claim that has the row uses the allowance up. Waiting for it would keep this daemon from its other topics.
+    -- Another claim takes slots now. To wait for it would keep this daemon from its other topics.
     SELECT r.next_send_at INTO next_at FROM tokenkeeper.topic_rate AS r WHERE r.topic_id = of_topic FOR UPDATE SKIP LOCKED;
-    at := clock_timestamp();
-    IF NOT FOUND OR next_at > at THEN
-        RETURN 0;
+    IF NOT FOUND THEN
+        requests := 0;
+        RETURN;
     END IF;
-    next_at := greatest(next_at, at - interval '250 milliseconds');
-    RETURN least(wanted, greatest(floor(extract(epoch FROM at - next_at) * per_second), 1));
+    SELECT s.first_at, s.requests INTO first_at, requests FROM tokenkeeper.free_slots(next_at, per_second) AS s;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.topic_allowance(integer, integer) IS
-    'How many requests of a topic may be claimed now, at most as many as wanted; 0 if none. What was not claimed within the last 250 ms is lost, so that '
-    'no burst follows a pause. Until the transaction ends, other claims of the topic get 0. Call spend_topic_rate afterwards.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.topic_allowance(integer, integer) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.topic_slots(integer) IS
+    'The first free slot of the rate of a topic, and how many requests may be claimed now; null if it has no max_per_second. See free_slots. Until the '
+    'transaction ends, other claims of the topic get none. Call take_topic_slots afterwards.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.topic_slots(integer) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.spend_topic_rate(of_topic integer, requests integer) RETURNS void
+CREATE OR REPLACE FUNCTION tokenkeeper.take_topic_slots(of_topic integer, first_at timestamptz, requests integer) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    per_second integer := (SELECT t.max_per_second FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic);
 BEGIN
-    IF per_second IS NULL OR requests <= 0 THEN
-        RETURN;
-    END IF;
-    UPDATE tokenkeeper.topic_rate AS r
-    SET next_send_at = greatest(r.next_send_at, clock_timestamp() - interval '250 milliseconds') + requests * interval '1 second' / per_second
-    WHERE r.topic_id = of_topic;
+    UPDATE tokenkeeper.topic_rate AS r SET next_send_at = take_topic_slots.first_at + take_topic_slots.requests * interval '1 second' / t.max_per_second
+    FROM tokenkeeper.topic AS t
+    WHERE r.topic_id = of_topic AND t.topic_id = of_topic AND t.max_per_second IS NOT NULL AND take_topic_slots.requests > 0;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.spend_topic_rate(integer, integer) IS
-    'Counts requests that were claimed against the rate of their topic. They may be more than topic_allowance allowed, as a batch is: then the next claim '
-    'waits for longer.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.spend_topic_rate(integer, integer) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.take_topic_slots(integer, timestamptz, integer) IS
+    'Counts requests that will be sent against the rate of their topic, from the slot first_at on. They may be more than topic_slots allowed, as a batch is: '
+    'then the next claim waits for longer.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.take_topic_slots(integer, timestamptz, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_alerts(of_topic integer, keys bytea[]) RETURNS SETOF bigint
 LANGUAGE plpgsql
@@ -85,49 +96,33 @@ COMMENT ON FUNCTION tokenkeeper.note_alerts(integer, bytea[]) IS
     'this day (UTC). A key may occur more than once. Call it once for each request: a repetition would count twice.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.note_alerts(integer, bytea[]) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.count_alerts(of_campaign tokenkeeper.campaign, of_topic integer, numbers bigint[], keys bytea[])
-RETURNS TABLE (number bigint, token_key bytea)
-LANGUAGE plpgsql ROWS 500
+CREATE OR REPLACE FUNCTION tokenkeeper.count_alerts(of_campaign bigint, of_topic integer, numbers bigint[], keys bytea[]) RETURNS bigint[]
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET jit = off
 AS $$
-#variable_conflict use_column
 DECLARE
     uncounted integer[];
     asked bigint[];
     asked_keys bytea[];
-    over_limit bigint[];
 BEGIN
     -- A batch that a daemon has returned, or left behind, is counted already.
     WITH counted AS (
         UPDATE tokenkeeper.campaign_batch AS b SET alerts_counted = true
-        WHERE b.campaign_id = of_campaign.campaign_id AND NOT b.alerts_counted
-          AND b.batch = ANY (ARRAY(SELECT DISTINCT (n >> 9)::integer FROM unnest(numbers) AS n))
+        WHERE b.campaign_id = of_campaign AND NOT b.alerts_counted
+          AND b.batch = ANY (ARRAY(SELECT DISTINCT (n >> 9)::integer FROM unnest(count_alerts.numbers) AS n))
         RETURNING b.batch
     )
     SELECT array_agg(c.batch) INTO uncounted FROM counted AS c;
     SELECT array_agg(n.number), array_agg(n.key) INTO asked, asked_keys
-    FROM unnest(numbers, keys) AS n (number, key) WHERE (n.number >> 9)::integer = ANY (uncounted);
-    SELECT array_agg(asked[n.position]) INTO over_limit FROM tokenkeeper.note_alerts(of_topic, asked_keys) AS n (position);
-    IF over_limit IS NOT NULL THEN
-        INSERT INTO tokenkeeper.suppressed_send (environment, topic, token, token_key, state, reason, push_type, apns_id, queued_at, campaign_id,
-                                                 campaign_number)
-        SELECT of_campaign.environment, of_campaign.topic, encode(n.key, 'hex'), n.key, 'alerts', 'its device has had alerts_per_day',
-               of_campaign.push_type, tokenkeeper.campaign_apns_id(of_campaign.campaign_id, n.number), of_campaign.created_at,
-               of_campaign.campaign_id, n.number
-        FROM unnest(asked, asked_keys) AS n (number, key) WHERE n.number = ANY (over_limit);
-        PERFORM tokenkeeper.end_in_batches(
-            array_agg(of_campaign.campaign_id), array_agg((n >> 9)::integer), array_agg((n & 511)::integer), array_agg('suppressed'::text))
-        FROM unnest(over_limit) AS n;
-    END IF;
-    RETURN QUERY SELECT n.number, n.key FROM unnest(numbers, keys) AS n (number, key) WHERE (n.number = ANY (over_limit)) IS NOT TRUE;
+    FROM unnest(count_alerts.numbers, count_alerts.keys) AS n (number, key) WHERE (n.number >> 9)::integer = ANY (uncounted);
+    RETURN ARRAY(SELECT asked[n.position] FROM tokenkeeper.note_alerts(of_topic, asked_keys) AS n (position));
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.count_alerts(tokenkeeper.campaign, integer, bigint[], bytea[]) IS
-    'Counts alerts of a campaign, which are claimed, against alerts_per_day of its topic, each once. Ends those beyond it as suppressed, and returns the '
-    'others.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.count_alerts(tokenkeeper.campaign, integer, bigint[], bytea[]) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.count_alerts(bigint, integer, bigint[], bytea[]) IS
+    'Counts alerts of a campaign, which are claimed, against alerts_per_day of its topic, each once. Returns the numbers of those beyond it.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.count_alerts(bigint, integer, bigint[], bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.confirmation_fault(of_topic integer, tags text, everyone boolean, tokens bigint) RETURNS text
 LANGUAGE plpgsql

@@ -37,7 +37,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_in_batches(bigint[], integer[], integer[], text[]) IS
-    'Records outcomes of requests that are in batches, which the caller has locked and in which they have not ended. The outcome returned gives a request back to its batch.';
+    'Records outcomes of requests that are in batches, which the caller has locked and in which they have not ended. The outcome returned gives a request '
+    'back to its batch.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.end_in_batches(bigint[], integer[], integer[], text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaigns_due()
@@ -45,39 +46,77 @@ RETURNS TABLE (campaign_id bigint, environment text, topic text, has_batches boo
 LANGUAGE plpgsql ROWS 10
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET enable_bitmapscan = off
 SET jit = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    -- Of the campaigns that are to be addressed, and of those with batches to claim: so many from the first on, and from one by chance on.
+    most constant integer := 100;
+    -- With more than that, each has its turn by chance, and none waits for those that cannot go on.
+    by_chance bigint := floor(random() * ((SELECT max(c.campaign_id) FROM tokenkeeper.campaign AS c) + 1));
 BEGIN
     RETURN QUERY
-        SELECT c.campaign_id, c.environment, c.topic,
-               EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b
-                       WHERE b.campaign_id = c.campaign_id AND b.batch >= c.first_open_batch AND b.claimed_by IS NULL),
-               NOT c.is_addressed, greatest(c.next_send_at, coalesce(c.scheduled_at, c.created_at), (
+        WITH RECURSIVE waiting (start, campaign_id, place) AS (
+            -- One look into the index for each campaign, however many batches it has.
+            SELECT s.start, (SELECT b.campaign_id FROM tokenkeeper.campaign_batch AS b
+                             WHERE b.claimed_by IS NULL AND b.campaign_id > s.start ORDER BY b.campaign_id LIMIT 1), 1
+            FROM (VALUES (0::bigint), (by_chance)) AS s (start)
+            UNION ALL
+            SELECT w.start, (SELECT b.campaign_id FROM tokenkeeper.campaign_batch AS b
+                             WHERE b.claimed_by IS NULL AND b.campaign_id > w.campaign_id ORDER BY b.campaign_id LIMIT 1), w.place + 1
+            FROM waiting AS w WHERE w.campaign_id IS NOT NULL AND w.place < most
+        ), found AS MATERIALIZED (
+            SELECT w.campaign_id FROM waiting AS w WHERE w.campaign_id IS NOT NULL
+            UNION
+            (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+             WHERE c.state IN ('waiting', 'running') AND NOT c.is_addressed AND coalesce(c.scheduled_at, c.created_at) <= now()
+             ORDER BY coalesce(c.scheduled_at, c.created_at) LIMIT most)
+            UNION
+            -- The newest, so that it begins at once however many others there are.
+            (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+             WHERE c.state IN ('waiting', 'running') AND NOT c.is_addressed AND coalesce(c.scheduled_at, c.created_at) <= now()
+             ORDER BY coalesce(c.scheduled_at, c.created_at) DESC LIMIT 10)
+            UNION
+            (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+             WHERE c.state IN ('waiting', 'running') AND NOT c.is_addressed AND c.campaign_id > by_chance ORDER BY c.campaign_id LIMIT most)
+        )
+        SELECT c.campaign_id, c.environment, c.topic, h.has_batches, NOT c.is_addressed,
+               -- As free_slots: half a second before the next slot of the rates.
+               greatest(coalesce(c.scheduled_at, c.created_at), greatest(c.next_send_at, (
                    SELECT r.next_send_at FROM tokenkeeper.topic AS t JOIN tokenkeeper.topic_rate AS r ON r.topic_id = t.topic_id
-                   WHERE t.topic = c.topic AND t.environment = c.environment AND t.max_per_second IS NOT NULL))
-        FROM tokenkeeper.campaign AS c
-        WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now() AND NOT tokenkeeper.has_expired(c.expiration)
+                   WHERE t.topic = c.topic AND t.environment = c.environment AND t.max_per_second IS NOT NULL)) - interval '500 milliseconds')
+        FROM found AS f
+        -- OFFSET: each by the primary key.
+        CROSS JOIN LATERAL (SELECT a.* FROM tokenkeeper.campaign AS a WHERE a.campaign_id = f.campaign_id OFFSET 0) AS c
+        CROSS JOIN LATERAL (
+            SELECT EXISTS (
+                SELECT FROM tokenkeeper.campaign_batch AS b
+                WHERE b.campaign_id = c.campaign_id AND b.batch >= c.first_open_batch AND b.claimed_by IS NULL) AS has_batches) AS h
+        WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now() AND (h.has_batches OR NOT c.is_addressed)
+          AND NOT tokenkeeper.has_expired(c.expiration)
           AND NOT EXISTS (SELECT FROM tokenkeeper.paused_topic AS p WHERE p.topic = c.topic AND p.environment = c.environment)
         ORDER BY coalesce(c.scheduled_at, c.created_at), c.campaign_id;
-    PERFORM tokenkeeper.end_campaigns();
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.campaigns_due() IS
-    'The campaigns that may be sent now, the oldest first: whether batches wait to be claimed, whether the audience is not addressed yet, and when max_per_second allows '
-    'the next claim. Also fails what waits of campaigns that have expired, and notes which campaigns have ended.';
+    'Campaigns in which something can be done now, the oldest first: whether batches wait to be claimed, whether the audience is not addressed yet, and when '
+    'max_per_second allows the next claim. All of them, up to 100 of each kind. Of more, the first of each kind, the newest, and some by chance.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.campaigns_due() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_campaigns() RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET enable_bitmapscan = off
 SET jit = off
 AS $$
 DECLARE
     finished bigint;
     expired bigint;
     missing bigint;
+    most constant integer := 1000;
+    by_chance bigint := floor(random() * ((SELECT max(c.campaign_id) FROM tokenkeeper.campaign AS c) + 1));
 BEGIN
     FOR expired IN
         SELECT c.campaign_id FROM tokenkeeper.campaign AS c
@@ -90,13 +129,23 @@ BEGIN
     END LOOP;
     FOR finished IN
         SELECT o.campaign_id
-        FROM (SELECT c.campaign_id, c.first_open_batch FROM tokenkeeper.campaign AS c
-              WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now()
-                AND (c.is_addressed OR tokenkeeper.has_expired(c.expiration))
-              UNION ALL
-              SELECT c.campaign_id, c.first_open_batch FROM tokenkeeper.campaign AS c
-              WHERE c.state IN ('paused', 'cancelled') AND c.ended_at IS NULL AND (c.is_addressed OR tokenkeeper.has_expired(c.expiration))) AS o
-        WHERE NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = o.campaign_id AND b.batch >= o.first_open_batch)
+        FROM ((SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+               WHERE c.state IN ('waiting', 'running') AND c.is_addressed ORDER BY c.campaign_id LIMIT most)
+              UNION
+              -- Of many that wait for retries, others each time.
+              (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+               WHERE c.state IN ('waiting', 'running') AND c.is_addressed AND c.campaign_id > by_chance ORDER BY c.campaign_id LIMIT most)
+              UNION
+              (SELECT c.campaign_id FROM tokenkeeper.campaign AS c WHERE c.state IN ('paused', 'cancelled') AND c.ended_at IS NULL AND c.is_addressed LIMIT most)
+              UNION
+              (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+               WHERE c.state IN ('waiting', 'running') AND tokenkeeper.has_expired(c.expiration) LIMIT most)
+              UNION
+              (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+               WHERE c.state = 'paused' AND c.ended_at IS NULL AND tokenkeeper.has_expired(c.expiration) LIMIT most)) AS o
+        WHERE NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b
+                          WHERE b.campaign_id = o.campaign_id
+                            AND b.batch >= (SELECT c.first_open_batch FROM tokenkeeper.campaign AS c WHERE c.campaign_id = o.campaign_id))
           AND NOT EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.campaign_id = o.campaign_id)
     LOOP
         PERFORM FROM tokenkeeper.campaign AS c WHERE c.campaign_id = finished AND c.ended_at IS NULL FOR NO KEY UPDATE SKIP LOCKED;
@@ -112,14 +161,16 @@ BEGIN
                                            WHERE e.campaign_id = finished AND e.outcome <> 'requeued'), 0)
             INTO missing FROM tokenkeeper.campaign AS c WHERE c.campaign_id = finished;
             IF missing > 0 THEN
-                INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals) VALUES (finished, 0, missing, 'cancelled', '{}');
+                INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
+                VALUES (finished, 0, missing, 'cancelled', '{}');
             END IF;
         END IF;
     END LOOP;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_campaigns() IS
-    'Fails what waits of campaigns that have expired, and notes which campaigns have no request any more. Requests that were deleted from send_request count as cancelled.';
+    'Fails what waits of campaigns that have expired, and notes which campaigns have no request any more; of more than 1000, some by chance each time. Requests that were deleted from send_request count as '
+    'cancelled.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.end_campaigns() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaign_content(campaign_id bigint)
@@ -139,8 +190,79 @@ COMMENT ON FUNCTION tokenkeeper.campaign_content(bigint) IS
     'What all requests of a campaign have in common. It never changes. The payload has PostgreSQL''s blanks; expiration is in seconds since 1970.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_content(bigint) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.count_background(of_campaign tokenkeeper.campaign, numbers bigint[], keys bytea[], share integer)
+RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    over_share bigint[];
+BEGIN
+    -- As in claim_requests: counted before they are sent, in the order of keys.
+    WITH noted AS (
+        INSERT INTO tokenkeeper.background_send AS b (environment, topic, token_key, sent_at, latest_at, room)
+        SELECT of_campaign.environment, of_campaign.topic, k.key, ARRAY[now()], now(), share
+        FROM unnest(count_background.keys) AS k (key) ORDER BY k.key
+        ON CONFLICT ON CONSTRAINT background_send_pkey DO UPDATE
+        SET (sent_at, latest_at, room) = (
+            SELECT r.sent_at || excluded.sent_at[1:r.room], excluded.latest_at, r.room
+            FROM (SELECT a.sent_at, greatest(share - cardinality(a.sent_at), 0) AS room
+                  FROM (SELECT ARRAY(SELECT a FROM unnest(b.sent_at) AS a WHERE a > now() - interval '1 hour') AS sent_at) AS a) AS r)
+        RETURNING b.token_key, b.room
+    )
+    SELECT array_agg(n.number) INTO over_share FROM unnest(count_background.numbers, count_background.keys) AS n (number, key)
+    JOIN noted AS b ON b.token_key = n.key WHERE b.room < 1;
+    RETURN over_share;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.count_background(tokenkeeper.campaign, bigint[], bytea[], integer) IS
+    'Counts background pushes of a campaign, which are claimed, in background_send. Returns the numbers of those beyond their device''s share.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.count_background(tokenkeeper.campaign, bigint[], bytea[], integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.withhold_requests(
+    of_campaign tokenkeeper.campaign, of_topic integer, numbers bigint[], keys bytea[], reasons text[]) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+BEGIN
+    INSERT INTO tokenkeeper.suppressed_send (environment, topic, token, token_key, state, reason, invalidated_at, push_type, apns_id, queued_at,
+                                             campaign_id, campaign_number)
+    SELECT of_campaign.environment, of_campaign.topic, encode(n.key, 'hex'), n.key,
+           CASE n.reason WHEN 'gate' THEN tokenkeeper.state_of(l) ELSE 'alerts' END,
+           CASE n.reason WHEN 'gate' THEN tokenkeeper.reason_of(l) ELSE 'its device has had alerts_per_day' END,
+           greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at), of_campaign.push_type,
+           tokenkeeper.campaign_apns_id(of_campaign.campaign_id, n.number), of_campaign.created_at, of_campaign.campaign_id, n.number
+    FROM unnest(withhold_requests.numbers, withhold_requests.keys, withhold_requests.reasons) AS n (number, key, reason)
+    LEFT JOIN LATERAL (
+        SELECT a.* FROM tokenkeeper.ledger AS a
+        WHERE a.topic_id = of_topic AND a.token_key = n.key AND n.reason = 'gate' OFFSET 0) AS l ON true
+    WHERE n.reason IN ('gate', 'alerts');
+
+    -- The claim of single requests decides: of the excess, only the newest is kept.
+    INSERT INTO tokenkeeper.send_request (environment, topic, token, apns_id, campaign_id, campaign_number)
+    SELECT of_campaign.environment, of_campaign.topic, encode(n.key, 'hex'), tokenkeeper.campaign_apns_id(of_campaign.campaign_id, n.number),
+           of_campaign.campaign_id, n.number
+    FROM unnest(withhold_requests.numbers, withhold_requests.keys, withhold_requests.reasons) AS n (number, key, reason)
+    WHERE n.reason = 'background';
+
+    PERFORM tokenkeeper.end_in_batches(
+        array_agg(of_campaign.campaign_id), array_agg((n.number >> 9)::integer), array_agg((n.number & 511)::integer),
+        array_agg(CASE n.reason WHEN 'background' THEN 'requeued' ELSE 'suppressed' END))
+    FROM unnest(withhold_requests.numbers, withhold_requests.reasons) AS n (number, reason) WHERE n.reason IS NOT NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.withhold_requests(tokenkeeper.campaign, integer, bigint[], bytea[], text[]) IS
+    'Ends requests of a campaign, which are claimed, without sending them. Their reasons: gate (the token is suppressed in the topic) and alerts (the device '
+    'has had alerts_per_day) move them to suppressed_send, and background (beyond the device''s share) to send_request. Those '
+    'without a reason are left alone.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.withhold_requests(tokenkeeper.campaign, integer, bigint[], bytea[], text[]) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.claim_campaign(campaign_id bigint, daemon_id text, most integer, background_per_hour integer)
-RETURNS TABLE (number bigint, token_key bytea)
+RETURNS TABLE (outcome text, number bigint, token_key bytea, send_in bigint)
 LANGUAGE plpgsql ROWS 500
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -154,14 +276,18 @@ DECLARE
     of_topic tokenkeeper.topic;
     gate_topic integer;
     room integer := claim_campaign.most;
-    since timestamptz;
+    -- The lower rate of the campaign and its topic, and the first free slot of both; null without a rate.
+    per_second integer;
+    first_at timestamptz;
+    slots record;
     size integer;
     taken integer[];
-    requests bigint;
     numbers bigint[];
     keys bytea[];
-    refused boolean[];
-    refusals integer;
+    -- Why a request is not sent; null if it is.
+    reasons text[];
+    over_limit bigint[];
+    withheld integer;
     share integer;
 BEGIN
     SELECT a.* INTO c FROM tokenkeeper.campaign AS a
@@ -171,40 +297,39 @@ BEGIN
         RETURN;
     END IF;
     SELECT t.* INTO of_topic FROM tokenkeeper.topic AS t WHERE t.topic = c.topic AND t.environment = c.environment;
-    size := CASE WHEN least(c.max_per_second, of_topic.max_per_second) IS NULL THEN 500
-                 ELSE least(500, greatest(least(c.max_per_second, of_topic.max_per_second) / 20, 1)) END;
+    per_second := least(c.max_per_second, of_topic.max_per_second);
+    size := CASE WHEN per_second IS NULL THEN 500 ELSE least(500, greatest(per_second / 20, 1)) END;
     IF c.max_per_second IS NOT NULL THEN
-        -- The daemons share the rate by this row. Who comes up to 200 ms late may catch up, and a claim reaches up to 50 ms ahead, since
-        -- daemons look for campaigns every 50 to 100 ms.
+        -- The daemons share the rate by this row. If another one has it, that one takes slots now, or addresses a part of the audience.
         SELECT a.next_send_at INTO c.next_send_at FROM tokenkeeper.campaign AS a WHERE a.campaign_id = c.campaign_id
         FOR NO KEY UPDATE SKIP LOCKED;
-        -- Another daemon claims from it, or addresses it: this one does something else meanwhile.
-        IF NOT FOUND OR c.next_send_at > clock_timestamp() THEN
+        IF NOT FOUND THEN
             RETURN;
         END IF;
-        since := greatest(c.next_send_at, clock_timestamp() - interval '200 ms');
-        room := least(room, greatest(1, floor(c.max_per_second * extract(epoch FROM clock_timestamp() + interval '50 ms' - since))::integer));
+        SELECT s.first_at, s.requests INTO slots FROM tokenkeeper.free_slots(c.next_send_at, c.max_per_second) AS s;
+        first_at := slots.first_at;
+        room := least(room, slots.requests);
     END IF;
-    room := tokenkeeper.topic_allowance(of_topic.topic_id, room);
+    IF of_topic.max_per_second IS NOT NULL AND room > 0 THEN
+        SELECT s.first_at, s.requests INTO slots FROM tokenkeeper.topic_slots(of_topic.topic_id) AS s;
+        first_at := greatest(first_at, slots.first_at);
+        room := least(room, slots.requests);
+    END IF;
     IF room < 1 THEN
         RETURN;
     END IF;
     -- Whole batches. A little room is enough for one, so that it does not stay empty.
-    SELECT array_agg(s.batch), sum(s.requests) INTO taken, requests FROM (
+    SELECT array_agg(s.batch) INTO taken FROM (
         SELECT f.batch, f.requests, sum(f.requests) OVER (ORDER BY f.batch) AS total, row_number() OVER (ORDER BY f.batch) AS place
         FROM (SELECT b.batch, b.requests - bit_count(b.ended) AS requests FROM tokenkeeper.campaign_batch AS b
               WHERE b.campaign_id = c.campaign_id AND b.batch >= c.first_open_batch AND b.claimed_by IS NULL
               ORDER BY b.batch LIMIT room / size + 2 FOR UPDATE SKIP LOCKED) AS f) AS s
-    WHERE s.total <= room OR (s.place = 1 AND (s.requests <= claim_campaign.most::bigint * 4 OR least(c.max_per_second, of_topic.max_per_second) IS NOT NULL));
+    WHERE s.total <= room OR (s.place = 1 AND (s.requests <= claim_campaign.most::bigint * 4 OR per_second IS NOT NULL));
     -- With batches locked, nobody pauses or cancels the campaign. Somebody may have done so before.
     PERFORM FROM tokenkeeper.campaign AS a WHERE a.campaign_id = c.campaign_id AND a.state = 'running';
     IF NOT FOUND OR taken IS NULL THEN
         RETURN;
     END IF;
-    IF c.max_per_second IS NOT NULL THEN
-        UPDATE tokenkeeper.campaign AS a SET next_send_at = since + requests * interval '1 second' / c.max_per_second WHERE a.campaign_id = c.campaign_id;
-    END IF;
-    PERFORM tokenkeeper.spend_topic_rate(of_topic.topic_id, requests::integer);
     IF of_topic.gate IS DISTINCT FROM 'observe' THEN
         gate_topic := of_topic.topic_id;
     END IF;
@@ -215,86 +340,57 @@ BEGIN
         WHERE b.campaign_id = c.campaign_id AND b.batch >= c.first_open_batch AND b.batch = ANY (taken)
         RETURNING b.batch, b.ended, b.token_keys
     )
-    SELECT array_agg(j.number), array_agg(j.token_key), array_agg(j.refused), count(*) FILTER (WHERE j.refused)
-    INTO numbers, keys, refused, refusals
+    SELECT array_agg(j.number), array_agg(j.token_key), array_agg(j.reason), count(j.reason)
+    INTO numbers, keys, reasons, withheld
     FROM (SELECT d.batch::bigint << 9 | k.ordinal AS number, k.token_key,
                  -- The gate. Not a join, so that each token is looked up in the index, whatever this plan knows about the ledger.
-                 (SELECT true FROM tokenkeeper.ledger AS l
-                  WHERE l.topic_id = gate_topic AND l.token_key = k.token_key AND l.suppressed > false) IS TRUE AS refused
+                 CASE WHEN (SELECT true FROM tokenkeeper.ledger AS l
+                            WHERE l.topic_id = gate_topic AND l.token_key = k.token_key AND l.suppressed > false) THEN 'gate' END AS reason
           FROM claimed AS d CROSS JOIN LATERAL unnest(d.token_keys) WITH ORDINALITY AS k (token_key, ordinal)
           WHERE get_bit(d.ended, k.ordinal::integer) = 0 OFFSET 0) AS j;
 
-    IF refusals > 0 THEN
-        INSERT INTO tokenkeeper.suppressed_send (environment, topic, token, token_key, state, reason, invalidated_at, push_type, apns_id, queued_at,
-                                                 campaign_id, campaign_number)
-        SELECT c.environment, c.topic, encode(n.key, 'hex'), n.key, tokenkeeper.state_of(l), tokenkeeper.reason_of(l),
-               greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at), c.push_type,
-               tokenkeeper.campaign_apns_id(c.campaign_id, n.number), c.created_at, c.campaign_id, n.number
-        FROM unnest(numbers, keys, refused) AS n (number, key, refused)
-        CROSS JOIN LATERAL (SELECT a.* FROM tokenkeeper.ledger AS a WHERE a.topic_id = gate_topic AND a.token_key = n.key OFFSET 0) AS l
-        WHERE n.refused;
-        PERFORM tokenkeeper.end_in_batches(
-            array_agg(c.campaign_id), array_agg((n.number >> 9)::integer), array_agg((n.number & 511)::integer), array_agg('suppressed'::text))
-        FROM unnest(numbers, refused) AS n (number, refused) WHERE n.refused;
-        SELECT array_agg(n.number), array_agg(n.key) INTO numbers, keys
-        FROM unnest(numbers, keys, refused) AS n (number, key, refused) WHERE NOT n.refused;
-    END IF;
+    -- The limits of devices count only what passes the gate. A push is of one type, so at most one of them applies.
     share := nullif(coalesce(of_topic.background_per_hour, claim_campaign.background_per_hour), 0);
-    IF share IS NOT NULL AND c.push_type = 'background' AND numbers IS NOT NULL THEN
-        SELECT array_agg(n.number), array_agg(n.key) INTO numbers, keys
-        FROM tokenkeeper.count_background(c, numbers, keys, share) AS n (number, key);
+    IF share IS NOT NULL AND c.push_type = 'background' AND withheld < cardinality(numbers) THEN
+        SELECT tokenkeeper.count_background(c, array_agg(n.number), array_agg(n.key), share) INTO over_limit
+        FROM unnest(numbers, keys, reasons) AS n (number, key, reason) WHERE n.reason IS NULL;
+    ELSIF of_topic.alerts_per_day > 0 AND c.push_type = 'alert' AND withheld < cardinality(numbers) THEN
+        SELECT tokenkeeper.count_alerts(c.campaign_id, of_topic.topic_id, array_agg(n.number), array_agg(n.key)) INTO over_limit
+        FROM unnest(numbers, keys, reasons) AS n (number, key, reason) WHERE n.reason IS NULL;
     END IF;
-    IF of_topic.alerts_per_day > 0 AND c.push_type = 'alert' AND numbers IS NOT NULL THEN
-        SELECT array_agg(n.number), array_agg(n.key) INTO numbers, keys
-        FROM tokenkeeper.count_alerts(c, of_topic.topic_id, numbers, keys) AS n (number, key);
+    IF cardinality(over_limit) > 0 THEN
+        SELECT array_agg(n.number), array_agg(n.key), array_agg(n.reason), count(n.reason) INTO numbers, keys, reasons, withheld
+        FROM (SELECT a.number, a.key, CASE WHEN a.number = ANY (over_limit) THEN CASE c.push_type WHEN 'alert' THEN 'alerts' ELSE 'background' END
+                                           ELSE a.reason END AS reason
+              FROM unnest(numbers, keys, reasons) AS a (number, key, reason) OFFSET 0) AS n;
     END IF;
-    RETURN QUERY SELECT -(c.campaign_id << 32 | n.number), n.key FROM unnest(numbers, keys) AS n (number, key);
+    IF withheld > 0 THEN
+        PERFORM tokenkeeper.withhold_requests(c, gate_topic, numbers, keys, reasons);
+    END IF;
+    -- Only what is sent takes slots.
+    IF per_second IS NOT NULL AND withheld < cardinality(numbers) THEN
+        IF c.max_per_second IS NOT NULL THEN
+            UPDATE tokenkeeper.campaign AS a SET next_send_at = first_at + (cardinality(numbers) - withheld) * interval '1 second' / c.max_per_second
+            WHERE a.campaign_id = c.campaign_id;
+        END IF;
+        PERFORM tokenkeeper.take_topic_slots(of_topic.topic_id, first_at, cardinality(numbers) - withheld);
+    END IF;
+    IF withheld > 0 THEN
+        RETURN QUERY
+            SELECT CASE n.reason WHEN 'background' THEN 'delayed' ELSE 'suppressed' END,
+                   -(c.campaign_id << 32 | n.number), NULL::bytea, NULL::bigint
+            FROM unnest(numbers, reasons) AS n (number, reason) WHERE n.reason IS NOT NULL;
+    END IF;
+    RETURN QUERY
+        SELECT 'claimed', -(c.campaign_id << 32 | n.number), n.key,
+               (extract(epoch FROM first_at - clock_timestamp()) * 1000000 + (n.place - 1) * 1000000 / per_second)::bigint
+        FROM (SELECT a.number, a.key, row_number() OVER () AS place
+              FROM unnest(numbers, keys, reasons) AS a (number, key, reason) WHERE a.reason IS NULL) AS n;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) IS
     'Claims whole batches of a campaign, up to about as many requests as most and as max_per_second of it and of its topic allow, and asks the gate. '
-    'Returns the requests to send: the number is negative, and contains the campaign_id. A token that is suppressed meanwhile ends as suppressed (see '
-    'suppressed_send), and so does an alert beyond alerts_per_day of its device. After expiration nothing is claimed. What is beyond a '
-    'device''s share of background pushes moves to send_request. The batches that were looked at may all have ended so: nothing is returned then.';
+    'Returns one row per request; the number is negative, and contains the campaign_id. claimed: to be sent; with a rate, in send_in microseconds. '
+    'suppressed: its token is suppressed, or its device has had alerts_per_day (see suppressed_send). After expiration nothing is claimed. '
+    'delayed: beyond its device''s share of background pushes, it moves to send_request. Only what is claimed counts for the rates.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) FROM PUBLIC;
-
-CREATE OR REPLACE FUNCTION tokenkeeper.count_background(of_campaign tokenkeeper.campaign, numbers bigint[], keys bytea[], share integer)
-RETURNS TABLE (number bigint, token_key bytea)
-LANGUAGE plpgsql ROWS 500
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-SET jit = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    over bigint[];
-BEGIN
-    -- As in claim_requests: counted before they are sent, in the order of keys.
-    WITH noted AS (
-        INSERT INTO tokenkeeper.background_send AS b (environment, topic, token_key, sent_at, latest_at, room)
-        SELECT of_campaign.environment, of_campaign.topic, k.key, ARRAY[now()], now(), share FROM unnest(keys) AS k (key) ORDER BY k.key
-        ON CONFLICT ON CONSTRAINT background_send_pkey DO UPDATE
-        SET (sent_at, latest_at, room) = (
-            SELECT r.sent_at || excluded.sent_at[1:r.room], excluded.latest_at, r.room
-            FROM (SELECT a.sent_at, greatest(share - cardinality(a.sent_at), 0) AS room
-                  FROM (SELECT ARRAY(SELECT a FROM unnest(b.sent_at) AS a WHERE a > now() - interval '1 hour') AS sent_at) AS a) AS r)
-        RETURNING b.token_key, b.room
-    )
-    SELECT array_agg(n.number) INTO over FROM unnest(numbers, keys) AS n (number, key)
-    JOIN noted AS b ON b.token_key = n.key WHERE b.room < 1;
-    IF over IS NOT NULL THEN
-        -- The claim of single requests decides: of the excess, only the newest is kept.
-        INSERT INTO tokenkeeper.send_request (environment, topic, token, apns_id, campaign_id, campaign_number)
-        SELECT of_campaign.environment, of_campaign.topic, encode(n.key, 'hex'), tokenkeeper.campaign_apns_id(of_campaign.campaign_id, n.number),
-               of_campaign.campaign_id, n.number
-        FROM unnest(numbers, keys) AS n (number, key) WHERE n.number = ANY (over);
-        PERFORM tokenkeeper.end_in_batches(
-            array_agg(of_campaign.campaign_id), array_agg((n >> 9)::integer), array_agg((n & 511)::integer), array_agg('requeued'::text))
-        FROM unnest(over) AS n;
-    END IF;
-    RETURN QUERY SELECT n.number, n.key FROM unnest(numbers, keys) AS n (number, key) WHERE (n.number = ANY (over)) IS NOT TRUE;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.count_background(tokenkeeper.campaign, bigint[], bytea[], integer) IS
-    'Counts background pushes of a campaign, which are claimed, in background_send. Moves those beyond their device''s share to send_request, and returns the others.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.count_background(tokenkeeper.campaign, bigint[], bytea[], integer) FROM PUBLIC;

@@ -50,7 +50,7 @@ COMMENT ON TABLE tokenkeeper.campaign IS
     'sweep.send_retention ago.';
 COMMENT ON COLUMN tokenkeeper.campaign.state IS 'waiting (for scheduled_at, or for a daemon), running, paused, cancelled or ended.';
 COMMENT ON COLUMN tokenkeeper.campaign.push_type IS 'As given to enqueue, or by push_type_of.';
-COMMENT ON COLUMN tokenkeeper.campaign.max_per_second IS 'How many requests per second are claimed, by all daemons together; null for no limit.';
+COMMENT ON COLUMN tokenkeeper.campaign.max_per_second IS 'How many requests per second are sent, by all daemons together; null for no limit. Retries do not count: see max_per_second of topic_policy.';
 COMMENT ON COLUMN tokenkeeper.campaign.audience_kind IS 'everyone, tags, device, user or tokens.';
 COMMENT ON COLUMN tokenkeeper.campaign.audience IS 'The tag expression, the device_id or the user_id.';
 COMMENT ON COLUMN tokenkeeper.campaign.created_by IS 'The login role, which may pause, resume and cancel the campaign.';
@@ -73,11 +73,16 @@ COMMENT ON COLUMN tokenkeeper.campaign.has_list IS 'Internal: campaign_token may
 COMMENT ON COLUMN tokenkeeper.campaign.batches IS 'Internal: the last number of a batch.';
 COMMENT ON COLUMN tokenkeeper.campaign.first_open_batch IS
     'Internal: all batches before this number have ended. The index may still have entries of them, as long as some old transaction is open.';
-COMMENT ON COLUMN tokenkeeper.campaign.next_send_at IS 'Internal: when max_per_second allows the next claim.';
+COMMENT ON COLUMN tokenkeeper.campaign.next_send_at IS 'Internal: when max_per_second allows the next request. All before it are claimed.';
 COMMENT ON COLUMN tokenkeeper.campaign.logged_state IS 'Internal: the state that a daemon has logged.';
 
-CREATE INDEX campaign_open ON tokenkeeper.campaign ((coalesce(scheduled_at, created_at))) WHERE state IN ('waiting', 'running');
-COMMENT ON INDEX tokenkeeper.campaign_open IS 'For campaigns_due.';
+CREATE INDEX campaign_open ON tokenkeeper.campaign (campaign_id) WHERE state IN ('waiting', 'running');
+COMMENT ON INDEX tokenkeeper.campaign_open IS 'For end_campaigns.';
+
+CREATE INDEX campaign_to_address ON tokenkeeper.campaign ((coalesce(scheduled_at, created_at))) WHERE state IN ('waiting', 'running') AND NOT is_addressed;
+COMMENT ON INDEX tokenkeeper.campaign_to_address IS 'For campaigns_due, as is campaign_to_address_by_id.';
+
+CREATE INDEX campaign_to_address_by_id ON tokenkeeper.campaign (campaign_id) WHERE state IN ('waiting', 'running') AND NOT is_addressed;
 
 CREATE INDEX campaign_stopped ON tokenkeeper.campaign (campaign_id) WHERE state IN ('paused', 'cancelled') AND ended_at IS NULL;
 COMMENT ON INDEX tokenkeeper.campaign_stopped IS 'For end_campaigns.';
@@ -125,7 +130,7 @@ COMMENT ON COLUMN tokenkeeper.campaign_batch.alerts_counted IS
 COMMENT ON COLUMN tokenkeeper.campaign_batch.token_keys IS 'By ordinal: the token; null if it was forgotten.';
 
 CREATE INDEX campaign_batch_waiting ON tokenkeeper.campaign_batch (campaign_id, batch) WHERE claimed_by IS NULL;
-COMMENT ON INDEX tokenkeeper.campaign_batch_waiting IS 'For claims.';
+COMMENT ON INDEX tokenkeeper.campaign_batch_waiting IS 'For campaigns_due and claims.';
 
 CREATE INDEX campaign_batch_claimed ON tokenkeeper.campaign_batch (claimed_by) WHERE claimed_by IS NOT NULL;
 

@@ -7,7 +7,7 @@ CREATE TABLE tokenkeeper.topic_rate (
     next_send_at timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.topic_rate IS
-    'When the next request of a topic with max_per_second may be claimed. All daemons share this row, and so the rate.';
+    'When the next request of a topic with max_per_second may be sent: all before it are claimed. All daemons share this row, and so the rate.';
 
 CREATE TABLE tokenkeeper.alert_send (
     topic_id  integer NOT NULL,

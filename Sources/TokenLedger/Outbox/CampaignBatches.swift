@@ -44,10 +44,15 @@ extension Outbox {
     /// A claim for this many requests or more gets at least one batch, whatever its size.
     public static let partOfBatch = batch / 4
 
-    /// Looks for campaigns. Also notes which of them have ended.
-    public func campaignsDue(on connection: inout Connection) throws(DatabaseError) -> [DueCampaign] {
+    /// Looks for campaigns.
+    ///
+    /// - Parameter ending: Whether to note which of them have ended.
+    public func campaignsDue(
+        ending: Bool = false, on connection: inout Connection
+    ) throws(DatabaseError) -> [DueCampaign] {
         try connection.transaction(transaction) { connection throws(DatabaseError) in
-            try connection.query(
+            if ending { _ = try connection.query("SELECT tokenkeeper.end_campaigns()") }
+            return try connection.query(
                 """
                 SELECT c.campaign_id, c.environment, c.topic, c.has_batches, c.needs_addressing,
                        greatest(extract(epoch FROM c.due_at - clock_timestamp()) * 1000000, 0)::bigint
@@ -135,33 +140,42 @@ extension Outbox {
         campaign: Int64, _ content: CampaignContent, most: Int, backgroundPerHour: Int, on connection: inout Connection
     ) throws(DatabaseError) -> Claim {
         let now = Instant.now
-        return try claim(on: &connection) { connection throws(DatabaseError) in
+        let claims = try claim(on: &connection) { connection throws(DatabaseError) in
             let rows = try connection.query(
-                "SELECT c.number, c.token_key FROM tokenkeeper.claim_campaign($1, $2, $3, $4) AS c",
+                "SELECT c.outcome, c.number, c.token_key, c.send_in FROM tokenkeeper.claim_campaign($1, $2, $3, $4) AS c",
                 [
                     .int8(campaign), .text(daemonID), .int4(Int32(clamping: most)),
                     .int4(Int32(clamping: backgroundPerHour)),
                 ]
             )
-            var claim = Claim()
-            claim.requests = try rows.decode { row throws(DatabaseError) in
+            let received = ContinuousClock.now
+            let claimed = try rows.decode { row throws(DatabaseError) -> (ClaimedRow.Outcome, ClaimedRequest?) in
+                let outcome = try row.read(ClaimedRow.Outcome.self)
                 let number = try row.read(Int64.self)
+                let token = try row.read(DeviceToken?.self)
+                let sendIn = try row.read(Int64?.self)
+                guard outcome == .claimed, let token else { return (outcome, nil) }
                 guard let numbered = CampaignRequest(number: number) else {
                     throw DatabaseError(
                         .unexpectedRow, "claim_campaign claimed request \(number), expected a negative number")
                 }
-                return ClaimedRequest(
+                let request = ClaimedRequest(
                     number: number,
                     request: PushRequest(
-                        address: TokenAddress(
-                            environment: content.environment, topic: content.topic, token: try row.read()),
+                        address: TokenAddress(environment: content.environment, topic: content.topic, token: token),
                         payload: content.payload, pushType: content.pushType, priority: content.priority,
                         expiration: content.expiration, collapseID: content.collapseID, id: numbered.apnsID),
-                    firstSentAt: now)
+                    firstSentAt: now, sendAt: sendIn.map { received + .microseconds($0) })
+                return (outcome, request)
             }
-            if !claim.requests.isEmpty { claim.dueAt = now }
-            return claim
+            var claim = Claim()
+            claim.requests = claimed.compactMap(\.1)
+            claim.suppressed = claimed.count { $0.0 == .suppressed }
+            claim.failed = claimed.count { $0.0 == .failed }
+            if !claimed.isEmpty { claim.dueAt = now }
+            return [claim]
         }
+        return claims[0]
     }
 }
 

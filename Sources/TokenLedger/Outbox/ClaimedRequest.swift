@@ -9,12 +9,18 @@ public struct ClaimedRequest: Hashable, Sendable {
     public var attempts: Int
     /// When a daemon first claimed it, by the database server's clock.
     public var firstSentAt: Instant
+    /// When the rate of its topic or campaign lets it be sent; nil without a rate.
+    public var sendAt: ContinuousClock.Instant?
 
-    public init(number: Int64, request: PushRequest, attempts: Int = 0, firstSentAt: Instant) {
+    public init(
+        number: Int64, request: PushRequest, attempts: Int = 0, firstSentAt: Instant,
+        sendAt: ContinuousClock.Instant? = nil
+    ) {
         self.number = number
         self.request = request
         self.attempts = attempts
         self.firstSentAt = firstSentAt
+        self.sendAt = sendAt
     }
 }
 

@@ -12,7 +12,8 @@ struct ClaimedRow {
     /// Nil unless it was claimed.
     let request: ClaimedRequest?
 
-    init(_ row: inout Row, of scope: TopicScope) throws(DatabaseError) {
+    /// - Parameter now: When the row was read.
+    init(_ row: inout Row, of scope: TopicScope, at now: ContinuousClock.Instant) throws(DatabaseError) {
         outcome = try row.read()
         dueAt = try row.read()
         let number = try row.read(Int64.self)
@@ -25,6 +26,7 @@ struct ClaimedRow {
         let id = try row.read(String?.self)
         let attempts = try row.read(Int?.self)
         let firstSentAt = try row.read(Instant?.self)
+        let sendIn = try row.read(Int64?.self)
         guard outcome == .claimed else {
             request = nil
             return
@@ -40,13 +42,14 @@ struct ClaimedRow {
                 address: TokenAddress(environment: environment, topic: topic, token: token),
                 payload: compactJSON(payload), pushType: pushType, priority: priority, expiration: expiration,
                 collapseID: collapseID, id: id, mayBeRepeated: attempts == 0),
-            attempts: attempts, firstSentAt: firstSentAt)
+            attempts: attempts, firstSentAt: firstSentAt, sendAt: sendIn.map { now + .microseconds($0) })
     }
 }
 
 extension Outbox.Claim {
     /// Counts what the claim did with one more request.
     mutating func add(_ row: ClaimedRow) {
+        looked += 1
         if let dueAt = row.dueAt { self.dueAt = max(self.dueAt ?? dueAt, dueAt) }
         switch row.outcome {
         case .claimed: if let request = row.request { requests.append(request) }

@@ -75,9 +75,19 @@ public struct Outbox: Sendable {
         public var failed = 0
         /// When the last request that the claim looked at was due; nil if it found none.
         public var dueAt: Instant?
+        /// How many requests it looked at.
+        var looked = 0
+        /// Whether it looked at all requests that were due.
+        public var isComplete = false
+        /// When the rate lets the last of `requests` be sent; nil without a rate.
+        public var lastSendAt: ContinuousClock.Instant? { requests.last?.sendAt }
 
         public init() {}
     }
+
+    /// A claim of a topic or campaign with a rate gets what may be sent within the next second, and nothing while more than this
+    /// much of it is claimed. As `free_slots` in the database.
+    public static let pacedAhead: Duration = .milliseconds(500)
 
     /// Claims due requests, the oldest first, and asks the gate in the same statement.
     ///
@@ -90,19 +100,72 @@ public struct Outbox: Sendable {
         _ scope: TopicScope, most: Int, since: Instant = .distantPast, backgroundPerHour: Int,
         on connection: inout Connection
     ) throws(DatabaseError) -> Claim {
-        try claim(on: &connection) { connection throws(DatabaseError) in
-            try connection.query(
+        let claims = try claim(on: &connection) { connection throws(DatabaseError) in
+            let rows = try connection.query(
                 """
                 SELECT c.outcome, c.due_at, c.request_id, encode(c.token_key, 'hex'), c.payload, c.push_type, c.priority, c.expiration,
-                       c.collapse_id, c.apns_id, c.attempts, c.first_sent_at
+                       c.collapse_id, c.apns_id, c.attempts, c.first_sent_at, c.send_in
                 FROM tokenkeeper.claim_requests($1, $2, $3, $4, $5, $6) AS c ORDER BY c.request_id
                 """,
                 [
                     .text(scope.environment), .text(scope.topic), .text(daemonID), .int4(Int32(clamping: most)),
                     .int4(Int32(clamping: backgroundPerHour)), .instant(since),
-                ]
-            ).decode { row throws(DatabaseError) in try ClaimedRow(&row, of: scope) }
-                .reduce(into: Claim()) { claim, row in claim.add(row) }
+                ])
+            let now = ContinuousClock.now
+            return [
+                try rows.decode { row throws(DatabaseError) in try ClaimedRow(&row, of: scope, at: now) }
+                    .reduce(into: Claim()) { claim, row in claim.add(row) }
+            ]
+        }
+        return claims[0]
+    }
+
+    /// What to claim of one topic. See the parameters of `claim`.
+    public struct Asked: Sendable {
+        var scope: TopicScope
+        var most: Int
+        var since: Instant
+
+        public init(_ scope: TopicScope, most: Int, since: Instant = .distantPast) {
+            (self.scope, self.most, self.since) = (scope, most, since)
+        }
+    }
+
+    /// Claims due requests of several topics in one transaction: with many topics that have a few requests each, a transaction for
+    /// each would cost more than the requests.
+    ///
+    /// - Parameter asked: Each topic once.
+    /// - Returns: One claim per topic, in the same order.
+    public func claim(
+        _ asked: [Asked], backgroundPerHour: Int, on connection: inout Connection
+    ) throws(DatabaseError) -> [Claim] {
+        try claim(on: &connection) { connection throws(DatabaseError) in
+            let rows = try connection.query(
+                """
+                SELECT c.environment, c.topic, c.outcome, c.due_at, c.request_id, encode(c.token_key, 'hex'), c.payload, c.push_type, c.priority,
+                       c.expiration, c.collapse_id, c.apns_id, c.attempts, c.first_sent_at, c.send_in
+                FROM tokenkeeper.claim_topics($1, $2, $3, $4, $5, $6) AS c ORDER BY c.request_id
+                """,
+                [
+                    .texts(asked.map(\.scope.environment)), .texts(asked.map(\.scope.topic)), .text(daemonID),
+                    .int4s(asked.map { Int32(clamping: $0.most) }), .int4(Int32(clamping: backgroundPerHour)),
+                    .instants(asked.map(\.since)),
+                ])
+            let now = ContinuousClock.now
+            let places = Dictionary(uniqueKeysWithValues: asked.enumerated().map { ($1.scope, $0) })
+            var claims = Array(repeating: Claim(), count: asked.count)
+            for (place, row) in try rows.decode({ row throws(DatabaseError) in
+                let scope = TopicScope(environment: try row.read(), topic: try row.read())
+                guard let place = places[scope] else {
+                    throw DatabaseError(.unexpectedRow, "claim_topics returned \(scope), which was not asked for")
+                }
+                return (place, try ClaimedRow(&row, of: scope, at: now))
+            }) { claims[place].add(row) }
+            // A rate may have kept others back.
+            for (place, asked) in asked.enumerated() {
+                claims[place].isComplete = claims[place].looked < asked.most && claims[place].lastSendAt == nil
+            }
+            return claims
         }
     }
 
@@ -110,17 +173,17 @@ public struct Outbox: Sendable {
     ///
     /// - Returns: Without requests that another daemon has taken over in the meantime.
     func claim(
-        on connection: inout Connection, _ work: (inout Connection) throws(DatabaseError) -> Claim
-    ) throws(DatabaseError) -> Claim {
+        on connection: inout Connection, _ work: (inout Connection) throws(DatabaseError) -> [Claim]
+    ) throws(DatabaseError) -> [Claim] {
         let start = ContinuousClock.now
         // The claim must survive a crash of the server before anything is sent.
-        var claim = try connection.transaction(durable, work)
+        var claims = try connection.transaction(durable, work)
         // This process may have been stopped after the COMMIT.
-        if start.duration(to: .now) > standstill, !claim.requests.isEmpty {
+        if start.duration(to: .now) > standstill, claims.contains(where: { !$0.requests.isEmpty }) {
             let claimed = try self.claimed(on: &connection)
-            claim.requests.removeAll { !claimed.contains($0.number) }
+            for place in claims.indices { claims[place].requests.removeAll { !claimed.contains($0.number) } }
         }
-        return claim
+        return claims
     }
 
     /// The requests that this daemon has claimed, according to the database.

@@ -16,9 +16,13 @@ struct DueCampaigns {
     private var slow: Set<Int64> = []
     private var lookedAt: ContinuousClock.Instant?
     private var looksSoon = false
+    private var endedAt: ContinuousClock.Instant?
+    private var endsSoon = false
 
     /// How often to look for campaigns, even while there is nothing to do.
     static let lookEvery: Duration = .milliseconds(50)
+    /// How often to note which campaigns have ended.
+    private static let endEvery: Duration = .seconds(1)
     /// How soon to look again after a claim that found nothing.
     private static let soon: Duration = .milliseconds(10)
 
@@ -37,6 +41,16 @@ struct DueCampaigns {
         (lookedAt, looksSoon) = (now, false)
         return true
     }
+
+    /// Whether to note now which campaigns have ended.
+    mutating func beginsEnding(at now: ContinuousClock.Instant) -> Bool {
+        if !endsSoon, let endedAt, endedAt.duration(to: now) < Self.endEvery { return false }
+        (endedAt, endsSoon) = (now, false)
+        return true
+    }
+
+    /// The last request that this daemon had has ended: it may be the last one of a campaign.
+    mutating func mayHaveEnded() { endsSoon = true }
 
     /// Takes what a look has found. A new campaign has its turn before the others.
     mutating func take(
@@ -80,14 +94,17 @@ struct DueCampaigns {
 
     /// A campaign has had its turn, and the others come before its next one.
     ///
-    /// - Parameter some: Whether it had any request. If not, its rate may not allow one yet, or another daemon was faster.
-    mutating func claimed(_ id: Int64, some: Bool) {
+    /// - Parameters:
+    ///   - some: Whether it had any request. If not, its rate may not allow one yet, or another daemon was faster.
+    ///   - lastSendAt: When its rate lets the last of them be sent.
+    mutating func claimed(_ id: Int64, some: Bool, lastSendAt: ContinuousClock.Instant?) {
         guard let place = place(of: id) else { return }
         var had = known.remove(at: place)
         if !some {
             had.campaign.hasBatches = false
             looksSoon = true
         }
+        if let lastSendAt { had.dueAt = lastSendAt - Outbox.pacedAhead }
         known.append(had)
     }
 

@@ -19,6 +19,8 @@ struct DueTopics {
     /// The last topic of the page that was read last; nil before the first page. There may be thousands of topics.
     private(set) var cursor: TopicScope?
     private var claimedUntil: [TopicScope: (dueAt: Instant, since: ContinuousClock.Instant)] = [:]
+    /// Topics with a rate: when it lets the last claimed request be sent, and when to claim next.
+    private var rated: [TopicScope: (lastSendAt: ContinuousClock.Instant, claimAt: ContinuousClock.Instant)] = [:]
 
     /// How often to look for topics while some are claimable.
     private static let lookEvery: Duration = .milliseconds(500)
@@ -26,9 +28,36 @@ struct DueTopics {
     /// How often a claim starts at the front of a topic, where late commits and returned requests are.
     private static let fromFrontEvery: Duration = .seconds(5)
 
+    /// A topic with a rate may have none free, because other daemons take them. It is claimed again this soon, but not for longer
+    /// than this after the last one that this daemon got.
+    private static let rateRetry: (every: Duration, until: Duration) = (.milliseconds(50), .milliseconds(250))
+
+    /// A look continues with the next page while fewer topics than this are claimable.
+    private static let enough = 200
+
+    var count: Int { claimable.count }
+
+    /// The topics that can be claimed from now, in the order of their turns.
+    func claimable(at now: ContinuousClock.Instant) -> [TopicScope] {
+        if rated.isEmpty { return claimable }
+        return claimable.filter { rated[$0].map { $0.claimAt <= now } ?? true }
+    }
+
+    /// When the rate of a topic allows the next claim, after this instant.
+    func nextClaim(after now: ContinuousClock.Instant) -> ContinuousClock.Instant? {
+        rated.values.lazy.map(\.claimAt).filter { $0 > now }.min()
+    }
+
+    /// The others have their turns before these.
+    mutating func moveBack(_ topics: some Sequence<TopicScope>) {
+        let topics = Set(topics)
+        claimable = claimable.filter { !topics.contains($0) } + claimable.filter { topics.contains($0) }
+    }
+
     /// Whether to read pages now, until `needsAnotherPage` is false.
     mutating func beginsLook(at now: ContinuousClock.Instant) -> Bool {
-        if !claimable.isEmpty, let lookedAt, lookedAt.duration(to: now) < Self.lookEvery { return false }
+        let isLongEnough = isLookComplete || claimable.count >= Self.enough
+        if !claimable.isEmpty, isLongEnough, let lookedAt, lookedAt.duration(to: now) < Self.lookEvery { return false }
         lookedAt = now
         return true
     }
@@ -42,10 +71,11 @@ struct DueTopics {
     mutating func add(_ page: Outbox.Scopes, covers: (TopicScope) -> Bool) {
         cursor = page.last
         waitingSoFar.formUnion(page.waiting)
+        let known = Set(claimable)
         for topic in page.due {
             if topic.isValid && !covers(topic) {
                 uncoveredSoFar.append(topic)
-            } else if !claimable.contains(topic) {
+            } else if !known.contains(topic) {
                 claimable.append(topic)
             }
         }
@@ -69,8 +99,19 @@ struct DueTopics {
         return .distantPast
     }
 
-    /// - Parameter dueAt: When the last request that the claim looked at was due; nil when nothing was due.
-    mutating func claimed(_ topic: TopicScope, until dueAt: Instant?, at now: ContinuousClock.Instant) {
+    /// - Parameters:
+    ///   - dueAt: When the last request that the claim looked at was due; nil when nothing was due.
+    ///   - lastSendAt: When the rate of the topic lets the last claimed request be sent.
+    mutating func claimed(
+        _ topic: TopicScope, until dueAt: Instant?, lastSendAt: ContinuousClock.Instant? = nil,
+        at now: ContinuousClock.Instant
+    ) {
+        if let lastSendAt {
+            rated[topic] = (lastSendAt, lastSendAt - Outbox.pacedAhead)
+        } else if dueAt == nil, let last = rated[topic]?.lastSendAt, now < last + Self.rateRetry.until {
+            rated[topic]?.claimAt = now + Self.rateRetry.every
+            return
+        }
         guard let dueAt else { return forget(topic) }
         claimedUntil[topic] = (dueAt, claimedUntil[topic]?.since ?? now)
     }
@@ -82,5 +123,6 @@ struct DueTopics {
     mutating func forget(_ topic: TopicScope) {
         claimable.removeAll { $0 == topic }
         claimedUntil[topic] = nil
+        rated[topic] = nil
     }
 }

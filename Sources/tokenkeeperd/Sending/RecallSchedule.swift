@@ -15,10 +15,14 @@ struct RecallSchedule {
 
     /// Begins a period.
     ///
-    /// - Parameter held: The `request_id` of every claimed request.
+    /// - Parameters:
+    ///   - held: The `request_id` of the claimed requests.
+    ///   - others: Those to look up in any case.
     /// - Returns: Those to look up.
-    mutating func begin(with held: Set<Int64>, at now: ContinuousClock.Instant) -> [Int64] {
+    mutating func begin(
+        with held: Set<Int64>, and others: Set<Int64> = [], at now: ContinuousClock.Instant
+    ) -> [Int64] {
         defer { (lookedUpAt, heldThen) = (now, held) }
-        return Array(held.intersection(heldThen))
+        return Array(held.intersection(heldThen).union(others))
     }
 }

@@ -29,6 +29,12 @@ struct SendPipeline {
     /// The most requests of one claim.
     private static let mostPerClaim = 1000
 
+    /// The most topics of one claim.
+    private static let topicsPerClaim = 50
+
+    /// The contents of this many campaigns are kept, even while there is nothing to claim.
+    private static let mostContents = 100
+
     /// How long to address campaigns before something else is done.
     private static let addressesFor: Duration = .milliseconds(100)
 
@@ -114,6 +120,7 @@ struct SendPipeline {
         // An outcome may have taken a minute: in the meantime, somebody may have paused the topic or forgotten the token.
         try recall(state.next, outbox, on: &connection)
         perform(state.handOver())
+        perform(state.release(at: .now))
         state.retryLocked(at: .now)
         var hasWritten = false
         do throws(DatabaseError) {
@@ -142,8 +149,11 @@ struct SendPipeline {
         case none
     }
 
-    /// How long until something is to be done for a campaign.
-    var campaignPause: Duration { state.campaignPause(at: .now) }
+    /// How long until something is to be done for a campaign or a rate.
+    var pause: Duration { state.pause(at: .now) }
+
+    /// Gives back what waits for the instant that its rate gives it: the daemon shuts down.
+    mutating func giveBackPaced() { state.giveBackPaced() }
 
     /// Looks for campaigns if it is time, and addresses their audience further. An audience that takes long is left to `AddressingWorker`.
     private mutating func addressCampaigns(
@@ -152,7 +162,7 @@ struct SendPipeline {
         guard state.looksForCampaigns(at: now) else { return }
         let due: [Outbox.DueCampaign]
         do throws(DatabaseError) {
-            due = try outbox.campaignsDue(on: &connection)
+            due = try outbox.campaignsDue(ending: state.endsCampaigns(at: now), on: &connection)
         } catch {
             // The next look tries again.
             if error.remedy != .retry { throw error }
@@ -160,8 +170,10 @@ struct SendPipeline {
             return
         }
         state.take(due, at: now)
-        let open = Set(due.map(\.id))
-        contents = contents.filter { open.contains($0.key) }
+        if contents.count > Self.mostContents {
+            let open = Set(due.map(\.id))
+            contents = contents.filter { open.contains($0.key) }
+        }
         for (source, error) in audiences.takeFailures() {
             if error.remedy == .retry { progress.lockWaits += 1 }
             state.failed(source, "\(error)", isPassing: [.retry, .reconnect].contains(error.remedy), at: now)
@@ -225,30 +237,65 @@ struct SendPipeline {
         }
         let turns = state.turns(at: now)
         var result = turns.isEmpty ? Claimed.none : .dueOnly
-        for turn in turns {
-            let room = state.room(for: turn)
-            if room == 0 { continue }
-            let claim: Outbox.Claim
-            do throws(DatabaseError) {
-                claim = try self.claim(
-                    turn, most: room, backgroundPerHour: backgroundPerHour, at: now, outbox, on: &connection)
-            } catch {
-                guard [.fixData, .retry].contains(error.remedy) else { throw error }
-                if error.remedy == .retry { progress.lockWaits += 1 }
-                state.failed(turn.source, "\(error)", isPassing: error.remedy == .retry, at: now)
-                continue
+        for group in Self.groups(turns) {
+            if group.count > 1 {
+                let asked = group.map {
+                    Outbox.Asked($0.topic, most: state.room(for: $0), since: state.claimsFrom($0, at: now))
+                }
+                do throws(DatabaseError) {
+                    let claims = try outbox.claim(asked, backgroundPerHour: backgroundPerHour, on: &connection)
+                    for (turn, claim) in zip(group, claims) where take(claim, of: turn, at: now) { result = .some }
+                    perform(state.release(at: .now))
+                    continue
+                } catch {
+                    // One of them keeps the others waiting. Each on its own shows which.
+                    guard [.fixData, .retry].contains(error.remedy) else { throw error }
+                }
             }
-            if claim.dueAt != nil {
-                result = .some
-                progress.moved += 1
-            } else if state.hasJustFound(turn) {
-                // Another session has locked them, or another daemon has been faster.
-                progress.lockWaits += 1
+            for turn in group {
+                let room = state.room(for: turn)
+                if room == 0 { continue }
+                do throws(DatabaseError) {
+                    let claim = try self.claim(
+                        turn, most: room, backgroundPerHour: backgroundPerHour, at: now, outbox, on: &connection)
+                    if take(claim, of: turn, at: now) { result = .some }
+                } catch {
+                    guard [.fixData, .retry].contains(error.remedy) else { throw error }
+                    if error.remedy == .retry { progress.lockWaits += 1 }
+                    state.failed(turn.source, "\(error)", isPassing: error.remedy == .retry, at: now)
+                }
+                perform(state.release(at: .now))
             }
-            summary.add(claim)
-            perform(state.take(claim, of: turn, at: now))
         }
         return result
+    }
+
+    /// - Returns: The turns that are claimed in one transaction: several topics, or one campaign.
+    private static func groups(_ turns: [SendState.Turn]) -> [ArraySlice<SendState.Turn>] {
+        var groups: [ArraySlice<SendState.Turn>] = []
+        var rest = turns[...]
+        while !rest.isEmpty {
+            let topics = rest.prefix(topicsPerClaim).prefix { $0.source.campaign == nil && !$0.isTrial }
+            let group = topics.isEmpty ? rest.prefix(1) : topics
+            groups.append(group)
+            rest = rest.dropFirst(group.count)
+        }
+        return groups
+    }
+
+    /// - Returns: Whether anything was due.
+    private mutating func take(
+        _ claim: Outbox.Claim, of turn: SendState.Turn, at now: ContinuousClock.Instant
+    ) -> Bool {
+        if claim.dueAt != nil {
+            progress.moved += 1
+        } else if state.hasJustFound(turn) {
+            // Another session has locked them, or another daemon has been faster.
+            progress.lockWaits += 1
+        }
+        summary.add(claim)
+        perform(state.take(claim, of: turn, at: now))
+        return claim.dueAt != nil
     }
 
     private mutating func perform(_ actions: [SendState.Action]) {

@@ -15,6 +15,7 @@ internal import TokenModel
 /// - A credential holds at most `limit` requests per environment. If more topics share a credential than it has room for, each
 ///   still gets one request, so that none starves. A campaign's whole batch may go beyond the limit.
 /// - Campaigns take turns with each other and with the topics.
+/// - With a rate, no request is sent before its instant. A request that waits for its instant does not count in `limit`.
 struct SendState {
     /// The most requests of one credential in one environment, queued ones included.
     private let limit: Int
@@ -30,6 +31,7 @@ struct SendState {
     private var blocked = BlockedSources()
     private var unwritten = UnwrittenEndings()
     private var recalls = RecallSchedule()
+    private var paced = PacedRequests()
     private(set) var counts = SendCounts()
 
     init(limit: Int, credential: @escaping (TopicScope) -> String?) {
@@ -56,7 +58,7 @@ struct SendState {
     }
 
     /// Whether nothing is claimed and everything is written.
-    var isEmpty: Bool { requests.values.allSatisfy(\.isEmpty) && unwritten.isEmpty }
+    var isEmpty: Bool { requests.values.allSatisfy(\.isEmpty) && paced.isEmpty && unwritten.isEmpty }
 
     /// Topics and campaigns whose requests all wait, one sentence each: no credential covers the topic, or claims fail.
     var blockedSources: [String] {
@@ -110,6 +112,7 @@ struct SendState {
                 paused.insert(topic)
                 unwritten.pause(topic, reason: reason)
                 giveBack(in: scope) { $0.request.address.scope == topic }
+                unwritten.giveBack(paced.withdraw { $0.request.address.scope == topic }, after: nil)
             case .rest(let pause): actions.append(.logRest(scope, pause, lastError: health.lastError(of: scope)))
             }
             if isTrial { trials.ended(in: scope, isUnanswered: outcome.sends > 0 && step.blame == .server) }
@@ -146,15 +149,23 @@ struct SendState {
 
     /// The requests to look up now; empty until it is time.
     mutating func toLookUp(at now: ContinuousClock.Instant) -> [Int64] {
-        recalls.isDue(at: now) ? recalls.begin(with: held, at: now) : []
+        if !recalls.isDue(at: now) { return [] }
+        // What waits for its instant is looked up as long as no look finds that its campaign goes on.
+        let goOn = campaigns.sources
+        return recalls.begin(with: submitted, and: paced.numbers { !goOn.contains($0) }, at: now)
     }
 
+    /// The `request_id` of every request that was submitted and has not ended, and of those that wait behind one.
+    private var submitted: Set<Int64> { requests.values.reduce(into: []) { $0.formUnion($1.numbers) } }
+
     /// The `request_id` of every claimed request that has not ended.
-    private var held: Set<Int64> { requests.values.reduce(into: []) { $0.formUnion($1.numbers) } }
+    private var held: Set<Int64> { submitted.union(paced.numbers()) }
 
     /// Takes what has changed for requests since they were claimed.
     mutating func take(_ recalled: Outbox.Recalled) -> [Action] {
         if recalled.isEmpty { return [] }
+        paced.withdraw { recalled.gone.contains($0.number) }
+        unwritten.giveBack(paced.withdraw { recalled.paused.contains($0.number) }, after: nil)
         for scope in requests.keys {
             requests[scope]?.withdraw { recalled.gone.contains($0.number) }
             giveBack(in: scope) { recalled.paused.contains($0.number) }
@@ -183,6 +194,31 @@ struct SendState {
         }
     }
 
+    // MARK: - Rates
+
+    /// Lets the requests go whose instant has come, as far as there is room.
+    mutating func release(at now: ContinuousClock.Instant) -> [Action] {
+        var actions: [Action] = []
+        for (source, scope) in paced.sources {
+            if health.isResting(scope, at: now) || health.isOnTrial(scope) {
+                unwritten.giveBack(paced.withdraw { $0.request.address.scope == source.topic }, after: nil)
+                continue
+            }
+            var due = paced.release(source, at: now, most: room(in: scope))
+            if let first = due.first?.sendAt, first + PacedRequests.tooLate < now {
+                unwritten.giveBack(due, after: nil)
+                due = []
+            }
+            actions += submit(due, in: scope, at: now)
+        }
+        return actions
+    }
+
+    /// Gives back what waits for its instant: the daemon shuts down.
+    mutating func giveBackPaced() {
+        unwritten.giveBack(paced.withdraw { _ in true }, after: nil)
+    }
+
     // MARK: - Writing
 
     /// What to write to the database next; nil when everything is written. Call `wrote` after the COMMIT.
@@ -191,6 +227,7 @@ struct SendState {
     /// What `nextWrite` returned is in the database, except the endings with these numbers: another session has locked their requests.
     mutating func wrote(except locked: Set<Int64> = [], at now: ContinuousClock.Instant = .now) {
         unwritten.wrote(except: locked, at: now)
+        if isEmpty { campaigns.mayHaveEnded() }
     }
 
     /// Lets `nextWrite` return again what was locked, if it is time.
@@ -200,6 +237,7 @@ struct SendState {
     /// claimed or finished requests, and another daemon may have taken some over.
     mutating func reconcile(claimed: Set<Int64>) -> [Action] {
         unwritten.giveBack(numbers: claimed.subtracting(held).subtracting(unwritten.numbers))
+        paced.withdraw { !claimed.contains($0.number) }
         for scope in requests.keys { requests[scope]?.withdraw { !claimed.contains($0.number) } }
         return withdraw { !claimed.contains($0.number) }
     }
@@ -236,6 +274,9 @@ struct SendState {
     /// Whether the pipeline is to look for campaigns now.
     mutating func looksForCampaigns(at now: ContinuousClock.Instant) -> Bool { campaigns.beginsLook(at: now) }
 
+    /// Whether the look is also to note which campaigns have ended.
+    mutating func endsCampaigns(at now: ContinuousClock.Instant) -> Bool { campaigns.beginsEnding(at: now) }
+
     mutating func take(_ found: [Outbox.DueCampaign], at now: ContinuousClock.Instant) {
         campaigns.take(found, at: now) { [credential] in credential($0) != nil }
     }
@@ -253,17 +294,35 @@ struct SendState {
     /// Batches were appended to a campaign.
     mutating func addressed(_ campaign: Int64) { campaigns.addressed(campaign) }
 
-    /// How long until something is to be done for a campaign.
-    func campaignPause(at now: ContinuousClock.Instant) -> Duration { campaigns.pause(at: now) }
+    /// How long until something is to be done for a campaign or a rate.
+    func pause(at now: ContinuousClock.Instant) -> Duration {
+        // What is due already waits for room.
+        let dues = [paced.next(after: now), topics.nextClaim(after: now)].compactMap { $0 }
+        return dues.map { max(now.duration(to: $0), Self.grain) }.reduce(campaigns.pause(at: now), min)
+    }
+
+    /// Requests that are sent by a rate go in groups of this length of time.
+    private static let grain: Duration = .milliseconds(5)
+
+    /// The most topics of a round. The others come before them in the next one.
+    private static let mostTopics = 200
+
+    /// With more turns than this in a round, a topic is left at once when all that it had due is claimed.
+    private static let manyTurns = 16
 
     /// The topics and campaigns to claim from in this round.
     mutating func turns(at now: ContinuousClock.Instant) -> [Turn] {
         if isBehind { return [] }
         tokens.prune(at: now)
-        let sources =
-            topics.claimable.map { Source(topic: $0) }
-            + campaigns.claimable(at: now).map { Source(topic: $0.topic, campaign: $0.id) }
-        var turns = trials.narrow(sources.compactMap { turn(of: $0, at: now) })
+        var ofTopics: [Turn] = []
+        for topic in topics.claimable(at: now) where ofTopics.count < Self.mostTopics {
+            if let turn = turn(of: Source(topic: topic), at: now) { ofTopics.append(turn) }
+        }
+        let ofCampaigns = campaigns.claimable(at: now).compactMap {
+            turn(of: Source(topic: $0.topic, campaign: $0.id), at: now)
+        }
+        var turns = trials.narrow(ofTopics + ofCampaigns)
+        if topics.count > Self.mostTopics { topics.moveBack(turns.lazy.map(\.topic)) }
         let sharers = Dictionary(grouping: turns, by: \.scope).mapValues(\.count)
         for index in turns.indices { turns[index].sharers = sharers[turns[index].scope] ?? 1 }
         return turns
@@ -275,6 +334,7 @@ struct SendState {
         let isTrial = health.isOnTrial(scope)
         let hasRoom = room(in: scope) >= (isTrial ? 1 : leastRoom)
         return hasRoom && !blocked.isBlocked(source, at: now) && !health.isResting(scope, at: now)
+            && !paced.isLate(source, at: now)
             ? Turn(source: source, scope: scope, isTrial: isTrial) : nil
     }
 
@@ -308,25 +368,41 @@ struct SendState {
         blocked.unblock(turn.source)
         counts.add(suppressed: claim.suppressed, in: turn.scope)
         if let campaign = turn.source.campaign {
-            campaigns.claimed(campaign, some: claim.dueAt != nil)
+            campaigns.claimed(campaign, some: claim.dueAt != nil, lastSendAt: claim.lastSendAt)
         } else {
-            topics.claimed(turn.topic, until: claim.dueAt, at: now)
+            let isDone = claim.isComplete && turn.sharers > Self.manyTurns
+            topics.claimed(turn.topic, until: isDone ? nil : claim.dueAt, lastSendAt: claim.lastSendAt, at: now)
         }
         unwritten.areClaimedAgain(claim.requests)
-        var sendable: [ClaimedRequest] = []
-        for request in claim.requests {
-            if let rest = tokens.remaining(request.request.address, at: now) {
-                unwritten.giveBack([request], after: rest)
-            } else {
-                sendable.append(request)
-            }
+        if turn.isTrial {
+            let chosen = chooseTrial(from: withoutResting(claim.requests, at: now), of: turn)
+            return submit(chosen, in: turn.scope, at: now)
         }
-        if turn.isTrial { sendable = chooseTrial(from: sendable, of: turn) }
+        guard claim.lastSendAt != nil else { return submit(claim.requests, in: turn.scope, at: now) }
+        paced.add(claim.requests, of: turn)
+        return []
+    }
+
+    /// Gives back the requests of tokens that rest.
+    private mutating func withoutResting(
+        _ claimed: [ClaimedRequest], at now: ContinuousClock.Instant
+    ) -> [ClaimedRequest] {
+        claimed.filter { request in
+            guard let rest = tokens.remaining(request.request.address, at: now) else { return true }
+            unwritten.giveBack([request], after: rest)
+            return false
+        }
+    }
+
+    private mutating func submit(
+        _ claimed: [ClaimedRequest], in scope: CredentialScope, at now: ContinuousClock.Instant
+    ) -> [Action] {
+        let sendable = withoutResting(claimed, at: now)
         if sendable.isEmpty { return [] }
-        precondition(!turn.scope.credential.isEmpty, "claimed without a credential: \(turn.topic)")
-        let next = requests[turn.scope, default: RequestsInFlight()].take(sendable)
-        unanswered.submitted(in: turn.scope, at: now)
-        return next.isEmpty ? [] : [.submit(next, credential: turn.scope.credential)]
+        precondition(!scope.credential.isEmpty, "claimed without a credential: \(sendable[0].request.address.scope)")
+        let next = requests[scope, default: RequestsInFlight()].take(sendable)
+        unanswered.submitted(in: scope, at: now)
+        return next.isEmpty ? [] : [.submit(next, credential: scope.credential)]
     }
 
     /// Keeps one request, and gives the others back.

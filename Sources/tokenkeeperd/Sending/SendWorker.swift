@@ -114,10 +114,10 @@ struct SendWorker {
             if locks.isMeeting || pipeline.awaitsAnswer { idle.until = min(idle.until, .now + .seconds(1)) }
             worker.rest(
                 bell,
-                for: max(min(ContinuousClock.now.duration(to: idle.until), pipeline.campaignPause), .milliseconds(1)))
+                for: max(min(ContinuousClock.now.duration(to: idle.until), pipeline.pause), .milliseconds(1)))
             return
         // Everything due was suppressed or failed, or another session has locked it.
-        case .dueOnly: worker.rest(bell, for: configuration.pollBusy)
+        case .dueOnly: worker.rest(bell, for: max(min(configuration.pollBusy, pipeline.pause), .milliseconds(1)))
         case .some, .none: usleep(UInt32(Self.pace.microseconds))
         }
         idle = Idle(pause: configuration.pollBusy)
@@ -129,6 +129,7 @@ struct SendWorker {
         on connection: inout Connection
     ) throws(DatabaseError) {
         for sender in senders { sender.client.stop(patience: Self.patience.responses) }
+        pipeline.giveBackPaced()
         let until = ContinuousClock.now + Self.patience.responses + Self.patience.writing
         let policy = worker.configuration.sendPolicy
         while !pipeline.isEmpty, .now < until {

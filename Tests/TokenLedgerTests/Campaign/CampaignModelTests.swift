@@ -315,7 +315,7 @@ import Testing
                     suppressed.insert(token)
                 }
             }
-            if chance.dice(4) == 0 { _ = try stage.due() }
+            if chance.dice(4) == 0 { try stage.end() }
             try check("step \(step): \(what)")
         }
 
@@ -336,7 +336,7 @@ import Testing
         while case let more = try stage.claimSingle(), !more.isEmpty {
             try stage.finishSingle(more.keys.map { .accepted($0) })
         }
-        _ = try stage.due()
+        try stage.end()
         for campaign in campaigns {
             #expect(["ended", "cancelled"].contains(try stage.state(campaign)), "seed \(seed)")
             #expect(

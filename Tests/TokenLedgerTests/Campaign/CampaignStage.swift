@@ -62,7 +62,7 @@ struct CampaignStage {
         Int]
     {
         let rows = try database.psql(
-            "SELECT number, encode(token_key, 'hex') FROM tokenkeeper.claim_campaign(\(campaign), '\(daemon)', \(most), \(backgroundPerHour))",
+            "SELECT number, encode(token_key, 'hex') FROM tokenkeeper.claim_campaign(\(campaign), '\(daemon)', \(most), \(backgroundPerHour)) WHERE outcome = 'claimed'",
             user: "a_daemon")
         return Self.requests(rows)
     }
@@ -135,8 +135,11 @@ struct CampaignStage {
             user: user)
     }
 
+    /// Notes which campaigns have ended, as daemons do.
+    func end() throws { try database.psql("SELECT tokenkeeper.end_campaigns()", user: "a_daemon") }
+
     func state(_ campaign: Int) throws -> String {
-        try database.psql("SELECT tokenkeeper.campaigns_due()", user: "a_daemon")
+        try end()
         return try database.psql("SELECT state FROM tokenkeeper.campaign_progress WHERE campaign_id = \(campaign)")
     }
 

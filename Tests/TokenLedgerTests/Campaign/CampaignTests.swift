@@ -73,7 +73,35 @@ import Testing
         #expect(claimed.count == 12_000 && Set(claimed).count == 12_000)
         #expect(!claimed.contains(6000))
         #expect(try stage.progress(campaign) == "12000|12000|0|0|0|0|0|0|0")
-        #expect(try stage.due() == "\(campaign)|f|f")
+        #expect(try stage.due() == "", "nothing is to be done")
+    }
+
+    @Test func `of very many campaigns, some are due at a time, and each has its turn`() throws {
+        let stage = try CampaignStage(tokens: 2)
+        // All of one transaction would be due at the same instant.
+        try stage.database.psql(
+            "DO $$ BEGIN FOR i IN 1..600 LOOP PERFORM tokenkeeper.enqueue('{\"aps\":{\"alert\":\"A\"}}', '\(CampaignStage.topic)', tokens => ARRAY['aa']); COMMIT; END LOOP; END $$",
+            user: "a_sender")
+        func due(_ condition: String) throws -> Set<Int> {
+            Set(
+                try stage.database.psql(
+                    "SELECT campaign_id FROM tokenkeeper.campaigns_due() WHERE \(condition)", user: "a_daemon"
+                ).split(separator: "\n").compactMap { Int($0) })
+        }
+        // Those that cannot go on are never addressed. Half of the others are.
+        try stage.database.psql(
+            "SELECT sum(tokenkeeper.address_campaign(i, 'd', 100)) FROM generate_series(201, 400) AS i",
+            user: "a_daemon")
+        for kind in ["needs_addressing", "has_batches"] {
+            let all = Set(kind == "has_batches" ? Array(201...400) : Array(1...200) + Array(401...600))
+            let first = try due(kind)
+            #expect(first.isSubset(of: all) && (100...220).contains(first.count))
+            if kind == "needs_addressing" { #expect(first.contains(600), "the newest is seen at once") }
+            var seen = first
+            for _ in 0..<1000 where seen != all { seen.formUnion(try due(kind)) }
+            #expect(seen == all)
+        }
+        #expect(try due("true").count <= 410)
     }
 
     @Test func `two daemons that address at once do it once`() throws {

@@ -164,7 +164,7 @@ import Testing
             SELECT tokenkeeper.finish_campaign_requests('d', n, array_fill('returned'::text, s), array_fill(NULL::integer, s), array_fill(NULL::text, s),
                 array_fill(NULL::text, s), array_fill(NULL::timestamptz, s), array_fill(NULL::bigint, s), array_fill(NULL::text, s), array_fill(NULL::text, s))
             FROM (SELECT array_agg(c), ARRAY[count(*)::integer] FROM tokenkeeper.claimed_campaign_requests('d') AS c) AS a (n, s);
-            SELECT count(*) FROM tokenkeeper.campaigns_due()
+            SELECT tokenkeeper.end_campaigns()
             """, user: "a_daemon")
         program.waitUntilExit()
         let text = String(decoding: output.fileHandleForReading.readDataToEndOfFile(), as: UTF8.self)

@@ -70,13 +70,13 @@ import TokenModel
     @Test func `a campaign is claimed from when its rate allows it, and looked for every 50 ms`() {
         var state = state([campaign(1, dueIn: .milliseconds(30))])
         #expect(turns(&state) == [])
-        #expect(state.campaignPause(at: start.clock) == .milliseconds(30))
+        #expect(state.pause(at: start.clock) == .milliseconds(30))
         #expect(turns(&state, at: .milliseconds(30)) == [1])
         #expect(state.looksForCampaigns(at: start.clock + .milliseconds(49)) == false)
         #expect(state.looksForCampaigns(at: start.clock + .milliseconds(50)) == true)
         state.take([], at: start.clock + .milliseconds(50))
         #expect(turns(&state, at: .milliseconds(50)) == [])
-        #expect(state.campaignPause(at: start.clock + .milliseconds(60)) == .milliseconds(40))
+        #expect(state.pause(at: start.clock + .milliseconds(60)) == .milliseconds(40))
     }
 
     @Test func `after a claim that finds nothing, another look comes first, and soon`() throws {

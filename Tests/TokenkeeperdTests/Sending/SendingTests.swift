@@ -672,6 +672,40 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
+    @Test func `of many topics, one that is locked or refused by PostgreSQL keeps no other waiting`() throws {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        // A claim of this topic waits for the lock on its device's count.
+        let key = "tokenkeeper.token_key('\(SendingStage.token(1))')"
+        try stage.database.psql(
+            """
+            INSERT INTO tokenkeeper.background_send VALUES ('production', 'com.example.locked', \(key), '{}', now(), 3);
+            INSERT INTO tokenkeeper.send_request (topic, token, payload)
+            SELECT 'com.example.t' || t, lpad(to_hex(i), 64, '0'), '{"aps":{"alert":"x"}}'::json FROM generate_series(1, 120) AS t, generate_series(1, 3) AS i
+            UNION ALL SELECT 'com.example.locked', '\(SendingStage.token(1))', '{"aps":{"content-available":1}}'
+            UNION ALL SELECT 'com.example.failing', '\(SendingStage.token(1))', '{"aps":{"alert":"x"}}';
+            """)
+        try stage.database.psql(
+            """
+            CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no'' USING ERRCODE = ''22023''; END';
+            CREATE TRIGGER refuse BEFORE UPDATE ON tokenkeeper.send_request FOR EACH ROW WHEN (NEW.topic = 'com.example.failing') EXECUTE FUNCTION public.refuse()
+            """, user: "postgres")
+        var other = try stage.database.connect()
+        try other.execute("BEGIN; SELECT FROM tokenkeeper.background_send FOR UPDATE")
+        let daemon = try stage.daemon()
+        try eventually("the others are sent") { try stage.count("send_request") == 2 }
+        #expect(stage.apns.records.requests == 360)
+        try eventually("the failing one is reported") {
+            try stage.database.psql("SELECT unnest(warnings) FROM tokenkeeper.status").contains(
+                "requests for com.example.failing (production) cannot be claimed and wait")
+        }
+        try other.execute("COMMIT")
+        try eventually("the locked one is sent") { try stage.count("send_request") == 1 }
+        try stage.database.psql("DROP TRIGGER refuse ON tokenkeeper.send_request", user: "postgres")
+        #expect(daemon.stop() == 0)
+        #expect(stage.sends.values.allSatisfy { $0 == 1 })
+    }
+
     @Test func `a client certificate works as PEM or PKCS#12, and status shows its expiry`() throws {
         let files = try SendingStage.authority.get()
         let stage = try SendingStage { options in
