@@ -471,7 +471,7 @@ private struct Catalog: Decodable {
             FROM pg_proc AS p JOIN grants AS g USING (oid)
         )
         SELECT json_agg(json_build_object('name', name, 'kind', kind, 'comment', comment, 'columns', columns, 'result', result,
-                                          'grants', grants) ORDER BY result IS NOT NULL, name COLLATE "C")::text
+                                          'grants', grants) ORDER BY result IS NOT NULL, name COLLATE "C", columns::text COLLATE "C")::text
         FROM object
         """
 }

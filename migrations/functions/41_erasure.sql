@@ -155,12 +155,7 @@ BEGIN
         SELECT a.campaign_id FROM tokenkeeper.campaign AS a WHERE a.ended_at IS NULL AND a.addressed_to = ANY (keys)
         ORDER BY 1
     LOOP
-        IF met.campaign_id = ANY (about) THEN
-            -- As in cancel_campaign: FOR UPDATE waits for finish, which keeps the row locked while it reads its state.
-            PERFORM FROM tokenkeeper.campaign AS c WHERE c.campaign_id = met.campaign_id FOR UPDATE;
-        ELSE
-            PERFORM FROM tokenkeeper.campaign AS c WHERE c.campaign_id = met.campaign_id FOR NO KEY UPDATE;
-        END IF;
+        PERFORM FROM tokenkeeper.campaign AS c WHERE c.campaign_id = met.campaign_id FOR NO KEY UPDATE;
     END LOOP;
     -- The payload is one that nothing can send. Without its key, the same call of enqueue creates another campaign.
     UPDATE tokenkeeper.campaign AS c
