@@ -444,11 +444,9 @@ import Testing
         )
     }
 
-    @Test func `a token keeps its inherited tags when the earlier token is pruned or forgotten`()
-        throws
-    {
+    @Test func `inherited tags stay when the earlier token is pruned, and go when it is forgotten`() throws {
         var owner = try database.connect()
-        let tags = "SELECT array_to_string(tags, ',') FROM tokenkeeper.sendable_token WHERE topic = 't'"
+        let tags = "SELECT array_to_string(coalesce(tags, '{}'), ',') FROM tokenkeeper.sendable_token WHERE topic = 't'"
         try owner.execute(
             "SELECT tokenkeeper.register(token => 'aa', topic => 't', device_id => 'd', tags => '{World}')")
         try owner.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'd')")
@@ -458,9 +456,10 @@ import Testing
         #expect(try owner.lines(tags, columns: 1) == ["World"])
         try owner.execute("SELECT tokenkeeper.register('cc', 't', tags => '{Sport}')")
         try owner.execute("SELECT tokenkeeper.register('dd', 't', device_id => 'd')")
+        #expect(try owner.lines(tags, columns: 1) == ["Sport"])
         try owner.execute("SELECT tokenkeeper.forget('cc')")
         try owner.execute("SELECT tokenkeeper.register('ee', 't', device_id => 'd')")
-        #expect(try owner.lines(tags, columns: 1) == ["Sport"])
+        #expect(try owner.lines(tags, columns: 1) == [""])
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.device WHERE tags_of = '\\xcc'") == "0")
     }
 

@@ -328,15 +328,6 @@ import TokenModel
         }
         let first = try claim(campaign)
         #expect(first.requests.count == 7 && first.suppressed == 3 && first.failed == 0 && first.lastSendAt == nil)
-        let expired = try stage.enqueue("everyone => true, expiration => clock_timestamp() + interval '1 hour'")
-        try stage.addressAll(expired)
-        try stage.suppress(4)
-        try stage.database.psql(
-            "UPDATE tokenkeeper.campaign SET expiration = now() - interval '1 hour' WHERE campaign_id = \(expired)")
-        let second = try claim(expired)
-        #expect(second.requests.isEmpty && second.suppressed == 1 && second.failed == 6)
-        #expect(second.dueAt != nil, "the next batches are claimed at once")
-        #expect(try stage.progress(expired) == "7|0|0|0|0|1|6|0|0" && stage.state(expired) == "ended")
     }
 
     // Limits -----------------------------------------------------------------------------------------------------------

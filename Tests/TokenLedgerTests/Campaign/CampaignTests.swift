@@ -90,7 +90,7 @@ import Testing
         }
         // Those that cannot go on are never addressed. Half of the others are.
         try stage.database.psql(
-            "SELECT sum(tokenkeeper.address_campaign(i, 'd', 100)) FROM generate_series(201, 400) AS i",
+            "SELECT sum(tokenkeeper.address_campaign(i, 100)) FROM generate_series(201, 400) AS i",
             user: "a_daemon")
         for kind in ["needs_addressing", "has_batches"] {
             let all = Set(kind == "has_batches" ? Array(201...400) : Array(1...200) + Array(401...600))
