@@ -339,7 +339,7 @@ import TokenModel
             """
             SET client_encoding = 'UTF8';
             INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES
-                ('t', 'aa', 410, '{"reason":"a b"}'), ('t', 'bb caf\u{e9}', 410, NULL), ('t\u{e9}', 'cc', 410, '{"reason":"\u{e9}"}')
+                ('t', 'aa', 410, '{"reason":"a b"}'), ('t', 'bb caf\u{e9}', 410, NULL), ('t', 'cc', 410, '{"reason":"\u{e9}"}')
             """, user: "a_sender")
         var daemon = try other.connect(user: "a_daemon")
         try drainAll(&daemon)

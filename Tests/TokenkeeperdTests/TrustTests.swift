@@ -318,13 +318,13 @@ import Testing
     @Test func `an unknown topic and an invalid window are clear errors`() throws {
         let unknown = try command("reinstate", "--topic", "typo", "--since", "2026-01-01")
         #expect(unknown.status == 69 && unknown.errors.contains("topic 'typo' is not known"))
-        try database.psql("SELECT tokenkeeper.register('aa', 'it''s; rm -rf')")
-        let none = try command("reinstate", "--topic", "it's; rm -rf", "--since", "yesterday-ish")
+        try database.psql("SELECT tokenkeeper.register('aa', 'it''s;rm-rf')")
+        let none = try command("reinstate", "--topic", "it's;rm-rf", "--since", "yesterday-ish")
         #expect(none.status == 69 && none.errors.contains("invalid input syntax for type timestamp"), "\(none)")
         #expect(try command("held", "release", "--topic", "typo").status == 69)
         let zone = try ProgramRun(
             [
-                DaemonProcess.program, "reinstate", "--topic", "it's; rm -rf", "--since", "2026-01-01 00:00", "--until",
+                DaemonProcess.program, "reinstate", "--topic", "it's;rm-rf", "--since", "2026-01-01 00:00", "--until",
                 "2026-01-02", "--dry-run",
             ],
             environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_operator"), "PGTZ": "America/New_York"])

@@ -37,7 +37,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_source(text, text) IS
     'Notes the beginning of a backfill, a reconciliation or an import, and returns its source_id, for registration.source_id. name is the table, or the '
-    'file. The beginning of a reconciliation forgets those of the table that have queued nothing for a day. Raises 22023 for another kind, and for a name that is null, empty or longer than 4096 bytes; 42501 for an attached table, except for members of '
+    'file. The beginning of a reconciliation forgets those of the table that have queued nothing for a day. Raises 22023 for another kind, and for a name '
+    'that is null, empty or longer than 4096 bytes; 42501 for an attached table, except for members of '
     'its owner, of tokenkeeper_operator and of tokenkeeper_daemon.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.begin_source(text, text) FROM PUBLIC;
 

@@ -49,7 +49,8 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.report(text, text, text, text, text, timestamptz, text, text) IS
     'Reports a response of APNs, in the caller''s transaction: queues a result whose body is made of the reason and the timestamp. The timestamp of a 410 is '
     'milliseconds since 1970, as APNs sends it, or an instant, in UTC if it has no time zone. Pass sent_at, when the '
-    'request was started. Null means the default. Never raises an error because of what is passed: a result that cannot be understood is rejected, and a 410 without a timestamp that can be read makes its token suspect.';
+    'request was started. Null means the default. Never raises an error because of what is passed: a result that cannot be understood is rejected, and a 410 '
+    'without a timestamp that can be read makes its token suspect.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.report(text, text, text, text, text, timestamptz, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.report(

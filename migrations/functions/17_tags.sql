@@ -408,7 +408,8 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[], timestamptz) IS
     'Adds and removes tags of a token, of a device, or of each token that a user has now; in the caller''s transaction. Returns how many registered tokens '
     'it concerns. For each tag, the latest of the latest registration with tags and the latest change decides, in whatever order they arrive; at the same '
-    'instant the change counts, and the removal before the addition. A change may be earlier than the first registration of the token or the device, which must follow within '
+    'instant the change counts, and the removal before the addition. A change may be earlier than the first registration of the token or the device, which '
+    'must follow within '
     'sweep.suppressed_retention; a user '
     'without tokens has none to change. A device''s next token has the changes of its former tokens. Each token whose tags differ afterwards has the event '
     'tagged. Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, an infinite instant, '

@@ -517,7 +517,8 @@ COMMENT ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, te
     'each registration outranks an earlier 410 that arrives late. A device_id supersedes the device''s other tokens of the topic, except for Live Activities '
     'and controls; null keeps the current device, and with an empty one the token belongs to no device any more. In the same way, user_id is who uses the '
     'token, null keeps the current user, and an empty one means nobody. Tags replace the token''s own, and end earlier changes of them by tag; null tags keep '
-    'both. A device''s current token that never had tags has the latest of the device''s other tokens. Once a device has 1000 tokens, further tokens are registered without a device. '
+    'both. A device''s current token that never had tags has the latest of the device''s other tokens. Once a device has 1000 tokens, further tokens are '
+    'registered without a device. '
     'Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, an infinite instant, a device_id or '
     'user_id over 512 bytes, a tag that is null, empty or over 512 bytes, more than 1000 tags, or an array of several dimensions.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[], text) FROM PUBLIC;

@@ -84,7 +84,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text) IS
     'Undoes results of a topic, or logouts that a source reported: they never count, whenever they are recorded. With cause suspect, '
-    'the suspects whose instant (sent_at) lies in the window, ends included. With cause stale, the 410s that were received (queued_at) within it, whatever their timestamp; if APNs repeats the same 410 later, it '
+    'the suspects whose instant (sent_at) lies in the window, ends included. With cause stale, the 410s that were received (queued_at) within it, whatever '
+    'their timestamp; if APNs repeats the same 410 later, it '
     'counts. With cause unregistered_by_app, the logouts that were received (queued_at) within it; those that the application '
     'itself has reported stay. This cannot be taken back. A window that ends in the future ends now. Returns how many recorded results it affects. A daemon, or '
     '`tokenkeeperd reinstate`, undoes them in short transactions; until then their tokens stay suppressed: see the view reinstatement. '

@@ -400,7 +400,8 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) IS
     'Undoes a backfill, a reconciliation or an import, such as one under the wrong topic: removes the tokens that it made and that nothing has touched since, '
     'its held logouts and its rejected registrations, and ends it, so that it cannot continue. made_by lists the rest. Returns how '
-    'many tokens it has removed (dry_run: would remove) and kept, and in reached where the next call continues if max_events limits this one: null at the end. While registrations of the source are still queued, it removes nothing and returns '
+    'many tokens it has removed (dry_run: would remove) and kept, and in reached where the next call continues if max_events limits this one: null at the '
+    'end. While registrations of the source are still queued, it removes nothing and returns '
     'how many (10000 for more): call it again once a daemon has drained them. For the login that began the source, and operators. Raises 22023 for an '
     'unknown source, for max_events below 1, and if after is null, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) FROM PUBLIC;

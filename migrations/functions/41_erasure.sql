@@ -518,7 +518,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget(text) IS
     'A person''s right to erasure: deletes each row about a device token, in every topic and environment, from the ledger, history, queues, outbox, and held '
-    'and rejected results and registrations; returns how many rows. Its device''s current token loses the tags, and changes of tags, that came from it. The drains stand still until the transaction ends, so commit at once. Raises 22023 for a malformed token, '
+    'and rejected results and registrations; returns how many rows. Its device''s current token loses the tags, and changes of tags, that came from it. The '
+    'drains stand still until the transaction ends, so commit at once. Raises 22023 for a malformed token, '
     '55P03 if it cannot lock out the drains or lock a token within ten seconds, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.forget(text) FROM PUBLIC;
 
@@ -565,7 +566,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_user(text) IS
     'A person''s right to erasure, by the user_id given to register: deletes each token of the user, as forget does, and each event of the user; returns how '
-    'many rows. Cancels campaigns to this user alone, and erases their content, name and idempotency_key; what a daemon has in flight ends. Tokens that belong to another user now, or to none, stay; they lose '
+    'many rows. Cancels campaigns to this user alone, and erases their content, name and idempotency_key; what a daemon has in flight ends. Tokens that '
+    'belong to another user now, or to none, stay; they lose '
     'the tags that came from the deleted tokens of the same device. The drains stand still until the transaction ends, so commit at once. Raises 22023 '
     'for a null or empty user_id, 55P03 if it cannot lock out the drains or lock a token within ten seconds, 25001 if the isolation level is not read '
     'committed.';

@@ -135,7 +135,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) IS
     'Deletes the next campaigns that ended before an instant, the earliest first: up to max_rows campaigns and up to max_rows of their endings. A campaign '
-    'goes with its last ending; one with requests in failed_send is kept. First deletes the rest of the lists of cancelled campaigns, one list and up to max_rows tokens '
+    'goes with its last ending; one with requests in failed_send is kept. First deletes the rest of the lists of cancelled campaigns, one list and up to '
+    'max_rows tokens '
     'a call. Returns how many campaigns it deleted, and whether to call it again, in a transaction of its own. Called by the sweep.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) FROM PUBLIC;
 
@@ -199,7 +200,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.prune_early_tag_changes(interval, integer) IS
     'Deletes the next tokens and devices that are not registered although their tags were changed longer ago than suppressed_retention of the topic, or else '
-    'the retention given, and what is kept about that. Returns how many changes no longer wait for a registration, and whether to call it again, in a transaction of its '
+    'the retention given, and what is kept about that. Returns how many changes no longer wait for a registration, and whether to call it again, in a '
+    'transaction of its '
     'own. Called by the sweep.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.prune_early_tag_changes(interval, integer) FROM PUBLIC;
 
@@ -239,7 +241,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) IS
-    'Which of these topics nothing refers to: no token, suspect, 410, device, held result or exclusion, no tripped guard, no policy, no campaign that has not ended, and no token '
+    'Which of these topics nothing refers to: no token, suspect, 410, device, held result or exclusion, no tripped guard, no policy, no campaign that has not '
+    'ended, and no token '
     'pruned since an instant.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) FROM PUBLIC;
 

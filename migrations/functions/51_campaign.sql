@@ -187,7 +187,8 @@ COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, t
     'would refuse, for an expiration that has passed or is not later than scheduled_at, for an unknown topic, for none or more than one audience, for an invalid '
     'tag expression, with the position, for a malformed token, with its position, for an audience that needs confirm => true (see '
     'topic_policy.confirm_share), and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
-    'read committed. A NOTICE says if no running daemon has a credential for the topic. When expiration has passed, nobody more is addressed, what was addressed and not sent '
+    'read committed. A NOTICE says if no running daemon has a credential for the topic. When expiration has passed, nobody more is addressed, what was '
+    'addressed and not sent '
     'ends as failed, and the campaign ends.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) FROM PUBLIC;
 
@@ -217,7 +218,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_campaign_token() IS
-    'Trigger: only the transaction that creates a campaign with tokens may copy tokens to it, or one that repeats its list, with its idempotency_key. Has the list checked at COMMIT.';
+    'Trigger: only the transaction that creates a campaign with tokens may copy tokens to it, or one that repeats its list, with its idempotency_key. Has the '
+    'list checked at COMMIT.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.check_campaign_token() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.close_campaign_list() RETURNS trigger
@@ -342,7 +344,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.pause_campaign(bigint) IS
     'Pauses a campaign: nothing more of it is sent until resume_campaign. Takes effect within a second of the commit; what is in flight then ends. '
-    'If nothing of it is left after that, the campaign ends. Returns false if it is paused already, or has ended. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 if the isolation '
+    'If nothing of it is left after that, the campaign ends. Returns false if it is paused already, or has ended. Raises 22023 for an unknown campaign, 42501 '
+    'for the campaign of another role, 25001 if the isolation '
     'level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.pause_campaign(bigint) FROM PUBLIC;
 
@@ -482,6 +485,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.delivery(uuid) IS
-    'What became of a campaign''s request, by its apns-id, until the sweep deletes the campaign: one row with its final outcome and when it was recorded; or waiting, and '
+    'What became of a campaign''s request, by its apns-id, until the sweep deletes the campaign: one row with its final outcome and when it was recorded; or '
+    'waiting, and '
     'until when if it is retried. No row for another apns-id.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.delivery(uuid) FROM PUBLIC;

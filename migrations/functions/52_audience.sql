@@ -34,7 +34,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.audience_of(text, text, text, text[], boolean) IS
-    'The audience of a campaign: its kind, its tag expression, device_id or user_id, and its tokens, in order and without duplicates. Raises 22023 unless exactly one audience is '
+    'The audience of a campaign: its kind, its tag expression, device_id or user_id, and its tokens, in order and without duplicates. Raises 22023 unless '
+    'exactly one audience is '
     'given, for a malformed token, and for an invalid tag expression.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_of(text, text, text, text[], boolean) FROM PUBLIC;
 
@@ -106,7 +107,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.audience_size(text, text, text, text, text, text[], boolean) IS
-    'How many tokens enqueue with the same audience would address now. It counts them, which takes seconds for millions. Raises 22023 for an unknown topic, for none '
+    'How many tokens enqueue with the same audience would address now. It counts them, which takes seconds for millions. Raises 22023 for an unknown topic, '
+    'for none '
     'or more than one audience, for an invalid tag expression, and for a malformed token; 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_size(text, text, text, text, text, text[], boolean) FROM PUBLIC;
 

@@ -169,7 +169,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_campaigns() IS
-    'Fails what waits of campaigns that have expired, and notes which campaigns have no request any more; of more than 1000, some by chance each time. Requests that were deleted from send_request count as '
+    'Fails what waits of campaigns that have expired, and notes which campaigns have no request any more; of more than 1000, some by chance each time. '
+    'Requests that were deleted from send_request count as '
     'cancelled.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.end_campaigns() FROM PUBLIC;
 

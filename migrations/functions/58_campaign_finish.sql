@@ -115,10 +115,12 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.finish_campaign_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]) IS
-    'Records the outcome of requests that this daemon has claimed with claim_campaign, by their negative numbers. The fates are those of finish_requests. outcomes says what a '
+    'Records the outcome of requests that this daemon has claimed with claim_campaign, by their negative numbers. The fates are those of finish_requests. '
+    'outcomes says what a '
     'response means: accepted, stale or suspect; null: by its status. later, interrupted, and returned with a pause move the request to send_request, with the same '
     'apns-id; returned without a pause gives it back to its batch. If the campaign is cancelled, later and returned end it as cancelled, and interrupted as '
-    'failed. Returns how many of the requests it finished: not those that the daemon no longer had, nor those whose batch another transaction has locked, which stay '
+    'failed. Returns how many of the requests it finished: not those that the daemon no longer had, nor those whose batch another transaction has locked, '
+    'which stay '
     'claimed. Raises 22023 for any other word.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.finish_campaign_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]) FROM PUBLIC;
 
@@ -235,6 +237,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.take_over_campaigns(text, boolean, bigint[]) IS
-    'Gives the requests in batches of an ended daemon back, to be claimed by any daemon: those that may have been sent (all, or these numbers) as interrupted, the others as '
+    'Gives the requests in batches of an ended daemon back, to be claimed by any daemon: those that may have been sent (all, or these numbers) as '
+    'interrupted, the others as '
     'returned. Returns how many it gave back, and how many of them may have been sent.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.take_over_campaigns(text, boolean, bigint[]) FROM PUBLIC;
