@@ -292,7 +292,11 @@ import Testing
             """
         ).split(separator: "|").map { Double($0) ?? -1 }
         // None comes before its slot. The first slot is at most 250 ms before the first claim. A busy machine only delays them.
-        let ahead = times.enumerated().map { Double($0) / Double(rate) - (Double($1) + 1 - slots[0]) / 1000 }.max() ?? 0
+        var ahead = -Double.infinity
+        for (count, time) in times.enumerated() {
+            let slot = slots[0] + Double(count) * 1000 / Double(rate)
+            ahead = max(ahead, (slot - Double(time + 1)) / 1000)
+        }
         let unused = slots[2] - Double(requests) / Double(rate)
         print(
             "\(requests) requests of \(of) at \(rate) per second took \(times[requests - 1] - times[0]) ms, \(-ahead) s or more after their slots, in "
