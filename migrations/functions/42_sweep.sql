@@ -93,9 +93,9 @@ DECLARE
     part bigint;
 BEGIN
     deleted := 0;
-    -- A list that no longer matters, at once: the rest of a cancelled campaign's audience.
+    -- A list that no longer matters, at once: the rest of the audience of a campaign that was cancelled or has expired. In the order of the index.
     SELECT c.campaign_id INTO list FROM tokenkeeper.campaign AS c
-    WHERE c.has_list AND c.state = 'cancelled' ORDER BY c.campaign_id LIMIT 1 FOR UPDATE SKIP LOCKED;
+    WHERE c.has_list AND c.state IN ('cancelled', 'ended') ORDER BY c.state, c.campaign_id LIMIT 1 FOR UPDATE SKIP LOCKED;
     IF FOUND THEN
         DELETE FROM tokenkeeper.campaign_token AS t WHERE t.ctid = ANY (ARRAY(
             SELECT a.ctid FROM tokenkeeper.campaign_token AS a WHERE a.campaign_id = list LIMIT at_most));
@@ -135,7 +135,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) IS
     'Deletes the next campaigns that ended before an instant, the earliest first: up to max_rows campaigns and up to max_rows of their endings. A campaign '
-    'goes with its last ending; one with requests in failed_send is kept. First deletes the rest of the lists of cancelled campaigns, one list and up to '
+    'goes with its last ending; one with requests in failed_send is kept. First deletes the rest of the lists of campaigns that were cancelled or have expired, one list and up to '
     'max_rows tokens '
     'a call. Returns how many campaigns it deleted, and whether to call it again, in a transaction of its own. Called by the sweep.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) FROM PUBLIC;

@@ -219,7 +219,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_campaign_token() IS
     'Trigger: only the transaction that creates a campaign with tokens may copy tokens to it, or one that repeats its list, with its idempotency_key. Has the '
-    'list checked at COMMIT.';
+    'list checked at COMMIT. Raises 55000 for any other campaign.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.check_campaign_token() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.close_campaign_list() RETURNS trigger

@@ -116,33 +116,49 @@ DECLARE
     expired bigint;
     missing bigint;
     most constant integer := 1000;
+    -- Each may have many batches to fail.
+    most_expired constant integer := 100;
     by_chance bigint := floor(random() * ((SELECT max(c.campaign_id) FROM tokenkeeper.campaign AS c) + 1));
 BEGIN
     FOR expired IN
-        SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-        WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now() AND tokenkeeper.has_expired(c.expiration)
-        UNION ALL
-        SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-        WHERE c.state = 'paused' AND c.ended_at IS NULL AND tokenkeeper.has_expired(c.expiration)
+        SELECT DISTINCT o.campaign_id
+        FROM (VALUES (0::bigint), (by_chance)) AS s (start)
+        CROSS JOIN LATERAL (
+            (SELECT c.campaign_id, c.first_open_batch FROM tokenkeeper.campaign AS c
+             WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now() AND tokenkeeper.has_expired(c.expiration)
+               AND c.campaign_id > s.start
+             ORDER BY c.campaign_id LIMIT most_expired)
+            UNION ALL
+            (SELECT c.campaign_id, c.first_open_batch FROM tokenkeeper.campaign AS c
+             WHERE c.state = 'paused' AND c.ended_at IS NULL AND tokenkeeper.has_expired(c.expiration) AND c.campaign_id > s.start
+             ORDER BY c.campaign_id LIMIT most_expired)) AS o
+        WHERE EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b
+                      WHERE b.campaign_id = o.campaign_id AND b.batch >= o.first_open_batch AND b.claimed_by IS NULL)
+           OR EXISTS (SELECT FROM tokenkeeper.send_request AS r
+                      WHERE r.campaign_id = o.campaign_id AND r.claimed_by IS NULL AND r.scheduled_at = 'infinity')
+        ORDER BY o.campaign_id
     LOOP
         PERFORM tokenkeeper.fail_expired(expired);
     END LOOP;
     FOR finished IN
-        SELECT o.campaign_id
-        FROM ((SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-               WHERE c.state IN ('waiting', 'running') AND c.is_addressed ORDER BY c.campaign_id LIMIT most)
-              UNION
-              -- Of many that wait for retries, others each time.
-              (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-               WHERE c.state IN ('waiting', 'running') AND c.is_addressed AND c.campaign_id > by_chance ORDER BY c.campaign_id LIMIT most)
-              UNION
-              (SELECT c.campaign_id FROM tokenkeeper.campaign AS c WHERE c.state IN ('paused', 'cancelled') AND c.ended_at IS NULL AND c.is_addressed LIMIT most)
-              UNION
-              (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-               WHERE c.state IN ('waiting', 'running') AND tokenkeeper.has_expired(c.expiration) LIMIT most)
-              UNION
-              (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-               WHERE c.state = 'paused' AND c.ended_at IS NULL AND tokenkeeper.has_expired(c.expiration) LIMIT most)) AS o
+        SELECT DISTINCT o.campaign_id
+        -- Of many that wait for retries, others each time.
+        FROM (VALUES (0::bigint), (by_chance)) AS s (start)
+        CROSS JOIN LATERAL (
+            (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+             WHERE c.state IN ('waiting', 'running') AND c.is_addressed AND c.campaign_id > s.start ORDER BY c.campaign_id LIMIT most)
+            UNION ALL
+            (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+             WHERE c.state IN ('paused', 'cancelled') AND c.ended_at IS NULL AND c.is_addressed AND c.campaign_id > s.start
+             ORDER BY c.campaign_id LIMIT most)
+            UNION ALL
+            (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+             WHERE c.state IN ('waiting', 'running') AND tokenkeeper.has_expired(c.expiration) AND c.campaign_id > s.start
+             ORDER BY c.campaign_id LIMIT most)
+            UNION ALL
+            (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+             WHERE c.state = 'paused' AND c.ended_at IS NULL AND tokenkeeper.has_expired(c.expiration) AND c.campaign_id > s.start
+             ORDER BY c.campaign_id LIMIT most)) AS o
         WHERE NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b
                           WHERE b.campaign_id = o.campaign_id
                             AND b.batch >= (SELECT c.first_open_batch FROM tokenkeeper.campaign AS c WHERE c.campaign_id = o.campaign_id))

@@ -62,7 +62,8 @@ COMMENT ON COLUMN tokenkeeper.campaign.is_confirmed IS 'Internal: enqueue was ca
 COMMENT ON COLUMN tokenkeeper.campaign.started_at IS 'When the first tokens were addressed.';
 COMMENT ON COLUMN tokenkeeper.campaign.ended_at IS 'When its last request had ended, noticed within a second. Null while a request waits.';
 COMMENT ON COLUMN tokenkeeper.campaign.expected IS
-    'How many tokens the audience has: of a list, how many it has, suppressed ones included. Null before the start of another audience. Then: how many were found if '
+    'How many tokens the audience has: of a list, how many it has, suppressed ones included. Null before the start of another audience. Then: how many were '
+    'found if '
     'they were addressed at once, as those of a device, a user and of a small audience are; otherwise the planner''s estimate.';
 COMMENT ON COLUMN tokenkeeper.campaign.addressed IS 'How many tokens have got a request so far. It only grows.';
 COMMENT ON COLUMN tokenkeeper.campaign.addressed_to IS
@@ -98,7 +99,8 @@ CREATE INDEX campaign_person ON tokenkeeper.campaign (audience, audience_kind) W
 COMMENT ON INDEX tokenkeeper.campaign_person IS 'For forget_device and forget_user.';
 
 CREATE INDEX campaign_has_list ON tokenkeeper.campaign (state, campaign_id) WHERE has_list;
-COMMENT ON INDEX tokenkeeper.campaign_has_list IS 'Campaigns with tokens in campaign_token: for forget, and for the sweep, which deletes the rest of cancelled ones.';
+COMMENT ON INDEX tokenkeeper.campaign_has_list IS
+    'Campaigns with tokens in campaign_token: for forget, and for the sweep, which deletes the rest of those that were cancelled or have expired.';
 
 -- Small campaigns, such as one for each message to a person, would fill the log.
 CREATE INDEX campaign_to_log ON tokenkeeper.campaign (campaign_id)
@@ -159,7 +161,8 @@ CREATE TABLE tokenkeeper.campaign_token (
 ALTER TABLE tokenkeeper.campaign_token REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.campaign_token IS
     'The audience of a campaign created with tokens. Call enqueue with tokens => ''{}'', and COPY the list here in the same transaction. '
-    'The same token twice counts once. At COMMIT, a list that needs confirm => true is refused (22023). A transaction that repeats enqueue with its idempotency_key '
+    'Another campaign takes none (55000). The same token twice counts once. At COMMIT, a list that needs confirm => true is refused (22023). A transaction '
+    'that repeats enqueue with its idempotency_key '
     'copies the same list again, or none: it is not added, and another list is refused at COMMIT (22023). A row is deleted once its token is addressed.';
 COMMENT ON COLUMN tokenkeeper.campaign_token.given_in IS 'Internal: the transaction that copied the token here; null if it was given to enqueue.';
 COMMENT ON COLUMN tokenkeeper.campaign_token.token IS 'The device token in hex, in upper or lower case. A malformed one is refused (23514).';

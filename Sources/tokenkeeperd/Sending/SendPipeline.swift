@@ -235,6 +235,8 @@ struct SendPipeline {
         if looksForTopics, state.looksForTopics(at: now) {
             while state.add(try outbox.scopes(after: state.topicCursor, on: &connection)) {}
         }
+        // What has become due meanwhile is not late.
+        perform(state.release(at: .now))
         let turns = state.turns(at: now)
         var result = turns.isEmpty ? Claimed.none : .dueOnly
         for group in Self.groups(turns) {

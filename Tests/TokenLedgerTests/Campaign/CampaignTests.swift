@@ -104,6 +104,20 @@ import Testing
         #expect(try due("true").count <= 410)
     }
 
+    @Test func `the list of a campaign that has expired goes with it`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        let campaign = try stage.enqueue("tokens => '{aa,bb}', expiration => clock_timestamp() + interval '1 hour'")
+        try stage.database.psql(
+            "UPDATE tokenkeeper.campaign SET expiration = now() - interval '1 hour'; SELECT tokenkeeper.end_campaigns()"
+        )
+        #expect(try stage.state(campaign) == "ended" && stage.count("campaign_token") == 2)
+        for _ in 1...2 {
+            try stage.database.psql(
+                "SELECT tokenkeeper.delete_campaigns(now() + interval '1 day', 10)", user: "a_daemon")
+        }
+        #expect(try stage.count("campaign_token") == 0 && stage.count("campaign") == 0)
+    }
+
     @Test func `two daemons that address at once do it once`() throws {
         let stage = try CampaignStage(tokens: 3000)
         let campaign = try stage.enqueue()
