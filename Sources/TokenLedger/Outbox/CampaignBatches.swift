@@ -171,7 +171,6 @@ extension Outbox {
             var claim = Claim()
             claim.requests = claimed.compactMap(\.1)
             claim.suppressed = claimed.count { $0.0 == .suppressed }
-            claim.failed = claimed.count { $0.0 == .failed }
             if !claimed.isEmpty { claim.dueAt = now }
             return [claim]
         }

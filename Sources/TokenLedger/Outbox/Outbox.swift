@@ -197,7 +197,7 @@ public struct Outbox: Sendable {
             ).values(Int64.self))
     }
 
-    /// What was written of a set of endings.
+    /// The result of writing a set of endings.
     public struct Finished: Sendable {
         /// How many requests this daemon still had, and has no more.
         public var requests = 0

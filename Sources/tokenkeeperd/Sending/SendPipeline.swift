@@ -235,7 +235,7 @@ struct SendPipeline {
         if looksForTopics, state.looksForTopics(at: now) {
             while state.add(try outbox.scopes(after: state.topicCursor, on: &connection)) {}
         }
-        // What has become due meanwhile is not late.
+        // Sends what has become due meanwhile, so that it does not count as late.
         perform(state.release(at: .now))
         let turns = state.turns(at: now)
         var result = turns.isEmpty ? Claimed.none : .dueOnly
