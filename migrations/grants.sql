@@ -269,7 +269,9 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.topic_slots(integer),
     tokenkeeper.take_topic_slots(integer, timestamptz, integer),
     tokenkeeper.note_alerts(integer, bytea[]),
-    tokenkeeper.count_alerts(bigint, integer, bigint[], bytea[])
+    tokenkeeper.count_alerts(bigint, integer, bigint[], bytea[]),
+    tokenkeeper.note_background(text, text, bytea[], integer[], integer),
+    tokenkeeper.uncount_background(text[], text[], bytea[])
     TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppressed_send, tokenkeeper.failed_send TO tokenkeeper_daemon;
 GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.

@@ -37,37 +37,23 @@ BEGIN
         IF room < 1 THEN
             RETURN;
         END IF;
+        IF first_at IS NULL THEN
+            -- The rate has just been removed.
+            rated_topic := NULL;
+        END IF;
     END IF;
     a_background := nullif(coalesce(of_topic.background_per_hour, claim_requests.background_per_hour), 0);
     RETURN QUERY
-    WITH due AS MATERIALIZED (
-        SELECT r.* FROM tokenkeeper.send_request AS r
-        WHERE left(coalesce(r.topic, ''), 513) = the_topic AND left(coalesce(r.environment, 'production'), 20) = the_environment
-          AND coalesce(r.scheduled_at, r.queued_at) BETWEEN claim_requests.due_since AND now() AND r.claimed_by IS NULL
-        ORDER BY coalesce(r.scheduled_at, r.queued_at)
-        LIMIT room
-        FOR UPDATE SKIP LOCKED
-    ), understood AS MATERIALIZED (
-        -- OFFSET: each payload is parsed once. From here on only the text of a small payload is carried along.
-        SELECT d.request_id, d.environment, d.topic, d.token, coalesce(d.priority, c.priority) AS priority,
-               coalesce(d.expiration, c.expiration) AS expiration, coalesce(d.collapse_id, c.collapse_id) AS collapse_id,
-               d.scheduled_at, d.apns_id, d.queued_at, d.interruptions, d.campaign_id, d.campaign_number, d.alert_counted,
-               tokenkeeper.token_key(d.token) AS key, coalesce(d.push_type, c.push_type, tokenkeeper.push_type_of(p.body, d.topic)) AS kind, p.body,
-               CASE WHEN pg_column_size(p.body) < 2000 THEN p.body::text END AS body_text,
-               CASE WHEN p.body IS NULL AND d.payload IS NOT NULL THEN tokenkeeper.payload_fault(d.payload) END AS payload_fault,
-               -- If a daemon has deferred the request, scheduled_at is not the sender's.
-               d.deferred, CASE WHEN NOT d.deferred THEN d.scheduled_at END AS asked_for
-        FROM due AS d
-        -- What all requests of a campaign have in common. OFFSET: by the primary key, and only for those of a campaign.
-        LEFT JOIN LATERAL (SELECT a.* FROM tokenkeeper.campaign AS a WHERE a.campaign_id = d.campaign_id OFFSET 0) AS c ON d.campaign_id IS NOT NULL
-        CROSS JOIN LATERAL (SELECT tokenkeeper.parsed_payload(coalesce(d.payload, c.payload)) AS body OFFSET 0) AS p
-    ), judged AS MATERIALIZED (
-        SELECT u.request_id, u.environment, u.topic, u.scheduled_at, u.apns_id, u.queued_at, u.key, u.kind, u.body_text,
-               u.priority, u.expiration, u.collapse_id, u.campaign_id, u.campaign_number, u.alert_counted,
+    WITH judged AS MATERIALIZED (
+        -- What follows copies each row several times: so it carries no column that the request or its campaign gives later.
+        SELECT u.request_id, u.key, u.kind, u.body_text, u.due_at, u.campaign,
                -- Others wait for this token, and this request came later.
-               NOT u.deferred AND (
-                   SELECT c.next_at > now() FROM tokenkeeper.crowded_token AS c
-                   WHERE c.topic = the_topic AND c.environment = the_environment AND c.token_key = u.key) IS TRUE AS is_late,
+               NOT u.deferred AND (SELECT EXISTS (
+                   SELECT FROM tokenkeeper.crowded_token AS c WHERE c.topic = the_topic AND c.environment = the_environment))
+                   AND (SELECT c.next_at > now() FROM tokenkeeper.crowded_token AS c
+                        WHERE c.topic = the_topic AND c.environment = the_environment AND c.token_key = u.key) IS TRUE AS is_late,
+               -- A campaign's request was counted with its batch.
+               u.alert_counted OR u.campaign_id IS NOT NULL AS is_counted,
                l.state, l.reason, l.invalidated_at, CASE
                    WHEN u.interruptions >= 2 THEN 'it was interrupted twice while it was being sent; it may have been delivered'
                    WHEN u.interruptions >= 1 AND u.expiration = 'epoch'
@@ -80,7 +66,28 @@ BEGIN
                    ELSE tokenkeeper.send_fault(coalesce(u.environment, 'production'), u.topic, u.body, u.kind, u.priority, u.expiration,
                                                u.collapse_id, u.asked_for, u.body_text)
                END AS fault
-        FROM understood AS u
+        FROM (
+            -- OFFSET: each payload is parsed once. From here on only the text of a small payload is carried along.
+            SELECT d.request_id, d.environment, d.topic, d.token, coalesce(d.priority, c.priority) AS priority,
+                   coalesce(d.expiration, c.expiration) AS expiration, coalesce(d.collapse_id, c.collapse_id) AS collapse_id,
+                   coalesce(d.scheduled_at, d.queued_at) AS due_at, d.interruptions, c.campaign, d.campaign_id, d.alert_counted,
+                   tokenkeeper.token_key(d.token) AS key, coalesce(d.push_type, c.push_type, tokenkeeper.push_type_of(p.body, d.topic)) AS kind, p.body,
+                   CASE WHEN pg_column_size(p.body) < 2000 THEN p.body::text END AS body_text,
+                   CASE WHEN p.body IS NULL AND d.payload IS NOT NULL THEN tokenkeeper.payload_fault(d.payload) END AS payload_fault,
+                   -- If a daemon has deferred the request, scheduled_at is not the sender's.
+                   d.deferred, CASE WHEN NOT d.deferred THEN d.scheduled_at END AS asked_for
+            FROM (
+                SELECT r.* FROM tokenkeeper.send_request AS r
+                WHERE left(coalesce(r.topic, ''), 513) = the_topic AND left(coalesce(r.environment, 'production'), 20) = the_environment
+                  AND coalesce(r.scheduled_at, r.queued_at) BETWEEN claim_requests.due_since AND now() AND r.claimed_by IS NULL
+                ORDER BY coalesce(r.scheduled_at, r.queued_at)
+                LIMIT room
+                FOR UPDATE SKIP LOCKED) AS d
+            -- What all requests of a campaign have in common. OFFSET: by the primary key, and only for those of a campaign.
+            LEFT JOIN LATERAL (
+                SELECT a AS campaign, a.* FROM tokenkeeper.campaign AS a WHERE a.campaign_id = d.campaign_id OFFSET 0) AS c ON d.campaign_id IS NOT NULL
+            CROSS JOIN LATERAL (SELECT tokenkeeper.parsed_payload(coalesce(d.payload, c.payload)) AS body OFFSET 0) AS p
+            OFFSET 0) AS u
         -- LIMIT: prevents a join that would read the whole ledger.
         LEFT JOIN LATERAL (
             SELECT tokenkeeper.state_of(l) AS state, greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS invalidated_at,
@@ -88,46 +95,30 @@ BEGIN
             FROM tokenkeeper.ledger AS l
             WHERE l.topic_id = of_topic.topic_id AND l.token_key = u.key AND l.suppressed > false AND of_topic.gate IS DISTINCT FROM 'observe'
             LIMIT 1) AS l ON true
-    ), limited AS MATERIALIZED (
-        SELECT j.*, a_background IS NOT NULL AND j.kind = 'background' AND j.fault IS NULL AND j.state IS NULL AS is_limited,
-               -- A campaign's request was counted with its batch.
-               of_topic.alerts_per_day > 0 AND j.kind = 'alert' AND j.fault IS NULL AND j.state IS NULL AND NOT j.alert_counted
-                   AND j.campaign_id IS NULL AS is_alert
-        FROM judged AS j
     ), ordered AS MATERIALIZED (
-        -- device numbers the devices that have a limit, from 1, in the order of their keys.
-        SELECT j.*, j.is_late OR row_number() OVER (PARTITION BY j.key ORDER BY j.request_id) > 5 AS crowded,
-               dense_rank() OVER (PARTITION BY j.is_limited ORDER BY j.key) AS device,
-               row_number() OVER (PARTITION BY j.key, j.is_limited ORDER BY j.request_id) AS place,
-               row_number() OVER (PARTITION BY j.key, j.is_limited ORDER BY j.request_id DESC) = 1 AS newest
-        FROM limited AS j
-    ), noted AS (
-        -- Counts the background pushes before they are claimed. A claim of another daemon for the same device waits here, and b is then what
-        -- that claim has written, whatever this statement's snapshot shows. In the order of keys, so that two claims never deadlock.
-        INSERT INTO tokenkeeper.background_send AS b (environment, topic, token_key, sent_at, latest_at, room)
-        SELECT the_environment, the_topic, o.key,
-               array_fill(now(), ARRAY[least(count(*) FILTER (WHERE NOT o.crowded), a_background)::integer]), now(), a_background
-        FROM ordered AS o WHERE o.is_limited GROUP BY o.key ORDER BY o.key
-        ON CONFLICT ON CONSTRAINT background_send_pkey DO UPDATE
-        SET (sent_at, latest_at, room) = (
-            SELECT r.sent_at || excluded.sent_at[1:r.room], excluded.latest_at, r.room
-            FROM (SELECT a.sent_at, greatest(a_background - cardinality(a.sent_at), 0) AS room
-                  FROM (SELECT ARRAY(SELECT a FROM unnest(b.sent_at) AS a WHERE a > now() - interval '1 hour') AS sent_at) AS a) AS r)
-        RETURNING b.token_key, b.room, coalesce((SELECT min(a) FROM unnest(b.sent_at) AS a), now()) AS earliest
+        -- Of the requests for each device, in their order. place: among those that have a limit.
+        SELECT j.*, j.is_late OR row_number() OVER of_device > 5 AS crowded, count(*) FILTER (WHERE j.is_limited) OVER of_device AS place
+        FROM (SELECT a.*, a_background IS NOT NULL AND a.kind = 'background' AND a.fault IS NULL AND a.state IS NULL AS is_limited,
+                     of_topic.alerts_per_day > 0 AND a.kind = 'alert' AND a.fault IS NULL AND a.state IS NULL AND NOT a.is_counted AS is_alert
+              FROM judged AS a) AS j
+        WINDOW of_device AS (PARTITION BY j.key ORDER BY j.request_id)
     ), rooms AS MATERIALIZED (
-        -- Arrays by device, because a join would be a nested loop.
-        SELECT array_agg(n.room ORDER BY n.token_key) AS room, array_agg(n.earliest ORDER BY n.token_key) AS earliest FROM noted AS n
+        -- Counts the background pushes before they are claimed. Arrays by device, because a join would be a nested loop.
+        SELECT d.keys, d.requests, n.room, n.earliest
+        FROM (SELECT array_agg(k.key ORDER BY k.key) AS keys, array_agg(k.requests ORDER BY k.key) AS requests,
+                     array_agg(k.not_crowded ORDER BY k.key) AS not_crowded
+              FROM (SELECT o.key, count(*) AS requests, (count(*) FILTER (WHERE NOT o.crowded))::integer AS not_crowded
+                    FROM ordered AS o WHERE o.is_limited GROUP BY o.key) AS k) AS d
+        CROSS JOIN LATERAL (
+            SELECT array_agg(b.room ORDER BY b.token_key) AS room, array_agg(b.earliest ORDER BY b.token_key) AS earliest
+            FROM tokenkeeper.note_background(the_environment, the_topic, d.keys, d.not_crowded, a_background) AS b WHERE d.keys IS NOT NULL) AS n
     ), alerts AS MATERIALIZED (
+        -- EXISTS: after the background pushes, in each claim, so that two claims never deadlock.
         SELECT array_agg(o.request_id ORDER BY o.request_id) AS request_ids, array_agg(o.key ORDER BY o.request_id) AS keys
-        FROM ordered AS o WHERE o.is_alert AND NOT o.crowded
+        FROM ordered AS o WHERE o.is_alert AND NOT o.crowded AND EXISTS (SELECT FROM rooms)
     ), over_limit AS MATERIALIZED (
         SELECT array_agg(a.request_ids[n.position]) AS request_ids
-        FROM alerts AS a CROSS JOIN LATERAL tokenkeeper.note_alerts(of_topic.topic_id, a.keys) AS n (position)
-    ), shared AS MATERIALIZED (
-        -- A device's oldest background pushes are sent, up to its share. Of the excess, only the newest is kept, and it is delayed.
-        SELECT o.*, o.is_alert AND o.request_id = ANY (a.request_ids) AS is_over, o.is_limited AND o.place > r.room[o.device] AS too_many,
-               CASE WHEN o.is_limited THEN r.earliest[o.device] END AS earliest
-        FROM ordered AS o CROSS JOIN rooms AS r CROSS JOIN over_limit AS a
+        FROM alerts AS a CROSS JOIN LATERAL tokenkeeper.note_alerts(of_topic.topic_id, a.keys) AS n (position) WHERE a.keys IS NOT NULL
     ), fated AS MATERIALIZED (
         SELECT o.*, CASE WHEN o.fault IS NOT NULL THEN 'failed'
                          WHEN o.state IS NOT NULL OR o.is_over OR (o.too_many AND NOT o.newest) THEN 'suppressed'
@@ -135,34 +126,40 @@ BEGIN
                          -- A few requests per token are claimed at a time, so that one token with many does not keep the others out.
                          WHEN o.crowded THEN 'behind'
                          ELSE 'claimed' END AS fate
-        FROM shared AS o
+        FROM (
+            -- A device's oldest background pushes are sent, up to its share. Of the excess, only the newest is kept, and it is delayed.
+            SELECT s.request_id, s.key, s.kind, s.body_text, s.due_at, s.campaign, s.state, s.reason, s.invalidated_at, s.fault, s.crowded, s.is_alert,
+                   s.is_alert AND s.request_id = ANY (a.request_ids) AS is_over,
+                   s.place > r.room[d.number] AS too_many, s.place = r.requests[d.number] AS newest, r.earliest[d.number] AS earliest
+            FROM ordered AS s CROSS JOIN rooms AS r CROSS JOIN over_limit AS a
+            CROSS JOIN LATERAL (SELECT CASE WHEN s.is_limited THEN width_bucket(s.key, r.keys) END AS number OFFSET 0) AS d) AS o
     ), overtaken AS (
         -- OFFSET: device by device, through the index, however many are postponed.
         DELETE FROM tokenkeeper.send_request AS r
         WHERE r.request_id = ANY (ARRAY(
             SELECT o.request_id FROM fated AS f CROSS JOIN LATERAL (
                 SELECT p.request_id FROM tokenkeeper.send_request AS p
-                WHERE p.postponed AND tokenkeeper.token_key(p.token) = f.key AND p.topic = f.topic
+                WHERE p.postponed AND tokenkeeper.token_key(p.token) = f.key AND p.topic = the_topic
                   AND coalesce(p.environment, 'production') = the_environment AND p.claimed_by IS NULL AND p.request_id < f.request_id
                 -- Another claim may hold it, and wait for this one's devices.
                 OFFSET 0 FOR UPDATE SKIP LOCKED) AS o
-            WHERE f.fate = 'postponed' AND o.request_id NOT IN (SELECT d.request_id FROM due AS d)))
+            WHERE f.fate = 'postponed' AND o.request_id NOT IN (SELECT d.request_id FROM fated AS d)))
         RETURNING r.*, tokenkeeper.token_key(r.token) AS key
+    ), gone AS (
+        DELETE FROM tokenkeeper.send_request AS r USING fated AS f WHERE f.fate IN ('suppressed', 'failed') AND r.request_id = f.request_id
+        RETURNING r.*, f.key, f.kind, f.state, f.reason, f.invalidated_at, f.is_over, f.fault, f.fate
     ), suppressed AS (
         INSERT INTO tokenkeeper.suppressed_send (environment, topic, token, token_key, state, reason, invalidated_at, push_type, apns_id, request_id,
                                                  queued_at, campaign_id, campaign_number)
-        SELECT the_environment, f.topic, encode(f.key, 'hex'), f.key, coalesce(f.state, CASE WHEN f.is_over THEN 'alerts' ELSE 'background' END),
-               CASE WHEN f.state IS NOT NULL THEN f.reason WHEN f.is_over THEN 'its device has had alerts_per_day'
-                    ELSE 'a newer background push waits' END, f.invalidated_at, f.kind, f.apns_id, f.request_id,
-               f.queued_at, f.campaign_id, f.campaign_number
-        FROM fated AS f WHERE f.fate = 'suppressed'
+        SELECT the_environment, the_topic, encode(g.key, 'hex'), g.key, coalesce(g.state, CASE WHEN g.is_over THEN 'alerts' ELSE 'background' END),
+               CASE WHEN g.state IS NOT NULL THEN g.reason WHEN g.is_over THEN 'its device has had alerts_per_day'
+                    ELSE 'a newer background push waits' END, g.invalidated_at, g.kind, g.apns_id, g.request_id,
+               g.queued_at, g.campaign_id, g.campaign_number
+        FROM gone AS g WHERE g.fate = 'suppressed'
         UNION ALL
-        SELECT the_environment, o.topic, encode(o.key, 'hex'), o.key, 'background', 'a newer background push waits', NULL,
+        SELECT the_environment, the_topic, encode(o.key, 'hex'), o.key, 'background', 'a newer background push waits', NULL,
                'background', o.apns_id, o.request_id, o.queued_at, o.campaign_id, o.campaign_number
         FROM overtaken AS o
-    ), gone AS (
-        DELETE FROM tokenkeeper.send_request AS r USING fated AS f WHERE f.fate IN ('suppressed', 'failed') AND r.request_id = f.request_id
-        RETURNING r.*, f.fault, f.fate
     ), failed AS (
         INSERT INTO tokenkeeper.failed_send (error, environment, topic, token, payload, push_type, priority, expiration, collapse_id, apns_id,
                                              request_id, queued_at, attempts, campaign_id, campaign_number)
@@ -198,11 +195,11 @@ BEGIN
         SET claimed_by = the_daemon, first_sent_at = coalesce(r.first_sent_at, now()), postponed = false,
             apns_id = coalesce(r.apns_id, gen_random_uuid()), alert_counted = r.alert_counted OR f.is_alert IS TRUE
         FROM fated AS f WHERE f.fate = 'claimed' AND r.request_id = f.request_id
-        RETURNING r.request_id, coalesce(f.scheduled_at, f.queued_at) AS due_at, f.key, coalesce(f.body_text, (
-                      SELECT coalesce(r.payload, a.payload)::jsonb::text FROM (SELECT) AS one
-                      LEFT JOIN tokenkeeper.campaign AS a ON a.campaign_id = r.campaign_id)) AS payload, f.kind,
-                  CASE f.kind WHEN 'background' THEN 5 ELSE f.priority END AS priority, floor(extract(epoch FROM f.expiration))::bigint AS expiration,
-                  f.collapse_id, r.apns_id::text AS apns_id, r.attempts, r.first_sent_at
+        RETURNING r.request_id, f.due_at, f.key,
+                  coalesce(f.body_text, coalesce(r.payload, (f.campaign).payload)::jsonb::text) AS payload,
+                  f.kind, CASE f.kind WHEN 'background' THEN 5 ELSE coalesce(r.priority, (f.campaign).priority) END AS priority,
+                  floor(extract(epoch FROM coalesce(r.expiration, (f.campaign).expiration)))::bigint AS expiration,
+                  coalesce(r.collapse_id, (f.campaign).collapse_id) AS collapse_id, r.apns_id::text AS apns_id, r.attempts, r.first_sent_at
     ), paced AS (
         -- As take_topic_slots. Only what is sent takes slots.
         UPDATE tokenkeeper.topic_rate AS r
@@ -210,11 +207,14 @@ BEGIN
         WHERE r.topic_id = rated_topic AND EXISTS (SELECT FROM claimed)
     )
     SELECT 'claimed', c.*,
-           (extract(epoch FROM first_at - clock_timestamp()) * 1000000
-            + (row_number() OVER (ORDER BY c.request_id) - 1) * 1000000 / of_topic.max_per_second)::bigint
+           -- The oldest first. Not a window, which would sort all rows also without a rate.
+           CASE WHEN rated_topic IS NOT NULL THEN
+               (extract(epoch FROM first_at - clock_timestamp()) * 1000000
+                + (width_bucket(c.request_id, (SELECT array_agg(o.request_id ORDER BY o.request_id) FROM claimed AS o)) - 1)
+                  * 1000000::bigint / of_topic.max_per_second)::bigint END
     FROM claimed AS c
     UNION ALL
-    SELECT CASE WHEN f.fate IN ('postponed', 'behind') THEN 'delayed' ELSE f.fate END, f.request_id, coalesce(f.scheduled_at, f.queued_at),
+    SELECT CASE WHEN f.fate IN ('postponed', 'behind') THEN 'delayed' ELSE f.fate END, f.request_id, f.due_at,
            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
     FROM fated AS f WHERE f.fate <> 'claimed'
     UNION ALL

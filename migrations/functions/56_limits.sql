@@ -124,6 +124,64 @@ COMMENT ON FUNCTION tokenkeeper.count_alerts(bigint, integer, bigint[], bytea[])
     'Counts alerts of a campaign, which are claimed, against alerts_per_day of its topic, each once. Returns the numbers of those beyond it.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.count_alerts(bigint, integer, bigint[], bytea[]) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.note_background(environment text, topic text, keys bytea[], requests integer[], share integer)
+RETURNS TABLE (token_key bytea, room integer, earliest timestamptz)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    -- A claim of another daemon for the same device waits here, and b is then what that claim has written, whatever this statement's snapshot
+    -- shows. In the order of keys, so that two claims never deadlock.
+    RETURN QUERY
+    INSERT INTO tokenkeeper.background_send AS b (environment, topic, token_key, sent_at, latest_at, room)
+    SELECT note_background.environment, note_background.topic, k.key, array_fill(now(), ARRAY[least(k.requests, share)]), now(), share
+    FROM unnest(note_background.keys, note_background.requests) AS k (key, requests) ORDER BY k.key
+    ON CONFLICT ON CONSTRAINT background_send_pkey DO UPDATE
+    SET (sent_at, latest_at, room) = (
+        SELECT r.sent_at || excluded.sent_at[1:r.room], excluded.latest_at, r.room
+        FROM (SELECT a.sent_at, greatest(share - cardinality(a.sent_at), 0) AS room
+              FROM (SELECT ARRAY(SELECT a FROM unnest(b.sent_at) AS a WHERE a > now() - interval '1 hour') AS sent_at) AS a) AS r)
+    RETURNING b.token_key, b.room, coalesce((SELECT min(a) FROM unnest(b.sent_at) AS a), now());
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.note_background(text, text, bytea[], integer[], integer) IS
+    'Counts background pushes, which are claimed, for each of these devices of a topic, each key once. Returns for each how many of them are within its share '
+    'of this hour, and when the earliest that counts was sent.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.note_background(text, text, bytea[], integer[], integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.uncount_background(topics text[], environments text[], keys bytea[]) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+BEGIN
+    -- The latest instants go, even if another daemon has claimed a push in between: they differ by no more than the time for which this daemon
+    -- had the request.
+    UPDATE tokenkeeper.background_send AS b
+    SET sent_at = b.sent_at[1:cardinality(b.sent_at) - u.requests]
+    FROM (
+        -- Locked in the order of keys, as in a claim.
+        SELECT l.topic, l.environment, l.token_key, n.requests
+        FROM (SELECT k.topic, k.environment, k.key, count(*)::integer AS requests
+              FROM unnest(uncount_background.topics COLLATE "C", uncount_background.environments COLLATE "C", uncount_background.keys)
+                  AS k (topic, environment, key)
+              GROUP BY 1, 2, 3 ORDER BY 1, 2, 3) AS n
+        CROSS JOIN LATERAL (
+            SELECT d.topic, d.environment, d.token_key FROM tokenkeeper.background_send AS d
+            WHERE d.topic = n.topic AND d.environment = n.environment AND d.token_key = n.key FOR UPDATE) AS l
+        OFFSET 0) AS u
+    WHERE b.topic = u.topic AND b.environment = u.environment AND b.token_key = u.token_key;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.uncount_background(text[], text[], bytea[]) IS
+    'Takes background pushes that did not reach their devices out of the count of this hour, one for each element. Call it once in a transaction: it locks '
+    'the devices in the order in which a claim does.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.uncount_background(text[], text[], bytea[]) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.confirmation_fault(of_topic integer, tags text, everyone boolean, tokens bigint) RETURNS text
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp

@@ -217,20 +217,10 @@ AS $$
 DECLARE
     over_share bigint[];
 BEGIN
-    -- As in claim_requests: counted before they are sent, in the order of keys.
-    WITH noted AS (
-        INSERT INTO tokenkeeper.background_send AS b (environment, topic, token_key, sent_at, latest_at, room)
-        SELECT of_campaign.environment, of_campaign.topic, k.key, ARRAY[now()], now(), share
-        FROM unnest(count_background.keys) AS k (key) ORDER BY k.key
-        ON CONFLICT ON CONSTRAINT background_send_pkey DO UPDATE
-        SET (sent_at, latest_at, room) = (
-            SELECT r.sent_at || excluded.sent_at[1:r.room], excluded.latest_at, r.room
-            FROM (SELECT a.sent_at, greatest(share - cardinality(a.sent_at), 0) AS room
-                  FROM (SELECT ARRAY(SELECT a FROM unnest(b.sent_at) AS a WHERE a > now() - interval '1 hour') AS sent_at) AS a) AS r)
-        RETURNING b.token_key, b.room
-    )
     SELECT array_agg(n.number) INTO over_share FROM unnest(count_background.numbers, count_background.keys) AS n (number, key)
-    JOIN noted AS b ON b.token_key = n.key WHERE b.room < 1;
+    JOIN tokenkeeper.note_background(of_campaign.environment, of_campaign.topic, count_background.keys,
+                                     array_fill(1, ARRAY[cardinality(count_background.keys)]), share) AS b ON b.token_key = n.key
+    WHERE b.room < 1;
     RETURN over_share;
 END
 $$;

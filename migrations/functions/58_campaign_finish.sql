@@ -15,6 +15,10 @@ DECLARE
     batches integer[];
     ordinals integer[];
     results text[];
+    -- Background pushes that did not reach their devices.
+    topics text[];
+    environments text[];
+    keys bytea[];
 BEGIN
     PERFORM tokenkeeper.check_fates(finish_campaign_requests.fates);
     PERFORM tokenkeeper.check_outcomes(finish_campaign_requests.outcomes);
@@ -91,24 +95,17 @@ BEGIN
                CASE f.fate WHEN 'returned' THEN 0 ELSE 1 END, CASE f.fate WHEN 'interrupted' THEN 1 ELSE 0 END, f.error,
                f.pause IS NOT NULL OR f.state = 'paused', f.campaign_id, f.number
         FROM fresh AS f WHERE f.result = 'requeued'
-    ), uncounted AS (
-        -- As in finish_requests.
-        UPDATE tokenkeeper.background_send AS b
-        SET sent_at = b.sent_at[1:cardinality(b.sent_at) - u.requests]
-        FROM (
-            SELECT l.topic, l.environment, l.token_key, n.requests
-            FROM (SELECT f.topic, f.environment, f.token_key, count(*)::integer AS requests FROM fresh AS f
-                  WHERE f.fate IN ('later', 'returned') AND f.push_type = 'background' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3) AS n
-            CROSS JOIN LATERAL (
-                SELECT d.topic, d.environment, d.token_key FROM tokenkeeper.background_send AS d
-                WHERE d.topic = n.topic AND d.environment = n.environment AND d.token_key = n.token_key FOR UPDATE) AS l
-            OFFSET 0) AS u
-        WHERE b.topic = u.topic AND b.environment = u.environment AND b.token_key = u.token_key
     )
-    SELECT array_agg(f.campaign_id), array_agg(f.batch), array_agg(f.ordinal), array_agg(f.result)
-    INTO campaign_ids, batches, ordinals, results FROM fresh AS f;
+    SELECT array_agg(f.campaign_id), array_agg(f.batch), array_agg(f.ordinal), array_agg(f.result),
+           array_agg(f.topic) FILTER (WHERE f.is_unsent), array_agg(f.environment) FILTER (WHERE f.is_unsent),
+           array_agg(f.token_key) FILTER (WHERE f.is_unsent)
+    INTO campaign_ids, batches, ordinals, results, topics, environments, keys
+    FROM (SELECT e.*, e.fate IN ('later', 'returned') AND e.push_type = 'background' AS is_unsent FROM fresh AS e) AS f;
     IF campaign_ids IS NULL THEN
         RETURN 0;
+    END IF;
+    IF keys IS NOT NULL THEN
+        PERFORM tokenkeeper.uncount_background(topics, environments, keys);
     END IF;
     PERFORM tokenkeeper.end_in_batches(campaign_ids, batches, ordinals, results);
     RETURN cardinality(campaign_ids);
