@@ -71,13 +71,13 @@ AS $$
 DECLARE
     plan json;
 BEGIN
-    EXECUTE format('EXPLAIN (FORMAT JSON) SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = %s AND %s', estimated_audience.topic_id,
-                   estimated_audience.condition) INTO plan;
+    EXECUTE 'EXPLAIN (FORMAT JSON) SELECT FROM tokenkeeper.ledger AS l WHERE '
+        || concat_ws(' AND ', 'l.topic_id = ' || estimated_audience.topic_id, estimated_audience.condition) INTO plan;
     RETURN (plan -> 0 -> 'Plan' ->> 'Plan Rows')::numeric::bigint;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.estimated_audience(integer, text) IS
-    'How many tokens of a topic meet a condition made by audience_condition: the planner''s estimate.';
+    'How many tokens of a topic, or of all topics if it is null, meet a condition made by audience_condition: the planner''s estimate.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.estimated_audience(integer, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.audience_size(
@@ -140,9 +140,11 @@ SET enable_seqscan = off
 SET jit = off
 AS $$
 DECLARE
+    most constant integer := 200000;
     of_topic integer;
     observes boolean;
     condition text;
+    is_indexed boolean;
 BEGIN
     SELECT t.topic_id, t.gate IS NOT DISTINCT FROM 'observe' INTO of_topic, observes
     FROM tokenkeeper.topic AS t WHERE t.topic = of_campaign.topic AND t.environment = of_campaign.environment;
@@ -156,10 +158,14 @@ BEGIN
     IF search_audience.in_ranges OR of_campaign.audience_kind = 'everyone' OR expected > 50000 THEN
         RETURN;
     END IF;
+    -- Without statistics, as after an import, a plan would also read all entries of the topic in the primary key. So it may not use them if the index
+    -- on tags alone finds few enough.
+    is_indexed := CASE of_campaign.audience_kind WHEN 'tags' THEN
+        NOT tokenkeeper.tag_vector(NULL) @@ tokenkeeper.tag_query(of_campaign.audience) AND tokenkeeper.estimated_audience(NULL, condition) <= most
+        ELSE true END;
     EXECUTE format('SELECT coalesce(array_agg(k.token_key ORDER BY k.token_key), ''{}'') FROM (SELECT l.token_key FROM tokenkeeper.ledger AS l '
-                   'WHERE l.topic_id %s = $1 AND %s LIMIT 200000) AS k',
-                   CASE WHEN of_campaign.audience_kind IN ('device', 'user') THEN '+ 0' END, condition) INTO keys USING of_topic;
-    IF cardinality(keys) = 200000 THEN
+                   'WHERE l.topic_id %s = $1 AND %s LIMIT %s) AS k', CASE WHEN is_indexed THEN '+ 0' END, condition, most) INTO keys USING of_topic;
+    IF cardinality(keys) = most THEN
         keys := NULL;
     END IF;
 END

@@ -20,11 +20,27 @@ struct CampaignMeasurement: LedgerMeasurement {
         cluster.cluster.stop(mode: "fast")
         try cluster.cluster.start()
         try send(database, afterRestart: true)
+        try address(database, hasStatistics: false)
     }
 
     /// Addresses one token in a thousand, without a daemon.
-    private func address(_ database: Database) throws {
+    ///
+    /// - Parameter hasStatistics: Whether the planner knows the ledger: not between an import and the next ANALYZE.
+    private func address(_ database: Database, hasStatistics: Bool = true) throws {
+        if !hasStatistics {
+            try database.session().run(
+                """
+                DELETE FROM pg_statistic WHERE starelid IN ('tokenkeeper.ledger'::regclass, 'tokenkeeper.ledger_tags'::regclass);
+                UPDATE pg_class SET reltuples = -1, relpages = 0 WHERE oid = 'tokenkeeper.ledger'::regclass
+                """)
+        }
         let session = try database.session()
+        // The session may not have reported earlier transactions yet: only the difference counts.
+        func scans() throws -> [Double] {
+            try ["ledger_tags", "ledger_pkey"].map {
+                try session.number("SELECT pg_stat_get_xact_numscans('tokenkeeper.\($0)'::regclass)")
+            }
+        }
         var milliseconds: [Double] = []
         var (addressed, plans) = (0, Set<String>())
         for _ in 0..<scale.rounds {
@@ -33,12 +49,14 @@ struct CampaignMeasurement: LedgerMeasurement {
             for topic in Workload.topics {
                 let campaign = try enqueue(topic, "tags => '\(Workload.rareTag)'", on: session)
                 try session.run("BEGIN")
+                let before = try scans()
                 let start = ContinuousClock.now
                 addressed += Int(try session.number("SELECT tokenkeeper.address_campaign(\(campaign), 1000000)"))
-                let scans = try session.number("SELECT pg_stat_get_xact_numscans('tokenkeeper.ledger_tags'::regclass)")
+                let time = start.duration(to: .now)
+                let after = try scans()
                 try session.run("COMMIT")
-                total += start.duration(to: .now) / .milliseconds(1)
-                plans.insert(scans == 1 ? "ledger_tags" : "another plan")
+                total += time / .milliseconds(1)
+                plans.insert(zip(after, before).map(-) == [1, 0] ? "ledger_tags" : "another plan")
                 guard
                     try session.text("SELECT is_addressed FROM tokenkeeper.campaign WHERE campaign_id = \(campaign)")
                         == "t"
@@ -47,12 +65,12 @@ struct CampaignMeasurement: LedgerMeasurement {
             }
             milliseconds.append(total)
         }
+        let unknown = hasStatistics ? "" : ", without statistics"
         report.compare(
-            "to address \(addressed) tokens, one in a thousand of \(tokens)", Spread(milliseconds), atMost: 1000,
-            digits: 0,
-            unit: " ms")
+            "to address \(addressed) tokens, one in a thousand of \(tokens)\(unknown)", Spread(milliseconds),
+            atMost: 1000, digits: 0, unit: " ms")
         report.check(
-            "the index of that", plans.sorted().joined(separator: ", "), target: "ledger_tags",
+            "the index of that\(unknown)", plans.sorted().joined(separator: ", "), target: "ledger_tags",
             isReached: plans == ["ledger_tags"])
     }
 

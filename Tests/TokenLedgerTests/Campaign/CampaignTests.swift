@@ -76,6 +76,21 @@ import Testing
         #expect(try stage.due() == "", "nothing is to be done")
     }
 
+    @Test(arguments: [false, true])
+    func `a few of many are found by the index on tags alone, with or without statistics`(isAnalyzed: Bool) throws {
+        let stage = try CampaignStage()
+        try stage.database.psql("ALTER TABLE tokenkeeper.ledger SET (autovacuum_enabled = off)")
+        try stage.register(1...3000)
+        if isAnalyzed { try stage.database.psql("ANALYZE tokenkeeper.ledger") }
+        let campaign = try stage.enqueue("tags => 'n:1 || n:2 && !Mars'")
+        // The session may not have reported earlier transactions yet: only the difference counts.
+        let scans = "SELECT pg_stat_get_xact_numscans('tokenkeeper.ledger_tags'::regclass), "
+            + "pg_stat_get_xact_numscans('tokenkeeper.ledger_pkey'::regclass)"
+        let lines = try stage.database.psql(
+            "BEGIN; \(scans); SELECT tokenkeeper.address_campaign(\(campaign), 100); \(scans); COMMIT")
+        #expect(lines == "0|0\n2\n1|0")
+    }
+
     @Test func `of very many campaigns, some are due at a time, and each has its turn`() throws {
         let stage = try CampaignStage(tokens: 2)
         // All of one transaction would be due at the same instant.
