@@ -53,6 +53,8 @@ GRANT SELECT ON tokenkeeper.sendable_token, tokenkeeper.suppressed_token TO toke
 -- If the daemon sends the pushes, they write requests.
 GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at, apns_id)
     ON tokenkeeper.send_request TO tokenkeeper_sender;
+GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at, apns_id)
+    ON tokenkeeper.send_request_once TO tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean),
     tokenkeeper.audience_size(text, text, text, text, text, text[], boolean),
@@ -272,6 +274,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.count_alerts(bigint, integer, bigint[], bytea[])
     TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppressed_send, tokenkeeper.failed_send TO tokenkeeper_daemon;
+GRANT SELECT, DELETE ON tokenkeeper.taken_request TO tokenkeeper_daemon;
 GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT UPDATE (failed_at) ON tokenkeeper.failed_send TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.paused_topic TO tokenkeeper_daemon;
