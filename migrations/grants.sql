@@ -27,6 +27,11 @@ GRANT USAGE ON SCHEMA tokenkeeper
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.parse_token(text, boolean), tokenkeeper.parse_decorated_token(text, boolean), tokenkeeper.token_fault(text, boolean)
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+-- The same for shards: whoever has a token may know where it is.
+GRANT EXECUTE ON FUNCTION tokenkeeper.shard_of(text, integer), tokenkeeper.token_key(text)
+    TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.shard
+    TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 -- The same for expressions of tags.
 GRANT EXECUTE ON FUNCTION tokenkeeper.tag_query(text), tokenkeeper.tag_vector(text[])
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
@@ -36,7 +41,6 @@ GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON toke
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.is_sendable(text, text, text),
     tokenkeeper.sendable(text[], text, text),
-    tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger)
@@ -146,7 +150,6 @@ GRANT SELECT ON
     TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT SELECT ON tokenkeeper.daemon TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger),
@@ -347,7 +350,6 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.ensure_topic(text, text),
     tokenkeeper.environment_fault(text),
     tokenkeeper.topic_fault(text),
-    tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger),
