@@ -27,6 +27,11 @@ GRANT USAGE ON SCHEMA tokenkeeper
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.parse_token(text, boolean), tokenkeeper.parse_decorated_token(text, boolean), tokenkeeper.token_fault(text, boolean)
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+-- The same for shards: whoever has a token may know where it is.
+GRANT EXECUTE ON FUNCTION tokenkeeper.shard_of(text, integer), tokenkeeper.token_key(text)
+    TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.shard
+    TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 -- The same for expressions of tags.
 GRANT EXECUTE ON FUNCTION tokenkeeper.tag_query(text), tokenkeeper.tag_vector(text[])
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
@@ -36,7 +41,6 @@ GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON toke
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.is_sendable(text, text, text),
     tokenkeeper.sendable(text[], text, text),
-    tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger)
@@ -53,6 +57,8 @@ GRANT SELECT ON tokenkeeper.sendable_token, tokenkeeper.suppressed_token TO toke
 -- If the daemon sends the pushes, they write requests.
 GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at, apns_id)
     ON tokenkeeper.send_request TO tokenkeeper_sender;
+GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at, apns_id)
+    ON tokenkeeper.send_request_once TO tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean),
     tokenkeeper.audience_size(text, text, text, text, text, text[], boolean),
@@ -144,7 +150,6 @@ GRANT SELECT ON
     TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT SELECT ON tokenkeeper.daemon TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger),
@@ -274,6 +279,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.uncount_background(text[], text[], bytea[])
     TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppressed_send, tokenkeeper.failed_send TO tokenkeeper_daemon;
+GRANT SELECT, DELETE ON tokenkeeper.taken_request TO tokenkeeper_daemon;
 GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT UPDATE (failed_at) ON tokenkeeper.failed_send TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.paused_topic TO tokenkeeper_daemon;
@@ -346,7 +352,6 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.ensure_topic(text, text),
     tokenkeeper.environment_fault(text),
     tokenkeeper.topic_fault(text),
-    tokenkeeper.token_key(text),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger),

@@ -9,7 +9,6 @@ internal import TokenModel
 /// https://www.postgresql.org/docs/current/libpq-connect.html
 public struct DatabaseAddress: Sendable, Equatable {
     private let text: String?
-    /// The options in the text itself, by libpq's keywords.
     private let explicit: [String: String]
 
     /// A file that holds the password and nothing else. It is read for each connection, so it can change while the daemon runs.
@@ -50,6 +49,9 @@ public struct DatabaseAddress: Sendable, Equatable {
         let isInEnvironment = unsafe getenv("PGDATABASE").map { unsafe $0.pointee != 0 } ?? false
         return explicit["dbname"] != nil || isInEnvironment || known["dbname"] != known["user"]
     }
+
+    /// The options in the text itself, by libpq's keywords.
+    var options: [String: String] { explicit }
 
     /// The password in the text, so that the process list can be wiped of it.
     public var password: String? { explicit["password"] }

@@ -237,6 +237,9 @@ extension Configuration {
         } catch let error as SchemaError {
             ConfigurationOptions.complain(error.description)
             throw ExitCode(ExitStatus.configuration.rawValue)
+        } catch let error as ShardError {
+            ConfigurationOptions.complain(error.description)
+            throw ExitCode((error.isOfService ? ExitStatus.unavailable : .configuration).rawValue)
         }
     }
 }
