@@ -270,6 +270,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.background_send, tokenkeeper
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_rate TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.alert_send TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
+    tokenkeeper.slots_ahead(),
     tokenkeeper.free_slots(timestamptz, integer),
     tokenkeeper.topic_slots(integer),
     tokenkeeper.take_topic_slots(integer, timestamptz, integer),

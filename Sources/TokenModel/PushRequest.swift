@@ -74,6 +74,12 @@ extension PushRequest {
         return nil
     }
 
+    /// Whether its `expiration` has passed. It never passes without one, or if that allows only one try.
+    public func hasExpired(at now: Instant) -> Bool {
+        guard let expiration, expiration > 0 else { return false }
+        return now.microseconds / 1_000_000 >= expiration
+    }
+
     /// Printable ASCII, without a blank at either end: what a header carries unchanged.
     private static func isVisible(_ text: String) -> Bool {
         text.utf8.allSatisfy { 0x20...0x7e ~= $0 } && text.utf8.first != 0x20 && text.utf8.last != 0x20

@@ -141,6 +141,9 @@ import TokenModel
         #expect((500...1000).contains(try free("490 milliseconds")))
         #expect((1000...1250).contains(try free("0")))
         #expect(try free("1 minute") == 0)
+        let ahead = try database.psql(
+            "SELECT (extract(epoch FROM tokenkeeper.slots_ahead()) * 1000)::integer", user: "a_daemon")
+        #expect(Outbox.pacedAhead == .milliseconds(try #require(Int(ahead))), "the daemon asks when it may get some")
     }
 
     @Test func `a topic whose only trace is a rate that was withdrawn is unused`() throws {

@@ -85,7 +85,7 @@ import TokenModel
             )
         }
         #expect(try early() == "c\nd\nf\naa\nbb\nee")
-        // Later than the retention, but for two: one of which is tagged again.
+        // All but ee are older than the retention. Then f is tagged again, and so is not.
         try database.psql(
             "UPDATE tokenkeeper.early_tag_change SET noted_at = now() - interval '91 days' WHERE token_key <> '\\xee'")
         try database.psql("SELECT tokenkeeper.tag('t', device_id => 'f', remove => '{y}')", user: "a_app")

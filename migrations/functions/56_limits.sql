@@ -2,6 +2,14 @@
 --
 -- A claim calls each function once for its whole set. A topic without the policy costs one look at its row.
 
+CREATE OR REPLACE FUNCTION tokenkeeper.slots_ahead() RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN interval '500 milliseconds';
+COMMENT ON FUNCTION tokenkeeper.slots_ahead() IS
+    'A daemon claims from a topic or campaign with a rate when its next free slot is no further ahead than this. The daemon has the same value: it asks '
+    'no earlier.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.slots_ahead() FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.free_slots(next_send_at timestamptz, per_second integer, OUT first_at timestamptz, OUT requests integer)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -10,13 +18,13 @@ DECLARE
     at timestamptz := clock_timestamp();
 BEGIN
     first_at := greatest(free_slots.next_send_at, at - interval '250 milliseconds');
-    requests := CASE WHEN first_at > at + interval '500 milliseconds' THEN 0
+    requests := CASE WHEN first_at > at + tokenkeeper.slots_ahead() THEN 0
                      ELSE least(greatest(floor(free_slots.per_second * extract(epoch FROM at + interval '1 second' - first_at)), 1), 1000000) END;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.free_slots(timestamptz, integer) IS
     'A rate has one slot per request: 1 / per_second after the other, from next_send_at on. Returns the first free slot, and how many may be taken now: those '
-    'within the next second, and none while less than 500 ms are free. So the rate is kept although daemons ask now and then, and each has at most a '
+    'within the next second, and none if the first is further ahead than slots_ahead. So the rate is kept although daemons ask now and then, and each has at most a '
     'second''s worth. Slots of more than 250 ms ago are lost, so that no burst follows a pause.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.free_slots(timestamptz, integer) FROM PUBLIC;
 

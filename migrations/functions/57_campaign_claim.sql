@@ -82,10 +82,10 @@ BEGIN
              WHERE c.state IN ('waiting', 'running') AND NOT c.is_addressed AND c.campaign_id > by_chance ORDER BY c.campaign_id LIMIT most)
         )
         SELECT c.campaign_id, c.environment, c.topic, h.has_batches, NOT c.is_addressed,
-               -- As free_slots: half a second before the next slot of the rates.
+               -- As free_slots.
                greatest(coalesce(c.scheduled_at, c.created_at), greatest(c.next_send_at, (
                    SELECT r.next_send_at FROM tokenkeeper.topic AS t JOIN tokenkeeper.topic_rate AS r ON r.topic_id = t.topic_id
-                   WHERE t.topic = c.topic AND t.environment = c.environment AND t.max_per_second IS NOT NULL)) - interval '500 milliseconds')
+                   WHERE t.topic = c.topic AND t.environment = c.environment AND t.max_per_second IS NOT NULL)) - tokenkeeper.slots_ahead())
         FROM found AS f
         -- OFFSET: each by the primary key.
         CROSS JOIN LATERAL (SELECT a.* FROM tokenkeeper.campaign AS a WHERE a.campaign_id = f.campaign_id OFFSET 0) AS c

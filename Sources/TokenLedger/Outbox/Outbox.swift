@@ -86,7 +86,7 @@ public struct Outbox: Sendable {
     }
 
     /// A claim of a topic or campaign with a rate gets what may be sent within the next second, and nothing while more than this
-    /// much of it is claimed. As `free_slots` in the database.
+    /// much of it is claimed. As `slots_ahead` in the database.
     public static let pacedAhead: Duration = .milliseconds(500)
 
     /// Claims due requests, the oldest first, and asks the gate in the same statement.

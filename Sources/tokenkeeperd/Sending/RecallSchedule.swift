@@ -1,8 +1,8 @@
-/// Decides which claimed requests to look up in the database, and when: somebody may have paused their topic or forgotten their token
-/// since they were claimed. Pure.
+/// Decides which requests that the clients have are looked up in the database, and when: somebody may have paused their topic or
+/// forgotten their token since they were claimed. Pure.
 ///
 /// A look-up costs the database some 15 µs for each request, and most requests end within one period. So only those that were already
-/// held one period ago are looked up.
+/// held one period ago are looked up. `PacedRequests` says which of the others are.
 struct RecallSchedule {
     private var lookedUpAt: ContinuousClock.Instant?
     private var heldThen: Set<Int64> = []
@@ -16,13 +16,13 @@ struct RecallSchedule {
     /// Begins a period.
     ///
     /// - Parameters:
-    ///   - held: The `request_id` of the claimed requests.
-    ///   - others: Those to look up in any case.
+    ///   - submitted: The `request_id` of the requests that a client has, or that wait behind one.
+    ///   - paced: That of the requests that wait for their instant.
     /// - Returns: Those to look up.
     mutating func begin(
-        with held: Set<Int64>, and others: Set<Int64> = [], at now: ContinuousClock.Instant
-    ) -> [Int64] {
-        defer { (lookedUpAt, heldThen) = (now, held) }
-        return Array(held.intersection(heldThen).union(others))
+        with submitted: Set<Int64>, and paced: Set<Int64>, at now: ContinuousClock.Instant
+    ) -> Set<Int64> {
+        defer { (lookedUpAt, heldThen) = (now, submitted.union(paced)) }
+        return submitted.intersection(heldThen)
     }
 }

@@ -22,17 +22,19 @@ struct RequestsInFlight {
 
     var isEmpty: Bool { queues.isEmpty }
 
-    /// Adds requests that were claimed a moment ago.
+    /// Adds requests that were claimed a moment ago. One that it has already, from an earlier claim, goes on as it is.
     ///
     /// - Returns: The requests to send now.
     mutating func take(_ claimed: [ClaimedRequest]) -> [ClaimedRequest] {
-        count += claimed.count
-        return claimed.compactMap { claimed in
+        claimed.compactMap { claimed in
             let address = claimed.request.address
             if queues[address] != nil {
+                if holds(claimed) { return nil }
+                count += 1
                 queues[address]?.requests.append(claimed)
                 return nil
             }
+            count += 1
             queues[address] = Queue(requests: [claimed])
             return claimed
         }
@@ -51,6 +53,11 @@ struct RequestsInFlight {
 
     /// The `request_id` of every request of the tokens whose next request may go.
     var next: [Int64] { ready.flatMap { queues[$0]?.unsent.map(\.number) ?? [] } }
+
+    /// Whether it has this request, by its number.
+    func holds(_ claimed: ClaimedRequest) -> Bool {
+        queues[claimed.request.address]?.requests.contains { $0.number == claimed.number } ?? false
+    }
 
     /// Whether there is any request for a token.
     func holds(_ address: TokenAddress) -> Bool { queues[address] != nil }

@@ -97,12 +97,12 @@ struct SendPipeline {
         perform(state.reconcile(claimed: try outbox.claimed(on: &connection)))
     }
 
-    /// Looks up which of the requests must not be sent any more.
-    private mutating func recall(
-        _ numbers: [Int64], _ outbox: Outbox, on connection: inout Connection
-    ) throws(DatabaseError) {
-        if numbers.isEmpty { return }
-        perform(state.take(try outbox.recalled(among: numbers, on: &connection)))
+    /// Looks up which requests must not be sent any more: somebody may have paused their topic or forgotten their token.
+    private mutating func recall(_ outbox: Outbox, on connection: inout Connection) throws(DatabaseError) {
+        let asked = state.toLookUp(at: .now)
+        if asked.isEmpty { return }
+        let recalled = try outbox.recalled(among: asked, on: &connection)
+        perform(state.take(recalled, among: asked, at: .now))
     }
 
     /// Takes outcomes from the clients, submits the next requests of their tokens, and writes what became of the requests.
@@ -117,8 +117,8 @@ struct SendPipeline {
             perform(state.take(outcomes, of: sender.credential.settings.name, by: policy, at: .now))
         }
         metrics.publish(state.counts)
-        // An outcome may have taken a minute: in the meantime, somebody may have paused the topic or forgotten the token.
-        try recall(state.next, outbox, on: &connection)
+        // Before anything is written: that may take long.
+        try recall(outbox, on: &connection)
         perform(state.handOver())
         perform(state.release(at: .now))
         state.retryLocked(at: .now)
@@ -230,7 +230,6 @@ struct SendPipeline {
     ) throws(DatabaseError) -> Claimed {
         if state.isBehind { return .none }
         let now = ContinuousClock.now
-        try recall(state.toLookUp(at: now), outbox, on: &connection)
         try addressCampaigns(at: now, outbox, on: &connection)
         if looksForTopics, state.looksForTopics(at: now) {
             while state.add(try outbox.scopes(after: state.topicCursor, on: &connection)) {}

@@ -144,28 +144,41 @@ struct SendState {
 
     // MARK: - Requests that must not be sent any more
 
-    /// The requests to look up before `handOver`: they may have waited behind another one for a minute.
-    var next: [Int64] { requests.values.flatMap(\.next) }
-
-    /// The requests to look up now; empty until it is time.
+    /// The requests to look up now, before `handOver` and `release`.
+    ///
+    /// - Returns: Those that are sent next and were not looked up a moment before. Every half second, also what the clients have,
+    ///   and one of those that wait for their instant from each topic and campaign.
     mutating func toLookUp(at now: ContinuousClock.Instant) -> [Int64] {
-        if !recalls.isDue(at: now) { return [] }
-        // What waits for its instant is looked up as long as no look finds that its campaign goes on.
-        let goOn = campaigns.sources
-        return recalls.begin(with: submitted, and: paced.numbers { !goOn.contains($0) }, at: now)
+        // What waited behind another request may have waited for a minute.
+        var numbers = Set(next).union(paced.toLookUp(at: now))
+        if recalls.isDue(at: now) {
+            numbers.formUnion(recalls.begin(with: submitted, and: paced.numbers, at: now))
+            numbers.formUnion(paced.probes)
+        }
+        return Array(numbers)
     }
+
+    /// The requests behind one that has ended.
+    private var next: [Int64] { requests.values.flatMap(\.next) }
 
     /// The `request_id` of every request that was submitted and has not ended, and of those that wait behind one.
     private var submitted: Set<Int64> { requests.values.reduce(into: []) { $0.formUnion($1.numbers) } }
 
     /// The `request_id` of every claimed request that has not ended.
-    private var held: Set<Int64> { submitted.union(paced.numbers()) }
+    private var held: Set<Int64> { submitted.union(paced.numbers) }
 
     /// Takes what has changed for requests since they were claimed.
-    mutating func take(_ recalled: Outbox.Recalled) -> [Action] {
+    ///
+    /// - Parameters:
+    ///   - asked: The requests that were looked up.
+    ///   - now: After the look-up.
+    mutating func take(
+        _ recalled: Outbox.Recalled, among asked: [Int64], at now: ContinuousClock.Instant
+    ) -> [Action] {
+        paced.lookedUp(Set(asked), paused: recalled.paused, at: now)
         if recalled.isEmpty { return [] }
-        paced.withdraw { recalled.gone.contains($0.number) }
-        unwritten.giveBack(paced.withdraw { recalled.paused.contains($0.number) }, after: nil)
+        paced.withdraw(recalled.gone)
+        unwritten.giveBack(paced.withdraw(recalled.paused), after: nil)
         for scope in requests.keys {
             requests[scope]?.withdraw { recalled.gone.contains($0.number) }
             giveBack(in: scope) { recalled.paused.contains($0.number) }
@@ -196,20 +209,20 @@ struct SendState {
 
     // MARK: - Rates
 
-    /// Lets the requests go whose instant has come, as far as there is room.
-    mutating func release(at now: ContinuousClock.Instant) -> [Action] {
+    /// Lets the requests go whose instant has come, as far as there is room and as far as `toLookUp` does not want them first.
+    mutating func release(at now: Moment) -> [Action] {
         var actions: [Action] = []
         for (source, scope) in paced.sources {
-            if health.isResting(scope, at: now) || health.isOnTrial(scope) {
+            if health.isResting(scope, at: now.clock) || health.isOnTrial(scope) {
                 unwritten.giveBack(paced.withdraw { $0.request.address.scope == source.topic }, after: nil)
                 continue
             }
-            var due = paced.release(source, at: now, most: room(in: scope))
-            if let first = due.first?.sendAt, first + PacedRequests.tooLate < now {
-                unwritten.giveBack(due, after: nil)
-                due = []
-            }
-            actions += submit(due, in: scope, at: now)
+            let released = paced.release(source, at: now.clock, most: room(in: scope))
+            // The database decides whether a request has expired, and ends it when it is claimed again.
+            unwritten.giveBack(
+                released.late + released.due.filter { $0.request.hasExpired(at: now.timeOfDay) }, after: nil)
+            let sendable = released.due.filter { !$0.request.hasExpired(at: now.timeOfDay) }
+            actions += submit(sendable, in: scope, at: now.clock)
         }
         return actions
     }
@@ -374,13 +387,21 @@ struct SendState {
             topics.claimed(turn.topic, until: isDone ? nil : claim.dueAt, lastSendAt: claim.lastSendAt, at: now)
         }
         unwritten.areClaimedAgain(claim.requests)
+        // While this process was stopped, another daemon may have had and returned what it holds.
+        if !paced.isEmpty { paced.withdraw(Set(claim.requests.lazy.map(\.number))) }
         if turn.isTrial {
-            let chosen = chooseTrial(from: withoutResting(claim.requests, at: now), of: turn)
+            let chosen = chooseTrial(
+                from: withoutResting(withoutHeld(claim.requests, in: turn.scope), at: now), of: turn)
             return submit(chosen, in: turn.scope, at: now)
         }
         guard claim.lastSendAt != nil else { return submit(claim.requests, in: turn.scope, at: now) }
-        paced.add(claim.requests, of: turn)
+        paced.add(withoutHeld(claim.requests, in: turn.scope), of: turn, at: now)
         return []
+    }
+
+    /// Leaves out the requests that were submitted under an earlier claim. They go on as they are.
+    private func withoutHeld(_ claimed: [ClaimedRequest], in scope: CredentialScope) -> [ClaimedRequest] {
+        claimed.filter { requests[scope]?.holds($0) != true }
     }
 
     /// Gives back the requests of tokens that rest.

@@ -155,7 +155,8 @@ import TokenModel
         var recalled = Outbox.Recalled()
         let numbers = (1...2).map { CampaignRequest(campaign: 1, ordinal: $0).number }
         recalled.paused = Set(numbers)
-        guard case .withdraw(let withdrawn, "main")? = state.take(recalled).first else { throw TestFailure() }
+        guard case .withdraw(let withdrawn, "main")? = state.take(recalled, among: numbers, at: start.clock).first
+        else { throw TestFailure() }
         #expect(Set(withdrawn) == Set(numbers))
     }
 

@@ -500,7 +500,7 @@ private struct World {
             }
         }
         perform(state.take([outcome], of: "main", by: policy, at: now))
-        recall(state.next)
+        recall(state.toLookUp(at: now.clock))
         perform(state.handOver())
     }
 
@@ -509,7 +509,7 @@ private struct World {
         recalled.paused = Set(
             numbers.filter { rows[$0]?.place == .claimed && isPaused(rows[$0]!) })
         recalled.gone = Set(numbers.filter { rows[$0]?.place != .claimed })
-        perform(state.take(recalled))
+        perform(state.take(recalled, among: numbers, at: now.clock))
     }
 
     private static func response(_ status: Int32, _ body: String? = nil) -> PushOutcome.End {
