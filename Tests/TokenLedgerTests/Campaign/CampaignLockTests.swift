@@ -108,6 +108,61 @@ import TokenModel
         }
     }
 
+    /// Requests of both kinds that did not reach their devices, and no longer count in the share of this hour.
+    @Test(arguments: ["a batch and a single request", "single requests, one of them of a campaign"])
+    func `endings lock the devices of background pushes in the order in which a claim does`(what: String) throws {
+        let stage = try CampaignStage(tokens: 2)
+        try stage.database.psql(
+            "ALTER DATABASE \(stage.database.name) SET deadlock_timeout = '1ms'", user: "postgres")
+        let (ofBatch, ofSingle) = what.hasPrefix("a batch") ? (2, 1) : (1, 2)
+        let silent = #"{"aps":{"content-available":1}}"#
+        let campaign = try stage.enqueue("tokens => '{\(CampaignStage.token(ofBatch))}'", payload: silent)
+        try stage.addressAll(campaign)
+        try stage.database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('\(CampaignStage.topic)', '\(CampaignStage.token(ofSingle))', '\(silent)')",
+            user: "a_sender")
+        var numbers = Array(try stage.claim(campaign, backgroundPerHour: 3).keys)
+        if ofBatch == 1 {
+            try stage.finish([.init(number: numbers[0], fate: "interrupted", pause: 0)])
+            numbers = []
+        }
+        numbers += try stage.claimSingle(backgroundPerHour: 3).keys
+        #expect(numbers.count == 2)
+
+        // The claim of another daemon has counted a push to the first device, and goes on to the second.
+        var claim = try stage.database.connect(user: "a_daemon")
+        let pid = try claim.query("SELECT pg_backend_pid()").value(Int.self)
+        func counting(_ token: Int) -> String {
+            "SELECT room FROM tokenkeeper.note_background('production', '\(CampaignStage.topic)', ARRAY['\\x\(CampaignStage.token(token))'::bytea], ARRAY[1], 3)"
+        }
+        try claim.execute("BEGIN; \(counting(1))")
+        let failures = Failures()
+        let done = DispatchSemaphore(value: 0)
+        let fates = Dictionary(uniqueKeysWithValues: numbers.map { ($0, RequestFate.later(.seconds(60), "503")) })
+        Thread.detachNewThread {
+            do {
+                if try !self.finish(fates, stage).isEmpty { failures.add("something is locked") }
+            } catch {
+                failures.add("\(error)")
+            }
+            done.signal()
+        }
+        try eventually("the endings wait") {
+            try failures.all != []
+                || stage.database.psql(
+                    "SELECT count(*) FROM pg_locks AS l WHERE NOT l.granted AND \(pid) = ANY (pg_blocking_pids(l.pid))")
+                    == "1"
+        }
+        try claim.execute(counting(2))
+        try claim.execute("COMMIT")
+        done.wait()
+        #expect(failures.all == [])
+        // An interrupted push may have reached its device, and counts.
+        let sent = try stage.database.psql(
+            "SELECT string_agg(cardinality(sent_at)::text, ' ' ORDER BY token_key) FROM tokenkeeper.background_send")
+        #expect(sent == (ofBatch == 1 ? "2 1" : "1 1"))
+    }
+
     private final class Daemon {
         var session: Connection
 
