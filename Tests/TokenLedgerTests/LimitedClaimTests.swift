@@ -1,4 +1,6 @@
+import Dispatch
 import LedgerTestSupport
+import Synchronization
 import TestThreads
 import Testing
 import TokenModel
@@ -240,5 +242,33 @@ import TokenModel
         #expect(try enqueue("device_id => 'nobody'") == "3")
         try policy("confirm_share = NULL")
         #expect(try enqueue("everyone => true") == "4")
+    }
+
+    @Test func `a claim goes on when the rate of its topic is removed at the same moment`() throws {
+        try policy("max_per_second = 100")
+        #expect(try claimSingle([3]) == "1 claimed")
+        // The claim has read the topic, and waits here.
+        var owner = try database.connect(user: "owner")
+        try owner.execute("BEGIN; LOCK TABLE tokenkeeper.paused_topic IN ACCESS EXCLUSIVE MODE")
+        let claimed = Mutex<String?>(nil)
+        let failures = Failures()
+        let group = DispatchGroup()
+        DispatchQueue.global().async(group: group) {
+            do {
+                let outcome = try claimSingle([1, 2])
+                claimed.withLock { $0 = outcome }
+            } catch {
+                failures.add("\(error)")
+            }
+        }
+        try eventually("the claim waits") {
+            try database.psql(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'tokenkeeper.paused_topic'::regclass")
+                == "1"
+        }
+        try owner.execute("UPDATE tokenkeeper.topic SET max_per_second = NULL WHERE topic = 't'; COMMIT")
+        group.wait()
+        #expect(failures.all == [])
+        #expect(claimed.withLock { $0 } == "2 claimed")
     }
 }
