@@ -104,8 +104,8 @@ COMMENT ON FUNCTION tokenkeeper.campaigns_due() IS
     'max_per_second allows the next claim. All of them, up to 100 of each kind. Of more, the first of each kind, the newest, and some by chance.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.campaigns_due() FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.end_campaigns() RETURNS void
-LANGUAGE plpgsql
+CREATE OR REPLACE FUNCTION tokenkeeper.end_campaigns() RETURNS TABLE (environment text, topic text, expired bigint)
+LANGUAGE plpgsql ROWS 10
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
@@ -113,14 +113,14 @@ SET jit = off
 AS $$
 DECLARE
     finished bigint;
-    expired bigint;
+    late bigint;
     missing bigint;
     most constant integer := 1000;
     -- Each may have many batches to fail.
     most_expired constant integer := 100;
     by_chance bigint := floor(random() * ((SELECT max(c.campaign_id) FROM tokenkeeper.campaign AS c) + 1));
 BEGIN
-    FOR expired IN
+    FOR late IN
         SELECT DISTINCT o.campaign_id
         FROM (VALUES (0::bigint), (by_chance)) AS s (start)
         CROSS JOIN LATERAL (
@@ -138,7 +138,11 @@ BEGIN
                       WHERE r.campaign_id = o.campaign_id AND r.claimed_by IS NULL AND r.scheduled_at = 'infinity')
         ORDER BY o.campaign_id
     LOOP
-        PERFORM tokenkeeper.fail_expired(expired);
+        expired := tokenkeeper.fail_expired(late);
+        IF expired > 0 THEN
+            SELECT c.environment, c.topic INTO end_campaigns.environment, end_campaigns.topic FROM tokenkeeper.campaign AS c WHERE c.campaign_id = late;
+            RETURN NEXT;
+        END IF;
     END LOOP;
     FOR finished IN
         SELECT DISTINCT o.campaign_id
@@ -186,8 +190,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_campaigns() IS
     'Fails what waits of campaigns that have expired, and notes which campaigns have no request any more; of more than 1000, some by chance each time. '
-    'Requests that were deleted from send_request count as '
-    'cancelled.';
+    'Requests that were deleted from send_request count as cancelled. Returns how many requests failed, one row per campaign.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.end_campaigns() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaign_content(campaign_id bigint)

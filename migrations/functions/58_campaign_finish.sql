@@ -121,13 +121,15 @@ COMMENT ON FUNCTION tokenkeeper.finish_campaign_requests(text, bigint[], text[],
     'claimed. Raises 22023 for any other word.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.finish_campaign_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.fail_expired(of_campaign bigint) RETURNS void
+CREATE OR REPLACE FUNCTION tokenkeeper.fail_expired(of_campaign bigint) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET jit = off
 AS $$
+DECLARE
+    failed bigint;
 BEGIN
     -- In sets, and not one by one in failed_send: they may be a million, for one cause.
     WITH met AS MATERIALIZED (
@@ -138,20 +140,23 @@ BEGIN
     ), gone AS (
         DELETE FROM tokenkeeper.campaign_batch AS b USING met AS m WHERE b.campaign_id = of_campaign AND b.batch = m.batch
         RETURNING b.batch, ARRAY(SELECT o::smallint FROM generate_series(1, b.requests) AS o WHERE get_bit(b.ended, o) = 0) AS ordinals
+    ), ended AS (
+        INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
+        SELECT of_campaign, g.batch, cardinality(g.ordinals), 'failed', g.ordinals FROM gone AS g
     )
-    INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
-    SELECT of_campaign, g.batch, cardinality(g.ordinals), 'failed', g.ordinals FROM gone AS g;
+    SELECT coalesce(sum(cardinality(g.ordinals)), 0) INTO failed FROM gone AS g;
     -- Those that wait for resume_campaign fail in claim_requests, now.
     UPDATE tokenkeeper.send_request AS r SET scheduled_at = clock_timestamp()
     WHERE r.request_id IN (
         SELECT s.request_id FROM tokenkeeper.send_request AS s
         WHERE s.campaign_id = of_campaign AND s.claimed_by IS NULL AND s.scheduled_at = 'infinity'
         ORDER BY s.request_id LIMIT 1000 FOR UPDATE SKIP LOCKED);
+    RETURN failed;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.fail_expired(bigint) IS
     'Ends requests of a campaign that has expired as failed: up to 1000 of its batches that no daemon has claimed. There is no row in failed_send for each of them. '
-    'Requests that wait in send_request for resume_campaign become due, and fail when they are claimed.';
+    'Requests that wait in send_request for resume_campaign become due, and fail when they are claimed. Returns how many failed now.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.fail_expired(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.claimed_campaign_requests(daemon_id text) RETURNS SETOF bigint

@@ -44,15 +44,29 @@ extension Outbox {
     /// A claim for this many requests or more gets at least one batch, whatever its size.
     public static let partOfBatch = batch / 4
 
+    /// What a look for campaigns has found.
+    public struct CampaignLook: Sendable {
+        public var due: [DueCampaign] = []
+        /// How many requests the look has ended as failed, by topic: their campaigns have expired, and they were never sent.
+        public var expired: [TopicScope: Int] = [:]
+    }
+
     /// Looks for campaigns.
     ///
     /// - Parameter ending: Whether to note which of them have ended.
     public func campaignsDue(
         ending: Bool = false, on connection: inout Connection
-    ) throws(DatabaseError) -> [DueCampaign] {
+    ) throws(DatabaseError) -> CampaignLook {
         try connection.transaction(transaction) { connection throws(DatabaseError) in
-            if ending { _ = try connection.query("SELECT tokenkeeper.end_campaigns()") }
-            return try connection.query(
+            var look = CampaignLook()
+            if ending {
+                for (topic, requests) in try connection.query(
+                    "SELECT e.environment, e.topic, e.expired FROM tokenkeeper.end_campaigns() AS e"
+                ).decode({ row throws(DatabaseError) in
+                    (TopicScope(environment: try row.read(), topic: try row.read()), try row.read(Int.self))
+                }) { look.expired[topic, default: 0] += requests }
+            }
+            look.due = try connection.query(
                 """
                 SELECT c.campaign_id, c.environment, c.topic, c.has_batches, c.needs_addressing,
                        greatest(extract(epoch FROM c.due_at - clock_timestamp()) * 1000000, 0)::bigint
@@ -64,6 +78,7 @@ extension Outbox {
                     hasBatches: try row.read(), needsAddressing: try row.read(),
                     dueIn: .microseconds(try row.read(Int64?.self) ?? 0))
             }
+            return look
         }
     }
 

@@ -46,7 +46,7 @@ final class SendMetrics: Sendable {
         }
         text.add(
             "apns_requests_total", .counter,
-            "Requests whose try has ended, by APNs' response and what became of them; and those that the gate suppressed.",
+            "Requests whose try has ended, by APNs' response and what became of them; and those that the gate suppressed or that expired with their campaign.",
             servers.flatMap { server in
                 state.counts.kinds(of: server.scope).map { kind, requests in
                     (

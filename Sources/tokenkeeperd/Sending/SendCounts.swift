@@ -4,7 +4,7 @@ internal import TokenModel
 /// Counts for metrics what became of requests, by credential and environment. Pure.
 ///
 /// A request counts whenever a try has ended, with or without a response. What was never tried does not count, except what the gate
-/// suppressed.
+/// suppressed, and what was left of a campaign that has expired.
 struct SendCounts {
     /// What became of a request. The names are those of `RequestFate` and of the log.
     enum Outcome: String {
@@ -20,6 +20,8 @@ struct SendCounts {
         case returned
         /// The gate withheld it, and it moved to `suppressed_send`.
         case suppressed
+        /// Its campaign has expired, and it was not sent.
+        case expired
 
         fileprivate init(_ fate: RequestFate) {
             self =
@@ -81,6 +83,11 @@ struct SendCounts {
     /// The gate has withheld requests.
     mutating func add(suppressed requests: Int, in scope: CredentialScope) {
         if requests > 0 { add(requests, Kind(status: nil, reason: "", outcome: .suppressed), in: scope) }
+    }
+
+    /// Requests of campaigns that have expired were not sent.
+    mutating func add(expired requests: Int, in scope: CredentialScope) {
+        if requests > 0 { add(requests, Kind(status: nil, reason: "", outcome: .expired), in: scope) }
     }
 
     private mutating func add(_ requests: Int, _ kind: Kind, in scope: CredentialScope) {

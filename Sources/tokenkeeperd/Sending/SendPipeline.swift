@@ -160,18 +160,19 @@ struct SendPipeline {
         at now: ContinuousClock.Instant, _ outbox: Outbox, on connection: inout Connection
     ) throws(DatabaseError) {
         guard state.looksForCampaigns(at: now) else { return }
-        let due: [Outbox.DueCampaign]
+        let look: Outbox.CampaignLook
         do throws(DatabaseError) {
-            due = try outbox.campaignsDue(ending: state.endsCampaigns(at: now), on: &connection)
+            look = try outbox.campaignsDue(ending: state.endsCampaigns(at: now), on: &connection)
         } catch {
             // The next look tries again.
             if error.remedy != .retry { throw error }
             progress.lockWaits += 1
             return
         }
-        state.take(due, at: now)
+        state.take(look.due, at: now)
+        state.count(expired: look.expired)
         if contents.count > Self.mostContents {
-            let open = Set(due.map(\.id))
+            let open = Set(look.due.map(\.id))
             contents = contents.filter { open.contains($0.key) }
         }
         for (source, error) in audiences.takeFailures() {

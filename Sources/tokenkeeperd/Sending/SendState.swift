@@ -294,6 +294,14 @@ struct SendState {
         campaigns.take(found, at: now) { [credential] in credential($0) != nil }
     }
 
+    /// Counts requests of campaigns that have expired. Those of topics without a credential here belong to no metric.
+    mutating func count(expired: [TopicScope: Int]) {
+        for (topic, requests) in expired {
+            guard let credential = credential(topic) else { continue }
+            counts.add(expired: requests, in: CredentialScope(credential: credential, environment: topic.environment))
+        }
+    }
+
     /// The campaigns whose audience is to be addressed further, in the order of their numbers.
     ///
     /// - Parameter areSlow: Whether those are meant whose audience takes long to find, or the others.

@@ -106,7 +106,11 @@ import TokenModel
         try stage.database.psql("UPDATE tokenkeeper.campaign SET expiration = now() - interval '1 second'")
         #expect(try stage.claim(campaign).isEmpty && stage.address(campaign) == 0)
         #expect(try stage.due() == "")
-        try stage.end()
+        var daemon = try stage.database.connect(user: "a_daemon")
+        let outbox = Outbox(daemonID: "a", processScope: "here", lockTimeout: .milliseconds(500))
+        let app = TopicScope(environment: "production", topic: CampaignStage.topic)
+        #expect(try outbox.campaignsDue(ending: true, on: &daemon).expired == [app: 950], "for metrics")
+        #expect(try outbox.campaignsDue(ending: true, on: &daemon).expired == [:])
         #expect(try stage.progress(campaign) == "1000|50|0|0|0|0|950|0|0")
         #expect(try stage.state(campaign) == "running", "what is in flight ends with its response")
         try stage.finish(

@@ -13,6 +13,23 @@ import Testing
         #"apns_requests_total{credential="main",environment="production",\#(rest)}"#
     }
 
+    @Test func `what is left of a campaign that has expired counts`() throws {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        let port = try TestCluster.freePort()
+        let daemon = try stage.daemon(["metrics.listen=127.0.0.1:\(port)"])
+        try stage.register(1...100)
+        let campaign = try stage.campaign("tags => 'World', max_per_second => 1, expiration => '2040-01-01Z'")
+        try eventually("some of it is sent") { try stage.progress(campaign)["accepted"] ?? 0 > 0 }
+        try stage.database.psql("UPDATE tokenkeeper.campaign SET expiration = now()")
+        try stage.ended(campaign)
+        let failed = try #require(try stage.progress(campaign)["failed"])
+        #expect(try failed > 0 && stage.count("failed_send") == 0)
+        let sample = Self.requests(#"status="none",reason="",outcome="expired""#)
+        try eventually("they are counted") { MetricsPage(port: port)[sample] == "\(failed)" }
+        #expect(daemon.stop() == 0)
+    }
+
     @Test func `each try counts once, by response and by what became of the request`() throws {
         let tries = Mutex<[Int: Int]>([:])
         let stage = try SendingStage { _ in
