@@ -73,6 +73,52 @@ COMMENT ON FUNCTION tokenkeeper.sending_fault(text, text) IS
     'Why no running daemon can send to a topic: none sends at all, or none has a credential for it; null if one can.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.sending_fault(text, text) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.unknown_tags(of_topic integer, expression text) RETURNS SETOF text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+-- By the index on tags, and never by a long scan for a row that may not exist.
+SET enable_seqscan = off
+SET enable_indexscan = off
+SET jit = off
+AS $$
+DECLARE
+    tag text COLLATE "C";
+    is_small boolean := pg_relation_size('tokenkeeper.ledger') < 16777216;
+    -- To look for one token with a common tag, the index would collect all of them. The planner does not know which are common: it ignores the
+    -- statistics of a partial index.
+    common text[] COLLATE "C";
+    is_known boolean;
+BEGIN
+    IF NOT is_small THEN
+        SELECT ARRAY(SELECT e.tag FROM unnest(s.most_common_elems::text::text[], s.most_common_elem_freqs) AS e (tag, share)
+                     WHERE e.share * c.reltuples > 1000)
+        INTO common FROM pg_stats AS s CROSS JOIN pg_class AS c
+        WHERE s.schemaname = 'tokenkeeper' AND s.tablename = 'ledger_tags' AND c.oid = 'tokenkeeper.ledger'::regclass;
+        IF common IS NULL THEN
+            -- Before the first ANALYZE.
+            RETURN;
+        END IF;
+    END IF;
+    FOR tag IN
+        SELECT DISTINCT replace(replace(m.matched[1], '''''', ''''), chr(92) || chr(92), chr(92)) COLLATE "C"
+        FROM regexp_matches(tokenkeeper.tag_query(expression)::text, '''((?:[^'']|'''')*)''', 'g') AS m (matched) ORDER BY 1 LIMIT 20
+    LOOP
+        CONTINUE WHEN tag = ANY (common);
+        EXECUTE format('SELECT EXISTS (SELECT FROM tokenkeeper.ledger AS l '
+                       'WHERE l.topic_id = $1 AND tokenkeeper.tag_vector(l.tags) @@ %L::tsquery AND l.tags <> ''{}'')',
+                       tokenkeeper.tag_query('"' || replace(tag, '"', '""') || '"'))
+            INTO is_known USING of_topic;
+        IF NOT is_known THEN
+            RETURN NEXT tag;
+        END IF;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.unknown_tags(integer, text) IS
+    'The tags of a tag expression that no token of a topic has, such as mistyped ones; of its first 20 tags. A tag that is common in the whole ledger counts '
+    'as known, and so does each tag in a large ledger without statistics. Raises 22023 for an invalid expression.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.unknown_tags(integer, text) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.enqueue(
     payload json,
     topic text,
@@ -163,6 +209,15 @@ BEGIN
             fault := tokenkeeper.sending_fault(the_topic, env);
             IF fault IS NOT NULL THEN
                 RAISE NOTICE '%: the campaign waits', fault USING HINT = 'A daemon sends to the topics of each [credential.NAME] in its configuration.';
+            END IF;
+            -- A list may have tokens that are not registered.
+            IF asked.kind <> 'tokens' AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic) THEN
+                RAISE NOTICE '% (%) has no token', the_topic, env;
+            ELSIF asked.kind = 'tags' THEN
+                FOR fault IN SELECT t FROM tokenkeeper.unknown_tags(of_topic, asked.value) AS t LOOP
+                    RAISE NOTICE 'no token of % (%) has the tag %', the_topic, env, quote_literal(fault)
+                        USING HINT = 'Upper and lower case differ. tokenkeeper.audience_size counts an audience.';
+                END LOOP;
             END IF;
             RETURN the_id;
         END IF;

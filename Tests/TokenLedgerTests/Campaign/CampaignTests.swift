@@ -316,17 +316,58 @@ import Testing
         #expect(try stage.count("campaign") == 1)
     }
 
+    /// Enqueues a campaign in a real `psql`.
+    ///
+    /// - Returns: Its output and what it was told.
+    private func notices(_ stage: CampaignStage, _ arguments: String, topic: String = CampaignStage.topic) throws
+        -> String
+    {
+        try TestCluster.run(
+            [
+                "sh", "-c", "psql -XAtq -d \"$1\" -c \"$2\" 2>&1", "sh", stage.database.url(user: "a_sender"),
+                "SELECT tokenkeeper.enqueue('{}', '\(topic)', \(arguments))",
+            ],
+            input: "")
+    }
+
+    @Test(arguments: [false, true])
+    func `an audience of nobody is a NOTICE, and names the tags that no token of the topic has`(isLarge: Bool) throws {
+        let stage = try CampaignStage(tokens: 40)
+        try stage.database.psql(
+            "SELECT tokenkeeper.register('aa', 'com.example.app', tags => ARRAY['it''s ' || chr(92) || ' \"odd\"'])",
+            user: "a_app")
+        try stage.database.psql(
+            "SELECT tokenkeeper.ensure_topic('production', 'empty'), tokenkeeper.register('bb', 'other', tags => '{elsewhere}')"
+        )
+        if isLarge {
+            // The size of a ledger whose statistics say which tags are common.
+            try stage.database.psql(
+                """
+                INSERT INTO tokenkeeper.ledger (registered_at, topic_id, token_key, tags)
+                SELECT now(), 1, sha256(i::text::bytea), '{World}' FROM generate_series(1, 160000) AS i;
+                ANALYZE tokenkeeper.ledger
+                """)
+            #expect(
+                try stage.database.psql("SELECT pg_relation_size('tokenkeeper.ledger') > 16777216") == "t",
+                "large enough")
+        }
+        func unknown(_ tags: String) throws -> [String] {
+            try notices(stage, "tags => '\(tags)'").split(separator: "\n").filter { $0.contains("has the tag") }.map {
+                String($0).replacing("NOTICE:  no token of com.example.app (production) has the tag ", with: "")
+            }
+        }
+        #expect(try unknown("World && !n:40 || \"it''s \\ \"\"odd\"\"\"") == [])
+        #expect(try unknown("(World || elsewhere) && !mutde") == ["'elsewhere'", "'mutde'"])
+        #expect(try unknown("world && \"o''clock\"") == ["'o''clock'", "'world'"])
+        #expect(
+            try notices(stage, "everyone => true", topic: "empty").contains(
+                "NOTICE:  empty (production) has no token\n"))
+        #expect(try !notices(stage, "tokens => '{cc}'", topic: "empty").contains("has no token"))
+    }
+
     @Test func `a missing credential is a NOTICE`() throws {
         let stage = try CampaignStage(tokens: 1)
-        func notices() throws -> String {
-            try TestCluster.run(
-                [
-                    "sh", "-c",
-                    "psql -XAtq -d \"$1\" -c \"SELECT tokenkeeper.enqueue('{}', 'com.example.app', everyone => true)\" 2>&1",
-                    "sh", stage.database.url(user: "a_sender"),
-                ],
-                input: "")
-        }
+        func notices() throws -> String { try self.notices(stage, "everyone => true") }
         #expect(try notices().contains("no running daemon sends: the campaign waits"))
         try stage.database.psql(
             """
