@@ -29,6 +29,10 @@ struct Tokenkeeperd: ParsableCommand {
                 ConfigurationOptions.complain(problem)
                 Glibc.exit(ExitStatus.usage.rawValue)
             }
+            if let problem = UnknownCommand.problem(in: arguments[...], of: Self.self, named: "tokenkeeperd") {
+                ConfigurationOptions.complain(problem)
+                Glibc.exit(ExitStatus.usage.rawValue)
+            }
             exit(withError: error)
         }
     }
