@@ -54,7 +54,8 @@ struct FakeAPNsCommand: ParsableCommand {
 
     @Option(
         help: ArgumentHelp(
-            "Append a line per request: apns-id, token, topic, status, reason, connection.", valueName: "file"))
+            "Append a line per request: apns-id, token, topic, status, reason, connection, time in ms.",
+            valueName: "file"))
     var log: String?
 
     @Flag(help: "Print only the port, once the server listens.")

@@ -22,7 +22,7 @@ final class RequestLog: Sendable {
             lines += request.apnsID.utf8
             for field in [
                 request.token ?? "", request.topic ?? "", String(outcome.status), outcome.reason,
-                String(request.connection),
+                String(request.connection), String(request.time),
             ] {
                 lines.append(UInt8(ascii: "\t"))
                 lines += field.utf8

@@ -47,7 +47,9 @@ struct CommandTests {
 
         let log = try String(contentsOfFile: folder + "/log", encoding: .utf8).split(separator: "\n")
         #expect(log.count == 2)
-        #expect(log.first == "\(id)\taaaa\tcom.example.app\t410\tUnregistered\t1")
+        let fields = try #require(log.first).split(separator: "\t").map(String.init)
+        #expect(fields.dropLast() == [id, "aaaa", "com.example.app", "410", "Unregistered", "1"])
+        #expect(try #require(Int64(fields[6])) > 1_508_249_865_488)
         let report = try JSONDecoder().decode(
             Report.self, from: Data(contentsOf: URL(fileURLWithPath: folder + "/report.json")))
         #expect(report.requests == 2)

@@ -1,13 +1,16 @@
 import Foundation
 import LedgerTestSupport
 
-/// Campaigns on the large ledger: when the first push leaves, and how long it takes to address a few of many.
+/// Campaigns on the large ledger: how long it takes to address a few of many, when the first push leaves, and how well daemons keep a rate.
 struct CampaignMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
     let report: Report
     let template: String
     let workload: Workload
+
+    /// Requests per second.
+    private static let rates = [100, 5000]
 
     private var tokens: String { Scale.short(workload.tokens) }
 
@@ -16,6 +19,7 @@ struct CampaignMeasurement: LedgerMeasurement {
         defer { try? database.drop() }
         try address(database)
         try send(database)
+        for rate in Self.rates { try keep(rate, database) }
         // In memory, nothing is left but what the operating system keeps.
         cluster.cluster.stop(mode: "fast")
         try cluster.cluster.start()
@@ -101,6 +105,32 @@ struct CampaignMeasurement: LedgerMeasurement {
             "from the call of enqueue until the first response is written, everyone on a topic of \(tokens) tokens"
                 + (afterRestart ? ", after a restart of PostgreSQL" : ""),
             Spread(milliseconds), atMost: 200, digits: 0, unit: " ms")
+    }
+
+    /// Lets three daemons send a campaign by a rate for 13 seconds, and counts at the fake.
+    private func keep(_ rate: Int, _ database: Database) throws {
+        let work = try SendingWork()
+        try SendingServer(.validating, work).stop()
+        let server = try SendingServer(.validating, work, logs: true)
+        do {
+            let daemons = try MeasuredDaemon.start(3, on: database, settings: work.daemonSettings(server))
+            defer { for daemon in daemons { daemon.stop() } }
+            let session = try database.session()
+            let campaign = try enqueue(
+                Workload.topics[0], "everyone => true, confirm => true, max_per_second => \(rate)", on: session)
+            let accepted = "SELECT accepted FROM tokenkeeper.campaign_progress WHERE campaign_id = \(campaign)"
+            try eventually("13 seconds' worth is sent", within: 60) {
+                try session.number(accepted) >= Double(13 * rate)
+            }
+            try session.run("SELECT tokenkeeper.cancel_campaign(\(campaign))")
+        }
+        _ = try server.stop()
+        let arrivals = try server.arrivals()
+        let worth = Double(10 * rate)
+        let measure = "requests within any ten seconds at \(rate) per second by three daemons, over the rate"
+        report.compare("most \(measure)", Spread([Double(arrivals.most(within: 10_000)) / worth]), atMost: 1.05)
+        report.compare(
+            "fewest \(measure)", Spread([Double(arrivals.fewest(within: 10_000) ?? 0) / worth]), atLeast: 0.95)
     }
 
     /// - Returns: The `campaign_id`.

@@ -10,6 +10,9 @@ struct OutboxMeasurement: LedgerMeasurement {
     let workload: Workload
 
     private static let (single, campaigns) = ("single requests", "campaigns")
+    /// Topics with few requests each.
+    private static let (topics, requestsPerTopic) = (3000, 5)
+    private static let (together, alone) = ("many topics in a transaction", "a transaction for each topic")
 
     func run() throws {
         let work = try SendingWork()
@@ -27,9 +30,9 @@ struct OutboxMeasurement: LedgerMeasurement {
             "\(Scale.short(scale.outboxSends)) single requests, and \(Scale.short(workload.tokens)) requests of campaigns",
             rounds: scale.rounds,
             [
-                Contest.Contestant(name: Self.single) { round in
+                Contest.Contestant(name: Self.single) { _ in
                     let server = try SendingServer(.validating, work)
-                    let (sample, bytes, left) = try send(round, work, server)
+                    let (sample, bytes, left) = try send(scale.outboxSends, work, server, queue: queueSingle)
                     memory.append(bytes)
                     try check(server, scale.outboxSends, left: left)
                     return sample
@@ -63,7 +66,53 @@ struct OutboxMeasurement: LedgerMeasurement {
             "from the call of enqueue until the first response is written, \(Scale.short(workload.tokens)) tokens",
             Spread(firsts), atMost: 200, digits: 0, unit: " ms")
         report.compare("memory (RSS) of the daemon afterwards", Spread(memory), digits: 1, unit: " MB")
+        try sendManyTopics(work)
         try weigh()
+    }
+
+    /// Few requests of each of many topics, as today, and as before claims had many topics.
+    private func sendManyTopics(_ work: SendingWork) throws {
+        let requests = Self.topics * Self.requestsPerTopic
+        var wrong: String?
+        let contest = try Contest(
+            "\(Self.topics) topics with \(Self.requestsPerTopic) requests each", rounds: scale.rounds,
+            [Self.together, Self.alone].map { name in
+                Contest.Contestant(name: name) { _ in
+                    let server = try SendingServer(.validating, work)
+                    let (sample, _, left) = try send(requests, work, server) { session in
+                        if name == Self.alone { try Self.claimAlone(session) }
+                        try session.run(
+                            """
+                            INSERT INTO tokenkeeper.send_request (topic, token, payload)
+                            SELECT 'com.example.t' || i % \(Self.topics), \(workload.token("i")), '\(SendingWork.payload)'
+                            FROM generate_series(0::bigint, \(requests - 1)) AS i
+                            """)
+                    }
+                    let counted = try server.stop()
+                    if counted?.outcomes != ["200": requests] || left != 0 {
+                        wrong = "DISQUALIFIED: the fake saw \(counted?.outcomes ?? [:]), \(Int(left)) requests are left"
+                    }
+                    return sample
+                }
+            })
+        report.add(contest)
+        for name in [Self.together, Self.alone] {
+            report.compare(
+                "single requests a second of \(Self.topics) topics with \(Self.requestsPerTopic) each: \(name)",
+                contest.rate(name), digits: 0, verdict: wrong)
+        }
+        report.compare("the first of these over the second", contest.ratio(Self.together, over: Self.alone))
+    }
+
+    /// Makes the daemon claim each topic in a transaction of its own: it does so when a claim of many fails.
+    private static func claimAlone(_ session: Session) throws {
+        try session.run(
+            """
+            DO $do$ BEGIN
+                EXECUTE regexp_replace(pg_get_functiondef('tokenkeeper.claim_topics'::regproc), 'BEGIN',
+                                       'BEGIN RAISE EXCEPTION ''each topic alone'' USING ERRCODE = ''data_exception'';');
+            END $do$
+            """)
     }
 
     /// What requests take in PostgreSQL while they wait.
@@ -129,23 +178,25 @@ struct OutboxMeasurement: LedgerMeasurement {
     }
 
     /// - Returns: Also the resident memory in MB at the end, and how many requests ended without a response.
-    private func send(_ round: Int, _ work: SendingWork, _ server: SendingServer) throws -> (Sample, Double, Double) {
+    private func send(
+        _ requests: Int, _ work: SendingWork, _ server: SendingServer, queue: (Session) throws -> Void
+    ) throws -> (Sample, Double, Double) {
         let database = try cluster.copy(of: template)
         defer { try? database.drop() }
         let session = try database.session()
         let daemons = try MeasuredDaemon.start(on: database, settings: work.daemonSettings(server))
         defer { for daemon in daemons { daemon.stop() } }
         try MeasuredDaemon.pause(daemons, on: session)
-        try queueSingle(on: session)
+        try queue(session)
         try session.run("ANALYZE tokenkeeper.send_request")
         try session.run("CHECKPOINT")
         let before = try Drain.counted(session)
         let stopwatch = try Stopwatch(cluster, daemons)
         MeasuredDaemon.resume(daemons)
-        let followed = try Drain.follow(session, from: before, rows: scale.outboxSends) {
+        let followed = try Drain.follow(session, from: before, rows: requests) {
             daemons.allSatisfy { kill($0.pid, 0) == 0 }
         }
-        var sample = try stopwatch.sample(rows: scale.outboxSends, end: followed.end)
+        var sample = try stopwatch.sample(rows: requests, end: followed.end)
         sample.quarters = followed.quarters
         let memory = Double(ProcessorTime.kilobytes("VmRSS", of: daemons[0].pid)) * 1024 / 1_000_000
         let left = try session.number(

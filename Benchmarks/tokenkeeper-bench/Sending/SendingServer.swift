@@ -23,6 +23,7 @@ final class SendingServer {
     private let process = Process()
     private let reaper: Reaper
     private let reportFile: String
+    private let logFile: String
 
     var pid: Int32 { process.processIdentifier }
 
@@ -32,17 +33,19 @@ final class SendingServer {
 
     /// - Parameters:
     ///   - script: The fake's responses, as JSON (see docs/reference/fake-apns.md); nil to accept everything.
+    ///   - logs: Whether the fake writes a line per request, for `arrivals`.
     ///   - more: More arguments of the fake.
-    init(_ kind: Kind, _ work: SendingWork, script: String? = nil, more: [String] = []) throws {
+    init(_ kind: Kind, _ work: SendingWork, script: String? = nil, logs: Bool = false, more: [String] = []) throws {
         let name = UUID().uuidString.prefix(8)
         reportFile = "\(work.folder)/report-\(name).json"
+        logFile = "\(work.folder)/log-\(name)"
         let output = Pipe()
         process.standardInput = FileHandle.nullDevice
         switch kind {
         case .validating:
             process.executableURL = Self.fake
             var arguments = ["--authority", work.authority, "--port", "0", "--quiet", "--proves-first"]
-            arguments += ["--report", reportFile] + more
+            arguments += ["--report", reportFile] + more + (logs ? ["--log", logFile] : [])
             if let script {
                 let file = "\(work.folder)/script-\(name).json"
                 try script.write(toFile: file, atomically: true, encoding: .utf8)
@@ -76,6 +79,12 @@ final class SendingServer {
                 try ProgramRun(["curl", "-sk", "-o", "/dev/null", "https://127.0.0.1:\(port)/"]).status == 0
             }
         }
+    }
+
+    /// When each request came, according to the fake's log. Call it after `stop`.
+    func arrivals() throws -> Arrivals {
+        let lines = try String(contentsOfFile: logFile, encoding: .utf8).split(separator: "\n")
+        return Arrivals(lines.compactMap { line in line.split(separator: "\t").last.flatMap { Int64($0) } })
     }
 
     /// Stops the server.
