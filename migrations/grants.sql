@@ -65,6 +65,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.pause_campaign(bigint),
     tokenkeeper.resume_campaign(bigint),
     tokenkeeper.cancel_campaign(bigint),
+    tokenkeeper.set_campaign_rate(bigint, integer),
     tokenkeeper.delivery(uuid)
     TO tokenkeeper_sender;
 GRANT INSERT (campaign_id, token) ON tokenkeeper.campaign_token TO tokenkeeper_sender;
@@ -204,6 +205,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.pause_campaign(bigint),
     tokenkeeper.resume_campaign(bigint),
     tokenkeeper.cancel_campaign(bigint),
+    tokenkeeper.set_campaign_rate(bigint, integer),
     tokenkeeper.forget(text),
     tokenkeeper.forget_device(text),
     tokenkeeper.forget_user(text)

@@ -171,8 +171,9 @@ BEGIN
         total := total + part;
         -- Its name.
         UPDATE tokenkeeper.operation AS o SET message = split_part(o.message, ':', 1)
-        WHERE o.operation IN ('campaign_paused', 'campaign_resumed', 'campaign_cancelled')
-          AND o.message LIKE 'campaign %:%' AND split_part(o.message, ':', 1) = ANY (ARRAY(SELECT 'campaign ' || a FROM unnest(about) AS a));
+        WHERE o.operation IN ('campaign_paused', 'campaign_resumed', 'campaign_cancelled', 'campaign_rate_set')
+          AND o.message LIKE 'campaign %:%'
+          AND split_part(split_part(o.message, ':', 1), ',', 1) = ANY (ARRAY(SELECT 'campaign ' || a FROM unnest(about) AS a));
     END IF;
     -- The batches are in the order of keys, so only one batch of a campaign can have a token. In the order in which they are locked everywhere.
     FOR met IN

@@ -40,7 +40,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.may_manage_campaign(text) IS
-    'Whether the login role may pause, resume and cancel a campaign that this role has created: its own, or any if it is an operator or the owner.';
+    'Whether the login role may pause, resume and cancel a campaign that this role has created, and set its rate: its own, or any if it is an operator or '
+    'the owner.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.may_manage_campaign(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sending_fault(topic text, environment text) RETURNS text
@@ -366,16 +367,18 @@ COMMENT ON FUNCTION tokenkeeper.lock_requests_of_campaign(bigint) IS
     'Keeps daemons from claiming and finishing requests of a campaign, which the caller has locked, until the caller''s transaction ends. Other campaigns go on.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_requests_of_campaign(bigint) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.note_campaign(operation text, of_campaign tokenkeeper.campaign, requests bigint) RETURNS void
+CREATE OR REPLACE FUNCTION tokenkeeper.note_campaign(operation text, of_campaign tokenkeeper.campaign, requests bigint, more text DEFAULT NULL)
+RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
+    -- The name is last, because forget removes what comes after the colon.
     INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
     VALUES (note_campaign.operation, of_campaign.environment, of_campaign.topic, requests,
-            'campaign ' || of_campaign.campaign_id::text || coalesce(': ' || of_campaign.name, ''))
+            'campaign ' || of_campaign.campaign_id::text || coalesce(', ' || note_campaign.more, '') || coalesce(': ' || of_campaign.name, ''))
 $$;
-COMMENT ON FUNCTION tokenkeeper.note_campaign(text, tokenkeeper.campaign, bigint) IS 'Logs an operation on a campaign.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.note_campaign(text, tokenkeeper.campaign, bigint) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.note_campaign(text, tokenkeeper.campaign, bigint, text) IS 'Logs an operation on a campaign, with more about it, if any.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.note_campaign(text, tokenkeeper.campaign, bigint, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.pause_campaign(campaign_id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -427,6 +430,35 @@ COMMENT ON FUNCTION tokenkeeper.resume_campaign(bigint) IS
     'Ends the pause of a campaign. Returns false if it was not paused. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, '
     '25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.resume_campaign(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.set_campaign_rate(campaign_id bigint, max_per_second integer) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    c tokenkeeper.campaign;
+BEGIN
+    IF set_campaign_rate.max_per_second NOT BETWEEN 1 AND 1000000 THEN
+        RAISE EXCEPTION 'max_per_second is %, expected 1 to 1000000, or null', set_campaign_rate.max_per_second
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    c := tokenkeeper.lock_campaign(set_campaign_rate.campaign_id);
+    IF c.state NOT IN ('waiting', 'running', 'paused') OR c.max_per_second IS NOT DISTINCT FROM set_campaign_rate.max_per_second THEN
+        RETURN false;
+    END IF;
+    -- What is claimed keeps its slots, which are within the next second.
+    UPDATE tokenkeeper.campaign AS p SET max_per_second = set_campaign_rate.max_per_second WHERE p.campaign_id = c.campaign_id;
+    PERFORM tokenkeeper.note_campaign(
+        'campaign_rate_set', c, NULL, 'max_per_second is ' || coalesce(set_campaign_rate.max_per_second::text, 'unlimited')
+                                      || ', was ' || coalesce(c.max_per_second::text, 'unlimited'));
+    RETURN true;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.set_campaign_rate(bigint, integer) IS
+    'Changes max_per_second of a campaign; null for no limit. Takes effect within a second of the commit. The idempotency_key still belongs to what was '
+    'given to enqueue. Returns false if the campaign has this rate already, is cancelled, or has ended. Raises 22023 for an unknown campaign and for a rate that '
+    'is not 1 to 1000000, 42501 for the campaign of another role, 25001 if the isolation level is not read committed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.set_campaign_rate(bigint, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_waiting(of_campaign bigint, outcome text) RETURNS bigint
 LANGUAGE plpgsql

@@ -65,8 +65,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.take_topic_slots(integer, timestamptz, integer) IS
-    'Counts requests that will be sent against the rate of their topic, from the slot first_at on. They may be more than topic_slots allowed, as a batch is: '
-    'then the next claim waits for longer.';
+    'Counts requests that will be sent against the rate of their topic, from the slot first_at on.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.take_topic_slots(integer, timestamptz, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_alerts(of_topic integer, keys bytea[]) RETURNS SETOF bigint

@@ -261,14 +261,14 @@ BEGIN
 
     PERFORM tokenkeeper.end_in_batches(
         array_agg(of_campaign.campaign_id), array_agg((n.number >> 9)::integer), array_agg((n.number & 511)::integer),
-        array_agg(CASE n.reason WHEN 'background' THEN 'requeued' ELSE 'suppressed' END))
+        array_agg(CASE n.reason WHEN 'rate' THEN 'returned' WHEN 'background' THEN 'requeued' ELSE 'suppressed' END))
     FROM unnest(withhold_requests.numbers, withhold_requests.reasons) AS n (number, reason) WHERE n.reason IS NOT NULL;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.withhold_requests(tokenkeeper.campaign, integer, bigint[], bytea[], text[]) IS
-    'Ends requests of a campaign, which are claimed, without sending them. Their reasons: gate (the token is suppressed in the topic) and alerts (the device '
-    'has had alerts_per_day) move them to suppressed_send, and background (beyond the device''s share) to send_request. Those '
-    'without a reason are left alone.';
+    'Takes requests of a campaign, which are claimed, out of the claim. Their reasons: gate (the token is suppressed in the topic) and alerts (the device '
+    'has had alerts_per_day) move them to suppressed_send, and background (beyond the device''s share) to send_request; rate (beyond the free slots) gives them '
+    'back to their batch. Those without a reason are left alone.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.withhold_requests(tokenkeeper.campaign, integer, bigint[], bytea[], text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.claim_campaign(campaign_id bigint, daemon_id text, most integer, background_per_hour integer)
@@ -359,14 +359,23 @@ BEGIN
           FROM claimed AS d CROSS JOIN LATERAL unnest(d.token_keys) WITH ORDINALITY AS k (token_key, ordinal)
           WHERE get_bit(d.ended, k.ordinal::integer) = 0 OFFSET 0) AS j;
 
+    -- A batch made before a rate was set is larger than what is free. The rest goes back to it.
+    IF per_second IS NOT NULL AND cardinality(numbers) - withheld > room THEN
+        SELECT array_agg(n.number), array_agg(n.key), array_agg(n.reason), count(n.reason) INTO numbers, keys, reasons, withheld
+        FROM (SELECT a.number, a.key, CASE WHEN a.reason IS NULL AND row_number() OVER (PARTITION BY a.reason IS NULL ORDER BY a.number) > room
+                                           THEN 'rate' ELSE a.reason END AS reason
+              FROM unnest(numbers, keys, reasons) AS a (number, key, reason) OFFSET 0) AS n;
+    END IF;
+
     -- The limits of devices count only what passes the gate. A push is of one type, so at most one of them applies.
     share := nullif(coalesce(of_topic.background_per_hour, claim_campaign.background_per_hour), 0);
     IF share IS NOT NULL AND c.push_type = 'background' AND withheld < cardinality(numbers) THEN
         SELECT tokenkeeper.count_background(c, array_agg(n.number), array_agg(n.key), share) INTO over_limit
         FROM unnest(numbers, keys, reasons) AS n (number, key, reason) WHERE n.reason IS NULL;
-    ELSIF of_topic.alerts_per_day > 0 AND c.push_type = 'alert' AND withheld < cardinality(numbers) THEN
+    ELSIF of_topic.alerts_per_day > 0 AND c.push_type = 'alert' THEN
+        -- Those beyond the rate as well, because a batch is counted once.
         SELECT tokenkeeper.count_alerts(c.campaign_id, of_topic.topic_id, array_agg(n.number), array_agg(n.key)) INTO over_limit
-        FROM unnest(numbers, keys, reasons) AS n (number, key, reason) WHERE n.reason IS NULL;
+        FROM unnest(numbers, keys, reasons) AS n (number, key, reason) WHERE n.reason IS NULL OR n.reason = 'rate';
     END IF;
     IF cardinality(over_limit) > 0 THEN
         SELECT array_agg(n.number), array_agg(n.key), array_agg(n.reason), count(n.reason) INTO numbers, keys, reasons, withheld
@@ -389,7 +398,7 @@ BEGIN
         RETURN QUERY
             SELECT CASE n.reason WHEN 'background' THEN 'delayed' ELSE 'suppressed' END,
                    -(c.campaign_id << 32 | n.number), NULL::bytea, NULL::bigint
-            FROM unnest(numbers, reasons) AS n (number, reason) WHERE n.reason IS NOT NULL;
+            FROM unnest(numbers, reasons) AS n (number, reason) WHERE n.reason <> 'rate';
     END IF;
     RETURN QUERY
         SELECT 'claimed', -(c.campaign_id << 32 | n.number), n.key,
@@ -399,7 +408,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) IS
-    'Claims whole batches of a campaign, up to about as many requests as most and as max_per_second of it and of its topic allow, and asks the gate. '
+    'Claims whole batches of a campaign, up to about as many requests as most, and asks the gate. With max_per_second of the campaign or its topic, up to as '
+    'many as it allows, and perhaps a part of a batch: the rest returns to it. '
     'Returns one row per request; the number is negative, and contains the campaign_id. claimed: to be sent; with a rate, in send_in microseconds. '
     'suppressed: its token is suppressed, or its device has had alerts_per_day (see suppressed_send). After expiration nothing is claimed. '
     'delayed: beyond its device''s share of background pushes, it moves to send_request. Only what is claimed counts for the rates.';

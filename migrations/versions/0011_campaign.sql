@@ -53,7 +53,7 @@ COMMENT ON COLUMN tokenkeeper.campaign.push_type IS 'As given to enqueue, or by 
 COMMENT ON COLUMN tokenkeeper.campaign.max_per_second IS 'How many requests per second are sent, by all daemons together; null for no limit. Retries do not count: see max_per_second of topic_policy.';
 COMMENT ON COLUMN tokenkeeper.campaign.audience_kind IS 'everyone, tags, device, user or tokens.';
 COMMENT ON COLUMN tokenkeeper.campaign.audience IS 'The tag expression, the device_id or the user_id.';
-COMMENT ON COLUMN tokenkeeper.campaign.created_by IS 'The login role, which may pause, resume and cancel the campaign.';
+COMMENT ON COLUMN tokenkeeper.campaign.created_by IS 'The login role, which may pause, resume and cancel the campaign, and set its rate.';
 COMMENT ON COLUMN tokenkeeper.campaign.created_in IS 'Internal: the transaction that created it. Only that transaction adds to campaign_token.';
 COMMENT ON COLUMN tokenkeeper.campaign.content_hash IS 'Internal: SHA-256 of what was given to enqueue, to recognize a repetition with the same idempotency_key.';
 COMMENT ON COLUMN tokenkeeper.campaign.copied_hash IS

@@ -144,13 +144,22 @@ extension CampaignProgress {
 }
 
 /// What can be done with a campaign. The functions raise 22023 for an unknown one, and 42501 for one of another role.
-public enum CampaignChange: String, Sendable {
+public enum CampaignChange: Sendable {
     case pause, resume, cancel
+    /// Requests per second, 1 to 1,000,000; nil for no limit.
+    case rate(Int?)
 
     /// - Returns: False if there was nothing to change.
     public func apply(to number: Int64, on connection: inout Connection) throws(DatabaseError) -> Bool {
-        try connection.transaction(.command) { connection throws(DatabaseError) in
-            try connection.query("SELECT tokenkeeper.\(rawValue)_campaign($1)", [.int8(number)]).value()
+        let (call, parameters): (String, [Parameter]) =
+            switch self {
+            case .pause: ("pause_campaign($1)", [])
+            case .resume: ("resume_campaign($1)", [])
+            case .cancel: ("cancel_campaign($1)", [])
+            case .rate(let rate): ("set_campaign_rate($1, $2::integer)", [.int8(rate.map(Int64.init))])
+            }
+        return try connection.transaction(.command) { connection throws(DatabaseError) in
+            try connection.query("SELECT tokenkeeper.\(call)", [.int8(number)] + parameters).value()
         }
     }
 }

@@ -439,6 +439,51 @@ import Testing
                 == "campaign_paused campaign_resumed campaign_cancelled")
     }
 
+    @Test func `the rate of a campaign is changed by its role or an operator`() throws {
+        let stage = try CampaignStage(tokens: 600)
+        let campaign = try stage.enqueue("everyone => true, name => 'Mars: live', idempotency_key => 'k'")
+        try stage.addressAll(campaign)
+        func set(_ rate: String, of campaign: Int, by user: String = "a_sender") throws -> String {
+            try stage.database.psql("SELECT tokenkeeper.set_campaign_rate(\(campaign), \(rate))", user: user)
+        }
+        #expect(try set("100", of: campaign) == "t" && set("100", of: campaign) == "f")
+        #expect((50...125).contains(try stage.claim(campaign).count))
+        #expect(try set("NULL", of: campaign, by: "a_operator") == "t" && set("NULL", of: campaign) == "f")
+        #expect(try stage.claim(campaign, most: 10_000).count > 400, "the rest at once, except of what is claimed")
+        #expect(
+            try stage.database.psql("SELECT done_by, message FROM tokenkeeper.operation ORDER BY operation_id") == """
+                a_sender|campaign 1, max_per_second is 100, was unlimited: Mars: live
+                a_operator|campaign 1, max_per_second is unlimited, was 100: Mars: live
+                """)
+        for rate in ["0", "1000001"] {
+            let failure = #expect(throws: TestFailure.self) { try set(rate, of: campaign) }
+            #expect(failure?.description.contains("max_per_second is \(rate), expected 1 to 1000000, or null") == true)
+        }
+        let theirs = try stage.enqueue(user: "owner")
+        for (refused, text) in [(theirs, "belongs to owner"), (99, "there is no campaign 99")] {
+            let failure = #expect(throws: TestFailure.self) { try set("1", of: refused) }
+            #expect(failure?.description.contains(text) == true)
+        }
+        #expect(
+            try stage.enqueue("everyone => true, name => 'Mars: live', idempotency_key => 'k'") == campaign,
+            "the key belongs to what enqueue was given")
+        try stage.database.psql("SELECT tokenkeeper.cancel_campaign(\(campaign))", user: "a_sender")
+        #expect(try set("1", of: campaign) == "f", "it is over")
+    }
+
+    @Test func `forget removes the name from what was logged about a campaign`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        let campaign = try stage.enqueue("device_id => 'd1', name => 'for d1'")
+        try stage.database.psql(
+            "SELECT tokenkeeper.set_campaign_rate(\(campaign), 1), tokenkeeper.pause_campaign(\(campaign))",
+            user: "a_sender")
+        try stage.database.psql("SELECT tokenkeeper.forget_device('d1')", user: "a_app")
+        #expect(
+            try stage.database.psql(
+                "SELECT message FROM tokenkeeper.operation WHERE operation LIKE 'campaign%' ORDER BY 1")
+                == "campaign \(campaign)\ncampaign \(campaign), max_per_second is 1, was unlimited")
+    }
+
     @Test func `a paused campaign sends nothing, and goes on where it was`() throws {
         let stage = try CampaignStage(tokens: 1200)
         let campaign = try stage.enqueue()

@@ -124,6 +124,40 @@ import Testing
         #expect(shown.contains(" is cancelled\n") && shown.contains("what is in flight has not ended yet"))
     }
 
+    @Test func `the rate of a campaign is set, and removed`() throws {
+        let number = try enqueue("everyone => true, max_per_second => 5")
+        for (rate, output) in [
+            ("100", "sends 100 requests per second"), ("100", "has this rate already, or is over"),
+            ("none", "sends any number of requests per second"),
+        ] {
+            let ran = try run("rate", number, rate, as: "a_sender")
+            #expect(ran.status == 0 && ran.output == "campaign \(number) \(output)\n", "\(ran)")
+        }
+        #expect(try database.psql("SELECT max_per_second IS NULL FROM tokenkeeper.campaign") == "t")
+        for rate in ["0", "1000001", "many"] {
+            let ran = try run("rate", number, rate, as: "a_sender")
+            #expect(ran.status == 64 && ran.errors.contains("The rate is \(rate), expected 1 to 1000000, or none."))
+        }
+        #expect(try run("rate", "99", "1", as: "a_operator").errors.contains("there is no campaign 99"))
+    }
+
+    @Test func `a mistyped command names the known ones`() throws {
+        let commands = "expected list, show, pause, resume, cancel or rate"
+        for arguments in [["pausse", "2"], ["pausse"], ["2"]] {
+            let ran = try ProgramRun([DaemonProcess.program, "campaign"] + arguments, environment: [:])
+            #expect(
+                ran.status == 64
+                    && ran.errors
+                        == "tokenkeeperd: there is no command '\(arguments[0])' of tokenkeeperd campaign; \(commands)\n",
+                "\(ran)")
+        }
+        let other = try ProgramRun([DaemonProcess.program, "statsu"], environment: [:])
+        #expect(
+            other.status == 64 && other.errors.contains("no command 'statsu' of tokenkeeperd; expected run, migrate, "))
+        #expect(try ProgramRun([DaemonProcess.program, "help", "campaign"], environment: [:]).status == 0)
+        #expect(try run("pause").errors.contains("Missing expected argument '<id>'"))
+    }
+
     @Test func `an unknown campaign, or one of somebody else, is refused with a sentence`() throws {
         for command in ["show", "pause", "resume", "cancel"] {
             let ran = try run(command, "99", as: "a_operator")

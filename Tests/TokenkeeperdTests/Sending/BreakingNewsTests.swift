@@ -146,6 +146,7 @@ import Testing
         #expect(
             try progress("state, addressed = accepted + stale + cancelled, cancelled > 0", 5) == "cancelled|t|t")
         for command in ["pause", "resume", "cancel"] { #expect(try campaign(command, "5").status == 0) }
+        #expect(try campaign("rate", "5", "200").status == 0)
 
         // A list of tokens.
         let list = try #require(steps.last).sql

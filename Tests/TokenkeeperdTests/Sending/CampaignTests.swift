@@ -375,6 +375,22 @@ import Testing
         for daemon in daemons { #expect(daemon.stop() == 0) }
     }
 
+    @Test func `a changed rate applies to a campaign that is being sent`() throws {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        try stage.register(1...1500)
+        let daemon = try stage.daemon()
+        let campaign = try stage.campaign("tags => 'World', max_per_second => 1")
+        try eventually("it is sent") { stage.apns.records.requests > 0 }
+        // At this rate, it would take 25 minutes.
+        #expect(
+            try stage.database.psql("SELECT tokenkeeper.set_campaign_rate(\(campaign), NULL)", user: "a_sender") == "t")
+        try stage.ended(campaign)
+        #expect(try stage.progress(campaign) == ["addressed": 1500, "accepted": 1500])
+        #expect(stage.sends.count == 1500 && stage.sends.values.allSatisfy { $0 == 1 })
+        #expect(daemon.stop() == 0)
+    }
+
     @Test func `an idle daemon sees a campaign soon`() throws {
         let stage = try SendingStage()
         defer { stage.apns.stop() }

@@ -1,16 +1,17 @@
 internal import ArgumentParser
 internal import TokenLedger
 
-/// Lists campaigns, shows one, and pauses, resumes or cancels it.
+/// Lists campaigns, shows one, and pauses, resumes or cancels it, or sets its rate.
 struct CampaignCommand: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "campaign",
-        abstract: "List campaigns, watch one, or pause, resume or cancel it.",
+        abstract: "List campaigns, watch one, pause, resume or cancel it, or set its rate.",
         discussion: """
             A campaign is what tokenkeeper.enqueue has created: one notification to many devices. A reader sees all campaigns, and a \
-            sender its own. Operators may pause, resume and cancel any campaign, and a sender its own.
+            sender its own. Operators may change any campaign, and a sender its own.
             """,
-        subcommands: [List.self, Show.self, Pause.self, Resume.self, Cancel.self], defaultSubcommand: List.self)
+        subcommands: [List.self, Show.self, Pause.self, Resume.self, Cancel.self, Rate.self],
+        defaultSubcommand: List.self)
 
     struct List: ParsableCommand {
         static let configuration = CommandConfiguration(abstract: "List the latest campaigns, the newest first.")
@@ -120,6 +121,34 @@ struct CampaignCommand: ParsableCommand {
 
         func run() throws {
             try CampaignCommand.change(.cancel, which, options, done: "is cancelled", nothing: "was over already")
+        }
+    }
+
+    struct Rate: ParsableCommand {
+        static let configuration = CommandConfiguration(
+            abstract: "Set how many requests of a campaign are sent per second, within a second.")
+
+        @OptionGroup var options: ConfigurationOptions
+        @OptionGroup var which: Which
+
+        @Argument(help: "Requests per second, by all daemons together: 1 to 1000000, or none for no limit.")
+        var rate: String
+
+        private static let range = 1...1_000_000
+
+        /// Nil for no limit.
+        private var perSecond: Int? { rate == "none" ? nil : Int(rate) }
+
+        func validate() throws {
+            if rate != "none", perSecond.map(Self.range.contains) != true {
+                throw ValidationError("The rate is \(rate), expected 1 to 1000000, or none.")
+            }
+        }
+
+        func run() throws {
+            let text = perSecond.map { "\($0) requests per second" } ?? "any number of requests per second"
+            try CampaignCommand.change(
+                .rate(perSecond), which, options, done: "sends \(text)", nothing: "has this rate already, or is over")
         }
     }
 
