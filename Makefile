@@ -12,7 +12,7 @@ fake-apns: ## Build and start a fake APNs on 127.0.0.1:2197. ARGS='--script FILE
 	@ARGS='$(subst ','\'',$(value ARGS))' exec scripts/fake-apns
 
 test: setup lint ## Build and run all tests on a private PostgreSQL. TEST_SOAK=whole: run the soaks in full instead of small.
-	@scripts/setup servers clients
+	@scripts/setup servers clients router
 	@scripts/test
 
 reference: setup ## Rewrite the generated parts of docs/reference and the man page from the sources.
