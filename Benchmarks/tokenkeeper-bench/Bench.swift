@@ -20,10 +20,13 @@ struct MeasureCommand: ParsableCommand {
     enum Measurement: String, CaseIterable {
         case drain, peers, ledger, hostile, metrics, freshness, sweep, gate, register, registration, attach,
             producers, footprint,
-            publication, scale, sending, campaign
+            publication, scale, sending, campaign, growth
 
         /// Whether it needs the large ledger.
         var isLarge: Bool { [.ledger, .sweep, .gate, .campaign].contains(self) }
+
+        /// Whether it runs only if it is named: it takes an hour and 45 GB of disk.
+        var isOptional: Bool { self == .growth }
 
         /// Whether it is on the page of sending.
         var isSending: Bool { [.sending, .campaign].contains(self) }
@@ -44,8 +47,12 @@ struct MeasureCommand: ParsableCommand {
     var output: String
 
     func run() throws {
-        let chosen = try only.map(Self.measurements) ?? Set(Measurement.allCases)
+        let chosen = try only.map(Self.measurements) ?? Set(Measurement.allCases.filter { !$0.isOptional })
         let scale = quick ? Scale.quick : .full
+        if chosen.contains(.growth) {
+            guard chosen.count == 1 else { throw ValidationError("--only: growth runs alone") }
+            return try growth(scale)
+        }
         let cluster = try PrivateCluster(hasPgQ: chosen.contains(.peers))
         let (report, sendingReport) = (Report(), Report())
         let machine = try Machine(cluster)
@@ -114,6 +121,22 @@ struct MeasureCommand: ParsableCommand {
             print(paper.markdown)
         }
         if written.contains(where: { !$0.0.failures.isEmpty }) { throw ExitCode.failure }
+    }
+
+    /// The growing ledger, which has a cluster and a page of its own.
+    private func growth(_ scale: Scale) throws {
+        let report = Report()
+        var page: GrowthPage?
+        report.attempt("growth", true) {
+            try GrowthMeasurement(scale: scale, report: report) { steps, cluster in
+                page = GrowthPage(steps: steps, report: report, machine: try Machine(cluster), isQuick: quick)
+                try page?.write(to: output)
+            }.run()
+        }
+        report.isFinished = report.failures.isEmpty
+        try page?.write(to: output)
+        print(page?.markdown ?? "")
+        if !report.failures.isEmpty { throw ExitCode.failure }
     }
 
     /// The chosen measurements among these, on one ledger.

@@ -33,6 +33,9 @@ struct Scale {
     var loadSeconds: Int
     /// The sizes of the section `scale` are divided by this.
     var fleetDivisor: Int
+    /// The steps of the growing ledger, in tokens, and the results that are drained at each.
+    var growth: [Int]
+    var grownResults: Int
 
     static let full = Scale(
         rounds: 5, tokens: 1_000_000, manyTokens: 10_000_000, results: 1_000_000, manyResults: 10_000_000,
@@ -40,7 +43,8 @@ struct Scale {
         deadEvery: [50, 5, 1], batches: [1000, 5000, 20_000, 50_000, 100_000], idleProbes: 50, loadedProbes: 400,
         calls: 20_000, inserts: 100_000, sends: 100_000, outboxSends: 50_000,
         attachedRows: 1_000_000, attachedBulk: 100_000, attachRounds: 7, restSeconds: 15, loadSeconds: 10,
-        fleetDivisor: 1)
+        fleetDivisor: 1,
+        growth: [1_000_000, 5_000_000, 10_000_000, 25_000_000, 50_000_000], grownResults: 500_000)
 
     static let quick = Scale(
         rounds: 3, tokens: 50_000, manyTokens: 300_000, results: 50_000, manyResults: 300_000,
@@ -48,7 +52,8 @@ struct Scale {
         deadEvery: [50, 1], batches: [10_000], idleProbes: 4, loadedProbes: 60,
         calls: 3000, inserts: 20_000, sends: 20_000, outboxSends: 10_000,
         attachedRows: 50_000, attachedBulk: 20_000, attachRounds: 3, restSeconds: 3, loadSeconds: 1,
-        fleetDivisor: 20)
+        fleetDivisor: 20,
+        growth: [100_000, 300_000], grownResults: 50_000)
 
     /// How many results a drain has.
     func results(_ deadEvery: Int) -> Int { deadEvery == 1 ? staleResults : results }

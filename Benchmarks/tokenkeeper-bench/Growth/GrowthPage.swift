@@ -1,0 +1,151 @@
+import Foundation
+
+/// The page on a growing ledger: tables of Markdown, and a plot.
+struct GrowthPage {
+    let steps: [GrowthStep]
+    let report: Report
+    let machine: Machine
+    let isQuick: Bool
+
+    private static let (name, plotName) = ("ledger.md", "ledger.svg")
+
+    func write(to folder: String) throws {
+        try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
+        try markdown.write(toFile: "\(folder)/\(Self.name)", atomically: true, encoding: .utf8)
+        if steps.count > 1 {
+            try plot.svg.write(toFile: "\(folder)/\(Self.plotName)", atomically: true, encoding: .utf8)
+        }
+    }
+
+    var markdown: String {
+        let day = ISO8601DateFormatter.string(from: .now, timeZone: .gmt, formatOptions: [.withFullDate])
+        var lines = [
+            "# A growing ledger", "",
+            "Written by `make bench ONLY=growth` on \(day)"
+                + (isQuick ? ", **with QUICK=1: small sizes, no figures to keep**" : "")
+                + (report.isFinished ? "." : ", **which did not finish**."),
+            "One ledger grows by steps. At each size, the same calls and the same work are measured. Pages are the pages of 8 kB that PostgreSQL",
+            "looks at, in memory or not: they depend on the size and not on the load of the machine. Times are medians, and depend on both.",
+            "",
+        ]
+        if steps.count > 1 { lines += ["![What grows with the ledger](\(Self.plotName))", ""] }
+        lines += table("pages", costs { Self.number($0.pages) })
+        lines += table(
+            "milliseconds",
+            costs { Self.number($0.milliseconds) }
+                + [
+                    (
+                        "the longest slice of the count",
+                        steps.map { Self.number($0["count, a slice of 50,000"]?.longest ?? .nan) }
+                    )
+                ])
+        lines += table(
+            "WAL, bytes (whole pages of them)",
+            costs { $0.walBytes.isNaN ? "" : "\(Int($0.walBytes)) (\(Int($0.wholePages)))" }
+                .filter { $0.0.hasPrefix("register") })
+        lines += table(
+            "drain of results, 2 % 410s",
+            [
+                ("results a second", steps.map { "\(Int($0.drainedPerSecond))" }),
+                ("processor time of the server a result, µs", steps.map { Self.number($0.drainMicroseconds) }),
+                ("WAL a result, bytes", steps.map { Self.number($0.drainWAL) }),
+            ])
+        lines += table(
+            "bytes a token",
+            (steps.last?.sizes ?? []).filter { $0.bytes / (steps.last?.rows ?? 1) >= 0.5 }.map { size in
+                (
+                    "`\(size.relation)`",
+                    steps.map { step in
+                        Self.number((step.sizes.first { $0.relation == size.relation }?.bytes ?? .nan) / step.rows)
+                    }
+                )
+            } + [
+                ("all", steps.map { "\(Int($0.bytes))" }),
+                ("an event of the history", steps.map { "\(Int($0.bytesOfEvent))" }),
+            ])
+        lines += bounds
+        lines += ["## Where", "", "| | |", "|---|---|"]
+        lines += machine.lines.map { "| \($0.name) | \($0.value) |" }
+        lines.append("| settings | `\(machine.settings.joined(separator: "`, `"))` |")
+        lines += ["", "## How", ""] + Self.method
+        return lines.joined(separator: "\n") + "\n"
+    }
+
+    private func costs(_ value: (GrowthStep.Cost) -> String) -> [(String, [String])] {
+        (steps.last?.costs ?? []).map { cost in (cost.name, steps.map { $0[cost.name].map(value) ?? "" }) }
+    }
+
+    private func table(_ title: String, _ rows: [(name: String, values: [String])]) -> [String] {
+        [
+            "| \(title) | " + steps.map { Scale.short($0.tokens) }.joined(separator: " | ") + " |",
+            "|---|" + String(repeating: "---|", count: steps.count),
+        ] + rows.map { "| \($0.name) | " + $0.values.joined(separator: " | ") + " |" } + [""]
+    }
+
+    private var bounds: [String] {
+        if report.findings.isEmpty { return [] }
+        return ["## Bounds", "", "| measure | figure | target | |", "|---|---|---|---|"]
+            + report.findings.map { finding in
+                let reached = finding.isReached.map { $0 ? "reached" : "**not reached**" } ?? ""
+                return "| \(finding.measure) | \(finding.figure) | \(finding.target ?? "") | \(reached) |"
+            } + [""]
+    }
+
+    private var plot: LinePlot {
+        func lines(_ value: (GrowthStep.Cost) -> Double) -> [LinePlot.Line] {
+            (steps.last?.costs ?? []).filter { !Self.notPlotted.contains($0.name) }.map { cost in
+                LinePlot.Line(
+                    name: cost.name,
+                    points: steps.compactMap { step in
+                        guard let one = steps[0][cost.name], let this = step[cost.name] else { return nil }
+                        return (Double(step.tokens), value(this) / value(one))
+                    })
+            }
+        }
+        let first = Scale.short(steps[0].tokens)
+        return LinePlot(
+            title: "What grows with the ledger: over the same with \(first) tokens",
+            panels: [
+                LinePlot.Panel(
+                    title: "Pages",
+                    lines: lines(\.pages) + [
+                        LinePlot.Line(
+                            name: "bytes a token", points: steps.map { (Double($0.tokens), $0.bytes / steps[0].bytes) })
+                    ]),
+                LinePlot.Panel(
+                    title: "Time",
+                    lines: lines(\.milliseconds) + [
+                        LinePlot.Line(
+                            name: "drain, server a result",
+                            points: steps.map { (Double($0.tokens), $0.drainMicroseconds / steps[0].drainMicroseconds) }
+                        )
+                    ]),
+            ], label: { Scale.short(Int($0)) })
+    }
+
+    /// Sums that say the same as another line.
+    private static let notPlotted: Set = ["count, a slice of 50,000", "campaign to one in 1,000, a token"]
+
+    private static func number(_ value: Double) -> String {
+        if value.isNaN { return "" }
+        return String(format: value < 0.095 ? "%.4f" : value < 9.95 ? "%.2f" : value < 99.5 ? "%.1f" : "%.0f", value)
+    }
+
+    private static let method = [
+        "- **The rows** have the shape that `register` and the results leave: three topics, tokens of 32 bytes, a `device_id` of 36 characters, a user for 70 %,",
+        "  three tags for 80 %, one more tag for one in a thousand; 3 % are suppressed, and one of these three has been for longer than the retention. 5 % have an",
+        "  event of the last 20 days. Neighbours in an index are anywhere in the table, as in a ledger that has grown for years.",
+        "- **The indexes** are built after each step, with pages 70 % full, as random insertions leave them (ln 2). So these are the sizes of a ledger that has",
+        "  grown row by row, and not those of one that was just restored.",
+        "- **Pages** of a call are the sum of `Shared Hit Blocks` and `Shared Read Blocks` of `EXPLAIN (ANALYZE, BUFFERS)`, with everything that its functions",
+        "  read; times are its `Execution Time`. The median of 300 calls of `is_sendable` and each kind of `register`, 20 of `sendable` and `status`; in a warm",
+        "  session, each in its own transaction, without waiting for the flush.",
+        "- **WAL** of a registration is its own. The step ends with a checkpoint, so nearly each page is changed for the first time since, and is written",
+        "  whole: the most that a registration costs.",
+        "- **The count** is one whole count of all topics, in slices of 50,000 as the daemon takes them, per row of the ledger.",
+        "- **The campaigns** are addressed by one call each, in a session that has addressed one before. The first part of everyone is what the first push waits for.",
+        "- **explain** is the whole command with its connection, of 20 tokens; the pages are those of all sessions of the database. So is **the sweep**, which",
+        "  prunes one in a hundred of the tokens that the step has added, with all its other steps; the figures are per pruned token.",
+        "- **The drain** is the daemon's, of a backlog in a sealed partition, as in [the benchmarks](README.md#how).",
+    ]
+}
