@@ -19,9 +19,12 @@ struct LinePlot {
 
     private static let colours = [
         "#2f6fdb", "#c9862b", "#3c9a6b", "#b0527a", "#6c5bb0", "#8a8f98", "#2a9bb0", "#a04a2f", "#7a9a2f", "#1d2127",
-        "#d0679d",
+        "#d0679d", "#c2b000",
     ]
-    private static let (left, right, width, height) = (56.0, 400.0, 760.0, 250.0)
+    private static let (left, right, width, height) = (56.0, 400.0, 760.0, 300.0)
+
+    /// The height of a name.
+    private static let row = 16.0
 
     var svg: String {
         var parts: [String] = []
@@ -62,19 +65,23 @@ struct LinePlot {
             parts.append(Self.text(across(x), top + Self.height + 18, label(x), "text-anchor=\"middle\""))
         }
         // The names at the right end of their lines, from top to bottom, moved apart where they would overlap.
-        let ordered = panel.lines.enumerated().sorted {
-            ($0.element.points.last?.y ?? 0) > ($1.element.points.last?.y ?? 0)
+        let ordered = panel.lines.enumerated().filter { !$0.element.points.isEmpty }
+            .sorted { $0.element.points.last!.y > $1.element.points.last!.y }
+        var rows: [Double] = []
+        for (_, line) in ordered {
+            rows.append(max(down(line.points.last!.y), (rows.last ?? top - Self.row) + Self.row))
         }
-        var lowest = -Double.infinity
-        for (index, line) in ordered {
+        for row in rows.indices.reversed() {
+            let lowest = row == rows.count - 1 ? top + Self.height : rows[row + 1] - Self.row
+            rows[row] = min(rows[row], lowest)
+        }
+        for ((index, line), row) in zip(ordered, rows) {
             let colour = Self.colours[index % Self.colours.count]
             let places = line.points.map { (across($0.x), down($0.y)) }
-            guard let end = places.last, let value = line.points.last?.y else { continue }
             parts.append(Self.stroke(places, colour, 2))
-            let y = max(end.1, lowest + 16)
-            lowest = y
-            parts.append(Self.stroke([end, (Self.right + 14, y)], colour, 1))
-            parts.append(Self.text(Self.right + 18, y + 4, "\(line.name): \(Self.number(value))", "", colour))
+            parts.append(Self.stroke([places.last!, (Self.right + 26, row)], colour, 1))
+            parts.append(
+                Self.text(Self.right + 30, row + 4, "\(line.name): \(Self.number(line.points.last!.y))", "", colour))
         }
         return parts
     }

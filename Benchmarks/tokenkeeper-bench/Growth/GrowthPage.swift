@@ -124,7 +124,7 @@ struct GrowthPage {
     }
 
     /// Sums that say the same as another line.
-    private static let notPlotted: Set = ["count, a slice of 50,000", "campaign to one in 1,000, a token"]
+    private static let notPlotted: Set = ["count, a slice of 50,000", "campaign to one in 1,000, all of it"]
 
     private static func number(_ value: Double) -> String {
         if value.isNaN { return "" }
@@ -146,6 +146,7 @@ struct GrowthPage {
         "- **The campaigns** are addressed by one call each, in a session that has addressed one before. The first part of everyone is what the first push waits for.",
         "- **explain** is the whole command with its connection, of 20 tokens; the pages are those of all sessions of the database. So is **the sweep**, which",
         "  prunes one in a hundred of the tokens that the step has added, with all its other steps; the figures are per pruned token.",
-        "- **The drain** is the daemon's, of a backlog in a sealed partition, as in [the benchmarks](README.md#how).",
+        "- **The drain** is the daemon's, of a backlog in a sealed partition, as in [the benchmarks](README.md#how). `status` is read after it, while that daemon is",
+        "  at work.",
     ]
 }
