@@ -203,59 +203,6 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    /// Begins a campaign whose batches are larger than its rate is, because it gets the rate when it is addressed already.
-    ///
-    /// - Returns: Its `campaign_id`.
-    private func slowCampaign(_ stage: SendingStage, _ options: String = "") throws -> Int {
-        let campaign = try stage.campaign("tags => 'World'\(options)")
-        try stage.database.psql("SELECT tokenkeeper.address_campaign(\(campaign), 10000)", user: "a_daemon")
-        try stage.database.psql("UPDATE tokenkeeper.campaign SET max_per_second = 100")
-        return campaign
-    }
-
-    @Test func `what waits for its instant is not sent once its token is forgotten, although its campaign goes on`()
-        throws
-    {
-        let stage = try SendingStage()
-        defer { stage.apns.stop() }
-        try stage.register(1...1500)
-        let campaign = try slowCampaign(stage)
-        let daemon = try stage.daemon()
-        let large =
-            "FROM tokenkeeper.campaign_batch WHERE claimed_by IS NOT NULL AND requests = 500 ORDER BY batch LIMIT 1"
-        try eventually("a batch is claimed that lasts for five seconds") {
-            try stage.database.psql("SELECT \(large)").isEmpty == false
-        }
-        func token(_ place: Int) throws -> String {
-            try stage.database.psql("SELECT encode(token_keys[\(place)], 'hex') \(large)")
-        }
-        let (forgotten, next) = (try token(400), try token(410))
-        try stage.database.psql("SELECT tokenkeeper.forget('\(forgotten)')", user: "a_app")
-        func sent() -> Set<String> { Set(stage.apns.records.exchanges.compactMap(\.request.token)) }
-        try eventually("a later one is sent") { sent().contains(next) }
-        #expect(!sent().contains(forgotten))
-        #expect(try stage.state(campaign) == "running" && stage.count("campaign_batch", "claimed_by IS NULL") > 0)
-        #expect(try stage.database.psql("SELECT tokenkeeper.cancel_campaign(\(campaign))", user: "a_sender") == "t")
-        try eventually("nothing of it waits") { try stage.progress(campaign)["waiting"] == nil }
-        let progress = try stage.progress(campaign)
-        #expect(progress["forgotten"] == 1 && progress["accepted"] == stage.apns.records.requests, "\(progress)")
-        #expect(daemon.stop() == 0)
-    }
-
-    @Test func `what expires while it waits for its instant is not sent`() throws {
-        let stage = try SendingStage()
-        defer { stage.apns.stop() }
-        try stage.register(1...600)
-        let campaign = try slowCampaign(stage, ", expiration => now() + interval '2 seconds'")
-        let daemon = try stage.daemon()
-        try stage.ended(campaign)
-        #expect(daemon.stop() == 0)
-        let progress = try stage.progress(campaign)
-        #expect(progress["accepted"] ?? 0 <= 300, "two seconds of the rate are 200: \(progress)")
-        #expect(progress["accepted"] ?? 0 == stage.apns.records.requests)
-        #expect((progress["accepted"] ?? 0) + (progress["failed"] ?? 0) == 600, "\(progress)")
-    }
-
     @Test func `what is to be retried goes on as a single request with the same apns-id and payload`() throws {
         let stage = try SendingStage { _ in
         } answer: { request in
