@@ -384,3 +384,12 @@ GRANT SELECT ON tokenkeeper.cleaning, tokenkeeper.attachment_cleaning, tokenkeep
 GRANT INSERT, UPDATE, DELETE ON tokenkeeper.sweep_table TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (cleaned_at) ON tokenkeeper.cleaned_row TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT EXECUTE ON FUNCTION tokenkeeper.cleaning_plan(bigint), tokenkeeper.clean_next(bigint, boolean, text, integer, boolean) TO tokenkeeper_daemon;
+-- What devices have on other shards.
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.device_message_targets(),
+    tokenkeeper.device_messages(integer, bytea, integer),
+    tokenkeeper.receive_device_messages(jsonb),
+    tokenkeeper.acknowledge_device_messages(jsonb),
+    tokenkeeper.check_next_devices(integer),
+    tokenkeeper.delete_gone_devices(timestamptz, integer)
+    TO tokenkeeper_daemon;

@@ -188,6 +188,10 @@ BEGIN
                         device_kinds)
                  WITH ORDINALITY AS s (topic_id, token_key, moment, device, of_user, source_id, kind, n)
             WHERE s.n BETWEEN first AND first + many - 1 AND s.kind IS NOT NULL;
+            IF EXISTS (SELECT FROM tokenkeeper.shard) THEN
+                PERFORM tokenkeeper.announce_device(add_tokens.of_topic[p], add_tokens.devices[p], true)
+                FROM generate_series(first, least(first + many - 1, total)) AS p WHERE device_kinds[p] IN ('new', 'known');
+            END IF;
             first := first + many;
             many := CASE WHEN first <= locked_until THEN greatest((locked_until - first + 1) / 2, 1) ELSE greatest(total - first + 1, 1) END;
         EXCEPTION WHEN lock_not_available OR unique_violation THEN

@@ -487,6 +487,14 @@ BEGIN
           AND l.tags_at IS NULL AND l.tags IS DISTINCT FROM d.tags;
         PERFORM tokenkeeper.apply_tag_changes(kept_topics[n], kept_keys[n:n]);
     END LOOP;
+    IF EXISTS (SELECT FROM tokenkeeper.shard) THEN
+        FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
+            PERFORM tokenkeeper.announce_device(device_topics[n], devices[n], false);
+        END LOOP;
+        IF asked IS NOT NULL THEN
+            PERFORM tokenkeeper.forget_home(asked);
+        END IF;
+    END IF;
     UPDATE tokenkeeper.operation AS o SET device_id = NULL
     WHERE o.device_id = ANY (devices) AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = o.device_id);
     UPDATE tokenkeeper.operation AS o SET device_id = NULL WHERE o.device_id = asked;

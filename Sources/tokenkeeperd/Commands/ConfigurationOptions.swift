@@ -107,6 +107,7 @@ struct ConfigurationOptions: ParsableArguments {
                 problems.append("send.proxy_password_file: \(file) cannot be read: \(error)")
             }
         }
+        do { _ = try configuration.shardMap() } catch { problems += error.problems }
         if !problems.isEmpty { throw ConfigurationError(problems) }
         return credentials
     }

@@ -163,6 +163,10 @@ struct Setting: Sendable {
             "send.proxy_password_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/proxy-password",
             "A file with only the password of the user in send.proxy in it. Read again for each connection."),
         Setting(
+            "shards.map", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/shards.toml",
+            "The file that lists the shards, if the database is one of several. The daemon then tells the others about devices with tokens on several shards. Unset: it is the only one."
+        ),
+        Setting(
             "metrics.listen", .listen, nil, reloadable: false, example: "127.0.0.1:9188",
             "Where the daemon serves /metrics for Prometheus, /live, /ready and the status page, to everybody who can connect. Unset: nowhere."
         ),

@@ -1,0 +1,249 @@
+import Foundation
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import TokenLedger
+
+@Suite(.ownThread) struct `One device, one token, on several shards` {
+    private static func token(_ number: Int) -> String { String(0x100 + number, radix: 16) + "0" }
+
+    /// Messages that are late, lost, repeated and out of order: what shards have sent to each other so far.
+    private struct Post {
+        var packages: [ShardedLedger.Package] = []
+        var receipts: [ShardedLedger.Receipt] = []
+
+        /// Does one random thing with the messages between shards.
+        mutating func step(_ ledger: ShardedLedger, _ chance: inout SeededChance) throws {
+            let shards = 0..<ledger.shards.count
+            switch Int.random(in: 0..<10, using: &chance) {
+            case 0..<4:
+                let after = Bool.random(using: &chance) ? "" : "\(Int.random(in: 10...99, using: &chance))"
+                if let package = try ledger.package(
+                    from: Int.random(in: shards, using: &chance), to: Int.random(in: shards, using: &chance),
+                    after: after, max: Int.random(in: 1...5, using: &chance))
+                {
+                    packages.append(package)
+                }
+            case 4..<7:
+                guard let package = packages.randomElement(using: &chance) else { return }
+                receipts.append(try ledger.deliver(package))
+            case 7..<9:
+                guard let receipt = receipts.randomElement(using: &chance) else { return }
+                try ledger.acknowledge(receipt)
+            default:
+                try ledger.check(Int.random(in: shards, using: &chance))
+            }
+        }
+
+        /// A hundred packages and receipts once more, in another order.
+        mutating func repeatSome(_ ledger: ShardedLedger, _ chance: inout SeededChance) throws {
+            for package in packages.shuffled(using: &chance).prefix(100) {
+                receipts.append(try ledger.deliver(package))
+            }
+            for receipt in receipts.shuffled(using: &chance).prefix(100) { try ledger.acknowledge(receipt) }
+        }
+    }
+
+    @Test(arguments: [(2, 40, 12, 400), (4, 12, 4, 400), (4, 5, 3, 400), (4, 12, 3, 2)])
+    func `registrations and messages in any order leave what the model says`(
+        shards: Int, tokens: Int, devices: Int, instants: Int
+    ) throws {
+        let seed =
+            ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)
+            ?? UInt64.random(in: 0...UInt64(UInt32.max))
+        var chance = SeededChance(seed: seed)
+        let ledger = try ShardedLedger(
+            (0..<shards).map { _ in try TestCluster.shared.database() }, tokens: (0..<tokens).map(Self.token))
+        var model = LedgerModel()
+        var post = Post()
+        for history in 0..<Soak.size(2, whole: 20) {
+            for _ in 0..<60 {
+                var row = QueuedRegistration.random(
+                    "t\(history)", tokens: tokens, devices: devices, instants: instants, &chance)
+                row.tags = nil
+                row.apply(to: &model)
+                let shard = ledger.shard(of: row.token)
+                if Bool.random(using: &chance) {
+                    try ledger.execute(shard, row.call)
+                } else {
+                    var batch = [row]
+                    for _ in 0..<Int.random(in: 0..<6, using: &chance) {
+                        var more = QueuedRegistration.random(
+                            "t\(history)", tokens: tokens, devices: devices, instants: instants, &chance)
+                        more.tags = nil
+                        if ledger.shard(of: more.token) == shard {
+                            more.apply(to: &model)
+                            batch.append(more)
+                        }
+                    }
+                    try ledger.apply(shard, batch)
+                }
+                for _ in 0..<Int.random(in: 0..<8, using: &chance) { try post.step(ledger, &chance) }
+            }
+        }
+        try post.repeatSome(ledger, &chance)
+        #expect(try ledger.settle() != nil, "seed \(seed): the messages end")
+        let told = try ledger.told()
+        let wanted = model.told()
+        #expect(
+            told == wanted,
+            "seed \(seed): told \(told.subtracting(wanted).sorted().prefix(3)), the model says \(wanted.subtracting(told).sorted().prefix(3))"
+        )
+        // What comes once more when all is settled says nothing new.
+        try post.repeatSome(ledger, &chance)
+        #expect(try ledger.settle() == 0, "seed \(seed)")
+        #expect(try ledger.told() == wanted, "seed \(seed)")
+    }
+
+    /// What a deletion leaves depends on the order of calls, so all messages arrive after each of them. Then each step leaves the same as in one database.
+    @Test func `after forgotten and pruned tokens, the shards have what one database has`() throws {
+        let seed =
+            ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)
+            ?? UInt64.random(in: 0...UInt64(UInt32.max))
+        var chance = SeededChance(seed: seed)
+        let tokens = (0..<8).map(Self.token)
+        let ledger = try ShardedLedger((0..<4).map { _ in try TestCluster.shared.database() }, tokens: tokens)
+        var one = try TestCluster.shared.database().connect()
+        var deletions = 0
+        for step in 0..<Soak.size(60, whole: 3_000) {
+            var calls: [(token: String?, sql: String)] = []
+            let token = tokens.randomElement(using: &chance) ?? ""
+            switch Int.random(in: 0..<20, using: &chance) {
+            case 0, 1:
+                calls.append((token, "SELECT tokenkeeper.forget('\(token)')"))
+                deletions += 1
+            case 2, 3:
+                // As the sweep does.
+                calls.append(
+                    (
+                        token,
+                        """
+                        WITH gone AS (DELETE FROM tokenkeeper.ledger WHERE token_key = '\\x\(token)' RETURNING *)
+                        DELETE FROM tokenkeeper.device AS d USING gone AS g
+                        WHERE g.topic_id = d.topic_id AND g.device_id = d.device_id AND NOT EXISTS (
+                            SELECT FROM tokenkeeper.ledger AS o WHERE o.topic_id = d.topic_id AND o.device_id = d.device_id
+                              AND o.token_key <> g.token_key)
+                        """
+                    ))
+                deletions += 1
+            case 4:
+                let device = "d\(Int.random(in: 0..<3, using: &chance))"
+                calls.append((nil, "SELECT tokenkeeper.forget_device('\(device)')"))
+                deletions += 1
+            default:
+                var row = QueuedRegistration.random("t", tokens: 8, devices: 3, instants: 400, &chance)
+                row.tags = nil
+                // Each is later than the last: what a shard, or one database, remembers of deleted tokens differs, and concerns only late registrations.
+                row.at = 1_700_000_000 + step
+                calls.append((row.token, row.call))
+            }
+            for call in calls {
+                try one.execute(call.sql)
+                for shard in call.token.map({ [ledger.shard(of: $0)] }) ?? Array(ledger.shards.indices) {
+                    try ledger.execute(shard, call.sql)
+                }
+            }
+            try #require(try ledger.settle() != nil, "seed \(seed): the messages end")
+            let told = try ledger.told()
+            let wanted = Set(try one.lines(LedgerModel.ledger, columns: LedgerModel.columns))
+            try #require(
+                told == wanted,
+                "seed \(seed), step \(step), \(calls): told \(told.subtracting(wanted).sorted()), one database has \(wanted.subtracting(told).sorted())"
+            )
+        }
+        #expect(deletions > 3)
+    }
+
+    /// Where a shard has a token or a device in what it exchanges with others.
+    private static let traces = """
+        SELECT a.device_id, encode(a.token_key, 'hex'), encode(a.elsewhere_key, 'hex') FROM tokenkeeper.device_announcement AS a
+        UNION ALL
+        SELECT h.device_id, encode(p.token_key, 'hex'), encode(p.elsewhere_key, 'hex') FROM tokenkeeper.device_home AS h, unnest(h.places) AS p
+        UNION ALL
+        SELECT NULL, '', encode(n.elsewhere_key, 'hex') FROM tokenkeeper.device_notice AS n
+        """
+
+    @Test func `nothing of a forgotten device remains on any shard, and late messages do not bring it back`() throws {
+        let tokens = (0..<12).map(Self.token)
+        let ledger = try ShardedLedger((0..<4).map { _ in try TestCluster.shared.database() }, tokens: tokens)
+        var post = Post()
+        var chance = SeededChance(seed: 1)
+        for (number, token) in tokens.enumerated() {
+            try ledger.execute(
+                ledger.shard(of: token),
+                "SELECT tokenkeeper.register('\(token)', 't', registered_at => to_timestamp(\(1_700_000_000 + number)), device_id => 'phone')"
+            )
+            for _ in 0..<20 { try post.step(ledger, &chance) }
+        }
+        #expect(try ledger.settle() != nil)
+        #expect(Set(tokens.map(ledger.shard)).count > 2, "several shards have tokens of the device")
+        let current = tokens[11]
+        try ledger.execute(ledger.shard(of: current), "SELECT tokenkeeper.forget('\(current)')")
+        #expect(try ledger.settle() != nil)
+        #expect(try ledger.lines(Self.traces, columns: 3).joined().contains(current) == false)
+        for shard in ledger.shards.indices {
+            try ledger.execute(shard, "SELECT tokenkeeper.forget_device('phone')")
+            for _ in 0..<20 { try post.step(ledger, &chance) }
+        }
+        #expect(try ledger.settle() != nil)
+        try post.repeatSome(ledger, &chance)
+        #expect(try ledger.settle() == 0)
+        #expect(try ledger.told().isEmpty)
+        #expect(try ledger.lines(Self.traces, columns: 3).allSatisfy { $0 == "||" })
+        // The home remembers versions for a day.
+        for shard in ledger.shards.indices {
+            try ledger.execute(shard, "SELECT tokenkeeper.delete_gone_devices(clock_timestamp())")
+        }
+        #expect(try ledger.lines("SELECT topic_id FROM tokenkeeper.device_home", columns: 1).isEmpty)
+    }
+
+    @Test func `only what matters is announced`() throws {
+        let tokens = (0..<12).map(Self.token)
+        let ledger = try ShardedLedger((0..<2).map { _ in try TestCluster.shared.database() }, tokens: tokens)
+        let here = tokens.filter { ledger.shard(of: $0) == 0 }
+        let there = tokens.filter { ledger.shard(of: $0) == 1 }
+        func register(_ token: String, _ at: Int) throws {
+            try ledger.execute(
+                ledger.shard(of: token),
+                "SELECT tokenkeeper.register('\(token)', 't', registered_at => now() - interval '1 day' + '\(at) min', device_id => 'd')"
+            )
+        }
+        try register(here[0], 1)
+        #expect(try #require(try ledger.settle()) <= 1, "to its home, if that is the other shard")
+        // A launch of the app.
+        try register(here[0], 2)
+        try register(here[0], 3)
+        #expect(try ledger.settle() == 0)
+        try register(there[0], 4)
+        #expect(try #require(try ledger.settle()) <= 3)
+        try register(there[0], 5)
+        #expect(try ledger.settle() == 0)
+        try register(here[0], 6)
+        #expect(try #require(try ledger.settle()) > 0)
+        #expect(
+            try ledger.lines("SELECT token, state FROM tokenkeeper.token", columns: 2)
+                == ["\(here[0])|active", "\(there[0])|superseded"])
+    }
+
+    @Test func `messages for another shard are refused, and a database that is no shard has none`() throws {
+        let tokens = (0..<12).map(Self.token)
+        let ledger = try ShardedLedger((0..<2).map { _ in try TestCluster.shared.database() }, tokens: tokens)
+        for token in tokens {
+            try ledger.execute(
+                ledger.shard(of: token), "SELECT tokenkeeper.register('\(token)', 't', device_id => 'd\(token)')")
+        }
+        var package = try #require(try ledger.package(from: 0, to: 1))
+        package.to = 0
+        #expect(throws: DatabaseError.self) { try ledger.deliver(package) }
+        let whole = try TestCluster.shared.database()
+        try whole.psql(
+            "SELECT tokenkeeper.register('aa', 't', device_id => 'd'), tokenkeeper.register('bb', 't', device_id => 'd')"
+        )
+        try whole.psql("SELECT tokenkeeper.forget_device('d')")
+        #expect(
+            try whole.psql(
+                "SELECT (SELECT count(*) FROM tokenkeeper.device_announcement), (SELECT count(*) FROM tokenkeeper.device_home), (SELECT count(*) FROM tokenkeeper.device_check)"
+            ) == "0|0|0")
+    }
+}

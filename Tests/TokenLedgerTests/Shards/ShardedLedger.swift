@@ -1,0 +1,115 @@
+import LedgerTestSupport
+import TokenLedger
+
+/// Several databases as shards, and the messages between them, which arrive when and as often as a test wants.
+struct ShardedLedger {
+    struct Package: Sendable {
+        var from: Int
+        var to: Int
+        var messages: String
+    }
+
+    struct Receipt: Sendable {
+        var from: Int
+        var receipt: String
+    }
+
+    /// A connection, in an array.
+    final class Session {
+        var connection: Connection
+
+        init(_ connection: consuming Connection) {
+            self.connection = connection
+        }
+    }
+
+    let shards: [Session]
+    private let daemons: [Session]
+    private let shardOf: [String: Int]
+
+    /// - Parameter tokens: All that the test uses.
+    init(_ databases: [TestDatabase], tokens: [String]) throws {
+        shards = try databases.map { Session(try $0.connect()) }
+        daemons = try databases.map { Session(try $0.connect(user: "a_daemon")) }
+        for number in shards.indices {
+            try shards[number].connection.execute(
+                "INSERT INTO tokenkeeper.shard VALUES (\(number), \(databases.count))")
+        }
+        let numbers = try shards[0].connection.lines(
+            """
+            SELECT tokenkeeper.shard_of(t, \(databases.count))
+            FROM unnest('{\(tokens.joined(separator: ","))}'::text[]) WITH ORDINALITY AS u (t, n) ORDER BY n
+            """, columns: 1)
+        shardOf = Dictionary(uniqueKeysWithValues: zip(tokens, numbers.compactMap { Int($0) }))
+    }
+
+    func shard(of token: String) -> Int { shardOf[token] ?? 0 }
+
+    func execute(_ shard: Int, _ sql: String) throws {
+        try shards[shard].connection.execute(sql)
+    }
+
+    func apply(_ shard: Int, _ rows: [QueuedRegistration]) throws {
+        try daemons[shard].connection.apply(rows)
+    }
+
+    /// What a daemon would deliver next; nil if that is nothing.
+    func package(from: Int, to: Int, after: String = "", max: Int = 500) throws -> Package? {
+        let messages = try daemons[from].connection.scalar(
+            "SELECT tokenkeeper.device_messages(\(to), decode('\(after)', 'hex'), \(max))")
+        guard let messages, !messages.isEmpty else { return nil }
+        return Package(from: from, to: to, messages: messages)
+    }
+
+    func deliver(_ package: Package) throws -> Receipt {
+        let receipt = try daemons[package.to].connection.scalar(
+            "SELECT tokenkeeper.receive_device_messages(\(SQLLiteral.quoted(package.messages)))")
+        return Receipt(from: package.from, receipt: receipt ?? "")
+    }
+
+    func acknowledge(_ receipt: Receipt) throws {
+        try daemons[receipt.from].connection.run(
+            "SELECT tokenkeeper.acknowledge_device_messages(\(SQLLiteral.quoted(receipt.receipt)))")
+    }
+
+    func check(_ shard: Int) throws {
+        try daemons[shard].connection.run("SELECT tokenkeeper.check_next_devices()")
+    }
+
+    /// Delivers until nothing is left to deliver.
+    ///
+    /// - Returns: How many packages that took; nil if it does not end.
+    func settle() throws -> Int? {
+        var delivered = 0
+        for _ in 0..<100 {
+            var isQuiet = true
+            for from in shards.indices {
+                try check(from)
+                for to in shards.indices {
+                    guard let package = try package(from: from, to: to) else { continue }
+                    isQuiet = false
+                    delivered += 1
+                    try acknowledge(deliver(package))
+                }
+            }
+            if isQuiet { return delivered }
+        }
+        return nil
+    }
+
+    /// The ledger of all shards: lines as of ``LedgerModel``.
+    func told() throws -> Set<String> {
+        var all: Set<String> = []
+        for number in shards.indices {
+            all.formUnion(try shards[number].connection.lines(LedgerModel.ledger, columns: LedgerModel.columns))
+        }
+        return all
+    }
+
+    /// Each row of a query, on each shard.
+    func lines(_ sql: String, columns: Int) throws -> [String] {
+        var all: [String] = []
+        for number in shards.indices { all += try shards[number].connection.lines(sql, columns: columns) }
+        return all
+    }
+}

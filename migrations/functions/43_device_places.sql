@@ -1,0 +1,529 @@
+-- One device, one token, when the device's tokens are on several shards. See docs/decisions/shards.md.
+--
+-- Call a registration's instant and token its naming. Each shard has its own latest naming of a device (L), the one that it has announced (A, not
+-- later than L), and the latest on the other shards of which it has notice (E). Its latest token is superseded if E > L. A shard announces L if
+-- A < E < L, or if the token of A is not that of L. The home gives notice to a shard if the latest of the others is later than its A and the
+-- E it has is not, or if its E is no longer announced by anybody. Then, when all is delivered: let m be the shard with the greatest L. If another shard had
+-- A > A(m), then A(m) < E(m) < L(m), and m would announce. So each other shard has A < A(m), hence A < E; and as it does not announce, E > L: its
+-- tokens are superseded, and those of m are not. A registration of the current token at each launch of the app announces nothing: A and E stay.
+--
+-- Locks: devices, tokens, device_announcement, device_home, device_notice. What delivers a message holds many of these, so it skips what others hold.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.device_digest(device_id text) RETURNS bytea
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN substr(sha256(convert_to(device_id, 'UTF8')), 1, 16);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.device_digest(text) IS
+    'The first 16 bytes of the SHA-256 of a device_id in UTF-8. It names the device in messages between shards, and remains for a day after the device is gone.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.device_digest(text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.home_of(device_digest bytea, shards integer) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (get_byte(device_digest, 2) << 8 | get_byte(device_digest, 3)) & (shards - 1);
+COMMENT ON FUNCTION tokenkeeper.home_of(bytea, integer) IS
+    'The home of a device, a number of a shard: the first four bytes of its digest, most significant first, modulo shards, which is a power of two up to 1024.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.home_of(bytea, integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.announce_device(of_topic integer, device text, decides boolean) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    this text COLLATE "C" := device;
+    digest bytea := tokenkeeper.device_digest(device);
+    own tokenkeeper.shard;
+    was tokenkeeper.device_announcement;
+    new tokenkeeper.device_announcement;
+    has_device boolean;
+    known_version bigint;
+BEGIN
+    SELECT s.* INTO own FROM tokenkeeper.shard AS s;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT a.* INTO was FROM tokenkeeper.device_announcement AS a WHERE a.topic_id = of_topic AND a.device_digest = digest FOR NO KEY UPDATE;
+    new := was;
+    SELECT d.named_at, d.token_key INTO new.named_at, new.token_key FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = this;
+    has_device := FOUND;
+    IF has_device THEN
+        -- As in lock_devices: the tokens that are not superseded, and the latest of the others.
+        SELECT w.at, w.token_key INTO new.named_at, new.token_key FROM (
+            SELECT new.named_at AS at, new.token_key
+            UNION ALL
+            SELECT l.registered_at, l.token_key FROM tokenkeeper.ledger AS l
+            WHERE l.device_id = this AND l.topic_id + 0 = of_topic AND l.superseded_at IS NULL
+            UNION ALL
+            (SELECT l.registered_at, l.token_key FROM tokenkeeper.ledger AS l
+             WHERE l.device_id = this AND l.topic_id + 0 = of_topic AND l.superseded_at IS NOT NULL
+             ORDER BY l.superseded_at DESC, l.token_key DESC LIMIT 1)) AS w
+        ORDER BY w.at DESC, w.token_key DESC LIMIT 1;
+        IF was.device_id IS NULL THEN
+            IF new.token_key = '' THEN
+                RETURN;
+            END IF;
+        ELSIF new.token_key = was.token_key AND (new.named_at, new.token_key) >= (was.named_at, was.token_key)
+            AND NOT ((was.named_at, was.token_key) < (was.elsewhere_at, was.elsewhere_key)
+                     AND (was.elsewhere_at, was.elsewhere_key) < (new.named_at, new.token_key))
+            AND NOT (announce_device.decides AND was.is_lowered) THEN
+            RETURN;
+        END IF;
+    ELSIF was.device_id IS NULL THEN
+        RETURN;
+    END IF;
+
+    new.version := greatest(was.version + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    new.decides := announce_device.decides OR (coalesce(was.is_pending, false) AND was.decides);
+    new.is_lowered := NOT announce_device.decides;
+    new.home := tokenkeeper.home_of(digest, own.shards);
+    new.is_pending := new.home <> own.number;
+    IF was.device_id IS NULL THEN
+        new.generation := new.version;
+        new.elsewhere_at := '-infinity';
+        new.elsewhere_key := '';
+        new.notice_version := 0;
+    END IF;
+    IF NOT has_device THEN
+        new.named_at := '-infinity';
+        new.token_key := '';
+    END IF;
+    IF NOT new.is_pending THEN
+        LOOP
+            known_version := tokenkeeper.receive_announcement(
+                of_topic, digest, CASE WHEN has_device THEN this END, own.number, new.version, new.generation, new.named_at, new.token_key, new.decides, true);
+            EXIT WHEN known_version = new.version;
+            -- The clock was set back while the device was away.
+            new.version := known_version + 1;
+            IF was.device_id IS NULL THEN
+                new.generation := new.version;
+            END IF;
+        END LOOP;
+        IF NOT has_device THEN
+            DELETE FROM tokenkeeper.device_announcement AS a WHERE a.topic_id = of_topic AND a.device_digest = digest;
+            RETURN;
+        END IF;
+    END IF;
+    INSERT INTO tokenkeeper.device_announcement AS a (topic_id, device_digest, device_id, home, named_at, token_key, version, generation, is_pending, decides,
+        is_lowered, elsewhere_at, elsewhere_key, notice_version)
+    VALUES (of_topic, digest, CASE WHEN has_device THEN this END, new.home, new.named_at, new.token_key, new.version, new.generation, new.is_pending,
+        new.decides, new.is_lowered, new.elsewhere_at, new.elsewhere_key, new.notice_version)
+    ON CONFLICT ON CONSTRAINT device_announcement_pkey DO UPDATE
+    SET device_id = excluded.device_id, named_at = excluded.named_at, token_key = excluded.token_key, version = excluded.version,
+        generation = excluded.generation, is_pending = excluded.is_pending, decides = excluded.decides, is_lowered = excluded.is_lowered,
+        elsewhere_at = excluded.elsewhere_at, elsewhere_key = excluded.elsewhere_key, notice_version = excluded.notice_version;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.announce_device(integer, text, boolean) IS
+    'Stores an announcement to the device''s home if the other shards have to know what has changed here; does nothing in a database that is not a shard. '
+    'The caller holds the device and has changed its tokens. decides is false if it has only deleted some.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.announce_device(integer, text, boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.receive_announcement(
+    of_topic integer, digest bytea, device text, from_shard integer, of_version bigint, of_generation bigint, at timestamptz, key bytea, decides boolean,
+    waits boolean) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    home tokenkeeper.device_home;
+    new_places tokenkeeper.device_place[];
+    place tokenkeeper.device_place;
+    latest tokenkeeper.device_place;
+    is_known boolean := false;
+    is_announced boolean;
+    notice_version bigint;
+BEGIN
+    LOOP
+        IF waits THEN
+            SELECT h.* INTO home FROM tokenkeeper.device_home AS h WHERE h.topic_id = of_topic AND h.device_digest = digest FOR NO KEY UPDATE;
+        ELSE
+            SELECT h.* INTO home FROM tokenkeeper.device_home AS h WHERE h.topic_id = of_topic AND h.device_digest = digest FOR NO KEY UPDATE SKIP LOCKED;
+        END IF;
+        EXIT WHEN FOUND;
+        IF NOT waits AND EXISTS (SELECT FROM tokenkeeper.device_home AS h WHERE h.topic_id = of_topic AND h.device_digest = digest) THEN
+            RETURN NULL;
+        END IF;
+        INSERT INTO tokenkeeper.device_home (topic_id, device_digest) VALUES (of_topic, digest) ON CONFLICT DO NOTHING;
+    END LOOP;
+
+    new_places := '{}';
+    FOREACH place IN ARRAY home.places LOOP
+        IF place.shard = from_shard THEN
+            IF place.version >= of_version THEN
+                RETURN place.version;
+            END IF;
+            is_known := true;
+            IF place.generation <> of_generation OR device IS NULL THEN
+                place.elsewhere_at := '-infinity';
+                place.elsewhere_key := '';
+                place.is_lowered := false;
+            END IF;
+            place.version := of_version;
+            place.generation := of_generation;
+            place.named_at := at;
+            place.token_key := key;
+            place.is_gone := device IS NULL;
+        END IF;
+        new_places := new_places || place;
+    END LOOP;
+    IF NOT is_known THEN
+        new_places := new_places || ROW(from_shard, of_version, of_generation, at, key, '-infinity', ''::bytea, 0, false, device IS NULL)::tokenkeeper.device_place;
+    END IF;
+    IF device IS NULL THEN
+        DELETE FROM tokenkeeper.device_notice AS n WHERE n.topic_id = of_topic AND n.to_shard = from_shard AND n.device_digest = digest;
+    END IF;
+
+    FOR n IN 1..cardinality(new_places) LOOP
+        place := new_places[n];
+        CONTINUE WHEN place.is_gone;
+        SELECT p.* INTO latest FROM unnest(new_places) AS p
+        WHERE p.shard <> place.shard AND p.token_key <> '' ORDER BY p.named_at DESC, p.token_key DESC LIMIT 1;
+        IF latest.token_key IS NULL THEN
+            latest.named_at := '-infinity';
+            latest.token_key := '';
+        END IF;
+        is_announced := place.elsewhere_key = '' OR EXISTS (
+            SELECT FROM unnest(new_places) AS p WHERE p.shard <> place.shard AND p.token_key = place.elsewhere_key);
+        IF NOT is_announced
+            OR (place.elsewhere_at, place.elsewhere_key) > (latest.named_at, latest.token_key)
+            OR ((latest.named_at, latest.token_key) > (place.named_at, place.token_key)
+                AND (place.elsewhere_at, place.elsewhere_key) < (place.named_at, place.token_key))
+            -- The other shards of a device of which a token was deleted: now to know that, and to decide with the next registration.
+            OR (place.shard <> from_shard AND (NOT receive_announcement.decides OR place.is_lowered)) THEN
+            notice_version := greatest(place.notice_version + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+            place.elsewhere_at := latest.named_at;
+            place.elsewhere_key := latest.token_key;
+            place.notice_version := notice_version;
+            INSERT INTO tokenkeeper.device_notice AS o (topic_id, to_shard, device_digest, version, generation, elsewhere_at, elsewhere_key, decides)
+            VALUES (of_topic, place.shard, digest, notice_version, place.generation, place.elsewhere_at, place.elsewhere_key, receive_announcement.decides)
+            ON CONFLICT ON CONSTRAINT device_notice_pkey DO UPDATE
+            SET version = excluded.version, elsewhere_at = excluded.elsewhere_at, elsewhere_key = excluded.elsewhere_key,
+                decides = excluded.decides OR (o.decides AND o.generation = excluded.generation), generation = excluded.generation;
+        END IF;
+        place.is_lowered := NOT receive_announcement.decides;
+        new_places[n] := place;
+    END LOOP;
+    UPDATE tokenkeeper.device_home AS h
+    SET places = new_places, device_id = g.device_id, gone_at = CASE WHEN g.device_id IS NULL THEN clock_timestamp() END
+    FROM (SELECT CASE WHEN EXISTS (SELECT FROM unnest(new_places) AS p WHERE NOT p.is_gone) THEN coalesce(device, home.device_id) END
+              AS device_id) AS g
+    WHERE h.topic_id = of_topic AND h.device_digest = digest;
+    RETURN of_version;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.receive_announcement(
+    integer, bytea, text, integer, bigint, bigint, timestamptz, bytea, boolean, boolean) IS
+    'What the home does with an announcement: records it, and stores the notices for shards to which it matters. The device is null if it has left that shard. '
+    'Returns the version of that shard that it has now: a greater one than was given if it has a later announcement; null if another session holds the device '
+    'and the caller does not want to wait.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.receive_announcement(
+    integer, bytea, text, integer, bigint, bigint, timestamptz, bytea, boolean, boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.receive_notice(
+    of_topic integer, digest bytea, of_version bigint, of_generation bigint, at timestamptz, key bytea, decides boolean) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    was tokenkeeper.device_announcement;
+    busy bytea;
+    tokens bytea[];
+    has_changes boolean;
+BEGIN
+    SELECT a.* INTO was FROM tokenkeeper.device_announcement AS a WHERE a.topic_id = of_topic AND a.device_digest = digest;
+    IF was.device_id IS NULL OR was.generation <> of_generation OR was.notice_version >= of_version THEN
+        RETURN true;
+    END IF;
+    BEGIN
+        PERFORM FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = was.device_id FOR NO KEY UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            -- Locked; or its last token was deleted, which is announced next.
+            RETURN NOT EXISTS (SELECT FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = was.device_id);
+        END IF;
+        SELECT d.busy, d.tokens INTO busy, tokens FROM tokenkeeper.lock_devices(of_topic, ARRAY[was.device_id], ''::bytea) AS d;
+        IF busy IS NOT NULL THEN
+            RAISE EXCEPTION 'a token of the device is locked' USING ERRCODE = 'TK001';
+        END IF;
+        UPDATE tokenkeeper.device_announcement AS a
+        SET elsewhere_at = receive_notice.at, elsewhere_key = receive_notice.key, notice_version = of_version, is_lowered = NOT receive_notice.decides
+        WHERE a.topic_id = of_topic AND a.device_digest = digest AND a.device_id IS NOT NULL AND a.generation = of_generation
+          AND a.notice_version < of_version;
+        IF NOT FOUND THEN
+            RETURN true;
+        END IF;
+        IF receive_notice.decides THEN
+            has_changes := tokenkeeper.without_tag_changes(of_topic, tokens, ARRAY[was.device_id]);
+            PERFORM tokenkeeper.update_device(of_topic, was.device_id, ''::bytea, tokens, clock_timestamp());
+            IF has_changes THEN
+                PERFORM tokenkeeper.apply_tag_changes(of_topic, tokens);
+            END IF;
+        END IF;
+        PERFORM tokenkeeper.announce_device(of_topic, was.device_id, receive_notice.decides);
+        RETURN true;
+    EXCEPTION WHEN SQLSTATE 'TK001' THEN
+        RETURN false;
+    END;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.receive_notice(integer, bytea, bigint, bigint, timestamptz, bytea, boolean) IS
+    'What a shard does with a notice from a device''s home: decides again which of its tokens are superseded. Returns false if another session holds the device or one '
+    'of its tokens; true also for a notice that does not count any more.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.receive_notice(integer, bytea, bigint, bigint, timestamptz, bytea, boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.device_messages(to_shard integer, after bytea DEFAULT '', max_messages integer DEFAULT 500) RETURNS jsonb
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET bytea_output = 'hex'
+AS $$
+DECLARE
+    at_most integer := greatest(max_messages, 1);
+    messages jsonb;
+BEGIN
+    -- Two queries, so that each reads its index in order.
+    SELECT jsonb_agg(m.message ORDER BY m.device_digest) INTO messages FROM (
+        SELECT u.device_digest, jsonb_build_object('environment', t.environment, 'topic', t.topic) || u.message AS message FROM (
+            (SELECT a.topic_id, a.device_digest, to_jsonb(a) || '{"kind": "announcement"}' AS message FROM tokenkeeper.device_announcement AS a
+             WHERE a.is_pending AND a.home = device_messages.to_shard AND a.device_digest > device_messages.after
+             ORDER BY a.device_digest LIMIT at_most)
+            UNION ALL
+            (SELECT n.topic_id, n.device_digest, to_jsonb(n) || '{"kind": "notice"}' FROM tokenkeeper.device_notice AS n
+             WHERE n.to_shard = device_messages.to_shard AND n.device_digest > device_messages.after
+             ORDER BY n.device_digest LIMIT at_most)) AS u
+        JOIN tokenkeeper.topic AS t ON t.topic_id = u.topic_id
+        ORDER BY u.device_digest FETCH FIRST at_most ROWS WITH TIES) AS m;
+    RETURN (SELECT jsonb_build_object('from', s.number, 'to', device_messages.to_shard, 'shards', s.shards, 'messages', messages)
+            FROM tokenkeeper.shard AS s WHERE messages IS NOT NULL);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.device_messages(integer, bytea, integer) IS
+    'The next messages about devices for another shard, or for this one, as an argument of receive_device_messages there: about max_messages, of devices whose digest '
+    'is after the one given, in that order. Null if there is none.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.device_messages(integer, bytea, integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.device_message_targets() RETURNS SETOF integer
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    own tokenkeeper.shard;
+BEGIN
+    SELECT s.* INTO own FROM tokenkeeper.shard AS s;
+    FOR n IN 0..coalesce(own.shards, 0) - 1 LOOP
+        PERFORM FROM tokenkeeper.device_announcement AS a WHERE a.is_pending AND a.home = n LIMIT 1;
+        IF NOT FOUND THEN
+            PERFORM FROM tokenkeeper.device_notice AS o WHERE o.to_shard = n LIMIT 1;
+        END IF;
+        IF FOUND THEN
+            RETURN NEXT n;
+        END IF;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.device_message_targets() IS 'The numbers of the shards for which device_messages has something.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.device_message_targets() FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.receive_device_messages(package jsonb) RETURNS jsonb
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET bytea_output = 'hex'
+SET lock_timeout = '100ms'
+AS $$
+DECLARE
+    own tokenkeeper.shard;
+    message record;
+    of_topic integer;
+    known_version bigint;
+    receipts jsonb := '[]';
+BEGIN
+    SELECT s.* INTO own FROM tokenkeeper.shard AS s;
+    IF (own.number, own.shards) IS DISTINCT FROM ((package ->> 'to')::integer, (package ->> 'shards')::integer) THEN
+        RAISE EXCEPTION 'this database is %, and the messages are for shard % of %', coalesce('shard ' || own.number || ' of ' || own.shards, 'no shard'),
+            package ->> 'to', package ->> 'shards' USING ERRCODE = 'invalid_parameter_value', HINT = 'The shard maps of the daemons differ.';
+    END IF;
+    FOR message IN
+        SELECT m.* FROM jsonb_to_recordset(package -> 'messages') AS m (
+            kind text, environment text, topic text, device_digest bytea, device_id text, version bigint, generation bigint, named_at timestamptz, token_key bytea,
+            elsewhere_at timestamptz, elsewhere_key bytea, decides boolean)
+        ORDER BY m.environment, m.topic, m.device_digest
+    LOOP
+        SELECT t.topic_id INTO of_topic FROM tokenkeeper.topic AS t WHERE t.topic = message.topic COLLATE "C" AND t.environment = message.environment COLLATE "C";
+        IF message.kind = 'announcement' THEN
+            BEGIN
+                -- Another session may be adding the topic or the device, and an INSERT would wait for it.
+                PERFORM set_config('lock_timeout', '3ms', true);
+                of_topic := coalesce(of_topic, tokenkeeper.ensure_topic(message.environment, message.topic));
+                known_version := tokenkeeper.receive_announcement(
+                    of_topic, message.device_digest, message.device_id, (package ->> 'from')::integer, message.version, message.generation, message.named_at,
+                    message.token_key, message.decides, false);
+            EXCEPTION WHEN lock_not_available THEN
+                CONTINUE;
+            END;
+            CONTINUE WHEN known_version IS NULL;
+        ELSE
+            known_version := message.version;
+            BEGIN
+                PERFORM set_config('lock_timeout', '3ms', true);
+                -- A notice about a topic that has no token here any more does not count.
+                CONTINUE WHEN of_topic IS NOT NULL AND NOT tokenkeeper.receive_notice(
+                    of_topic, message.device_digest, message.version, message.generation, message.elsewhere_at, message.elsewhere_key, message.decides);
+            EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+                CONTINUE;
+            END;
+        END IF;
+        receipts := receipts || jsonb_build_object(
+            'kind', message.kind, 'environment', message.environment, 'topic', message.topic, 'device_digest', message.device_digest, 'version', message.version,
+            'known_version', known_version);
+    END LOOP;
+    RETURN jsonb_build_object('to', own.number, 'receipts', receipts);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.receive_device_messages(jsonb) IS
+    'Applies what device_messages returned on another shard. Returns the receipts for acknowledge_device_messages there: not for messages whose device, or one of its '
+    'tokens, another session holds; these come again. Raises 22023 if they are for another shard, or for another number of shards.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.receive_device_messages(jsonb) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.acknowledge_device_messages(package jsonb) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    receipt record;
+    place tid;
+    acknowledged bigint := 0;
+BEGIN
+    FOR receipt IN
+        SELECT t.topic_id, r.* FROM jsonb_to_recordset(package -> 'receipts') AS r (
+            kind text, environment text, topic text, device_digest bytea, version bigint, known_version bigint)
+        JOIN tokenkeeper.topic AS t ON t.topic = r.topic COLLATE "C" AND t.environment = r.environment COLLATE "C"
+    LOOP
+        -- What another session holds is delivered once more.
+        IF receipt.kind = 'notice' THEN
+            SELECT n.ctid INTO place FROM tokenkeeper.device_notice AS n
+            WHERE n.topic_id = receipt.topic_id AND n.to_shard = (package ->> 'to')::integer AND n.device_digest = receipt.device_digest
+              AND n.version = receipt.version FOR UPDATE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND;
+            DELETE FROM tokenkeeper.device_notice AS n WHERE n.ctid = place;
+        ELSE
+            SELECT a.ctid INTO place FROM tokenkeeper.device_announcement AS a
+            WHERE a.topic_id = receipt.topic_id AND a.device_digest = receipt.device_digest AND a.is_pending AND a.version = receipt.version
+            FOR UPDATE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND;
+            IF receipt.known_version > receipt.version THEN
+                -- The home remembers a later announcement: the clock was set back while the device was away. Once more, with a later version.
+                UPDATE tokenkeeper.device_announcement AS a SET version = receipt.known_version + 1, generation = receipt.known_version + 1,
+                    elsewhere_at = '-infinity', elsewhere_key = '', notice_version = 0
+                WHERE a.ctid = place;
+                CONTINUE;
+            END IF;
+            DELETE FROM tokenkeeper.device_announcement AS a WHERE a.ctid = place AND a.device_id IS NULL;
+            UPDATE tokenkeeper.device_announcement AS a SET is_pending = false, decides = false WHERE a.ctid = place AND a.device_id IS NOT NULL;
+        END IF;
+        acknowledged := acknowledged + 1;
+    END LOOP;
+    RETURN acknowledged;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.acknowledge_device_messages(jsonb) IS
+    'Notes what receive_device_messages returned on another shard: those messages are not sent again, unless they have changed since. Returns how many.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.acknowledge_device_messages(jsonb) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.check_devices() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM tokenkeeper.shard) THEN
+        INSERT INTO tokenkeeper.device_check (topic_id, device_digest)
+        SELECT DISTINCT g.topic_id, tokenkeeper.device_digest(g.device_id) FROM gone AS g WHERE g.device_id IS NOT NULL;
+    END IF;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.check_devices() IS 'A trigger: notes in device_check the devices of tokens that are deleted on a shard.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.check_devices() FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.check_next_devices(max_rows integer DEFAULT 500) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    due record;
+    device text COLLATE "C";
+    checked bigint := 0;
+BEGIN
+    FOR due IN
+        SELECT c.ctid AS place, c.topic_id, c.device_digest FROM tokenkeeper.device_check AS c LIMIT greatest(max_rows, 1) FOR UPDATE SKIP LOCKED
+    LOOP
+        SELECT a.device_id INTO device FROM tokenkeeper.device_announcement AS a WHERE a.topic_id = due.topic_id AND a.device_digest = due.device_digest;
+        IF device IS NOT NULL THEN
+            PERFORM FROM tokenkeeper.device AS d WHERE d.topic_id = due.topic_id AND d.device_id = device FOR NO KEY UPDATE SKIP LOCKED;
+            IF NOT FOUND THEN
+                CONTINUE WHEN EXISTS (SELECT FROM tokenkeeper.device AS d WHERE d.topic_id = due.topic_id AND d.device_id = device);
+                -- It is gone. An application that adds it again waits for no row here.
+                PERFORM FROM tokenkeeper.device_announcement AS a WHERE a.topic_id = due.topic_id AND a.device_digest = due.device_digest
+                FOR NO KEY UPDATE SKIP LOCKED;
+                CONTINUE WHEN NOT FOUND;
+            END IF;
+            PERFORM tokenkeeper.announce_device(due.topic_id, device, false);
+        END IF;
+        DELETE FROM tokenkeeper.device_check AS c WHERE c.ctid = due.place;
+        checked := checked + 1;
+    END LOOP;
+    RETURN checked;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.check_next_devices(integer) IS
+    'Announces what the next devices in device_check have lost, up to max_rows. Returns how many: those that another session holds remain.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.check_next_devices(integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.delete_gone_devices(gone_before timestamptz, max_rows integer DEFAULT 4000) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    deleted bigint;
+BEGIN
+    DELETE FROM tokenkeeper.device_home AS h WHERE h.ctid = ANY (ARRAY(
+        SELECT g.ctid FROM tokenkeeper.device_home AS g WHERE g.gone_at < delete_gone_devices.gone_before
+        ORDER BY g.gone_at LIMIT greatest(max_rows, 1) FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    RETURN deleted;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.delete_gone_devices(timestamptz, integer) IS
+    'Deletes what a home remembers of devices that left all shards before an instant: no message about them is under way any more. Returns how many.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.delete_gone_devices(timestamptz, integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.forget_home(of_device text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    digest bytea := tokenkeeper.device_digest(of_device);
+BEGIN
+    DELETE FROM tokenkeeper.device_notice AS n USING tokenkeeper.topic AS t, tokenkeeper.shard AS s
+    WHERE n.topic_id = t.topic_id AND n.to_shard BETWEEN 0 AND s.shards - 1 AND n.device_digest = digest;
+    -- The versions stay for a day, without the device, so that no late message brings it back.
+    UPDATE tokenkeeper.device_home AS h
+    SET device_id = NULL, gone_at = coalesce(h.gone_at, clock_timestamp()), places = ARRAY(
+        SELECT ROW(p.shard, p.version, p.generation, '-infinity', ''::bytea, '-infinity', ''::bytea, p.notice_version, false, true)::tokenkeeper.device_place
+        FROM unnest(h.places) AS p)
+    FROM tokenkeeper.topic AS t WHERE h.topic_id = t.topic_id AND h.device_digest = digest;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.forget_home(text) IS 'The part of erase that concerns a device whose home is this shard.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_home(text) FROM PUBLIC;
