@@ -201,7 +201,7 @@ BEGIN
         total := total + cardinality(ordinals);
     END LOOP;
     -- Tokens of the campaign that are not erased: they belong to another device or user now.
-    SELECT total + coalesce(sum(tokenkeeper.end_waiting(a, 'forgotten')), 0) INTO total FROM unnest(about) AS a;
+    SELECT total + coalesce(sum(tokenkeeper.end_waiting(a, 'forgotten', NULL)), 0) INTO total FROM unnest(about) AS a;
     RETURN total;
 END
 $$;

@@ -347,25 +347,29 @@ COMMENT ON FUNCTION tokenkeeper.lock_campaign(bigint) IS
     'is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_campaign(bigint) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.lock_requests_of_campaign(campaign_id bigint) RETURNS void
+CREATE OR REPLACE FUNCTION tokenkeeper.lock_requests_of_campaign(campaign_id bigint, only_claimed boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 BEGIN
-    -- All of them, including those that a daemon has claimed. Daemons skip what is locked. So each claim and each ending was either committed
-    -- before, and the caller's next statement sees what it has changed; or it comes after the caller, and sees the new state of the campaign.
+    -- Those that a daemon has claimed, too. Daemons skip what is locked. So each ending was either committed before, and the caller's next statement
+    -- sees what it has changed; or it comes after the caller, and sees the new state of the campaign. Unless only_claimed, the same is true of claims.
     -- Batches before single requests, as in erase. Single requests come only from batches.
     PERFORM FROM tokenkeeper.campaign_batch AS b
     WHERE b.campaign_id = lock_requests_of_campaign.campaign_id
       AND b.batch >= (SELECT c.first_open_batch FROM tokenkeeper.campaign AS c WHERE c.campaign_id = lock_requests_of_campaign.campaign_id)
+      AND (b.claimed_by IS NOT NULL OR NOT lock_requests_of_campaign.only_claimed)
     ORDER BY b.batch FOR UPDATE;
-    PERFORM FROM tokenkeeper.send_request AS r WHERE r.campaign_id = lock_requests_of_campaign.campaign_id ORDER BY r.request_id FOR UPDATE;
+    PERFORM FROM tokenkeeper.send_request AS r
+    WHERE r.campaign_id = lock_requests_of_campaign.campaign_id AND (r.claimed_by IS NOT NULL OR NOT lock_requests_of_campaign.only_claimed)
+    ORDER BY r.request_id FOR UPDATE;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.lock_requests_of_campaign(bigint) IS
-    'Keeps daemons from claiming and finishing requests of a campaign, which the caller has locked, until the caller''s transaction ends. Other campaigns go on.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_requests_of_campaign(bigint) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.lock_requests_of_campaign(bigint, boolean) IS
+    'Keeps daemons from claiming and finishing requests of a campaign, which the caller has locked, until the caller''s transaction ends. Other campaigns go on. '
+    'With only_claimed, from finishing only.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_requests_of_campaign(bigint, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_campaign(operation text, of_campaign tokenkeeper.campaign, requests bigint, more text DEFAULT NULL)
 RETURNS void
@@ -460,7 +464,40 @@ COMMENT ON FUNCTION tokenkeeper.set_campaign_rate(bigint, integer) IS
     'is not 1 to 1000000, 42501 for the campaign of another role, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.set_campaign_rate(bigint, integer) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.end_waiting(of_campaign bigint, outcome text) RETURNS bigint
+CREATE OR REPLACE FUNCTION tokenkeeper.end_batches(of_campaign bigint, outcome text, most integer) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET jit = off
+AS $$
+DECLARE
+    word text COLLATE "C" := end_batches.outcome;
+    requests bigint;
+BEGIN
+    -- In sets, and not one by one in failed_send: they may be a million, for one cause.
+    WITH met AS MATERIALIZED (
+        SELECT b.batch FROM tokenkeeper.campaign_batch AS b
+        WHERE b.campaign_id = of_campaign AND b.claimed_by IS NULL
+          AND b.batch >= (SELECT c.first_open_batch FROM tokenkeeper.campaign AS c WHERE c.campaign_id = of_campaign)
+        ORDER BY b.batch LIMIT most FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM tokenkeeper.campaign_batch AS b USING met AS m WHERE b.campaign_id = of_campaign AND b.batch = m.batch
+        RETURNING b.batch, ARRAY(SELECT o::smallint FROM generate_series(1, b.requests) AS o WHERE get_bit(b.ended, o) = 0) AS ordinals
+    ), ended AS (
+        INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
+        SELECT of_campaign, g.batch, cardinality(g.ordinals), word, g.ordinals FROM gone AS g
+    )
+    SELECT coalesce(sum(cardinality(g.ordinals)), 0) INTO requests FROM gone AS g;
+    RETURN requests;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.end_batches(bigint, text, integer) IS
+    'Ends what is left of batches that no daemon has claimed, the first ones of a campaign: so many at most, or all if it is null. Not those that another '
+    'transaction has locked. Returns how many requests it ended.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.end_batches(bigint, text, integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.end_waiting(of_campaign bigint, outcome text, most_batches integer) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -468,27 +505,23 @@ AS $$
 DECLARE
     word text COLLATE "C" := end_waiting.outcome;
     in_batches bigint;
+    given_back bigint;
     singles bigint;
 BEGIN
-    PERFORM tokenkeeper.lock_requests_of_campaign(of_campaign);
-    -- What waits. What a daemon has claimed ends when the daemon has noticed: see finish_campaign_requests.
-    WITH gone AS (
-        DELETE FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = of_campaign AND b.claimed_by IS NULL
-        RETURNING b.batch, ARRAY(SELECT o::smallint FROM generate_series(1, b.requests) AS o WHERE get_bit(b.ended, o) = 0) AS ordinals
-    ), ended AS (
-        INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
-        SELECT of_campaign, g.batch, cardinality(g.ordinals), word, g.ordinals FROM gone AS g
-    )
-    SELECT coalesce(sum(cardinality(g.ordinals)), 0) INTO in_batches FROM gone AS g;
+    -- What waits. What a daemon has claimed ends when the daemon has noticed: see finish_campaign_requests. A claim at this moment is noticed, too.
+    PERFORM tokenkeeper.lock_requests_of_campaign(of_campaign, only_claimed => true);
+    SELECT coalesce(sum(b.requests - bit_count(b.ended)), 0) INTO in_batches FROM tokenkeeper.campaign_batch AS b
+    WHERE b.campaign_id = of_campaign AND b.claimed_by IS NULL;
+    PERFORM tokenkeeper.end_batches(of_campaign, word, end_waiting.most_batches);
     -- What a daemon has returned waits, too, until it is done with the rest of the batch.
-    WITH given_back AS MATERIALIZED (
+    WITH returned AS MATERIALIZED (
         SELECT b.batch, o FROM tokenkeeper.campaign_batch AS b CROSS JOIN LATERAL generate_series(1, b.requests) AS o
-        WHERE b.campaign_id = of_campaign AND get_bit(b.returned & ~b.ended, o) = 1
+        WHERE b.campaign_id = of_campaign AND b.claimed_by IS NOT NULL AND get_bit(b.returned & ~b.ended, o) = 1
     ), ended AS MATERIALIZED (
-        SELECT tokenkeeper.end_in_batches(array_agg(of_campaign), array_agg(g.batch), array_agg(g.o), array_agg(word))
-        FROM given_back AS g HAVING count(*) > 0
+        SELECT tokenkeeper.end_in_batches(array_agg(of_campaign), array_agg(r.batch), array_agg(r.o), array_agg(word))
+        FROM returned AS r HAVING count(*) > 0
     )
-    SELECT in_batches + (SELECT count(*) FROM given_back) INTO in_batches FROM (SELECT count(*) FROM ended) AS done;
+    SELECT (SELECT count(*) FROM returned) INTO given_back FROM (SELECT count(*) FROM ended) AS done;
     WITH gone AS (
         DELETE FROM tokenkeeper.send_request AS r WHERE r.campaign_id = of_campaign AND r.claimed_by IS NULL
         RETURNING r.campaign_number
@@ -498,12 +531,13 @@ BEGIN
         FROM gone AS g GROUP BY g.campaign_number >> 9
     )
     SELECT count(*) INTO singles FROM gone AS g;
-    RETURN in_batches + singles;
+    RETURN in_batches + given_back + singles;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.end_waiting(bigint, text) IS
-    'Ends the requests that wait of a campaign, which the caller has locked and has set to cancelled. Returns how many.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.end_waiting(bigint, text) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.end_waiting(bigint, text, integer) IS
+    'Ends the requests that wait of a campaign, which the caller has locked and has set to cancelled: of batches so many at most, or all if it is null. '
+    'end_campaigns ends the rest. Returns how many wait.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.end_waiting(bigint, text, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cancel_campaign(campaign_id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -517,12 +551,14 @@ BEGIN
         RETURN false;
     END IF;
     UPDATE tokenkeeper.campaign AS p SET state = 'cancelled', is_addressed = true, addressed_to = '' WHERE p.campaign_id = c.campaign_id;
-    PERFORM tokenkeeper.note_campaign('campaign_cancelled', c, tokenkeeper.end_waiting(c.campaign_id, 'cancelled'));
+    -- The daemons end the rest, so that this is over soon.
+    PERFORM tokenkeeper.note_campaign('campaign_cancelled', c, tokenkeeper.end_waiting(c.campaign_id, 'cancelled', most_batches => 1000));
     RETURN true;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.cancel_campaign(bigint) IS
-    'Cancels a campaign for good: nothing more of it is sent. Takes effect within a second of the commit; what is in flight then ends. Returns false if it is '
+    'Cancels a campaign for good: nothing more of it is sent. Takes effect within a second of the commit; what is in flight then ends. Of very many requests that '
+    'wait, the daemons end the rest. Returns false if it is '
     'cancelled already, or has ended. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 if the isolation level is not '
     'read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.cancel_campaign(bigint) FROM PUBLIC;

@@ -189,7 +189,8 @@ DECLARE
     observes boolean;
     condition text;
     rows_read integer;
-    most_rows integer := 10000;
+    -- Patiently, of a ledger that may not be in memory: forget and a pause of the campaign wait for few.
+    most_rows integer := CASE WHEN address_campaign.patiently THEN 1000 ELSE 10000 END;
     waiting bigint;
     last_key bytea;
     is_complete boolean;
@@ -219,12 +220,12 @@ BEGIN
       AND coalesce(a.scheduled_at, a.created_at) <= clock_timestamp() AND NOT tokenkeeper.has_expired(a.expiration)
     FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN 0;
+        RETURN NULL;
     END IF;
     SELECT coalesce(sum(b.requests) FILTER (WHERE b.claimed_by IS NULL), 0), coalesce(min(b.batch), c.batches + 1) INTO waiting, c.first_open_batch
     FROM tokenkeeper.campaign_batch AS b WHERE b.campaign_id = c.campaign_id AND b.batch >= c.first_open_batch;
     IF c.batches > 0 AND waiting >= address_campaign.ahead THEN
-        RETURN 0;
+        RETURN NULL;
     END IF;
     SELECT t.topic_id, t.gate IS NOT DISTINCT FROM 'observe', least(c.max_per_second, t.max_per_second) INTO of_topic, observes, per_second
     FROM (SELECT) AS one LEFT JOIN tokenkeeper.topic AS t ON t.topic = c.topic AND t.environment = c.environment;
@@ -267,7 +268,7 @@ BEGIN
             condition := tokenkeeper.audience_condition(c.audience_kind, c.audience, observes);
             SET LOCAL enable_bitmapscan = off;
             last_key := c.addressed_to;
-            FOREACH most_rows IN ARRAY CASE WHEN c.started_at IS NULL THEN ARRAY[1000, 10000] ELSE ARRAY[10000] END LOOP
+            FOREACH most_rows IN ARRAY CASE WHEN c.started_at IS NULL AND most_rows > 1000 THEN ARRAY[1000, most_rows] ELSE ARRAY[most_rows] END LOOP
                 EXECUTE format('WITH met AS MATERIALIZED (SELECT l.token_key, %s AS passes FROM tokenkeeper.ledger AS l '
                                'WHERE l.topic_id = $1 AND l.token_key > $2 ORDER BY l.token_key LIMIT $3) '
                                'SELECT array_agg(m.token_key) FILTER (WHERE m.passes), coalesce((array_agg(m.token_key))[count(*)], $2), count(*) '
@@ -290,8 +291,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.address_campaign(bigint, integer, boolean, boolean) IS
-    'Addresses the next part of the audience of a campaign, unless as many requests as ahead wait unclaimed: up to 10000 tokens; or all of them, if the planner '
-    'expects at most 50000 among the tokens of the topic and in_ranges is false. Asks the gate. Returns how many it addressed, which may be none although there are '
-    'more: see campaigns_due. It does nothing after expiration or while another daemon does it, and waits while forget is running. With patiently, it first looks '
-    'for a whole audience without a lock, and so keeps nobody waiting. Raises 22023 for an invalid tag expression.';
+    'Addresses the next part of the audience of a campaign, unless as many requests as ahead wait unclaimed: those among up to 10000 tokens; or all of them, if the '
+    'planner expects at most 50000 among the tokens of the topic and in_ranges is false. Asks the gate. Returns how many it addressed, which may be none although '
+    'there are more. Null if there is nothing to do now: the campaign is paused or has ended, all are addressed, enough wait, expiration has passed, or another daemon '
+    'does it. Waits while forget is running. With patiently, it first looks for a whole audience without a lock, and reads up to 1000 tokens otherwise, and so keeps '
+    'nobody waiting. Raises 22023 for an invalid tag expression.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.address_campaign(bigint, integer, boolean, boolean) FROM PUBLIC;

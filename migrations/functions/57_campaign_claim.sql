@@ -41,6 +41,20 @@ COMMENT ON FUNCTION tokenkeeper.end_in_batches(bigint[], integer[], integer[], t
     'back to its batch.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.end_in_batches(bigint[], integer[], integer[], text[]) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.campaign_by_chance() RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+BEGIN
+    RETURN floor(random() * ((SELECT max(c.campaign_id) FROM tokenkeeper.campaign AS c) + 1));
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.campaign_by_chance() IS
+    'A campaign_id by chance, up to the greatest, of a campaign that may no longer exist; null if there is none. Whoever looks at some of many begins a second '
+    'time after it, so that each has its turn.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_by_chance() FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.campaigns_due()
 RETURNS TABLE (campaign_id bigint, environment text, topic text, has_batches boolean, needs_addressing boolean, due_at timestamptz)
 LANGUAGE plpgsql ROWS 10
@@ -51,35 +65,56 @@ SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    -- Of the campaigns that are to be addressed, and of those with batches to claim: so many from the first on, and from one by chance on.
+    -- Of the campaigns that are to be addressed, and of those with batches to claim: so many from each start on, among so many more that cannot go on.
     most constant integer := 100;
-    -- With more than that, each has its turn by chance, and none waits for those that cannot go on.
-    by_chance bigint := floor(random() * ((SELECT max(c.campaign_id) FROM tokenkeeper.campaign AS c) + 1));
+    most_read constant integer := 500;
+    by_chance bigint := tokenkeeper.campaign_by_chance();
 BEGIN
     RETURN QUERY
-        WITH RECURSIVE waiting (start, campaign_id, place) AS (
-            -- One look into the index for each campaign, however many batches it has.
-            SELECT s.start, (SELECT b.campaign_id FROM tokenkeeper.campaign_batch AS b
-                             WHERE b.claimed_by IS NULL AND b.campaign_id > s.start ORDER BY b.campaign_id LIMIT 1), 1
-            FROM (VALUES (0::bigint), (by_chance)) AS s (start)
+        WITH RECURSIVE waiting (campaign_id, read, claimable, paced, due_at) AS (
+            -- One look into the index for each campaign, however many batches it has. Those that wait for their rate do not count among the others.
+            SELECT s.start, 0, 0, 0, NULL::timestamptz FROM (VALUES (0::bigint), (by_chance)) AS s (start)
             UNION ALL
-            SELECT w.start, (SELECT b.campaign_id FROM tokenkeeper.campaign_batch AS b
-                             WHERE b.claimed_by IS NULL AND b.campaign_id > w.campaign_id ORDER BY b.campaign_id LIMIT 1), w.place + 1
-            FROM waiting AS w WHERE w.campaign_id IS NOT NULL AND w.place < most
+            SELECT n.campaign_id, w.read + 1, w.claimable + coalesce(n.due_at <= now(), false)::integer,
+                   w.paced + coalesce(n.due_at > now(), false)::integer, n.due_at
+            FROM waiting AS w CROSS JOIN LATERAL (
+                SELECT b.campaign_id FROM tokenkeeper.campaign_batch AS b
+                WHERE b.claimed_by IS NULL AND b.campaign_id > w.campaign_id ORDER BY b.campaign_id, b.batch LIMIT 1) AS b
+            CROSS JOIN LATERAL (
+                SELECT b.campaign_id, (
+                    -- As free_slots: half a second before the next slot of the rates.
+                    SELECT greatest(c.next_send_at, (
+                               SELECT r.next_send_at FROM tokenkeeper.topic AS t JOIN tokenkeeper.topic_rate AS r ON r.topic_id = t.topic_id
+                               WHERE t.topic = c.topic AND t.environment = c.environment AND t.max_per_second IS NOT NULL))
+                           - tokenkeeper.slots_ahead()
+                    FROM tokenkeeper.campaign AS c
+                    WHERE c.campaign_id = b.campaign_id AND c.state = 'running' AND NOT tokenkeeper.has_expired(c.expiration)
+                      AND (c.topic, c.environment) NOT IN (SELECT p.topic, p.environment FROM tokenkeeper.paused_topic AS p)) AS due_at OFFSET 0) AS n
+            WHERE w.read < most_read AND w.claimable < most
         ), found AS MATERIALIZED (
-            SELECT w.campaign_id FROM waiting AS w WHERE w.campaign_id IS NOT NULL
+            SELECT w.campaign_id FROM waiting AS w WHERE w.due_at <= now() OR (w.due_at > now() AND w.paced <= most)
             UNION
-            (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-             WHERE c.state IN ('waiting', 'running') AND NOT c.is_addressed AND coalesce(c.scheduled_at, c.created_at) <= now()
-             ORDER BY coalesce(c.scheduled_at, c.created_at) LIMIT most)
+            (SELECT c.campaign_id FROM (
+                 SELECT a.* FROM tokenkeeper.campaign AS a
+                 WHERE a.state IN ('waiting', 'running') AND NOT a.is_addressed AND coalesce(a.scheduled_at, a.created_at) <= now()
+                 ORDER BY coalesce(a.scheduled_at, a.created_at) LIMIT most_read) AS c
+             WHERE NOT tokenkeeper.has_expired(c.expiration)
+               AND (c.topic, c.environment) NOT IN (SELECT p.topic, p.environment FROM tokenkeeper.paused_topic AS p) LIMIT most)
             UNION
             -- The newest, so that it begins at once however many others there are.
-            (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-             WHERE c.state IN ('waiting', 'running') AND NOT c.is_addressed AND coalesce(c.scheduled_at, c.created_at) <= now()
-             ORDER BY coalesce(c.scheduled_at, c.created_at) DESC LIMIT 10)
+            (SELECT c.campaign_id FROM (
+                 SELECT a.* FROM tokenkeeper.campaign AS a
+                 WHERE a.state IN ('waiting', 'running') AND NOT a.is_addressed AND coalesce(a.scheduled_at, a.created_at) <= now()
+                 ORDER BY coalesce(a.scheduled_at, a.created_at) DESC LIMIT most_read) AS c
+             WHERE NOT tokenkeeper.has_expired(c.expiration)
+               AND (c.topic, c.environment) NOT IN (SELECT p.topic, p.environment FROM tokenkeeper.paused_topic AS p) LIMIT 10)
             UNION
-            (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-             WHERE c.state IN ('waiting', 'running') AND NOT c.is_addressed AND c.campaign_id > by_chance ORDER BY c.campaign_id LIMIT most)
+            (SELECT c.campaign_id FROM (
+                 SELECT a.* FROM tokenkeeper.campaign AS a
+                 WHERE a.state IN ('waiting', 'running') AND NOT a.is_addressed AND a.campaign_id > by_chance
+                 ORDER BY a.campaign_id LIMIT most_read) AS c
+             WHERE coalesce(c.scheduled_at, c.created_at) <= now() AND NOT tokenkeeper.has_expired(c.expiration)
+               AND (c.topic, c.environment) NOT IN (SELECT p.topic, p.environment FROM tokenkeeper.paused_topic AS p) LIMIT most)
         )
         SELECT c.campaign_id, c.environment, c.topic, h.has_batches, NOT c.is_addressed,
                -- As free_slots.
@@ -93,15 +128,14 @@ BEGIN
             SELECT EXISTS (
                 SELECT FROM tokenkeeper.campaign_batch AS b
                 WHERE b.campaign_id = c.campaign_id AND b.batch >= c.first_open_batch AND b.claimed_by IS NULL) AS has_batches) AS h
-        WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now() AND (h.has_batches OR NOT c.is_addressed)
-          AND NOT tokenkeeper.has_expired(c.expiration)
-          AND NOT EXISTS (SELECT FROM tokenkeeper.paused_topic AS p WHERE p.topic = c.topic AND p.environment = c.environment)
+        WHERE h.has_batches OR NOT c.is_addressed
         ORDER BY coalesce(c.scheduled_at, c.created_at), c.campaign_id;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.campaigns_due() IS
     'Campaigns in which something can be done now, the oldest first: whether batches wait to be claimed, whether the audience is not addressed yet, and when '
-    'max_per_second allows the next claim. All of them, up to 100 of each kind. Of more, the first of each kind, the newest, and some by chance.';
+    'max_per_second allows the next claim. All of them, up to 100 of each kind. Of more, the first of each kind, the newest, and some by chance. Up to 500 '
+    'that cannot go on, because their topic is paused or they wait for a rate, do not count.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.campaigns_due() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_campaigns() RETURNS TABLE (environment text, topic text, expired bigint)
@@ -112,35 +146,42 @@ SET enable_bitmapscan = off
 SET jit = off
 AS $$
 DECLARE
+    stopped record;
     finished bigint;
-    late bigint;
     missing bigint;
     most constant integer := 1000;
-    -- Each may have many batches to fail.
-    most_expired constant integer := 100;
-    by_chance bigint := floor(random() * ((SELECT max(c.campaign_id) FROM tokenkeeper.campaign AS c) + 1));
+    -- Each may have many batches to end.
+    most_stopped constant integer := 100;
+    by_chance bigint := tokenkeeper.campaign_by_chance();
 BEGIN
-    FOR late IN
-        SELECT DISTINCT o.campaign_id
+    FOR stopped IN
+        SELECT DISTINCT o.campaign_id, o.state
         FROM (VALUES (0::bigint), (by_chance)) AS s (start)
         CROSS JOIN LATERAL (
-            (SELECT c.campaign_id, c.first_open_batch FROM tokenkeeper.campaign AS c
+            (SELECT c.campaign_id, c.state, c.first_open_batch FROM tokenkeeper.campaign AS c
              WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now() AND tokenkeeper.has_expired(c.expiration)
                AND c.campaign_id > s.start
-             ORDER BY c.campaign_id LIMIT most_expired)
+             ORDER BY c.campaign_id LIMIT most_stopped)
             UNION ALL
-            (SELECT c.campaign_id, c.first_open_batch FROM tokenkeeper.campaign AS c
-             WHERE c.state = 'paused' AND c.ended_at IS NULL AND tokenkeeper.has_expired(c.expiration) AND c.campaign_id > s.start
-             ORDER BY c.campaign_id LIMIT most_expired)) AS o
+            (SELECT c.campaign_id, c.state, c.first_open_batch FROM tokenkeeper.campaign AS c
+             WHERE c.state IN ('paused', 'cancelled') AND c.ended_at IS NULL AND (c.state = 'cancelled' OR tokenkeeper.has_expired(c.expiration))
+               AND c.campaign_id > s.start
+             ORDER BY c.campaign_id LIMIT most_stopped)) AS o
         WHERE EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b
                       WHERE b.campaign_id = o.campaign_id AND b.batch >= o.first_open_batch AND b.claimed_by IS NULL)
-           OR EXISTS (SELECT FROM tokenkeeper.send_request AS r
-                      WHERE r.campaign_id = o.campaign_id AND r.claimed_by IS NULL AND r.scheduled_at = 'infinity')
+           OR (o.state <> 'cancelled' AND EXISTS (
+                   SELECT FROM tokenkeeper.send_request AS r
+                   WHERE r.campaign_id = o.campaign_id AND r.claimed_by IS NULL AND r.scheduled_at = 'infinity'))
         ORDER BY o.campaign_id
     LOOP
-        expired := tokenkeeper.fail_expired(late);
+        IF stopped.state = 'cancelled' THEN
+            PERFORM tokenkeeper.end_batches(stopped.campaign_id, 'cancelled', 1000);
+            CONTINUE;
+        END IF;
+        expired := tokenkeeper.fail_expired(stopped.campaign_id);
         IF expired > 0 THEN
-            SELECT c.environment, c.topic INTO end_campaigns.environment, end_campaigns.topic FROM tokenkeeper.campaign AS c WHERE c.campaign_id = late;
+            SELECT c.environment, c.topic INTO end_campaigns.environment, end_campaigns.topic
+            FROM tokenkeeper.campaign AS c WHERE c.campaign_id = stopped.campaign_id;
             RETURN NEXT;
         END IF;
     END LOOP;
@@ -189,8 +230,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_campaigns() IS
-    'Fails what waits of campaigns that have expired, and notes which campaigns have no request any more; of more than 1000, some by chance each time. '
-    'Requests that were deleted from send_request count as cancelled. Returns how many requests failed, one row per campaign.';
+    'Fails what waits of campaigns that have expired, ends what waits of those that were cancelled, and notes which campaigns have no request any more; of '
+    'more than 1000, some by chance each time. Requests that were deleted from send_request count as cancelled. Returns how many requests failed because '
+    'their campaign has expired, one row per campaign.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.end_campaigns() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaign_content(campaign_id bigint)
@@ -335,7 +377,7 @@ BEGIN
               WHERE b.campaign_id = c.campaign_id AND b.batch >= c.first_open_batch AND b.claimed_by IS NULL
               ORDER BY b.batch LIMIT room / size + 2 FOR UPDATE SKIP LOCKED) AS f) AS s
     WHERE s.total <= room OR (s.place = 1 AND (s.requests <= claim_campaign.most::bigint * 4 OR per_second IS NOT NULL));
-    -- With batches locked, nobody pauses or cancels the campaign. Somebody may have done so before.
+    -- With batches locked, nobody pauses the campaign. Somebody may have paused or cancelled it before. If it is cancelled now, recalled_requests tells.
     PERFORM FROM tokenkeeper.campaign AS a WHERE a.campaign_id = c.campaign_id AND a.state = 'running';
     IF NOT FOUND OR taken IS NULL THEN
         RETURN;

@@ -131,20 +131,7 @@ AS $$
 DECLARE
     failed bigint;
 BEGIN
-    -- In sets, and not one by one in failed_send: they may be a million, for one cause.
-    WITH met AS MATERIALIZED (
-        SELECT b.batch FROM tokenkeeper.campaign_batch AS b
-        WHERE b.campaign_id = of_campaign AND b.claimed_by IS NULL
-          AND b.batch >= (SELECT c.first_open_batch FROM tokenkeeper.campaign AS c WHERE c.campaign_id = of_campaign)
-        ORDER BY b.batch LIMIT 1000 FOR UPDATE SKIP LOCKED
-    ), gone AS (
-        DELETE FROM tokenkeeper.campaign_batch AS b USING met AS m WHERE b.campaign_id = of_campaign AND b.batch = m.batch
-        RETURNING b.batch, ARRAY(SELECT o::smallint FROM generate_series(1, b.requests) AS o WHERE get_bit(b.ended, o) = 0) AS ordinals
-    ), ended AS (
-        INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
-        SELECT of_campaign, g.batch, cardinality(g.ordinals), 'failed', g.ordinals FROM gone AS g
-    )
-    SELECT coalesce(sum(cardinality(g.ordinals)), 0) INTO failed FROM gone AS g;
+    failed := tokenkeeper.end_batches(of_campaign, 'failed', 1000);
     -- Those that wait for resume_campaign fail in claim_requests, now.
     UPDATE tokenkeeper.send_request AS r SET scheduled_at = clock_timestamp()
     WHERE r.request_id IN (

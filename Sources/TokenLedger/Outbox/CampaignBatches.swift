@@ -121,13 +121,13 @@ extension Outbox {
     /// Addresses a part of a campaign's audience, until `ahead` requests wait unclaimed: appends batches, in one bounded transaction.
     ///
     /// - Parameter stop: When this is rung, the search is cancelled.
-    /// - Returns: The number of requests that were added.
+    /// - Returns: The number of requests that were added, which may be zero although there are more tokens. Nil if there was nothing to do.
     /// - Throws: 57014 if the search takes too long.
     @discardableResult
     public func address(
         _ campaign: Int64, ahead: Int, by search: AudienceSearch = .quick, cancelWhen stop: Wakeup? = nil,
         on connection: inout Connection
-    ) throws(DatabaseError) -> Int {
+    ) throws(DatabaseError) -> Int? {
         // Not durable: what is lost in a crash of the server was not claimed, because a claim is durable.
         var transaction = self.transaction
         switch search {

@@ -47,7 +47,7 @@ struct AddressingWorker {
             for source in audiences.wanted where !worker.stop.isAsked {
                 neededAt = .now
                 worker.report.beat(worker.part, within: Worker.grace)
-                if try address(source, outbox, on: &connection) > 0 { isAhead = false }
+                if try address(source, outbox, on: &connection) != nil { isAhead = false }
             }
             if isAhead { worker.rest(audiences.wakeup, for: DueCampaigns.lookEvery) }
         }
@@ -55,24 +55,24 @@ struct AddressingWorker {
 
     /// Addresses a part of a campaign.
     ///
-    /// - Returns: How many requests were added.
+    /// - Returns: How many requests were added. Nil if there was nothing to do, or it failed.
     private func address(
         _ source: SendState.Source, _ outbox: Outbox, on connection: inout Connection
-    ) throws(DatabaseError) -> Int {
-        guard let campaign = source.campaign else { return 0 }
+    ) throws(DatabaseError) -> Int? {
+        guard let campaign = source.campaign else { return nil }
         let search = audiences.search(for: source)
         do throws(DatabaseError) {
             return try outbox.address(
                 campaign, ahead: SlowAudiences.ahead, by: search, cancelWhen: cancel, on: &connection)
         } catch {
-            if worker.stop.isAsked { return 0 }
+            if worker.stop.isAsked { return nil }
             guard [.fixData, .retry].contains(error.remedy) else { throw error }
             if case .patient(let time) = search, SlowAudiences.tookTooLong(error) {
                 audiences.tookTooLong(source, within: time)
             } else {
                 audiences.failed(source, error)
             }
-            return 0
+            return nil
         }
     }
 }

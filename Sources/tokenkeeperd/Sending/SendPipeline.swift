@@ -179,7 +179,7 @@ struct SendPipeline {
             if error.remedy == .retry { progress.lockWaits += 1 }
             state.failed(source, "\(error)", isPassing: [.retry, .reconnect].contains(error.remedy), at: now)
         }
-        defer { audiences.want(state.toAddress(areSlow: true, at: now)) }
+        defer { audiences.want(state.toAddress(areSlow: true, at: now), of: state.slowAudiences) }
         let waiting = state.toAddress(at: now)
         // Many take several looks. Each begins after the last one of the look before.
         let next = waiting.firstIndex { $0.campaign ?? 0 > addressedLast } ?? 0
@@ -188,7 +188,7 @@ struct SendPipeline {
             guard let campaign = source.campaign else { continue }
             addressedLast = campaign
             do throws(DatabaseError) {
-                if try outbox.address(campaign, ahead: SlowAudiences.ahead, on: &connection) > 0 {
+                if try outbox.address(campaign, ahead: SlowAudiences.ahead, on: &connection) ?? 0 > 0 {
                     state.addressed(campaign)
                 }
             } catch {

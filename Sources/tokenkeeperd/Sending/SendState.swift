@@ -309,6 +309,9 @@ struct SendState {
         campaigns.toAddress(areSlow: areSlow).filter { !blocked.isBlocked($0, at: now) }
     }
 
+    /// The campaigns whose audience takes long to find, including those that wait after a failure.
+    var slowAudiences: [Source] { campaigns.toAddress(areSlow: true) }
+
     /// The audience of a campaign takes long to find.
     mutating func isSlow(_ campaign: Int64) { campaigns.isSlow(campaign) }
 

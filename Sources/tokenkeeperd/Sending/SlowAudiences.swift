@@ -25,11 +25,13 @@ final class SlowAudiences: Sendable {
     /// Whether a statement was cancelled because it took too long.
     static func tookTooLong(_ error: DatabaseError) -> Bool { error.sqlState == "57014" }
 
-    /// - Parameter sources: All campaigns that are to be addressed. Those that are missing are finished, paused or blocked.
-    func want(_ sources: [SendState.Source]) {
+    /// - Parameters:
+    ///   - sources: All campaigns that are to be addressed now.
+    ///   - known: These, and those that wait after a failure. The others are finished or paused, and their searches begin anew.
+    func want(_ sources: [SendState.Source], of known: [SendState.Source]) {
         let isNew = state.withLock { state in
             defer { state.wanted = sources }
-            state.searches = state.searches.filter { sources.contains($0.key) }
+            state.searches = state.searches.filter { known.contains($0.key) }
             return !sources.allSatisfy(state.wanted.contains)
         }
         if isNew { wakeup.ring() }

@@ -236,4 +236,29 @@ import TokenModel
         #expect(claimed.all == ["0"])
         #expect(try stage.count("campaign_batch", "claimed_by IS NOT NULL") == 0)
     }
+
+    @Test(arguments: ["COMMIT", "ROLLBACK"])
+    func `a cancellation does not wait for a claim, and ends what it had`(end: String) throws {
+        let stage = try CampaignStage(tokens: 3)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        var daemon = try stage.database.connect(user: "a_daemon")
+        try daemon.execute("BEGIN")
+        let numbers = try daemon.query(
+            "SELECT c.number FROM tokenkeeper.claim_campaign($1, 'a', 100, 0) AS c", [.int8(Int64(campaign))]
+        ).decode { row throws(DatabaseError) in try row.read(Int64.self) }
+        #expect(numbers.count == 3)
+        try stage.database.psql("SELECT tokenkeeper.cancel_campaign(\(campaign))", user: "a_sender")
+        try daemon.execute(end)
+        if end == "COMMIT" {
+            let recalled = try stage.database.psql(
+                "SELECT count(*) FROM tokenkeeper.recalled_requests('a', ARRAY[\(numbers.map(String.init).joined(separator: ","))]::bigint[]) WHERE NOT is_gone",
+                user: "a_daemon")
+            #expect(recalled == "3")
+            try stage.finish(numbers.map { .returned(Int($0)) })
+        }
+        #expect(try stage.state(campaign) == "cancelled")
+        #expect(try stage.progress(campaign) == "3|0|0|0|0|0|0|3|0")
+        #expect(try stage.count("campaign", "ended_at IS NULL") == 0)
+    }
 }

@@ -120,7 +120,7 @@ import Testing
                         "BEGIN; SELECT tokenkeeper.address_campaign(\(campaign), 10000); ROLLBACK",
                         user: "a_daemon")
                 } else {
-                    let added = try stage.address(campaign)
+                    let added = try stage.address(campaign) ?? 0
                     let rows = try stage.database.psql(
                         """
                         SELECT b.batch << 9 | k.n, encode(k.key, 'hex') FROM tokenkeeper.campaign_batch AS b, unnest(b.token_keys) WITH ORDINALITY AS k (key, n)

@@ -44,10 +44,12 @@ struct CampaignStage {
     }
 
     /// Addresses one part of the audience.
+    ///
+    /// - Parameter how: Further arguments.
+    /// - Returns: Nil if there was nothing to do.
     @discardableResult
-    func address(_ campaign: Int, ahead: Int = 1_000_000) throws -> Int {
-        Int(try database.psql("SELECT tokenkeeper.address_campaign(\(campaign), \(ahead))", user: "a_daemon"))
-            ?? -1
+    func address(_ campaign: Int, ahead: Int = 1_000_000, _ how: String = "") throws -> Int? {
+        Int(try database.psql("SELECT tokenkeeper.address_campaign(\(campaign), \(ahead)\(how))", user: "a_daemon"))
     }
 
     func addressAll(_ campaign: Int) throws {

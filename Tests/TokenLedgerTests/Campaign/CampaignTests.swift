@@ -52,7 +52,7 @@ import Testing
         #expect(try stage.due() == "\(campaign)|f|t")
         #expect(try stage.address(campaign) == 1000, "a short first part")
         #expect(try stage.count("campaign_batch", "batch = 1 AND requests = 50") == 1, "and a short first batch")
-        #expect(try stage.address(campaign, ahead: 500) == 0, "enough waits")
+        #expect(try stage.address(campaign, ahead: 500) == nil, "enough waits")
         // Rolled back, as by a crash.
         try stage.database.psql(
             "BEGIN; SELECT tokenkeeper.address_campaign(\(campaign), 5000); ROLLBACK", user: "a_daemon")
@@ -84,7 +84,8 @@ import Testing
         if isAnalyzed { try stage.database.psql("ANALYZE tokenkeeper.ledger") }
         let campaign = try stage.enqueue("tags => 'n:1 || n:2 && !Mars'")
         // The session may not have reported earlier transactions yet: only the difference counts.
-        let scans = "SELECT pg_stat_get_xact_numscans('tokenkeeper.ledger_tags'::regclass), "
+        let scans =
+            "SELECT pg_stat_get_xact_numscans('tokenkeeper.ledger_tags'::regclass), "
             + "pg_stat_get_xact_numscans('tokenkeeper.ledger_pkey'::regclass)"
         let lines = try stage.database.psql(
             "BEGIN; \(scans); SELECT tokenkeeper.address_campaign(\(campaign), 100); \(scans); COMMIT")
@@ -117,6 +118,73 @@ import Testing
             #expect(seen == all)
         }
         #expect(try due("true").count <= 410)
+    }
+
+    @Test(arguments: ["a pause", "a rate"])
+    func `hundreds of campaigns that cannot go on crowd out no other`(obstacle: String) throws {
+        let stage = try CampaignStage(tokens: 2)
+        // From the same list of tokens. The campaigns 101 and 401 are of the other topic.
+        try stage.database.psql("SELECT tokenkeeper.ensure_topic('production', 'crowded')")
+        try stage.database.psql(
+            """
+            DO $$ BEGIN FOR i IN 1..500 LOOP
+                PERFORM tokenkeeper.enqueue('\(CampaignStage.alert)', CASE WHEN i IN (101, 401) THEN '\(CampaignStage.topic)' ELSE 'crowded' END, tokens => '{aa}');
+            COMMIT; END LOOP; END $$
+            """, user: "a_sender")
+        let addressed = obstacle == "a pause" ? 300 : 500
+        try stage.database.psql(
+            "SELECT sum(tokenkeeper.address_campaign(i, 100)) FROM generate_series(1, \(addressed)) AS i",
+            user: "a_daemon")
+        if obstacle == "a pause" {
+            try stage.database.psql("SELECT tokenkeeper.pause_sending('crowded')", user: "a_operator")
+        } else {
+            try stage.database.psql(
+                """
+                UPDATE tokenkeeper.topic SET max_per_second = 1 WHERE topic = 'crowded';
+                INSERT INTO tokenkeeper.topic_rate SELECT topic_id, now() + interval '1 hour' FROM tokenkeeper.topic WHERE topic = 'crowded'
+                """)
+        }
+        for _ in 1...10 {
+            let claimable = try stage.database.psql(
+                "SELECT campaign_id FROM tokenkeeper.campaigns_due() WHERE due_at <= now() AND topic = '\(CampaignStage.topic)'",
+                user: "a_daemon")
+            #expect(claimable == "101\n401")
+            let others = try stage.database.psql(
+                "SELECT count(*) FROM tokenkeeper.campaigns_due() WHERE topic = 'crowded'", user: "a_daemon")
+            #expect((obstacle == "a pause" ? 0...0 : 100...200).contains(Int(others) ?? -1))
+        }
+    }
+
+    @Test func `a patient worker reads few tokens at a time, and sees that there are more`() throws {
+        let stage = try CampaignStage(tokens: 2500)
+        try stage.database.psql(
+            "UPDATE tokenkeeper.ledger SET tags = '{Mars}' WHERE token_key > tokenkeeper.token_key('\(CampaignStage.token(2200))')"
+        )
+        let campaign = try stage.enqueue("tags => 'Mars'")
+        let inRanges = ", patiently => true, in_ranges => true"
+        var parts: [Int?] = []
+        for _ in 1...4 { parts.append(try stage.address(campaign, inRanges)) }
+        #expect(parts == [0, 0, 300, nil])
+        let list = try stage.enqueue(
+            "tokens => ARRAY(SELECT lpad(to_hex(i), 64, '0') FROM generate_series(1, 1500) AS i)")
+        #expect(
+            try stage.address(list, ", patiently => true") == 1000 && stage.address(list, ", patiently => true") == 500)
+    }
+
+    @Test func `of very many batches, a cancellation ends some, and the daemons the rest`() throws {
+        let stage = try CampaignStage(tokens: 2300)
+        let campaign = try stage.enqueue("everyone => true, max_per_second => 20")
+        try stage.addressAll(campaign)
+        #expect(try stage.count("campaign_batch") == 2300)
+        try stage.database.psql("SELECT tokenkeeper.cancel_campaign(\(campaign))", user: "a_sender")
+        #expect(try stage.progress(campaign) == "2300|1300|0|0|0|0|0|1000|0")
+        #expect(try stage.count("operation", "operation = 'campaign_cancelled' AND rows = 2300") == 1)
+        #expect(try stage.claim(campaign).isEmpty && stage.due() == "", "nothing more is sent")
+        try stage.end()
+        #expect(try stage.progress(campaign) == "2300|300|0|0|0|0|0|2000|0")
+        try stage.end()
+        #expect(try stage.progress(campaign) == "2300|0|0|0|0|0|0|2300|0")
+        #expect(try stage.count("campaign", "ended_at IS NOT NULL AND state = 'cancelled'") == 1)
     }
 
     @Test func `the list of a campaign that has expired goes with it`() throws {
@@ -273,7 +341,7 @@ import Testing
         let stage = try CampaignStage(tokens: 3)
         let campaign = try stage.enqueue("everyone => true, scheduled_at => clock_timestamp() + interval '1 hour'")
         #expect(try stage.due() == "")
-        #expect(try stage.address(campaign) == 0)
+        #expect(try stage.address(campaign) == nil)
         #expect(try stage.state(campaign) == "waiting")
         try stage.database.psql("UPDATE tokenkeeper.campaign SET scheduled_at = now()")
         #expect(try stage.due() == "\(campaign)|f|t")
@@ -495,7 +563,7 @@ import Testing
         try stage.finish([.init(number: retried, fate: "later", status: 503, pause: 0)])
         try stage.database.psql("SELECT tokenkeeper.pause_campaign(\(campaign))", user: "a_sender")
         #expect(try stage.due() == "")
-        #expect(try stage.claim(campaign).isEmpty && stage.claimSingle().isEmpty && stage.address(campaign) == 0)
+        #expect(try stage.claim(campaign).isEmpty && stage.claimSingle().isEmpty && stage.address(campaign) == nil)
         #expect(
             try stage.database.psql(
                 "SELECT count(*), count(*) FILTER (WHERE is_gone) FROM tokenkeeper.recalled_requests('a', '{\(claimed.keys.map(String.init).joined(separator: ","))}')",
@@ -542,7 +610,7 @@ import Testing
         let single = try #require(try stage.claimSingle(most: 1).keys.first)
         try stage.database.psql("SELECT tokenkeeper.cancel_campaign(\(campaign))", user: "a_sender")
         #expect(try stage.progress(campaign) == "1000|549|0|0|0|0|0|451|0")
-        #expect(try stage.address(campaign) == 0 && stage.claim(campaign).isEmpty && stage.claimSingle().isEmpty)
+        #expect(try stage.address(campaign) == nil && stage.claim(campaign).isEmpty && stage.claimSingle().isEmpty)
         try stage.finish([
             .accepted(claimed[2]), .returned(claimed[3]),
             .init(number: claimed[4], fate: "later", status: 429, pause: 9),

@@ -133,7 +133,7 @@ import TokenModel
     @Test func `a search for an audience that took too long gets more time, and then reads the ledger in ranges`() {
         let audiences = SlowAudiences()
         let source = SendState.Source(topic: Other.topic, campaign: 1)
-        audiences.want([source])
+        audiences.want([source], of: [source])
         var times: [Duration] = []
         while case .patient(let time) = audiences.search(for: source) {
             times.append(time)
@@ -144,7 +144,9 @@ import TokenModel
         audiences.failed(source, DatabaseError(sqlState: "55P03", message: "no"))
         #expect(audiences.wanted.isEmpty)
         #expect(audiences.takeFailures().map(\.source) == [source] && audiences.takeFailures().isEmpty)
-        audiences.want([])
+        audiences.want([], of: [source])
+        #expect(audiences.search(for: source) == .inRanges, "it waits after the failure")
+        audiences.want([], of: [])
         #expect(audiences.search(for: source) == .patient(.seconds(5)), "it was addressed, or paused")
     }
 
