@@ -40,7 +40,8 @@ import Testing
         let both = ["send_request", "send_request_once"]
         for table in both {
             try database.psql(
-                "INSERT INTO tokenkeeper.\(table) (token, payload) VALUES ('aa', '{\"aps\":{}}'), (NULL, NULL)", user: "a_sender")
+                "INSERT INTO tokenkeeper.\(table) (token, payload) VALUES ('aa', '{\"aps\":{}}'), (NULL, NULL)",
+                user: "a_sender")
             try database.psql(
                 """
                 INSERT INTO tokenkeeper.\(table)
@@ -97,7 +98,8 @@ import Testing
     @Test func `the sweep forgets after a day what was taken`() throws {
         try insert(3)
         try database.psql(
-            "UPDATE tokenkeeper.taken_request SET taken_at = now() - interval '25 hours' WHERE apns_id = lpad('2', 32, '0')::uuid")
+            "UPDATE tokenkeeper.taken_request SET taken_at = now() - interval '25 hours' WHERE apns_id = lpad('2', 32, '0')::uuid"
+        )
         var daemon = try database.connect(user: "a_daemon")
         let plan = SweepPlan(
             suppressedRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
