@@ -40,7 +40,7 @@ public struct DevicePost {
 
     /// A connection that has not been used for this long is closed.
     private static let keptFor: Duration = .seconds(60)
-    /// A message for a device that is gone may be under way for this long: a connection that says nothing is given up within minutes.
+    /// A message for a device that is gone may be under way for this long: a silent connection is closed within minutes.
     private static let remembersFor = "1 day"
     /// Messages in a transaction: the receiving shard holds as many devices for some hundred milliseconds.
     private static let batch: Int32 = 200

@@ -203,6 +203,23 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
+    @Test func `what expires while it waits for its instant is not sent`() throws {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        try stage.register(1...600)
+        let campaign = try stage.campaign("tags => 'World', expiration => now() + interval '2 seconds'")
+        try stage.database.psql("SELECT tokenkeeper.address_campaign(\(campaign), 10000)", user: "a_daemon")
+        try stage.database.psql("SELECT tokenkeeper.set_campaign_rate(\(campaign), 100)", user: "a_sender")
+        let daemon = try stage.daemon()
+        try stage.ended(campaign)
+        #expect(daemon.stop() == 0)
+        let progress = try stage.progress(campaign)
+        let accepted = progress["accepted"] ?? 0
+        #expect(accepted <= 300, "two seconds of the rate are 200: \(progress)")
+        #expect(accepted == stage.apns.records.requests)
+        #expect(accepted + (progress["failed"] ?? 0) == 600, "\(progress)")
+    }
+
     @Test func `what is to be retried goes on as a single request with the same apns-id and payload`() throws {
         let stage = try SendingStage { _ in
         } answer: { request in
