@@ -465,8 +465,8 @@ import Testing
     @Test func `a request that waits in the client is not sent once its token is forgotten`() throws {
         let stage = try SendingStage {
             $0.maximumStreams = 1
-        } answer: { _ in
-            FakeAnswer.accepted.delayed(by: .seconds(3))
+        } answer: { request in
+            FakeAnswer.accepted.delayed(by: request.ordinal == 1 ? .seconds(8) : .zero)
         }
         defer { stage.apns.stop() }
         try stage.register(1...3)
