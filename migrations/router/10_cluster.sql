@@ -32,7 +32,6 @@ DECLARE
     wanted text;
     f record;
     server text;
-    wrapper text;
     options jsonb;
     old text[];
 BEGIN
@@ -46,22 +45,19 @@ BEGIN
     GRANT USAGE ON SCHEMA tokenkeeper, tokenkeeper_shard
         TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_monitor, tokenkeeper_operator, tokenkeeper_daemon;
 
-    before := (SELECT count(*) FROM pg_catalog.pg_foreign_server AS s, pg_catalog.pg_options_to_table(s.srvoptions) AS o
-               WHERE s.srvname = 'tokenkeeper_shards' AND o.option_name ~ '^p[0-9]+$');
-    IF before NOT IN (0, shards) THEN
-        RAISE EXCEPTION 'this router has % shards and the map has %: their number is fixed forever', before, shards
-            USING ERRCODE = 'object_not_in_prerequisite_state';
+    IF to_regprocedure('tokenkeeper.shard_count()') IS NOT NULL THEN
+        EXECUTE 'SELECT tokenkeeper.shard_count()' INTO before;
+        IF before <> shards THEN
+            RAISE EXCEPTION 'this router has % shards and the map has %: their number is fixed forever', before, shards
+                USING ERRCODE = 'object_not_in_prerequisite_state';
+        END IF;
     END IF;
-    -- PL/Proxy has one server with an option per shard, and postgres_fdw a server per shard.
-    FOR n IN -1..shards - 1 LOOP
-        server := CASE WHEN n < 0 THEN 'tokenkeeper_shards' ELSE format('tokenkeeper_shard_%s', n) END;
-        wrapper := CASE WHEN n < 0 THEN 'plproxy' ELSE 'postgres_fdw' END;
-        options := CASE WHEN n < 0 THEN (SELECT jsonb_object_agg('p' || o.place - 1, o.entry -> 'conninfo')
-                                         FROM jsonb_array_elements(map) WITH ORDINALITY AS o (entry, place))
-                        ELSE map -> n -> 'options' END;
+    -- postgres_fdw has a server per shard.
+    FOR n IN 0..shards - 1 LOOP
+        server := format('tokenkeeper_shard_%s', n);
+        options := map -> n -> 'options';
         IF NOT EXISTS (SELECT FROM pg_catalog.pg_foreign_server WHERE srvname = server) THEN
-            -- PL/Proxy refuses a server without shards.
-            EXECUTE format('CREATE SERVER %I FOREIGN DATA WRAPPER %I OPTIONS (%s)', server, wrapper,
+            EXECUTE format('CREATE SERVER %I FOREIGN DATA WRAPPER postgres_fdw OPTIONS (%s)', server,
                            (SELECT string_agg(format('%I %L', o.key, o.value), ', ') FROM jsonb_each_text(options) AS o));
         ELSE
             old := ARRAY(SELECT o.option_name FROM pg_catalog.pg_foreign_server AS s, pg_catalog.pg_options_to_table(s.srvoptions) AS o
@@ -72,9 +68,26 @@ BEGIN
                 (SELECT string_agg(format('DROP %I', o), ', ') FROM unnest(old) AS o WHERE NOT options ? o)));
         END IF;
     END LOOP;
-    -- Without a name: each role connects under its own.
-    CREATE USER MAPPING IF NOT EXISTS FOR PUBLIC SERVER tokenkeeper_shards;
-    GRANT USAGE ON FOREIGN SERVER tokenkeeper_shards
+    -- PL/Proxy asks functions of these names for the shards. A server would need USAGE for every caller, and with USAGE a caller can make a user
+    -- mapping of its own, and come to the shards under any name.
+    CREATE SCHEMA IF NOT EXISTS plproxy;
+    COMMENT ON SCHEMA plproxy IS 'The shards of tokenkeeperd, as PL/Proxy asks for them.';
+    GRANT USAGE ON SCHEMA plproxy
+        TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_monitor, tokenkeeper_operator, tokenkeeper_daemon;
+    -- Sessions read the map again when the version differs.
+    EXECUTE format('CREATE OR REPLACE FUNCTION plproxy.get_cluster_version(cluster_name text) RETURNS integer LANGUAGE sql IMMUTABLE RETURN %s',
+                   ('x' || encode(substr(sha256(convert_to(map::text, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint & 2147483647);
+    EXECUTE format('CREATE OR REPLACE FUNCTION plproxy.get_cluster_partitions(cluster_name text) RETURNS SETOF text LANGUAGE sql IMMUTABLE AS %L',
+                   format('SELECT s.conninfo FROM unnest(%L::text[]) WITH ORDINALITY AS s (conninfo, number) ORDER BY s.number',
+                          ARRAY(SELECT o.entry ->> 'conninfo' FROM jsonb_array_elements(map) WITH ORDINALITY AS o (entry, place) ORDER BY o.place)));
+    -- Each role connects under its own name.
+    CREATE OR REPLACE FUNCTION plproxy.get_cluster_config(cluster_name text, OUT key text, OUT val text) RETURNS SETOF record
+    LANGUAGE sql IMMUTABLE AS 'VALUES (''default_user'', ''current_user'')';
+    COMMENT ON FUNCTION plproxy.get_cluster_version(text) IS 'A digest of the shard map.';
+    COMMENT ON FUNCTION plproxy.get_cluster_partitions(text) IS 'A connection string per shard, in the order of their numbers.';
+    COMMENT ON FUNCTION plproxy.get_cluster_config(text) IS 'Each caller connects to the shards under its own name.';
+    REVOKE EXECUTE ON FUNCTION plproxy.get_cluster_version(text), plproxy.get_cluster_partitions(text), plproxy.get_cluster_config(text) FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION plproxy.get_cluster_version(text), plproxy.get_cluster_partitions(text), plproxy.get_cluster_config(text)
         TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_monitor, tokenkeeper_operator, tokenkeeper_daemon;
 
     EXECUTE format('CREATE OR REPLACE FUNCTION tokenkeeper.shard_count() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN %s', shards);
@@ -84,7 +97,8 @@ BEGIN
         TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_monitor, tokenkeeper_operator, tokenkeeper_daemon;
 
     -- Functions that read no table are the same here. In this order: each needs those before it.
-    FOREACH wanted IN ARRAY ARRAY['token_key', 'shard_of', 'parse_decorated_token', 'parse_token', 'token_fault'] LOOP
+    FOREACH wanted IN ARRAY ARRAY['token_key', 'shard_of', 'parse_decorated_token', 'parse_token', 'token_fault', 'tag_query', 'tag_vector', 'cause_of',
+                                  'has_one_token_per_device', 'reinstate_command'] LOOP
         SELECT x.* INTO f
         FROM jsonb_to_recordset(functions) AS x (name text, types text, definition text, comment text, callers text[]) WHERE x.name = wanted;
         IF NOT FOUND THEN
