@@ -81,6 +81,38 @@ import Testing
         #expect(bare == nil, "these have no comment")
     }
 
+    /// What people may read on a shard and not on a router, and why.
+    private static let missingRelations: [(why: String, names: Set<String>)] = [
+        (
+            "attached tables and imports are in the database where they are",
+            [
+                "attachment", "attachment_cleaning", "cleaned", "cleaning", "own_attachment", "own_cleaning",
+                "sweep_table",
+                "dropped_registration", "registration_source",
+            ]
+        ),
+        ("campaigns come next; campaign_progress shows those of all shards", ["campaign"]),
+        ("they are about one database; the view router is about this one", ["migration", "repeatable", "shard"]),
+        ("an operator reads the requests that wait on each shard", ["send_request"]),
+    ]
+
+    @Test func `stand beside all relations that people read on a shard`() throws {
+        let stage = try TestShards()
+        let relations = """
+            SELECT DISTINCT c.relname FROM pg_class AS c, aclexplode(c.relacl) AS g
+            WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind IN ('v', 'r', 'p') AND NOT c.relispartition
+              AND g.privilege_type = 'SELECT'
+              AND g.grantee::regrole::text IN ('tokenkeeper_sender', 'tokenkeeper_app', 'tokenkeeper_reader', 'tokenkeeper_operator')
+            """
+        func names(_ database: TestDatabase, _ user: String) throws -> Set<String> {
+            Set(try database.psql(relations, user: user).split(separator: "\n").map(String.init))
+        }
+        let missing = Self.missingRelations.reduce(into: Set<String>()) { $0.formUnion($1.names) }
+        let (onShard, onRouter) = (try names(stage.shards[0], "owner"), try names(stage.routers[0], "postgres"))
+        // Grants of columns, such as INSERT into the queues, are not among these.
+        #expect(onShard.subtracting(onRouter) == missing)
+    }
+
     @Test func `that are missing are named in the documentation`() throws {
         let page = try String(
             contentsOf: URL(fileURLWithPath: #filePath).deletingLastPathComponent()
