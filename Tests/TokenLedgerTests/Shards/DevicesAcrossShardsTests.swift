@@ -57,7 +57,7 @@ import Testing
             (0..<shards).map { _ in try TestCluster.shared.database() }, tokens: (0..<tokens).map(Self.token))
         var model = LedgerModel()
         var post = Post()
-        for history in 0..<Soak.size(2, whole: 20) {
+        for history in 0..<Soak.size(2, whole: 6) {
             for _ in 0..<60 {
                 var row = QueuedRegistration.random(
                     "t\(history)", tokens: tokens, devices: devices, instants: instants, &chance)
@@ -106,7 +106,7 @@ import Testing
         let ledger = try ShardedLedger((0..<4).map { _ in try TestCluster.shared.database() }, tokens: tokens)
         var one = try TestCluster.shared.database().connect()
         var deletions = 0
-        for step in 0..<Soak.size(60, whole: 3_000) {
+        for step in 0..<Soak.size(60, whole: 300) {
             var calls: [(token: String?, sql: String)] = []
             let token = tokens.randomElement(using: &chance) ?? ""
             switch Int.random(in: 0..<20, using: &chance) {
