@@ -61,7 +61,7 @@ import TokenModel
         #expect(apns.records.connections > 0)
         // Apache logs a tunnel when it ends.
         let line = "CONNECT localhost:\(apns.port) HTTP/1.1, user tunnel, status 200, certificate"
-        try eventually("the proxy logs the tunnel", within: 20) { proxy.log.contains(line) }
+        try eventually("the proxy logs the tunnel") { proxy.log.contains(line) }
         #expect(proxy.log.contains("\(line) \(isEncrypted ? "NONE" : "-")"))
     }
 
@@ -164,7 +164,7 @@ import TokenModel
             #expect(!log.contains(line) && !proxy.log.contains("CONNECT"))
         } else {
             #expect(log.contains(line) && log.contains("proxy=https://localhost:\(proxy.port)"))
-            try eventually("the proxy logs the tunnel", within: 20) { proxy.log.contains("user tunnel, status 200") }
+            try eventually("the proxy logs the tunnel") { proxy.log.contains("user tunnel, status 200") }
         }
     }
 }

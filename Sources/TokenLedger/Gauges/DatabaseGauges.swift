@@ -29,16 +29,17 @@ public struct DatabaseGauges: Sendable {
     /// What a person must fix: the first look that was refused; nil if none was.
     public private(set) var trouble: DatabaseError?
 
-    /// How long one look may take.
-    private static let timeLimit: Duration = .milliseconds(500)
+    private let transaction: BatchTransaction
 
-    private static let transaction = BatchTransaction(
-        mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: timeLimit)
-
-    /// Looks. It takes some milliseconds, and never more than half a second for each gauge.
+    /// Looks. It takes some milliseconds, and never more than `timeLimit` for each gauge.
     ///
+    /// - Parameter timeLimit: How long one look may take.
     /// - Throws: Only if the connection is lost.
-    public init(_ labels: TopicLabels, on connection: inout Connection) throws(DatabaseError) {
+    public init(
+        _ labels: TopicLabels, timeLimit: Duration = .milliseconds(500), on connection: inout Connection
+    ) throws(DatabaseError) {
+        transaction = BatchTransaction(
+            mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: timeLimit)
         let names = labels.names
         for gauge in TopicGauge.allCases {
             byTopic[gauge] = try look(gauge.settings, on: &connection) { connection throws(DatabaseError) in
@@ -62,7 +63,7 @@ public struct DatabaseGauges: Sendable {
         _ work: (inout Connection) throws(DatabaseError) -> Value
     ) throws(DatabaseError) -> Value? {
         try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
-            try connection.transaction(Self.transaction, settings: settings, work)
+            try connection.transaction(transaction, settings: settings, work)
         }
     }
 }
