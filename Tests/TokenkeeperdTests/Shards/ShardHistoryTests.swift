@@ -1,0 +1,186 @@
+import Foundation
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import TokenLedger
+
+/// A registration, a logout or a 410, as a statement for a router and for the model.
+private struct Step {
+    var sql: String
+    var user = "a_app"
+    var apply: (inout LedgerModel) -> Void
+}
+
+@Suite(.ownThread) struct `Histories through routers` {
+    private static let tokens = (0..<40).map { String(format: "%04x", 0xA000 + $0 * 7) }
+
+    /// A session at a router, in a dictionary.
+    private final class Session {
+        var connection: Connection
+
+        init(_ connection: consuming Connection) {
+            self.connection = connection
+        }
+    }
+
+    /// Four shards in three clusters, a daemon for each, and two routers that are used in turn. Daemons are killed, and the last shard's
+    /// PostgreSQL crashes and is away for a while. What fails is repeated through the other router, as an application would.
+    @Test func `leave what the model says, though daemons are killed and a shard crashes`() throws {
+        let seed =
+            ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)
+            ?? UInt64.random(in: 0...UInt64(UInt32.max))
+        print("shard history seed \(seed)")
+        var chance = SeededChance(seed: seed)
+        let crashing = try TestCluster.prepared()
+        let stage = try TestShards(last: crashing)
+        let folder = try TemporaryDirectory()
+        let strings = stage.shards.map { "\"\(TestShards.connection(to: $0))\"" }
+        let map = try folder.write("shards = [\(strings.joined(separator: ", "))]", to: "shards.toml")
+        func daemon(_ number: Int) throws -> DaemonProcess {
+            try DaemonProcess(
+                stage.shards[number].url(),
+                settings: [
+                    "shards.map=\(map)", "sweep.interval=off", "drain.poll_idle=50ms", "guard.hold_stale_share=100%",
+                ])
+        }
+        var daemons = try stage.shards.indices.map(daemon)
+        let sessions = try stage.routers.map { router in
+            try ["a_app", "a_sender"].reduce(into: [String: Session]()) {
+                $0[$1] = Session(try router.connect(user: $1))
+            }
+        }
+        var model = LedgerModel()
+        var (turn, repeated) = (0, 0)
+        func execute(_ step: Step) throws {
+            try eventually("a router takes \(step.sql)") {
+                turn += 1
+                do {
+                    try sessions[turn % 2][step.user]!.connection.execute(step.sql)
+                    return true
+                } catch is DatabaseError {
+                    repeated += 1
+                    return false
+                }
+            }
+            step.apply(&model)
+        }
+        let onLast = try Self.tokens.filter { try stage.shard(of: $0).name == stage.shards[3].name }
+        for history in 0..<Soak.size(3, whole: 12) {
+            let topic = "com.example.\(history)"
+            for number in 0..<150 {
+                if number == 50 {
+                    // Those that others need go on, and nobody is told a wrong answer.
+                    crashing.stop()
+                    try Self.checkThatOthersWork(stage, without: onLast, topic)
+                    daemons[3].signal(SIGKILL)
+                    daemons[3].wait()
+                }
+                var step = Self.step(topic, &chance)
+                if (50..<80).contains(number) {
+                    while onLast.contains(where: step.sql.contains) { step = Self.step(topic, &chance) }
+                }
+                if number == 80 {
+                    try crashing.start()
+                    daemons[3] = try daemon(3)
+                }
+                try execute(step)
+                if Int.random(in: 0..<40, using: &chance) == 0 {
+                    let victim = Int.random(in: 0..<3, using: &chance)
+                    daemons[victim].signal(SIGKILL)
+                    daemons[victim].wait()
+                    daemons[victim] = try daemon(victim)
+                }
+            }
+        }
+        var quiet = 0
+        try eventually("all is drained and delivered") {
+            quiet = try stage.shards.allSatisfy { try $0.psql(Self.waiting) == "0" } ? quiet + 1 : 0
+            return quiet == 3
+        }
+        var told: Set<String> = []
+        for shard in stage.shards {
+            var reader = try shard.connect()
+            told.formUnion(try reader.lines(LedgerModel.ledger, columns: LedgerModel.columns))
+        }
+        let wanted = model.told()
+        #expect(
+            told == wanted,
+            "seed \(seed): told \(told.subtracting(wanted).sorted().prefix(5)), the model says \(wanted.subtracting(told).sorted().prefix(5))"
+        )
+        #expect(repeated > 0, "a session at a router notices the crash")
+        for daemon in daemons { #expect(daemon.stop() == 0) }
+        // A result that is lost shows in the state of its token, and one that is rejected here.
+        for shard in stage.shards {
+            #expect(
+                try shard.psql(
+                    "SELECT (SELECT count(*) FROM tokenkeeper.rejected_result) + (SELECT count(*) FROM tokenkeeper.rejected_registration)"
+                ) == "0")
+        }
+    }
+
+    private static let waiting = """
+        SELECT (SELECT count(*) FROM tokenkeeper.send_result) + (SELECT count(*) FROM tokenkeeper.registration)
+             + (SELECT count(*) FROM tokenkeeper.device_announcement WHERE is_pending)
+             + (SELECT count(*) FROM tokenkeeper.device_notice) + (SELECT count(*) FROM tokenkeeper.device_check)
+        """
+
+    private static func checkThatOthersWork(_ stage: TestShards, without onLast: [String], _ topic: String) throws {
+        let router = stage.routers[0]
+        let failure = try #require(throws: TestFailure.self) {
+            try router.psql("SELECT tokenkeeper.is_sendable('\(onLast[0])', '\(topic)')", user: "a_sender")
+        }
+        #expect(failure.description.contains("[\(stage.shards[3].name)]"), "\(failure)")
+        let others = tokens.filter { !onLast.contains($0) }
+        for token in others.prefix(5) {
+            let answer = try router.psql("SELECT tokenkeeper.is_sendable('\(token)', '\(topic)')", user: "a_sender")
+            #expect(["t", "f"].contains(answer))
+        }
+        #expect(
+            try router.psql("SELECT critical_warnings FROM tokenkeeper.status", user: "a_reader")
+                .contains("shard 3 does not answer"))
+    }
+
+    private static func step(_ topic: String, _ chance: inout SeededChance) -> Step {
+        let at = 1_700_000_000 + Int.random(in: 0..<400, using: &chance)
+        let token = tokens.randomElement(using: &chance)!
+        let key = LedgerModel.Key("production", topic, token)
+        func name(_ prefix: String) -> String? {
+            switch Int.random(in: 0..<8, using: &chance) {
+            case 0, 1: nil
+            case 2: ""
+            default: "\(prefix)\(Int.random(in: 0..<8, using: &chance))"
+            }
+        }
+        func literal(_ text: String?) -> String { text.map { "'\($0)'" } ?? "NULL" }
+        switch Int.random(in: 0..<10, using: &chance) {
+        case 0:
+            return Step(
+                sql: "SELECT tokenkeeper.unregister('\(token)', '\(topic)', 'production', to_timestamp(\(at)))"
+            ) { $0.unregister(key, at) }
+        case 1, 2:
+            return Step(
+                sql: """
+                    INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, sent_at)
+                    VALUES ('production', '\(topic)', '\(token)', '410', '{"reason":"Unregistered","timestamp":\(at)000}', now())
+                    """, user: "a_sender"
+            ) { $0.dies(key, at, "Unregistered", receivedAt: at) }
+        case 3, 4:
+            let (device, user) = (name("d"), name("u"))
+            return Step(
+                sql: """
+                    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id)
+                    VALUES ('production', '\(topic)', '\(token)', to_timestamp(\(at)), \(literal(device)), \(literal(user)))
+                    """
+            ) { $0.register(key, at, device: device, user: user) }
+        default:
+            let (device, user) = (name("d"), name("u"))
+            return Step(
+                sql: """
+                    SELECT tokenkeeper.register('\(token)', '\(topic)', 'production', to_timestamp(\(at)), \(literal(device)),
+                                                user_id => \(literal(user)))
+                    """
+            ) { $0.register(key, at, device: device, user: user) }
+        }
+    }
+}
