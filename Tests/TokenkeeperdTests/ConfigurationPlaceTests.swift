@@ -118,10 +118,15 @@ import Testing
             (
                 "Environment=BOOT_ID=%b\n",
                 "Environment=BOOT_ID=%b\nEnvironment=TOKENKEEPER_CONFIG=/etc/tokenkeeperd/%i\n"
+                    + "Environment=TOKENKEEPER_SEND_PROVIDER_TOKEN_DIRECTORY=%t/tokenkeeperd.provider-tokens\n"
             ),
             ("=database:/etc/tokenkeeperd/credentials\n", "=database:/etc/tokenkeeperd/%i/credentials\n"),
             ("=apns:/etc/tokenkeeperd/apns\n", "=apns:/etc/tokenkeeperd/%i/apns\n"),
-            ("RuntimeDirectory=tokenkeeperd\n", "RuntimeDirectory=tokenkeeperd-%i\n"),
+            (
+                "stops, until the machine does.\nRuntimeDirectory=tokenkeeperd\n",
+                "stops, until the machine does. All instances share the second one, so that they send with one provider token of a key.\n"
+                    + "RuntimeDirectory=tokenkeeperd-%i tokenkeeperd.provider-tokens\n"
+            ),
         ] {
             #expect(expected.contains(of), "\(of)")
             expected = expected.replacingOccurrences(of: of, with: here)

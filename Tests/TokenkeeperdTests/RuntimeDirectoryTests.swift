@@ -43,6 +43,34 @@ import Testing
         }
     }
 
+    @Test
+    func
+        `provider tokens are in the directory that daemons share, if nobody else has access to it, and else in the daemon's own`()
+        throws
+    {
+        let (shared, own) = (try TemporaryDirectory(), try TemporaryDirectory())
+        let flags = ["send.provider_token_directory=\(shared.path)"]
+        let both = try load(["RUNTIME_DIRECTORY": own.path], flags: flags)
+        #expect(both.providerTokenDirectory == shared.path && both.runtimeDirectory == own.path)
+        #expect(try load([:], flags: flags).providerTokenDirectory == shared.path)
+        #expect(try load(["RUNTIME_DIRECTORY": own.path]).providerTokenDirectory == own.path)
+        try shared.setMode(0o750)
+        #expect(both.providerTokenDirectory == own.path)
+        let check = try ProgramRun(
+            [DaemonProcess.program, "check-config", "--quiet", "--set", flags[0]],
+            environment: ["RUNTIME_DIRECTORY": own.path])
+        #expect(check.status == 78, "\(check)")
+        #expect(
+            check.errors.contains(
+                "send.provider_token_directory \"\(shared.path)\" is open to other users: run `chmod 700"),
+            "\(check)")
+        let file = try own.write("database_url = 'postgresql:///x'", to: "t.toml")
+        let unit = try ProgramRun(
+            [DaemonProcess.program, "check-config", "--config", file],
+            environment: ["TOKENKEEPER_SEND_PROVIDER_TOKEN_DIRECTORY": own.path])
+        #expect(unit.output.contains("send.provider_token_directory = \(own.path)  # "), "\(unit)")
+    }
+
     @Test func `root checks the directory of the service's user`() throws {
         let directory = try TemporaryDirectory()
         let values = try load(["RUNTIME_DIRECTORY": directory.path]).values

@@ -2,6 +2,18 @@
 --
 -- The functions in the schema tokenkeeper_shard are the parts that PL/Proxy runs. Callers use those in the schema tokenkeeper.
 
+CREATE OR REPLACE FUNCTION tokenkeeper_shard.database(shard integer) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT o.option_value FROM pg_catalog.pg_foreign_server AS s, pg_catalog.pg_options_to_table(s.srvoptions) AS o
+    WHERE s.srvname = 'tokenkeeper_shard_' || shard AND o.option_name IN ('dbname', 'service') ORDER BY o.option_name LIMIT 1;
+$$;
+COMMENT ON FUNCTION tokenkeeper_shard.database(integer) IS 'The name of the database of the shard with this number, or of its service; null if there is no such shard.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper_shard.database(integer) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION tokenkeeper_shard.database(integer)
+    TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_monitor, tokenkeeper_operator, tokenkeeper_daemon;
+
 CREATE OR REPLACE FUNCTION tokenkeeper_shard.sendable(shards integer[], tokens text[], topic text, environment text) RETURNS SETOF text
 LANGUAGE plproxy AS $$
     CLUSTER 'tokenkeeper_shards';
@@ -13,25 +25,52 @@ COMMENT ON FUNCTION tokenkeeper_shard.sendable(integer[], text[], text, text) IS
     'The gate, on the shards of these tokens, in any order. Raises XX000 and names the database if one is down.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper_shard.sendable(integer[], text[], text, text) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.sendable(tokens text[], topic text, environment text DEFAULT 'production') RETURNS SETOF text
+-- The gate of a shard has no fourth argument: there, every token has an answer.
+DROP FUNCTION IF EXISTS tokenkeeper.sendable(text[], text, text);
+CREATE OR REPLACE FUNCTION tokenkeeper.sendable(
+    tokens text[],
+    topic text,
+    environment text DEFAULT 'production',
+    unanswered text DEFAULT 'error') RETURNS SETOF text
 LANGUAGE plpgsql ROWS 1000
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     -- Of one dimension, in the order of unnest.
     asked text[] COLLATE "C" := ARRAY(SELECT u FROM unnest(sendable.tokens) AS u);
+    shards integer[] := ARRAY(SELECT tokenkeeper.shard_of(u, tokenkeeper.shard_count()) FROM unnest(asked) AS u);
+    passed text[] COLLATE "C";
+    part record;
 BEGIN
+    IF sendable.unanswered IS NULL OR sendable.unanswered NOT IN ('error', 'withhold') THEN
+        RAISE EXCEPTION 'unanswered is %, expected error or withhold', coalesce(quote_literal(sendable.unanswered), 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    BEGIN
+        passed := ARRAY(SELECT s FROM tokenkeeper_shard.sendable(shards, asked, sendable.topic, sendable.environment) AS s);
+    EXCEPTION WHEN internal_error OR connection_exception OR admin_shutdown OR crash_shutdown OR cannot_connect_now OR too_many_connections THEN
+        IF sendable.unanswered = 'error' THEN RAISE; END IF;
+        -- One shard after the other, so that those which answer do.
+        passed := '{}';
+        FOR part IN
+            SELECT a.shard, array_agg(a.token) AS tokens FROM unnest(shards, asked) AS a (shard, token) GROUP BY a.shard ORDER BY a.shard
+        LOOP
+            BEGIN
+                passed := passed || ARRAY(
+                    SELECT s FROM tokenkeeper_shard.sendable(
+                        array_fill(part.shard, ARRAY[cardinality(part.tokens)]), part.tokens, sendable.topic, sendable.environment) AS s);
+            EXCEPTION WHEN internal_error OR connection_exception OR admin_shutdown OR crash_shutdown OR cannot_connect_now OR too_many_connections THEN
+                RAISE WARNING 'shard % (database %) does not answer: % of % tokens are withheld',
+                    part.shard, tokenkeeper_shard.database(part.shard), cardinality(part.tokens), cardinality(asked) USING DETAIL = sqlerrm;
+            END;
+        END LOOP;
+    END;
     -- A token that is asked for twice has one answer, so the texts alone restore the order.
-    RETURN QUERY
-        SELECT a.token FROM unnest(asked) WITH ORDINALITY AS a (token, position)
-        WHERE a.token IN (
-            SELECT s.token COLLATE "C"
-            FROM tokenkeeper_shard.sendable(
-                ARRAY(SELECT tokenkeeper.shard_of(u, 1024) FROM unnest(asked) AS u), asked, sendable.topic, sendable.environment) AS s (token))
-        ORDER BY a.position;
+    RETURN QUERY SELECT a.token FROM unnest(asked) WITH ORDINALITY AS a (token, position)
+        WHERE a.token IN (SELECT p.token COLLATE "C" FROM unnest(passed) AS p (token)) ORDER BY a.position;
 END
 $$;
-REVOKE EXECUTE ON FUNCTION tokenkeeper.sendable(text[], text, text) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION tokenkeeper.sendable(text[], text, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper_shard.register_many(
     shards integer[], parts jsonb[], topic text, environment text, base64 boolean) RETURNS TABLE (place integer, fault text)
@@ -132,15 +171,18 @@ DECLARE
     f record;
 BEGIN
     FOR f IN
-        SELECT x.*, p.types AS types_of_part
-        FROM (VALUES ('sendable', 'integer[], text[], text, text'), ('register_many', 'integer[], jsonb[], text, text, boolean'),
-                     ('tag', 'integer[], text, text, text, text, text, text[], text[], timestamp with time zone')) AS p (name, types)
+        SELECT x.name, x.types || p.more AS types, x.comment, p.difference, x.callers, p.types AS types_of_part
+        FROM (VALUES ('sendable', 'integer[], text[], text, text', ', text',
+                      'XX000 is raised if a shard is down. With unanswered => withhold, its tokens are left out instead, and a warning names the shard, its '
+                      'database and how many of the tokens it has.'),
+                     ('register_many', 'integer[], jsonb[], text, text, boolean', '', 'each shard commits at once, and XX000 is raised if one is down.'),
+                     ('tag', 'integer[], text, text, text, text, text, text[], text[], timestamp with time zone', '',
+                      'each shard commits at once, and XX000 is raised if one is down.')) AS p (name, types, more, difference)
         CROSS JOIN LATERAL (
             SELECT c.* FROM jsonb_to_recordset(functions) AS c (name text, types text, comment text, callers text[]) WHERE c.name = p.name) AS x
     LOOP
         EXECUTE format('COMMENT ON FUNCTION tokenkeeper.%I(%s) IS %L', f.name, f.types,
-                       replace(f.comment, 'Never raises an error. Works on a standby.', '')
-                       || ' Through the router: each shard commits at once, and XX000 is raised if one is down.');
+                       replace(f.comment, ' Never raises an error. Works on a standby.', '') || ' Through the router: ' || f.difference);
         EXECUTE format('GRANT EXECUTE ON FUNCTION tokenkeeper.%1$I(%2$s), tokenkeeper_shard.%1$I(%3$s) TO %4$s', f.name, f.types, f.types_of_part,
                        (SELECT string_agg(quote_ident(c), ', ') FROM unnest(f.callers) AS c WHERE starts_with(c, 'tokenkeeper_')));
     END LOOP;

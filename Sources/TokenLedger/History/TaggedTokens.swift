@@ -7,6 +7,24 @@ public struct TaggedTokens: Sendable {
         public var state: String
         /// Separated by commas.
         public var tags: String
+        /// The row as a JSON object.
+        var json: String
+    }
+
+    /// The first tokens of a topic.
+    public struct Answer: Sendable {
+        public var tokens: [Token]
+        public var hasMore: Bool
+
+        /// One JSON array.
+        public var json: String { "[" + tokens.map(\.json).joined(separator: ",") + "]" }
+
+        /// One answer of what several shards have answered.
+        public static func merged(_ answers: [Answer]) -> Answer {
+            let all = answers.flatMap(\.tokens).sorted { $0.token < $1.token }
+            return Answer(
+                tokens: Array(all.prefix(most)), hasMore: all.count > most || answers.contains { $0.hasMore })
+        }
     }
 
     /// As `tag_query` understands it.
@@ -28,9 +46,7 @@ public struct TaggedTokens: Sendable {
     ///
     /// - Throws: If the expression is invalid (22023), the statement takes longer than 30 seconds (57014), or the role lacks the rights of
     ///   `tokenkeeper_reader` (42501).
-    public func answer(
-        on connection: inout Connection
-    ) throws(DatabaseError) -> (tokens: [Token], json: String, hasMore: Bool) {
+    public func answer(on connection: inout Connection) throws(DatabaseError) -> Answer {
         let transaction = BatchTransaction(
             mode: .snapshot, lockTimeout: .seconds(5), statementTimeout: .seconds(30), isInUTC: true)
         let found = try connection.transaction(transaction, settings: "SET LOCAL jit = off") {
@@ -42,15 +58,9 @@ public struct TaggedTokens: Sendable {
                 """,
                 [.text(expression), .text(topic), .text(environment), .int4(Int32(Self.most + 1))]
             ).decode { row throws(DatabaseError) in
-                (
-                    token: Token(token: try row.read(), state: try row.read(), tags: try row.read()),
-                    json: try row.read(String.self)
-                )
+                Token(token: try row.read(), state: try row.read(), tags: try row.read(), json: try row.read())
             }
         }
-        let first = found.prefix(Self.most)
-        return (
-            first.map { $0.token }, "[" + first.map { $0.json }.joined(separator: ",") + "]", found.count > Self.most
-        )
+        return Answer(tokens: Array(found.prefix(Self.most)), hasMore: found.count > Self.most)
     }
 }

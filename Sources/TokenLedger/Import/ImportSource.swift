@@ -83,6 +83,17 @@ package struct ImportSource: Sendable {
         }
     }
 
+    /// The positions at which this login's imports of a file have finished, without those that were withdrawn.
+    package static func finished(_ name: String, on connection: inout Connection) throws(DatabaseError) -> [String] {
+        try connection.query(
+            """
+            SELECT s.position FROM tokenkeeper.registration_source AS s
+            WHERE s.kind = 'import' AND s.name = $1 AND s.done_by = session_user AND s.finished_at IS NOT NULL AND s.position IS NOT NULL
+                AND s.withdrawn_at IS NULL
+            """, [.text(name)]
+        ).values(String.self)
+    }
+
     /// Queues a batch.
     ///
     /// - Parameters:

@@ -44,10 +44,15 @@ public struct ShardMap: Sendable, Equatable {
         self.options = options
     }
 
-    /// - Parameter user: The role to connect as; nil for libpq's default.
-    func address(of number: Int, user: String? = nil) throws(DatabaseError) -> DatabaseAddress {
+    /// - Parameters:
+    ///   - user: The role to connect as; nil for libpq's default.
+    ///   - password: Nil for libpq's password file, or none.
+    func address(
+        of number: Int, user: String? = nil, password: String? = nil
+    ) throws(DatabaseError) -> DatabaseAddress {
         var named = options[number]
         named["user"] = user
+        named["password"] = password
         return try DatabaseAddress(Self.text(named))
     }
 

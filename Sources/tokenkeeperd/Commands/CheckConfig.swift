@@ -26,7 +26,7 @@ struct CheckConfig: ParsableCommand {
     func run() throws {
         Signals.unblock()
         let configuration = try options.load()
-        try options.checkRuntimeDirectory(of: configuration)
+        try options.checkRuntimeDirectories(of: configuration)
         // For a reload: credentials that systemd passes at the start cannot be read later, and need a restart anyway.
         if quiet { return }
         let credentials = try options.loadCredentials(of: configuration)

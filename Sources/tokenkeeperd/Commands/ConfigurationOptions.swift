@@ -112,20 +112,29 @@ struct ConfigurationOptions: ParsableArguments {
         return credentials
     }
 
-    /// Prints why the daemon could not use the runtime directory. Exits if an operator chose it.
-    func checkRuntimeDirectory(of configuration: Configuration) throws {
-        guard let directory = RuntimeDirectory(in: configuration.values), let fault = directory.fault(rootChecks: true)
-        else { return }
-        Self.complain(directory.isExplicit ? fault : "warning: \(fault)")
-        if directory.isExplicit { throw ExitCode(ExitStatus.configuration.rawValue) }
+    /// Prints why the daemon could not use its directories. Exits if an operator chose one of these.
+    func checkRuntimeDirectories(of configuration: Configuration) throws {
+        var isRefused = false
+        for directory in configuration.runtimeDirectories {
+            guard let fault = directory.fault(rootChecks: true) else { continue }
+            Self.complain(directory.isExplicit ? fault : "warning: \(fault)")
+            isRefused = isRefused || directory.isExplicit
+        }
+        if isRefused { throw ExitCode(ExitStatus.configuration.rawValue) }
     }
 
-    /// The daemon works without the directory: a fault of it is no reason to stop sending.
-    func warnOfRuntimeDirectory(of configuration: Configuration) {
-        guard !configuration.credentials.isEmpty, let fault = RuntimeDirectory(in: configuration.values)?.fault()
-        else { return }
-        Self.complain(
-            "warning: \(fault). The daemon works without it: after a restart, APNs may refuse a new provider token")
+    /// The daemon works without the directories: a fault of one is no reason to stop sending.
+    func warnOfRuntimeDirectories(of configuration: Configuration) {
+        if configuration.credentials.isEmpty { return }
+        for directory in configuration.runtimeDirectories {
+            guard let fault = directory.fault() else { continue }
+            let effect =
+                switch directory.purpose {
+                case .runtime: "after a restart, APNs may refuse a new provider token"
+                case .providerTokens: "APNs may refuse provider tokens if other daemons make some with the same key"
+                }
+            Self.complain("warning: \(fault). The daemon works without it: \(effect)")
+        }
     }
 
     private var namedPath: String? { config ?? ProcessInfo.processInfo.environment["TOKENKEEPER_CONFIG"] }

@@ -7,7 +7,9 @@ struct Explain: ParsableCommand {
         commandName: "explain",
         abstract: "Explain why a token may or may not be sent to: its history, and what would revive it.",
         discussion: """
-            Needs the rights of tokenkeeper_reader. Works on a standby. Exits with 64 if the given digits match too many tokens.
+            Needs the rights of tokenkeeper_reader. Works on a standby. On a router, 64 digits or more ask the shard of the token, and \
+            everything else asks all shards. Exits with 64 if the given digits match too many tokens, and with 69 if a shard that \
+            was asked does not answer.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -72,32 +74,28 @@ struct Explain: ParsableCommand {
         } else {
             subject = user.map { .user($0) } ?? .device(device ?? "")
         }
-        try configuration.withLedger(writes: false, as: "tokenkeeper_reader") { connection in
-            let search = TokenLookup(subject, topic: topic, environment: environment)
-            switch try search.answer(on: &connection) {
-            case .histories(let histories):
-                if json {
-                    print(try HistoryJSON.array(of: histories, on: &connection))
-                } else {
-                    print(histories.map(HistoryText.text).joined(separator: "\n\n"))
-                }
-            case .nothing(let rejected):
-                let retention = configuration.values["sweep.event_retention"]?.value ?? "its default"
-                print(json ? "[]" : HistoryText.nothing(subject, rejected: rejected, retention: retention))
-            case .tooMany(let first, let more):
-                if !json { print(HistoryText.list(first, andMore: more)) }
-                ConfigurationOptions.complain(
-                    "that fits \(more ? "more than " : "")\(counted(first.count, "token", "tokens")): "
-                        + (tokens.isEmpty ? "give --topic or --environment" : "give more digits or --topic"))
-                throw ExitCode(ExitStatus.usage.rawValue)
-            }
+        let search = TokenLookup(subject, topic: topic, environment: environment)
+        let (answer, json, failure) = try ShardedLookup(configuration).answer(search, asJSON: json)
+        switch answer {
+        case .histories(let histories):
+            print(json ?? histories.map(HistoryText.text).joined(separator: "\n\n"))
+        case .nothing(let rejected):
+            let retention = configuration.values["sweep.event_retention"]?.value ?? "its default"
+            print(json ?? HistoryText.nothing(subject, rejected: rejected, retention: retention))
+        case .tooMany(let first, let more):
+            if json == nil { print(HistoryText.list(first, andMore: more)) }
+            ConfigurationOptions.complain(
+                "that fits \(more ? "more than " : "")\(counted(first.count, "token", "tokens")): "
+                    + (tokens.isEmpty ? "give --topic or --environment" : "give more digits or --topic"))
+            throw ExitCode(ExitStatus.usage.rawValue)
+        case nil: break
         }
+        if let failure { throw failure }
     }
 
     private func list(_ search: TaggedTokens, _ configuration: Configuration) throws {
-        try configuration.withLedger(writes: false, as: "tokenkeeper_reader") { connection in
-            let (tokens, array, hasMore) = try search.answer(on: &connection)
-            print(json ? array : HistoryText.list(tokens, hasMore: hasMore))
-        }
+        let (answer, failure) = try ShardedLookup(configuration).answer(search)
+        if let answer { print(json ? answer.json : HistoryText.list(answer.tokens, hasMore: answer.hasMore)) }
+        if let failure { throw failure }
     }
 }

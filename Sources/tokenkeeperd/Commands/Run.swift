@@ -20,8 +20,8 @@ struct Run: ParsableCommand {
         // Before any secret is in memory: forbid core dumps, and access by other processes of this user.
         _ = tk_forbid_dumps()
         let configuration = try options.load(toLog: true)
-        options.warnOfRuntimeDirectory(of: configuration)
-        let tokens = ProviderTokens(keptIn: configuration.runtimeDirectory, logger: configuration.logger())
+        options.warnOfRuntimeDirectories(of: configuration)
+        let tokens = ProviderTokens(keptIn: configuration.providerTokenDirectory, logger: configuration.logger())
         let credentials = try options.loadCredentials(of: configuration, tokens)
         let status = Daemon(
             options: options, configuration: configuration, credentials: credentials,

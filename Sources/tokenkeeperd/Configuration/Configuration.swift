@@ -250,6 +250,15 @@ struct Configuration: Sendable {
     var runtimeDirectory: String? {
         RuntimeDirectory(in: values).flatMap { $0.fault() == nil ? $0.path : nil }
     }
+    /// The directory for provider tokens: that of several daemons, or else that of this daemon. Looks at the directories each time.
+    var providerTokenDirectory: String? {
+        let shared = RuntimeDirectory(in: values, for: .providerTokens)
+        return shared.flatMap { $0.fault() == nil ? $0.path : nil } ?? runtimeDirectory
+    }
+    /// Those that are named.
+    var runtimeDirectories: [RuntimeDirectory] {
+        RuntimeDirectory.Purpose.allCases.compactMap { RuntimeDirectory(in: values, for: $0) }
+    }
     /// Where to serve scrapes; nil for nowhere.
     var metricsAddress: ListenAddress? { values["metrics.listen"]?.value.flatMap(ListenAddress.init) }
     var pageAccess: PageAccess { values["metrics.page"]?.value.flatMap(PageAccess.init) ?? .off }

@@ -1,21 +1,29 @@
 internal import Glibc
 internal import TokenLedger
 
-/// The directory for files that the next start of the daemon needs: `runtime_directory`, or the one that systemd made. Without it
-/// the daemon works too.
+/// The directory for files that the next start of the daemon needs: `runtime_directory`, or the one that systemd made. Or the directory for
+/// provider tokens that several daemons share. Without them the daemon works too.
 struct RuntimeDirectory {
     /// systemd sets it from the unit's `RuntimeDirectory=`: several absolute paths, separated by colons.
     ///
     /// https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#RuntimeDirectory=
     static let variable = "RUNTIME_DIRECTORY"
 
+    /// The settings that name such a directory.
+    enum Purpose: String, CaseIterable {
+        case runtime = "runtime_directory"
+        case providerTokens = "send.provider_token_directory"
+    }
+
+    let purpose: Purpose
     let path: String
     /// Whether an operator chose it. Otherwise systemd did.
     let isExplicit: Bool
 
     /// Nil if neither the configuration nor systemd names one.
-    init?(in values: [String: Configuration.Resolved]) {
-        guard let found = values["runtime_directory"], let path = found.value else { return nil }
+    init?(in values: [String: Configuration.Resolved], for purpose: Purpose = .runtime) {
+        guard let found = values[purpose.rawValue], let path = found.value else { return nil }
+        self.purpose = purpose
         self.path = path
         isExplicit = found.origin != Self.variable
     }
@@ -36,7 +44,7 @@ struct RuntimeDirectory {
     ///
     /// - Parameter user: The user of this process. For root, a directory of any user will do if `rootChecks` is true.
     func fault(user: uid_t = geteuid(), rootChecks: Bool = false) -> String? {
-        let name = "runtime_directory \(ConfigurationProblems.quoted(path))"
+        let name = "\(purpose.rawValue) \(ConfigurationProblems.quoted(path))"
         let word = ShellWord.quoted(path)
         guard path.hasPrefix("/") else { return "\(name): expected an absolute path" }
         var about = stat()

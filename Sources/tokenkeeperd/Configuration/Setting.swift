@@ -163,6 +163,11 @@ struct Setting: Sendable {
             "send.proxy_password_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/proxy-password",
             "A file with only the password of the user in send.proxy in it. Read again for each connection."),
         Setting(
+            "send.provider_token_directory", .text, nil, reloadable: false,
+            example: "/run/tokenkeeperd.provider-tokens",
+            "A directory for provider tokens that the daemons of several databases on one machine share, so that they send with one provider token of a key. Only their user may have access to it (mode 0700). Unset: runtime_directory."
+        ),
+        Setting(
             "shards.map", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/shards.toml",
             "The file that lists the shards, if the database is one of several. The daemon then tells the others about devices with tokens on several shards. Unset: it is the only one."
         ),

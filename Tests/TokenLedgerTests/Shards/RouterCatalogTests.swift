@@ -65,6 +65,12 @@ import Testing
         // A default that is the time is the shard's: null.
         let expected = onShard.filter { !missing.contains(name($0)) }.map {
             $0.replacingOccurrences(of: "DEFAULT clock_timestamp()", with: "DEFAULT NULL::timestamp with time zone")
+        }.map { line in
+            // Only on a router, a token can have no answer.
+            guard name(line) == "sendable" else { return line }
+            let parts = line.split(separator: "|", omittingEmptySubsequences: false).map(String.init)
+            return ([parts[0], parts[1] + ", unanswered text DEFAULT 'error'::text"] + parts[2...]).joined(
+                separator: "|")
         }
         #expect(
             Set(expected) == Set(onRouter.filter { name($0) != "shard_count" }),

@@ -245,9 +245,29 @@ import Testing
                     "\(failure)")
             }
         }
+        let asked = others + [lost[0], "zz"] + others.prefix(1) + [lost[1].uppercased()]
+        let call = "SELECT * FROM tokenkeeper.sendable(ARRAY[\(asked.map { "'\($0)'" }.joined(separator: ", "))], 't'"
+        func run(_ more: String) throws -> ProgramRun {
+            try ProgramRun(["psql", "-XAtq", "-d", router.url(user: "a_sender"), "-c", "\(call)\(more))"])
+        }
+        let withheld = try run(", unanswered => 'withhold'")
+        #expect(
+            withheld.output.split(separator: "\n").map(String.init) == others + others.prefix(1), "\(withheld)")
+        let warning =
+            "WARNING:  shard 3 (database \(stage.shards[3].name)) does not answer: 2 of \(asked.count) tokens are withheld"
+        #expect(
+            withheld.errors.contains(warning) && withheld.errors.components(separatedBy: "withheld").count == 2,
+            "\(withheld)")
+        #expect(withheld.errors.contains("DETAIL:  PL/Proxy function") && withheld.errors.contains(last.folder))
+        #expect(try run(", unanswered => 'error'").errors.contains("ERROR:  PL/Proxy function"))
+        for wrong in ["'pass'", "NULL"] {
+            #expect(try run(", unanswered => \(wrong)").errors.contains("expected error or withhold"))
+        }
         let findings = try stage.check(stage.routers[0])
         #expect(findings.count == 1 && findings[0].hasPrefix("shard 3: "), "\(findings)")
         try last.start()
+        let complete = try run(", unanswered => 'withhold'")
+        #expect(complete.errors == "" && complete.output.split(separator: "\n").count == asked.count - 1, "\(complete)")
         for router in stage.routers {
             try eventually("the shard answers again") {
                 (try? router.psql("SELECT tokenkeeper.is_sendable('\(lost[0])', 't')", user: "a_sender")) == "t"

@@ -75,6 +75,8 @@ import Testing
             let unknown = Dashboard.metrics(in: expression).subtracting(names)
             #expect(unknown == [], "\(expression)")
         }
+        let ofShards = Dashboard.metrics(in: try PackagedProgram.monitoring("shards.yml"))
+        #expect(ofShards.count > 8 && ofShards.isSubset(of: names), "\(ofShards.subtracting(names))")
 
         faults.stopOne()
         try awaitAlerts("one of two daemons is down", ["Down"])

@@ -210,6 +210,44 @@ private func mode(_ path: String) -> mode_t {
         #expect(daemon.logged.components(separatedBy: warning).count == 2, "\(daemon.logged)")
     }
 
+    @Test
+    func `daemons of two databases, each with a runtime directory of its own, share a directory for provider tokens`()
+        throws
+    {
+        let shared = try TemporaryDirectory()
+        let stage = try SendingStage { $0.tokenUpdates = .every20MinutesPerServer }
+        defer { stage.apns.stop() }
+        let other = try TestCluster.shared.database()
+        try other.addQueueFunction()
+        var daemons: [DaemonProcess] = []
+        let directories = [try TemporaryDirectory(), try TemporaryDirectory()]
+        for (database, own) in zip([stage.database, other], directories) {
+            try database.psql(
+                "SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), '\(stage.topic)', tags => '{World}')) FROM generate_series(1, 20) AS i",
+                user: "a_app")
+            try database.psql(
+                #"SELECT public.queue('{"aps":{"alert":"Hello"}}', '\#(stage.topic)', tags => '{World}')"#,
+                user: "postgres")
+            daemons.append(
+                try DaemonProcess(
+                    database.url(),
+                    settings: stage.servers + stage.key + ["send.provider_token_directory=\(shared.path)"],
+                    environment: ["RUNTIME_DIRECTORY": own.path]))
+            try eventually("its responses are recorded") {
+                try database.psql("SELECT coalesce(sum(results), 0) FROM tokenkeeper.result_stat WHERE status = 200")
+                    == "20"
+            }
+            #expect(
+                try FileManager.default.contentsOfDirectory(atPath: own.path).filter { $0.hasPrefix("provider-token") }
+                    == [])
+        }
+        #expect(tokens(stage).count == 1)
+        let path = shared.path + "/provider-token-\(stage.files.signingKey.team)-\(stage.files.signingKey.id)"
+        #expect(try String(contentsOfFile: path, encoding: .utf8) == tokens(stage).first && mode(path) == 0o100600)
+        for daemon in daemons { #expect(daemon.stop() == 0) }
+        withExtendedLifetime(directories) {}
+    }
+
     @Test func `two daemons with one directory send with one provider token`() throws {
         let directory = try TemporaryDirectory()
         let stage = try SendingStage { $0.tokenUpdates = .every20MinutesPerServer }

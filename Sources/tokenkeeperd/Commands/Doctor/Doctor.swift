@@ -31,7 +31,11 @@ struct Doctor: ParsableCommand {
         var failure: DatabaseError?
         do {
             var connection = try configuration.connectLikeService(writes: false)
-            findings += try databaseFindings(configuration, on: &connection)
+            if let routed = try RoutedShards(of: &connection, at: configuration.address) {
+                findings += shardFindings(configuration, of: routed)
+            } else {
+                findings += try databaseFindings(configuration, on: &connection)
+            }
         } catch {
             failure = error
             findings.append(
@@ -42,6 +46,38 @@ struct Doctor: ParsableCommand {
         if findings.contains(where: { $0.grade == .problem }) {
             throw ExitCode(ExitStatus.somethingToFix.rawValue)
         }
+    }
+
+    /// What several shards have in common is one finding.
+    private func shardFindings(_ configuration: Configuration, of routed: RoutedShards) -> [Finding] {
+        var groups: [(shards: [Int], finding: Finding)] = []
+        for number in routed.numbers {
+            var found: [Finding]
+            do throws(DatabaseError) {
+                var connection = try configuration.connectLikeService(
+                    to: try routed.address(of: number), writes: false)
+                found = try databaseFindings(configuration, on: &connection)
+            } catch {
+                found = [Finding(.problem, "PostgreSQL", "\(error)")]
+            }
+            for finding in found {
+                if let index = groups.firstIndex(where: { $0.finding == finding }) {
+                    groups[index].shards.append(number)
+                } else {
+                    groups.append(([number], finding))
+                }
+            }
+        }
+        let router = Finding(
+            .note, "router",
+            "leads to \(routed.numbers.count) shards, which follow; `tokenkeeperd router check` compares them")
+        return [router]
+            + groups.map { group in
+                let isOfAll = group.shards.count == routed.numbers.count
+                var finding = group.finding
+                finding.words = (isOfAll ? "all shards" : ShardOutput.numbered(group.shards)) + ": " + finding.words
+                return finding
+            }
     }
 
     private func databaseFindings(

@@ -15,7 +15,7 @@ struct MachineChecks {
         if configuration.credentials.isEmpty {
             findings.append(Finding(.passed, "credentials", "none is configured: this daemon does not send"))
         } else {
-            findings += [trusted, runtimeDirectory].compactMap(\.self)
+            findings += [trusted].compactMap(\.self) + runtimeDirectories
         }
         return findings + passwordFiles
     }
@@ -87,20 +87,25 @@ struct MachineChecks {
                 : ["ls -l \(ShellWord.quoted(file))"])
     }
 
-    /// Nil if nothing names one, as for a command outside the service.
-    private var runtimeDirectory: Finding? {
-        guard let directory = RuntimeDirectory(in: configuration.values) else { return nil }
+    /// Of none, if nothing names one, as for a command outside the service.
+    private var runtimeDirectories: [Finding] {
+        configuration.runtimeDirectories.map { directory in
+            Self.finding(directory, directory.purpose == .runtime ? "runtime directory" : "provider tokens")
+        }
+    }
+
+    private static func finding(_ directory: RuntimeDirectory, _ subject: String) -> Finding {
         if directory.isOfAnother(than: geteuid()) {
             let words = "\(directory.path) belongs to another user, such as the daemon's: run it as root"
-            return Finding(.notChecked, "runtime directory", words)
+            return Finding(.notChecked, subject, words)
         }
         guard let fault = directory.fault(rootChecks: true) else {
-            return Finding(.passed, "runtime directory", directory.path)
+            return Finding(.passed, subject, directory.path)
         }
         let parts = fault.split(separator: "`")
         let word = ShellWord.quoted(directory.path)
         return Finding(
-            .problem, "runtime directory", fault,
+            .problem, subject, fault,
             fixedBy: [parts.count > 1 ? String(parts[1]) : "install -d -m 700 -o tokenkeeperd -g tokenkeeperd \(word)"])
     }
 

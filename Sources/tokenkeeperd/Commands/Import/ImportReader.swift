@@ -1,71 +1,6 @@
 internal import TokenLedger
 internal import TokenModel
 
-/// What is committed at once: rows, and the records that were refused meanwhile.
-struct ImportBatch {
-    fileprivate(set) var copy = CopyText()
-    fileprivate(set) var queued = 0
-    fileprivate(set) var refused: [RefusedRecord] = []
-    /// Rows whose token the database has to read.
-    fileprivate(set) var doubtful: [DoubtfulRow] = []
-    /// Where the next batch begins.
-    var position: ImportPosition
-    /// Whether this is the end of the file.
-    fileprivate(set) var isLast = false
-    /// Why nothing after the batch can be read: the file is broken there.
-    fileprivate(set) var problem: ImportProblem?
-
-    struct RefusedRecord {
-        let number: Int64
-        let bytes: [UInt8]
-        let refusal: Refusal
-    }
-
-    struct DoubtfulRow {
-        let number: Int64
-        let bytes: [UInt8]
-        /// The row without its token.
-        let row: [UInt8]
-        let token: String
-    }
-
-    /// The most records of a batch, and about the most bytes of its rows: it is kept in memory, and is one transaction.
-    fileprivate static let mostRecords = 20_000
-    fileprivate static let mostBytes = 4 << 20
-
-    fileprivate func isFull(since records: Int64) -> Bool {
-        position.records - records >= Int64(Self.mostRecords) || copy.bytes.count >= Self.mostBytes
-            || refused.count + doubtful.count >= Self.mostRecords
-    }
-
-    /// Adds the doubtful rows, as the database reads their tokens.
-    mutating func resolve(_ readings: [TokenReading]) {
-        for (row, reading) in zip(doubtful, readings) {
-            switch reading {
-            case .token(let hex):
-                copy.raw(row.row)
-                copy.plain(hex.utf8)
-                copy.endRow()
-                queued += 1
-            case .fault(let fault):
-                refused.append(
-                    RefusedRecord(number: row.number, bytes: row.bytes, refusal: Self.refusal(fault)))
-            }
-        }
-        doubtful = []
-        refused.sort { $0.number < $1.number }
-    }
-
-    /// `token is 'abcdefgh'... (12 characters): a UUID, expected …`: what comes before the problem is this token's own.
-    private static func refusal(_ fault: String) -> Refusal {
-        guard let end = fault.firstRange(of: "character") else {
-            return Refusal(kind: "the token is no token", text: fault)
-        }
-        let problem = fault[end.upperBound...].drop { $0 != ")" }.dropFirst().prefix { $0 != "," }
-        return Refusal(kind: "the token is no token\(problem)", text: fault)
-    }
-}
-
 /// Reads a file batch by batch. It does no input or output itself.
 struct ImportReader {
     private var format: any ImportFormat
@@ -249,7 +184,16 @@ struct ImportReader {
         summary.skip(reason)
     }
 
-    private func refuse(_ refusal: Refusal, _ number: Int64, _ range: Range<Int>, _ batch: inout ImportBatch) {
+    /// Adds the doubtful rows to a batch, as the database reads their tokens.
+    mutating func resolve(_ batch: inout ImportBatch, _ readings: [TokenReading]) {
+        for _ in 0..<batch.resolve(readings, for: rules.shard) { skip(ImportShard.other) }
+        batch.position.skipped = position.skipped
+    }
+
+    private mutating func refuse(
+        _ refusal: Refusal, _ number: Int64, _ range: Range<Int>, _ batch: inout ImportBatch
+    ) {
+        if rules.shard?.takesRefused == false { return skip(ImportShard.other) }
         batch.refused.append(ImportBatch.RefusedRecord(number: number, bytes: Array(buffer[range]), refusal: refusal))
     }
 

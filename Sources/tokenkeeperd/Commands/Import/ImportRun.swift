@@ -23,18 +23,26 @@ struct ImportRun {
 
     private func isStopped() -> Bool { stop.isAsked }
 
+    /// For messages of one of several shards.
+    private var place: String { rules.shard.map { $0.isRouted ? "shard \($0.number): " : "" } ?? "" }
+
+    /// Tells apart imports of different files, or of one file that is read in different ways.
+    func identity(of input: borrowing ImportInput) -> String {
+        "\(input.isFile ? input.fingerprint() : "stream")-\(reading.fingerprint(asOf: rules.asOf, rejects: rejects))"
+    }
+
     func perform(
         _ input: borrowing ImportInput, restart: Bool, on connection: inout Connection
     ) throws -> ImportOutcome {
         let name = input.name
-        let identity =
-            "\(input.isFile ? input.fingerprint() : "stream")-\(reading.fingerprint(asOf: rules.asOf, rejects: rejects))"
-        let beginning = ImportPosition(identity: identity)
+        let beginning = ImportPosition(identity: identity(of: input))
         if isDryRun { return try rehearse(input, from: beginning, on: &connection) }
         let (known, position) =
             try input.isFile && !restart ? unfinished(name, beginning, on: &connection) : (nil, beginning)
         var refused =
-            if known == nil {
+            if rules.shard?.takesRefused == false {
+                RejectFile(unused: rejects)
+            } else if known == nil {
                 try RejectFile(new: rejects)
             } else {
                 try RejectFile(continuing: rejects, records: position.rejects, causes: position.causes)
@@ -44,17 +52,17 @@ struct ImportRun {
         try prepare(&reader, input, position)
         let source = try known ?? ImportSource.begin(name, position: position.text, on: &connection)
         if known != nil {
-            ConfigurationOptions.complain(
-                "continuing source \(source.id) after \(counted(position.lines, reader.items.one, reader.items.many))")
+            let done = counted(position.lines, reader.items.one, reader.items.many)
+            ConfigurationOptions.complain("\(place)continuing source \(source.id) after \(done)")
         }
         do {
             let end = try queueAll(&reader, input, source, &refused, on: &connection)
             return outcome(reader, source, end)
         } catch let error as DatabaseError where error.sqlState != "42501" {
-            ConfigurationOptions.complain(
+            let remedy =
                 input.isFile
-                    ? "the import is interrupted: run the same command again to continue source \(source.id)"
-                    : "the import is interrupted: import the same input again")
+                ? "run the same command again to continue source \(source.id)" : "import the same input again"
+            ConfigurationOptions.complain("\(place)the import is interrupted: \(remedy)")
             throw error
         }
     }
@@ -81,7 +89,7 @@ struct ImportRun {
         }
         if let other = sources.first {
             ConfigurationOptions.complain(
-                "warning: source \(other.id), an import of \(HistoryText.plain(name)), was not finished. The file or the options have changed, so this is a new import"
+                "warning: \(place)source \(other.id), an import of \(HistoryText.plain(name)), was not finished. The file or the options have changed, so this is a new import"
             )
         }
         return (nil, beginning)
@@ -111,7 +119,7 @@ struct ImportRun {
         _ refused: inout RejectFile, on connection: inout Connection
     ) throws -> End {
         var progress = ProgressBar(
-            file, items: reader.items.many, total: input.size, steps: reader.position.offset,
+            place + file, items: reader.items.many, total: input.size, steps: reader.position.offset,
             count: reader.position.lines)
         defer { progress.finish() }
         var pace = QueuePace(stop: stop)
@@ -149,8 +157,8 @@ struct ImportRun {
             sourceID: sourceID,
             { buffer, count in try input.read(into: &buffer, filled: &count, isStopped: isStopped) },
             isStopped: isStopped)
-        batch.resolve(
-            try TokenReading.read(batch.doubtful.map(\.token), isBase64: rules.isBase64, on: &connection))
+        reader.resolve(
+            &batch, try TokenReading.read(batch.doubtful.map(\.token), isBase64: rules.isBase64, on: &connection))
         return batch
     }
 
@@ -182,7 +190,7 @@ struct ImportRun {
         let refused = source.refused + Int64(summary.refused)
         let queued = source.queued + Int64(summary.queued)
         var lines = [
-            "\(file): \(counted(reader.position.records, "row", "rows")); queued \(queued), refused \(refused), skipped \(reader.position.skipped)"
+            "\(place)\(file): \(counted(reader.position.records, "row", "rows")); queued \(queued), refused \(refused), skipped \(reader.position.skipped)"
         ]
         if source.queued + source.refused > 0, !summary.details.isEmpty { lines.append("of these, in this run:") }
         lines += summary.details
@@ -200,7 +208,8 @@ struct ImportRun {
         switch queue {
         case _ where queued == 0: break
         case .registration:
-            lines.append("to undo: tokenkeeperd withdraw \(source.id)")
+            let database = place.isEmpty ? "" : ", on the database of this shard"
+            lines.append("to undo\(database): tokenkeeperd withdraw \(source.id)")
         case .result:
             let topic = TopicOption.typed(topic: reading.topic ?? "", environment: rules.environment.rawValue)
             lines.append("source \(source.id); to undo: tokenkeeperd reinstate --cause stale \(topic) --since TIME")

@@ -44,7 +44,7 @@ struct ImportedText {
                     read += some.count
                     return !some.isEmpty
                 }, isStopped: { false })
-            batch.resolve(batch.doubtful.map { token($0.token) })
+            reader.resolve(&batch, batch.doubtful.map { token($0.token) })
             let (records, reasons) = reader.report(batch)
             if !records.isEmpty, rejects.isEmpty { rejects += String(decoding: reader.rejectsBegin, as: UTF8.self) }
             rejects += String(decoding: records, as: UTF8.self)

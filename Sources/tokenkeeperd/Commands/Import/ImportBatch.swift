@@ -1,0 +1,75 @@
+internal import TokenLedger
+
+/// What is committed at once: rows, and the records that were refused meanwhile.
+struct ImportBatch {
+    var copy = CopyText()
+    var queued = 0
+    var refused: [RefusedRecord] = []
+    /// Rows whose token the database has to read.
+    var doubtful: [DoubtfulRow] = []
+    /// Where the next batch begins.
+    var position: ImportPosition
+    /// Whether this is the end of the file.
+    var isLast = false
+    /// Why nothing after the batch can be read: the file is broken there.
+    var problem: ImportProblem?
+
+    struct RefusedRecord {
+        let number: Int64
+        let bytes: [UInt8]
+        let refusal: Refusal
+    }
+
+    struct DoubtfulRow {
+        let number: Int64
+        let bytes: [UInt8]
+        /// The row without its token.
+        let row: [UInt8]
+        let token: String
+    }
+
+    /// The most records of a batch, and about the most bytes of its rows: it is kept in memory, and is one transaction.
+    private static let mostRecords = 20_000
+    private static let mostBytes = 4 << 20
+
+    func isFull(since records: Int64) -> Bool {
+        position.records - records >= Int64(Self.mostRecords) || copy.bytes.count >= Self.mostBytes
+            || refused.count + doubtful.count >= Self.mostRecords
+    }
+
+    /// Adds the doubtful rows, as the database reads their tokens.
+    ///
+    /// - Parameter shard: Which rows are wanted; nil for all.
+    /// - Returns: How many are rows of other shards.
+    mutating func resolve(_ readings: [TokenReading], for shard: ImportShard?) -> Int {
+        var others = 0
+        for (row, reading) in zip(doubtful, readings) {
+            switch reading {
+            case .token(let hex) where shard.map { !$0.has(Array(hex.utf8)[...]) } ?? false:
+                others += 1
+            case .fault where shard?.takesRefused == false:
+                others += 1
+            case .token(let hex):
+                copy.raw(row.row)
+                copy.plain(hex.utf8)
+                copy.endRow()
+                queued += 1
+            case .fault(let fault):
+                refused.append(
+                    RefusedRecord(number: row.number, bytes: row.bytes, refusal: Self.refusal(fault)))
+            }
+        }
+        doubtful = []
+        refused.sort { $0.number < $1.number }
+        return others
+    }
+
+    /// `token is 'abcdefgh'... (12 characters): a UUID, expected …`: what comes before the problem is this token's own.
+    private static func refusal(_ fault: String) -> Refusal {
+        guard let end = fault.firstRange(of: "character") else {
+            return Refusal(kind: "the token is no token", text: fault)
+        }
+        let problem = fault[end.upperBound...].drop { $0 != ")" }.dropFirst().prefix { $0 != "," }
+        return Refusal(kind: "the token is no token\(problem)", text: fault)
+    }
+}
