@@ -53,7 +53,9 @@ struct Paper {
             "minimum and the maximum. \"Once\" marks a single measurement.",
             "",
         ]
-        if subject == .ledger { lines += ["Sending to APNs has [its own page](sending.md).", ""] }
+        if subject == .ledger {
+            lines += ["[Sending to APNs](sending.md) and [shards](scale.md) have their own pages.", ""]
+        }
         if !report.bars.isEmpty { lines += ["![Results drained per second](\(Self.plotName))", ""] }
         lines += ["| measure | figure | target | |", "|---|---|---|---|"]
         for finding in report.findings {

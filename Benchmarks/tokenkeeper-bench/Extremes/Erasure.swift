@@ -1,4 +1,4 @@
-extension ScaleMeasurement {
+extension ExtremesMeasurement {
     /// `forget` with thousands of large rejected results, and how long it stops the drains.
     func erasure(_ database: Database) throws {
         let session = try database.session()

@@ -1,4 +1,4 @@
-extension ScaleMeasurement {
+extension ExtremesMeasurement {
     /// The guard's decision when the active tokens were last counted 25 hours ago.
     func oldCount(_ database: Database) throws {
         let session = try database.session()

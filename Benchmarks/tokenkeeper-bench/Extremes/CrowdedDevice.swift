@@ -1,4 +1,4 @@
-extension ScaleMeasurement {
+extension ExtremesMeasurement {
     /// Registrations with a device_id that thousands of tokens share, by an application's mistake.
     func crowdedDevice(_ database: Database) throws {
         let session = try database.session()

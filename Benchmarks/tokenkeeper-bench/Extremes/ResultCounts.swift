@@ -1,7 +1,7 @@
 import Foundation
 import LedgerTestSupport
 
-extension ScaleMeasurement {
+extension ExtremesMeasurement {
     /// A sweep when the counts of 80 days have never been added up: 3,000 topics, with several rows per hour and topic.
     func resultCounts(_ database: Database) throws {
         let session = try database.session()

@@ -1,7 +1,7 @@
 import Foundation
 import LedgerTestSupport
 
-extension ScaleMeasurement {
+extension ExtremesMeasurement {
     /// How long a registration waits while a daemon undoes suspects.
     func reinstate(_ database: Database) throws {
         let session = try database.session()

@@ -1,7 +1,7 @@
 import Foundation
 import LedgerTestSupport
 
-extension ScaleMeasurement {
+extension ExtremesMeasurement {
     /// The view `status` with thousands of topics, and with the dead rows that a large campaign leaves in the outbox until a
     /// vacuum.
     func status(_ database: Database) throws {

@@ -1,4 +1,4 @@
-extension ScaleMeasurement {
+extension ExtremesMeasurement {
     /// One batch with suspects of hundreds of topics, and 410s of new tokens.
     func manyTopics(_ database: Database) throws {
         let session = try database.session()

@@ -1,4 +1,4 @@
-extension ScaleMeasurement {
+extension ExtremesMeasurement {
     /// Suspects of a topic whose tokens are all suppressed and were never registered: a search for an active token finds none.
     func neverRegistered(_ database: Database) throws {
         let session = try database.session()

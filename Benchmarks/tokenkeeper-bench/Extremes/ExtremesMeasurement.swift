@@ -3,7 +3,7 @@ import LedgerTestSupport
 
 /// Problems of large installations: sizes at which something was once slow or stuck. Each case has a file in this folder, with a
 /// function of this type that gets its own database, and a line in `cases`.
-struct ScaleMeasurement {
+struct ExtremesMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
     let report: Report
@@ -19,10 +19,10 @@ struct ScaleMeasurement {
 
     func run() {
         for (name, measure) in cases {
-            report.attempt("scale: \(name)", true) {
+            report.attempt("extremes: \(name)", true) {
                 let database = try cluster.copy(of: "bare")
                 defer { try? database.drop() }
-                Progress.say("scale: \(name)")
+                Progress.say("extremes: \(name)")
                 try measure(database)
             }
         }
