@@ -78,6 +78,28 @@ public struct Router {
         return findings
     }
 
+    /// Whether a database is a router.
+    ///
+    /// By name and not by to_regclass, which needs rights to the schema.
+    public static func isOne(_ connection: inout Connection) throws(DatabaseError) -> Bool {
+        try connection.query(
+            "SELECT EXISTS (SELECT FROM pg_catalog.pg_views WHERE schemaname = 'tokenkeeper' AND viewname = 'router')"
+        ).value()
+    }
+
+    /// For a command that reads and calls what shards and routers have by the same names.
+    ///
+    /// - Returns: False if the database is no router.
+    /// - Throws: `ShardError.otherRelease` if another release has made the router.
+    public static func isOne(_ connection: inout Connection, of release: Version) throws -> Bool {
+        guard try isOne(&connection) else { return false }
+        let found = try connection.query("SELECT r.release FROM tokenkeeper.router AS r").value(String.self)
+        guard found == release.description else {
+            throw ShardError.otherRelease(router: found, this: release.description)
+        }
+        return true
+    }
+
     private func database(_ number: Int) throws(ShardError) -> ShardDatabase {
         try ShardDatabase(number, in: map, user: shardUser, daemon: daemon)
     }
@@ -94,9 +116,7 @@ public struct Router {
 
     /// Which script was run, or nil.
     private func recorded(on router: inout Connection) throws(DatabaseError) -> String? {
-        guard try router.query("SELECT to_regclass('tokenkeeper.router') IS NOT NULL").value(Bool.self) else {
-            return nil
-        }
+        guard try Self.isOne(&router) else { return nil }
         return try router.query("SELECT r.fingerprint FROM tokenkeeper.router AS r").value(String.self)
     }
 
