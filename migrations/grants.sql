@@ -68,6 +68,14 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.set_campaign_rate(bigint, integer),
     tokenkeeper.delivery(uuid)
     TO tokenkeeper_sender;
+-- A router calls them as its caller.
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.check_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean, integer),
+    tokenkeeper.create_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean, bigint, bigint),
+    tokenkeeper.share_fault(text, text, numeric, float8, float8)
+    TO tokenkeeper_sender;
+GRANT EXECUTE ON FUNCTION tokenkeeper.audience_part(text, text, text, text, text, text[], boolean)
+    TO tokenkeeper_sender, tokenkeeper_reader, tokenkeeper_operator;
 GRANT INSERT (campaign_id, token) ON tokenkeeper.campaign_token TO tokenkeeper_sender;
 GRANT SELECT ON tokenkeeper.campaign_progress, tokenkeeper.campaign_wait TO tokenkeeper_sender;
 
@@ -312,7 +320,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.claimed_campaign_requests(text),
     tokenkeeper.recalled_requests(text, bigint[]),
     tokenkeeper.take_over_campaigns(text, boolean, bigint[]),
-    tokenkeeper.campaign_apns_id(bigint, bigint),
+    tokenkeeper.campaign_apns_id(bigint, bigint, integer),
     tokenkeeper.outcome_of(integer, text),
     tokenkeeper.check_outcomes(text[]),
     tokenkeeper.check_fates(text[]),

@@ -1,21 +1,23 @@
 -- Campaigns for people: create, pause, resume and cancel one, and look up one of its requests.
 
-CREATE OR REPLACE FUNCTION tokenkeeper.campaign_apns_id(campaign_id bigint, number bigint) RETURNS uuid
+CREATE OR REPLACE FUNCTION tokenkeeper.campaign_apns_id(campaign_id bigint, number bigint, shard integer DEFAULT 0) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (lpad(to_hex(campaign_id), 12, '0') || '80008000' || lpad(to_hex(number), 12, '0'))::uuid;
-COMMENT ON FUNCTION tokenkeeper.campaign_apns_id(bigint, bigint) IS
-    'The apns-id of a campaign''s request: a UUID of version 8 with 48 bits for the campaign_id and 48 for the number of the request.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_apns_id(bigint, bigint) FROM PUBLIC;
+RETURN (lpad(to_hex(campaign_id), 12, '0') || '8' || lpad(to_hex(shard), 3, '0') || '8000' || lpad(to_hex(number), 12, '0'))::uuid;
+COMMENT ON FUNCTION tokenkeeper.campaign_apns_id(bigint, bigint, integer) IS
+    'The apns-id of a campaign''s request: a UUID of version 8 with 48 bits for the campaign_id, 12 for the number of the shard, which is 0 in a database that '
+    'is no shard, and 48 for the number of the request on this shard.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_apns_id(bigint, bigint, integer) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.campaign_request_of(apns_id uuid, OUT campaign_id bigint, OUT number bigint)
+CREATE OR REPLACE FUNCTION tokenkeeper.campaign_request_of(apns_id uuid, OUT campaign_id bigint, OUT number bigint, OUT shard integer)
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     id bytea := uuid_send(campaign_request_of.apns_id);
 BEGIN
-    IF substring(id FROM 7 FOR 4) = decode('80008000', 'hex') THEN
+    IF get_byte(id, 6) >> 4 = 8 AND substring(id FROM 9 FOR 2) = decode('8000', 'hex') THEN
         campaign_id := ('x' || encode(substring(id FROM 1 FOR 6), 'hex'))::bit(48)::bigint;
+        shard := (get_byte(id, 6) & 15) << 8 | get_byte(id, 7);
         number := ('x' || encode(substring(id FROM 11 FOR 6), 'hex'))::bit(48)::bigint;
     END IF;
 END
@@ -120,6 +122,138 @@ COMMENT ON FUNCTION tokenkeeper.unknown_tags(integer, text) IS
     'as known, and so does each tag in a large ledger without statistics. Raises 22023 for an invalid expression.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.unknown_tags(integer, text) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.new_campaign_id(beyond bigint DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    own tokenkeeper.shard;
+    id bigint;
+BEGIN
+    SELECT s.* INTO own FROM tokenkeeper.shard AS s;
+    LOOP
+        id := nextval('tokenkeeper.campaign_campaign_id_seq');
+        EXIT WHEN own.number IS NULL;
+        -- Other shards may have ids of this one that its sequence does not know: those of a database that was no shard then, or that was restored.
+        EXIT WHEN id % own.shards = own.number AND id > coalesce(new_campaign_id.beyond, 0)
+            AND NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = id);
+    END LOOP;
+    RETURN id;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.new_campaign_id(bigint) IS
+    'The campaign_id for a new campaign. On a shard, it is the number of the shard, modulo the number of shards, so that two shards never choose the same; and '
+    'greater than beyond, if that is not null.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.new_campaign_id(bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.add_campaign(
+    payload json, topic text, environment text, tags text, push_type text, priority integer, expiration timestamptz, collapse_id text,
+    scheduled_at timestamptz, device_id text, user_id text, tokens text[], everyone boolean, name text, idempotency_key text, max_per_second integer,
+    confirm boolean, is_part boolean DEFAULT false, only_check boolean DEFAULT false,
+    as_campaign bigint DEFAULT NULL, beyond bigint DEFAULT NULL, OUT campaign_id bigint, OUT is_new boolean, OUT of_topic integer)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    env text COLLATE "C" := coalesce(add_campaign.environment, 'production');
+    the_topic text COLLATE "C" := add_campaign.topic;
+    body jsonb := tokenkeeper.parsed_payload(add_campaign.payload);
+    kind text COLLATE "C" := coalesce(add_campaign.push_type, tokenkeeper.push_type_of(body, the_topic));
+    fault text := CASE WHEN body IS NULL AND add_campaign.payload IS NOT NULL THEN tokenkeeper.payload_fault(add_campaign.payload)
+                       ELSE tokenkeeper.send_fault(env, the_topic, body, kind, add_campaign.priority, add_campaign.expiration, add_campaign.collapse_id,
+                                                   add_campaign.scheduled_at, NULL) END;
+    creator text COLLATE "C" := session_user;
+    asked record;
+    hash bytea;
+    known bytea;
+BEGIN
+    IF fault IS NULL AND NOT isfinite(add_campaign.scheduled_at) THEN
+        fault := 'scheduled_at is infinite, expected a finite instant, or null';
+    END IF;
+    IF fault IS NULL AND octet_length(add_campaign.name) > 200 THEN
+        fault := 'name is ' || octet_length(add_campaign.name) || ' bytes long, expected at most 200';
+    END IF;
+    IF fault IS NULL AND octet_length(add_campaign.idempotency_key) NOT BETWEEN 1 AND 200 THEN
+        fault := 'idempotency_key is ' || octet_length(add_campaign.idempotency_key) || ' bytes long, expected 1 to 200';
+    END IF;
+    IF fault IS NULL AND add_campaign.max_per_second NOT BETWEEN 1 AND 1000000 THEN
+        fault := 'max_per_second is ' || add_campaign.max_per_second || ', expected 1 to 1000000, or null';
+    END IF;
+    IF fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT a.kind, a.value, a.tokens INTO asked
+    FROM tokenkeeper.audience_of(add_campaign.tags, add_campaign.device_id, add_campaign.user_id, add_campaign.tokens, add_campaign.everyone) AS a;
+    -- Everything that changes what is sent, to whom and when.
+    hash := sha256(convert_to(jsonb_build_object(
+        'payload', body, 'topic', the_topic, 'environment', env, 'push_type', kind, 'priority', add_campaign.priority,
+        'expiration', extract(epoch FROM add_campaign.expiration), 'collapse_id', add_campaign.collapse_id,
+        'scheduled_at', extract(epoch FROM add_campaign.scheduled_at), 'max_per_second', add_campaign.max_per_second,
+        'kind', asked.kind, 'audience', asked.value,
+        'tokens', encode(sha256(convert_to(coalesce(array_to_string(asked.tokens, ' '), ''), 'UTF8')), 'hex'))::text, 'UTF8'));
+    is_new := false;
+    FOR attempt IN 1..2 LOOP
+        IF add_campaign.idempotency_key IS NOT NULL THEN
+            SELECT c.campaign_id, c.content_hash INTO campaign_id, known FROM tokenkeeper.campaign AS c
+            WHERE c.created_by = creator AND c.idempotency_key = add_campaign.idempotency_key COLLATE "C";
+        ELSIF add_campaign.as_campaign IS NOT NULL THEN
+            SELECT c.campaign_id, c.content_hash INTO campaign_id, known FROM tokenkeeper.campaign AS c
+            WHERE c.campaign_id = add_campaign.as_campaign AND c.created_by = creator AND c.idempotency_key IS NULL;
+        END IF;
+        EXIT WHEN campaign_id IS NOT NULL;
+        IF attempt = 2 THEN
+            RAISE EXCEPTION 'there is another campaign %', add_campaign.as_campaign USING ERRCODE = 'unique_violation';
+        END IF;
+        -- Not for a repetition of what was accepted in time.
+        IF add_campaign.expiration > 'epoch' AND add_campaign.expiration <= clock_timestamp() THEN
+            RAISE EXCEPTION 'expiration has passed, expected a later instant, ''epoch'' or null' USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        IF add_campaign.is_part THEN
+            SELECT t.topic_id INTO of_topic FROM tokenkeeper.topic AS t WHERE t.topic = the_topic AND t.environment = env;
+        ELSE
+            of_topic := tokenkeeper.known_topic(the_topic, env);
+            fault := CASE WHEN add_campaign.confirm IS NOT TRUE THEN tokenkeeper.confirmation_fault(
+                of_topic, CASE asked.kind WHEN 'tags' THEN asked.value END, asked.kind = 'everyone', cardinality(asked.tokens)) END;
+            IF fault IS NOT NULL THEN
+                RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value', HINT = 'tokenkeeper.audience_size counts an audience.';
+            END IF;
+        END IF;
+        IF add_campaign.only_check THEN
+            is_new := true;
+            RETURN;
+        END IF;
+        INSERT INTO tokenkeeper.campaign AS c (
+            campaign_id, name, environment, topic, payload, push_type, priority, expiration, collapse_id, scheduled_at, max_per_second,
+            audience_kind, audience, has_list, idempotency_key, content_hash, is_confirmed, expected)
+        OVERRIDING SYSTEM VALUE
+        -- Through jsonb, to remove the blanks of the caller's spelling.
+        VALUES (coalesce(add_campaign.as_campaign, tokenkeeper.new_campaign_id(add_campaign.beyond)), add_campaign.name, env, the_topic,
+                body::text::json, kind, add_campaign.priority, add_campaign.expiration, add_campaign.collapse_id, add_campaign.scheduled_at,
+                add_campaign.max_per_second, asked.kind, asked.value, asked.kind = 'tokens', add_campaign.idempotency_key, hash,
+                coalesce(add_campaign.confirm, false), cardinality(asked.tokens))
+        -- Waits for a transaction that is about to commit the same key.
+        ON CONFLICT DO NOTHING
+        RETURNING c.campaign_id INTO campaign_id;
+        IF campaign_id IS NOT NULL THEN
+            is_new := true;
+            INSERT INTO tokenkeeper.campaign_token (campaign_id, given_in, token) SELECT add_campaign.campaign_id, NULL, t FROM unnest(asked.tokens) AS t;
+            RETURN;
+        END IF;
+    END LOOP;
+    IF known IS DISTINCT FROM hash OR campaign_id <> add_campaign.as_campaign THEN
+        RAISE EXCEPTION '% belongs to campaign %, which has another content',
+            coalesce('idempotency_key ' || quote_literal(add_campaign.idempotency_key), 'the id'), campaign_id
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a new key for a new campaign.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.add_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean, boolean, boolean, bigint, bigint) IS
+    'Adds a campaign for enqueue, unless the idempotency_key has one. is_part: for a router, which judges the whole audience: the topic may be unknown here. '
+    'only_check: adds nothing. as_campaign: its id, which the caller has chosen; then a repetition changes nothing, also without an idempotency_key. beyond: see new_campaign_id. Returns the '
+    'id, whether it is new, and then the topic_id.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.add_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean, boolean, boolean, bigint, bigint) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.enqueue(
     payload json,
     topic text,
@@ -143,96 +277,34 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     env text COLLATE "C" := coalesce(enqueue.environment, 'production');
-    the_topic text COLLATE "C" := enqueue.topic;
-    body jsonb := tokenkeeper.parsed_payload(enqueue.payload);
-    kind text COLLATE "C" := coalesce(enqueue.push_type, tokenkeeper.push_type_of(body, the_topic));
-    fault text := CASE WHEN body IS NULL AND enqueue.payload IS NOT NULL THEN tokenkeeper.payload_fault(enqueue.payload)
-                       ELSE tokenkeeper.send_fault(env, the_topic, body, kind, enqueue.priority, enqueue.expiration, enqueue.collapse_id,
-                                                   enqueue.scheduled_at, NULL) END;
-    creator text COLLATE "C" := session_user;
-    asked record;
-    hash bytea;
-    of_topic integer;
-    the_id bigint;
-    known bytea;
+    added record;
+    fault text;
 BEGIN
-    IF fault IS NULL AND NOT isfinite(enqueue.scheduled_at) THEN
-        fault := 'scheduled_at is infinite, expected a finite instant, or null';
+    SELECT a.campaign_id, a.is_new, a.of_topic INTO added FROM tokenkeeper.add_campaign(
+        enqueue.payload, enqueue.topic, enqueue.environment, enqueue.tags, enqueue.push_type, enqueue.priority, enqueue.expiration, enqueue.collapse_id,
+        enqueue.scheduled_at, enqueue.device_id, enqueue.user_id, enqueue.tokens, enqueue.everyone, enqueue.name, enqueue.idempotency_key,
+        enqueue.max_per_second, enqueue.confirm) AS a;
+    IF NOT added.is_new THEN
+        IF EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = added.campaign_id AND c.state = 'cancelled') THEN
+            RAISE NOTICE 'campaign % has this idempotency_key and is cancelled: nothing is sent', added.campaign_id
+                USING HINT = 'Use a new key for a new campaign.';
+        END IF;
+        RETURN added.campaign_id;
     END IF;
-    IF fault IS NULL AND octet_length(enqueue.name) > 200 THEN
-        fault := 'name is ' || octet_length(enqueue.name) || ' bytes long, expected at most 200';
-    END IF;
-    IF fault IS NULL AND octet_length(enqueue.idempotency_key) NOT BETWEEN 1 AND 200 THEN
-        fault := 'idempotency_key is ' || octet_length(enqueue.idempotency_key) || ' bytes long, expected 1 to 200';
-    END IF;
-    IF fault IS NULL AND enqueue.max_per_second NOT BETWEEN 1 AND 1000000 THEN
-        fault := 'max_per_second is ' || enqueue.max_per_second || ', expected 1 to 1000000, or null';
-    END IF;
+    fault := tokenkeeper.sending_fault(enqueue.topic, env);
     IF fault IS NOT NULL THEN
-        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
+        RAISE NOTICE '%: the campaign waits', fault USING HINT = 'A daemon sends to the topics of each [credential.NAME] in its configuration.';
     END IF;
-    SELECT a.kind, a.value, a.tokens INTO asked
-    FROM tokenkeeper.audience_of(enqueue.tags, enqueue.device_id, enqueue.user_id, enqueue.tokens, enqueue.everyone) AS a;
-    -- Everything that changes what is sent, to whom and when.
-    hash := sha256(convert_to(jsonb_build_object(
-        'payload', body, 'topic', the_topic, 'environment', env, 'push_type', kind, 'priority', enqueue.priority,
-        'expiration', extract(epoch FROM enqueue.expiration), 'collapse_id', enqueue.collapse_id,
-        'scheduled_at', extract(epoch FROM enqueue.scheduled_at), 'max_per_second', enqueue.max_per_second,
-        'kind', asked.kind, 'audience', asked.value,
-        'tokens', encode(sha256(convert_to(coalesce(array_to_string(asked.tokens, ' '), ''), 'UTF8')), 'hex'))::text, 'UTF8'));
-    IF enqueue.idempotency_key IS NOT NULL THEN
-        SELECT c.campaign_id, c.content_hash INTO the_id, known FROM tokenkeeper.campaign AS c
-        WHERE c.created_by = creator AND c.idempotency_key = enqueue.idempotency_key COLLATE "C";
+    -- A list may have tokens that are not registered.
+    IF enqueue.tokens IS NULL AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = added.of_topic) THEN
+        RAISE NOTICE '% (%) has no token', enqueue.topic, env;
+    ELSIF enqueue.tags IS NOT NULL THEN
+        FOR fault IN SELECT t FROM tokenkeeper.unknown_tags(added.of_topic, enqueue.tags) AS t LOOP
+            RAISE NOTICE 'no token of % (%) has the tag %', enqueue.topic, env, quote_literal(fault)
+                USING HINT = 'Upper and lower case differ. tokenkeeper.audience_size counts an audience.';
+        END LOOP;
     END IF;
-    IF the_id IS NULL THEN
-        -- Not for a repetition of what was accepted in time.
-        IF enqueue.expiration > 'epoch' AND enqueue.expiration <= clock_timestamp() THEN
-            RAISE EXCEPTION 'expiration has passed, expected a later instant, ''epoch'' or null' USING ERRCODE = 'invalid_parameter_value';
-        END IF;
-        of_topic := tokenkeeper.known_topic(the_topic, env);
-        fault := CASE WHEN enqueue.confirm IS NOT TRUE THEN tokenkeeper.confirmation_fault(
-            of_topic, CASE asked.kind WHEN 'tags' THEN asked.value END, asked.kind = 'everyone', cardinality(asked.tokens)) END;
-        IF fault IS NOT NULL THEN
-            RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value', HINT = 'tokenkeeper.audience_size counts an audience.';
-        END IF;
-        INSERT INTO tokenkeeper.campaign AS c (
-            name, environment, topic, payload, push_type, priority, expiration, collapse_id, scheduled_at, max_per_second,
-            audience_kind, audience, has_list, idempotency_key, content_hash, is_confirmed, expected)
-        -- Through jsonb, to remove the blanks of the caller's spelling.
-        VALUES (enqueue.name, env, the_topic, body::text::json, kind, enqueue.priority, enqueue.expiration, enqueue.collapse_id,
-                enqueue.scheduled_at, enqueue.max_per_second, asked.kind, asked.value, asked.kind = 'tokens', enqueue.idempotency_key,
-                hash, coalesce(enqueue.confirm, false), cardinality(asked.tokens))
-        -- Waits for a transaction that is about to commit the same key.
-        ON CONFLICT ON CONSTRAINT campaign_created_by_idempotency_key_key DO NOTHING
-        RETURNING c.campaign_id INTO the_id;
-        IF the_id IS NOT NULL THEN
-            INSERT INTO tokenkeeper.campaign_token (campaign_id, given_in, token) SELECT the_id, NULL, t FROM unnest(asked.tokens) AS t;
-            fault := tokenkeeper.sending_fault(the_topic, env);
-            IF fault IS NOT NULL THEN
-                RAISE NOTICE '%: the campaign waits', fault USING HINT = 'A daemon sends to the topics of each [credential.NAME] in its configuration.';
-            END IF;
-            -- A list may have tokens that are not registered.
-            IF asked.kind <> 'tokens' AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic) THEN
-                RAISE NOTICE '% (%) has no token', the_topic, env;
-            ELSIF asked.kind = 'tags' THEN
-                FOR fault IN SELECT t FROM tokenkeeper.unknown_tags(of_topic, asked.value) AS t LOOP
-                    RAISE NOTICE 'no token of % (%) has the tag %', the_topic, env, quote_literal(fault)
-                        USING HINT = 'Upper and lower case differ. tokenkeeper.audience_size counts an audience.';
-                END LOOP;
-            END IF;
-            RETURN the_id;
-        END IF;
-        SELECT c.campaign_id, c.content_hash INTO the_id, known FROM tokenkeeper.campaign AS c
-        WHERE c.created_by = creator AND c.idempotency_key = enqueue.idempotency_key COLLATE "C";
-    END IF;
-    IF known IS DISTINCT FROM hash THEN
-        RAISE EXCEPTION 'idempotency_key % belongs to campaign %, which has another content', quote_literal(enqueue.idempotency_key), the_id
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a new key for a new campaign.';
-    END IF;
-    IF EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = the_id AND c.state = 'cancelled') THEN
-        RAISE NOTICE 'campaign % has this idempotency_key and is cancelled: nothing is sent', the_id USING HINT = 'Use a new key for a new campaign.';
-    END IF;
-    RETURN the_id;
+    RETURN added.campaign_id;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) IS
@@ -574,7 +646,9 @@ DECLARE
     wanted bigint;
     the_number bigint;
 BEGIN
-    SELECT r.campaign_id, r.number INTO wanted, the_number FROM tokenkeeper.campaign_request_of(delivery.apns_id) AS r;
+    -- The requests of other shards have the same numbers.
+    SELECT r.campaign_id, r.number INTO wanted, the_number FROM tokenkeeper.campaign_request_of(delivery.apns_id) AS r
+    WHERE r.shard = coalesce((SELECT s.number FROM tokenkeeper.shard AS s), 0);
     -- Numbers can be guessed.
     IF NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = wanted
                    AND (c.created_by = session_user OR has_column_privilege(session_user, 'tokenkeeper.campaign', 'state', 'SELECT'))) THEN

@@ -189,22 +189,19 @@ COMMENT ON FUNCTION tokenkeeper.uncount_background(text[], text[], bytea[]) IS
     'the devices in the order in which a claim does.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.uncount_background(text[], text[], bytea[]) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.confirmation_fault(of_topic integer, tags text, everyone boolean, tokens bigint) RETURNS text
+CREATE OR REPLACE FUNCTION tokenkeeper.audience_share(
+    of_topic integer, tags text, everyone boolean, tokens bigint, OUT confirm_share numeric, OUT active float8, OUT meant float8)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    the_topic tokenkeeper.topic;
     of_ledger float8;
-    active float8;
-    found float8;
-    most float8;
-    percent float8;
     sampled constant float8 := 50000;
 BEGIN
-    SELECT t.* INTO the_topic FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
-    IF the_topic.confirm_share IS NULL THEN
-        RETURN NULL;
+    meant := audience_share.tokens;
+    SELECT t.confirm_share INTO confirm_share FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
+    IF confirm_share IS NULL THEN
+        RETURN;
     END IF;
     -- The same count, and for as long, as the mass-failure guard trusts.
     SELECT sum(c.tokens) INTO active FROM tokenkeeper.token_count AS c
@@ -213,46 +210,63 @@ BEGIN
         SELECT count(*) INTO active FROM tokenkeeper.ledger AS l
         WHERE l.topic_id = of_topic AND NOT l.suppressed AND l.registered_at > '-infinity';
     END IF;
-    most := greatest(floor(active * the_topic.confirm_share), 50);
     IF everyone THEN
-        -- Not from the count, which may be older than a large import.
-        SELECT count(*) INTO found FROM (
+        -- Not only from the count, which may be older than a large import.
+        SELECT count(*) INTO meant FROM (
             SELECT FROM tokenkeeper.ledger AS l
             WHERE l.topic_id = of_topic AND NOT l.suppressed AND l.registered_at > '-infinity' LIMIT 51) AS l;
-        IF found <= 50 OR the_topic.confirm_share = 1 THEN
-            RETURN NULL;
+        IF meant > 50 THEN
+            meant := greatest(meant, active);
         END IF;
-        percent := 100;
     ELSIF tags IS NOT NULL THEN
         SELECT greatest(c.reltuples, 0) INTO of_ledger FROM pg_catalog.pg_class AS c WHERE c.oid = 'tokenkeeper.ledger'::regclass;
         IF active * active > 2 * sampled * of_ledger THEN
             -- Cheaper than to read half of the topic, and close enough.
             EXECUTE $statement$
-                SELECT count(*) FILTER (WHERE tokenkeeper.tag_vector(l.tags) @@ tokenkeeper.tag_query($2)) * 100.0 / nullif(count(*), 0)
+                SELECT count(*) FILTER (WHERE tokenkeeper.tag_vector(l.tags) @@ tokenkeeper.tag_query($2)) * $4 / nullif(count(*), 0)
                 FROM tokenkeeper.ledger AS l TABLESAMPLE SYSTEM ($3)
                 WHERE l.topic_id = $1 AND NOT l.suppressed AND l.registered_at > '-infinity'
-                $statement$ INTO percent USING of_topic, tags, least(100 * sampled / active, 100);
+                $statement$ INTO meant USING of_topic, tags, least(100 * sampled / active, 100), active;
         ELSE
             EXECUTE $statement$
                 SELECT count(*) FROM (
                     SELECT FROM tokenkeeper.ledger AS l
                     WHERE l.topic_id = $1 AND NOT l.suppressed AND l.registered_at > '-infinity'
                       AND tokenkeeper.tag_vector(l.tags) @@ tokenkeeper.tag_query($2)) AS l
-                $statement$ INTO found USING of_topic, tags;
-            percent := CASE WHEN found > most THEN least(100 * found / greatest(active, 1), 100) ELSE 0 END;
+                $statement$ INTO meant USING of_topic, tags;
         END IF;
-    ELSE
-        percent := CASE WHEN tokens > most THEN least(100 * tokens / greatest(active, 1), 100) ELSE 0 END;
     END IF;
-    IF percent IS NULL OR percent <= 100 * the_topic.confirm_share THEN
-        RETURN NULL;
-    END IF;
-    RETURN format('the audience is about %s %% of the tokens of %s (%s), and more than %s %% need confirm => true', round(percent),
-                  the_topic.topic, the_topic.environment, trim_scale(100 * the_topic.confirm_share));
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.audience_share(integer, text, boolean, bigint) IS
+    'What confirmation_fault compares: confirm_share of the topic, how many active tokens it has, and how many are meant; of everyone, at least whether that is more '
+    'than 50. tokens is the length of a list. Only meant, and for a list, if the topic has no confirm_share. The share of a tag expression among 300,000 tokens or '
+    'more may be estimated from a sample; null if the sample is empty. Raises 22023 for an invalid tag expression.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_share(integer, text, boolean, bigint) FROM PUBLIC;
+
+-- A router has the same function.
+CREATE OR REPLACE FUNCTION tokenkeeper.share_fault(topic text, environment text, confirm_share numeric, active float8, meant float8) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN meant > greatest(floor(active * confirm_share::float8), 50) AND least(100 * meant / greatest(active, 1), 100) > 100 * confirm_share::float8
+    THEN format('the audience is about %s %% of the tokens of %s (%s), and more than %s %% need confirm => true',
+                round(least(100 * meant / greatest(active, 1), 100)), topic, environment, trim_scale(100 * confirm_share)) END;
+COMMENT ON FUNCTION tokenkeeper.share_fault(text, text, numeric, float8, float8) IS
+    'Why enqueue refuses an audience without confirm => true: it is more than 50 tokens and more than confirm_share of the active tokens of the topic; null if it '
+    'does not.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.share_fault(text, text, numeric, float8, float8) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.confirmation_fault(of_topic integer, tags text, everyone boolean, tokens bigint) RETURNS text
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (
+        SELECT tokenkeeper.share_fault(t.topic, t.environment, s.confirm_share, s.active, s.meant)
+        FROM tokenkeeper.audience_share(of_topic, confirmation_fault.tags, confirmation_fault.everyone, confirmation_fault.tokens) AS s
+        JOIN tokenkeeper.topic AS t ON t.topic_id = of_topic);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.confirmation_fault(integer, text, boolean, bigint) IS
-    'Why enqueue refuses an audience without confirm => true: it is more than 50 tokens and more than confirm_share of the active tokens of the topic; null '
-    'if it does not. tokens is the length of a list. The share of a tag expression among 300,000 tokens or more may be estimated from a sample. Raises 22023 '
-    'for an invalid tag expression.';
+    'Why enqueue refuses an audience without confirm => true; null if it does not. See audience_share and share_fault.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.confirmation_fault(integer, text, boolean, bigint) FROM PUBLIC;

@@ -98,7 +98,7 @@ BEGIN
 
     -- Functions that read no table are the same here. In this order: each needs those before it.
     FOREACH wanted IN ARRAY ARRAY['token_key', 'shard_of', 'parse_decorated_token', 'parse_token', 'token_fault', 'tag_query', 'tag_vector', 'cause_of',
-                                  'has_one_token_per_device', 'reinstate_command'] LOOP
+                                  'has_one_token_per_device', 'reinstate_command', 'share_fault'] LOOP
         SELECT x.* INTO f
         FROM jsonb_to_recordset(functions) AS x (name text, types text, definition text, comment text, callers text[]) WHERE x.name = wanted;
         IF NOT FOUND THEN

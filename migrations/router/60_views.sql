@@ -19,7 +19,7 @@ BEGIN
         'token', 'sendable_token', 'suppressed_token', 'token_event', 'result_stat', 'token_count_hour',
         'rejected_result', 'rejected_registration', 'held_result', 'held_registration', 'guard', 'reinstatement', 'stale_share', 'operation',
         'sweep_run', 'sweep_topic', 'paused_topic', 'suppressed_send', 'failed_send',
-        'daemon', 'sending_daemon', 'campaign_progress', 'campaign_wait']
+        'daemon', 'sending_daemon']
     LOOP
         found := relations -> relation;
         IF found IS NULL THEN

@@ -23,6 +23,7 @@ BEGIN
         ('request_sweep', 'first'),
         ('reinstate', 'sum'), ('would_reinstate', 'sum'), ('pruned_stale', 'sum'), ('undo_next', 'sum'),
         ('release_held', 'sum'), ('discard_held', 'sum'),
+        ('pause_campaign', 'any'), ('resume_campaign', 'any'), ('cancel_campaign', 'any'), ('set_campaign_rate', 'any'),
         ('requeue_rejected_results', 'ids'), ('requeue_rejected_registrations', 'ids'), ('requeue_failed', 'ids')
     LOOP
         SELECT x.* INTO f
@@ -46,6 +47,10 @@ BEGIN
         -- On all.
         declared := format('tokenkeeper.%I(%s)', f.name, f.types);
         passed := coalesce((SELECT string_agg(format(', $%s', a.place), '' ORDER BY a.place) FROM generate_series(1, cardinality(f.names)) AS a (place)), '');
+        IF f.name = 'set_campaign_rate' THEN
+            -- Each shard gets its part.
+            passed := ', $1, nullif((tokenkeeper_shard.rates($2))[number + 1], 0)';
+        END IF;
         EXECUTE format('DROP FUNCTION IF EXISTS %s', declared);
         EXECUTE format($create$CREATE FUNCTION tokenkeeper.%1$I(%2$s) RETURNS %3$s LANGUAGE plpgsql
             SET search_path = pg_catalog, pg_temp
@@ -98,7 +103,8 @@ BEGIN
                 'IF $1 IS NOT NULL THEN RAISE EXCEPTION ''each shard numbers its own rows: call tokenkeeper_shard.%1$s(shard, ids), or tokenkeeper.%1$s() for all rows of all shards'' '
                 'USING ERRCODE = ''feature_not_supported''; END IF;', f.name) ELSE '' END);
         EXECUTE format('COMMENT ON FUNCTION %s IS %L', declared, f.comment || ' Through the router: on all shards; ' || CASE wanted.column2
-            WHEN 'any' THEN 'true if one of them returns true.' WHEN 'first' THEN 'what shard 0 returns.' ELSE 'the sum of what they return.' END);
+            WHEN 'any' THEN 'true if one of them returns true.' || CASE f.name
+                WHEN 'set_campaign_rate' THEN ' The rate is divided among the shards, and at least their number.' ELSE '' END WHEN 'first' THEN 'what shard 0 returns.' ELSE 'the sum of what they return.' END);
         EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', declared);
         FOREACH role IN ARRAY f.callers LOOP
             CONTINUE WHEN role NOT IN ('tokenkeeper_sender', 'tokenkeeper_app', 'tokenkeeper_reader', 'tokenkeeper_operator');

@@ -59,7 +59,13 @@ public struct CampaignProgress: Equatable, Sendable {
     /// The latest campaigns, the newest first.
     public static func latest(_ most: Int, on connection: inout Connection) throws(DatabaseError) -> [CampaignProgress]
     {
-        try read("ORDER BY p.campaign_id DESC LIMIT $1", [.int8(Int64(most))], on: &connection)
+        let order = try newestFirst(on: &connection)
+        return try read("ORDER BY \(order) LIMIT $1", [.int8(Int64(most))], on: &connection)
+    }
+
+    /// In one database, the primary key has the order. Shards choose ids that are not in the order of time.
+    private static func newestFirst(on connection: inout Connection) throws(DatabaseError) -> String {
+        try Router.isOne(&connection) ? "p.created_at DESC, p.campaign_id DESC" : "p.campaign_id DESC"
     }
 
     private static func read(
@@ -94,16 +100,17 @@ public struct CampaignProgress: Equatable, Sendable {
 
     /// One campaign as an object of JSON, with the view's columns and `waits_because`; nil if there is none.
     public static func json(_ number: Int64, on connection: inout Connection) throws(DatabaseError) -> String? {
-        try json("WHERE p.campaign_id = $1", "", [.int8(number)], on: &connection).first
+        try json("WHERE p.campaign_id = $1", [.int8(number)], on: &connection).first
     }
 
     /// The latest campaigns as objects of JSON, the newest first.
     public static func latestJSON(_ most: Int, on connection: inout Connection) throws(DatabaseError) -> [String] {
-        try json("", "ORDER BY campaign_id DESC LIMIT $1", [.int8(Int64(most))], on: &connection)
+        let order = try newestFirst(on: &connection)
+        return try json("ORDER BY \(order) LIMIT $1", [.int8(Int64(most))], on: &connection)
     }
 
     private static func json(
-        _ which: String, _ order: String, _ parameters: [Parameter], on connection: inout Connection
+        _ which: String, _ parameters: [Parameter], on connection: inout Connection
     ) throws(DatabaseError) -> [String] {
         try connection.transaction(reading) { connection throws(DatabaseError) in
             try connection.query(
@@ -111,7 +118,7 @@ public struct CampaignProgress: Equatable, Sendable {
                 SELECT row_to_json(c)::text FROM (
                     SELECT p.*, w.reason AS waits_because
                     FROM tokenkeeper.campaign_progress AS p LEFT JOIN tokenkeeper.campaign_wait AS w ON w.campaign_id = p.campaign_id
-                    \(which) \(order.replacing("campaign_id", with: "p.campaign_id"))) AS c
+                    \(which)) AS c
                 """, parameters
             ).values()
         }

@@ -223,6 +223,18 @@ extension Configuration {
         }
     }
 
+    /// As `withLedger`, for a command that also works with a router.
+    func withLedgerOrRouter(
+        writes: Bool = true, as role: String, _ work: (inout Connection) throws -> Void
+    ) throws {
+        try withConnection(writes: writes, as: role) { connection in
+            if try !Router.isOne(&connection, of: Daemon.version) {
+                try Migrator(daemon: Daemon.version).check(&connection)
+            }
+            try work(&connection)
+        }
+    }
+
     /// For a command that needs the database once: prints an error and exits.
     ///
     /// - Parameters:

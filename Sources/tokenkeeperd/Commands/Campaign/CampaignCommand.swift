@@ -30,7 +30,7 @@ struct CampaignCommand: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
+            try options.load().withLedgerOrRouter(writes: false, as: "tokenkeeper_reader") { connection in
                 if json {
                     let campaigns = try CampaignProgress.latestJSON(limit, on: &connection)
                     return print("[" + campaigns.joined(separator: ",\n ") + "]")
@@ -78,7 +78,7 @@ struct CampaignCommand: ParsableCommand {
                 return try CampaignWatch(number: which.id, json: json).run(configuration, unknown: which.isUnknown)
             }
             Signals.unblock()
-            try configuration.withLedger(writes: false, as: "tokenkeeper_reader") { connection in
+            try configuration.withLedgerOrRouter(writes: false, as: "tokenkeeper_reader") { connection in
                 guard let text = try CampaignText.of(which.id, json: json, on: &connection) else {
                     throw which.isUnknown()
                 }
@@ -156,7 +156,7 @@ struct CampaignCommand: ParsableCommand {
         _ change: CampaignChange, _ which: Which, _ options: ConfigurationOptions, done: String, nothing: String
     ) throws {
         Signals.unblock()
-        try options.load().withLedger(as: "tokenkeeper_operator, or of the sender that created the campaign") {
+        try options.load().withLedgerOrRouter(as: "tokenkeeper_operator, or of the sender that created the campaign") {
             connection in
             do {
                 let hasChanged = try change.apply(to: which.id, on: &connection)

@@ -16,7 +16,7 @@ struct CampaignWatch {
         let stop = ShutdownRequest.bySignal()
         let bell = Wakeup()
         stop.request.alsoRing(bell)
-        try configuration.withLedger(writes: false, as: "tokenkeeper_reader") { connection in
+        try configuration.withLedgerOrRouter(writes: false, as: "tokenkeeper_reader") { connection in
             guard var campaign = try CampaignProgress.find(number, on: &connection) else { throw unknown() }
             var bar = ProgressBar(
                 "campaign \(number)", items: "requests", total: campaign.total, steps: campaign.done,
