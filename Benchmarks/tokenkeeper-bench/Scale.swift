@@ -61,7 +61,7 @@ struct Scale {
         calls: 3000, inserts: 20_000, sends: 20_000, outboxSends: 10_000,
         attachedRows: 50_000, attachedBulk: 20_000, attachRounds: 3, restSeconds: 3, loadSeconds: 1,
         fleetDivisor: 20,
-        shardTokens: 20_000, shardResults: 100_000, shardCalls: 500, shardBatched: 4000, shardCopied: 20_000,
+        shardTokens: 20_000, shardResults: 50_000, shardCalls: 500, shardBatched: 4000, shardCopied: 20_000,
         growth: [100_000, 300_000], grownResults: 50_000)
 
     /// How many results a drain has.
