@@ -72,7 +72,15 @@ CREATE OR REPLACE FUNCTION tokenkeeper.create_campaign(
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    wanted bigint := greatest(create_campaign.as_campaign, create_campaign.beyond);
+    most bigint := greatest((SELECT q.last_value FROM tokenkeeper.campaign_campaign_id_seq AS q),
+                            (SELECT c.campaign_id FROM tokenkeeper.campaign AS c ORDER BY c.campaign_id DESC LIMIT 1)) + 1000000;
 BEGIN
+    -- Ids are limited (see CampaignRequest), and nobody is to use them up.
+    IF wanted > most OR create_campaign.as_campaign < 1 THEN
+        RAISE EXCEPTION 'campaign_id % is out of range, expected 1 to %', wanted, most USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF create_campaign.as_campaign % (SELECT s.shards FROM tokenkeeper.shard AS s) = (SELECT s.number FROM tokenkeeper.shard AS s) THEN
         RAISE EXCEPTION 'campaign_id % is to be chosen by this shard', create_campaign.as_campaign USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -88,7 +96,7 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.create_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean, bigint, bigint) IS
     'For a router, which has called check_campaign on all shards: creates the part of a campaign that this shard sends, and returns its id. as_campaign: the id that '
     'another shard has chosen; null if this shard chooses one, greater than beyond. A repetition changes nothing. Unlike enqueue, it accepts an unknown topic, and '
-    'asks for no confirmation. Raises 22023 as enqueue, and if the idempotency_key has another campaign here; 23505 if the id has another one.';
+    'asks for no confirmation. Raises 22023 as enqueue, if the idempotency_key has another campaign here, and for an id more than a million above the greatest one here; 23505 if the id has another one.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.create_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean, bigint, bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.audience_part(

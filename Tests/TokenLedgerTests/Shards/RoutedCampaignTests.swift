@@ -189,6 +189,20 @@ import TokenModel
         #expect(try onEach("SELECT count(*) FROM tokenkeeper.campaign") == Array(repeating: "31", count: 4))
     }
 
+    @Test(arguments: ["1000000000000, NULL", "NULL, 1000000000000", "0, NULL", "-1, NULL"])
+    func `a sender who calls a shard cannot use up its ids`(ids: String) throws {
+        let shard = shards.shards[1]
+        let failure = try #require(throws: TestFailure.self) {
+            try shard.psql(
+                """
+                SELECT tokenkeeper.create_campaign('\(CampaignStage.alert)', '\(Self.topic)', 'production', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                                                   NULL, true, NULL, NULL, NULL, true, \(ids))
+                """, user: "a_sender")
+        }
+        #expect(failure.description.contains("is out of range, expected 1 to 1000"), "\(failure)")
+        #expect(try shard.psql("SELECT count(*) FROM tokenkeeper.campaign") == "0")
+    }
+
     @Test func `nothing is created if a shard does not answer, or if the call is wrong`() throws {
         try withShardDown(2) {
             let error = try fails(call("everyone => true, idempotency_key => 'k'"))
