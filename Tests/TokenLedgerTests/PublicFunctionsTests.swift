@@ -170,6 +170,7 @@ import Testing
                     WHEN parameter = 'until' THEN RETURN (clock_timestamp() + random() * interval '2 days')::text;
                     WHEN of_type = 'timestamp with time zone' THEN RETURN (clock_timestamp() + (random() - 0.5) * interval '2 years')::text;
                     WHEN of_type IN ('integer', 'bigint', 'smallint') THEN RETURN (floor(random() * 30) - 5)::text;
+                    WHEN of_type IN ('numeric', 'double precision') THEN RETURN pg_temp.one_of('0.5', '1', random()::text, (random() * 1e6)::text);
                     WHEN of_type = 'boolean' THEN RETURN pg_temp.one_of('t', 'f');
                     WHEN parameter = 'registrations' THEN RETURN (
                         SELECT jsonb_agg(jsonb_build_object('token', pg_temp.some_value('token', 'text'), 'unregistered', random() < 0.2,
@@ -220,6 +221,9 @@ import Testing
                             ARRAY['app.plain', 'token', 'topic', NULL, pg_temp.one_of('production', 'sandbox', 'topic'), 'seen']
                         WHEN 'tokenkeeper.enqueue' THEN
                             ARRAY['{}', pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text')]
+                        WHEN 'tokenkeeper.create_campaign' THEN
+                            ARRAY['{}', pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text'),
+                                  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 'f', NULL, NULL, NULL, 't', (random() * 1e6)::integer::text, NULL]
                         WHEN 'tokenkeeper.audience_size' THEN
                             ARRAY[pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text')]
                         WHEN 'tokenkeeper.compare_next' THEN

@@ -116,5 +116,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.audience_part(text, text, text, text, text, text[], boolean) IS
-    'For a router: audience_size on this shard; null if the topic is unknown here.';
+    'For a router: audience_size on this shard; null if the topic is unknown here. Raises 22023 as audience_size.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_part(text, text, text, text, text, text[], boolean) FROM PUBLIC;

@@ -253,7 +253,7 @@ RETURN CASE
                 round(least(100 * meant / greatest(active, 1), 100)), topic, environment, trim_scale(100 * confirm_share)) END;
 COMMENT ON FUNCTION tokenkeeper.share_fault(text, text, numeric, float8, float8) IS
     'Why enqueue refuses an audience without confirm => true: it is more than 50 tokens and more than confirm_share of the active tokens of the topic; null if it '
-    'does not.';
+    'does not. Raises 22003 for numbers of which the hundredfold is out of range.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.share_fault(text, text, numeric, float8, float8) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.confirmation_fault(of_topic integer, tags text, everyone boolean, tokens bigint) RETURNS text
