@@ -10,10 +10,11 @@ TOPIC = "com.example.app"
 PROVIDER = os.environ["PROVIDER_URL"]
 """A login with the roles tokenkeeper_app and tokenkeeper_sender."""
 OWNER = os.environ["OWNER_URL"]
+"""The owner of the schema, or a reader."""
 
 
 def ask(statement, *values):
-    """The first column of the first row, as the owner of the schema sees it."""
+    """The first column of the first row, as OWNER sees it."""
     with psycopg.connect(OWNER) as connection:
         return connection.execute(statement, values).fetchone()[0]
 

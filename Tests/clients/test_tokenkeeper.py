@@ -57,7 +57,7 @@ class Blocking(unittest.TestCase):
         tokenkeeper.report(self.connection, TOPIC, token("e8"), "failed", "TimeoutError")
         for number in range(len(kinds)):
             eventually("a 410 suppresses", lambda: state(token(f"e{number}")) == "stale")
-            stale_at = "SELECT extract(epoch FROM stale_at) * 1000 FROM tokenkeeper.ledger WHERE token_key = tokenkeeper.token_key(%s)"
+            stale_at = "SELECT extract(epoch FROM invalidated_at) * 1000 FROM tokenkeeper.token WHERE token = %s"
             self.assertAlmostEqual(float(ask(stale_at, token(f"e{number}"))), milliseconds, delta=1)
         eventually("a 400 makes suspect", lambda: state(token("e9")) == "suspect")
         eventually("what is no status is rejected", lambda: rejected("send", token("e8")) == "status")

@@ -4,6 +4,8 @@ import LedgerTestSupport
 import TestThreads
 import Testing
 
+@testable import TokenLedger
+
 /// The clients in `clients/`, with the real libraries from PyPI, a daemon and the fake APNs. `scripts/python-for-tests` gets the libraries.
 @Suite(.ownThread) struct `Clients in Python` {
     private static let root = PackagedProgram.repository.path
@@ -45,6 +47,39 @@ import Testing
         let script = try String(contentsOfFile: "\(Self.root)/Tests/clients/\(test).py", encoding: .utf8)
         #expect(run.errors.contains("Ran \(script.matches(of: #/ def test_/#).count) tests in"), "\(run.errors)")
         #expect(libraries.isEmpty || run.output.contains("aioapns 4"), "\(run.output)")
+    }
+
+    /// The same script, which knows nothing of shards.
+    @Test func `the client for psycopg works unchanged through a router`() throws {
+        let cluster = try TestCluster.prepared()
+        let shards = try (0..<2).map { _ in try cluster.database() }
+        let router = try cluster.database(migrated: false)
+        try router.psql(
+            "CREATE ROLE provider LOGIN IN ROLE tokenkeeper_app, tokenkeeper_sender", user: "postgres")
+        let connections = shards.map(TestShards.connection)
+        var admin = try router.connect(user: "postgres")
+        let release = Version(major: 0, minor: 1, patch: 0)
+        #expect(try Router(to: ShardMap(connections), shardUser: "owner", daemon: release).migrate(&admin))
+        let folder = try TemporaryDirectory()
+        let map = try folder.write("shards = \(connections)", to: "shards.toml")
+        let daemons = try shards.map {
+            try $0.daemon(["guard.max_share=100%", "drain.poll_idle=100ms", "shards.map=\(map)"])
+        }
+        let run = try ProgramRun(
+            [
+                "timeout", "240", "\(Self.root)/.build/python/bin/python", "-B",
+                "\(Self.root)/Tests/clients/test_tokenkeeper.py", "-v",
+            ],
+            environment: [
+                "PYTHONPATH": "\(Self.root)/clients/python", "PROVIDER_URL": router.url(user: "provider"),
+                "OWNER_URL": router.url(user: "a_reader"),
+            ])
+        #expect(run.status == 0, "\(run.output)\(run.errors)\(daemons.map(\.logged))")
+        #expect(run.errors.contains(#/Ran [0-9]+ tests in/#), "\(run.errors)")
+        for shard in shards {
+            #expect(
+                try shard.psql("SELECT count(*) > 100 FROM tokenkeeper.ledger") == "t", "it has its part of the tokens")
+        }
     }
 
     @Test func `each client is one file of at most 150 lines`() throws {
