@@ -90,7 +90,7 @@ final class DjangoHost {
                 "APNS_KEY_ID": files.signingKey.id, "APNS_TEAM_ID": files.signingKey.team,
                 "PROVIDER_URL": "", "OWNER_URL": "",
             ])
-        if Soak.isWhole { print(clock.now - started, command.prefix(90)) }
+        if Soak.isWhole { print(clock.now - started, command.prefix(90), run.errors.suffix(500)) }
         guard run.status == 0 else {
             throw TestFailure("\(command): exit \(run.status): \(run.output)\(run.errors)\(daemon.logged.suffix(2000))")
         }
