@@ -136,7 +136,7 @@ import Testing
             "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity WHERE datname = 'tokens02';",
         ] { try onOld.execute(statement(text, of: shards[1], as: "tokens02")) }
         let position = try #require(
-            try onOld.scalar(statement("SELECT pg_current_wal_flush_lsn();", of: shards[1], as: "tokens02")))
+            try onOld.scalar(statement("SELECT pg_current_wal_insert_lsn();", of: shards[1], as: "tokens02")))
         let hasAll = try statement(
             "SELECT pg_last_wal_replay_lsn() >= 'B/4D0A1F88' AS has_all;", of: shards[1], as: "tokens02")
         try eventually("the standby has everything") {
