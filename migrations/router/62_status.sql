@@ -47,7 +47,7 @@ BEGIN
                 EXCEPTION WHEN OTHERS THEN
                     GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
                     shard := number;
-                    error := replace(sqlerrm || coalesce(': ' || nullif(detail, ''), ''), chr(10), ' ');
+                    error := regexp_replace(sqlerrm || coalesce(': ' || nullif(detail, ''), ''), '[[:space:]]+', ' ', 'g');
                     RETURN NEXT;
                 END;
             END LOOP;

@@ -73,7 +73,7 @@ BEGIN
                         done := true;
                         told := told || format('shard %%s: %%s', number, answer);
                     EXCEPTION WHEN OTHERS THEN
-                        told := told || format('shard %%s failed: %%s', number, replace(sqlerrm, chr(10), ' '));
+                        told := told || format('shard %%s failed: %%s', number, regexp_replace(sqlerrm, '[[:space:]]+', ' ', 'g'));
                         IF sqlstate LIKE '22%%' THEN
                             refused := coalesce(refused, sqlerrm);
                             refused_with := coalesce(refused_with, sqlstate);

@@ -221,6 +221,13 @@ import Testing
         // The session has a connection to each shard when the last one goes.
         last.stop(mode: "fast")
         for router in stage.routers {
+            // libpq's error has two lines, the second with a tab.
+            let warnings = try router.psql("SELECT critical_warnings[1] FROM tokenkeeper.status", user: "a_reader")
+            #expect(warnings.contains(" Is the server running"), "\(warnings)")
+            let failure = try #require(throws: TestFailure.self) {
+                try router.psql("SELECT tokenkeeper.resume_sending('t')", user: "a_operator")
+            }
+            #expect(failure.description.contains(" Is the server running"), "\(failure)")
             for token in others.prefix(8) {
                 #expect(try router.psql("SELECT tokenkeeper.register('\(token)', 't')", user: "a_app") == "t")
                 #expect(try router.psql("SELECT tokenkeeper.is_sendable('\(token)', 't')", user: "a_sender") == "t")
