@@ -46,6 +46,37 @@ public struct TestShards: Sendable {
         "host=\(database.cluster.folder) port=\(database.cluster.port) dbname=\(database.name)"
     }
 
+    /// The text of a shard map, as the setting `shards.map` and `router migrate` read it.
+    public static func mapText(_ shards: [TestDatabase]) -> String {
+        "shards = [\(shards.map { "\"\(connection(to: $0))\"" }.joined(separator: ", "))]"
+    }
+
+    /// Lets nobody connect to a shard, and ends the sessions there, while something is done.
+    public func withShardDown(_ number: Int, _ work: () throws -> Void) throws {
+        let shard = shards[number]
+        var admin = try shard.cluster.connect(database: "postgres", user: "postgres")
+        try admin.run("ALTER DATABASE \(shard.name) ALLOW_CONNECTIONS false")
+        try admin.run("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '\(shard.name)'")
+        let result = Result { try work() }
+        try admin.run("ALTER DATABASE \(shard.name) ALLOW_CONNECTIONS true")
+        try result.get()
+    }
+
+    /// Waits until daemons have drained the queues of these shards, and delivered the messages about devices.
+    public static func settle(_ shards: [TestDatabase]) throws {
+        let waiting = """
+            SELECT (SELECT count(*) FROM tokenkeeper.send_result) + (SELECT count(*) FROM tokenkeeper.registration)
+                 + (SELECT count(*) FROM tokenkeeper.device_announcement WHERE is_pending)
+                 + (SELECT count(*) FROM tokenkeeper.device_notice) + (SELECT count(*) FROM tokenkeeper.device_check)
+            """
+        // One shard is asked after the other, and a message may move meanwhile.
+        var quiet = 0
+        try eventually("all is drained and delivered") {
+            quiet = try shards.allSatisfy { try $0.psql(waiting) == "0" } ? quiet + 1 : 0
+            return quiet == 3
+        }
+    }
+
     public func router(daemon: Version = Version(major: 0, minor: 1, patch: 0)) -> Router {
         Router(to: map, shardUser: "owner", daemon: daemon)
     }

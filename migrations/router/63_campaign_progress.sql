@@ -21,7 +21,7 @@ BEGIN
             RAISE EXCEPTION 'shard 0 has no tokenkeeper.%: migrate the shards with this release first', relation USING ERRCODE = 'undefined_table';
         END IF;
         SELECT string_agg(concat_ws(' ', quote_ident(c.name), c.type, c."collation"), ', ' ORDER BY c.place),
-               -- One expression per column. What is the same on all shards is in GROUP BY, or the least of equals.
+               -- One expression per column. For columns that are the same on all shards, it is the column in GROUP BY, or min.
                string_agg(CASE
                     WHEN c.name IN ('campaign_id', 'environment', 'topic', 'created_by') THEN format('t.%I', c.name)
                     WHEN c.name = 'state' THEN 'CASE WHEN bool_or(t.state = ''running'') THEN ''running'' WHEN bool_or(t.state = ''waiting'') THEN ''waiting'' '

@@ -165,7 +165,7 @@ BEGIN
     EXCEPTION WHEN OTHERS THEN
         RAISE EXCEPTION 'nothing was created, because a shard failed: %', sqlerrm USING ERRCODE = sqlstate;
     END;
-    -- What is wrong with the call is the same everywhere, but not what is wrong with a shard.
+    -- An invalid call fails on all shards with the same error. A shard with a fault of its own is named.
     SELECT min(c.error_code) AS code, min(c.error_hint) AS hint,
            CASE WHEN count(*) = shards THEN c.error ELSE format('%s: %s', tokenkeeper_shard.named(array_agg(c.shard ORDER BY c.shard)), c.error) END AS message
     INTO problem

@@ -1,7 +1,7 @@
 /// When the shards of a round have their work.
 ///
 /// On a machine with fewer cores than shards, four servers that work at the same time take the caches of the processor from each other.
-/// What is left of a difference when they work one after the other is not due to that.
+/// If they work one after the other, that cannot be the reason for a difference.
 enum ShardOrder {
     /// Calls alternate between the shards, and all shards drain at once.
     case together

@@ -56,7 +56,7 @@ struct ShardsMeasurement {
     }
 }
 
-/// What was measured.
+/// The figures of all rounds.
 struct ShardFigures {
     var drain: ShardContest?
     var calls: [ShardContest] = []

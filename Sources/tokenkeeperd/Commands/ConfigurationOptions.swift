@@ -228,11 +228,16 @@ extension Configuration {
         writes: Bool = true, as role: String, _ work: (inout Connection) throws -> Void
     ) throws {
         try withConnection(writes: writes, as: role) { connection in
-            if try !Router.isOne(&connection, of: Daemon.version) {
-                try Migrator(daemon: Daemon.version).check(&connection)
-            }
+            _ = try Self.isRouter(&connection)
             try work(&connection)
         }
+    }
+
+    /// Whether a database is a router rather than a ledger. Either must fit this daemon.
+    static func isRouter(_ connection: inout Connection) throws -> Bool {
+        if try Router.isOne(&connection, of: Daemon.version) { return true }
+        try Migrator(daemon: Daemon.version).check(&connection)
+        return false
     }
 
     /// For a command that needs the database once: prints an error and exits.

@@ -23,17 +23,23 @@ struct ShardOutput {
 
     /// What several shards have said: each text once, with the numbers of the shards that have said it.
     static func text(_ said: [(shard: Int, text: String)]) -> String {
-        var groups: [(shards: [Int], text: String)] = []
-        for (shard, text) in said where !text.isEmpty {
-            if let index = groups.firstIndex(where: { $0.text == text }) {
+        let groups = grouped(said.filter { !$0.text.isEmpty }.map { ($0.shard, $0.text) })
+        let hasBlocks = groups.contains { $0.value.contains("\n") }
+        return groups.map { "\(numbered($0.shards)):\(hasBlocks ? "\n" : " ")\($0.value)" }
+            .joined(separator: hasBlocks ? "\n\n" : "\n")
+    }
+
+    /// Each value once, in the order in which they came first, with the numbers of its shards.
+    static func grouped<Value: Equatable>(_ said: [(shard: Int, value: Value)]) -> [(shards: [Int], value: Value)] {
+        var groups: [(shards: [Int], value: Value)] = []
+        for (shard, value) in said {
+            if let index = groups.firstIndex(where: { $0.value == value }) {
                 groups[index].shards.append(shard)
             } else {
-                groups.append(([shard], text))
+                groups.append(([shard], value))
             }
         }
-        let hasBlocks = groups.contains { $0.text.contains("\n") }
-        return groups.map { "\(numbered($0.shards)):\(hasBlocks ? "\n" : " ")\($0.text)" }
-            .joined(separator: hasBlocks ? "\n\n" : "\n")
+        return groups
     }
 
     /// `shard 3`, or `shards 0, 1, 2`.

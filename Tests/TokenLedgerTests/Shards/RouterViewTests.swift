@@ -34,16 +34,6 @@ import Testing
         return try #require(throws: DatabaseError.self) { try connection.execute(statement) }
     }
 
-    /// Nobody can connect to the last shard, and whoever has is out.
-    private func withLastShardDown(_ work: () throws -> Void) throws {
-        let last = shards.shards[3]
-        var admin = try last.cluster.connect(database: "postgres", user: "postgres")
-        try admin.run("ALTER DATABASE \(last.name) ALLOW_CONNECTIONS false")
-        try admin.run("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '\(last.name)'")
-        try work()
-        try admin.run("ALTER DATABASE \(last.name) ALLOW_CONNECTIONS true")
-    }
-
     @Test func `a view has the rows of all shards with the shard's number, and a condition on it leaves one shard`()
         throws
     {
@@ -102,7 +92,7 @@ import Testing
         let query = "SELECT queue_depth, live_daemons FROM tokenkeeper.status"
         #expect(try router.psql(query, user: "a_reader") == "100|0")
         let lost = try #require(Int(try shards.shards[3].psql("SELECT count(*) FROM tokenkeeper.send_result")))
-        try withLastShardDown {
+        try shards.withShardDown(3) {
             #expect(try router.psql(query, user: "a_reader") == "\(100 - lost)|0")
             let warnings = try router.psql(
                 "SELECT array_to_string(critical_warnings, chr(10)) FROM tokenkeeper.status", user: "a_reader")
@@ -129,7 +119,7 @@ import Testing
             try router.psql(
                 "SELECT count(*), count(DISTINCT shard) FROM tokenkeeper.sweep_run WHERE dry_run", user: "a_reader")
                 == "4|4")
-        try withLastShardDown {
+        try shards.withShardDown(3) {
             let error = try fails("SELECT tokenkeeper.resume_sending('t')", as: "a_operator")
             #expect(error.message.contains("resume_sending failed on 1 of 4 shards: 3"), "\(error)")
         }

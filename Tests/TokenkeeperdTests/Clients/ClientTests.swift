@@ -56,12 +56,13 @@ import Testing
         let router = try cluster.database(migrated: false)
         try router.psql(
             "CREATE ROLE provider LOGIN IN ROLE tokenkeeper_app, tokenkeeper_sender", user: "postgres")
-        let connections = shards.map(TestShards.connection)
         var admin = try router.connect(user: "postgres")
         let release = Version(major: 0, minor: 1, patch: 0)
-        #expect(try Router(to: ShardMap(connections), shardUser: "owner", daemon: release).migrate(&admin))
+        #expect(
+            try Router(to: ShardMap(shards.map(TestShards.connection)), shardUser: "owner", daemon: release).migrate(
+                &admin))
         let folder = try TemporaryDirectory()
-        let map = try folder.write("shards = \(connections)", to: "shards.toml")
+        let map = try folder.write(TestShards.mapText(shards), to: "shards.toml")
         let daemons = try shards.map {
             try $0.daemon(["guard.max_share=100%", "drain.poll_idle=100ms", "shards.map=\(map)"])
         }

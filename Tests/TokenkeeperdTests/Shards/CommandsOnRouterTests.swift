@@ -39,14 +39,9 @@ import Testing
         }
     }
 
-    /// Nobody can connect to shard 2, and whoever has is out. Shard 3 comes after it, and has its turn all the same.
+    /// Shard 3 comes after the one that is down, and has its turn all the same.
     private func withShardDown(_ work: () throws -> Void) throws {
-        let down = stage.shards[2]
-        var admin = try down.cluster.connect(database: "postgres", user: "postgres")
-        try admin.run("ALTER DATABASE \(down.name) ALLOW_CONNECTIONS false")
-        try admin.run("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '\(down.name)'")
-        try work()
-        try admin.run("ALTER DATABASE \(down.name) ALLOW_CONNECTIONS true")
+        try stage.withShardDown(2, work)
     }
 
     private func isNamed(_ run: ProgramRun) -> Bool {
@@ -136,7 +131,7 @@ import Testing
     @Test func `what is held or rejected is listed and decided on each shard`() throws {
         #expect(try router.command("held", as: "a_reader").output == "shards 0, 1, 2, 3: nothing is held\n")
         #expect(try router.command("rejected", as: "a_reader").output == "shards 0, 1, 2, 3: nothing is rejected\n")
-        // What is no token is on shard 0, and what has no status on the shard of its token.
+        // A result with a malformed token is on shard 0. One without a status is on the shard of its token.
         try router.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'zz', '410'), ('t', '\(tokens[2][0])', 'x')",
             user: "a_sender")

@@ -13,8 +13,7 @@ import Testing
     init() throws {
         shards = try (0..<2).map { _ in try TestCluster.shared.database() }
         folder = try TemporaryDirectory()
-        let connections = shards.map { "\"\(TestShards.connection(to: $0))\"" }
-        map = try folder.write("shards = [\(connections.joined(separator: ", "))]", to: "shards.toml")
+        map = try folder.write(TestShards.mapText(shards), to: "shards.toml")
         for (number, shard) in shards.enumerated() {
             try shard.psql("INSERT INTO tokenkeeper.shard VALUES (\(number), 2)")
         }
@@ -91,8 +90,7 @@ import Testing
     @Test func `a map that does not fit is an error at the start, or in the log`() throws {
         let missing = try DaemonProcess(shards[0].url(), settings: ["shards.map=\(map).missing"])
         #expect(missing.wait() == 78)
-        let connections = shards.map { "\"\(TestShards.connection(to: $0))\"" }
-        let other = try folder.write("shards = [\(connections[0])]", to: "one.toml")
+        let other = try folder.write(TestShards.mapText([shards[0]]), to: "one.toml")
         let daemon = try DaemonProcess(shards[0].url(), settings: ["shards.map=\(other)"])
         try eventually("the log says so") { daemon.logged.contains("one of 2 shards, and shards.map has 1") }
         let single = try TestCluster.shared.database()

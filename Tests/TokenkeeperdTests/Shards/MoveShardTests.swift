@@ -95,13 +95,11 @@ import Testing
     }
 
     private func route(_ shards: [TestDatabase]) throws -> String {
-        let strings = shards.map(TestShards.connection)
         var connection = try router.connect(user: "postgres")
-        _ = try Router(to: ShardMap(strings), shardUser: "owner", daemon: Version(major: 0, minor: 1, patch: 0))
-            .migrate(
-                &connection)
-        return try folder.write(
-            "shards = [\(strings.map { "\"\($0)\"" }.joined(separator: ", "))]", to: "\(UUID().uuidString).toml")
+        let release = Version(major: 0, minor: 1, patch: 0)
+        let map = try ShardMap(shards.map(TestShards.connection))
+        #expect(try Router(to: map, shardUser: "owner", daemon: release).migrate(&connection))
+        return try folder.write(TestShards.mapText(shards), to: "\(UUID().uuidString).toml")
     }
 
     private func daemon(_ shard: TestDatabase, _ map: String) throws -> DaemonProcess {
@@ -162,17 +160,7 @@ import Testing
         func sum(_ query: String) throws -> Int {
             try [shards[0], moved].reduce(0) { $0 + (Int(try $1.psql(query)) ?? -1_000_000) }
         }
-        var quiet = 0
-        try eventually("all is drained and delivered") {
-            quiet =
-                try sum(
-                    """
-                    SELECT (SELECT count(*) FROM tokenkeeper.send_result) + (SELECT count(*) FROM tokenkeeper.registration)
-                         + (SELECT count(*) FROM tokenkeeper.device_announcement WHERE is_pending)
-                         + (SELECT count(*) FROM tokenkeeper.device_notice) + (SELECT count(*) FROM tokenkeeper.device_check)
-                    """) == 0 ? quiet + 1 : 0
-            return quiet == 3
-        }
+        try TestShards.settle([shards[0], moved])
         #expect(try sum("SELECT count(*) FROM tokenkeeper.ledger") == books.tokens)
         #expect(
             try sum("SELECT count(*) FROM tokenkeeper.token WHERE state = 'stale'") == (books.tokens + 2) / 3,

@@ -35,8 +35,7 @@ private struct Step {
         let crashing = try TestCluster.prepared()
         let stage = try TestShards(last: crashing)
         let folder = try TemporaryDirectory()
-        let strings = stage.shards.map { "\"\(TestShards.connection(to: $0))\"" }
-        let map = try folder.write("shards = [\(strings.joined(separator: ", "))]", to: "shards.toml")
+        let map = try folder.write(TestShards.mapText(stage.shards), to: "shards.toml")
         func daemon(_ number: Int) throws -> DaemonProcess {
             try DaemonProcess(
                 stage.shards[number].url(),
@@ -101,11 +100,7 @@ private struct Step {
                 }
             }
         }
-        var quiet = 0
-        try eventually("all is drained and delivered") {
-            quiet = try stage.shards.allSatisfy { try $0.psql(Self.waiting) == "0" } ? quiet + 1 : 0
-            return quiet == 3
-        }
+        try TestShards.settle(stage.shards)
         var told: Set<String> = []
         for shard in stage.shards {
             var reader = try shard.connect()
@@ -126,12 +121,6 @@ private struct Step {
                 ) == "0")
         }
     }
-
-    private static let waiting = """
-        SELECT (SELECT count(*) FROM tokenkeeper.send_result) + (SELECT count(*) FROM tokenkeeper.registration)
-             + (SELECT count(*) FROM tokenkeeper.device_announcement WHERE is_pending)
-             + (SELECT count(*) FROM tokenkeeper.device_notice) + (SELECT count(*) FROM tokenkeeper.device_check)
-        """
 
     private static func checkThatOthersWork(_ stage: TestShards, without onLast: [String], _ topic: String) throws {
         let router = stage.routers[0]

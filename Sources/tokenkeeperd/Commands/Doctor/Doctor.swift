@@ -50,7 +50,7 @@ struct Doctor: ParsableCommand {
 
     /// What several shards have in common is one finding.
     private func shardFindings(_ configuration: Configuration, of routed: RoutedShards) -> [Finding] {
-        var groups: [(shards: [Int], finding: Finding)] = []
+        var all: [(shard: Int, value: Finding)] = []
         for number in routed.numbers {
             var found: [Finding]
             do throws(DatabaseError) {
@@ -60,21 +60,15 @@ struct Doctor: ParsableCommand {
             } catch {
                 found = [Finding(.problem, "PostgreSQL", "\(error)")]
             }
-            for finding in found {
-                if let index = groups.firstIndex(where: { $0.finding == finding }) {
-                    groups[index].shards.append(number)
-                } else {
-                    groups.append(([number], finding))
-                }
-            }
+            all += found.map { (number, $0) }
         }
         let router = Finding(
             .note, "router",
             "leads to \(routed.numbers.count) shards, which follow; `tokenkeeperd router check` compares them")
         return [router]
-            + groups.map { group in
+            + ShardOutput.grouped(all).map { group in
                 let isOfAll = group.shards.count == routed.numbers.count
-                var finding = group.finding
+                var finding = group.value
                 finding.words = (isOfAll ? "all shards" : ShardOutput.numbered(group.shards)) + ": " + finding.words
                 return finding
             }

@@ -1,6 +1,6 @@
 internal import TokenLedger
 
-/// What is committed at once: rows, and the records that were refused meanwhile.
+/// The rows of one transaction, and the records that were refused meanwhile.
 struct ImportBatch {
     var copy = CopyText()
     var queued = 0

@@ -69,10 +69,9 @@ struct ShowStatus: ParsableCommand {
 }
 
 extension StatusReport {
-    /// Checks the schema first; of a router, there is none to check, and its view adds up all shards.
+    /// Checks first that the schema fits.
     init(ofLedgerOrRouter connection: inout Connection) throws {
-        let isRouter = try Router.isOne(&connection, of: Daemon.version)
-        if !isRouter { try Migrator(daemon: Daemon.version).check(&connection) }
+        let isRouter = try Configuration.isRouter(&connection)
         try self.init(on: &connection, ofRouter: isRouter)
     }
 }

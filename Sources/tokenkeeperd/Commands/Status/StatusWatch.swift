@@ -27,8 +27,7 @@ struct StatusWatch {
         while true {
             do {
                 var connection = try configuration.connectLikeService(writes: false)
-                let isRouter = try Router.isOne(&connection, of: Daemon.version)
-                if !isRouter { try Migrator(daemon: Daemon.version).check(&connection) }
+                let isRouter = try Configuration.isRouter(&connection)
                 while true {
                     view.show(try StatusReport(on: &connection, ofRouter: isRouter), at: Self.time)
                     if quits(after: view, on: screen) { return }

@@ -38,7 +38,7 @@ import Testing
             environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_app")])
     }
 
-    /// Rows that wait on each shard, and those of them that belong there.
+    /// The rows in the queue of each shard: all, and those whose tokens belong there.
     private func queued() throws -> [(all: Int, own: Int)] {
         try stage.shards.enumerated().map { number, shard in
             let counts = try shard.psql(
@@ -105,12 +105,10 @@ import Testing
     }
 
     @Test func `nothing is imported while a shard does not answer`() throws {
-        let last = stage.shards[3]
-        var admin = try last.cluster.connect(database: "postgres", user: "postgres")
-        try admin.run("ALTER DATABASE \(last.name) ALLOW_CONNECTIONS false")
-        let failed = try run(router)
-        #expect(failed.status == 69 && failed.errors.contains("shard 3: "), "\(failed)")
-        try admin.run("ALTER DATABASE \(last.name) ALLOW_CONNECTIONS true")
+        try stage.withShardDown(3) {
+            let failed = try run(router)
+            #expect(failed.status == 69 && failed.errors.contains("shard 3: "), "\(failed)")
+        }
         #expect(try queued().allSatisfy { $0.all == 0 })
         #expect(!FileManager.default.fileExists(atPath: "\(file).rejected"))
     }
