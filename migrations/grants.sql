@@ -264,6 +264,7 @@ GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard, tokenkeeper.reinstatem
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.stale_receipt, tokenkeeper.stale_count, tokenkeeper.stale_wave TO tokenkeeper_daemon;
 GRANT SELECT, DELETE ON tokenkeeper.token_spelling TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (noted_at) ON tokenkeeper.early_tag_change TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
+GRANT EXECUTE ON FUNCTION tokenkeeper.is_announced(integer, text) TO tokenkeeper_daemon;
 GRANT SELECT, UPDATE ON tokenkeeper.sweep_progress TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (named_at) ON tokenkeeper.crowded_device TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_prune TO tokenkeeper_daemon;

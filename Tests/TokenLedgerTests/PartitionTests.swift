@@ -198,19 +198,20 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         var sender = try database.connect()
         var drain = makeDrain()
-        var batches = 0
         var wasFresh = false
-        // Addressed by name: the clock may move on in the meantime.
-        let current = try past(0)
-        // On a slow machine, one pass ends before the current partition's turn comes again.
+        // On a slow machine, one pass ends before the current partition's turn comes again, and the next has another current partition.
         var sum = Drain.Pass()
         while !wasFresh, sum.recorded < 40_000 {
             let before = sum.recorded
+            var batches = 0
+            // Addressed by name: the clock may move on in the meantime.
+            var current: Int?
             let pass = try drain.pass(
                 on: &daemon, report: { _ in },
                 betweenBatches: { _, soFar, _ throws(DatabaseError) in
                     batches += 1
-                    if batches == 2 {
+                    if batches == 1 { current = try sender.run("SELECT \(Partition.currentInSQL)").value(Int.self) }
+                    if batches == 2, let current {
                         try sender.run(
                             "INSERT INTO tokenkeeper.send_result_\(current) (topic, token, status, body, partition_number) VALUES ('t', 'ff', 410, \(Self.death), \(current))"
                         )

@@ -163,9 +163,7 @@ BEGIN
         UPDATE tokenkeeper.device AS d SET tags_at = place.tags_at, tags = place.tags, tags_of = place.tags_of
         WHERE d.topic_id = of_topic AND d.device_id = this;
     END IF;
-    UPDATE tokenkeeper.ledger AS l SET tags = place.tags
-    WHERE l.topic_id = of_topic AND l.token_key = named AND l.device_id = this AND l.tags_at IS NULL
-      AND l.tags IS DISTINCT FROM place.tags;
+    PERFORM tokenkeeper.inherit_tags(of_topic, this, ARRAY[named]);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.update_device(integer, text, bytea, bytea[], timestamptz) IS

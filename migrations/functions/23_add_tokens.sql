@@ -129,8 +129,7 @@ BEGIN
                        -- Only the device's current token inherits tags: from its former tokens, whichever had the latest.
                        WHEN s.kind = 'known' THEN (
                            SELECT i.tags FROM (
-                               SELECT d.tags_at, d.tags FROM tokenkeeper.device AS d
-                               WHERE d.topic_id = s.topic_id AND d.device_id = s.device COLLATE "C"
+                               SELECT d.tags_at, d.tags FROM tokenkeeper.device_tags(s.topic_id, s.device) AS d
                                UNION ALL
                                SELECT f.tags_at, f.tags FROM tokenkeeper.ledger AS f WHERE f.topic_id = s.topic_id AND f.token_key = s.former_key) AS i
                            WHERE i.tags_at IS NOT NULL ORDER BY i.tags_at DESC, i.tags DESC LIMIT 1) END,

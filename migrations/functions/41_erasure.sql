@@ -398,7 +398,8 @@ BEGIN
                 DELETE FROM tokenkeeper.device AS d
                 USING unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
                 WHERE d.topic_id = k.topic_id AND d.device_id = k.device_id
-                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = d.device_id AND l.topic_id + 0 = d.topic_id);
+                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = d.device_id AND l.topic_id + 0 = d.topic_id)
+                  AND (d.device_id IS NOT DISTINCT FROM asked OR NOT tokenkeeper.is_announced(d.topic_id, d.device_id));
             WHEN 11 THEN
                 DELETE FROM tokenkeeper.crowded_device AS c
                 USING unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
@@ -481,15 +482,13 @@ BEGIN
         WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n] AND d.tags_of = ANY (keys);
     END LOOP;
     FOR n IN 1..coalesce(cardinality(kept_keys), 0) LOOP
-        UPDATE tokenkeeper.ledger AS l SET tags = d.tags
-        FROM tokenkeeper.device AS d
-        WHERE l.topic_id = kept_topics[n] AND l.token_key = kept_keys[n] AND d.topic_id = l.topic_id AND d.device_id = l.device_id
-          AND l.tags_at IS NULL AND l.tags IS DISTINCT FROM d.tags;
+        PERFORM tokenkeeper.inherit_tags(l.topic_id, l.device_id, kept_keys[n:n]) FROM tokenkeeper.ledger AS l
+        WHERE l.topic_id = kept_topics[n] AND l.token_key = kept_keys[n];
         PERFORM tokenkeeper.apply_tag_changes(kept_topics[n], kept_keys[n:n]);
     END LOOP;
     IF EXISTS (SELECT FROM tokenkeeper.shard) THEN
         FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
-            PERFORM tokenkeeper.announce_device(device_topics[n], devices[n], false);
+            PERFORM tokenkeeper.announce_device(device_topics[n], devices[n], false, true);
         END LOOP;
         IF asked IS NOT NULL THEN
             PERFORM tokenkeeper.forget_home(asked);

@@ -173,9 +173,10 @@ BEGIN
                 SELECT e.ctid FROM tokenkeeper.device AS e
                 WHERE e.topic_id = due.topic_id AND e.device_id = due.device_id
                   AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = due.device_id AND l.topic_id + 0 = due.topic_id)
+                  AND NOT tokenkeeper.is_announced(e.topic_id, e.device_id)
                 FOR UPDATE OF e SKIP LOCKED));
             is_left := EXISTS (SELECT FROM tokenkeeper.device AS d WHERE d.topic_id = due.topic_id AND d.device_id = due.device_id)
-                AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = due.device_id AND l.topic_id + 0 = due.topic_id);
+                AND NOT tokenkeeper.is_announced(due.topic_id, due.device_id) AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = due.device_id AND l.topic_id + 0 = due.topic_id);
         ELSE
             DELETE FROM tokenkeeper.ledger AS l
             WHERE l.topic_id = due.topic_id AND l.token_key = due.token_key AND l.registered_at = '-infinity' AND NOT l.suppressed

@@ -7,6 +7,13 @@
 -- A > A(m), then A(m) < E(m) < L(m), and m would announce. So each other shard has A < A(m), hence A < E; and as it does not announce, E > L: its
 -- tokens are superseded, and those of m are not. A registration of the current token at each launch of the app announces nothing: A and E stay.
 --
+-- Tags: each shard announces what the device's next token inherits from those here, that is device.tags and the changes of the device and its superseded
+-- tokens. It does so at once, but what the current token has does not count yet. The home gives each shard notice of the latest tags of the
+-- others, and of their changes. device_tags combines both.
+--
+-- A shard keeps its row of a device without tokens here, and so what it remembers, as long as the device has a token anywhere. Once the last one is deleted, the
+-- home gives notice that the device ends.
+--
 -- Locks: devices, tokens, device_announcement, device_home, device_notice. What delivers a message holds many of these, so it skips what others hold.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.device_digest(device_id text) RETURNS bytea
@@ -28,7 +35,22 @@ COMMENT ON FUNCTION tokenkeeper.home_of(bytea, integer) IS
     'The home of a device, a number of a shard: the first four bytes of its digest, most significant first, modulo shards, which is a power of two up to 1024.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.home_of(bytea, integer) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.announce_device(of_topic integer, device text, decides boolean) RETURNS void
+CREATE OR REPLACE FUNCTION tokenkeeper.is_announced(of_topic integer, device text) RETURNS boolean
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM tokenkeeper.shard) AND EXISTS (
+        SELECT FROM tokenkeeper.device_announcement AS a
+        WHERE a.topic_id = of_topic AND a.device_digest = tokenkeeper.device_digest(device) AND a.device_id IS NOT NULL);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.is_announced(integer, text) IS
+    'Whether a device may have tokens on other shards. What deletes its last token here then leaves its row of device: the device''s home says when it ends.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.is_announced(integer, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.announce_device(of_topic integer, device text, decides boolean, deletes boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -40,6 +62,7 @@ DECLARE
     was tokenkeeper.device_announcement;
     new tokenkeeper.device_announcement;
     has_device boolean;
+    place tokenkeeper.device_place;
     known_version bigint;
 BEGIN
     SELECT s.* INTO own FROM tokenkeeper.shard AS s;
@@ -48,9 +71,16 @@ BEGIN
     END IF;
     SELECT a.* INTO was FROM tokenkeeper.device_announcement AS a WHERE a.topic_id = of_topic AND a.device_digest = digest FOR NO KEY UPDATE;
     new := was;
-    SELECT d.named_at, d.token_key INTO new.named_at, new.token_key FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = this;
+    SELECT d.named_at, d.token_key, d.tags_at, d.tags,
+           CASE WHEN d.tag_changes IS NOT NULL OR c.changes <> '{}' THEN tokenkeeper.latest_tag_changes(d.tag_changes || c.changes, NULL) END
+    INTO new.named_at, new.token_key, new.tags_at, new.tags, new.tag_changes
+    FROM tokenkeeper.device AS d CROSS JOIN LATERAL (SELECT ARRAY(
+        SELECT c FROM tokenkeeper.ledger AS l CROSS JOIN LATERAL unnest(l.tag_changes) AS c
+        WHERE l.device_id = this AND l.topic_id + 0 = of_topic AND l.tag_changes IS NOT NULL AND l.superseded_at IS NOT NULL) AS changes) AS c
+    WHERE d.topic_id = of_topic AND d.device_id = this;
     has_device := FOUND;
     IF has_device THEN
+        new.has_tokens := EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = this AND l.topic_id + 0 = of_topic);
         -- As in lock_devices: the tokens that are not superseded, and the latest of the others.
         SELECT w.at, w.token_key INTO new.named_at, new.token_key FROM (
             SELECT new.named_at AS at, new.token_key
@@ -69,7 +99,8 @@ BEGIN
         ELSIF new.token_key = was.token_key AND (new.named_at, new.token_key) >= (was.named_at, was.token_key)
             AND NOT ((was.named_at, was.token_key) < (was.elsewhere_at, was.elsewhere_key)
                      AND (was.elsewhere_at, was.elsewhere_key) < (new.named_at, new.token_key))
-            AND NOT (announce_device.decides AND was.is_lowered) THEN
+            AND NOT (coalesce(announce_device.decides, false) AND was.is_lowered)
+            AND (new.has_tokens, new.tags_at, new.tags, new.tag_changes) IS NOT DISTINCT FROM (was.has_tokens, was.tags_at, was.tags, was.tag_changes) THEN
             RETURN;
         END IF;
     ELSIF was.device_id IS NULL THEN
@@ -77,29 +108,48 @@ BEGIN
     END IF;
 
     new.version := greatest(was.version + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-    new.decides := announce_device.decides OR (coalesce(was.is_pending, false) AND was.decides);
-    new.is_lowered := NOT announce_device.decides;
+    new.decides := tokenkeeper.decides_after(CASE WHEN was.is_pending THEN was.decides END, announce_device.decides);
+    new.deletes := announce_device.deletes OR (coalesce(was.is_pending, false) AND was.deletes);
+    new.is_lowered := coalesce(NOT announce_device.decides, was.is_lowered, false);
     new.home := tokenkeeper.home_of(digest, own.shards);
     new.is_pending := new.home <> own.number;
     IF was.device_id IS NULL THEN
         new.generation := new.version;
         new.elsewhere_at := '-infinity';
         new.elsewhere_key := '';
+        new.elsewhere_tags_at := NULL;
+        new.elsewhere_tags := NULL;
+        new.elsewhere_changes := NULL;
         new.notice_version := 0;
     END IF;
     IF NOT has_device THEN
         new.named_at := '-infinity';
         new.token_key := '';
+        new.has_tokens := false;
+        new.tags_at := NULL;
+        new.tags := NULL;
+        new.tag_changes := NULL;
     END IF;
+    place.shard := own.number;
+    place.version := new.version;
+    place.generation := new.generation;
+    place.named_at := new.named_at;
+    place.token_key := new.token_key;
+    place.has_tokens := new.has_tokens;
+    place.tags_at := new.tags_at;
+    place.tags := new.tags;
+    place.tag_changes := new.tag_changes;
     IF NOT new.is_pending THEN
         LOOP
             known_version := tokenkeeper.receive_announcement(
-                of_topic, digest, CASE WHEN has_device THEN this END, own.number, new.version, new.generation, new.named_at, new.token_key, new.decides, true);
+                of_topic, digest, CASE WHEN has_device THEN this END, place, new.decides, new.deletes, true);
             EXIT WHEN known_version = new.version;
             -- The clock was set back while the device was away.
             new.version := known_version + 1;
+            place.version := new.version;
             IF was.device_id IS NULL THEN
                 new.generation := new.version;
+                place.generation := new.version;
             END IF;
         END LOOP;
         IF NOT has_device THEN
@@ -108,23 +158,51 @@ BEGIN
         END IF;
     END IF;
     INSERT INTO tokenkeeper.device_announcement AS a (topic_id, device_digest, device_id, home, named_at, token_key, version, generation, is_pending, decides,
-        is_lowered, elsewhere_at, elsewhere_key, notice_version)
+        deletes, is_lowered, has_tokens, tags_at, tags, tag_changes,
+        elsewhere_at, elsewhere_key, elsewhere_tags_at, elsewhere_tags, elsewhere_changes, notice_version)
     VALUES (of_topic, digest, CASE WHEN has_device THEN this END, new.home, new.named_at, new.token_key, new.version, new.generation, new.is_pending,
-        new.decides, new.is_lowered, new.elsewhere_at, new.elsewhere_key, new.notice_version)
+        CASE WHEN new.is_pending THEN new.decides ELSE false END, new.deletes AND new.is_pending, new.is_lowered, new.has_tokens, new.tags_at, new.tags,
+        new.tag_changes, new.elsewhere_at, new.elsewhere_key, new.elsewhere_tags_at, new.elsewhere_tags, new.elsewhere_changes, new.notice_version)
     ON CONFLICT ON CONSTRAINT device_announcement_pkey DO UPDATE
     SET device_id = excluded.device_id, named_at = excluded.named_at, token_key = excluded.token_key, version = excluded.version,
-        generation = excluded.generation, is_pending = excluded.is_pending, decides = excluded.decides, is_lowered = excluded.is_lowered,
-        elsewhere_at = excluded.elsewhere_at, elsewhere_key = excluded.elsewhere_key, notice_version = excluded.notice_version;
+        generation = excluded.generation, is_pending = excluded.is_pending, decides = excluded.decides,
+        deletes = excluded.deletes, is_lowered = excluded.is_lowered, has_tokens = excluded.has_tokens,
+        tags_at = excluded.tags_at, tags = excluded.tags, tag_changes = excluded.tag_changes,
+        elsewhere_at = excluded.elsewhere_at, elsewhere_key = excluded.elsewhere_key, elsewhere_tags_at = excluded.elsewhere_tags_at,
+        elsewhere_tags = excluded.elsewhere_tags, elsewhere_changes = excluded.elsewhere_changes, notice_version = excluded.notice_version;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.announce_device(integer, text, boolean) IS
+COMMENT ON FUNCTION tokenkeeper.announce_device(integer, text, boolean, boolean) IS
     'Stores an announcement to the device''s home if the other shards have to know what has changed here; does nothing in a database that is not a shard. '
-    'The caller holds the device and has changed its tokens. decides is false if it has only deleted some.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.announce_device(integer, text, boolean) FROM PUBLIC;
+    'The caller holds the device and has changed its tokens or tags. decides and deletes are as in device_announcement.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.announce_device(integer, text, boolean, boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.decides_after(before boolean, decides boolean) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(before OR decides, before, decides);
+COMMENT ON FUNCTION tokenkeeper.decides_after(boolean, boolean) IS
+    'What is left to decide of two messages, of which the second replaces the first: true if one of them is, otherwise false if one is.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.decides_after(boolean, boolean) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.without_notices(place tokenkeeper.device_place) RETURNS tokenkeeper.device_place
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    place.elsewhere_at := '-infinity';
+    place.elsewhere_key := '';
+    place.elsewhere_tags_at := NULL;
+    place.elsewhere_tags := NULL;
+    place.elsewhere_changes := NULL;
+    place.is_lowered := false;
+    RETURN place;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.without_notices(tokenkeeper.device_place) IS 'A place of which the home has given notice of nothing.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.without_notices(tokenkeeper.device_place) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.receive_announcement(
-    of_topic integer, digest bytea, device text, from_shard integer, of_version bigint, of_generation bigint, at timestamptz, key bytea, decides boolean,
-    waits boolean) RETURNS bigint
+    of_topic integer, digest bytea, device text, announced tokenkeeper.device_place, decides boolean, deletes boolean, waits boolean) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -136,6 +214,8 @@ DECLARE
     latest tokenkeeper.device_place;
     is_known boolean := false;
     is_announced boolean;
+    has_tags boolean;
+    ends boolean;
     notice_version bigint;
 BEGIN
     LOOP
@@ -153,30 +233,39 @@ BEGIN
 
     new_places := '{}';
     FOREACH place IN ARRAY home.places LOOP
-        IF place.shard = from_shard THEN
-            IF place.version >= of_version THEN
+        IF place.shard = announced.shard THEN
+            IF place.version >= announced.version THEN
                 RETURN place.version;
             END IF;
             is_known := true;
-            IF place.generation <> of_generation OR device IS NULL THEN
-                place.elsewhere_at := '-infinity';
-                place.elsewhere_key := '';
-                place.is_lowered := false;
+            announced.notice_version := place.notice_version;
+            IF place.generation = announced.generation AND device IS NOT NULL THEN
+                announced.elsewhere_at := place.elsewhere_at;
+                announced.elsewhere_key := place.elsewhere_key;
+                announced.elsewhere_tags_at := place.elsewhere_tags_at;
+                announced.elsewhere_tags := place.elsewhere_tags;
+                announced.elsewhere_changes := place.elsewhere_changes;
+                announced.is_lowered := place.is_lowered;
+            ELSE
+                announced := tokenkeeper.without_notices(announced);
             END IF;
-            place.version := of_version;
-            place.generation := of_generation;
-            place.named_at := at;
-            place.token_key := key;
-            place.is_gone := device IS NULL;
+            announced.is_gone := device IS NULL;
+            place := announced;
         END IF;
         new_places := new_places || place;
     END LOOP;
     IF NOT is_known THEN
-        new_places := new_places || ROW(from_shard, of_version, of_generation, at, key, '-infinity', ''::bytea, 0, false, device IS NULL)::tokenkeeper.device_place;
+        announced := tokenkeeper.without_notices(announced);
+        announced.notice_version := 0;
+        announced.is_gone := device IS NULL;
+        new_places := new_places || announced;
     END IF;
     IF device IS NULL THEN
-        DELETE FROM tokenkeeper.device_notice AS n WHERE n.topic_id = of_topic AND n.to_shard = from_shard AND n.device_digest = digest;
+        DELETE FROM tokenkeeper.device_notice AS n WHERE n.topic_id = of_topic AND n.to_shard = announced.shard AND n.device_digest = digest;
     END IF;
+    ends := deletes AND NOT EXISTS (SELECT FROM unnest(new_places) AS p WHERE p.has_tokens);
+    has_tags := EXISTS (SELECT FROM unnest(new_places) AS p
+                        WHERE num_nonnulls(p.tags_at, p.tag_changes, p.elsewhere_tags_at, p.elsewhere_changes) > 0);
 
     FOR n IN 1..cardinality(new_places) LOOP
         place := new_places[n];
@@ -187,6 +276,15 @@ BEGIN
             latest.named_at := '-infinity';
             latest.token_key := '';
         END IF;
+        latest.elsewhere_tags_at := NULL;
+        latest.elsewhere_tags := NULL;
+        latest.elsewhere_changes := NULL;
+        IF has_tags THEN
+            SELECT p.tags_at, p.tags INTO latest.elsewhere_tags_at, latest.elsewhere_tags FROM unnest(new_places) AS p
+            WHERE p.shard <> place.shard AND p.tags_at IS NOT NULL ORDER BY p.tags_at DESC, p.tags DESC LIMIT 1;
+            latest.elsewhere_changes := tokenkeeper.latest_tag_changes(ARRAY(
+                SELECT c FROM unnest(new_places) AS p CROSS JOIN LATERAL unnest(p.tag_changes) AS c WHERE p.shard <> place.shard), NULL);
+        END IF;
         is_announced := place.elsewhere_key = '' OR EXISTS (
             SELECT FROM unnest(new_places) AS p WHERE p.shard <> place.shard AND p.token_key = place.elsewhere_key);
         IF NOT is_announced
@@ -194,18 +292,28 @@ BEGIN
             OR ((latest.named_at, latest.token_key) > (place.named_at, place.token_key)
                 AND (place.elsewhere_at, place.elsewhere_key) < (place.named_at, place.token_key))
             -- The other shards of a device of which a token was deleted: now to know that, and to decide with the next registration.
-            OR (place.shard <> from_shard AND (NOT receive_announcement.decides OR place.is_lowered)) THEN
+            OR (place.shard <> announced.shard AND (NOT receive_announcement.decides OR (receive_announcement.decides AND place.is_lowered)))
+            OR (place.has_tokens AND (place.elsewhere_tags_at, place.elsewhere_tags, place.elsewhere_changes)
+                IS DISTINCT FROM (latest.elsewhere_tags_at, latest.elsewhere_tags, latest.elsewhere_changes))
+            OR ends THEN
             notice_version := greatest(place.notice_version + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
             place.elsewhere_at := latest.named_at;
             place.elsewhere_key := latest.token_key;
+            place.elsewhere_tags_at := latest.elsewhere_tags_at;
+            place.elsewhere_tags := latest.elsewhere_tags;
+            place.elsewhere_changes := latest.elsewhere_changes;
             place.notice_version := notice_version;
-            INSERT INTO tokenkeeper.device_notice AS o (topic_id, to_shard, device_digest, version, generation, elsewhere_at, elsewhere_key, decides)
-            VALUES (of_topic, place.shard, digest, notice_version, place.generation, place.elsewhere_at, place.elsewhere_key, receive_announcement.decides)
+            INSERT INTO tokenkeeper.device_notice AS o (topic_id, to_shard, device_digest, version, generation, elsewhere_at, elsewhere_key,
+                elsewhere_tags_at, elsewhere_tags, elsewhere_changes, decides, ends)
+            VALUES (of_topic, place.shard, digest, notice_version, place.generation, place.elsewhere_at, place.elsewhere_key,
+                place.elsewhere_tags_at, place.elsewhere_tags, place.elsewhere_changes, receive_announcement.decides, ends)
             ON CONFLICT ON CONSTRAINT device_notice_pkey DO UPDATE
             SET version = excluded.version, elsewhere_at = excluded.elsewhere_at, elsewhere_key = excluded.elsewhere_key,
-                decides = excluded.decides OR (o.decides AND o.generation = excluded.generation), generation = excluded.generation;
+                elsewhere_tags_at = excluded.elsewhere_tags_at, elsewhere_tags = excluded.elsewhere_tags, elsewhere_changes = excluded.elsewhere_changes,
+                decides = tokenkeeper.decides_after(CASE WHEN o.generation = excluded.generation THEN o.decides END, excluded.decides),
+                ends = excluded.ends, generation = excluded.generation;
         END IF;
-        place.is_lowered := NOT receive_announcement.decides;
+        place.is_lowered := coalesce(NOT receive_announcement.decides, place.is_lowered);
         new_places[n] := place;
     END LOOP;
     UPDATE tokenkeeper.device_home AS h
@@ -213,19 +321,17 @@ BEGIN
     FROM (SELECT CASE WHEN EXISTS (SELECT FROM unnest(new_places) AS p WHERE NOT p.is_gone) THEN coalesce(device, home.device_id) END
               AS device_id) AS g
     WHERE h.topic_id = of_topic AND h.device_digest = digest;
-    RETURN of_version;
+    RETURN announced.version;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.receive_announcement(
-    integer, bytea, text, integer, bigint, bigint, timestamptz, bytea, boolean, boolean) IS
-    'What the home does with an announcement: records it, and stores the notices for shards to which it matters. The device is null if it has left that shard. '
+COMMENT ON FUNCTION tokenkeeper.receive_announcement(integer, bytea, text, tokenkeeper.device_place, boolean, boolean, boolean) IS
+    'What the home does with an announcement: records it, and stores the notices for shards to which it matters. The device is null if it has left that shard; '
+    'of the place, the fields count that are in device_announcement, without those of notices. '
     'Returns the version of that shard that it has now: a greater one than was given if it has a later announcement; null if another session holds the device '
     'and the caller does not want to wait.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.receive_announcement(
-    integer, bytea, text, integer, bigint, bigint, timestamptz, bytea, boolean, boolean) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION tokenkeeper.receive_announcement(integer, bytea, text, tokenkeeper.device_place, boolean, boolean, boolean) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.receive_notice(
-    of_topic integer, digest bytea, of_version bigint, of_generation bigint, at timestamptz, key bytea, decides boolean) RETURNS boolean
+CREATE OR REPLACE FUNCTION tokenkeeper.receive_notice(of_topic integer, notice tokenkeeper.device_notice) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -236,8 +342,8 @@ DECLARE
     tokens bytea[];
     has_changes boolean;
 BEGIN
-    SELECT a.* INTO was FROM tokenkeeper.device_announcement AS a WHERE a.topic_id = of_topic AND a.device_digest = digest;
-    IF was.device_id IS NULL OR was.generation <> of_generation OR was.notice_version >= of_version THEN
+    SELECT a.* INTO was FROM tokenkeeper.device_announcement AS a WHERE a.topic_id = of_topic AND a.device_digest = notice.device_digest;
+    IF was.device_id IS NULL OR was.generation <> notice.generation OR was.notice_version >= notice.version THEN
         RETURN true;
     END IF;
     BEGIN
@@ -251,30 +357,39 @@ BEGIN
             RAISE EXCEPTION 'a token of the device is locked' USING ERRCODE = 'TK001';
         END IF;
         UPDATE tokenkeeper.device_announcement AS a
-        SET elsewhere_at = receive_notice.at, elsewhere_key = receive_notice.key, notice_version = of_version, is_lowered = NOT receive_notice.decides
-        WHERE a.topic_id = of_topic AND a.device_digest = digest AND a.device_id IS NOT NULL AND a.generation = of_generation
-          AND a.notice_version < of_version;
+        SET elsewhere_at = notice.elsewhere_at, elsewhere_key = notice.elsewhere_key, elsewhere_tags_at = notice.elsewhere_tags_at,
+            elsewhere_tags = notice.elsewhere_tags, elsewhere_changes = notice.elsewhere_changes, notice_version = notice.version,
+            is_lowered = coalesce(NOT notice.decides, a.is_lowered)
+        WHERE a.topic_id = of_topic AND a.device_digest = notice.device_digest AND a.device_id IS NOT NULL AND a.generation = notice.generation
+          AND a.notice_version < notice.version;
         IF NOT FOUND THEN
             RETURN true;
         END IF;
-        IF receive_notice.decides THEN
+        IF notice.ends AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = was.device_id AND l.topic_id + 0 = of_topic) THEN
+            DELETE FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = was.device_id;
+        ELSE
             has_changes := tokenkeeper.without_tag_changes(of_topic, tokens, ARRAY[was.device_id]);
-            PERFORM tokenkeeper.update_device(of_topic, was.device_id, ''::bytea, tokens, clock_timestamp());
+            IF notice.decides THEN
+                PERFORM tokenkeeper.update_device(of_topic, was.device_id, ''::bytea, tokens, clock_timestamp());
+            ELSE
+                PERFORM tokenkeeper.inherit_tags(of_topic, was.device_id, tokens);
+            END IF;
             IF has_changes THEN
                 PERFORM tokenkeeper.apply_tag_changes(of_topic, tokens);
             END IF;
         END IF;
-        PERFORM tokenkeeper.announce_device(of_topic, was.device_id, receive_notice.decides);
+        PERFORM tokenkeeper.announce_device(of_topic, was.device_id, notice.decides);
         RETURN true;
     EXCEPTION WHEN SQLSTATE 'TK001' THEN
         RETURN false;
     END;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.receive_notice(integer, bytea, bigint, bigint, timestamptz, bytea, boolean) IS
-    'What a shard does with a notice from a device''s home: decides again which of its tokens are superseded. Returns false if another session holds the device or one '
+COMMENT ON FUNCTION tokenkeeper.receive_notice(integer, tokenkeeper.device_notice) IS
+    'What a shard does with a notice from a device''s home: decides again which of its tokens are superseded and what tags they have, or forgets a device that ends. '
+    'Returns false if another session holds the device or one '
     'of its tokens; true also for a notice that does not count any more.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.receive_notice(integer, bytea, bigint, bigint, timestamptz, bytea, boolean) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION tokenkeeper.receive_notice(integer, tokenkeeper.device_notice) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.device_messages(to_shard integer, after bytea DEFAULT '', max_messages integer DEFAULT 500) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER
@@ -289,11 +404,13 @@ BEGIN
     -- Two queries, so that each reads its index in order.
     SELECT jsonb_agg(m.message ORDER BY m.device_digest) INTO messages FROM (
         SELECT u.device_digest, jsonb_build_object('environment', t.environment, 'topic', t.topic) || u.message AS message FROM (
-            (SELECT a.topic_id, a.device_digest, to_jsonb(a) || '{"kind": "announcement"}' AS message FROM tokenkeeper.device_announcement AS a
+            (SELECT a.topic_id, a.device_digest, jsonb_strip_nulls(to_jsonb(a) - '{elsewhere_tags_at,elsewhere_tags,elsewhere_changes}'::text[])
+                    || '{"kind": "announcement"}' AS message
+             FROM tokenkeeper.device_announcement AS a
              WHERE a.is_pending AND a.home = device_messages.to_shard AND a.device_digest > device_messages.after
              ORDER BY a.device_digest LIMIT at_most)
             UNION ALL
-            (SELECT n.topic_id, n.device_digest, to_jsonb(n) || '{"kind": "notice"}' FROM tokenkeeper.device_notice AS n
+            (SELECT n.topic_id, n.device_digest, jsonb_strip_nulls(to_jsonb(n)) || '{"kind": "notice"}' FROM tokenkeeper.device_notice AS n
              WHERE n.to_shard = device_messages.to_shard AND n.device_digest > device_messages.after
              ORDER BY n.device_digest LIMIT at_most)) AS u
         JOIN tokenkeeper.topic AS t ON t.topic_id = u.topic_id
@@ -350,9 +467,9 @@ BEGIN
             package ->> 'to', package ->> 'shards' USING ERRCODE = 'invalid_parameter_value', HINT = 'The shard maps of the daemons differ.';
     END IF;
     FOR message IN
-        SELECT m.* FROM jsonb_to_recordset(package -> 'messages') AS m (
-            kind text, environment text, topic text, device_digest bytea, device_id text, version bigint, generation bigint, named_at timestamptz, token_key bytea,
-            elsewhere_at timestamptz, elsewhere_key bytea, decides boolean)
+        SELECT m.*, p.value AS fields FROM jsonb_array_elements(package -> 'messages') AS p (value)
+        CROSS JOIN LATERAL jsonb_to_record(p.value) AS m (
+            kind text, environment text, topic text, device_digest bytea, device_id text, version bigint, decides boolean, deletes boolean)
         ORDER BY m.environment, m.topic, m.device_digest
     LOOP
         SELECT t.topic_id INTO of_topic FROM tokenkeeper.topic AS t WHERE t.topic = message.topic COLLATE "C" AND t.environment = message.environment COLLATE "C";
@@ -362,8 +479,9 @@ BEGIN
                 PERFORM set_config('lock_timeout', '3ms', true);
                 of_topic := coalesce(of_topic, tokenkeeper.ensure_topic(message.environment, message.topic));
                 known_version := tokenkeeper.receive_announcement(
-                    of_topic, message.device_digest, message.device_id, (package ->> 'from')::integer, message.version, message.generation, message.named_at,
-                    message.token_key, message.decides, false);
+                    of_topic, message.device_digest, message.device_id,
+                    jsonb_populate_record(NULL::tokenkeeper.device_place, message.fields || jsonb_build_object('shard', package -> 'from')),
+                    message.decides, message.deletes, false);
             EXCEPTION WHEN lock_not_available THEN
                 CONTINUE;
             END;
@@ -373,8 +491,8 @@ BEGIN
             BEGIN
                 PERFORM set_config('lock_timeout', '3ms', true);
                 -- A notice about a topic that has no token here any more does not count.
-                CONTINUE WHEN of_topic IS NOT NULL AND NOT tokenkeeper.receive_notice(
-                    of_topic, message.device_digest, message.version, message.generation, message.elsewhere_at, message.elsewhere_key, message.decides);
+                CONTINUE WHEN of_topic IS NOT NULL
+                    AND NOT tokenkeeper.receive_notice(of_topic, jsonb_populate_record(NULL::tokenkeeper.device_notice, message.fields));
             EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
                 CONTINUE;
             END;
@@ -421,12 +539,12 @@ BEGIN
             IF receipt.known_version > receipt.version THEN
                 -- The home remembers a later announcement: the clock was set back while the device was away. Once more, with a later version.
                 UPDATE tokenkeeper.device_announcement AS a SET version = receipt.known_version + 1, generation = receipt.known_version + 1,
-                    elsewhere_at = '-infinity', elsewhere_key = '', notice_version = 0
+                    elsewhere_at = '-infinity', elsewhere_key = '', elsewhere_tags_at = NULL, elsewhere_tags = NULL, elsewhere_changes = NULL, notice_version = 0
                 WHERE a.ctid = place;
                 CONTINUE;
             END IF;
             DELETE FROM tokenkeeper.device_announcement AS a WHERE a.ctid = place AND a.device_id IS NULL;
-            UPDATE tokenkeeper.device_announcement AS a SET is_pending = false, decides = false WHERE a.ctid = place AND a.device_id IS NOT NULL;
+            UPDATE tokenkeeper.device_announcement AS a SET is_pending = false, decides = false, deletes = false WHERE a.ctid = place AND a.device_id IS NOT NULL;
         END IF;
         acknowledged := acknowledged + 1;
     END LOOP;
@@ -476,7 +594,7 @@ BEGIN
                 FOR NO KEY UPDATE SKIP LOCKED;
                 CONTINUE WHEN NOT FOUND;
             END IF;
-            PERFORM tokenkeeper.announce_device(due.topic_id, device, false);
+            PERFORM tokenkeeper.announce_device(due.topic_id, device, false, true);
         END IF;
         DELETE FROM tokenkeeper.device_check AS c WHERE c.ctid = due.place;
         checked := checked + 1;
@@ -520,7 +638,9 @@ BEGIN
     -- The versions stay for a day, without the device, so that no late message brings it back.
     UPDATE tokenkeeper.device_home AS h
     SET device_id = NULL, gone_at = coalesce(h.gone_at, clock_timestamp()), places = ARRAY(
-        SELECT ROW(p.shard, p.version, p.generation, '-infinity', ''::bytea, '-infinity', ''::bytea, p.notice_version, false, true)::tokenkeeper.device_place
+        SELECT jsonb_populate_record(NULL::tokenkeeper.device_place, jsonb_build_object(
+            'shard', p.shard, 'version', p.version, 'generation', p.generation, 'named_at', '-infinity', 'token_key', '', 'has_tokens', false,
+            'elsewhere_at', '-infinity', 'elsewhere_key', '', 'notice_version', p.notice_version, 'is_lowered', false, 'is_gone', true))
         FROM unnest(h.places) AS p)
     FROM tokenkeeper.topic AS t WHERE h.topic_id = t.topic_id AND h.device_digest = digest;
 END

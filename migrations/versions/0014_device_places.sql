@@ -3,8 +3,8 @@
 -- A device whose tokens are on several shards: see docs/decisions/shards.md. All of these tables are empty in a database that is not sharded.
 --
 -- Each device has a home: the shard that its digest gives. A shard announces to it the latest registration that named the device there; the home keeps
--- these in device_home, and gives each shard notice of the latest of the others. Everything is a state with a version, so messages may arrive
--- late, twice and in any order.
+-- these in device_home, and gives each shard notice of the latest of the others. In the same way, each shard announces the tags that the device's next
+-- token inherits, and has notice of those of the others. Everything is a state with a version, so messages may arrive late, twice and in any order.
 
 CREATE TABLE tokenkeeper.device_announcement (
     named_at       timestamptz NOT NULL DEFAULT '-infinity',
@@ -15,12 +15,20 @@ CREATE TABLE tokenkeeper.device_announcement (
     topic_id       integer NOT NULL,
     home           smallint NOT NULL,
     is_pending     boolean NOT NULL,
-    decides        boolean NOT NULL,
+    decides        boolean,
+    deletes        boolean NOT NULL DEFAULT false,
     is_lowered     boolean NOT NULL DEFAULT false,
+    has_tokens     boolean NOT NULL DEFAULT true,
+    tags_at        timestamptz,
+    elsewhere_tags_at timestamptz,
     device_digest  bytea NOT NULL,
     token_key      bytea NOT NULL DEFAULT '',
     elsewhere_key  bytea NOT NULL DEFAULT '',
     device_id      text COLLATE "C",
+    tags           text[] COLLATE "C",
+    tag_changes    tokenkeeper.tag_change[],
+    elsewhere_tags text[] COLLATE "C",
+    elsewhere_changes tokenkeeper.tag_change[],
     PRIMARY KEY (topic_id, device_digest)
 ) WITH (fillfactor = 90);
 COMMENT ON TABLE tokenkeeper.device_announcement IS
@@ -37,9 +45,18 @@ COMMENT ON COLUMN tokenkeeper.device_announcement.notice_version IS 'Of the late
 COMMENT ON COLUMN tokenkeeper.device_announcement.home IS 'The home''s number.';
 COMMENT ON COLUMN tokenkeeper.device_announcement.is_pending IS 'True until the home has acknowledged this version.';
 COMMENT ON COLUMN tokenkeeper.device_announcement.decides IS
-    'Whether other shards decide again which token is current. False after tokens were only deleted: that revives none, as in a single database.';
+    'Whether other shards decide again which token is current. False after tokens were only deleted: that revives none, as in a single database. Null if only tags '
+    'have changed.';
+COMMENT ON COLUMN tokenkeeper.device_announcement.deletes IS 'Whether tokens were deleted: then the device ends if none of its tokens is left on any shard.';
 COMMENT ON COLUMN tokenkeeper.device_announcement.is_lowered IS
     'True if tokens were deleted, here or elsewhere, and the device''s current token has not been decided again since.';
+COMMENT ON COLUMN tokenkeeper.device_announcement.has_tokens IS
+    'Whether the device has a token here. If not, what it remembers here counts as long as it has one on another shard.';
+COMMENT ON COLUMN tokenkeeper.device_announcement.tags_at IS 'As in device: of the tags that the device''s next token inherits from those here.';
+COMMENT ON COLUMN tokenkeeper.device_announcement.tag_changes IS 'The latest changes of tags by the device and its superseded tokens here; null if there are none.';
+COMMENT ON COLUMN tokenkeeper.device_announcement.elsewhere_tags_at IS 'Of the latest of the tags that the other shards have announced; null if there are none.';
+COMMENT ON COLUMN tokenkeeper.device_announcement.elsewhere_tags IS 'The tags of elsewhere_tags_at.';
+COMMENT ON COLUMN tokenkeeper.device_announcement.elsewhere_changes IS 'The latest changes of tags that the other shards have announced; null if there are none.';
 COMMENT ON COLUMN tokenkeeper.device_announcement.device_digest IS 'See device_digest(text).';
 COMMENT ON COLUMN tokenkeeper.device_announcement.token_key IS 'The token of the announced registration; empty if there is none.';
 COMMENT ON COLUMN tokenkeeper.device_announcement.elsewhere_key IS 'The token of the registration at elsewhere_at; empty if there is none.';
@@ -55,8 +72,15 @@ CREATE TYPE tokenkeeper.device_place AS (
     generation     bigint,
     named_at       timestamptz,
     token_key      bytea,
+    has_tokens     boolean,
+    tags_at        timestamptz,
+    tags           text[] COLLATE "C",
+    tag_changes    tokenkeeper.tag_change[],
     elsewhere_at   timestamptz,
     elsewhere_key  bytea,
+    elsewhere_tags_at timestamptz,
+    elsewhere_tags text[] COLLATE "C",
+    elsewhere_changes tokenkeeper.tag_change[],
     notice_version bigint,
     is_lowered     boolean,
     is_gone        boolean
@@ -89,7 +113,11 @@ CREATE TABLE tokenkeeper.device_notice (
     generation    bigint NOT NULL,
     elsewhere_at  timestamptz NOT NULL,
     elsewhere_key bytea NOT NULL,
-    decides       boolean NOT NULL,
+    elsewhere_tags_at timestamptz,
+    elsewhere_tags text[] COLLATE "C",
+    elsewhere_changes tokenkeeper.tag_change[],
+    decides       boolean,
+    ends          boolean NOT NULL,
     PRIMARY KEY (topic_id, to_shard, device_digest)
 );
 COMMENT ON TABLE tokenkeeper.device_notice IS
@@ -98,6 +126,8 @@ COMMENT ON COLUMN tokenkeeper.device_notice.to_shard IS 'A number of a shard; it
 COMMENT ON COLUMN tokenkeeper.device_notice.version IS 'As in device_announcement.';
 COMMENT ON COLUMN tokenkeeper.device_notice.generation IS 'The generation of the announcement that it answers.';
 COMMENT ON COLUMN tokenkeeper.device_notice.decides IS 'As in device_announcement.';
+COMMENT ON COLUMN tokenkeeper.device_notice.ends IS
+    'Whether the last of the device''s tokens was deleted: the shard then forgets the device, unless it has a token again.';
 
 CREATE INDEX device_notice_to ON tokenkeeper.device_notice (to_shard, device_digest);
 COMMENT ON INDEX tokenkeeper.device_notice_to IS 'What the daemon delivers.';

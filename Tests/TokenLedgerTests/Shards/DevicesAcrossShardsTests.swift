@@ -59,9 +59,8 @@ import Testing
         var post = Post()
         for history in 0..<Soak.size(2, whole: 6) {
             for _ in 0..<60 {
-                var row = QueuedRegistration.random(
+                let row = QueuedRegistration.random(
                     "t\(history)", tokens: tokens, devices: devices, instants: instants, &chance)
-                row.tags = nil
                 row.apply(to: &model)
                 let shard = ledger.shard(of: row.token)
                 if Bool.random(using: &chance) {
@@ -69,15 +68,22 @@ import Testing
                 } else {
                     var batch = [row]
                     for _ in 0..<Int.random(in: 0..<6, using: &chance) {
-                        var more = QueuedRegistration.random(
+                        let more = QueuedRegistration.random(
                             "t\(history)", tokens: tokens, devices: devices, instants: instants, &chance)
-                        more.tags = nil
                         if ledger.shard(of: more.token) == shard {
                             more.apply(to: &model)
                             batch.append(more)
                         }
                     }
                     try ledger.apply(shard, batch)
+                }
+                if Int.random(in: 0..<3, using: &chance) == 0 {
+                    let change = QueuedRegistration.TagCall.random(
+                        "t\(history)", tokens: tokens, devices: devices, instants: instants, &chance)
+                    change.apply(to: &model)
+                    for shard in change.token.map({ [ledger.shard(of: $0)] }) ?? Array(ledger.shards.indices) {
+                        try ledger.execute(shard, change.call)
+                    }
                 }
                 for _ in 0..<Int.random(in: 0..<8, using: &chance) { try post.step(ledger, &chance) }
             }
@@ -124,6 +130,7 @@ import Testing
                         WHERE g.topic_id = d.topic_id AND g.device_id = d.device_id AND NOT EXISTS (
                             SELECT FROM tokenkeeper.ledger AS o WHERE o.topic_id = d.topic_id AND o.device_id = d.device_id
                               AND o.token_key <> g.token_key)
+                          AND NOT tokenkeeper.is_announced(d.topic_id, d.device_id)
                         """
                     ))
                 deletions += 1
@@ -131,9 +138,12 @@ import Testing
                 let device = "d\(Int.random(in: 0..<3, using: &chance))"
                 calls.append((nil, "SELECT tokenkeeper.forget_device('\(device)')"))
                 deletions += 1
+            case 5, 6:
+                var change = QueuedRegistration.TagCall.random("t", tokens: 8, devices: 3, instants: 400, &chance)
+                change.at = 1_700_000_000 + step
+                calls.append((change.token, change.call))
             default:
                 var row = QueuedRegistration.random("t", tokens: 8, devices: 3, instants: 400, &chance)
-                row.tags = nil
                 // Each is later than the last: what a shard, or one database, remembers of deleted tokens differs, and concerns only late registrations.
                 row.at = 1_700_000_000 + step
                 calls.append((row.token, row.call))
