@@ -139,13 +139,11 @@ import Testing
                 calls.append((nil, "SELECT tokenkeeper.forget_device('\(device)')"))
                 deletions += 1
             case 5, 6:
-                var change = QueuedRegistration.TagCall.random("t", tokens: 8, devices: 3, instants: 400, &chance)
-                change.at = 1_700_000_000 + step
+                let change = QueuedRegistration.TagCall.random("t", tokens: 8, devices: 3, instants: 400, &chance)
                 calls.append((change.token, change.call))
             default:
                 var row = QueuedRegistration.random("t", tokens: 8, devices: 3, instants: 400, &chance)
-                // Each is later than the last: what a shard, or one database, remembers of deleted tokens differs, and concerns only late registrations.
-                row.at = 1_700_000_000 + step
+                row.at = 1_700_000_000 + Int.random(in: 0..<400, using: &chance)
                 calls.append((row.token, row.call))
             }
             for call in calls {

@@ -5,7 +5,7 @@ import Testing
 
 @testable import TokenLedger
 
-/// A registration, a logout or a 410, as a statement for a router and for the model.
+/// A registration, a logout, a change of tags or a 410, as a statement for a router and for the model.
 private struct Step {
     var sql: String
     var user = "a_app"
@@ -150,7 +150,21 @@ private struct Step {
             }
         }
         func literal(_ text: String?) -> String { text.map { "'\($0)'" } ?? "NULL" }
-        switch Int.random(in: 0..<10, using: &chance) {
+        let tags: String? =
+            switch Int.random(in: 0..<5, using: &chance) {
+            case 0: "g\(Int.random(in: 0..<5, using: &chance)),g\(Int.random(in: 5..<8, using: &chance))"
+            default: nil
+            }
+        let array = tags.map { "'{\($0)}'" } ?? "NULL"
+        switch Int.random(in: 0..<12, using: &chance) {
+        case 10, 11:
+            let tag = "g\(Int.random(in: 0..<8, using: &chance))"
+            let isAdded = Bool.random(using: &chance)
+            return Step(
+                sql: """
+                    SELECT tokenkeeper.tag('\(topic)', token => '\(token)', \(isAdded ? "add" : "remove") => '{\(tag)}', changed_at => to_timestamp(\(at)))
+                    """
+            ) { $0.tag(key, at, tag, isAdded: isAdded) }
         case 0:
             return Step(
                 sql: "SELECT tokenkeeper.unregister('\(token)', '\(topic)', 'production', to_timestamp(\(at)))"
@@ -166,18 +180,18 @@ private struct Step {
             let (device, user) = (name("d"), name("u"))
             return Step(
                 sql: """
-                    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id)
-                    VALUES ('production', '\(topic)', '\(token)', to_timestamp(\(at)), \(literal(device)), \(literal(user)))
+                    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags)
+                    VALUES ('production', '\(topic)', '\(token)', to_timestamp(\(at)), \(literal(device)), \(literal(user)), \(array))
                     """
-            ) { $0.register(key, at, device: device, user: user) }
+            ) { $0.register(key, at, device: device, tags: tags, user: user) }
         default:
             let (device, user) = (name("d"), name("u"))
             return Step(
                 sql: """
-                    SELECT tokenkeeper.register('\(token)', '\(topic)', 'production', to_timestamp(\(at)), \(literal(device)),
+                    SELECT tokenkeeper.register('\(token)', '\(topic)', 'production', to_timestamp(\(at)), \(literal(device)), \(array),
                                                 user_id => \(literal(user)))
                     """
-            ) { $0.register(key, at, device: device, user: user) }
+            ) { $0.register(key, at, device: device, tags: tags, user: user) }
         }
     }
 }
