@@ -402,26 +402,33 @@ DECLARE
     messages jsonb;
 BEGIN
     -- Two queries, so that each reads its index in order.
-    SELECT jsonb_agg(m.message ORDER BY m.device_digest) INTO messages FROM (
-        SELECT u.device_digest, jsonb_build_object('environment', t.environment, 'topic', t.topic) || u.message AS message FROM (
-            (SELECT a.topic_id, a.device_digest, jsonb_strip_nulls(to_jsonb(a) - '{elsewhere_tags_at,elsewhere_tags,elsewhere_changes}'::text[])
-                    || '{"kind": "announcement"}' AS message
-             FROM tokenkeeper.device_announcement AS a
-             WHERE a.is_pending AND a.home = device_messages.to_shard AND a.device_digest > device_messages.after
-             ORDER BY a.device_digest LIMIT at_most)
-            UNION ALL
-            (SELECT n.topic_id, n.device_digest, jsonb_strip_nulls(to_jsonb(n)) || '{"kind": "notice"}' FROM tokenkeeper.device_notice AS n
-             WHERE n.to_shard = device_messages.to_shard AND n.device_digest > device_messages.after
-             ORDER BY n.device_digest LIMIT at_most)) AS u
-        JOIN tokenkeeper.topic AS t ON t.topic_id = u.topic_id
-        ORDER BY u.device_digest FETCH FIRST at_most ROWS WITH TIES) AS m;
+    WITH due AS (
+        (SELECT a.topic_id, a.device_digest, jsonb_strip_nulls(to_jsonb(a) - '{elsewhere_tags_at,elsewhere_tags,elsewhere_changes}'::text[])
+                || '{"kind": "announcement"}' AS message
+         FROM tokenkeeper.device_announcement AS a
+         WHERE a.is_pending AND a.home = device_messages.to_shard AND a.device_digest > device_messages.after
+         ORDER BY a.device_digest LIMIT at_most)
+        UNION ALL
+        (SELECT n.topic_id, n.device_digest, jsonb_strip_nulls(to_jsonb(n)) || '{"kind": "notice"}' FROM tokenkeeper.device_notice AS n
+         WHERE n.to_shard = device_messages.to_shard AND n.device_digest > device_messages.after
+         ORDER BY n.device_digest LIMIT at_most)
+    ), next AS (
+        SELECT d.device_digest, jsonb_build_object('environment', t.environment, 'topic', t.topic) || d.message AS message
+        FROM due AS d JOIN tokenkeeper.topic AS t ON t.topic_id = d.topic_id
+        ORDER BY d.device_digest FETCH FIRST at_most ROWS WITH TIES
+    ), sized AS (
+        SELECT n.*, sum(b.bytes) OVER (ORDER BY n.device_digest) - sum(b.bytes) OVER (PARTITION BY n.device_digest) AS bytes_before
+        FROM next AS n CROSS JOIN LATERAL (SELECT pg_column_size(n.message) AS bytes) AS b
+    )
+    -- Tags can be long. The messages about one device stay together.
+    SELECT jsonb_agg(s.message ORDER BY s.device_digest) INTO messages FROM sized AS s WHERE s.bytes_before < 4000000;
     RETURN (SELECT jsonb_build_object('from', s.number, 'to', device_messages.to_shard, 'shards', s.shards, 'messages', messages)
             FROM tokenkeeper.shard AS s WHERE messages IS NOT NULL);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.device_messages(integer, bytea, integer) IS
-    'The next messages about devices for another shard, or for this one, as an argument of receive_device_messages there: about max_messages, of devices whose digest '
-    'is after the one given, in that order. Null if there is none.';
+    'The next messages about devices for another shard, or for this one, as an argument of receive_device_messages there: about max_messages and about 4 MB at most, of devices '
+    'whose digest is after the one given, in that order. Null if there is none.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.device_messages(integer, bytea, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.device_message_targets() RETURNS SETOF integer

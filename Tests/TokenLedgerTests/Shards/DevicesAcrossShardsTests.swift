@@ -139,11 +139,13 @@ import Testing
                 calls.append((nil, "SELECT tokenkeeper.forget_device('\(device)')"))
                 deletions += 1
             case 5, 6:
-                let change = QueuedRegistration.TagCall.random("t", tokens: 8, devices: 3, instants: 400, &chance)
+                var change = QueuedRegistration.TagCall.random("t", tokens: 8, devices: 3, instants: 400, &chance)
+                change.at = 1_700_000_000 + step
                 calls.append((change.token, change.call))
             default:
                 var row = QueuedRegistration.random("t", tokens: 8, devices: 3, instants: 400, &chance)
-                row.at = 1_700_000_000 + Int.random(in: 0..<400, using: &chance)
+                // Each is later than the last: what a shard, or one database, remembers of deleted tokens differs, and concerns only late registrations.
+                row.at = 1_700_000_000 + step
                 calls.append((row.token, row.call))
             }
             for call in calls {
@@ -232,6 +234,61 @@ import Testing
         #expect(
             try ledger.lines("SELECT token, state FROM tokenkeeper.token", columns: 2)
                 == ["\(here[0])|active", "\(there[0])|superseded"])
+    }
+
+    @Test func `a device that the sweep has pruned from one shard keeps its tags there until its last token is pruned`()
+        throws
+    {
+        let tokens = (0..<12).map(Self.token)
+        let ledger = try ShardedLedger((0..<2).map { _ in try TestCluster.shared.database() }, tokens: tokens)
+        let here = try #require(tokens.first { ledger.shard(of: $0) == 0 })
+        let there = tokens.filter { ledger.shard(of: $0) == 1 }
+        func register(_ token: String, _ daysAgo: Int, _ tags: String = "NULL") throws {
+            try ledger.execute(
+                ledger.shard(of: token),
+                "SELECT tokenkeeper.register('\(token)', 't', registered_at => now() - interval '\(daysAgo) days', device_id => 'd', tags => \(tags))"
+            )
+        }
+        try register(here, 400, "'{news}'")
+        try register(there[0], 399)
+        #expect(try ledger.settle() != nil)
+        let devices = "SELECT device_id FROM tokenkeeper.device"
+        let tags = "SELECT token, array_to_string(tags, ',') FROM tokenkeeper.token"
+        let age =
+            "UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '1 year' WHERE suppressed_since IS NOT NULL"
+        try ledger.execute(0, age)
+        try ledger.sweep(0)
+        #expect(try ledger.lines(tags, columns: 2) == ["\(there[0])|news"], "superseded long ago, so pruned")
+        #expect(try ledger.settle() != nil)
+        try register(there[1], 398)
+        #expect(try ledger.settle() != nil)
+        #expect(try Set(ledger.lines(tags, columns: 2)) == ["\(there[0])|", "\(there[1])|news"])
+        #expect(try ledger.lines(devices, columns: 1) == ["d", "d"])
+        for token in there.prefix(2) { try ledger.execute(1, "SELECT tokenkeeper.unregister('\(token)', 't')") }
+        try ledger.execute(1, age)
+        try ledger.sweep(1)
+        #expect(try ledger.settle() != nil)
+        #expect(try ledger.lines(devices, columns: 1).isEmpty)
+        #expect(try ledger.lines(Self.traces, columns: 3).allSatisfy { $0 == "||" })
+    }
+
+    @Test func `messages with many long tags are delivered in packages of some megabytes`() throws {
+        let ledger = try ShardedLedger((0..<2).map { _ in try TestCluster.shared.database() }, tokens: [Self.token(0)])
+        try ledger.execute(
+            0,
+            """
+            SELECT tokenkeeper.register('\(Self.token(0))', 't');
+            INSERT INTO tokenkeeper.device_announcement (topic_id, device_digest, device_id, home, version, generation, is_pending, tags_at, tags)
+            SELECT 1, tokenkeeper.device_digest('d' || n), 'd' || n, 1, 1, 1, true, now(), ARRAY(
+                SELECT rpad('t' || i, 512, 'x') FROM generate_series(1, 1000) AS i)
+            FROM generate_series(1, 20) AS n
+            """)
+        let package = try #require(try ledger.package(from: 0, to: 1))
+        #expect(package.messages.utf8.count < 6_000_000)
+        #expect(try #require(try ledger.settle()) > 2)
+        #expect(
+            try ledger.lines("SELECT topic_id FROM tokenkeeper.device_announcement WHERE is_pending", columns: 1)
+                .isEmpty)
     }
 
     @Test func `messages for another shard are refused, and a database that is no shard has none`() throws {

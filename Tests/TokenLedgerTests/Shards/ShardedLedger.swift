@@ -76,6 +76,21 @@ struct ShardedLedger {
         try daemons[shard].connection.run("SELECT tokenkeeper.check_next_devices()")
     }
 
+    func sweep(_ shard: Int) throws {
+        let plan = SweepPlan(
+            suppressedRetention: .seconds(90 * 86400), dormantAfter: nil, eventRetention: .seconds(395 * 86400),
+            rejectedRetention: .seconds(90 * 86400), heldRetention: .seconds(30 * 86400),
+            sendRetention: .seconds(30 * 86400),
+            allowance: 0, maxShare: .percent(100), batch: 100)
+        let lease = try SweepLease.claim(.new(.cli, dryRun: false), holder: "test", on: &daemons[shard].connection)
+        let report = try lease.map {
+            try Sweep($0, plan, lockTimeout: .milliseconds(50)).perform(on: &daemons[shard].connection) { true }
+        }
+        guard report?.outcome == .finished else {
+            throw TestFailure("the sweep of shard \(shard) ended: \(report as Any)")
+        }
+    }
+
     /// Delivers until nothing is left to deliver.
     ///
     /// - Returns: How many packages that took; nil if it does not end.
