@@ -182,6 +182,19 @@ import Testing
             "\(list)")
     }
 
+    @Test(arguments: [
+        ("> /dev/full", Int32(74), "tokenkeeperd: the output could not be written: No space left on device\n"),
+        ("| true", 0, ""),
+    ])
+    func `output that does not fit on the disk is an error, and a reader that has gone is none`(
+        redirection: String, status: Int32, errors: String
+    ) throws {
+        let ran = try ProgramRun(
+            ["bash", "-o", "pipefail", "-c", "\(DaemonProcess.program) campaign list \(redirection)"],
+            environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_reader")])
+        #expect(ran.status == status && ran.errors == errors, "\(ran)")
+    }
+
     @Test func `on a terminal, an error of watch begins on a line of its own`() throws {
         let number = try enqueue("everyone => true")
         let folder = try TemporaryDirectory()
