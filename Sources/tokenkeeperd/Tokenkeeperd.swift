@@ -24,6 +24,7 @@ struct Tokenkeeperd: ParsableCommand {
         do {
             var command = try parseAsRoot(arguments)
             try command.run()
+            try StandardOutput.flush()
         } catch {
             if let problem = StrayAddress.problem(insteadOf: fullMessage(for: error), arguments: arguments) {
                 ConfigurationOptions.complain(problem)

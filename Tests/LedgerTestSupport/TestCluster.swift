@@ -72,7 +72,9 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
     private static let blank = Result { try BlankCluster() }
 
     /// A standby of another cluster.
-    public init(standbyOf primary: TestCluster) throws {
+    ///
+    /// - Parameter slot: The replication slot that is made for it; nil for none.
+    public init(standbyOf primary: TestCluster, slot: String? = nil) throws {
         folder = NSTemporaryDirectory() + "tk-\(UUID().uuidString.prefix(8))"
         chosenPort = Self.likelyFreePort()
         options = []
@@ -81,7 +83,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
             Self.asUser + [
                 "\(Self.programs)/pg_basebackup", "--pgdata=\(folder)/data", "--write-recovery-conf", "--no-sync",
                 "--checkpoint=fast", "--dbname=postgresql://postgres@/?host=\(primary.folder)&port=\(primary.port)",
-            ])
+            ] + (slot.map { ["--create-slot", "--slot=\($0)"] } ?? []))
         try startOnFreePort()
     }
 

@@ -355,7 +355,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
             let name = command._commandName.replacingOccurrences(of: "-", with: "\\-")
             #expect(page.contains(".B tokenkeeperd \(name)\n") && page.contains("\n.B \(name)\n"), "\(name)")
         }
-        for status in [ExitStatus.success, .usage, .unavailable, .failed, .busy, .configuration] {
+        for status in [ExitStatus.success, .usage, .unavailable, .failed, .output, .busy, .configuration] {
             #expect(page.contains(".B \(status.rawValue)\n"))
         }
     }

@@ -24,7 +24,7 @@ import TokenModel
     @Test func `cli.md shows the help of every command`() throws {
         let page = try ReferencePage("docs/reference/cli.md")
         try page.check(["commands": HelpText.all()])
-        for status in [ExitStatus.success, .usage, .unavailable, .failed, .busy, .configuration] {
+        for status in [ExitStatus.success, .usage, .unavailable, .failed, .output, .busy, .configuration] {
             #expect(page.text.contains("| \(status.rawValue) |"), "exit status \(status.rawValue)")
         }
     }

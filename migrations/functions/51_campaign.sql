@@ -310,7 +310,8 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) IS
     'Creates a campaign: one notification to all sendable tokens of a topic whose tags match an expression, such as follows_RedSox && !muted; or to those of '
     'a device or a user; to a list of tokens; or, with everyone => true, to all tokens of the topic. Returns its campaign_id. The daemons address the audience '
-    'once the transaction is committed, and send. The same idempotency_key with the same content returns the same campaign_id; a list that follows in '
+    'once the transaction is committed, and send. The campaign belongs to the login role, session_user. The same idempotency_key of the same login with the '
+    'same content returns the same campaign_id, as long as the campaign is kept; a list that follows in '
     'campaign_token is part of the content, and is compared at COMMIT. Raises 22023 for what APNs '
     'would refuse, for an expiration that has passed or is not later than scheduled_at, for an unknown topic, for none or more than one audience, for an invalid '
     'tag expression, with the position, for a malformed token, with its position, for an audience that needs confirm => true (see '
@@ -682,7 +683,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.delivery(uuid) IS
-    'What became of a campaign''s request, by its apns-id, until the sweep deletes the campaign: one row with its final outcome and when it was recorded; or '
-    'waiting, and '
-    'until when if it is retried. No row for another apns-id.';
+    'What became of a campaign''s request, by its apns-id, until the sweep deletes the campaign, sweep.send_retention after its end: one row with its final '
+    'outcome and when it was recorded; or waiting, and until when if it is retried. No row for another apns-id, and to a sender none for the campaign of another login.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.delivery(uuid) FROM PUBLIC;

@@ -249,8 +249,10 @@ CREATE OR REPLACE FUNCTION tokenkeeper.share_fault(topic text, environment text,
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN meant > greatest(floor(active * confirm_share::float8), 50) AND least(100 * meant / greatest(active, 1), 100) > 100 * confirm_share::float8
-    THEN format('the audience is about %s %% of the tokens of %s (%s), and more than %s %% need confirm => true',
-                round(least(100 * meant / greatest(active, 1), 100)), topic, environment, trim_scale(100 * confirm_share)) END;
+    THEN format('the audience is %s %% of the tokens of %s (%s), and more than %s %% need confirm => true',
+                CASE WHEN round(least(100 * meant / greatest(active, 1), 100)) > 100 * confirm_share::float8
+                     THEN 'about ' || round(least(100 * meant / greatest(active, 1), 100)) ELSE 'just over ' || trim_scale(100 * confirm_share) END,
+                topic, environment, trim_scale(100 * confirm_share)) END;
 COMMENT ON FUNCTION tokenkeeper.share_fault(text, text, numeric, float8, float8) IS
     'Why enqueue refuses an audience without confirm => true: it is more than 50 tokens and more than confirm_share of the active tokens of the topic; null if it '
     'does not. Raises 22003 for numbers of which the hundredfold is out of range.';

@@ -61,6 +61,7 @@ BEGIN
                 told text[] := '{}';
                 failures text[] := '{}';
                 failed_with text;
+                failed_because text;
                 refused text;
                 refused_with text;
                 done boolean := false;
@@ -73,6 +74,7 @@ BEGIN
                         done := true;
                         told := told || format('shard %%s: %%s', number, answer);
                     EXCEPTION WHEN OTHERS THEN
+                        failed_because := coalesce(failed_because, regexp_replace(sqlerrm, '[[:space:]]+', ' ', 'g'));
                         told := told || format('shard %%s failed: %%s', number, regexp_replace(sqlerrm, '[[:space:]]+', ' ', 'g'));
                         IF sqlstate LIKE '22%%' THEN
                             refused := coalesce(refused, sqlerrm);
@@ -83,10 +85,12 @@ BEGIN
                         END IF;
                     END;
                 END LOOP;
-                IF failures <> '{}' THEN
-                    RAISE EXCEPTION '%1$s failed on %% of %% shards: %%', cardinality(failures), tokenkeeper.shard_count(), array_to_string(failures, ', ')
-                        USING ERRCODE = failed_with, DETAIL = array_to_string(told, chr(10)),
-                              HINT = 'The other shards have done it. Repeat the call when all shards answer.';
+                IF cardinality(failures) = tokenkeeper.shard_count() THEN
+                    RAISE EXCEPTION '%1$s failed on all shards: %%', failed_because USING ERRCODE = failed_with, DETAIL = array_to_string(told, chr(10));
+                ELSIF failures <> '{}' THEN
+                    RAISE EXCEPTION '%1$s failed on shard%% %%, and the other shards have done it: %%',
+                        CASE WHEN cardinality(failures) > 1 THEN 's' ELSE '' END, array_to_string(failures, ', '), failed_because
+                        USING ERRCODE = failed_with, DETAIL = array_to_string(told, chr(10)), HINT = 'Repeat the call when all shards answer.';
                 END IF;
                 -- If one shard accepts the arguments, they are valid: a shard that refuses them does not know the topic, and has nothing to do.
                 IF refused IS NOT NULL AND NOT done THEN

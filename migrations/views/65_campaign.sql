@@ -44,6 +44,9 @@ COMMENT ON COLUMN tokenkeeper.campaign_progress.forgotten IS
 COMMENT ON COLUMN tokenkeeper.campaign_progress.per_second IS 'How many ended per second, within the last ten seconds; null once all have ended.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.expected_end IS 'At this rate; null unless it is running. A guess until the whole audience is addressed.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.ended_at IS 'When its last request had ended; null before.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.created_by IS
+    'The login role (session_user) that called enqueue, whatever SET ROLE says. It sees the campaign, and may pause, resume and cancel it, and set its rate.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.max_per_second IS 'How many of its requests all daemons together send within a second; null for no limit.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.expected IS
     'How many tokens the audience has: of a list, how many it has, suppressed ones included. Null before the start of another audience. Then: how many were found if '
     'they were addressed at once, as those of a device, a user and of a small audience are; otherwise the planner''s estimate.';

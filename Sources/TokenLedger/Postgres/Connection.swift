@@ -244,12 +244,11 @@ public import TokenModel
         let primary = unsafe PQresultErrorField(result, Int32(UInt8(ascii: "M")))
         guard let primary = unsafe primary else { return lost() }
         let sqlState = unsafe state.map { unsafe String(cString: $0) }
-        var message = unsafe Self.oneLine(String(cString: primary))
+        let message = unsafe Self.oneLine(String(cString: primary))
+        guard let sqlState else { return DatabaseError(.connection, message) }
         let detail = unsafe PQresultErrorField(result, Int32(UInt8(ascii: "D")))
-        if sqlState == "2BP01", let detail = unsafe detail {
-            message += unsafe ": " + Self.oneLine(String(cString: detail))
-        }
-        return DatabaseError(sqlState: sqlState, message: message)
+        return DatabaseError(
+            reported: sqlState, message, detail: unsafe detail.map { unsafe Self.oneLine(String(cString: $0)) })
     }
 
     func lost() -> DatabaseError {

@@ -319,7 +319,9 @@ import TokenModel
         #expect(try rates() == ["0", "0", "0", "0"])
         try shards.withShardDown(3) {
             let error = try fails("SELECT tokenkeeper.cancel_campaign(\(campaign))")
-            #expect(error.message.contains("cancel_campaign failed on 1 of 4 shards: 3"), "\(error)")
+            #expect(
+                error.message.hasPrefix("cancel_campaign failed on shard 3, and the other shards have done it: ")
+                    && error.message.contains("not currently accepting connections"), "\(error)")
         }
         #expect(try states() == ["cancelled", "cancelled", "cancelled", "waiting"])
         #expect(
@@ -330,6 +332,11 @@ import TokenModel
         #expect(try states() == Array(repeating: "cancelled", count: 4))
         #expect(try router.psql("SELECT state FROM tokenkeeper.campaign_progress", user: "a_reader") == "cancelled")
         #expect(try fails("SELECT tokenkeeper.pause_campaign(99)").message.contains("99"))
+        let other = try router.psql(call("everyone => true"), user: "postgres")
+        let stranger = try fails("SELECT tokenkeeper.pause_campaign(\(other))")
+        #expect(
+            stranger.sqlState == "42501" && stranger.message.hasPrefix("pause_campaign failed on all shards: ")
+                && stranger.message.contains("campaign \(other) belongs to postgres"), "\(stranger)")
     }
 
     @Test func `why a campaign waits names the shards, unless it is the same on all`() throws {

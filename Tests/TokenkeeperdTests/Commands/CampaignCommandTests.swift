@@ -161,9 +161,12 @@ import Testing
     @Test func `an unknown campaign, or one of somebody else, is refused with a sentence`() throws {
         for command in ["show", "pause", "resume", "cancel"] {
             let ran = try run(command, "99", as: "a_operator")
+            let hidden = command == "show" ? " that this login may see" : ""
             #expect(
                 ran.status == 64 && ran.output.isEmpty
-                    && ran.errors == "tokenkeeperd: there is no campaign 99; see `tokenkeeperd campaign list`\n")
+                    && ran.errors
+                        == "tokenkeeperd: there is no campaign 99\(hidden); see `tokenkeeperd campaign list`\n"
+            )
         }
         #expect(try run("show", "99", "--watch").status == 64)
         #expect(try run("show", "Mars").status == 64)
@@ -171,7 +174,50 @@ import Testing
         let refused = try run("cancel", number, as: "a_reader")
         #expect(refused.status == 69 && refused.errors.contains("the command needs the rights of tokenkeeper_operator"))
         #expect(try run("cancel", number, as: "a_operator").status == 0)
-        #expect(try run("list", as: "a_app").status == 69)
+        let list = try run("list", as: "a_app")
+        #expect(
+            list.status == 69
+                && list.errors.contains(
+                    "needs the rights of tokenkeeper_reader, or for its own campaigns of tokenkeeper_sender\n"),
+            "\(list)")
+    }
+
+    @Test(arguments: [
+        ("> /dev/full", Int32(74), "tokenkeeperd: the output could not be written: No space left on device\n"),
+        ("| true", 0, ""),
+    ])
+    func `output that does not fit on the disk is an error, and a reader that has gone is none`(
+        redirection: String, status: Int32, errors: String
+    ) throws {
+        let ran = try ProgramRun(
+            ["bash", "-o", "pipefail", "-c", "\(DaemonProcess.program) campaign list \(redirection)"],
+            environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_reader")])
+        #expect(ran.status == status && ran.errors == errors, "\(ran)")
+    }
+
+    @Test func `on a terminal, an error of watch begins on a line of its own`() throws {
+        let number = try enqueue("everyone => true")
+        let folder = try TemporaryDirectory()
+        let (program, shown) = (Process(), folder.path + "/shown")
+        program.executableURL = URL(fileURLWithPath: "/usr/bin/env")
+        program.arguments = ["script", "-qefc", "exec \(DaemonProcess.program) campaign show \(number) --watch", shown]
+        program.environment = ProcessInfo.processInfo.environment.merging(
+            ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_reader"), "TERM": "xterm"]) { $1 }
+        program.standardInput = FileHandle.nullDevice
+        program.standardOutput = FileHandle.nullDevice
+        try program.run()
+        try eventually("it watches, and its session is ended") {
+            let bar = (try? String(contentsOfFile: shown, encoding: .utf8))?.contains("no running daemon sends") == true
+            return try bar
+                && database.psql(
+                    "SELECT count(pg_terminate_backend(pid)) > 0 FROM pg_stat_activity WHERE usename = 'a_reader' AND datname = current_database()",
+                    user: "postgres") == "t"
+        }
+        program.waitUntilExit()
+        #expect(program.terminationStatus == 69)
+        let text = try String(contentsOfFile: shown, encoding: .utf8)
+        #expect(text.contains("\u{1B}[K\r\ntokenkeeperd: "), "\(text)")
+        #expect(try database.psql("SELECT state FROM tokenkeeper.campaign") == "waiting")
     }
 
     @Test func `in a pipe, watch draws nothing, waits for the end, and prints the state`() throws {

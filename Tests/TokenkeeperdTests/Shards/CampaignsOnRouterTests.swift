@@ -90,4 +90,22 @@ import Testing
         #expect(
             refused.status == 69 && refused.errors.contains("needs the rights of tokenkeeper_operator"), "\(refused)")
     }
+
+    @Test func `a shard that is down is named by its number, as by the other commands`() throws {
+        try register("t")
+        let campaign = try enqueue("t", "everyone => true")
+        try shards.withShardDown(2) {
+            for ran in [
+                try router.command("campaign", "list", as: "a_reader"),
+                try router.command("campaign", "show", campaign, "--json", as: "a_sender"),
+                try router.command("campaign", "show", campaign, "--watch", as: "a_reader"),
+            ] {
+                #expect(ran.status == 69 && ran.output.isEmpty, "\(ran)")
+                #expect(ran.errors.hasPrefix("tokenkeeperd: shard 2: connection to server "), "\(ran)")
+                #expect(ran.errors.contains("not currently accepting connections (SQLSTATE 08001)\n"), "\(ran)")
+            }
+            let paused = try router.command("campaign", "pause", campaign, as: "a_sender")
+            #expect(paused.status == 69 && paused.errors.contains("shard 2"), "\(paused)")
+        }
+    }
 }

@@ -122,7 +122,8 @@ import Testing
         }
         func tokens() -> Int { application.books.withLock(\.tokens) }
         try eventually("results arrive") { tokens() > 200 }
-        let new = try TestCluster(standbyOf: old)
+        #expect(page.contains(" --create-slot --slot=move_shards "))
+        let new = try TestCluster(standbyOf: old, slot: "move_shards")
         let moved = TestDatabase(cluster: new, name: shards[1].name)
         try eventually("more arrive while the standby follows") { tokens() > 400 }
 
@@ -151,6 +152,11 @@ import Testing
         try eventually("results arrive again") { tokens() > before + 200 }
         application.stop.store(true, ordering: .releasing)
         done.wait()
+        try onOld.execute(statement("SELECT pg_drop_replication_slot('move_shards');", of: shards[1], as: "tokens02"))
+        #expect(try onOld.scalar("SELECT count(*) FROM pg_replication_slots") == "0")
+        for setting in ["primary_conninfo", "primary_slot_name"] {
+            try onNew.execute(statement("ALTER SYSTEM RESET \(setting);", of: shards[1], as: "tokens02"))
+        }
         try onOld.execute(statement("DROP DATABASE tokens02;", of: shards[1], as: "tokens02"))
         try onNew.execute(statement("DROP DATABASE tokens00;", of: shards[0], as: "tokens00"))
 

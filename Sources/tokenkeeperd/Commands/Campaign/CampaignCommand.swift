@@ -8,10 +8,13 @@ struct CampaignCommand: ParsableCommand {
         abstract: "List campaigns, watch one, pause, resume or cancel it, or set its rate.",
         discussion: """
             A campaign is what tokenkeeper.enqueue has created: one notification to many devices. A reader sees all campaigns, and a \
-            sender its own. Operators may change any campaign, and a sender its own.
+            sender its own: those that its login has created. Operators may change any campaign, and a sender its own.
             """,
         subcommands: [List.self, Show.self, Pause.self, Resume.self, Cancel.self, Rate.self],
         defaultSubcommand: List.self)
+
+    /// The role that list and show need.
+    static let viewer = "tokenkeeper_reader, or for its own campaigns of tokenkeeper_sender"
 
     struct List: ParsableCommand {
         static let configuration = CommandConfiguration(abstract: "List the latest campaigns, the newest first.")
@@ -30,7 +33,7 @@ struct CampaignCommand: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withLedgerOrRouter(writes: false, as: "tokenkeeper_reader") { connection in
+            try options.load().withLedgerOrRouter(writes: false, as: CampaignCommand.viewer) { connection in
                 if json {
                     let campaigns = try CampaignProgress.latestJSON(limit, on: &connection)
                     return print("[" + campaigns.joined(separator: ",\n ") + "]")
@@ -48,9 +51,12 @@ struct CampaignCommand: ParsableCommand {
         @Argument(help: "The number that enqueue has returned.")
         var id: Int64
 
-        /// Prints that there is no such campaign, and exits.
-        func isUnknown() -> ExitCode {
-            ConfigurationOptions.complain("there is no campaign \(id); see `tokenkeeperd campaign list`")
+        /// Prints that there is no such campaign.
+        ///
+        /// - Parameter isHidden: Whether there may be one of another login, which this login does not see.
+        func isUnknown(isHidden: Bool = false) -> ExitCode {
+            let hidden = isHidden ? " that this login may see" : ""
+            ConfigurationOptions.complain("there is no campaign \(id)\(hidden); see `tokenkeeperd campaign list`")
             return ExitCode(ExitStatus.usage.rawValue)
         }
     }
@@ -75,12 +81,14 @@ struct CampaignCommand: ParsableCommand {
         func run() throws {
             let configuration = try options.load()
             if watch {
-                return try CampaignWatch(number: which.id, json: json).run(configuration, unknown: which.isUnknown)
+                return try CampaignWatch(number: which.id, json: json).run(configuration) {
+                    which.isUnknown(isHidden: true)
+                }
             }
             Signals.unblock()
-            try configuration.withLedgerOrRouter(writes: false, as: "tokenkeeper_reader") { connection in
+            try configuration.withLedgerOrRouter(writes: false, as: CampaignCommand.viewer) { connection in
                 guard let text = try CampaignText.of(which.id, json: json, on: &connection) else {
-                    throw which.isUnknown()
+                    throw which.isUnknown(isHidden: true)
                 }
                 print(text)
             }
