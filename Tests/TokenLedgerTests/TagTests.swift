@@ -4,6 +4,8 @@ import Testing
 
 @testable import TokenLedger
 
+private let misleading = "a character that looks like a blank, a quotation mark or an operator "
+
 @Suite(.ownThread) struct `Tags and their expressions` {
     let database: TestDatabase
 
@@ -108,6 +110,10 @@ import Testing
         ("a || \"b", "a double quote without its end at position 6, expected a tag, ! or ("),
         ("\"\"", "a tag of 0 bytes at position 1, expected 1 to 512"),
         ("x || " + String(repeating: "y", count: 513), "a tag of 513 bytes at position 6, expected 1 to 512"),
+        ("World && !muted\u{A0}", misleading + "at position 16, expected double quotes around such a tag"),
+        ("č && !“muted”", misleading + "at position 7, expected double quotes around such a tag"),
+        ("\u{200B}a", misleading + "at position 1, expected double quotes around such a tag"),
+        ("a && ！b", misleading + "at position 6, expected double quotes around such a tag"),
         (String(repeating: "(", count: 101) + "a", "101 nested parentheses at position 101, expected at most 100"),
         ("a" + String(repeating: "||a", count: 1_000), "its 1001st tag at position 3001, expected at most 1000"),
     ])

@@ -11,6 +11,10 @@ DECLARE
     -- Letters beyond ASCII need no quotes.
     bare CONSTANT text COLLATE "C" := '(?:[A-Za-z0-9_@#.:-]|[^[:cntrl:] -~])+';
     quoted CONSTANT text COLLATE "C" := '"(?:[^"]|"")*"';
+    -- As UTF-8 in hex: blanks, invisible characters, quotation marks and operators beyond ASCII, as word processors and input methods write them. Part of
+    -- a tag, they would turn !muted into a tag that nobody has. Not U+200C and U+200D, which join letters and emoji.
+    misleading CONSTANT text COLLATE "C" :=
+        '(?:c2(?:[89].|a0|ab|ad|bb)|e19a80|e280(?:8[0-9abef]|[9ab].)|e281[89a].|e38080|efbbbf|efbc8[12689]|efbd9c)';
     symbol text COLLATE "C";
     -- In characters, from 1.
     place integer := 1;
@@ -62,6 +66,14 @@ BEGIN
         ELSIF wants_tag AND symbol ~ ('^(?:' || bare || '|' || quoted || ')$') THEN
             tag := CASE WHEN left(symbol, 1) = '"' THEN replace(substr(symbol, 2, length(symbol) - 2), '""', '"') ELSE symbol END;
             tags := tags + 1;
+            IF left(symbol, 1) <> '"' AND encode(convert_to(symbol, 'UTF8'), 'hex') ~ ('^(?:..)*' || misleading) THEN
+                place := place - 1 + (
+                    SELECT min(c.n) FROM regexp_split_to_table(symbol, '') WITH ORDINALITY AS c (letter, n)
+                    WHERE encode(convert_to(c.letter, 'UTF8'), 'hex') ~ ('^' || misleading));
+                found := 'a character that looks like a blank, a quotation mark or an operator';
+                expected := 'double quotes around such a tag';
+                EXIT;
+            END IF;
             IF octet_length(tag) NOT BETWEEN 1 AND 512 THEN
                 found := 'a tag of ' || octet_length(tag) || ' bytes';
                 expected := '1 to 512';
@@ -97,7 +109,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.tag_query(text) IS
     'An expression of tags as in Azure Notification Hubs, to compare with tag_vector: follows_RedSox && !muted, (a || b) && c. ! comes before &&, and && before '
-    '||. A tag has letters, digits, and the characters _ @ # . : -; another one is written in double quotes, where "" is a double quote. Upper and lower case '
+    '||. A tag has letters, digits, and the characters _ @ # . : -; another one is written in double quotes, where "" is a double quote. Beyond ASCII, only '
+    'what looks like a blank, a quotation mark or an operator needs them. Upper and lower case '
     'differ. Null for null. Raises 22023, with the position in characters from 1 and what was expected, for an invalid expression, a tag over 512 bytes, over '
     '1000 tags, over 100 nested parentheses, and an expression over 65536 bytes.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.tag_query(text) FROM PUBLIC;

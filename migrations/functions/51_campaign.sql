@@ -134,17 +134,17 @@ BEGIN
     SELECT s.* INTO own FROM tokenkeeper.shard AS s;
     LOOP
         id := nextval('tokenkeeper.campaign_campaign_id_seq');
-        EXIT WHEN own.number IS NULL;
-        -- Other shards may have ids of this one that its sequence does not know: those of a database that was no shard then, or that was restored.
-        EXIT WHEN id % own.shards = own.number AND id > coalesce(new_campaign_id.beyond, 0)
+        -- The sequence may be behind, as in a database that was restored without it, or that logical replication has filled. Other shards may have ids of
+        -- this one that its sequence does not know: those of a database that was no shard then, or that was restored.
+        EXIT WHEN (own.number IS NULL OR id % own.shards = own.number) AND id > coalesce(new_campaign_id.beyond, 0)
             AND NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = id);
     END LOOP;
     RETURN id;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.new_campaign_id(bigint) IS
-    'The campaign_id for a new campaign. On a shard, it is the number of the shard, modulo the number of shards, so that two shards never choose the same; and '
-    'greater than beyond, if that is not null.';
+    'The campaign_id for a new campaign, which no campaign has, and which is greater than beyond, if that is not null. On a shard, it is the number of the '
+    'shard, modulo the number of shards, so that two shards never choose the same.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.new_campaign_id(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.add_campaign(
@@ -203,7 +203,9 @@ BEGIN
         END IF;
         EXIT WHEN campaign_id IS NOT NULL;
         IF attempt = 2 THEN
-            RAISE EXCEPTION 'there is another campaign %', add_campaign.as_campaign USING ERRCODE = 'unique_violation';
+            RAISE EXCEPTION '%', coalesce('there is another campaign ' || add_campaign.as_campaign, 'another transaction has just used this '
+                || CASE WHEN add_campaign.idempotency_key IS NULL THEN 'id' ELSE 'idempotency_key or id' END) USING ERRCODE = 'unique_violation',
+                HINT = CASE WHEN add_campaign.as_campaign IS NULL THEN 'Repeat the call.' ELSE 'Use another id.' END;
         END IF;
         -- Not for a repetition of what was accepted in time.
         IF add_campaign.expiration > 'epoch' AND add_campaign.expiration <= clock_timestamp() THEN
@@ -310,13 +312,14 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) IS
     'Creates a campaign: one notification to all sendable tokens of a topic whose tags match an expression, such as follows_RedSox && !muted; or to those of '
     'a device or a user; to a list of tokens; or, with everyone => true, to all tokens of the topic. Returns its campaign_id. The daemons address the audience '
-    'once the transaction is committed, and send. The campaign belongs to the login role, session_user. The same idempotency_key of the same login with the '
-    'same content returns the same campaign_id, as long as the campaign is kept; a list that follows in '
+    'once the transaction is committed, and send. The campaign and its key belong to the login role, session_user: services that share a login share both. The '
+    'same idempotency_key with the same content returns the same campaign_id, as long as the campaign is kept; a list that follows in '
     'campaign_token is part of the content, and is compared at COMMIT. Raises 22023 for what APNs '
     'would refuse, for an expiration that has passed or is not later than scheduled_at, for an unknown topic, for none or more than one audience, for an invalid '
     'tag expression, with the position, for a malformed token, with its position, for an audience that needs confirm => true (see '
     'topic_policy.confirm_share), and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
-    'read committed. A NOTICE says if no running daemon has a credential for the topic. When expiration has passed, nobody more is addressed, what was '
+    'read committed; 23505 if another transaction has just used the key or the id: repeat the call. A NOTICE says if no running daemon has a credential for the '
+    'topic. When expiration has passed, nobody more is addressed, what was '
     'addressed and not sent '
     'ends as failed, and the campaign ends.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) FROM PUBLIC;

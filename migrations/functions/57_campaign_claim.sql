@@ -153,19 +153,22 @@ DECLARE
     -- Each may have many batches to end.
     most_stopped constant integer := 100;
     by_chance bigint := tokenkeeper.campaign_by_chance();
+    -- The same for those that have expired.
+    expired_by_chance timestamptz := (
+        SELECT now() - random() * (now() - c.expiration) FROM tokenkeeper.campaign AS c
+        WHERE c.ended_at IS NULL AND c.expiration > 'epoch' AND c.expiration <= now() ORDER BY c.expiration LIMIT 1);
 BEGIN
     FOR stopped IN
         SELECT DISTINCT o.campaign_id, o.state
-        FROM (VALUES (0::bigint), (by_chance)) AS s (start)
+        FROM (VALUES (0::bigint, 'epoch'::timestamptz), (by_chance, expired_by_chance)) AS s (start, start_at)
         CROSS JOIN LATERAL (
             (SELECT c.campaign_id, c.state, c.first_open_batch FROM tokenkeeper.campaign AS c
-             WHERE c.state IN ('waiting', 'running') AND coalesce(c.scheduled_at, c.created_at) <= now() AND tokenkeeper.has_expired(c.expiration)
-               AND c.campaign_id > s.start
-             ORDER BY c.campaign_id LIMIT most_stopped)
+             WHERE c.ended_at IS NULL AND c.expiration > 'epoch' AND c.expiration > s.start_at AND c.expiration <= now()
+               AND c.state IN ('waiting', 'running', 'paused')
+             ORDER BY c.expiration LIMIT most_stopped)
             UNION ALL
             (SELECT c.campaign_id, c.state, c.first_open_batch FROM tokenkeeper.campaign AS c
-             WHERE c.state IN ('paused', 'cancelled') AND c.ended_at IS NULL AND (c.state = 'cancelled' OR tokenkeeper.has_expired(c.expiration))
-               AND c.campaign_id > s.start
+             WHERE c.state IN ('paused', 'cancelled') AND c.ended_at IS NULL AND c.is_addressed AND c.state = 'cancelled' AND c.campaign_id > s.start
              ORDER BY c.campaign_id LIMIT most_stopped)) AS o
         WHERE EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b
                       WHERE b.campaign_id = o.campaign_id AND b.batch >= o.first_open_batch AND b.claimed_by IS NULL)
@@ -188,7 +191,7 @@ BEGIN
     FOR finished IN
         SELECT DISTINCT o.campaign_id
         -- Of many that wait for retries, others each time.
-        FROM (VALUES (0::bigint), (by_chance)) AS s (start)
+        FROM (VALUES (0::bigint, 'epoch'::timestamptz), (by_chance, expired_by_chance)) AS s (start, start_at)
         CROSS JOIN LATERAL (
             (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
              WHERE c.state IN ('waiting', 'running') AND c.is_addressed AND c.campaign_id > s.start ORDER BY c.campaign_id LIMIT most)
@@ -198,12 +201,9 @@ BEGIN
              ORDER BY c.campaign_id LIMIT most)
             UNION ALL
             (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-             WHERE c.state IN ('waiting', 'running') AND tokenkeeper.has_expired(c.expiration) AND c.campaign_id > s.start
-             ORDER BY c.campaign_id LIMIT most)
-            UNION ALL
-            (SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-             WHERE c.state = 'paused' AND c.ended_at IS NULL AND tokenkeeper.has_expired(c.expiration) AND c.campaign_id > s.start
-             ORDER BY c.campaign_id LIMIT most)) AS o
+             WHERE c.ended_at IS NULL AND c.expiration > 'epoch' AND c.expiration > s.start_at AND c.expiration <= now()
+               AND c.state IN ('waiting', 'running', 'paused')
+             ORDER BY c.expiration LIMIT most)) AS o
         WHERE NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b
                           WHERE b.campaign_id = o.campaign_id
                             AND b.batch >= (SELECT c.first_open_batch FROM tokenkeeper.campaign AS c WHERE c.campaign_id = o.campaign_id))

@@ -77,16 +77,18 @@ COMMENT ON COLUMN tokenkeeper.campaign.first_open_batch IS
 COMMENT ON COLUMN tokenkeeper.campaign.next_send_at IS 'Internal: when max_per_second allows the next request. All before it are claimed.';
 COMMENT ON COLUMN tokenkeeper.campaign.logged_state IS 'Internal: the state that a daemon has logged.';
 
-CREATE INDEX campaign_open ON tokenkeeper.campaign (campaign_id) WHERE state IN ('waiting', 'running');
-COMMENT ON INDEX tokenkeeper.campaign_open IS 'For end_campaigns.';
+-- Very many may be scheduled, or wait for resume_campaign. They are in none of the indexes for end_campaigns before it has something to do for them.
+CREATE INDEX campaign_open ON tokenkeeper.campaign (campaign_id) WHERE state IN ('waiting', 'running') AND is_addressed;
+COMMENT ON INDEX tokenkeeper.campaign_open IS 'For end_campaigns, as are campaign_stopped and campaign_to_expire.';
 
 CREATE INDEX campaign_to_address ON tokenkeeper.campaign ((coalesce(scheduled_at, created_at))) WHERE state IN ('waiting', 'running') AND NOT is_addressed;
 COMMENT ON INDEX tokenkeeper.campaign_to_address IS 'For campaigns_due, as is campaign_to_address_by_id.';
 
 CREATE INDEX campaign_to_address_by_id ON tokenkeeper.campaign (campaign_id) WHERE state IN ('waiting', 'running') AND NOT is_addressed;
 
-CREATE INDEX campaign_stopped ON tokenkeeper.campaign (campaign_id) WHERE state IN ('paused', 'cancelled') AND ended_at IS NULL;
-COMMENT ON INDEX tokenkeeper.campaign_stopped IS 'For end_campaigns.';
+CREATE INDEX campaign_stopped ON tokenkeeper.campaign (campaign_id) WHERE state IN ('paused', 'cancelled') AND ended_at IS NULL AND is_addressed;
+
+CREATE INDEX campaign_to_expire ON tokenkeeper.campaign (expiration) WHERE ended_at IS NULL AND expiration > 'epoch';
 
 -- A sender may create a campaign for each message to a person. They are kept for sweep.send_retention, so nothing may read them all.
 CREATE INDEX campaign_unended ON tokenkeeper.campaign (topic, environment) WHERE ended_at IS NULL;

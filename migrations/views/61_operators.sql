@@ -151,7 +151,9 @@ CROSS JOIN LATERAL (SELECT coalesce(c.scheduled_at, c.created_at) AS due_at) AS 
 CROSS JOIN LATERAL (
     SELECT (SELECT 'sending to ' || c.topic || ' (' || c.environment || ') is paused: ' || p.reason FROM tokenkeeper.paused_topic AS p
             WHERE p.topic = c.topic AND p.environment = c.environment) AS pause,
-           tokenkeeper.sending_fault(c.topic, c.environment) AS fault,
+           -- Not for each of very many that are scheduled.
+           CASE WHEN c.state IN ('waiting', 'running') AND d.due_at <= clock_timestamp()
+                THEN tokenkeeper.sending_fault(c.topic, c.environment) END AS fault,
            CASE WHEN c.is_addressed AND NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS a WHERE a.campaign_id = c.campaign_id)
                 THEN (SELECT 'the requests that are left are tried again, the next at '
                              || to_char(r.scheduled_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' || coalesce(': ' || r.last_error, '')

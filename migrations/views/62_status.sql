@@ -377,6 +377,8 @@ CREATE OR REPLACE FUNCTION tokenkeeper.read_status() RETURNS SETOF tokenkeeper.s
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '200ms'
+-- It would compile a hundred small queries, which takes seconds.
+SET jit = off
 AS $$
 DECLARE
     known tokenkeeper.status_detail;

@@ -120,6 +120,42 @@ import Testing
         #expect(try due("true").count <= 410)
     }
 
+    @Test func `very many campaigns that are scheduled or paused cost nothing while they wait`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        let due = try stage.enqueue("everyone => true, expiration => clock_timestamp() + interval '1 hour'")
+        try stage.database.psql(
+            """
+            INSERT INTO tokenkeeper.campaign (environment, topic, payload, push_type, audience_kind, audience, content_hash, state, scheduled_at, expiration)
+            SELECT 'production', '\(CampaignStage.topic)', '{}', 'alert', 'user', 'u' || i, '', CASE WHEN i % 2 = 0 THEN 'waiting' ELSE 'paused' END,
+                   now() + interval '1 day', now() + interval '2 days'
+            FROM generate_series(1, 5000) AS i;
+            ANALYZE tokenkeeper.campaign
+            """)
+        let read = try stage.database.psql(
+            """
+            BEGIN;
+            SELECT count(*) FROM tokenkeeper.end_campaigns();
+            SELECT sum(pg_stat_get_xact_tuples_returned(i.indexrelid)) < 500 FROM pg_index AS i WHERE i.indrelid = 'tokenkeeper.campaign'::regclass;
+            COMMIT
+            """, user: "postgres")
+        #expect(read == "0\nt", "end_campaigns does not read them")
+        let asked = try stage.database.psql(
+            """
+            SET track_functions = 'all';
+            BEGIN;
+            SELECT campaign_id FROM tokenkeeper.campaign_wait WHERE needs_help;
+            SELECT pg_stat_get_xact_function_calls('tokenkeeper.sending_fault(text, text)'::regprocedure) < 10;
+            COMMIT
+            """, user: "postgres")
+        #expect(asked == "\(due)\nt", "nobody looks for a daemon that could send them")
+        try stage.database.psql(
+            "UPDATE tokenkeeper.campaign SET scheduled_at = now() - interval '2 days', expiration = now() - interval '1 day' WHERE scheduled_at IS NOT NULL"
+        )
+        while try stage.database.psql("SELECT count(*) > 1 FROM tokenkeeper.campaign WHERE ended_at IS NULL") == "t" {
+            try stage.end()
+        }
+    }
+
     @Test(arguments: ["a pause", "a rate"])
     func `hundreds of campaigns that cannot go on crowd out no other`(obstacle: String) throws {
         let stage = try CampaignStage(tokens: 2)
@@ -382,6 +418,17 @@ import Testing
         }
         #expect(failures.all == [] && Set(ids.all).count == 1 && ids.all.count == 8)
         #expect(try stage.count("campaign") == 1)
+    }
+
+    @Test func `a sequence of ids that is behind keeps nobody from a campaign`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        for _ in 1...3 { try stage.enqueue() }
+        // As in a database that logical replication has filled: it does not replicate sequences.
+        try stage.database.psql(
+            "SELECT setval('tokenkeeper.campaign_campaign_id_seq', 1, false)", user: "postgres")
+        #expect(try stage.enqueue() == 4)
+        #expect(try stage.enqueue("everyone => true, idempotency_key => 'k'") == 5)
+        #expect(try stage.enqueue("everyone => true, idempotency_key => 'k'") == 5)
     }
 
     /// Enqueues a campaign in a real `psql`.
