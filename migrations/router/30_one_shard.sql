@@ -3,6 +3,8 @@
 -- Names, arguments, result, comment and grants come from shard 0. Only defaults differ that call clock_timestamp(): here they are null, for which the
 -- shard takes its own clock. So the instants of a token are those of one clock, whichever router it is called through.
 --
+-- PL/Proxy passes an instant as text. DateStyle is set, because with another one the shard may read 3 April instead of 4 March, or another time zone.
+--
 -- PL/Proxy commits on the shard at once: what a caller registers stays, even if its own transaction is rolled back.
 
 DO $$
@@ -21,11 +23,12 @@ BEGIN
             WHERE x.name = wanted
         LOOP
             EXECUTE format($create$
-                CREATE OR REPLACE FUNCTION tokenkeeper.%I(%s) RETURNS %s LANGUAGE plproxy AS $body$
+                CREATE OR REPLACE FUNCTION tokenkeeper.%I(%s) RETURNS %s LANGUAGE plproxy %s AS $body$
                     CLUSTER 'tokenkeeper_shards';
                     RUN ON tokenkeeper.shard_of(token, 1024);
                 $body$ $create$,
-                f.name, replace(f.arguments, 'DEFAULT clock_timestamp()', 'DEFAULT NULL::timestamp with time zone'), f.result);
+                f.name, replace(f.arguments, 'DEFAULT clock_timestamp()', 'DEFAULT NULL::timestamp with time zone'), f.result,
+                CASE WHEN f.types LIKE '%timestamp%' THEN 'SET datestyle = ''ISO''' ELSE '' END);
             EXECUTE format('COMMENT ON FUNCTION tokenkeeper.%I(%s) IS %L', f.name, f.types,
                            CASE f.name
                                WHEN 'is_sendable' THEN replace(f.comment, 'Never raises an error.', 'Through the router: raises XX000 if the shard of the token is down.')

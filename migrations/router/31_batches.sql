@@ -127,7 +127,9 @@ REVOKE EXECUTE ON FUNCTION tokenkeeper.register_many(jsonb, text, text, boolean)
 CREATE OR REPLACE FUNCTION tokenkeeper_shard.tag(
     shards integer[], topic text, environment text, token text, device_id text, user_id text, add text[], remove text[],
     changed_at timestamptz) RETURNS SETOF bigint
-LANGUAGE plproxy AS $$
+LANGUAGE plproxy
+SET datestyle = 'ISO'
+AS $$
     CLUSTER 'tokenkeeper_shards';
     SPLIT shards;
     RUN ON shards;

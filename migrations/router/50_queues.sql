@@ -7,7 +7,9 @@
 DO $$
 DECLARE
     shards CONSTANT integer := tokenkeeper.shard_count();
+    relations CONSTANT jsonb := current_setting('tokenkeeper.shard_catalog')::jsonb -> 'relations';
     queue record;
+    commented record;
 BEGIN
     FOR queue IN VALUES
         ('send_result', 'send_result', 'environment text, topic text, token text, status text, body text, apns_id text, sent_at timestamptz',
@@ -24,6 +26,16 @@ BEGIN
         EXECUTE format('CREATE TABLE tokenkeeper.%I (%s) PARTITION BY LIST (tokenkeeper.shard_of(token, %s))', queue.column1, queue.column3, shards);
         EXECUTE format('ALTER TABLE tokenkeeper.%I ALTER COLUMN environment SET DEFAULT ''production''', queue.column1);
         EXECUTE format('GRANT INSERT (%s) ON tokenkeeper.%I TO %I', queue.column4, queue.column1, queue.column5);
+        EXECUTE format('COMMENT ON TABLE tokenkeeper.%I IS %L', queue.column1, (relations -> queue.column1 ->> 'comment')
+            || ' Through the router: each row goes to the shard of its token, and the shards commit one after the other.');
+        FOR commented IN
+            SELECT c.name, c.comment
+            FROM jsonb_to_recordset(relations -> queue.column1 -> 'columns') AS c (name text, comment text)
+            JOIN pg_catalog.pg_attribute AS a ON a.attrelid = format('tokenkeeper.%I', queue.column1)::regclass AND a.attname = c.name
+            WHERE c.comment IS NOT NULL
+        LOOP
+            EXECUTE format('COMMENT ON COLUMN tokenkeeper.%I.%I IS %L', queue.column1, commented.name, commented.comment);
+        END LOOP;
         FOR shard IN 0..shards - 1 LOOP
             EXECUTE format('CREATE FOREIGN TABLE tokenkeeper_shard_%s.%I PARTITION OF tokenkeeper.%I FOR VALUES IN (%s) SERVER tokenkeeper_shard_%s '
                            'OPTIONS (schema_name ''tokenkeeper'', table_name %L, batch_size ''1000'')',

@@ -37,11 +37,12 @@ BEGIN
         passed := (SELECT string_agg(quote_ident(a.name), ', ' ORDER BY a.place) FROM unnest(f.names) WITH ORDINALITY AS a (name, place));
         owned := format('tokenkeeper_shard.%I(integer%s)', f.name, coalesce(', ' || nullif(f.types, ''), ''));
         EXECUTE format('DROP FUNCTION IF EXISTS %s', owned);
-        EXECUTE format($create$CREATE FUNCTION tokenkeeper_shard.%I(shard integer%s) RETURNS %s LANGUAGE plproxy AS $body$
+        EXECUTE format($create$CREATE FUNCTION tokenkeeper_shard.%I(shard integer%s) RETURNS %s LANGUAGE plproxy %s AS $body$
             CLUSTER 'tokenkeeper_shards';
             RUN ON shard;
             SELECT tokenkeeper.%I(%s);
-            $body$ $create$, f.name, coalesce(', ' || nullif(f.arguments, ''), ''), f.result, f.name, passed);
+            $body$ $create$, f.name, coalesce(', ' || nullif(f.arguments, ''), ''), f.result,
+            CASE WHEN f.types LIKE '%timestamp%' THEN 'SET datestyle = ''ISO''' ELSE '' END, f.name, passed);
         EXECUTE format('COMMENT ON FUNCTION %s IS %L', owned, 'On the shard with this number: ' || f.comment);
         EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', owned);
         -- On all.
@@ -64,6 +65,8 @@ BEGIN
                 failed_because text;
                 refused text;
                 refused_with text;
+                refused_hint text;
+                hint_of_shard text;
                 done boolean := false;
             BEGIN
                 %6$s
@@ -74,11 +77,16 @@ BEGIN
                         done := true;
                         told := told || format('shard %%s: %%s', number, answer);
                     EXCEPTION WHEN OTHERS THEN
+                        GET STACKED DIAGNOSTICS hint_of_shard = PG_EXCEPTION_HINT;
                         failed_because := coalesce(failed_because, regexp_replace(sqlerrm, '[[:space:]]+', ' ', 'g'));
                         told := told || format('shard %%s failed: %%s', number, regexp_replace(sqlerrm, '[[:space:]]+', ' ', 'g'));
                         IF sqlstate LIKE '22%%' THEN
-                            refused := coalesce(refused, sqlerrm);
-                            refused_with := coalesce(refused_with, sqlstate);
+                            IF refused IS NULL THEN
+                                -- As one database says it.
+                                refused := regexp_replace(sqlerrm, '^.*? REMOTE ERROR: ', '');
+                                refused_with := sqlstate;
+                                refused_hint := regexp_replace(hint_of_shard, '^Remote hint: ', '');
+                            END IF;
                         ELSE
                             failed_with := coalesce(failed_with, sqlstate);
                             failures := failures || number::text;
@@ -94,6 +102,9 @@ BEGIN
                 END IF;
                 -- If one shard accepts the arguments, they are valid: a shard that refuses them does not know the topic, and has nothing to do.
                 IF refused IS NOT NULL AND NOT done THEN
+                    IF refused_hint <> '' THEN
+                        RAISE EXCEPTION '%%', refused USING ERRCODE = refused_with, HINT = refused_hint;
+                    END IF;
                     RAISE EXCEPTION '%%', refused USING ERRCODE = refused_with;
                 END IF;
                 RETURN combined;
@@ -102,7 +113,7 @@ BEGIN
             f.name, f.arguments, f.result, passed,
             CASE wanted.column2 WHEN 'any' THEN 'coalesce(combined, false) OR coalesce(answer, false)'
                                 WHEN 'first' THEN 'coalesce(combined, answer)'
-                                ELSE 'coalesce(combined, 0) + coalesce(answer, 0)' END,
+                                ELSE 'coalesce(combined + answer, combined, answer)' END,
             CASE wanted.column2 WHEN 'ids' THEN format(
                 'IF $1 IS NOT NULL THEN RAISE EXCEPTION ''each shard numbers its own rows: call tokenkeeper_shard.%1$s(shard, ids), or tokenkeeper.%1$s() for all rows of all shards'' '
                 'USING ERRCODE = ''feature_not_supported''; END IF;', f.name) ELSE '' END);

@@ -11,7 +11,9 @@ CREATE OR REPLACE FUNCTION tokenkeeper_shard.check_campaign(
 RETURNS TABLE (
     shard integer, error text, error_code text, error_hint text, campaign_id bigint, state text, is_recent boolean, greatest_id bigint,
     topic_fault text, topic_hint text, confirm_share numeric, active float8, meant float8, sending_fault text, has_tokens boolean, unknown_tags text[])
-LANGUAGE plproxy AS $$
+LANGUAGE plproxy
+SET datestyle = 'ISO'
+AS $$
     CLUSTER 'tokenkeeper_shards';
     SPLIT shards, rates, lists;
     RUN ON shards;
@@ -29,7 +31,9 @@ CREATE OR REPLACE FUNCTION tokenkeeper_shard.create_campaign(
     shards integer[], rates integer[], lists text[], payload json, topic text, environment text, tags text, push_type text, priority integer,
     expiration timestamptz, collapse_id text, scheduled_at timestamptz, device_id text, user_id text, everyone boolean, name text,
     idempotency_key text, confirm boolean, as_campaign bigint, beyond bigint) RETURNS SETOF bigint
-LANGUAGE plproxy AS $$
+LANGUAGE plproxy
+SET datestyle = 'ISO'
+AS $$
     CLUSTER 'tokenkeeper_shards';
     SPLIT shards, rates, lists;
     RUN ON shards;
@@ -301,7 +305,8 @@ RETURNS SETOF record
 LANGUAGE plproxy AS $$
     CLUSTER 'tokenkeeper_shards';
     RUN ON shard;
-    SELECT * FROM tokenkeeper.delivery(apns_id);
+    -- PL/Proxy reads an instant from text, which here does not depend on the DateStyle of the shard.
+    SELECT d.campaign_id, d.state, to_json(d.at) #>> '{}' AS at, d.message FROM tokenkeeper.delivery(apns_id) AS d;
 $$;
 COMMENT ON FUNCTION tokenkeeper_shard.delivery(integer, uuid) IS 'delivery on this shard.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper_shard.delivery(integer, uuid) FROM PUBLIC;

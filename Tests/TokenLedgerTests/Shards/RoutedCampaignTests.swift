@@ -127,6 +127,15 @@ import TokenModel
             states[told, default: 0] += 1
         }
         #expect(states == ["\(campaign)|accepted": 36, "\(campaign)|stale": 4])
+        // The instant does not depend on how the sessions write one.
+        let id = try #require(claimed.apnsIDs.first)
+        let instant = "SELECT extract(epoch FROM at) FROM tokenkeeper.delivery('\(id)')"
+        let expected = try onEach(instant).joined()
+        for shard in shards.shards {
+            try shard.psql("ALTER ROLE a_sender IN DATABASE \(shard.name) SET datestyle = 'SQL, DMY'", user: "postgres")
+        }
+        var sender = try router.connect(user: "a_sender")
+        #expect(try sender.scalar("\(instant)") == expected && expected.count > 10, "\(expected)")
         #expect(
             try router.psql(
                 "SELECT count(*) FROM (SELECT * FROM tokenkeeper.delivery(gen_random_uuid()) UNION ALL SELECT * FROM tokenkeeper.delivery(NULL)) AS d",

@@ -78,7 +78,12 @@ import Testing
         }
         let bare = try router.psql(
             """
-            SELECT c.relname FROM pg_class AS c WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind = 'v' AND obj_description(c.oid, 'pg_class') IS NULL
+            SELECT c.relname FROM pg_class AS c
+            WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind IN ('v', 'p') AND obj_description(c.oid, 'pg_class') IS NULL
+            UNION ALL
+            SELECT c.relname || '.' || a.attname FROM pg_class AS c
+            JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+            WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind = 'p' AND col_description(c.oid, a.attnum) IS NULL
             UNION ALL
             SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = 'tokenkeeper'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL
             """, user: "postgres")
