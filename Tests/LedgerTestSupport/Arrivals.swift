@@ -7,6 +7,9 @@ public struct Arrivals {
         times = milliseconds.sorted()
     }
 
+    /// The last request before an instant.
+    public func last(before instant: Int64) -> Int64? { times.last { $0 < instant } }
+
     /// The most requests within any stretch of so many milliseconds.
     public func most(within stretch: Int64) -> Int {
         var end = 0

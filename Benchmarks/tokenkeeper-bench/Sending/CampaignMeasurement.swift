@@ -1,7 +1,8 @@
 import Foundation
 import LedgerTestSupport
 
-/// Campaigns on the large ledger: how long it takes to address a few of many, when the first push leaves, and how well daemons keep a rate.
+/// Campaigns on the large ledger: how long it takes to address a few of many, when the first push leaves, how well daemons keep a rate,
+/// and how soon a campaign stops.
 struct CampaignMeasurement: LedgerMeasurement {
     let cluster: PrivateCluster
     let scale: Scale
@@ -20,6 +21,7 @@ struct CampaignMeasurement: LedgerMeasurement {
         try address(database)
         try send(database)
         for rate in Self.rates { try keep(rate, database) }
+        try CampaignStop(scale: scale, report: report).run(database)
         // In memory, nothing is left but what the operating system keeps.
         cluster.cluster.stop(mode: "fast")
         try cluster.cluster.start()

@@ -39,6 +39,9 @@ struct SendingMethod {
             "  after its first response; after a restart of PostgreSQL, its shared buffers are empty, but the operating system still has the pages.",
             "- **Rates**: three daemons send a campaign by its `max_per_second`. The instants are those at which requests were complete at the fake, in whole",
             "  milliseconds, and the stretches of ten seconds lie between the first and the last of them.",
+            "- **Pauses and cancellations**: a campaign to everyone on one topic is stopped at a random moment, between 0.2 and 1 second after its first response.",
+            "  The time runs from the end of the call, which is its COMMIT, to the last instant at which a request of the campaign was complete at the fake.",
+            "  0 is a campaign whose last request came before that: the call waits for transactions that end requests.",
             "",
             "This page claims nothing about a network, where responses take longer, or about Apple's servers, whose limits are not public.",
         ]

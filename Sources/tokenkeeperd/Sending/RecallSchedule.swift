@@ -2,12 +2,13 @@
 /// forgotten their token since they were claimed. Pure.
 ///
 /// A look-up costs the database some 15 µs for each request, and most requests end within one period. So only those that were already
-/// held one period ago are looked up. `PacedRequests` says which of the others are.
+/// held one period ago are looked up, and it takes up to two periods until a request is. A pause promises a second, of which the turn,
+/// the look-up and the client need a part. `PacedRequests` says which of the others are looked up.
 struct RecallSchedule {
     private var lookedUpAt: ContinuousClock.Instant?
     private var heldThen: Set<Int64> = []
 
-    private static let period: Duration = .milliseconds(500)
+    private static let period: Duration = .milliseconds(250)
 
     func isDue(at now: ContinuousClock.Instant) -> Bool {
         lookedUpAt.map { $0.duration(to: now) >= Self.period } ?? true

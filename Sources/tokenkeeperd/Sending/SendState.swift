@@ -146,7 +146,7 @@ struct SendState {
 
     /// The requests to look up now, before `handOver` and `release`.
     ///
-    /// - Returns: Those that are sent next and were not looked up a moment before. Every half second, also what the clients have,
+    /// - Returns: Those that are sent next and were not looked up a moment before. Every quarter of a second, also what the clients have,
     ///   and one of those that wait for their instant from each topic and campaign.
     mutating func toLookUp(at now: ContinuousClock.Instant) -> [Int64] {
         // What waited behind another request may have waited for a minute.

@@ -203,6 +203,45 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
+    @Test(arguments: ["pause_campaign", "cancel_campaign"], [nil, 40])
+    func `daemons give back what they have claimed and not sent when its campaign stops`(change: String, rate: Int?)
+        throws
+    {
+        let stage = try SendingStage { _ in
+        } answer: { request in
+            // Each connection needs an answer to its first request before it opens more streams.
+            request.stream == 1 ? nil : .never
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...2000)
+        let daemons = try (1...2).map { _ in try stage.daemon(["send.max_in_flight=20"]) }
+        let campaign = try stage.campaign("tags => 'World', max_per_second => \(rate.map(String.init) ?? "NULL")")
+        // The others are not answered. So each daemon holds some that it cannot send.
+        try eventually("all that can be in flight is") { stage.apns.records.count(0, "never") == 40 }
+        let held = "sum(requests - bit_count(ended | returned)) > 40"
+        try eventually("more is claimed") {
+            try stage.database.psql("SELECT \(held) FROM tokenkeeper.campaign_batch WHERE claimed_by IS NOT NULL")
+                == "t"
+        }
+        #expect(try stage.database.psql("SELECT tokenkeeper.\(change)(\(campaign))", user: "a_sender") == "t")
+        try eventually("only those in flight are claimed") {
+            try stage.database.psql(
+                "SELECT sum(requests - bit_count(ended | returned)) FROM tokenkeeper.campaign_batch WHERE claimed_by IS NOT NULL"
+            ) == "40"
+        }
+        #expect(stage.apns.records.count(0, "never") == 40, "nothing was sent meanwhile")
+        let progress = try stage.progress(campaign)
+        let addressed = try #require(progress["addressed"])
+        let accepted = stage.apns.records.count(200)
+        #expect(progress["accepted"] == accepted)
+        if change == "pause_campaign" {
+            #expect(progress["waiting"] == addressed - accepted, "\(progress)")
+        } else {
+            #expect(progress["waiting"] == 40 && progress["cancelled"] == addressed - accepted - 40, "\(progress)")
+        }
+        for daemon in daemons { daemon.signal(SIGKILL) }
+    }
+
     @Test func `what expires while it waits for its instant is not sent`() throws {
         let stage = try SendingStage()
         defer { stage.apns.stop() }
@@ -320,14 +359,16 @@ import Testing
         let slots = claims.flatMap { claim in
             (0..<Int(claim[1])).map { claim[0] + Double($0) * 1000 / Double(rate) }
         }
-        #expect(slots.count == requests)
+        // What a daemon gives back on a busy machine, because it is ten seconds late, for example, takes another slot when it is
+        // claimed again. Its first slot counts here although nothing was sent in it, which only makes the requests after it seem later.
+        #expect(slots.count >= requests)
         // The times are whole milliseconds, rounded down.
         let late = zip(times, slots).map { Double($0 + 1) - $1 }
         let onTime = Arrivals(zip(times, late).lazy.filter { $1 <= 250 }.map(\.0)).most(within: 10_000)
         let all = Arrivals(times)
         print(
             "\(requests) requests of \(of) at \(rate) per second took \(times[requests - 1] - times[0]) ms in \(claims.count) claims, "
-                + "each \(late.min() ?? 0) to \(late.max() ?? 0) ms after its slot; within any ten seconds \(all.fewest(within: 10_000) ?? 0) to "
+                + "each \(late.min() ?? 0) to \(late.max() ?? 0) ms after its slot, \(slots.count - requests) slots taken again; within any ten seconds \(all.fewest(within: 10_000) ?? 0) to "
                 + "\(all.most(within: 10_000)), \(onTime) on time; \(claims.reduce(0) { $0 + $1[2] }) ms of the rate were lost"
         )
         #expect(late.allSatisfy { $0 >= -5 }, "none comes before its slot")

@@ -162,6 +162,29 @@ import TokenModel
         #expect(Set(withdrawn) == Set(numbers))
     }
 
+    /// A pause promises a second. Of it, the turns, the look-up and the client need the other half.
+    @Test func `whenever a request is claimed, it is looked up within half a second if it has not ended by then`()
+        throws
+    {
+        for claimedAt in stride(from: 0, through: 990, by: 10) {
+            var state = state([campaign(1)])
+            let turn = try #require(state.turns(at: start.clock).first)
+            let batch = claimed(1, 1...2)
+            var time = 0
+            var lookedUpAt: Int?
+            while lookedUpAt == nil, time <= 3000 {
+                let now = start.clock + .milliseconds(time)
+                let asked = state.toLookUp(at: now)
+                _ = state.take(Outbox.Recalled(), among: asked, at: now)
+                if Set(asked) == Set(batch.requests.map(\.number)) { lookedUpAt = time }
+                if time == claimedAt { _ = state.take(batch, of: turn, at: now) }
+                time += 10
+            }
+            let after = try #require(lookedUpAt) - claimedAt
+            #expect(after <= 500, "claimed after \(claimedAt) ms, looked up \(after) ms later")
+        }
+    }
+
     @Test func `of the batch that a trial has claimed, the others go back to it at once`() throws {
         var state = state([campaign(1)])
         let turn = try #require(state.turns(at: start.clock).first)

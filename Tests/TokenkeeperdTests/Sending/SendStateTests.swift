@@ -176,8 +176,8 @@ import TokenModel
         var state = state()
         _ = try claim([Self.claimed(1), Self.claimed(2), Self.claimed(3), Self.claimed(4, "bb")], &state)
         #expect(state.toLookUp(at: start.clock).isEmpty, "they were just claimed")
-        #expect(state.toLookUp(at: start.clock + .milliseconds(499)).isEmpty, "it costs the database something")
-        #expect(state.toLookUp(at: start.clock + .milliseconds(500)).sorted() == [1, 2, 3, 4])
+        #expect(state.toLookUp(at: start.clock + .milliseconds(249)).isEmpty, "it costs the database something")
+        #expect(state.toLookUp(at: start.clock + .milliseconds(250)).sorted() == [1, 2, 3, 4])
         var recalled = Outbox.Recalled()
         recalled.paused = [1, 3, 4]
         #expect(withdrawn(state.take(recalled, among: [1, 2, 3, 4], at: start.clock)) == [1, 4])
@@ -187,10 +187,10 @@ import TokenModel
         let outcome = PushOutcome(
             request: Self.claimed(1).request, sentAt: start.timeOfDay, sends: 1, end: Self.response(200))
         #expect(state.take([outcome], of: "main", by: policy, at: start).isEmpty, "not before it was looked up")
-        #expect(state.toLookUp(at: start.clock + .milliseconds(501)) == [2])
+        #expect(state.toLookUp(at: start.clock + .milliseconds(251)) == [2])
         recalled.paused = [2]
         #expect(state.take(recalled, among: [2], at: start.clock).isEmpty)
-        #expect(state.handOver().isEmpty && state.toLookUp(at: start.clock + .milliseconds(502)).isEmpty)
+        #expect(state.handOver().isEmpty && state.toLookUp(at: start.clock + .milliseconds(252)).isEmpty)
         #expect(Set(written(&state).map(\.number)) == [1, 2])
         #expect(try claim([Self.claimed(2)], &state) == ["2"], "somebody has resumed it")
     }
