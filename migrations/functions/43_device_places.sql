@@ -100,6 +100,8 @@ BEGIN
             AND NOT ((was.named_at, was.token_key) < (was.elsewhere_at, was.elsewhere_key)
                      AND (was.elsewhere_at, was.elsewhere_key) < (new.named_at, new.token_key))
             AND NOT (coalesce(announce_device.decides, false) AND was.is_lowered)
+            -- The home then asks whether the device has tokens anywhere.
+            AND (new.has_tokens OR NOT announce_device.deletes)
             AND (new.has_tokens, new.tags_at, new.tags, new.tag_changes) IS NOT DISTINCT FROM (was.has_tokens, was.tags_at, was.tags, was.tag_changes) THEN
             RETURN;
         END IF;
@@ -279,7 +281,8 @@ BEGIN
         latest.elsewhere_tags_at := NULL;
         latest.elsewhere_tags := NULL;
         latest.elsewhere_changes := NULL;
-        IF has_tags THEN
+        -- Without tokens, a shard needs no tags, and keeps none that may be forgotten meanwhile.
+        IF has_tags AND place.has_tokens THEN
             SELECT p.tags_at, p.tags INTO latest.elsewhere_tags_at, latest.elsewhere_tags FROM unnest(new_places) AS p
             WHERE p.shard <> place.shard AND p.tags_at IS NOT NULL ORDER BY p.tags_at DESC, p.tags DESC LIMIT 1;
             latest.elsewhere_changes := tokenkeeper.latest_tag_changes(ARRAY(
@@ -293,8 +296,8 @@ BEGIN
                 AND (place.elsewhere_at, place.elsewhere_key) < (place.named_at, place.token_key))
             -- The other shards of a device of which a token was deleted: now to know that, and to decide with the next registration.
             OR (place.shard <> announced.shard AND (NOT receive_announcement.decides OR (receive_announcement.decides AND place.is_lowered)))
-            OR (place.has_tokens AND (place.elsewhere_tags_at, place.elsewhere_tags, place.elsewhere_changes)
-                IS DISTINCT FROM (latest.elsewhere_tags_at, latest.elsewhere_tags, latest.elsewhere_changes))
+            OR (place.elsewhere_tags_at, place.elsewhere_tags, place.elsewhere_changes)
+                IS DISTINCT FROM (latest.elsewhere_tags_at, latest.elsewhere_tags, latest.elsewhere_changes)
             OR ends THEN
             notice_version := greatest(place.notice_version + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
             place.elsewhere_at := latest.named_at;
@@ -311,7 +314,9 @@ BEGIN
             SET version = excluded.version, elsewhere_at = excluded.elsewhere_at, elsewhere_key = excluded.elsewhere_key,
                 elsewhere_tags_at = excluded.elsewhere_tags_at, elsewhere_tags = excluded.elsewhere_tags, elsewhere_changes = excluded.elsewhere_changes,
                 decides = tokenkeeper.decides_after(CASE WHEN o.generation = excluded.generation THEN o.decides END, excluded.decides),
-                ends = excluded.ends, generation = excluded.generation;
+                -- Until it is delivered: another shard that forgets the device announces that, too, and nothing else says that it ends.
+                ends = excluded.ends OR (o.ends AND o.generation = excluded.generation AND NOT EXISTS (SELECT FROM unnest(new_places) AS p WHERE p.has_tokens)),
+                generation = excluded.generation;
         END IF;
         place.is_lowered := coalesce(NOT receive_announcement.decides, place.is_lowered);
         new_places[n] := place;

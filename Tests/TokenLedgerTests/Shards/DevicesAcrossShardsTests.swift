@@ -272,6 +272,123 @@ import Testing
         #expect(try ledger.lines(Self.traces, columns: 3).allSatisfy { $0 == "||" })
     }
 
+    /// A device whose home is shard 3 of 4.
+    private static func deviceOfLast(_ ledger: ShardedLedger) throws -> String {
+        let devices = """
+            SELECT 'd' || n FROM generate_series(1, 100) AS n WHERE tokenkeeper.home_of(tokenkeeper.device_digest('d' || n), 4) = 3
+            """
+        return try #require(try ledger.shards[0].connection.lines(devices, columns: 1).first)
+    }
+
+    /// Registers tokens of a device on shards, one minute after the other.
+    private static func register(_ tokens: [(token: String, tags: String)], _ device: String, _ ledger: ShardedLedger)
+        throws
+    {
+        for (number, next) in tokens.enumerated() {
+            try ledger.execute(
+                ledger.shard(of: next.token),
+                "SELECT tokenkeeper.register('\(next.token)', 't', registered_at => to_timestamp(\(1_700_000_000 + number * 60)), device_id => '\(device)', tags => \(next.tags))"
+            )
+            #expect(try ledger.settle() != nil)
+        }
+    }
+
+    @Test func `a shard without tokens of a device does not keep the tags of a forgotten token of another shard`()
+        throws
+    {
+        let tokens = (0..<12).map(Self.token)
+        let ledger = try ShardedLedger((0..<4).map { _ in try TestCluster.shared.database() }, tokens: tokens)
+        let device = try Self.deviceOfLast(ledger)
+        let places = try (0..<3).map { shard in try #require(tokens.first { ledger.shard(of: $0) == shard }) }
+        let again = try #require(tokens.first { ledger.shard(of: $0) == 0 && $0 != places[0] })
+        try Self.register([(places[0], "'{secret}'"), (places[1], "NULL"), (places[2], "NULL")], device, ledger)
+        try ledger.execute(
+            1,
+            "UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '1 year' WHERE suppressed_since IS NOT NULL"
+        )
+        try ledger.sweep(1)
+        #expect(try ledger.settle() != nil)
+        let newer = try #require(tokens.first { ledger.shard(of: $0) == 2 && $0 != places[2] })
+        try ledger.execute(
+            2,
+            "SELECT tokenkeeper.register('\(newer)', 't', registered_at => to_timestamp(1700001000), device_id => '\(device)')"
+        )
+        #expect(try ledger.settle() != nil)
+        // One announcement for both: the new registration decides.
+        try ledger.execute(
+            0,
+            "SELECT tokenkeeper.register('\(again)', 't', device_id => '\(device)', tags => '{}'), tokenkeeper.forget('\(places[0])')"
+        )
+        #expect(try ledger.settle() != nil)
+        let rows = """
+            SELECT d::text FROM tokenkeeper.device AS d UNION ALL SELECT a::text FROM tokenkeeper.device_announcement AS a
+            UNION ALL SELECT h::text FROM tokenkeeper.device_home AS h UNION ALL SELECT l::text FROM tokenkeeper.ledger AS l
+            """
+        let told = try ledger.lines(rows, columns: 1)
+        #expect(told.joined().contains(device))
+        #expect(told.filter { $0.contains("secret") } == [])
+    }
+
+    @Test(arguments: [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]])
+    func `a device whose last token is deleted ends on all shards, in whatever order they are told`(order: [Int]) throws
+    {
+        let tokens = (0..<12).map(Self.token)
+        let ledger = try ShardedLedger((0..<4).map { _ in try TestCluster.shared.database() }, tokens: tokens)
+        let device = try Self.deviceOfLast(ledger)
+        let places = try (0..<4).map { shard in try #require(tokens.first { ledger.shard(of: $0) == shard }) }
+        try Self.register(places.map { ($0, "NULL") }, device, ledger)
+        for token in places { try ledger.execute(ledger.shard(of: token), "SELECT tokenkeeper.forget('\(token)')") }
+        func deliver(from: Int, to: Int) throws {
+            guard let package = try ledger.package(from: from, to: to) else { return }
+            try ledger.acknowledge(ledger.deliver(package))
+        }
+        for number in 0...4 {
+            for _ in 0..<3 {
+                for from in 0..<4 where from != 3 { try deliver(from: from, to: 3) }
+                for to in order.prefix(number) { try deliver(from: 3, to: to) }
+            }
+        }
+        #expect(try ledger.settle() != nil)
+        #expect(try ledger.lines("SELECT device_id FROM tokenkeeper.device", columns: 1) == [])
+        #expect(try ledger.lines(Self.traces, columns: 3).allSatisfy { $0 == "||" })
+    }
+
+    @Test func `a device whose last token has moved to another one ends with its tags that no registration followed`()
+        throws
+    {
+        let tokens = (0..<12).map(Self.token)
+        let ledger = try ShardedLedger((0..<2).map { _ in try TestCluster.shared.database() }, tokens: tokens)
+        let places = try (0..<2).map { shard in try #require(tokens.first { ledger.shard(of: $0) == shard }) }
+        try Self.register(places.map { ($0, "NULL") }, "d", ledger)
+        try Self.register(places.map { ($0, "NULL") }, "e", ledger)
+        func tag() throws {
+            for shard in 0..<2 {
+                try ledger.execute(shard, "SELECT tokenkeeper.tag('t', device_id => 'd', add => '{news}')")
+            }
+        }
+        func prune() throws {
+            for shard in 0..<2 {
+                try ledger.execute(
+                    shard, "UPDATE tokenkeeper.early_tag_change SET noted_at = now() - interval '1 year'")
+                try ledger.sweep(shard)
+            }
+            #expect(try ledger.settle() != nil)
+        }
+        try tag()
+        try ledger.execute(1, "SELECT tokenkeeper.register('\(places[1])', 't', device_id => 'd')")
+        try prune()
+        #expect(
+            try ledger.lines("SELECT device_id FROM tokenkeeper.device WHERE device_id = 'd'", columns: 1) == [
+                "d", "d",
+            ])
+        try ledger.execute(1, "SELECT tokenkeeper.register('\(places[1])', 't', device_id => 'e')")
+        try tag()
+        try prune()
+        #expect(try ledger.lines("SELECT device_id FROM tokenkeeper.device WHERE device_id = 'd'", columns: 1) == [])
+        #expect(
+            try ledger.lines("SELECT device_id FROM tokenkeeper.device_home WHERE device_id = 'd'", columns: 1) == [])
+    }
+
     @Test func `messages with many long tags are delivered in packages of some megabytes`() throws {
         let ledger = try ShardedLedger((0..<2).map { _ in try TestCluster.shared.database() }, tokens: [Self.token(0)])
         try ledger.execute(
