@@ -432,8 +432,8 @@ import TokenModel
         try outbox.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try count("sending_daemon") == 2, "it has claimed something")
         #expect(
-            try outbox.takeOver(silentToo: false, on: &daemon, isAlive: { _ in true }).requests == 0,
-            "silence does not count")
+            try outbox.takeOver(on: &daemon, isSilent: { _, _ in false }, isAlive: { _ in true }).requests == 0,
+            "its heartbeat has not been seen for long enough")
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }).requests == 1)
         try outbox.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try count("sending_daemon") == 1)

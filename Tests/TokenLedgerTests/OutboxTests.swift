@@ -418,6 +418,33 @@ import TokenModel
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }).requests == 1)
     }
 
+    @Test func `after a standstill, when all heartbeats are old, nobody is taken over before it can beat again`() throws {
+        try register(1...2)
+        try queue()
+        var daemon = try database.connect(user: "a_daemon")
+        let other = Outbox(daemonID: "host/7/1", processScope: "elsewhere", lockTimeout: .milliseconds(500))
+        try other.beat(credentials: "[]", trouble: [], on: &daemon)
+        #expect(try claim(by: other).count == 2)
+        let start = ContinuousClock.now
+        var silences = SilenceWatch()
+        func takenOver(after seconds: Int) throws -> Int {
+            try outbox.takeOver(
+                on: &daemon, isSilent: { silences.note($0, $1, at: start + .seconds(seconds)) }, isAlive: { _ in true }
+            ).requests
+        }
+        for seconds in [0, 10, 20, 30, 40] {
+            #expect(try takenOver(after: seconds) == 0, "its heartbeat is young")
+        }
+        try database.psql("UPDATE tokenkeeper.sending_daemon SET heartbeat_at = heartbeat_at - interval '100 seconds'")
+        for seconds in [140, 150, 160] { #expect(try takenOver(after: seconds) == 0) }
+        try other.beat(credentials: "[]", trouble: [], on: &daemon)
+        #expect(try takenOver(after: 170) == 0, "it is back")
+        try database.psql("UPDATE tokenkeeper.sending_daemon SET heartbeat_at = heartbeat_at - interval '100 seconds'")
+        #expect(try takenOver(after: 180) == 0)
+        #expect(try takenOver(after: 195) == 0)
+        #expect(try takenOver(after: 210) == 2, "it has not come back")
+    }
+
     @Test func `of an ended daemon, only what it may have sent counts as interrupted`() throws {
         try register(1...4)
         try queue()

@@ -1,4 +1,4 @@
-import TokenModel
+public import TokenModel
 
 /// The sending daemons, each with its row in `tokenkeeper.sending_daemon`. When one ends, another takes over its requests.
 extension Outbox {
@@ -61,31 +61,37 @@ extension Outbox {
     /// again. Any other request returns as if it had not been tried.
     ///
     /// - Parameters:
-    ///   - silentToo: Whether silence counts. False after an outage of the database, when every daemon has been silent.
+    ///   - isSilent: Called with the heartbeat of each daemon that has claimed requests: whether it counts once it is a minute old.
+    ///     See `SilenceWatch`.
     ///   - isAlive: Whether a daemon of this process scope still runs.
     ///   - sent: The requests that a daemon of this process scope whose process is gone may have sent; nil if that is not known. Then
     ///     it may have sent all of them.
     @discardableResult
     public func takeOver(
-        silentToo: Bool = true, on connection: inout Connection, isAlive: (_ daemonID: String) -> Bool,
-        sent: (_ daemonID: String) -> Set<Int64>? = { _ in nil }
+        on connection: inout Connection, isSilent: (_ daemonID: String, _ heartbeat: Instant) -> Bool = { _, _ in true },
+        isAlive: (_ daemonID: String) -> Bool, sent: (_ daemonID: String) -> Set<Int64>? = { _ in nil }
     ) throws(DatabaseError) -> TakenOver {
         let holders = try connection.query(
             """
-            SELECT h.claimed_by, d.process_scope, d.stopped_at IS NULL AND (NOT $2 OR d.heartbeat_at > clock_timestamp() - $1 * interval '1 microsecond')
+            SELECT h.claimed_by, d.process_scope, CASE WHEN d.stopped_at IS NULL THEN d.heartbeat_at END,
+                   d.heartbeat_at < clock_timestamp() - $1 * interval '1 microsecond'
             FROM (SELECT r.claimed_by FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NOT NULL
                   UNION SELECT b.claimed_by FROM tokenkeeper.campaign_batch AS b WHERE b.claimed_by IS NOT NULL) AS h
             LEFT JOIN tokenkeeper.sending_daemon AS d ON d.daemon_id = h.claimed_by
-            """, [.int8(Self.silence.microseconds), .bool(silentToo)]
+            """, [.int8(Self.silence.microseconds)]
         ).decode { row throws(DatabaseError) in
-            // A daemon without a row of its own has neither a scope nor a heartbeat.
-            (name: try row.read(String.self), scope: try row.read(String?.self), beats: try row.read(Bool?.self))
+            // A daemon without a row of its own has neither a scope nor a heartbeat. One that signed off has no heartbeat any more.
+            (
+                name: try row.read(String.self), scope: try row.read(String?.self),
+                heartbeat: try row.read(Instant?.self), isOld: try row.read(Bool?.self) ?? true
+            )
         }
         var taken = TakenOver()
         for holder in holders where holder.name != daemonID {
             // A silent daemon may go on sending, so what it has sent so far says nothing.
             let isGone = holder.scope == processScope && !isAlive(holder.name)
-            if holder.beats == true && !isGone { continue }
+            let hasEnded = holder.heartbeat.map { isSilent(holder.name, $0) && holder.isOld } ?? true
+            if !hasEnded && !isGone { continue }
             let sent = isGone ? sent(holder.name) : nil
             taken += try takeOver(holder.name, sent: sent, on: &connection)
             taken += try takeOverCampaigns(of: holder.name, sent: sent, on: &connection)

@@ -8,20 +8,18 @@ struct SendPresence {
     let credentials: String
     /// Where the daemons of this machine mark what they have sent; nil if nowhere.
     let marks: SentMarkFiles?
-    private let connectedAt = ContinuousClock.now
     private var beatAt: ContinuousClock.Instant?
     private var lookedAt: ContinuousClock.Instant?
     /// What keeps requests waiting, as it was last reported.
     private var problems: [String] = []
     private var tookOverAt: ContinuousClock.Instant?
+    /// Of this connection: after an outage of the database, other daemons may connect again later than this one.
+    private var silences = SilenceWatch()
 
     static let beatEvery: Duration = .seconds(5)
     /// How often to look for new problems.
     private static let lookEvery: Duration = .seconds(1)
     private static let takeOverEvery: Duration = .seconds(10)
-
-    /// After an outage of the database, other daemons may reconnect later than this one. Until then, silence proves nothing.
-    private static let trustsSilenceAfter: Duration = .seconds(30)
 
     init(credentials: String, marks: SentMarkFiles?) {
         self.credentials = credentials
@@ -61,8 +59,8 @@ struct SendPresence {
             try pipeline.reconcile(outbox, on: &connection)
             pipeline.summary.tookOver(
                 try outbox.takeOver(
-                    silentToo: connectedAt.duration(to: .now) > Self.trustsSilenceAfter, on: &connection,
-                    isAlive: ProcessScope.isAlive, sent: { marks?.sent(by: $0) }))
+                    on: &connection, isSilent: { silences.note($0, $1) }, isAlive: ProcessScope.isAlive,
+                    sent: { marks?.sent(by: $0) }))
             try removeMarks(outbox, on: &connection)
         }
     }
