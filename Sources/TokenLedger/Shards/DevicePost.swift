@@ -147,9 +147,7 @@ public struct DevicePost {
         _ messages: String, _ link: Link, _ waiting: @escaping @Sendable (Duration, Duration) -> Void
     ) throws(DatabaseError) -> String {
         if link.connection == nil {
-            var address = try map.address(of: link.number, user: own.options["user"])
-            address.passwordFile = own.passwordFile
-            link.connection = try Connection(to: address, waiting: waiting)
+            link.connection = try Connection(to: try map.address(of: link.number, as: own), waiting: waiting)
         }
         defer { link.usedAt = .now }
         return try Self.receive(messages, on: &link.connection!)

@@ -56,6 +56,15 @@ public struct ShardMap: Sendable, Equatable {
         return try DatabaseAddress(Self.text(named))
     }
 
+    /// How a daemon connects to this shard.
+    ///
+    /// - Parameter own: How it connects to its own database: as the same user, and with the same password file.
+    func address(of number: Int, as own: DatabaseAddress) throws(DatabaseError) -> DatabaseAddress {
+        var address = try address(of: number, user: own.options["user"])
+        address.passwordFile = own.passwordFile
+        return address
+    }
+
     /// For PL/Proxy: a string with each option once, in a fixed order.
     func connection(of number: Int) -> String { Self.text(forBackend(number)) }
 

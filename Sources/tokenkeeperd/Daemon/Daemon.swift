@@ -119,9 +119,11 @@ struct Daemon {
         stop.alsoRing(shardBell)
         let shardWorker = shards.map { ShardWorker(worker: worker(.shards), map: $0, bell: shardBell) }
         logger.notice("started", metadata: ["version": "\(Self.version)", "daemon_id": "\(daemonID)"])
+        let hasPage = configuration.metricsAddress != nil && configuration.pageAccess != .off
+        let survey = hasPage ? shards.map { ShardSurvey($0, own: configuration.address) } : nil
         let monitoring = Monitoring.serve(
-            configuration.metricsAddress, metrics, ServedPage(configuration.pageAccess, overviews), settings, report,
-            logger)
+            configuration.metricsAddress, metrics, ServedPage(configuration.pageAccess, overviews, survey), settings,
+            report, logger)
         defer { monitoring?.stop() }
         if report.cannotBeHeard { logger.warning("NOTIFY_SOCKET names no socket that can be sent to") }
         WorkerThread.start(ServiceState.Part.drain.rawValue) { drain.run() }
@@ -132,6 +134,7 @@ struct Daemon {
             WorkerThread.start(ServiceState.Part.addressing.rawValue) { addressing.run() }
         }
         if let shardWorker { WorkerThread.start(ServiceState.Part.shards.rawValue) { shardWorker.run() } }
+        if let survey { WorkerThread.start("survey") { survey.run() } }
         if let monitor { WorkerThread.start(ServiceState.Part.monitor.rawValue) { monitor.run() } }
 
         // Shutdown, in order: no new batches, then the running batches end, then the process.

@@ -6,11 +6,14 @@ internal import TokenModel
 final class ServedPage: Sendable {
     private let access: PageAccess
     private let overviews: OverviewCache
+    /// Nil without `shards.map`.
+    private let shards: ShardSurvey?
     private let rendered = PageCache()
 
-    init(_ access: PageAccess, _ overviews: OverviewCache) {
+    init(_ access: PageAccess, _ overviews: OverviewCache, _ shards: ShardSurvey?) {
         self.access = access
         self.overviews = overviews
+        self.shards = shards
     }
 
     /// - Returns: Nil if the page is off.
@@ -30,7 +33,8 @@ final class ServedPage: Sendable {
         let contents = overviews.contents
         let page = StatusPage(
             overview: contents.overview, history: contents.history, daemonStatus: state.status,
-            obstacles: state.obstacles, isOld: contents.isOld(), now: .now)
+            obstacles: state.obstacles, isOld: contents.isOld(),
+            shards: shards.map { ShardsSection(found: $0.found(), own: contents.overview?.shard) }, now: .now)
         return MonitoringPage(
             type: "text/html; charset=utf-8", headers: StatusPage.headers(nonce: nonce),
             text: page.html(nonce: nonce).text)

@@ -11,6 +11,8 @@ struct StatusPage {
     let obstacles: [String]
     /// Whether the overview could not be read for so long that it may no longer be true.
     let isOld: Bool
+    /// The other shards; nil if there are none, or if the daemon does not know where they are.
+    let shards: ShardsSection?
     let now: Instant
 
     /// - Parameter nonce: Allows the style sheet; see `headers`.
@@ -18,10 +20,11 @@ struct StatusPage {
         """
         <!doctype html>
         <html lang="en"><head><meta charset="utf-8"><title>\(title)</title>
-        <meta name="viewport" content="width=device-width, initial-scale=1"><meta http-equiv="refresh" content="15">
+        <meta name="viewport" content="width=device-width, initial-scale=1"><meta http-equiv="refresh" content="\(shards.map { $0.found == nil } == true ? 2 : 15)">
         <style nonce="\(nonce)">\(HTML(stringLiteral: PageStyle.text))</style></head><body>
         <header><h1>tokenkeeperd</h1><span class="muted">\(Figures.text(now)); refreshes every 15 s</span></header>
         \(attention)
+        \(shards?.html ?? "")
         \(overview.map(numbers) ?? "")
         \(overview.map(campaigns) ?? "")
         \(history.map(results) ?? "")
@@ -52,10 +55,14 @@ struct StatusPage {
         return isOld && obstacles.isEmpty ? [old] : obstacles
     }
 
-    private var problems: [String] { own + (overview?.warnings ?? []) }
+    /// What somebody has to get up for.
+    private var critical: [String] {
+        own + (overview.map { $0.warnings.prefix($0.critical) } ?? []) + (shards?.problems(critical: true) ?? [])
+    }
 
-    /// How many of the problems, which come first, somebody has to get up for.
-    private var critical: Int { own.count + (overview?.critical ?? 0) }
+    private var problems: [String] {
+        critical + (overview.map { $0.warnings.dropFirst($0.critical) } ?? []) + (shards?.problems(critical: false) ?? [])
+    }
 
     private var title: String {
         problems.isEmpty ? "tokenkeeperd" : "(\(problems.count)) tokenkeeperd"
@@ -71,6 +78,7 @@ struct StatusPage {
             if overview == nil { return "<section><h2>Starting</h2>\(seen)</section>" }
             return "<section class=\"fine\"><h2>Nothing needs attention</h2>\(seen)</section>"
         }
+        let critical = critical.count
         let items = problems.enumerated().map { index, problem -> HTML in
             index < critical
                 ? "<li class=\"critical\">\(HTML.message(problem))</li>" : "<li>\(HTML.message(problem))</li>"

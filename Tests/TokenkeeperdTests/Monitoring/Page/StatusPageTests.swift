@@ -13,7 +13,7 @@ import TokenModel
         campaigns: [CampaignProgress] = [], attachments: [Overview.Attachment] = []
     ) -> Overview {
         Overview(
-            at: Self.now, warnings: warnings, critical: critical, queueDepth: 0, isQueueEstimated: false,
+            at: Self.now, shard: nil, warnings: warnings, critical: critical, queueDepth: 0, isQueueEstimated: false,
             oldestResultAge: nil, rejected: 0,
             held: 0, requests: 10_000, failedSends: 0, tokens: [1_234_567, 89, 0, 0, 0], tokensAsOf: Self.now,
             daemons: daemons, campaigns: campaigns, attachments: attachments)
@@ -38,11 +38,12 @@ import TokenModel
     }
 
     private func page(
-        _ overview: Overview?, _ history: OverviewHistory? = nil, obstacle: String? = nil, isOld: Bool = false
+        _ overview: Overview?, _ history: OverviewHistory? = nil, obstacle: String? = nil, isOld: Bool = false,
+        shards: ShardsSection? = nil
     ) -> String {
         StatusPage(
             overview: overview, history: history, daemonStatus: "starting", obstacles: [obstacle].compactMap { $0 },
-            isOld: isOld, now: Self.now
+            isOld: isOld, shards: shards, now: Self.now
         ).html(nonce: "n0nce").text
     }
 
@@ -91,7 +92,7 @@ import TokenModel
 
     @Test func `what a lock keeps status from counting is shown as unknown, not as zero`() {
         let locked = Overview(
-            at: Self.now, warnings: ["a table is locked"], critical: 0, queueDepth: 7, isQueueEstimated: false,
+            at: Self.now, shard: nil, warnings: ["a table is locked"], critical: 0, queueDepth: 7, isQueueEstimated: false,
             oldestResultAge: nil,
             rejected: nil, held: nil, requests: nil, failedSends: nil, tokens: [nil, nil, nil, nil, nil],
             tokensAsOf: nil, daemons: [], campaigns: [], attachments: [])
@@ -156,6 +157,72 @@ import TokenModel
             page(overview(), history("t")).contains(
                 "<td class=\"number\">5</td><td class=\"number\">1</td><td class=\"number\">1</td><td class=\"number\">12.5 %</td>"
             ))
+    }
+
+    // Shards -----------------------------------------------------------------------------------------------------------
+
+    private func shards(_ answers: [ShardStatus.Answer]) -> ShardsSection {
+        let shards = answers.enumerated().map { ShardStatus(number: $0, answer: $1) }
+        return ShardsSection(found: .init(shards: shards, at: Self.now), own: 0)
+    }
+
+    private func counts(_ change: (inout ShardStatus.Counts) -> Void = { _ in }) -> ShardStatus.Answer {
+        var counts = ShardStatus.Counts()
+        (counts.queueDepth, counts.active, counts.suppressed, counts.liveDaemons) = (1000, 20_000, 7, 1)
+        (counts.rejected, counts.held, counts.requests, counts.failedSends) = (0, 0, 3, 0)
+        change(&counts)
+        return .counts(counts)
+    }
+
+    private func row(_ name: String, _ cells: [String]) -> String {
+        "<tr><td class=\"name\">\(name)</td>"
+            + cells.map { "<td class=\"number\">\($0)</td>" }.joined() + "</tr>"
+    }
+
+    @Test func `all shards are summed up`() {
+        #expect(!page(overview()).contains("All shards"))
+        let html = page(
+            overview(),
+            shards: shards([
+                counts(),
+                counts {
+                    $0.oldestResultAge = .seconds(7)
+                    $0.held = 10_000
+                }, counts { $0.oldestResultAge = .seconds(90) }, counts { $0.requests = nil },
+            ]))
+        #expect(html.contains("Nothing needs attention"))
+        #expect(
+            html.contains(
+                row("All 4", ["0", "4,000", "90 s", "10,000 or more", "0", "9 or more", "0", "80,000", "28", "4"])))
+        #expect(html.contains(row("0, this one", ["0", "1,000", "–", "0", "0", "3", "0", "20,000", "7", "1"])))
+        #expect(html.contains(row("3", ["0", "1,000", "–", "0", "0", "–", "0", "20,000", "7", "1"])))
+    }
+
+    @Test func `a shard that does not answer is named, and the others are summed up`() {
+        let html = page(
+            overview(["mine"]),
+            shards: shards([
+                counts { $0.warnings = ["mine"] },
+                counts {
+                    $0.warnings = ["bad", "old"]
+                    $0.critical = 1
+                }, .missing(because: "connection <refused>"), counts { $0.warnings = ["old"] },
+            ]))
+        #expect(
+            html.contains(
+                "<ul><li class=\"critical\">shard 2 does not answer: connection &lt;refused&gt;</li>"
+                    + "<li class=\"critical\">shard 1: bad</li><li>mine</li><li>shards 1, 3: old</li></ul>"))
+        #expect(html.contains("<title>(4) tokenkeeperd</title>"))
+        #expect(
+            html.contains(row("All without 1 that does not answer", ["4", "3,000", "–", "0", "0", "9", "0", "60,000", "21", "3"])))
+        #expect(html.contains("does not answer: connection &lt;refused&gt;</td></tr>"))
+    }
+
+    @Test func `until the shards have been asked, the page soon comes again`() {
+        let html = page(overview(), shards: ShardsSection(found: nil, own: 0))
+        #expect(html.contains("The shards are being asked."))
+        #expect(html.contains("http-equiv=\"refresh\" content=\"2\""))
+        #expect(page(overview(), shards: shards([counts()])).contains("http-equiv=\"refresh\" content=\"15\""))
     }
 
     @Test func `it loads nothing and has no script`() {
