@@ -87,8 +87,7 @@ AS $$
 DECLARE
     tag text COLLATE "C";
     is_small boolean := pg_relation_size('tokenkeeper.ledger') < 16777216;
-    -- To look for one token with a common tag, the index would collect all of them. The planner does not know which are common: it ignores the
-    -- statistics of a partial index.
+    -- To look for one token with a common tag, the index would collect all of them.
     common text[] COLLATE "C";
     is_known boolean;
 BEGIN

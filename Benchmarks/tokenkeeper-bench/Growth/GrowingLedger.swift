@@ -37,9 +37,11 @@ struct GrowingLedger {
     /// A token from anywhere in the ledger, by position.
     func anyToken(_ position: String) -> String { "((\(position))::bigint * \(Self.step) % \(tokens) + 1)" }
 
-    /// One of the tokens n with n % 100 = 21, which are active and have a device, a user and tags.
-    func activeToken(_ position: String) -> String {
-        "((\(position))::bigint * \(Self.step) % \(tokens / 100) * 100 + 21)"
+    /// One of the tokens n with n % 100 = `rest`, which are active and have a device, a user and tags.
+    ///
+    /// - Parameter rest: What changes tokens has its own ones, which a later step then does not meet in another state.
+    func activeToken(_ position: String, rest: Int = 21) -> String {
+        "((\(position))::bigint * \(Self.step) % \(tokens / 100) * 100 + \(rest))"
     }
 
     /// Adds tokens until the ledger has had this many, and vacuums.

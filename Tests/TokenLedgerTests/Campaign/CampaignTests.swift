@@ -207,6 +207,25 @@ import Testing
             try stage.address(list, ", patiently => true") == 1000 && stage.address(list, ", patiently => true") == 500)
     }
 
+    @Test func `how many a campaign expects follows from how many tokens have its tags`() throws {
+        let stage = try CampaignStage(tokens: 3000)
+        try stage.database.psql(
+            """
+            UPDATE tokenkeeper.ledger SET tags = CASE WHEN get_byte(token_key, 31) < 4 THEN '{news,rare}'::text[] ELSE '{news}' END;
+            ANALYZE tokenkeeper.ledger
+            """)
+        let audiences = [
+            ("news", 2800...3000), ("rare", 30...60), ("news && !rare", 2700...2990), ("nobody", 0...30),
+        ]
+        for (tags, expected) in audiences {
+            let campaign = try stage.enqueue("tags => '\(tags)'")
+            _ = try stage.address(campaign, ", patiently => true, in_ranges => true")
+            let estimate = try stage.database.psql(
+                "SELECT expected FROM tokenkeeper.campaign WHERE campaign_id = \(campaign)")
+            #expect(expected.contains(Int(estimate) ?? -1), "\(tags): \(estimate)")
+        }
+    }
+
     @Test func `of very many batches, a cancellation ends some, and the daemons the rest`() throws {
         let stage = try CampaignStage(tokens: 2300)
         let campaign = try stage.enqueue("everyone => true, max_per_second => 20")
