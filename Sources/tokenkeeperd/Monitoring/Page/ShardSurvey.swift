@@ -4,7 +4,7 @@ internal import TokenLedger
 internal import TokenModel
 
 /// Looks at all shards for the status page, and only while somebody looks at the page: with 64 shards and 64 daemons, each of which
-/// looked all the time, a shard would be asked four times a second.
+/// looked every ten seconds, a shard would be asked six times a second.
 final class ShardSurvey: Sendable {
     /// What the last look found.
     struct Found: Sendable {
