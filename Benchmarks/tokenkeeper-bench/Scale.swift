@@ -51,7 +51,7 @@ struct Scale {
         calls: 20_000, inserts: 100_000, sends: 100_000, outboxSends: 50_000,
         attachedRows: 1_000_000, attachedBulk: 100_000, attachRounds: 7, restSeconds: 15, loadSeconds: 10,
         fleetDivisor: 1,
-        shardTokens: 200_000, shardResults: 400_000, shardCalls: 1500, shardBatched: 10_000, shardCopied: 60_000,
+        shardTokens: 200_000, shardResults: 400_000, shardCalls: 1500, shardBatched: 40_000, shardCopied: 60_000,
         growth: [1_000_000, 5_000_000, 10_000_000, 25_000_000, 50_000_000], grownResults: 500_000)
 
     static let quick = Scale(

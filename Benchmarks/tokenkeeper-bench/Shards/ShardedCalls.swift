@@ -40,9 +40,11 @@ struct ShardedCalls {
         for session in set.sessions { try session.run("TRUNCATE tokenkeeper.send_result") }
         try set.settle()
         let (warm, timed) = (rows.prefix(warmups), rows.dropFirst(warmups))
-        try perform(warm, client)
+        // Straight to the shards, a sender collects the rows of a large call for each shard.
+        let batches = way == .straight && order == .together ? set.count : 1
+        try perform(warm, client, batches)
         let stopwatch = try ShardStopwatch(fleet, set)
-        try perform(timed, client)
+        try perform(timed, client, batches)
         let sample = try stopwatch.sample(rows: timed.count)
         if call.statement.contains("send_result") {
             let queued = try set.sessions.reduce(0) {
@@ -57,17 +59,19 @@ struct ShardedCalls {
     private func warmups(_ set: ShardSet) -> Int {
         switch call.kind {
         case .prepared(1, _): 50 * set.count
-        case .prepared(let batch, _): 8 * batch
+        case .prepared(let batch, _): 8 * batch * set.count
         case .copy: 8 * set.count
         }
     }
 
-    private func perform(_ rows: ArraySlice<ShardRow>, _ client: ShardClient) throws {
+    /// - Parameter batches: How many large calls are prepared at the same time.
+    private func perform(_ rows: ArraySlice<ShardRow>, _ client: ShardClient, _ batches: Int) throws {
         switch call.kind {
         case .copy(let line): try client.copy(call.statement, rows, line)
         case .prepared(let batch, let values):
-            for first in stride(from: rows.startIndex, to: rows.endIndex, by: batch) {
-                try client.call(rows[first..<min(first + batch, rows.endIndex)], values)
+            let together = batch == 1 ? 1 : batch * batches
+            for first in stride(from: rows.startIndex, to: rows.endIndex, by: together) {
+                try client.call(rows[first..<min(first + together, rows.endIndex)], values)
             }
         }
     }
