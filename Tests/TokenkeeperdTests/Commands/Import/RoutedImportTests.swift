@@ -104,6 +104,46 @@ import Testing
         #expect(try refused() == 40)
     }
 
+    @Test func `an import that is killed continues with the shard that it had reached, and queues every row once`() throws {
+        let usual = ["import", file, "--format", "csv", "--topic", "t"]
+        for shard in [1, 3] {
+            // Its rows wait for this lock.
+            try stage.shards[shard].psql(
+                """
+                CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END $$;
+                CREATE TRIGGER wait BEFORE INSERT ON tokenkeeper.registration FOR EACH ROW EXECUTE FUNCTION public.wait()
+                """)
+            var holder = try stage.shards[shard].connect()
+            try holder.execute("SELECT pg_advisory_lock(1)")
+            let process = Process()
+            process.executableURL = URL(fileURLWithPath: DaemonProcess.program)
+            process.arguments = usual
+            process.environment = ["TOKENKEEPER_DATABASE_URL": router.url(user: "a_app")]
+            process.standardError = FileHandle.nullDevice
+            process.standardOutput = FileHandle.nullDevice
+            try process.run()
+            try eventually("it waits for shard \(shard)") {
+                try stage.shards[shard].psql(
+                    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)") == "t"
+            }
+            kill(process.processIdentifier, SIGKILL)
+            process.waitUntilExit()
+            #expect(process.terminationReason == .uncaughtSignal)
+            let reached = try queued().map(\.all)
+            #expect(reached[shard - 1] > 50 && reached[shard] == 0, "\(reached)")
+            try holder.execute("SELECT pg_advisory_unlock(1)")
+            try stage.shards[shard].psql("DROP FUNCTION public.wait CASCADE")
+        }
+        let rest = try run(router)
+        #expect(rest.status == 0 && rest.errors.contains("shard 3: continuing source 1"), "\(rest)")
+        let counts = try queued()
+        #expect(counts.map(\.all) == counts.map(\.own) && counts.map(\.all).reduce(0, +) == 400, "\(counts)")
+        #expect(try refused() == 40)
+        for shard in stage.shards {
+            #expect(try shard.psql("SELECT count(*), count(finished_at) FROM tokenkeeper.registration_source") == "1|1")
+        }
+    }
+
     @Test func `nothing is imported while a shard does not answer`() throws {
         try stage.withShardDown(3) {
             let failed = try run(router)
