@@ -418,7 +418,8 @@ import TokenModel
         #expect(try outbox.takeOver(on: &daemon, isAlive: { _ in true }).requests == 1)
     }
 
-    @Test func `after a standstill, when all heartbeats are old, nobody is taken over before it can beat again`() throws {
+    @Test func `after a standstill, when all heartbeats are old, nobody is taken over before it can beat again`() throws
+    {
         try register(1...2)
         try queue()
         var daemon = try database.connect(user: "a_daemon")

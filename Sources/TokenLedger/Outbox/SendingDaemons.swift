@@ -68,7 +68,8 @@ extension Outbox {
     ///     it may have sent all of them.
     @discardableResult
     public func takeOver(
-        on connection: inout Connection, isSilent: (_ daemonID: String, _ heartbeat: Instant) -> Bool = { _, _ in true },
+        on connection: inout Connection,
+        isSilent: (_ daemonID: String, _ heartbeat: Instant) -> Bool = { _, _ in true },
         isAlive: (_ daemonID: String) -> Bool, sent: (_ daemonID: String) -> Set<Int64>? = { _ in nil }
     ) throws(DatabaseError) -> TakenOver {
         let holders = try connection.query(

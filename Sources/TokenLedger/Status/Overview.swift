@@ -93,7 +93,8 @@ extension Overview {
                 """, []
             ).one { row throws(DatabaseError) in
                 Overview(
-                    at: try row.read(), shard: try row.read(), warnings: try row.read(), critical: try row.read(), queueDepth: try row.read(),
+                    at: try row.read(), shard: try row.read(), warnings: try row.read(), critical: try row.read(),
+                    queueDepth: try row.read(),
                     isQueueEstimated: try row.read(),
                     oldestResultAge: try row.read(Int64?.self).map { .microseconds($0) },
                     rejected: try row.read(), held: try row.read(), requests: try row.read(),

@@ -15,7 +15,8 @@ import Testing
         let others = try shards.dropFirst().map { try $0.daemon(["shards.map=\(map)", "drain.poll_idle=50ms"]) }
         func page() -> String { PlainClient.get("/", port) }
         func isInAttention(_ words: String) -> Bool {
-            page().contains("<section class=\"attention critical\">") && page().contains("<li class=\"critical\">\(words)")
+            page().contains("<section class=\"attention critical\">")
+                && page().contains("<li class=\"critical\">\(words)")
         }
 
         for number in 1...40 {
@@ -24,9 +25,12 @@ import Testing
         }
         try eventually("the tokens of all shards are counted") {
             // The daemons count every ten minutes.
-            for shard in shards { try shard.psql("SELECT tokenkeeper.count_tokens(t.topic_id, 1000) FROM tokenkeeper.topic AS t") }
+            for shard in shards {
+                try shard.psql("SELECT tokenkeeper.count_tokens(t.topic_id, 1000) FROM tokenkeeper.topic AS t")
+            }
             return page().contains("<td class=\"name\">All \(shards.count)</td>")
-                && page().contains("<td class=\"number\">40</td>") && page().contains("<td class=\"name\">0, this one</td>")
+                && page().contains("<td class=\"number\">40</td>")
+                && page().contains("<td class=\"name\">0, this one</td>")
         }
         #expect(page().contains("<td class=\"number\">\(shards.count)</td></tr>"), "live daemons")
 
@@ -37,7 +41,8 @@ import Testing
             }
         }
         try eventually("it is back") { !page().contains("does not answer") }
-        try shards[1].psql("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'not hex', 410)",
+        try shards[1].psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'not hex', 410)",
             user: "a_sender")
         try eventually("what another shard says is here, with its number") { page().contains("<li>shard 1: 1 ") }
         for one in [daemon] + others { #expect(one.stop() == 0) }

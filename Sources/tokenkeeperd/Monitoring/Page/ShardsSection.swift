@@ -67,7 +67,9 @@ struct ShardsSection {
             if case .counts(let counts) = shard.answer { counts } else { nil }
         }
         let missing = found.shards.count - answers.count
-        let all = missing == 0 ? "All \(found.shards.count)" : "All without \(missing) that \(missing == 1 ? "does" : "do") not answer"
+        let all =
+            missing == 0
+            ? "All \(found.shards.count)" : "All without \(missing) that \(missing == 1 ? "does" : "do") not answer"
         let rows = found.shards.map { shard -> HTML in
             let name = shard.number == own ? "\(shard.number), this one" : "\(shard.number)"
             return switch shard.answer {

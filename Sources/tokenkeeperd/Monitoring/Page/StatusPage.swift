@@ -61,7 +61,8 @@ struct StatusPage {
     }
 
     private var problems: [String] {
-        critical + (overview.map { $0.warnings.dropFirst($0.critical) } ?? []) + (shards?.problems(critical: false) ?? [])
+        critical + (overview.map { $0.warnings.dropFirst($0.critical) } ?? [])
+            + (shards?.problems(critical: false) ?? [])
     }
 
     private var title: String {

@@ -104,7 +104,9 @@ import Testing
         #expect(try refused() == 40)
     }
 
-    @Test func `an import that is killed continues with the shard that it had reached, and queues every row once`() throws {
+    @Test func `an import that is killed continues with the shard that it had reached, and queues every row once`()
+        throws
+    {
         let usual = ["import", file, "--format", "csv", "--topic", "t"]
         for shard in [1, 3] {
             // Its rows wait for this lock.

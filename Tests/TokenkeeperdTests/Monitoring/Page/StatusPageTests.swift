@@ -92,7 +92,8 @@ import TokenModel
 
     @Test func `what a lock keeps status from counting is shown as unknown, not as zero`() {
         let locked = Overview(
-            at: Self.now, shard: nil, warnings: ["a table is locked"], critical: 0, queueDepth: 7, isQueueEstimated: false,
+            at: Self.now, shard: nil, warnings: ["a table is locked"], critical: 0, queueDepth: 7,
+            isQueueEstimated: false,
             oldestResultAge: nil,
             rejected: nil, held: nil, requests: nil, failedSends: nil, tokens: [nil, nil, nil, nil, nil],
             tokensAsOf: nil, daemons: [], campaigns: [], attachments: [])
@@ -214,7 +215,9 @@ import TokenModel
                     + "<li class=\"critical\">shard 1: bad</li><li>mine</li><li>shards 1, 3: old</li></ul>"))
         #expect(html.contains("<title>(4) tokenkeeperd</title>"))
         #expect(
-            html.contains(row("All without 1 that does not answer", ["4", "3,000", "–", "0", "0", "9", "0", "60,000", "21", "3"])))
+            html.contains(
+                row("All without 1 that does not answer", ["4", "3,000", "–", "0", "0", "9", "0", "60,000", "21", "3"]))
+        )
         #expect(html.contains("does not answer: connection &lt;refused&gt;</td></tr>"))
     }
 
