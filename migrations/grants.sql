@@ -362,6 +362,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text),
     tokenkeeper.roll_up_stale_count(),
     tokenkeeper.note_stale_waves(),
+    tokenkeeper.shard_part(bigint),
     tokenkeeper.guard_limit(integer, bigint, bigint, numeric),
     tokenkeeper.ensure_topic(text, text),
     tokenkeeper.environment_fault(text),

@@ -18,7 +18,7 @@ public struct ShardStatus: Sendable {
         public var held: Int64?
         public var requests: Int64?
         public var failedSends: Int64?
-        /// Active tokens, as they were last counted.
+        /// Active tokens, as they were last counted; nil as above, and before the first count.
         public var active: Int64?
         /// Tokens in all other states.
         public var suppressed: Int64?
@@ -69,7 +69,9 @@ extension ShardStatus.Counts {
                 """
                 SELECT s.warnings, cardinality(s.critical_warnings), s.queue_depth, coalesce(s.queue_depth_estimated, false),
                        (extract(epoch FROM s.oldest_result_age) * 1000000)::bigint, s.rejected, s.held, s.requests, s.failed_sends,
-                       s.tokens_active, s.tokens_stale + s.tokens_suspect + s.tokens_superseded + s.tokens_unregistered_by_app,
+                       CASE WHEN s.tokens_as_of IS NOT NULL THEN s.tokens_active END,
+                       CASE WHEN s.tokens_as_of IS NOT NULL
+                            THEN s.tokens_stale + s.tokens_suspect + s.tokens_superseded + s.tokens_unregistered_by_app END,
                        s.live_daemons
                 FROM tokenkeeper.status AS s
                 """, []

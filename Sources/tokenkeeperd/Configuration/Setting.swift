@@ -83,7 +83,7 @@ struct Setting: Sendable {
         ),
         Setting(
             "guard.allowance", .integer(0...1_000_000_000), "50",
-            "Suspects (BadDeviceToken, and 410s that APNs did not send) may suppress this many tokens of a topic per day, whatever their share. So may logouts from attached tables and files."
+            "Suspects (BadDeviceToken, and 410s that APNs did not send) may suppress this many tokens of a topic per day, whatever their share. So may logouts from attached tables and files. Shards divide it among themselves."
         ),
         Setting(
             "guard.max_share", .share, "0.5%",
@@ -109,7 +109,7 @@ struct Setting: Sendable {
         ),
         Setting(
             "sweep.prune_allowance", .integer(0...1_000_000_000), "1000",
-            "A sweep may prune this many tokens of a topic, and clean this many rows of an attached table, per day, whatever their share."
+            "A sweep may prune this many tokens of a topic, and clean this many rows of an attached table, per day, whatever their share. Shards divide the tokens among themselves."
         ),
         Setting(
             "sweep.event_retention", .duration(days(31)...days(3650), off: false), "395d",

@@ -28,7 +28,7 @@ import Testing
             for shard in shards {
                 try shard.psql("SELECT tokenkeeper.count_tokens(t.topic_id, 1000) FROM tokenkeeper.topic AS t")
             }
-            return page().contains("<td class=\"name\">All \(shards.count)</td>")
+            return page().contains("<td class=\"name\">all \(shards.count)</td>")
                 && page().contains("<td class=\"number\">40</td>")
                 && page().contains("<td class=\"name\">0, this one</td>")
         }
@@ -37,7 +37,7 @@ import Testing
         try all.withShardDown(1) {
             try eventually("the missing shard is named") {
                 isInAttention("shard 1 does not answer: ")
-                    && page().contains("<td class=\"name\">All without 1 that does not answer</td>")
+                    && page().contains("<td class=\"name\">3 of 4: those that answer</td>")
             }
         }
         try eventually("it is back") { !page().contains("does not answer") }

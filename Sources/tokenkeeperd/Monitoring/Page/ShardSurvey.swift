@@ -13,20 +13,41 @@ final class ShardSurvey: Sendable {
         var at: Instant
     }
 
-    private struct State {
-        var found: Found?
-        var isLooking = false
-        /// Not before this.
-        var next: ContinuousClock.Instant?
+    /// When a look began and ended.
+    private typealias Times = (began: ContinuousClock.Instant, ended: ContinuousClock.Instant)
+
+    /// When to look, and for how long what was found counts. Pure.
+    struct Schedule {
+        private var found: Found?
+        private var isLooking = false
+        private var times: Times?
+
+        /// - Returns: What was found last, nil if nothing was lately; and whether a look begins.
+        mutating func ask(at now: ContinuousClock.Instant) -> (found: Found?, begins: Bool) {
+            let begins = !isLooking && times.map { now >= $0.began + ShardSurvey.pause } ?? true
+            if begins { isLooking = true }
+            // While a look takes long, the page shows the one before.
+            let isOld = times.map { now > $0.ended + ShardSurvey.keptFor + $0.began.duration(to: $0.ended) } ?? true
+            return (isOld ? nil : found, begins)
+        }
+
+        mutating func end(_ found: Found, from began: ContinuousClock.Instant, to ended: ContinuousClock.Instant) {
+            self = Schedule()
+            (self.found, times) = (found, (began, ended))
+        }
+
+        var isDue: Bool { isLooking }
     }
 
     private let map: ShardMap
     private let own: DatabaseAddress
     private let bell = Wakeup()
-    private let state = Mutex(State())
+    private let schedule = Mutex(Schedule())
 
-    /// The page refreshes itself every 15 seconds.
+    /// How often to look at most. The page refreshes itself every 15 seconds.
     private static let pause: Duration = .seconds(10)
+    /// What was found longer ago may be wrong: nobody has looked at the page meanwhile.
+    private static let keptFor: Duration = .seconds(30)
 
     init(_ map: ShardMap, own: DatabaseAddress) {
         self.map = map
@@ -35,13 +56,9 @@ final class ShardSurvey: Sendable {
 
     /// Called for each request of the page. Never waits: what this begins shows on the next one.
     ///
-    /// - Returns: What was found last; nil if nothing was.
+    /// - Returns: What was found last; nil if nothing was lately.
     func found(at now: ContinuousClock.Instant = .now) -> Found? {
-        let (found, begins) = state.withLock { state in
-            let begins = !state.isLooking && state.next.map { now >= $0 } ?? true
-            if begins { state.isLooking = true }
-            return (state.found, begins)
-        }
+        let (found, begins) = schedule.withLock { $0.ask(at: now) }
         if begins { bell.ring() }
         return found
     }
@@ -50,7 +67,7 @@ final class ShardSurvey: Sendable {
     func run() {
         while true {
             bell.wait(for: .seconds(3600))
-            if state.withLock({ $0.isLooking }) { look() }
+            if schedule.withLock({ $0.isDue }) { look() }
         }
     }
 
@@ -63,8 +80,6 @@ final class ShardSurvey: Sendable {
             answers.withLock { $0[number] = status }
         }
         let shards = answers.withLock { $0.values.sorted { $0.number < $1.number } }
-        state.withLock {
-            $0 = State(found: Found(shards: shards, at: .now), next: began + Self.pause)
-        }
+        schedule.withLock { $0.end(Found(shards: shards, at: .now), from: began, to: .now) }
     }
 }

@@ -22,11 +22,11 @@ struct ShardsSection {
         }
 
         /// The sum over some shards. A shard whose count is unknown or capped makes it a lower bound.
-        func cell(_ counts: [ShardStatus.Counts]) -> HTML {
+        func cell(_ counts: [ShardStatus.Counts], isEstimated: Bool = false) -> HTML {
             let known = counts.compactMap(value)
             if known.isEmpty { return "<td class=\"number\">–</td>" }
             let isLeast = known.count < counts.count || isCapped && known.contains(10_000)
-            return "<td class=\"number\">\(Figures.count(known.reduce(0, +)))\(isLeast ? " or more" : "")</td>"
+            return "<td class=\"number\">\(isEstimated ? "about " : "")\(Figures.count(known.reduce(0, +)))\(isLeast ? " or more" : "")</td>"
         }
     }
 
@@ -34,20 +34,24 @@ struct ShardsSection {
         Column("Results queued") { $0.queueDepth },
         Column("Held", isCapped: true) { $0.held },
         Column("Rejected", isCapped: true) { $0.rejected },
-        Column("Requests", isCapped: true) { $0.requests },
-        Column("Failed", isCapped: true) { $0.failedSends },
+        Column("Requests in the outbox", isCapped: true) { $0.requests },
+        Column("Requests failed", isCapped: true) { $0.failedSends },
         Column("Active tokens") { $0.active },
         Column("Suppressed") { $0.suppressed },
         Column("Live daemons") { $0.liveDaemons },
     ]
 
-    /// What a person should look at on the other shards, each with the numbers of its shards. What this daemon's own shard says is on the
-    /// page already.
-    func problems(critical: Bool) -> [String] {
+    /// What a person should look at, each with the numbers of the shards that say so.
+    ///
+    /// - Parameter warnings: What this daemon's own shard says, which was read later.
+    func problems(critical: Bool, own warnings: [String]) -> [String] {
+        guard let found, let own else { return warnings }
         var missing: [String] = []
         var said: [(shard: Int, value: String)] = []
-        for shard in found?.shards ?? [] where shard.number != own {
+        for shard in found.shards {
             switch shard.answer {
+            // If it does not answer, the page says so in other words.
+            case _ where shard.number == own: said += warnings.map { (own, $0) }
             case .missing(let reason): missing.append("shard \(shard.number) does not answer: \(reason)")
             case .counts(let counts):
                 let warnings =
@@ -66,10 +70,8 @@ struct ShardsSection {
         let answers = found.shards.compactMap { shard -> ShardStatus.Counts? in
             if case .counts(let counts) = shard.answer { counts } else { nil }
         }
-        let missing = found.shards.count - answers.count
-        let all =
-            missing == 0
-            ? "All \(found.shards.count)" : "All without \(missing) that \(missing == 1 ? "does" : "do") not answer"
+        let isWhole = answers.count == found.shards.count
+        let all = isWhole ? "all \(answers.count)" : "\(answers.count) of \(found.shards.count): those that answer"
         let rows = found.shards.map { shard -> HTML in
             let name = shard.number == own ? "\(shard.number), this one" : "\(shard.number)"
             return switch shard.answer {
@@ -93,7 +95,8 @@ struct ShardsSection {
         let warnings = counts.reduce(0) { $0 + $1.warnings.count }
         let oldest = counts.compactMap(\.oldestResultAge).max().map(Figures.age) ?? "–"
         return """
-            <tr><td class="name">\(name)</td><td class="number">\(warnings)</td>\(Self.columns.prefix(1).map { $0.cell(counts) })\
+            <tr><td class="name">\(name)</td><td class="number">\(warnings)</td>\
+            \(Self.columns.prefix(1).map { $0.cell(counts, isEstimated: counts.contains(where: \.isQueueEstimated)) })\
             <td class="number">\(oldest)</td>\(Self.columns.dropFirst().map { $0.cell(counts) })</tr>
             """
     }

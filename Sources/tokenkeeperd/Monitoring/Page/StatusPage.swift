@@ -20,9 +20,9 @@ struct StatusPage {
         """
         <!doctype html>
         <html lang="en"><head><meta charset="utf-8"><title>\(title)</title>
-        <meta name="viewport" content="width=device-width, initial-scale=1"><meta http-equiv="refresh" content="\(shards.map { $0.found == nil } == true ? 2 : 15)">
+        <meta name="viewport" content="width=device-width, initial-scale=1"><meta http-equiv="refresh" content="\(period)">
         <style nonce="\(nonce)">\(HTML(stringLiteral: PageStyle.text))</style></head><body>
-        <header><h1>tokenkeeperd</h1><span class="muted">\(Figures.text(now)); refreshes every 15 s</span></header>
+        <header><h1>\(name)</h1><span class="muted">\(Figures.text(now)); refreshes every \(period) s</span></header>
         \(attention)
         \(shards?.html ?? "")
         \(overview.map(numbers) ?? "")
@@ -57,17 +57,23 @@ struct StatusPage {
 
     /// What somebody has to get up for.
     private var critical: [String] {
-        own + (overview.map { $0.warnings.prefix($0.critical) } ?? []) + (shards?.problems(critical: true) ?? [])
+        let warnings = Array(overview.map { $0.warnings.prefix($0.critical) } ?? [])
+        return own + (shards?.problems(critical: true, own: warnings) ?? warnings)
     }
 
     private var problems: [String] {
-        critical + (overview.map { $0.warnings.dropFirst($0.critical) } ?? [])
-            + (shards?.problems(critical: false) ?? [])
+        let warnings = Array(overview.map { $0.warnings.dropFirst($0.critical) } ?? [])
+        return critical + (shards?.problems(critical: false, own: warnings) ?? warnings)
     }
 
-    private var title: String {
-        problems.isEmpty ? "tokenkeeperd" : "(\(problems.count)) tokenkeeperd"
-    }
+    private var name: String { "tokenkeeperd" + (overview?.shard.map { ", shard \($0)" } ?? "") }
+
+    private var title: String { (problems.isEmpty ? "" : "(\(problems.count)) ") + name }
+
+    /// In how many seconds the page is loaded again: soon, if the shards are being asked.
+    private var period: Int { isAsking ? 2 : 15 }
+
+    private var isAsking: Bool { shards.map { $0.found == nil } ?? false }
 
     /// What a person should look at; the first thing on the page.
     private var attention: HTML {
@@ -77,7 +83,8 @@ struct StatusPage {
             } ?? "<p class=\"muted\">The database has not been read yet. This daemon says: \(daemonStatus)</p>"
         if problems.isEmpty {
             if overview == nil { return "<section><h2>Starting</h2>\(seen)</section>" }
-            return "<section class=\"fine\"><h2>Nothing needs attention</h2>\(seen)</section>"
+            let place: HTML = isAsking ? " on this shard; the others are being asked" : ""
+            return "<section class=\"fine\"><h2>Nothing needs attention\(place)</h2>\(seen)</section>"
         }
         let critical = critical.count
         let items = problems.enumerated().map { index, problem -> HTML in

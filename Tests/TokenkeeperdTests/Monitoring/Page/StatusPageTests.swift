@@ -194,7 +194,7 @@ import TokenModel
         #expect(html.contains("Nothing needs attention"))
         #expect(
             html.contains(
-                row("All 4", ["0", "4,000", "90 s", "10,000 or more", "0", "9 or more", "0", "80,000", "28", "4"])))
+                row("all 4", ["0", "4,000", "90 s", "10,000 or more", "0", "9 or more", "0", "80,000", "28", "4"])))
         #expect(html.contains(row("0, this one", ["0", "1,000", "–", "0", "0", "3", "0", "20,000", "7", "1"])))
         #expect(html.contains(row("3", ["0", "1,000", "–", "0", "0", "–", "0", "20,000", "7", "1"])))
     }
@@ -212,11 +212,11 @@ import TokenModel
         #expect(
             html.contains(
                 "<ul><li class=\"critical\">shard 2 does not answer: connection &lt;refused&gt;</li>"
-                    + "<li class=\"critical\">shard 1: bad</li><li>mine</li><li>shards 1, 3: old</li></ul>"))
+                    + "<li class=\"critical\">shard 1: bad</li><li>shard 0: mine</li><li>shards 1, 3: old</li></ul>"))
         #expect(html.contains("<title>(4) tokenkeeperd</title>"))
         #expect(
             html.contains(
-                row("All without 1 that does not answer", ["4", "3,000", "–", "0", "0", "9", "0", "60,000", "21", "3"]))
+                row("3 of 4: those that answer", ["4", "3,000", "–", "0", "0", "9", "0", "60,000", "21", "3"]))
         )
         #expect(html.contains("does not answer: connection &lt;refused&gt;</td></tr>"))
     }
@@ -226,6 +226,35 @@ import TokenModel
         #expect(html.contains("The shards are being asked."))
         #expect(html.contains("http-equiv=\"refresh\" content=\"2\""))
         #expect(page(overview(), shards: shards([counts()])).contains("http-equiv=\"refresh\" content=\"15\""))
+    }
+
+    @Test func `while the shards are being asked, it does not say that all of them are well`() {
+        let html = page(overview(), shards: ShardsSection(found: nil, own: 0))
+        #expect(html.contains("Nothing needs attention on this shard; the others are being asked"))
+        #expect(!page(overview()).contains("on this shard"))
+    }
+
+    @Test func `the shards are asked when somebody looks, at most every ten seconds, and an old answer does not count`() {
+        let start = ContinuousClock.now
+        let found = ShardSurvey.Found(shards: [], at: Self.now)
+        var schedule = ShardSurvey.Schedule()
+        func ask(_ seconds: Int) -> String {
+            let answer = schedule.ask(at: start + .seconds(seconds))
+            return (answer.found == nil ? "nothing" : "found") + (answer.begins ? ", looks" : "")
+        }
+        #expect(!schedule.isDue)
+        #expect(ask(0) == "nothing, looks")
+        #expect(schedule.isDue)
+        #expect(ask(1) == "nothing", "one look at a time")
+        schedule.end(found, from: start, to: start + .seconds(2))
+        #expect(!schedule.isDue)
+        #expect(ask(9) == "found")
+        #expect(ask(10) == "found, looks")
+        #expect(ask(34) == "found", "the look takes long")
+        #expect(ask(35) == "nothing")
+        schedule.end(found, from: start + .seconds(10), to: start + .seconds(40))
+        #expect(ask(100) == "found, looks", "a look takes half a minute")
+        #expect(ask(101) == "nothing")
     }
 
     @Test func `it loads nothing and has no script`() {
