@@ -16,6 +16,8 @@ BEGIN
                 WHEN c.name = 'critical_warnings' THEN
                     'ARRAY(SELECT w.warning FROM found AS w WHERE w.critical ORDER BY w.missing DESC, w.first_shard, w.warning)'
                 WHEN c.name IN ('last_sweep_trigger', 'last_sweep_outcome') THEN '(array_agg(o.%1$I ORDER BY o.last_sweep_at NULLS FIRST) FILTER (WHERE o.error IS NULL))[1]'
+                -- A campaign is on all shards.
+                WHEN c.name = 'open_campaigns' THEN 'max(o.%1$I)'
                 WHEN c.type = 'bigint' THEN 'sum(o.%1$I)::bigint'
                 WHEN c.type = 'boolean' THEN 'bool_or(o.%1$I)'
                 WHEN c.type = 'interval' THEN 'max(o.%1$I)'

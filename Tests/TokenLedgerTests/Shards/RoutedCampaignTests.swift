@@ -172,6 +172,10 @@ import TokenModel
         #expect(ids.count == 13)
         #expect(try onEach("SELECT count(*) FROM tokenkeeper.campaign") == Array(repeating: "13", count: 4))
         #expect(try router.psql("SELECT count(*) FROM tokenkeeper.campaign_progress", user: "a_sender") == "13")
+        #expect(
+            try router.psql("SELECT open_campaigns FROM tokenkeeper.status", user: "a_reader")
+                == stages[0].database.psql("SELECT count(*) FROM tokenkeeper.campaign"),
+            "status counts a campaign once")
     }
 
     @Test func `ids that campaigns of a shard have already are not chosen again`() throws {
