@@ -75,7 +75,9 @@ import TokenModel
             "what is held is counted when it is taken from the queue")
     }
 
-    @Test func `each of several shards has its part of the allowance, rounded up, unless the topic has a policy`() throws {
+    @Test func `each of several shards has its part of the allowance, rounded up, unless the topic has a policy`()
+        throws
+    {
         try database.psql("INSERT INTO tokenkeeper.shard VALUES (3, 4)")
         try register(1, 1000)
         try register(1, 1000, topic: "u")
@@ -88,7 +90,8 @@ import TokenModel
         try fail(21, 21, topic: "u")
         #expect(try drainAll(&daemon, drain: makeDrain()).held == 2)
         #expect(
-            try database.psql("SELECT topic, tokens, max_tokens FROM tokenkeeper.guard ORDER BY 1") == "t|14|13\nu|21|20")
+            try database.psql("SELECT topic, tokens, max_tokens FROM tokenkeeper.guard ORDER BY 1")
+                == "t|14|13\nu|21|20")
         let stale = GuardLimits(allowance: 50, maxShare: .percent(100), holdStaleShare: .percent(1))
         try register(2001, 2100, topic: "v")
         try database.psql(

@@ -69,10 +69,14 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    -- It only lets a query use the index: to the planner, it would be another share of the tokens.
+    for_index CONSTANT text := ' AND l.tags <> ''{}''';
+    meant CONSTANT text := CASE WHEN right(estimated_audience.condition, length(for_index)) = for_index
+                                THEN left(estimated_audience.condition, -length(for_index)) ELSE estimated_audience.condition END;
     plan json;
 BEGIN
     EXECUTE 'EXPLAIN (FORMAT JSON) SELECT FROM tokenkeeper.ledger AS l WHERE '
-        || concat_ws(' AND ', 'l.topic_id = ' || estimated_audience.topic_id, estimated_audience.condition) INTO plan;
+        || concat_ws(' AND ', 'l.topic_id = ' || estimated_audience.topic_id, meant) INTO plan;
     RETURN (plan -> 0 -> 'Plan' ->> 'Plan Rows')::numeric::bigint;
 END
 $$;

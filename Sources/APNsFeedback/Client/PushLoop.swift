@@ -54,10 +54,13 @@ final class PushLoop {
     func run() {
         let tick = max(.milliseconds(10), min(.seconds(1), options.answerTimeout / 10))
         var checkedAt = now
+        var judgesFrom = now
         while true {
             let turnBegan = now
             (now, time) = (.now, .now)
             let stoodStill = isBusy && now - turnBegan > options.standstill
+            // What came meanwhile has not been read, and may take a while. So all requests in flight have more time.
+            if now - turnBegan > tick * 3 { judgesFrom = now + min(now - turnBegan, options.answerTimeout) }
             takeOrders()
             if stoodStill { for scope in scopes.values { scope.pool.abandon(at: now) } }
             for scope in scopes.values { perform(scope) }
@@ -70,7 +73,7 @@ final class PushLoop {
                 checkedAt = now
                 for scope in scopes.values {
                     for link in scope.links.values { link.session.beginPeriod() }
-                    scope.pool.tick(at: now)
+                    if now >= judgesFrom { scope.pool.tick(at: now) }
                     work(scope)
                 }
             }

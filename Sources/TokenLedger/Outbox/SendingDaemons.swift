@@ -2,7 +2,8 @@ public import TokenModel
 
 /// The sending daemons, each with its row in `tokenkeeper.sending_daemon`. When one ends, another takes over its requests.
 extension Outbox {
-    /// Writes this daemon's heartbeat.
+    /// Writes this daemon's heartbeat. It is durable, as claims are: while no COMMIT becomes durable, because the standby is away, for example, a
+    /// daemon that has claimed nothing would go on otherwise, and take over the requests of one whose claim or ending hangs.
     ///
     /// - Parameters:
     ///   - credentials: A JSON array of objects with `name`, `kind`, `topics` and, of a certificate, `expires_at`; never a secret.
@@ -10,7 +11,7 @@ extension Outbox {
     public func beat(
         credentials: String, trouble: [String], on connection: inout Connection
     ) throws(DatabaseError) {
-        try connection.transaction(transaction) { connection throws(DatabaseError) in
+        try connection.transaction(durable) { connection throws(DatabaseError) in
             _ = try connection.query(
                 """
                 INSERT INTO tokenkeeper.sending_daemon AS d (daemon_id, process_scope, heartbeat_at, credentials, problems)

@@ -52,6 +52,12 @@ extension ShardStatus {
             var connection = try Connection(
                 to: try map.address(of: number, as: own), writes: false,
                 patience: .init(usual: .seconds(15), stoppable: .seconds(15)), waiting: { _, _ in })
+            if let own = try OwnShard(on: &connection), own.number != number || own.count != map.count {
+                let (found, meant) = ("\(own.number) of \(own.count.number)", "\(number) of \(map.count.number)")
+                self.init(
+                    number: number, answer: .missing(because: "it is shard \(found), and shards.map says \(meant)"))
+                return
+            }
             self.init(number: number, answer: .counts(try Counts(on: &connection)))
         } catch {
             let words = error.description.split(whereSeparator: \.isWhitespace).joined(separator: " ")

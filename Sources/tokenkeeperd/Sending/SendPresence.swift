@@ -13,8 +13,6 @@ struct SendPresence {
     /// What keeps requests waiting, as it was last reported.
     private var problems: [String] = []
     private var tookOverAt: ContinuousClock.Instant?
-    /// Of this connection: after an outage of the database, other daemons may connect again later than this one.
-    private var silences = SilenceWatch()
 
     static let beatEvery: Duration = .seconds(5)
     /// How often to look for new problems.
@@ -29,11 +27,12 @@ struct SendPresence {
     /// Does what is due.
     ///
     /// - Parameters:
+    ///   - silences: Which other daemons are silent. It outlives a connection: looks that are far apart begin anew by themselves.
     ///   - locks: The sessions whose locks keep requests in the outbox, if there are any.
     ///   - report: Called with what keeps requests waiting, when that changes.
     mutating func keep(
-        _ pipeline: inout SendPipeline, _ outbox: Outbox, locks: [LockHolder]?, on connection: inout Connection,
-        report: ([String]) -> Void
+        _ pipeline: inout SendPipeline, _ outbox: Outbox, _ silences: inout SilenceWatch, locks: [LockHolder]?,
+        on connection: inout Connection, report: ([String]) -> Void
     ) throws(DatabaseError) {
         if isDue(lookedAt, every: Self.lookEvery) {
             lookedAt = .now

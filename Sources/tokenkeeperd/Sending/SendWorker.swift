@@ -35,6 +35,7 @@ struct SendWorker {
         pipeline.summary.begins(credentials)
         let place = ProcessScope.name(environment: ProcessInfo.processInfo.environment, daemonID: daemonID)
         let described = LoadedCredential.described(credentials)
+        var silences = SilenceWatch()
         worker.run(bell: bell) { connection, _, succeeded in
             var outbox = Outbox(daemonID: daemonID, processScope: place, lockTimeout: worker.configuration.lockTimeout)
             var presence = SendPresence(credentials: described, marks: files)
@@ -44,7 +45,8 @@ struct SendWorker {
             while !worker.stop.isAsked {
                 outbox.lockTimeout = worker.configuration.lockTimeout
                 try presence.keep(
-                    &pipeline, outbox, locks: locks.reported, on: &connection, report: worker.report.cannotSend)
+                    &pipeline, outbox, &silences, locks: locks.reported, on: &connection,
+                    report: worker.report.cannotSend)
                 try turn(&pipeline, outbox, &locks, &idle, on: &connection, succeeded)
             }
             try leave(&pipeline, senders, outbox, on: &connection)

@@ -119,6 +119,22 @@ import TokenModel
         #expect(apns.records.requests <= 32)
     }
 
+    @Test func `answers that came during a standstill are read before any request counts as unanswered`() throws {
+        let apns = try server(answer: {
+            [1, 100].contains($0.ordinal) ? .accepted : FakeAnswer.accepted.delayed(by: .milliseconds(500))
+        })
+        defer { apns.stop() }
+        let hasStood = Atomic(false)
+        let stand: @Sendable () -> Void = {
+            if apns.records.requests >= 100, !hasStood.exchange(true, ordering: .relaxed) { sleep(4) }
+        }
+        let outcomes = try send(requests(1...100), to: apns.port, { $0.answerTimeout = .seconds(2) }, onThread: stand)
+        let stood = hasStood.load(ordering: .relaxed)
+        #expect(stood)
+        #expect(outcomes.allSatisfy { status($0) == 200 && $0.sends == 1 })
+        #expect(apns.records.requests == 100)
+    }
+
     @Test func `a connection without an answer gets one request, and no other connection is opened for the rest`()
         throws
     {

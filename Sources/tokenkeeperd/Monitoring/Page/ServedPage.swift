@@ -34,9 +34,15 @@ final class ServedPage: Sendable {
         let page = StatusPage(
             overview: contents.overview, history: contents.history, daemonStatus: state.status,
             obstacles: state.obstacles, isOld: contents.isOld(),
-            shards: shards.map { ShardsSection(found: $0.found(), own: contents.overview?.shard) }, now: .now)
+            shards: section(contents.overview), now: .now)
         return MonitoringPage(
             type: "text/html; charset=utf-8", headers: StatusPage.headers(nonce: nonce),
             text: page.html(nonce: nonce).text)
+    }
+
+    /// Nil before the router is made: then the database does not know that it is a shard.
+    private func section(_ overview: Overview?) -> ShardsSection? {
+        guard let shards, overview == nil || overview?.shard != nil else { return nil }
+        return ShardsSection(found: shards.found(), own: overview?.shard)
     }
 }

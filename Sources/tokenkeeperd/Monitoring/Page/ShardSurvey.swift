@@ -46,6 +46,7 @@ final class ShardSurvey: Sendable {
 
     /// How often to look at most. The page refreshes itself every 15 seconds.
     private static let pause: Duration = .seconds(10)
+    private static let atOnce = 16
     /// What was found longer ago may be wrong: nobody has looked at the page meanwhile.
     private static let keptFor: Duration = .seconds(30)
 
@@ -74,11 +75,18 @@ final class ShardSurvey: Sendable {
     private func look() {
         let began = ContinuousClock.now
         let answers = Mutex([Int: ShardStatus]())
-        // As many at a time as there are cores: one that does not answer must not delay all others.
-        DispatchQueue.concurrentPerform(iterations: map.count.number) { number in
-            let status = ShardStatus(number, in: map, as: own)
-            answers.withLock { $0[number] = status }
+        // Several at a time: those that do not answer must not delay all others.
+        let (slots, group) = (DispatchSemaphore(value: Self.atOnce), DispatchGroup())
+        let queue = DispatchQueue(label: "survey", attributes: .concurrent)
+        for number in 0..<map.count.number {
+            slots.wait()
+            queue.async(group: group) { [self] in
+                let status = ShardStatus(number, in: map, as: own)
+                answers.withLock { $0[number] = status }
+                slots.signal()
+            }
         }
+        group.wait()
         let shards = answers.withLock { $0.values.sorted { $0.number < $1.number } }
         schedule.withLock { $0.end(Found(shards: shards, at: .now), from: began, to: .now) }
     }

@@ -26,7 +26,8 @@ struct ShardsSection {
             let known = counts.compactMap(value)
             if known.isEmpty { return "<td class=\"number\">–</td>" }
             let isLeast = known.count < counts.count || isCapped && known.contains(10_000)
-            return "<td class=\"number\">\(isEstimated ? "about " : "")\(Figures.count(known.reduce(0, +)))\(isLeast ? " or more" : "")</td>"
+            return
+                "<td class=\"number\">\(isEstimated ? "about " : "")\(Figures.count(known.reduce(0, +)))\(isLeast ? " or more" : "")</td>"
         }
     }
 

@@ -83,8 +83,11 @@ struct StatusPage {
             } ?? "<p class=\"muted\">The database has not been read yet. This daemon says: \(daemonStatus)</p>"
         if problems.isEmpty {
             if overview == nil { return "<section><h2>Starting</h2>\(seen)</section>" }
-            let place: HTML = isAsking ? " on this shard; the others are being asked" : ""
-            return "<section class=\"fine\"><h2>Nothing needs attention\(place)</h2>\(seen)</section>"
+            if isAsking {
+                return
+                    "<section><h2>Nothing needs attention on this shard; the others are being asked</h2>\(seen)</section>"
+            }
+            return "<section class=\"fine\"><h2>Nothing needs attention</h2>\(seen)</section>"
         }
         let critical = critical.count
         let items = problems.enumerated().map { index, problem -> HTML in

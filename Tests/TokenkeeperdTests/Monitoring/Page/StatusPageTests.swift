@@ -234,7 +234,8 @@ import TokenModel
         #expect(!page(overview()).contains("on this shard"))
     }
 
-    @Test func `the shards are asked when somebody looks, at most every ten seconds, and an old answer does not count`() {
+    @Test func `the shards are asked when somebody looks, at most every ten seconds, and an old answer does not count`()
+    {
         let start = ContinuousClock.now
         let found = ShardSurvey.Found(shards: [], at: Self.now)
         var schedule = ShardSurvey.Schedule()
