@@ -263,21 +263,24 @@ import TokenModel
                 == "suspect BadDeviceToken t, unregistered_by_app unregistered by the app t")
     }
 
-    @Test func `claims and endings are on disk before anything follows from them`() throws {
+    @Test func `claims, endings and heartbeats are on disk before anything follows from them`() throws {
         try database.psql(
             """
             CREATE TABLE public.durability (of text, setting text);
             GRANT INSERT ON public.durability TO PUBLIC;
             CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS
                 $$ BEGIN INSERT INTO public.durability VALUES (tg_op, current_setting('synchronous_commit')); RETURN NULL; END $$;
-            CREATE TRIGGER note AFTER UPDATE OR DELETE ON tokenkeeper.send_request FOR EACH ROW EXECUTE FUNCTION public.note()
+            CREATE TRIGGER note AFTER UPDATE OR DELETE ON tokenkeeper.send_request FOR EACH ROW EXECUTE FUNCTION public.note();
+            CREATE TRIGGER note AFTER INSERT ON tokenkeeper.sending_daemon FOR EACH ROW EXECUTE FUNCTION public.note()
             """, user: "postgres")
+        var daemon = try database.connect(user: "a_daemon")
+        try outbox.beat(credentials: "[]", trouble: [], on: &daemon)
         try ask()
         try finish(try claim().requests.map(\.number), .answered)
         #expect(
             try database.psql(
                 "SELECT string_agg(of || ' ' || setting, ', ' ORDER BY of) FROM durability", user: "postgres")
-                == "DELETE on, UPDATE on")
+                == "DELETE on, INSERT on, UPDATE on")
     }
 
     @Test(arguments: [
