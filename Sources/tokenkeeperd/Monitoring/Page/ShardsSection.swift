@@ -46,13 +46,13 @@ struct ShardsSection {
     ///
     /// - Parameter warnings: What this daemon's own shard says, which was read later.
     func problems(critical: Bool, own warnings: [String]) -> [String] {
-        guard let found, let own else { return warnings }
+        guard let found else { return warnings }
         var missing: [String] = []
         var said: [(shard: Int, value: String)] = []
         for shard in found.shards {
             switch shard.answer {
             // If it does not answer, the page says so in other words.
-            case _ where shard.number == own: said += warnings.map { (own, $0) }
+            case _ where shard.number == own: said += warnings.map { (shard.number, $0) }
             case .missing(let reason): missing.append("shard \(shard.number) does not answer: \(reason)")
             case .counts(let counts):
                 let warnings =

@@ -228,6 +228,19 @@ import TokenModel
         #expect(page(overview(), shards: shards([counts()])).contains("http-equiv=\"refresh\" content=\"15\""))
     }
 
+    @Test func `before the daemon's own database was read, the other shards are shown all the same`() {
+        let found = ShardSurvey.Found(
+            shards: [
+                ShardStatus(number: 0, answer: .missing(because: "refused")),
+                ShardStatus(number: 1, answer: counts { $0.warnings = ["old"] }),
+            ], at: Self.now)
+        let html = page(nil, obstacle: "waiting for PostgreSQL", shards: ShardsSection(found: found, own: nil))
+        #expect(
+            html.contains(
+                "<li class=\"critical\">waiting for PostgreSQL</li><li class=\"critical\">shard 0 does not answer: refused</li><li>shard 1: old</li>"
+            ))
+    }
+
     @Test func `while the shards are being asked, it does not say that all of them are well`() {
         let html = page(overview(), shards: ShardsSection(found: nil, own: 0))
         #expect(html.contains("Nothing needs attention on this shard; the others are being asked"))
