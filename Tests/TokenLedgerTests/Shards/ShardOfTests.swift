@@ -23,6 +23,11 @@ private struct Vector: Decodable {
     @Test func `is the same in Swift, SQL and Python`() throws {
         let vectors = try Vector.all()
         let database = try TestCluster.shared.database()
+        let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../../..").path
+        // A database that is no shard.
+        let other = try TestCluster.shared.database(migrated: false)
+        try other.psql(
+            String(contentsOfFile: "\(root)/clients/sql/tokenkeeper_shards.sql", encoding: .utf8), user: "postgres")
         // Some tokens are of each shard of four, or the file proves little.
         #expect(Set(vectors.compactMap { $0.shards["4"] }).count == 4)
         for vector in vectors {
@@ -33,12 +38,13 @@ private struct Vector: Decodable {
             }
             let text = vector.token.map { SQLLiteral.quoted($0) } ?? "NULL"
             let pairs = vector.shards.map { "(\($0), \($1))" }.joined(separator: ", ")
-            let different = try database.psql(
-                "SELECT count(*) FROM (VALUES \(pairs)) AS v (shards, n) WHERE tokenkeeper.shard_of(\(text), v.shards) IS DISTINCT FROM v.n",
-                user: "a_app")
-            #expect(different == "0", "\(vector)")
+            func different(_ function: String) -> String {
+                "SELECT count(*) FROM (VALUES \(pairs)) AS v (shards, n) WHERE \(function)(\(text), v.shards) IS DISTINCT FROM v.n"
+            }
+            #expect(try database.psql(different("tokenkeeper.shard_of"), user: "a_app") == "0", "\(vector)")
+            #expect(try other.psql(different("public.shard_of"), user: "postgres") == "0", "\(vector)")
         }
-        let root = URL(fileURLWithPath: #filePath).deletingLastPathComponent().appendingPathComponent("../../..").path
+        #expect(throws: TestFailure.self) { try other.psql("SELECT public.shard_of('aa', 3)", user: "postgres") }
         let run = try ProgramRun(
             ["python3", "-B", "\(root)/Tests/clients/test_shards.py"],
             environment: ["PYTHONPATH": "\(root)/clients/python"])
