@@ -472,7 +472,7 @@ import Testing
         try stage.register(1...3)
         for number in 1...2 { try stage.enqueue("device_id => 'd\(number)'") }
         let daemon = try stage.daemon(["send.max_connections=1"])
-        try eventually("one is under way") { stage.apns.records.streams == 1 }
+        try eventually("one is under way") { stage.apns.records.exchanges.count == 1 }
         try eventually("both are claimed") { try stage.count("send_request", "claimed_by IS NOT NULL") == 2 }
         let waiting = stage.apns.records.exchanges.first?.request.token == SendingStage.token(1) ? 2 : 1
         try stage.database.psql("SELECT tokenkeeper.forget('\(SendingStage.token(waiting))')", user: "a_operator")
