@@ -108,7 +108,7 @@ import Testing
     }
 
     /// What a deletion leaves depends on the order of calls, so all messages arrive after each of them. Then each step leaves the same as in one database,
-    /// but for tags that deleted tokens leave to the device: docs/decisions/shards.md has the differences.
+    /// except the tags that deleted tokens leave to their device: docs/decisions/shards.md has the differences.
     @Test func `after forgotten and pruned tokens, the shards have what one database has`() throws {
         let seed =
             ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)

@@ -46,8 +46,9 @@ final class ShardSurvey: Sendable {
 
     /// How often to look at most. The page refreshes itself every 15 seconds.
     private static let pause: Duration = .seconds(10)
+    /// How many shards are asked at the same time.
     private static let atOnce = 16
-    /// What was found longer ago may be wrong: nobody has looked at the page meanwhile.
+    /// How long an answer counts. If nobody looks at the page, it is not renewed.
     private static let keptFor: Duration = .seconds(30)
 
     init(_ map: ShardMap, own: DatabaseAddress) {
