@@ -310,7 +310,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.search_audience(tokenkeeper.campaign, boolean),
     tokenkeeper.address_campaign(bigint, integer, boolean, boolean),
     tokenkeeper.add_batches(tokenkeeper.campaign, bytea[], integer),
-    tokenkeeper.audience_condition(text, text, boolean),
+    tokenkeeper.audience_condition(text, text, boolean, boolean),
     tokenkeeper.estimated_audience(integer, text),
     tokenkeeper.lock_out_erasure(),
     tokenkeeper.claim_campaign(bigint, text, integer, integer),

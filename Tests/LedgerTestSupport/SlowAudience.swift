@@ -11,7 +11,7 @@ extension TestDatabase {
             END $$;
             DO $do$ BEGIN
                 EXECUTE replace(
-                    pg_get_functiondef('tokenkeeper.audience_condition(text, text, boolean)'::regprocedure), 'condition text := ',
+                    pg_get_functiondef('tokenkeeper.audience_condition(text, text, boolean, boolean)'::regprocedure), 'condition text := ',
                     $$condition text := CASE WHEN audience_condition.value = 'slow' THEN 'public.is_released() AND ' ELSE '' END || $$);
             END $do$
             """, user: "postgres")

@@ -39,7 +39,7 @@ COMMENT ON FUNCTION tokenkeeper.audience_of(text, text, text, text[], boolean) I
     'given, for a malformed token, and for an invalid tag expression.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_of(text, text, text, text[], boolean) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.audience_condition(kind text, value text, observes boolean) RETURNS text
+CREATE OR REPLACE FUNCTION tokenkeeper.audience_condition(kind text, value text, observes boolean, by_index boolean) RETURNS text
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -55,33 +55,30 @@ BEGIN
             query := tokenkeeper.tag_query(audience_condition.value);
             -- The index has no token without tags. An expression that such a token matches, like !muted, is wide anyway.
             RETURN condition || format(' AND tokenkeeper.tag_vector(l.tags) @@ %L::tsquery', query)
-                || CASE WHEN tokenkeeper.tag_vector(NULL) @@ query THEN '' ELSE ' AND l.tags <> ''{}''' END;
+                || CASE WHEN NOT audience_condition.by_index OR tokenkeeper.tag_vector(NULL) @@ query THEN '' ELSE ' AND l.tags <> ''{}''' END;
     END CASE;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.audience_condition(text, text, boolean) IS
+COMMENT ON FUNCTION tokenkeeper.audience_condition(text, text, boolean, boolean) IS
     'An SQL condition on the row l of the ledger: whether its token belongs to an audience, and the gate does not refuse it. With literals, so that a plan '
-    'is made for this audience. Raises 22023 for an invalid tag expression.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_condition(text, text, boolean) FROM PUBLIC;
+    'is made for this audience. by_index adds what lets a query use the index on tags; an estimate leaves it out, because the planner takes it for '
+    'another share of the tokens. Raises 22023 for an invalid tag expression.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_condition(text, text, boolean, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.estimated_audience(topic_id integer, condition text) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    -- It only lets a query use the index: to the planner, it would be another share of the tokens.
-    for_index CONSTANT text := ' AND l.tags <> ''{}''';
-    meant CONSTANT text := CASE WHEN right(estimated_audience.condition, length(for_index)) = for_index
-                                THEN left(estimated_audience.condition, -length(for_index)) ELSE estimated_audience.condition END;
     plan json;
 BEGIN
     EXECUTE 'EXPLAIN (FORMAT JSON) SELECT FROM tokenkeeper.ledger AS l WHERE '
-        || concat_ws(' AND ', 'l.topic_id = ' || estimated_audience.topic_id, meant) INTO plan;
+        || concat_ws(' AND ', 'l.topic_id = ' || estimated_audience.topic_id, estimated_audience.condition) INTO plan;
     RETURN (plan -> 0 -> 'Plan' ->> 'Plan Rows')::numeric::bigint;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.estimated_audience(integer, text) IS
-    'How many tokens of a topic, or of all topics if it is null, meet a condition made by audience_condition: the planner''s estimate.';
+    'How many tokens of a topic, or of all topics if it is null, meet a condition made by audience_condition without by_index: the planner''s estimate.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.estimated_audience(integer, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.audience_size(
@@ -106,7 +103,7 @@ BEGIN
         RETURN size;
     END IF;
     EXECUTE 'SELECT count(*) FROM tokenkeeper.ledger AS l WHERE l.topic_id = $1 AND '
-        || tokenkeeper.audience_condition(asked.kind, asked.value, observes) INTO size USING of_topic;
+        || tokenkeeper.audience_condition(asked.kind, asked.value, observes, by_index => true) INTO size USING of_topic;
     RETURN size;
 END
 $$;
@@ -155,7 +152,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    condition := tokenkeeper.audience_condition(of_campaign.audience_kind, of_campaign.audience, observes);
+    condition := tokenkeeper.audience_condition(of_campaign.audience_kind, of_campaign.audience, observes, by_index => false);
     IF of_campaign.audience_kind IN ('everyone', 'tags') THEN
         expected := tokenkeeper.estimated_audience(of_topic, condition);
     END IF;
@@ -168,7 +165,9 @@ BEGIN
         NOT tokenkeeper.tag_vector(NULL) @@ tokenkeeper.tag_query(of_campaign.audience) AND tokenkeeper.estimated_audience(NULL, condition) <= most
         ELSE true END;
     EXECUTE format('SELECT coalesce(array_agg(k.token_key ORDER BY k.token_key), ''{}'') FROM (SELECT l.token_key FROM tokenkeeper.ledger AS l '
-                   'WHERE l.topic_id %s = $1 AND %s LIMIT %s) AS k', CASE WHEN is_indexed THEN '+ 0' END, condition, most) INTO keys USING of_topic;
+                   'WHERE l.topic_id %s = $1 AND %s LIMIT %s) AS k', CASE WHEN is_indexed THEN '+ 0' END,
+                   tokenkeeper.audience_condition(of_campaign.audience_kind, of_campaign.audience, observes, by_index => true), most)
+        INTO keys USING of_topic;
     IF cardinality(keys) = most THEN
         keys := NULL;
     END IF;
@@ -269,7 +268,7 @@ BEGIN
         END IF;
         IF is_complete IS NOT TRUE THEN
             -- In the order of the primary key, as far as this range reaches. The first range is short, so that the first push leaves at once.
-            condition := tokenkeeper.audience_condition(c.audience_kind, c.audience, observes);
+            condition := tokenkeeper.audience_condition(c.audience_kind, c.audience, observes, by_index => false);
             SET LOCAL enable_bitmapscan = off;
             last_key := c.addressed_to;
             FOREACH most_rows IN ARRAY CASE WHEN c.started_at IS NULL AND most_rows > 1000 THEN ARRAY[1000, most_rows] ELSE ARRAY[most_rows] END LOOP

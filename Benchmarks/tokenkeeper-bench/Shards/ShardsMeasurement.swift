@@ -70,9 +70,9 @@ struct ShardFigures {
             report.compare(
                 "drain: processor time a result, \(sizes)",
                 drain.ratio((.straight, Self.most), over: (.straight, Self.fewest)), atMost: 1.1)
-            report.note(
+            report.compare(
                 "the same, when the shards drain one after the other",
-                drain.ratio((.straight, Self.most), .inTurn, over: (.straight, Self.fewest)).text())
+                drain.ratio((.straight, Self.most), .inTurn, over: (.straight, Self.fewest)), atMost: 1.1)
         }
         for call in calls {
             for way in ShardClient.Way.allCases {
@@ -80,9 +80,9 @@ struct ShardFigures {
                     "\(call.contest.name), \(way.rawValue): processor time a \(call.unit), \(sizes)",
                     call.ratio((way, Self.most), over: (way, Self.fewest)), atMost: 1.1)
                 guard call.contest.samples[ShardContest.name(way, Self.most, .inTurn)] != nil else { continue }
-                report.note(
+                report.compare(
                     "the same, when the shards are called one after the other",
-                    call.ratio((way, Self.most), .inTurn, over: (way, Self.fewest)).text())
+                    call.ratio((way, Self.most), .inTurn, over: (way, Self.fewest)), atMost: 1.1)
             }
         }
     }
