@@ -16,7 +16,9 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
     /// The cluster that all tests of a run share.
     public static let shared: TestCluster = {
         do {
-            return try prepared()
+            // A batch leaves the rest to the next one after half of it. In a run with many tests at once, a process may stand still for
+            // half of PostgreSQL's usual second.
+            return try prepared(options: ["deadlock_timeout=5s"])
         } catch {
             fatalError("no cluster for the tests: \(error)")
         }

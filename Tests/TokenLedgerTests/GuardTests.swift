@@ -41,6 +41,11 @@ import TokenModel
             """)
     }
 
+    /// For sessions that begin later: `deadlock_timeout` is one second, PostgreSQL's default.
+    private func useOneSecondForDeadlocks() throws {
+        try database.psql("ALTER DATABASE \(database.name) SET deadlock_timeout = '1s'", user: "postgres")
+    }
+
     private func states() throws -> String {
         try database.psql(
             """
@@ -337,6 +342,7 @@ import TokenModel
     }
 
     @Test func `new tokens do not wait for a slow guard decision`() throws {
+        try useOneSecondForDeadlocks()
         try register(1, 10)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 1)
@@ -357,6 +363,7 @@ import TokenModel
     }
 
     @Test func `a retried batch that has to wait as a whole is tried row by row`() throws {
+        try useOneSecondForDeadlocks()
         try register(1, 10)
         var daemon = try database.connect(user: "a_daemon")
         try fail(1, 1)
