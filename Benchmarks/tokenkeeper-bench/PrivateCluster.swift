@@ -12,16 +12,16 @@ final class PrivateCluster {
     static let sharedBuffersInMB = min(4096, Int(ProcessInfo.processInfo.physicalMemory >> 20) / 4)
 
     /// - Parameters:
-    ///   - more: Settings in addition to the usual ones, `name=value`.
+    ///   - more: Settings in addition to the usual ones, or instead of them, `name=value`.
     ///   - hasPgQ: Whether databases have PgQ, one of the peers of the drain.
     init(more: [String] = [], sharedBuffersInMB: Int = sharedBuffersInMB, hasPgQ: Bool = false) throws {
-        settings =
-            [
-                "fsync=on", "full_page_writes=on", "synchronous_commit=on", "shared_buffers=\(sharedBuffersInMB)MB",
-                "max_wal_size=24GB", "min_wal_size=2GB", "checkpoint_timeout=1d", "autovacuum=off", "work_mem=64MB",
-                "maintenance_work_mem=512MB", "jit=off", "wal_level=replica", "max_wal_senders=0",
-                "max_connections=50",
-            ] + more
+        let usual = [
+            "fsync=on", "full_page_writes=on", "synchronous_commit=on", "shared_buffers=\(sharedBuffersInMB)MB",
+            "max_wal_size=24GB", "min_wal_size=2GB", "checkpoint_timeout=1d", "autovacuum=off", "work_mem=64MB",
+            "maintenance_work_mem=512MB", "jit=off", "wal_level=replica", "max_wal_senders=0", "max_connections=50",
+        ]
+        func name(_ setting: String) -> Substring { setting.prefix { $0 != "=" } }
+        settings = usual.filter { !more.map(name).contains(name($0)) } + more
         let certificate = try Certificate()
         cluster = try TestCluster(
             options: settings + ["ssl=on"],

@@ -49,7 +49,7 @@ struct ShardsMeasurement {
             try client.call("queue", [tokens ?? ""])
             let both = try held()
             report.check(
-                "connections to \(set.count) shards that one session of the router holds after `sendable`; and after an INSERT as well",
+                "connections to \(set.count) shard\(set.count == 1 ? "" : "s") that one session of the router holds after `sendable`; and after an INSERT as well",
                 "\(byProxy); \(both)", target: "\(set.count); \(2 * set.count)",
                 isReached: byProxy == set.count && both == 2 * set.count)
         }

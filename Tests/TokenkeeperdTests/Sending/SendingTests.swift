@@ -125,7 +125,7 @@ import Testing
         let next = try stage.daemon(["send.production_server=localhost:\(repaired.port)"])
         try stage.database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator")
         try stage.settled()
-        #expect(repaired.records.count(200) == 5000)
+        #expect(repaired.records.count(200) == 5000, "\(next.logged)")
         #expect(next.stop() == 0)
     }
 
@@ -560,8 +560,9 @@ import Testing
         try stage.settled()
         #expect(daemons[1].stop() == 0)
         #expect(try stage.results(200) == 4000)
-        #expect(stage.sends.count == 4000 && stage.sends.values.allSatisfy { $0 == 1 })
-        #expect(Set(stage.apns.records.exchanges.map(\.request.connection)).count == 2)
+        let logged = daemons.map(\.logged)
+        #expect(stage.sends.count == 4000 && stage.sends.values.allSatisfy { $0 == 1 }, "\(logged)")
+        #expect(Set(stage.apns.records.exchanges.map(\.request.connection)).count == 2, "\(logged)")
     }
 
     @Test func `after a lost connection the claims are those in the database`() throws {
