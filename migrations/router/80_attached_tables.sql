@@ -8,7 +8,7 @@ DECLARE
     wanted text;
     f record;
 BEGIN
-    FOREACH wanted IN ARRAY ARRAY['attach', 'detach', 'compare', 'reconcile', 'set_cleaning'] LOOP
+    FOREACH wanted IN ARRAY ARRAY['attach', 'detach', 'compare', 'reconcile', 'set_cleaning', 'restore_cleaned'] LOOP
         SELECT x.* INTO f
         FROM jsonb_to_recordset(functions) AS x (name text, types text, arguments text, result text, comment text, callers text[]) WHERE x.name = wanted;
         IF NOT FOUND THEN

@@ -8,7 +8,7 @@ import Testing
 /// What an application finds on a router is what it finds on a shard, but for what is listed here and in docs/how-to/shard.md.
 @Suite(.ownThread) struct `The functions of a router` {
     /// These say only that a router has no attached tables.
-    private static let refusing = ["attach", "compare", "detach", "reconcile", "set_cleaning"]
+    private static let refusing = ["attach", "compare", "detach", "reconcile", "restore_cleaned", "set_cleaning"]
 
     /// What is not there, and why. None of it is for people.
     private static let missing: [(why: String, names: Set<String>)] = [
@@ -23,7 +23,7 @@ import Testing
                 "differences",
                 "end_attachment", "finish_comparison", "has_before_update", "made_by", "mark_of",
                 "parse_row_expression",
-                "queued_registrations", "read_attachment", "refused_by", "restore_cleaned", "table_named",
+                "queued_registrations", "read_attachment", "refused_by", "table_named",
                 "token_index_operator",
                 "trigger_body", "update_statements", "withdraw",
             ]

@@ -70,6 +70,7 @@ import Testing
             ("tokenkeeper.compare('device')", "a_app"),
             ("tokenkeeper.reconcile('device')", "a_app"),
             ("tokenkeeper.set_cleaning('device')", "a_app"),
+            ("tokenkeeper.restore_cleaned('device', since => now())", "a_app"),
         ] {
             let error = try complaint("SELECT * FROM \(call)", on: router, as: user)
             #expect(error.hasPrefix("1: ERROR:  this database is a router, which has no attached tables: "), "\(error)")
