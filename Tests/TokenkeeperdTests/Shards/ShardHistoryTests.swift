@@ -5,11 +5,14 @@ import Testing
 
 @testable import TokenLedger
 
-/// A registration, a logout, a change of tags or a 410, as a statement for a router and for the model.
+/// A registration, a logout, a change of tags or a result, as a statement for a router and for the model.
 private struct Step {
     var sql: String
     var user = "a_app"
     var apply: (inout LedgerModel) -> Void
+
+    /// Whether it is a row of the queue of results.
+    var isResult: Bool { user == "a_sender" }
 }
 
 @Suite(.ownThread) struct `Histories through routers` {
@@ -51,6 +54,8 @@ private struct Step {
         }
         var model = LedgerModel()
         var (turn, refused) = (0, 0)
+        // Of the results: how many INSERTs were committed, and how many failed. One that failed at its commit may be queued all the same.
+        var (results, failures) = (0, 0)
         var late: [Step] = []
         func execute(_ step: Step) throws {
             try eventually("a router takes \(step.sql)") {
@@ -59,9 +64,11 @@ private struct Step {
                     try sessions[turn % 2][step.user]!.connection.execute(step.sql)
                     return true
                 } catch is DatabaseError {
+                    if step.isResult { failures += 1 }
                     return false
                 }
             }
+            if step.isResult { results += 1 }
             step.apply(&model)
         }
         let onLast = try Self.tokens.filter { try stage.shard(of: $0).name == stage.shards[3].name }
@@ -113,7 +120,13 @@ private struct Step {
         )
         #expect(refused > 0)
         for daemon in daemons { #expect(daemon.stop() == 0) }
-        // A result that is lost shows in the state of its token, and one that is rejected here.
+        // A 410 that is lost shows in the state of its token, any result in the counts, and one that is rejected in its table.
+        let counted = try stage.shards.reduce(0) {
+            $0 + (Int(try $1.psql("SELECT coalesce(sum(results), 0) FROM tokenkeeper.result_stat")) ?? -1_000_000)
+        }
+        #expect(
+            (results...results + failures).contains(counted),
+            "seed \(seed): \(counted) results of \(results), and \(failures) INSERTs failed")
         for shard in stage.shards {
             #expect(
                 try shard.psql(
@@ -156,7 +169,14 @@ private struct Step {
             default: nil
             }
         let array = tags.map { "'{\($0)}'" } ?? "NULL"
-        switch Int.random(in: 0..<12, using: &chance) {
+        switch Int.random(in: 0..<14, using: &chance) {
+        case 12, 13:
+            return Step(
+                sql: """
+                    INSERT INTO tokenkeeper.send_result (environment, topic, token, status, sent_at)
+                    VALUES ('production', '\(topic)', '\(token)', '200', now())
+                    """, user: "a_sender"
+            ) { _ in }
         case 10, 11:
             let tag = "g\(Int.random(in: 0..<8, using: &chance))"
             let isAdded = Bool.random(using: &chance)
