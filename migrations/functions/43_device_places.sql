@@ -346,6 +346,7 @@ DECLARE
     busy bytea;
     tokens bytea[];
     has_changes boolean;
+    decides boolean;
 BEGIN
     SELECT a.* INTO was FROM tokenkeeper.device_announcement AS a WHERE a.topic_id = of_topic AND a.device_digest = notice.device_digest;
     IF was.device_id IS NULL OR was.generation <> notice.generation OR was.notice_version >= notice.version THEN
@@ -366,7 +367,10 @@ BEGIN
             elsewhere_tags = notice.elsewhere_tags, elsewhere_changes = notice.elsewhere_changes, notice_version = notice.version,
             is_lowered = coalesce(NOT notice.decides, a.is_lowered)
         WHERE a.topic_id = of_topic AND a.device_digest = notice.device_digest AND a.device_id IS NOT NULL AND a.generation = notice.generation
-          AND a.notice_version < notice.version;
+          AND a.notice_version < notice.version
+        -- A notice about tags alone may be the first to tell of a later registration.
+        RETURNING coalesce(notice.decides,
+            NOT a.is_lowered AND (notice.elsewhere_at, notice.elsewhere_key) > (was.elsewhere_at, was.elsewhere_key)) INTO decides;
         IF NOT FOUND THEN
             RETURN true;
         END IF;
@@ -374,7 +378,7 @@ BEGIN
             DELETE FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = was.device_id;
         ELSE
             has_changes := tokenkeeper.without_tag_changes(of_topic, tokens, ARRAY[was.device_id]);
-            IF notice.decides THEN
+            IF decides THEN
                 PERFORM tokenkeeper.update_device(of_topic, was.device_id, ''::bytea, tokens, clock_timestamp());
             ELSE
                 PERFORM tokenkeeper.inherit_tags(of_topic, was.device_id, tokens);

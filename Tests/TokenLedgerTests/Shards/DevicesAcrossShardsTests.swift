@@ -242,6 +242,73 @@ import Testing
                 == ["\(here[0])|active", "\(there[0])|superseded"])
     }
 
+    /// What shards say to each other in a fixed order, about one device whose home is the last of them.
+    private struct Dialogue {
+        let ledger: ShardedLedger
+        let device: String
+        private let tokens: [String]
+
+        init() throws {
+            tokens = (0..<24).map { `One device, one token, on several shards`.token($0) }
+            ledger = try ShardedLedger((0..<4).map { _ in try TestCluster.shared.database() }, tokens: tokens)
+            device = try deviceOfLast(ledger)
+        }
+
+        func token(_ shard: Int) throws -> String {
+            try #require(tokens.first { ledger.shard(of: $0) == shard })
+        }
+
+        func register(_ token: String, _ minute: Int) throws {
+            try ledger.execute(
+                ledger.shard(of: token),
+                "SELECT tokenkeeper.register('\(token)', 't', registered_at => to_timestamp(\(1_700_000_000 + minute * 60)), device_id => '\(device)')"
+            )
+        }
+
+        func tag(_ shard: Int) throws {
+            try ledger.execute(shard, "SELECT tokenkeeper.tag('t', device_id => '\(device)', add => '{news}')")
+        }
+
+        func deliver(_ from: Int, _ to: Int) throws {
+            try ledger.acknowledge(ledger.deliver(#require(try ledger.package(from: from, to: to))))
+        }
+
+        /// The tokens that are not superseded once all messages have arrived.
+        func active() throws -> [String] {
+            #expect(try ledger.settle() != nil)
+            return try ledger.lines("SELECT token FROM tokenkeeper.token WHERE state = 'active'", columns: 1)
+        }
+    }
+
+    @Test func `a change of tags after a launch of the app leaves one token, although a message is under way`() throws {
+        let dialogue = try Dialogue()
+        let (first, second) = (try dialogue.token(1), try dialogue.token(2))
+        try dialogue.register(first, 1)
+        #expect(try dialogue.active() == [first])
+        try dialogue.register(second, 2)
+        try dialogue.register(first, 3)
+        // Its message is the first to tell of the launch, which supersedes the token on shard 2.
+        try dialogue.tag(1)
+        try dialogue.deliver(2, 3)
+        try dialogue.deliver(1, 3)
+        #expect(try dialogue.active() == [first])
+    }
+
+    @Test func `a notice about tags alone supersedes a token that was registered before what it tells`() throws {
+        let dialogue = try Dialogue()
+        let (first, last) = (try dialogue.token(0), try dialogue.token(1))
+        for (token, minute) in [(first, 10), (last, 20), (try dialogue.token(2), 24), (last, 30)] {
+            try dialogue.register(token, minute)
+            #expect(try dialogue.active() == [token])
+        }
+        // The first shard has notice of 20, and not of 30, which it did not have to know.
+        try dialogue.register(first, 25)
+        try dialogue.tag(1)
+        try dialogue.deliver(1, 3)
+        try dialogue.deliver(3, 0)
+        #expect(try dialogue.active() == [last])
+    }
+
     @Test func `a device that the sweep has pruned from one shard keeps its tags there until its last token is pruned`()
         throws
     {
