@@ -109,6 +109,10 @@ BEGIN
         RETURN;
     END IF;
 
+    IF decides IS NULL AND has_device AND (new.named_at, new.token_key) < (was.named_at, was.token_key) THEN
+        -- A token has been deleted, and the tags are changed before check_next_devices has announced that.
+        decides := false;
+    END IF;
     new.version := greatest(was.version + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     new.decides := tokenkeeper.decides_after(CASE WHEN was.is_pending THEN was.decides END, announce_device.decides);
     new.deletes := announce_device.deletes OR (coalesce(was.is_pending, false) AND was.deletes);
@@ -368,9 +372,12 @@ BEGIN
             is_lowered = coalesce(NOT notice.decides, a.is_lowered)
         WHERE a.topic_id = of_topic AND a.device_digest = notice.device_digest AND a.device_id IS NOT NULL AND a.generation = notice.generation
           AND a.notice_version < notice.version
-        -- A notice about tags alone may be the first to tell of a later registration.
-        RETURNING coalesce(notice.decides,
-            NOT a.is_lowered AND (notice.elsewhere_at, notice.elsewhere_key) > (was.elsewhere_at, was.elsewhere_key)) INTO decides;
+        -- Any notice may be the first to tell of a later registration, which supersedes the device's token here. If there is none, to decide
+        -- could only revive one.
+        RETURNING coalesce(notice.decides, false)
+            OR ((notice.elsewhere_at, notice.elsewhere_key) > (was.elsewhere_at, was.elsewhere_key) AND EXISTS (
+                SELECT FROM tokenkeeper.ledger AS l
+                WHERE l.device_id = was.device_id AND l.topic_id + 0 = of_topic AND l.superseded_at IS NULL)) INTO decides;
         IF NOT FOUND THEN
             RETURN true;
         END IF;

@@ -254,8 +254,10 @@ import Testing
             device = try deviceOfLast(ledger)
         }
 
-        func token(_ shard: Int) throws -> String {
-            try #require(tokens.first { ledger.shard(of: $0) == shard })
+        /// A token of this shard, or another one.
+        func token(_ shard: Int, other: Bool = false) throws -> String {
+            let found = tokens.filter { ledger.shard(of: $0) == shard }
+            return try #require(other ? found.last : found.first)
         }
 
         func register(_ token: String, _ minute: Int) throws {
@@ -267,6 +269,18 @@ import Testing
 
         func tag(_ shard: Int) throws {
             try ledger.execute(shard, "SELECT tokenkeeper.tag('t', device_id => '\(device)', add => '{news}')")
+        }
+
+        /// As if it had been suppressed for long.
+        func prune(_ token: String) throws {
+            let shard = ledger.shard(of: token)
+            try ledger.execute(
+                shard,
+                """
+                SELECT tokenkeeper.unregister('\(token)', 't');
+                UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '1 year' WHERE token_key = tokenkeeper.token_key('\(token)')
+                """)
+            try ledger.sweep(shard)
         }
 
         func deliver(_ from: Int, _ to: Int) throws {
@@ -307,6 +321,50 @@ import Testing
         try dialogue.deliver(1, 3)
         try dialogue.deliver(3, 0)
         #expect(try dialogue.active() == [last])
+    }
+
+    @Test func `a notice about tags alone revives no token after the current one was pruned`() throws {
+        let dialogue = try Dialogue()
+        let (current, elsewhere) = (try dialogue.token(1, other: true), try dialogue.token(0))
+        try dialogue.register(try dialogue.token(1), 2)
+        try dialogue.register(current, 3)
+        try dialogue.register(elsewhere, 1)
+        try dialogue.deliver(1, 3)
+        try dialogue.deliver(0, 3)
+        try dialogue.tag(0)
+        try dialogue.deliver(0, 3)
+        try dialogue.prune(current)
+        try dialogue.deliver(3, 1)
+        #expect(try dialogue.active() == [], "as in one database")
+    }
+
+    @Test func `a notice about a deletion supersedes a token that was revived before it came`() throws {
+        let dialogue = try Dialogue()
+        let (early, forgotten) = (try dialogue.token(1), try dialogue.token(1, other: true))
+        let elsewhere = try dialogue.token(0)
+        try dialogue.register(elsewhere, 6)
+        try dialogue.register(forgotten, 7)
+        try dialogue.register(early, 5)
+        #expect(try dialogue.active() == [forgotten])
+        try dialogue.ledger.execute(1, "SELECT tokenkeeper.forget('\(forgotten)')")
+        try dialogue.deliver(1, 3)
+        try dialogue.register(early, 1)
+        try dialogue.deliver(1, 3)
+        #expect(try dialogue.active() == [elsewhere])
+    }
+
+    @Test func `a change of tags between the sweep and its announcement does not hide that a token was deleted`() throws
+    {
+        let dialogue = try Dialogue()
+        let (early, pruned) = (try dialogue.token(1), try dialogue.token(1, other: true))
+        let elsewhere = try dialogue.token(0)
+        for (token, minute) in [(early, 2), (pruned, 5), (elsewhere, 3)] { try dialogue.register(token, minute) }
+        #expect(try dialogue.active() == [pruned])
+        try dialogue.prune(pruned)
+        try dialogue.tag(1)
+        #expect(try dialogue.active() == [])
+        try dialogue.register(early, 2)
+        #expect(try dialogue.active() == [elsewhere])
     }
 
     @Test func `a device that the sweep has pruned from one shard keeps its tags there until its last token is pruned`()
