@@ -43,13 +43,7 @@ import Testing
         applications.wait()
         try delivery.get()
         #expect(failures.all == [], "seed \(seed)")
-        #expect(try ledger.settle() != nil, "seed \(seed): the messages end")
-        let told = try ledger.told()
-        let wanted = model.told()
-        #expect(
-            told == wanted,
-            "seed \(seed): told \(told.subtracting(wanted).sorted().prefix(3)), the model says \(wanted.subtracting(told).sorted().prefix(3))"
-        )
+        let wanted = try ledger.expectToSettle(as: model, seed: seed)
         #expect(wanted.contains { $0.contains("|superseded|") }, "seed \(seed)")
     }
 

@@ -89,13 +89,7 @@ import Testing
             }
         }
         try post.repeatSome(ledger, &chance)
-        #expect(try ledger.settle() != nil, "seed \(seed): the messages end")
-        let told = try ledger.told()
-        let wanted = model.told()
-        #expect(
-            told == wanted,
-            "seed \(seed): told \(told.subtracting(wanted).sorted().prefix(3)), the model says \(wanted.subtracting(told).sorted().prefix(3))"
-        )
+        let wanted = try ledger.expectToSettle(as: model, seed: seed)
         // What comes once more when all is settled says nothing new.
         try post.repeatSome(ledger, &chance)
         #expect(try ledger.settle() == 0, "seed \(seed)")

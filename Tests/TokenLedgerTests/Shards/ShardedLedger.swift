@@ -1,4 +1,5 @@
 import LedgerTestSupport
+import Testing
 import TokenLedger
 
 /// Several databases as shards, and the messages between them, which arrive when and as often as a test wants.
@@ -119,6 +120,20 @@ struct ShardedLedger {
             all.formUnion(try shards[number].connection.lines(LedgerModel.ledger, columns: LedgerModel.columns))
         }
         return all
+    }
+
+    /// Delivers all messages, and expects what the model says.
+    ///
+    /// - Returns: The ledger of the model.
+    func expectToSettle(as model: LedgerModel, seed: UInt64) throws -> Set<String> {
+        #expect(try settle() != nil, "seed \(seed): the messages end")
+        let told = try told()
+        let wanted = model.told()
+        #expect(
+            told == wanted,
+            "seed \(seed): told \(told.subtracting(wanted).sorted().prefix(3)), the model says \(wanted.subtracting(told).sorted().prefix(3))"
+        )
+        return wanted
     }
 
     /// Each row of a query, on each shard.
