@@ -12,7 +12,7 @@ fake-apns: ## Build and start a fake APNs on 127.0.0.1:2197. ARGS='--script FILE
 	@ARGS='$(subst ','\'',$(value ARGS))' exec scripts/fake-apns
 
 test: setup lint ## Build and run all tests on a private PostgreSQL. TEST_SOAK=whole: run the soaks in full instead of small.
-	@scripts/setup servers clients router
+	@scripts/setup servers clients
 	@scripts/test
 
 reference: setup ## Rewrite the generated parts of docs/reference and the man page from the sources.
@@ -31,7 +31,7 @@ image: ## Build the package and the container image localhost/tokenkeeperd. BASE
 test-image: ## Build the container image on a base made of Debian's packages, and test it and the example for Kubernetes.
 	@scripts/test-image
 
-bench: ## Compare with bare SQL and other queues, into docs/benchmarks/. QUICK=1: in minutes, into a temporary folder. ONLY=drain,peers: some of it. ONLY=scale: shards and routers. ONLY=growth: a ledger of 50 million tokens. BENCH_BEFORE=REVISION: with the client of that one.
+bench: ## Compare with bare SQL and other queues, into docs/benchmarks/. QUICK=1: in minutes, into a temporary folder. ONLY=drain,peers: some of it. ONLY=growth: a ledger of 50 million tokens. BENCH_BEFORE=REVISION: with the client of that one.
 	@exec scripts/bench
 
 build: setup ## Build for debugging.

@@ -38,7 +38,7 @@ let package = Package(
         .systemLibrary(name: "CNgHTTP2", pkgConfig: "libnghttp2", providers: [.apt(["libnghttp2-dev"])]),
         .systemLibrary(name: "COpenSSL", pkgConfig: "libcrypto", providers: [.apt(["libssl-dev"])]),
 
-        .target(name: "TokenModel", dependencies: ["COpenSSL"], swiftSettings: strict),
+        .target(name: "TokenModel", swiftSettings: strict),
         .target(
             name: "APNsFeedback", dependencies: ["CCurl", "CNgHTTP2", "COpenSSL", "TokenModel"], swiftSettings: strict),
         .target(

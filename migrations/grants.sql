@@ -27,10 +27,7 @@ GRANT USAGE ON SCHEMA tokenkeeper
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.parse_token(text, boolean), tokenkeeper.parse_decorated_token(text, boolean), tokenkeeper.token_fault(text, boolean)
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
--- The same for shards: whoever has a token may know where it is.
-GRANT EXECUTE ON FUNCTION tokenkeeper.shard_of(text, integer), tokenkeeper.token_key(text)
-    TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
-GRANT SELECT ON tokenkeeper.shard
+GRANT EXECUTE ON FUNCTION tokenkeeper.token_key(text)
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 -- The same for expressions of tags.
 GRANT EXECUTE ON FUNCTION tokenkeeper.tag_query(text), tokenkeeper.tag_vector(text[])
@@ -57,8 +54,6 @@ GRANT SELECT ON tokenkeeper.sendable_token, tokenkeeper.suppressed_token TO toke
 -- If the daemon sends the pushes, they write requests.
 GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at, apns_id)
     ON tokenkeeper.send_request TO tokenkeeper_sender;
-GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at, apns_id)
-    ON tokenkeeper.send_request_once TO tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean),
     tokenkeeper.audience_size(text, text, text, text, text, text[], boolean),
@@ -68,14 +63,6 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.set_campaign_rate(bigint, integer),
     tokenkeeper.delivery(uuid)
     TO tokenkeeper_sender;
--- A router calls them as its caller.
-GRANT EXECUTE ON FUNCTION
-    tokenkeeper.check_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean, integer),
-    tokenkeeper.create_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean, bigint, bigint),
-    tokenkeeper.share_fault(text, text, numeric, float8, float8)
-    TO tokenkeeper_sender;
-GRANT EXECUTE ON FUNCTION tokenkeeper.audience_part(text, text, text, text, text, text[], boolean)
-    TO tokenkeeper_sender, tokenkeeper_reader, tokenkeeper_operator;
 GRANT INSERT (campaign_id, token) ON tokenkeeper.campaign_token TO tokenkeeper_sender;
 GRANT SELECT ON tokenkeeper.campaign_progress, tokenkeeper.campaign_wait TO tokenkeeper_sender;
 
@@ -264,7 +251,6 @@ GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard, tokenkeeper.reinstatem
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.stale_receipt, tokenkeeper.stale_count, tokenkeeper.stale_wave TO tokenkeeper_daemon;
 GRANT SELECT, DELETE ON tokenkeeper.token_spelling TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (noted_at) ON tokenkeeper.early_tag_change TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
-GRANT EXECUTE ON FUNCTION tokenkeeper.is_announced(integer, text) TO tokenkeeper_daemon;
 GRANT SELECT, UPDATE ON tokenkeeper.sweep_progress TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (named_at) ON tokenkeeper.crowded_device TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_prune TO tokenkeeper_daemon;
@@ -291,7 +277,6 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.uncount_background(text[], text[], bytea[])
     TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppressed_send, tokenkeeper.failed_send TO tokenkeeper_daemon;
-GRANT SELECT, DELETE ON tokenkeeper.taken_request TO tokenkeeper_daemon;
 GRANT UPDATE (suppressed_at) ON tokenkeeper.suppressed_send TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT UPDATE (failed_at) ON tokenkeeper.failed_send TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.paused_topic TO tokenkeeper_daemon;
@@ -321,7 +306,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.claimed_campaign_requests(text),
     tokenkeeper.recalled_requests(text, bigint[]),
     tokenkeeper.take_over_campaigns(text, boolean, bigint[]),
-    tokenkeeper.campaign_apns_id(bigint, bigint, integer),
+    tokenkeeper.campaign_apns_id(bigint, bigint),
     tokenkeeper.outcome_of(integer, text),
     tokenkeeper.check_outcomes(text[]),
     tokenkeeper.check_fates(text[]),
@@ -362,7 +347,6 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text),
     tokenkeeper.roll_up_stale_count(),
     tokenkeeper.note_stale_waves(),
-    tokenkeeper.shard_part(bigint),
     tokenkeeper.guard_limit(integer, bigint, bigint, numeric),
     tokenkeeper.ensure_topic(text, text),
     tokenkeeper.environment_fault(text),
@@ -396,12 +380,3 @@ GRANT SELECT ON tokenkeeper.cleaning, tokenkeeper.attachment_cleaning, tokenkeep
 GRANT INSERT, UPDATE, DELETE ON tokenkeeper.sweep_table TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (cleaned_at) ON tokenkeeper.cleaned_row TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT EXECUTE ON FUNCTION tokenkeeper.cleaning_plan(bigint), tokenkeeper.clean_next(bigint, boolean, text, integer, boolean) TO tokenkeeper_daemon;
--- What devices have on other shards.
-GRANT EXECUTE ON FUNCTION
-    tokenkeeper.device_message_targets(),
-    tokenkeeper.device_messages(integer, bytea, integer),
-    tokenkeeper.receive_device_messages(jsonb),
-    tokenkeeper.acknowledge_device_messages(jsonb),
-    tokenkeeper.check_next_devices(integer),
-    tokenkeeper.delete_gone_devices(timestamptz, integer)
-    TO tokenkeeper_daemon;

@@ -20,7 +20,7 @@ struct MeasureCommand: ParsableCommand {
     enum Measurement: String, CaseIterable {
         case drain, peers, ledger, hostile, metrics, freshness, sweep, gate, register, registration, attach,
             producers, footprint,
-            publication, extremes, scale, sending, campaign, growth
+            publication, extremes, sending, campaign, growth
 
         /// Whether it needs the large ledger.
         var isLarge: Bool { [.ledger, .sweep, .gate, .campaign].contains(self) }
@@ -53,15 +53,6 @@ struct MeasureCommand: ParsableCommand {
             guard chosen.count == 1 else { throw ValidationError("--only: growth runs alone") }
             return try growth(scale)
         }
-        // First, so that its clusters have ended before the others need memory.
-        let isScaleDone = try !chosen.contains(.scale) || shards(scale)
-        let others = chosen.subtracting([.scale])
-        if !others.isEmpty { try ledgerAndSending(others, scale) }
-        if !isScaleDone { throw ExitCode.failure }
-    }
-
-    /// All measurements but those that have clusters of their own.
-    private func ledgerAndSending(_ chosen: Set<Measurement>, _ scale: Scale) throws {
         let cluster = try PrivateCluster(hasPgQ: chosen.contains(.peers))
         let (report, sendingReport) = (Report(), Report())
         let machine = try Machine(cluster)
@@ -130,26 +121,6 @@ struct MeasureCommand: ParsableCommand {
             print(paper.markdown)
         }
         if written.contains(where: { !$0.0.failures.isEmpty }) { throw ExitCode.failure }
-    }
-
-    /// Shards and routers, which have clusters and a page of their own.
-    ///
-    /// - Returns: Whether all targets that do not depend on the machine's load were reached, and nothing failed.
-    private func shards(_ scale: Scale) throws -> Bool {
-        let (report, load) = (Report(), Machine.load)
-        var page: ShardsPage?
-        report.attempt("scale", true) {
-            try ShardsMeasurement(scale: scale, report: report) { figures, fleet in
-                page = ShardsPage(
-                    figures: figures, report: report, machine: try Machine(fleet.clusters[0], proxy: fleet.proxy()),
-                    scale: scale, load: load, isQuick: quick)
-                try page?.write(to: output)
-            }.run()
-        }
-        report.isFinished = report.failures.isEmpty
-        try page?.write(to: output)
-        print(page?.markdown ?? "")
-        return report.isFinished
     }
 
     /// The growing ledger, which has a cluster and a page of its own.

@@ -6,8 +6,7 @@ struct Machine {
     let lines: [(name: String, value: String)]
     let settings: [String]
 
-    /// - Parameter proxy: The version of PL/Proxy, if it is used.
-    init(_ cluster: PrivateCluster, proxy: String? = nil) throws {
+    init(_ cluster: PrivateCluster) throws {
         let processor =
             try String(contentsOfFile: "/proc/cpuinfo", encoding: .utf8).split(separator: "\n")
             .first { $0.hasPrefix("model name") }?.split(separator: ":").last.map(String.init) ?? "unknown"
@@ -23,7 +22,7 @@ struct Machine {
             ("kernel", "Linux " + (kernel.split { $0 == "-" || $0.isWhitespace }.first ?? "")),
             ("file system", Self.fileSystem(of: cluster.cluster.folder)),
             ("PostgreSQL", server),
-            proxy.map { ("PL/Proxy", $0) } ?? ("PgQ", pgq),
+            ("PgQ", pgq),
             ("tokenkeeperd", daemon.trimmingCharacters(in: .whitespacesAndNewlines) + Self.commit),
         ]
         settings = cluster.settings

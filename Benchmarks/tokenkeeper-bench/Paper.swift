@@ -54,7 +54,7 @@ struct Paper {
             "",
         ]
         if subject == .ledger {
-            lines += ["[Sending to APNs](sending.md) and [shards](scale.md) have their own pages.", ""]
+            lines += ["[Sending to APNs](sending.md) has its own page.", ""]
         }
         if !report.bars.isEmpty { lines += ["![Results drained per second](\(Self.plotName))", ""] }
         lines += ["| measure | figure | target | |", "|---|---|---|---|"]

@@ -3,8 +3,6 @@ struct Sample {
     var rows: Int
     var seconds: Double
     var serverSeconds = 0.0
-    /// The time of the router's server, if there is one.
-    var routerSeconds = 0.0
     var daemonSeconds = 0.0
     /// The part of `daemonSeconds` that the threads of the drain took.
     var drainSeconds = 0.0
@@ -15,9 +13,6 @@ struct Sample {
 
     /// The last quarter's rate over the first's.
     var lastOverFirst: Double { (quarters.last ?? .nan) / (quarters.first ?? .nan) }
-
-    /// Of all servers and daemons.
-    var allSeconds: Double { serverSeconds + routerSeconds + daemonSeconds }
 
     var rate: Double { Double(rows) / seconds }
 }

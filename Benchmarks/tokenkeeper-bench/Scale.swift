@@ -33,13 +33,6 @@ struct Scale {
     var loadSeconds: Int
     /// The sizes of the measurement `extremes` are divided by this.
     var fleetDivisor: Int
-    /// Active tokens of a shard, and the results that it drains in a round.
-    var shardTokens: Int
-    var shardResults: Int
-    /// Per round and shard: single calls, tokens of large calls, and rows by COPY straight to the shard.
-    var shardCalls: Int
-    var shardBatched: Int
-    var shardCopied: Int
     /// The steps of the growing ledger, in tokens, and the results that are drained at each.
     var growth: [Int]
     var grownResults: Int
@@ -51,7 +44,6 @@ struct Scale {
         calls: 20_000, inserts: 100_000, sends: 100_000, outboxSends: 50_000,
         attachedRows: 1_000_000, attachedBulk: 100_000, attachRounds: 7, restSeconds: 15, loadSeconds: 10,
         fleetDivisor: 1,
-        shardTokens: 200_000, shardResults: 400_000, shardCalls: 1500, shardBatched: 40_000, shardCopied: 60_000,
         growth: [1_000_000, 5_000_000, 10_000_000, 25_000_000, 50_000_000], grownResults: 500_000)
 
     static let quick = Scale(
@@ -61,7 +53,6 @@ struct Scale {
         calls: 3000, inserts: 20_000, sends: 20_000, outboxSends: 10_000,
         attachedRows: 50_000, attachedBulk: 20_000, attachRounds: 3, restSeconds: 3, loadSeconds: 1,
         fleetDivisor: 20,
-        shardTokens: 20_000, shardResults: 50_000, shardCalls: 500, shardBatched: 4000, shardCopied: 20_000,
         growth: [100_000, 300_000], grownResults: 50_000)
 
     /// How many results a drain has.

@@ -27,13 +27,10 @@ public struct CampaignRequest: Hashable, Sendable {
     /// The number by which a daemon knows the request.
     public var number: Int64 { -(campaign << 32 | ordinal) }
 
-    /// A UUID of version 8 in lower case: 48 bits for the campaign, 12 for the shard, and 48 for the request.
-    ///
-    /// - Parameter shard: The number of the shard, up to 1023; 0 in a database that is no shard. Each shard numbers its own requests.
-    public func apnsID(onShard shard: Int) -> String {
+    /// A UUID of version 8 in lower case: 48 bits for the campaign and 48 for the request.
+    public var apnsID: String {
         var text = Self.empty
         Self.write(UInt64(campaign), in: &text, from: 12)
-        Self.write(UInt64(shard), in: &text, from: 17)
         Self.write(UInt64(ordinal), in: &text, from: 35)
         return String(decoding: text, as: UTF8.self)
     }

@@ -14,7 +14,7 @@ struct Tokenkeeperd: ParsableCommand {
             CampaignCommand.self, Explain.self, Held.self, Reinstate.self, Rejected.self, Attach.self,
             BackfillTable.self,
             Compare.self, Reconcile.self, ListAttachments.self, Detach.self, Withdraw.self, Import.self,
-            CheckConfig.self, Doctor.self, RouterCommand.self,
+            CheckConfig.self, Doctor.self,
         ],
         defaultSubcommand: nil)
 

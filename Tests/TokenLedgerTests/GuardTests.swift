@@ -80,33 +80,6 @@ import TokenModel
             "what is held is counted when it is taken from the queue")
     }
 
-    @Test func `each of several shards has its part of the allowance, rounded up, unless the topic has a policy`()
-        throws
-    {
-        try database.psql("INSERT INTO tokenkeeper.shard VALUES (3, 4)")
-        try register(1, 1000)
-        try register(1, 1000, topic: "u")
-        try database.psql("UPDATE tokenkeeper.topic_policy SET guard_allowance = 20 WHERE topic = 'u'")
-        var daemon = try database.connect(user: "a_daemon")
-        try fail(1, 13)
-        try fail(1, 20, topic: "u")
-        #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 33)
-        try fail(14, 14)
-        try fail(21, 21, topic: "u")
-        #expect(try drainAll(&daemon, drain: makeDrain()).held == 2)
-        #expect(
-            try database.psql("SELECT topic, tokens, max_tokens FROM tokenkeeper.guard ORDER BY 1")
-                == "t|14|13\nu|21|20")
-        let stale = GuardLimits(allowance: 50, maxShare: .percent(100), holdStaleShare: .percent(1))
-        try register(2001, 2100, topic: "v")
-        try database.psql(
-            """
-            INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
-            SELECT 'v', lpad(to_hex(i), 8, '0'), 410, \(goneBody), now() FROM generate_series(2001, 2014) AS i
-            """)
-        #expect(try drainAll(&daemon, drain: makeDrain(stale)).held == 14)
-    }
-
     @Test func `in a large topic the share counts`() throws {
         try register(1, 20_000)
         var daemon = try database.connect(user: "a_daemon")

@@ -172,7 +172,6 @@ import Testing
             "SELECT tokenkeeper.register('ab', 't')", "SELECT tokenkeeper.unregister('ab', 't')",
             "SELECT tokenkeeper.forget('aa')",
             "SELECT tokenkeeper.forget_device('d')",
-            // By which shard_of finds the shard.
             "SELECT tokenkeeper.token_key('aa')",
             // Its commands (backfill, import, reconcile) check first whether the schema fits.
             "SELECT FROM tokenkeeper.migration",

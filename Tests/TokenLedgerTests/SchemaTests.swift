@@ -19,8 +19,7 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
         let embedded = SchemaFiles.embedded
         #expect(embedded.versions.map(\.version) == Array(1...embedded.versions.count))
         #expect(
-            files.count == embedded.versions.count + embedded.repeatables.count + SchemaFiles.router.count + 1,
-            "all are well named")
+            files.count == embedded.versions.count + embedded.repeatables.count + 1, "all are well named")
         #expect(embedded.grants.sql.contains("GRANT "))
     }
 
@@ -33,7 +32,7 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
     @Test func `every function, view and table is created in exactly one place, and all of them exist`() throws {
         var places: [String: [String]] = [:]
         let creation = /^ *CREATE (?:OR REPLACE )?(?:FUNCTION|VIEW|TABLE) tokenkeeper\.(\w+)/.anchorsMatchLineEndings()
-        for (file, text) in SchemaFiles.embeddedTexts where !file.hasPrefix("router/") {
+        for (file, text) in SchemaFiles.embeddedTexts {
             for found in text.matches(of: creation) { places[String(found.1), default: []].append(file) }
         }
         // A table and the function that locks it share a name. The functions called report differ in their parameters, each of which is created once.

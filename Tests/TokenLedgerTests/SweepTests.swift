@@ -257,16 +257,6 @@ import TokenModel
                 == "0")
     }
 
-    @Test func `each of several shards has its part of the allowance, rounded up`() throws {
-        try fill()
-        try database.psql("INSERT INTO tokenkeeper.shard VALUES (3, 4)")
-        var daemon = try database.connect(user: "a_daemon")
-        // 50 of 150 tokens are due in each of two topics.
-        let none = Share(millionths: 0)
-        #expect(try sweep(&daemon, plan: plan(allowance: 196, maxShare: none))?.refused == 100)
-        #expect(try sweep(&daemon, plan: plan(allowance: 197, maxShare: none))?.prunedSuppressed == 100)
-    }
-
     @Test func `a dry run reports by topic and cause what a sweep would prune and refuse, with samples`() throws {
         try fill()
         try database.psql("UPDATE tokenkeeper.topic_policy SET prune_max_share = 1 WHERE topic = 't1'")

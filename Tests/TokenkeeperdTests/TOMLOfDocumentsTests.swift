@@ -1,17 +1,14 @@
 import Foundation
 import Testing
-import TokenLedger
 
 @testable import tokenkeeperd
 
-/// The `toml` blocks of the documents, given to the readers of the configuration and of the shard map. The files that a block names need not exist.
+/// The `toml` blocks of the documents, given to the reader of the configuration. The files that a block names need not exist.
 @Suite struct `TOML blocks of documents` {
     private struct Block {
         /// The file and the number of the block in it.
         let place: String
         let text: String
-
-        var isShardMap: Bool { text.contains(#/(?m)^shards = \[/#) }
 
         static func all(in text: String, of path: String) -> [Block] {
             text.matches(of: #/(?m)^( *)```toml\n((?s).*?)\n *```$/#).enumerated().map { number, found in
@@ -24,23 +21,18 @@ import TokenLedger
         }
 
         /// What is wrong with it; empty if it is valid.
-        func problems(in folder: TemporaryDirectory) throws -> [String] {
-            do {
-                if isShardMap {
-                    _ = try ShardMap(file: folder.write(text, to: "shards.toml"))
-                } else {
-                    _ = try Configuration(
-                        files: [ConfigurationText(contents: Array(text.utf8), name: place)], environment: [:],
-                        flags: [])
-                }
+        func problems() -> [String] {
+            do throws(ConfigurationError) {
+                _ = try Configuration(
+                    files: [ConfigurationText(contents: Array(text.utf8), name: place)], environment: [:], flags: [])
                 return []
-            } catch let error as ConfigurationError {
+            } catch {
                 return error.problems
             }
         }
     }
 
-    @Test func `each is a configuration, or a shard map, without any problem`() throws {
+    @Test func `each is a configuration without any problem`() throws {
         let root = PackagedProgram.repository
         let docs = try #require(FileManager.default.enumerator(atPath: root.appendingPathComponent("docs").path))
         let pages =
@@ -49,11 +41,9 @@ import TokenLedger
             try Block.all(
                 in: String(contentsOf: root.appendingPathComponent(path), encoding: .utf8), of: path)
         }
-        #expect(blocks.count { $0.isShardMap } == 2, "the map of shard.md, and that of move-a-shard.md")
-        #expect(blocks.count { !$0.isShardMap } > 8, "the pattern finds them")
-        let folder = try TemporaryDirectory()
+        #expect(blocks.count > 6, "the pattern finds them")
         for block in blocks {
-            let problems = try block.problems(in: folder)
+            let problems = block.problems()
             #expect(problems == [], "\(block.place): \(problems)")
         }
     }
@@ -71,20 +61,14 @@ import TokenLedger
                ```
 
             ```toml
-            # A map.
-            shards = ["dbname=a", "dbname=b", "dbname=c"]
-            ```
-            ```toml
             database_url = "postgresql:///push"
             ```
             """
-        let folder = try TemporaryDirectory()
         let blocks = Block.all(in: page, of: "a.md")
-        #expect(blocks.map(\.isShardMap) == [false, true, false])
-        let problems = try blocks.map { try $0.problems(in: folder) }
-        #expect(problems[0].count == 2 && problems[2] == [])
+        try #require(blocks.count == 2)
+        let problems = blocks.map { $0.problems() }
+        #expect(problems[0].count == 2 && problems[1] == [])
         #expect(problems[0].first == "a.md, block 1:2: unknown setting database.url", "\(problems)")
         #expect(problems[0].last?.hasPrefix("a.md, block 1:5: metrics.listen is \"somewhere\", expected ") == true)
-        #expect(problems[1].first?.contains("it has 3 shards, expected a power of two") == true, "\(problems)")
     }
 }

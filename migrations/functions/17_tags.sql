@@ -140,7 +140,6 @@ AS $$
 DECLARE
     key bytea;
     device text COLLATE "C";
-    is_shard boolean;
     found_some boolean := false;
 BEGIN
     FOREACH key IN ARRAY keys LOOP
@@ -148,15 +147,11 @@ BEGIN
         WHERE l.topic_id = of_topic AND l.token_key = key AND l.has_tag_changes;
         found_some := found_some OR FOUND;
     END LOOP;
-    is_shard := EXISTS (SELECT FROM tokenkeeper.shard);
     FOREACH device IN ARRAY coalesce(devices, '{}') LOOP
         EXIT WHEN found_some;
         found_some := EXISTS (SELECT FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = device AND d.tag_changes IS NOT NULL)
             OR EXISTS (SELECT FROM tokenkeeper.ledger AS l
-                       WHERE l.device_id = device AND l.topic_id + 0 = of_topic AND l.tag_changes IS NOT NULL)
-            OR (is_shard AND EXISTS (
-                SELECT FROM tokenkeeper.device_announcement AS a
-                WHERE a.topic_id = of_topic AND a.device_digest = tokenkeeper.device_digest(device) AND a.elsewhere_changes IS NOT NULL));
+                       WHERE l.device_id = device AND l.topic_id + 0 = of_topic AND l.tag_changes IS NOT NULL);
     END LOOP;
     RETURN found_some;
 END
@@ -166,34 +161,6 @@ COMMENT ON FUNCTION tokenkeeper.without_tag_changes(integer, bytea[], text[]) IS
     'afterwards: one of the tokens had changes, or a change of one of the devices may concern it.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.without_tag_changes(integer, bytea[], text[]) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.device_tags(
-    of_topic integer, device text, OUT tags_at timestamptz, OUT tags text[], OUT tag_changes tokenkeeper.tag_change[])
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-AS $$
-DECLARE
-    this text COLLATE "C" := device;
-    elsewhere tokenkeeper.device_announcement;
-BEGIN
-    SELECT d.tags_at, d.tags, d.tag_changes INTO tags_at, tags, tag_changes FROM tokenkeeper.device AS d
-    WHERE d.topic_id = of_topic AND d.device_id = this;
-    IF NOT EXISTS (SELECT FROM tokenkeeper.shard) THEN
-        RETURN;
-    END IF;
-    SELECT a.* INTO elsewhere FROM tokenkeeper.device_announcement AS a
-    WHERE a.topic_id = of_topic AND a.device_digest = tokenkeeper.device_digest(this) AND a.device_id IS NOT NULL;
-    IF tags_at IS NULL OR (elsewhere.elsewhere_tags_at, elsewhere.elsewhere_tags) > (tags_at, tags) THEN
-        tags_at := elsewhere.elsewhere_tags_at;
-        tags := elsewhere.elsewhere_tags;
-    END IF;
-    tag_changes := tag_changes || elsewhere.elsewhere_changes;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.device_tags(integer, text) IS
-    'What a device''s current token inherits if it never had tags, and the changes of tags of the device; on a shard, with what the device''s tokens on others leave.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.device_tags(integer, text) FROM PUBLIC;
-
 CREATE OR REPLACE FUNCTION tokenkeeper.inherit_tags(of_topic integer, device text, keys bytea[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -201,7 +168,7 @@ SET enable_seqscan = off
 AS $$
 DECLARE
     this text COLLATE "C" := device;
-    inherited text[] COLLATE "C" := (SELECT i.tags FROM tokenkeeper.device_tags(of_topic, device) AS i);
+    inherited text[] COLLATE "C" := (SELECT d.tags FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = this);
     key bytea;
 BEGIN
     FOREACH key IN ARRAY coalesce(keys, '{}') LOOP
@@ -224,7 +191,7 @@ DECLARE
     one_token boolean := (SELECT tokenkeeper.has_one_token_per_device(t.topic) FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic);
     key bytea;
     token tokenkeeper.ledger;
-    inherited record;
+    inherited tokenkeeper.device;
     since timestamptz;
     changes tokenkeeper.tag_change[];
     removed text[] COLLATE "C";
@@ -244,7 +211,7 @@ BEGIN
         changes := token.tag_changes;
         since := token.tags_at;
         IF one_token AND token.device_id IS NOT NULL AND token.superseded_at IS NULL THEN
-            SELECT i.* INTO inherited FROM tokenkeeper.device_tags(of_topic, token.device_id) AS i;
+            SELECT d.* INTO inherited FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = token.device_id;
             since := coalesce(since, inherited.tags_at);
             changes := inherited.tag_changes || ARRAY(
                 SELECT c FROM tokenkeeper.ledger AS l CROSS JOIN LATERAL unnest(l.tag_changes) AS c
@@ -368,9 +335,6 @@ BEGIN
         RETURNING d.tag_changes INTO merged;
     END IF;
     most := tokenkeeper.apply_tag_changes(of_topic, tokens);
-    IF EXISTS (SELECT FROM tokenkeeper.shard) AND one_token AND devices <> '{}' THEN
-        PERFORM tokenkeeper.announce_device(of_topic, devices[1], NULL);
-    END IF;
     IF greatest(cardinality(merged), most) > 1000 THEN
         RAISE EXCEPTION '%', CASE
             WHEN most > 1000 THEN 'the token would have ' || most || ' tags, expected at most 1000'

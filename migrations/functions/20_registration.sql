@@ -103,10 +103,6 @@ BEGIN
     SELECT w.token_key INTO named FROM (
         SELECT was.named_at AS at, was.token_key
         UNION ALL
-        -- On another shard.
-        SELECT a.elsewhere_at, a.elsewhere_key FROM tokenkeeper.device_announcement AS a
-        WHERE a.topic_id = of_topic AND a.device_digest = tokenkeeper.device_digest(this)
-        UNION ALL
         SELECT l.registered_at, l.token_key FROM unnest(tokens) AS k (token_key)
         CROSS JOIN LATERAL (
             SELECT o.* FROM tokenkeeper.ledger AS o WHERE o.topic_id = of_topic AND o.token_key = k.token_key OFFSET 0) AS l
@@ -391,9 +387,6 @@ BEGIN
                 INSERT INTO tokenkeeper.device (topic_id, device_id, named_at, token_key) VALUES (of_topic, new_device, moment, key)
                 ON CONFLICT ON CONSTRAINT device_pkey DO NOTHING;
                 CONTINUE WHEN NOT FOUND;
-                IF EXISTS (SELECT FROM tokenkeeper.shard) THEN
-                    PERFORM tokenkeeper.announce_device(of_topic, new_device, true);
-                END IF;
             END IF;
             INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id, registered_after)
             VALUES (of_topic, key, 'registered', 'registration', seen.device_id, seen.user_id, moment);
@@ -483,9 +476,6 @@ BEGIN
                 WHERE d.topic_id = of_topic AND d.device_id = device AND (s.at, key) > (d.named_at, d.token_key);
             END IF;
             PERFORM tokenkeeper.update_device(of_topic, device, key, tokens, receipt);
-            IF EXISTS (SELECT FROM tokenkeeper.shard) THEN
-                PERFORM tokenkeeper.announce_device(of_topic, device, true);
-            END IF;
         END LOOP;
         IF has_changes THEN
             PERFORM tokenkeeper.apply_tag_changes(of_topic, coalesce(tokens, ARRAY[key]));

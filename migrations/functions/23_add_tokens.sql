@@ -129,7 +129,7 @@ BEGIN
                        -- Only the device's current token inherits tags: from its former tokens, whichever had the latest.
                        WHEN s.kind = 'known' THEN (
                            SELECT i.tags FROM (
-                               SELECT d.tags_at, d.tags FROM tokenkeeper.device_tags(s.topic_id, s.device) AS d
+                               SELECT d.tags_at, d.tags FROM tokenkeeper.device AS d WHERE d.topic_id = s.topic_id AND d.device_id = s.device
                                UNION ALL
                                SELECT f.tags_at, f.tags FROM tokenkeeper.ledger AS f WHERE f.topic_id = s.topic_id AND f.token_key = s.former_key) AS i
                            WHERE i.tags_at IS NOT NULL ORDER BY i.tags_at DESC, i.tags DESC LIMIT 1) END,
@@ -187,10 +187,6 @@ BEGIN
                         device_kinds)
                  WITH ORDINALITY AS s (topic_id, token_key, moment, device, of_user, source_id, kind, n)
             WHERE s.n BETWEEN first AND first + many - 1 AND s.kind IS NOT NULL;
-            IF EXISTS (SELECT FROM tokenkeeper.shard) THEN
-                PERFORM tokenkeeper.announce_device(add_tokens.of_topic[p], add_tokens.devices[p], true)
-                FROM generate_series(first, least(first + many - 1, total)) AS p WHERE device_kinds[p] IN ('new', 'known');
-            END IF;
             first := first + many;
             many := CASE WHEN first <= locked_until THEN greatest((locked_until - first + 1) / 2, 1) ELSE greatest(total - first + 1, 1) END;
         EXCEPTION WHEN lock_not_available OR unique_violation THEN

@@ -208,13 +208,6 @@ BEGIN
                                        attach.attached);
     END IF;
 
-    SELECT s.number, s.shards INTO one FROM tokenkeeper.shard AS s WHERE s.shards > 1;
-    IF FOUND THEN
-        warnings := warnings || format('this database is shard %s of %s: whatever the table has is queued here, also tokens of other shards, where nobody '
-                                       'looks for them; attach it only if shard_of(token, %s) is %s for each of its tokens',
-                                       one.number, one.shards, one.shards, one.number);
-    END IF;
-
     IF cardinality(errors) > 0 THEN
         IF NOT attach.dry_run THEN
             RAISE EXCEPTION 'cannot attach %: %', attach.attached, array_to_string(errors, '; ') USING ERRCODE = 'invalid_parameter_value',

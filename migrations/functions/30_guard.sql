@@ -171,14 +171,6 @@ COMMENT ON FUNCTION tokenkeeper.worst_day(text, integer[], bytea[], timestamptz[
     'too, and considers only days that contain a given instant. A null token_key only selects the day.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.worst_day(text, integer[], bytea[], timestamptz[]) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.shard_part(whole bigint) RETURNS bigint
-LANGUAGE sql STABLE PARALLEL SAFE
--- Rounded up: with none, each suspect of a small topic would trip the guard.
-RETURN (SELECT coalesce(ceil(shard_part.whole::numeric / max(s.shards))::bigint, shard_part.whole) FROM tokenkeeper.shard AS s);
-COMMENT ON FUNCTION tokenkeeper.shard_part(bigint) IS
-    'This database''s part of an allowance of all shards: divided by their number, rounded up; all of it if the database is not one of several.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.shard_part(bigint) FROM PUBLIC;
-
 CREATE OR REPLACE FUNCTION tokenkeeper.guard_limit(
     of_topic integer, worst bigint, INOUT allowance bigint, INOUT max_share numeric, OUT active_tokens bigint, OUT max_tokens numeric,
     OUT counted_at timestamptz)
@@ -193,7 +185,7 @@ DECLARE
     looked bigint;
     latest timestamptz;
 BEGIN
-    SELECT coalesce(t.guard_allowance, tokenkeeper.shard_part(guard_limit.allowance)), coalesce(t.guard_max_share, guard_limit.max_share)
+    SELECT coalesce(t.guard_allowance, guard_limit.allowance), coalesce(t.guard_max_share, guard_limit.max_share)
     INTO allowance, max_share FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
     max_tokens := allowance;
     IF max_share >= 1 THEN
@@ -350,7 +342,7 @@ BEGIN
             END IF;
             CONTINUE;
         END IF;
-        max_tokens := coalesce(one.guard_allowance, tokenkeeper.shard_part(turn_guards.allowance));
+        max_tokens := coalesce(one.guard_allowance, turn_guards.allowance);
         active_tokens := NULL;
         as_of := NULL;
         IF coalesce(one.guard_max_share, turn_guards.max_share) >= 1 THEN
@@ -575,7 +567,7 @@ AS $$
             WHERE h.topic_id = t.topic_id AND h.cause = 'stale' AND h.queued_at > t.until - interval '24:00') AS held
         WHERE t.tokens + day.tokens + held.tokens > greatest(
                 coalesce((SELECT p.guard_allowance FROM tokenkeeper.topic AS p WHERE p.topic_id = t.topic_id),
-                         tokenkeeper.shard_part(judge_stale.allowance)),
+                         judge_stale.allowance),
                 (active.tokens + day.tokens) * judge_stale.max_share)
     )
     SELECT coalesce(array_agg(n.n ORDER BY n.n), '{}') FROM turning AS n WHERE n.topic_id IN (SELECT o.topic_id FROM over AS o)

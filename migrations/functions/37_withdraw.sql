@@ -256,8 +256,7 @@ BEGIN
     FROM gone AS g;
 
     FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
-        IF NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = devices[n] AND l.topic_id + 0 = device_topics[n])
-            AND NOT tokenkeeper.is_announced(device_topics[n], devices[n]) THEN
+        IF NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = devices[n] AND l.topic_id + 0 = device_topics[n]) THEN
             DELETE FROM tokenkeeper.device AS d WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n];
             DELETE FROM tokenkeeper.crowded_device AS c WHERE c.topic_id = device_topics[n] AND c.device_id = devices[n];
             CONTINUE;
@@ -295,7 +294,6 @@ BEGIN
             PERFORM tokenkeeper.update_device(device_topics[n], devices[n], ''::bytea, locked.tokens, receipt);
             PERFORM tokenkeeper.apply_tag_changes(device_topics[n], locked.tokens);
         END IF;
-        PERFORM tokenkeeper.announce_device(device_topics[n], devices[n], true, true);
     END LOOP;
     RETURN cardinality(gone_keys);
 END

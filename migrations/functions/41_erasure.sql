@@ -398,8 +398,7 @@ BEGIN
                 DELETE FROM tokenkeeper.device AS d
                 USING unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
                 WHERE d.topic_id = k.topic_id AND d.device_id = k.device_id
-                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = d.device_id AND l.topic_id + 0 = d.topic_id)
-                  AND (d.device_id IS NOT DISTINCT FROM asked OR NOT tokenkeeper.is_announced(d.topic_id, d.device_id));
+                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = d.device_id AND l.topic_id + 0 = d.topic_id);
             WHEN 11 THEN
                 DELETE FROM tokenkeeper.crowded_device AS c
                 USING unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
@@ -486,14 +485,6 @@ BEGIN
         WHERE l.topic_id = kept_topics[n] AND l.token_key = kept_keys[n];
         PERFORM tokenkeeper.apply_tag_changes(kept_topics[n], kept_keys[n:n]);
     END LOOP;
-    IF EXISTS (SELECT FROM tokenkeeper.shard) THEN
-        FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
-            PERFORM tokenkeeper.announce_device(device_topics[n], devices[n], false, true);
-        END LOOP;
-        IF asked IS NOT NULL THEN
-            PERFORM tokenkeeper.forget_home(asked);
-        END IF;
-    END IF;
     UPDATE tokenkeeper.operation AS o SET device_id = NULL
     WHERE o.device_id = ANY (devices) AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = o.device_id);
     UPDATE tokenkeeper.operation AS o SET device_id = NULL WHERE o.device_id = asked;

@@ -173,15 +173,9 @@ BEGIN
                 SELECT e.ctid FROM tokenkeeper.device AS e
                 WHERE e.topic_id = due.topic_id AND e.device_id = due.device_id
                   AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = due.device_id AND l.topic_id + 0 = due.topic_id)
-                  AND NOT tokenkeeper.is_announced(e.topic_id, e.device_id)
                 FOR UPDATE OF e SKIP LOCKED));
             is_left := EXISTS (SELECT FROM tokenkeeper.device AS d WHERE d.topic_id = due.topic_id AND d.device_id = due.device_id)
                 AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = due.device_id AND l.topic_id + 0 = due.topic_id);
-            IF is_left AND tokenkeeper.is_announced(due.topic_id, due.device_id) THEN
-                -- It may have tokens on other shards: its home says whether it ends.
-                INSERT INTO tokenkeeper.device_check (topic_id, device_digest) VALUES (due.topic_id, tokenkeeper.device_digest(due.device_id));
-                is_left := false;
-            END IF;
         ELSE
             DELETE FROM tokenkeeper.ledger AS l
             WHERE l.topic_id = due.topic_id AND l.token_key = due.token_key AND l.registered_at = '-infinity' AND NOT l.suppressed

@@ -1,23 +1,21 @@
 -- Campaigns for people: create, pause, resume and cancel one, and look up one of its requests.
 
-CREATE OR REPLACE FUNCTION tokenkeeper.campaign_apns_id(campaign_id bigint, number bigint, shard integer DEFAULT 0) RETURNS uuid
+CREATE OR REPLACE FUNCTION tokenkeeper.campaign_apns_id(campaign_id bigint, number bigint) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (lpad(to_hex(campaign_id), 12, '0') || '8' || lpad(to_hex(shard), 3, '0') || '8000' || lpad(to_hex(number), 12, '0'))::uuid;
-COMMENT ON FUNCTION tokenkeeper.campaign_apns_id(bigint, bigint, integer) IS
-    'The apns-id of a campaign''s request: a UUID of version 8 with 48 bits for the campaign_id, 12 for the number of the shard, which is 0 in a database that '
-    'is no shard, and 48 for the number of the request on this shard.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_apns_id(bigint, bigint, integer) FROM PUBLIC;
+RETURN (lpad(to_hex(campaign_id), 12, '0') || '80008000' || lpad(to_hex(number), 12, '0'))::uuid;
+COMMENT ON FUNCTION tokenkeeper.campaign_apns_id(bigint, bigint) IS
+    'The apns-id of a campaign''s request: a UUID of version 8 with 48 bits for the campaign_id and 48 for the number of the request.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_apns_id(bigint, bigint) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.campaign_request_of(apns_id uuid, OUT campaign_id bigint, OUT number bigint, OUT shard integer)
+CREATE OR REPLACE FUNCTION tokenkeeper.campaign_request_of(apns_id uuid, OUT campaign_id bigint, OUT number bigint)
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     id bytea := uuid_send(campaign_request_of.apns_id);
 BEGIN
-    IF get_byte(id, 6) >> 4 = 8 AND substring(id FROM 9 FOR 2) = decode('8000', 'hex') THEN
+    IF substring(id FROM 7 FOR 4) = decode('80008000', 'hex') THEN
         campaign_id := ('x' || encode(substring(id FROM 1 FOR 6), 'hex'))::bit(48)::bigint;
-        shard := (get_byte(id, 6) & 15) << 8 | get_byte(id, 7);
         number := ('x' || encode(substring(id FROM 11 FOR 6), 'hex'))::bit(48)::bigint;
     END IF;
 END
@@ -121,36 +119,29 @@ COMMENT ON FUNCTION tokenkeeper.unknown_tags(integer, text) IS
     'as known, and so does each tag in a large ledger without statistics. Raises 22023 for an invalid expression.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.unknown_tags(integer, text) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.new_campaign_id(beyond bigint DEFAULT NULL) RETURNS bigint
+CREATE OR REPLACE FUNCTION tokenkeeper.new_campaign_id() RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 DECLARE
-    own tokenkeeper.shard;
     id bigint;
 BEGIN
-    SELECT s.* INTO own FROM tokenkeeper.shard AS s;
     LOOP
         id := nextval('tokenkeeper.campaign_campaign_id_seq');
-        -- The sequence may be behind, as in a database that was restored without it, or that logical replication has filled. Other shards may have ids of
-        -- this one that its sequence does not know: those of a database that was no shard then, or that was restored.
-        EXIT WHEN (own.number IS NULL OR id % own.shards = own.number) AND id > coalesce(new_campaign_id.beyond, 0)
-            AND NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = id);
+        -- The sequence may be behind, as in a database that was restored without it, or that logical replication has filled.
+        EXIT WHEN NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = id);
     END LOOP;
     RETURN id;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.new_campaign_id(bigint) IS
-    'The campaign_id for a new campaign, which no campaign has, and which is greater than beyond, if that is not null. On a shard, it is the number of the '
-    'shard, modulo the number of shards, so that two shards never choose the same.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.new_campaign_id(bigint) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.new_campaign_id() IS 'The campaign_id for a new campaign, which no campaign has.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.new_campaign_id() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.add_campaign(
     payload json, topic text, environment text, tags text, push_type text, priority integer, expiration timestamptz, collapse_id text,
     scheduled_at timestamptz, device_id text, user_id text, tokens text[], everyone boolean, name text, idempotency_key text, max_per_second integer,
-    confirm boolean, is_part boolean DEFAULT false, only_check boolean DEFAULT false,
-    as_campaign bigint DEFAULT NULL, beyond bigint DEFAULT NULL, OUT campaign_id bigint, OUT is_new boolean, OUT of_topic integer)
+    confirm boolean, OUT campaign_id bigint, OUT is_new boolean, OUT of_topic integer)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -196,40 +187,28 @@ BEGIN
         IF add_campaign.idempotency_key IS NOT NULL THEN
             SELECT c.campaign_id, c.content_hash INTO campaign_id, known FROM tokenkeeper.campaign AS c
             WHERE c.created_by = creator AND c.idempotency_key = add_campaign.idempotency_key COLLATE "C";
-        ELSIF add_campaign.as_campaign IS NOT NULL THEN
-            SELECT c.campaign_id, c.content_hash INTO campaign_id, known FROM tokenkeeper.campaign AS c
-            WHERE c.campaign_id = add_campaign.as_campaign AND c.created_by = creator AND c.idempotency_key IS NULL;
         END IF;
         EXIT WHEN campaign_id IS NOT NULL;
         IF attempt = 2 THEN
-            RAISE EXCEPTION '%', coalesce('there is another campaign ' || add_campaign.as_campaign, 'another transaction has just used this '
-                || CASE WHEN add_campaign.idempotency_key IS NULL THEN 'id' ELSE 'idempotency_key or id' END) USING ERRCODE = 'unique_violation',
-                HINT = CASE WHEN add_campaign.as_campaign IS NULL THEN 'Repeat the call.' ELSE 'Use another id.' END;
+            RAISE EXCEPTION 'another transaction has just used this %', CASE WHEN add_campaign.idempotency_key IS NULL THEN 'id' ELSE 'idempotency_key or id' END
+                USING ERRCODE = 'unique_violation', HINT = 'Repeat the call.';
         END IF;
         -- Not for a repetition of what was accepted in time.
         IF add_campaign.expiration > 'epoch' AND add_campaign.expiration <= clock_timestamp() THEN
             RAISE EXCEPTION 'expiration has passed, expected a later instant, ''epoch'' or null' USING ERRCODE = 'invalid_parameter_value';
         END IF;
-        IF add_campaign.is_part THEN
-            SELECT t.topic_id INTO of_topic FROM tokenkeeper.topic AS t WHERE t.topic = the_topic AND t.environment = env;
-        ELSE
-            of_topic := tokenkeeper.known_topic(the_topic, env);
-            fault := CASE WHEN add_campaign.confirm IS NOT TRUE THEN tokenkeeper.confirmation_fault(
-                of_topic, CASE asked.kind WHEN 'tags' THEN asked.value END, asked.kind = 'everyone', cardinality(asked.tokens)) END;
-            IF fault IS NOT NULL THEN
-                RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value', HINT = 'tokenkeeper.audience_size counts an audience.';
-            END IF;
-        END IF;
-        IF add_campaign.only_check THEN
-            is_new := true;
-            RETURN;
+        of_topic := tokenkeeper.known_topic(the_topic, env);
+        fault := CASE WHEN add_campaign.confirm IS NOT TRUE THEN tokenkeeper.confirmation_fault(
+            of_topic, CASE asked.kind WHEN 'tags' THEN asked.value END, asked.kind = 'everyone', cardinality(asked.tokens)) END;
+        IF fault IS NOT NULL THEN
+            RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value', HINT = 'tokenkeeper.audience_size counts an audience.';
         END IF;
         INSERT INTO tokenkeeper.campaign AS c (
             campaign_id, name, environment, topic, payload, push_type, priority, expiration, collapse_id, scheduled_at, max_per_second,
             audience_kind, audience, has_list, idempotency_key, content_hash, is_confirmed, expected)
         OVERRIDING SYSTEM VALUE
         -- Through jsonb, to remove the blanks of the caller's spelling.
-        VALUES (coalesce(add_campaign.as_campaign, tokenkeeper.new_campaign_id(add_campaign.beyond)), add_campaign.name, env, the_topic,
+        VALUES (tokenkeeper.new_campaign_id(), add_campaign.name, env, the_topic,
                 body::text::json, kind, add_campaign.priority, add_campaign.expiration, add_campaign.collapse_id, add_campaign.scheduled_at,
                 add_campaign.max_per_second, asked.kind, asked.value, asked.kind = 'tokens', add_campaign.idempotency_key, hash,
                 coalesce(add_campaign.confirm, false), cardinality(asked.tokens))
@@ -242,18 +221,15 @@ BEGIN
             RETURN;
         END IF;
     END LOOP;
-    IF known IS DISTINCT FROM hash OR campaign_id <> add_campaign.as_campaign THEN
-        RAISE EXCEPTION '% belongs to campaign %, which has another content',
-            coalesce('idempotency_key ' || quote_literal(add_campaign.idempotency_key), 'the id'), campaign_id
+    IF known IS DISTINCT FROM hash THEN
+        RAISE EXCEPTION 'idempotency_key % belongs to campaign %, which has another content', quote_literal(add_campaign.idempotency_key), campaign_id
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a new key for a new campaign.';
     END IF;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.add_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean, boolean, boolean, bigint, bigint) IS
-    'Adds a campaign for enqueue, unless the idempotency_key has one. is_part: for a router, which judges the whole audience: the topic may be unknown here. '
-    'only_check: adds nothing. as_campaign: its id, which the caller has chosen; then a repetition changes nothing, also without an idempotency_key. beyond: see new_campaign_id. Returns the '
-    'id, whether it is new, and then the topic_id.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.add_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean, boolean, boolean, bigint, bigint) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.add_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) IS
+    'Adds a campaign for enqueue, unless the idempotency_key has one. Returns the id, whether it is new, and then the topic_id.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.add_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.enqueue(
     payload json,
@@ -649,9 +625,7 @@ DECLARE
     wanted bigint;
     the_number bigint;
 BEGIN
-    -- The requests of other shards have the same numbers.
-    SELECT r.campaign_id, r.number INTO wanted, the_number FROM tokenkeeper.campaign_request_of(delivery.apns_id) AS r
-    WHERE r.shard = coalesce((SELECT s.number FROM tokenkeeper.shard AS s), 0);
+    SELECT r.campaign_id, r.number INTO wanted, the_number FROM tokenkeeper.campaign_request_of(delivery.apns_id) AS r;
     -- Numbers can be guessed.
     IF NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = wanted
                    AND (c.created_by = session_user OR has_column_privilege(session_user, 'tokenkeeper.campaign', 'state', 'SELECT'))) THEN

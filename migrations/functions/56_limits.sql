@@ -244,31 +244,22 @@ COMMENT ON FUNCTION tokenkeeper.audience_share(integer, text, boolean, bigint) I
     'more may be estimated from a sample; null if the sample is empty. Raises 22023 for an invalid tag expression.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_share(integer, text, boolean, bigint) FROM PUBLIC;
 
--- A router has the same function.
-CREATE OR REPLACE FUNCTION tokenkeeper.share_fault(topic text, environment text, confirm_share numeric, active float8, meant float8) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE
-    WHEN meant > greatest(floor(active * confirm_share::float8), 50) AND least(100 * meant / greatest(active, 1), 100) > 100 * confirm_share::float8
-    THEN format('the audience is %s %% of the tokens of %s (%s), and more than %s %% need confirm => true',
-                CASE WHEN round(least(100 * meant / greatest(active, 1), 100)) > 100 * confirm_share::float8
-                     THEN 'about ' || round(least(100 * meant / greatest(active, 1), 100)) ELSE 'just over ' || trim_scale(100 * confirm_share) END,
-                topic, environment, trim_scale(100 * confirm_share)) END;
-COMMENT ON FUNCTION tokenkeeper.share_fault(text, text, numeric, float8, float8) IS
-    'Why enqueue refuses an audience without confirm => true: it is more than 50 tokens and more than confirm_share of the active tokens of the topic; null if it '
-    'does not. Raises 22003 for numbers of which the hundredfold is out of range.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.share_fault(text, text, numeric, float8, float8) FROM PUBLIC;
-
 CREATE OR REPLACE FUNCTION tokenkeeper.confirmation_fault(of_topic integer, tags text, everyone boolean, tokens bigint) RETURNS text
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RETURN (
-        SELECT tokenkeeper.share_fault(t.topic, t.environment, s.confirm_share, s.active, s.meant)
+        SELECT format('the audience is %s %% of the tokens of %s (%s), and more than %s %% need confirm => true',
+                      CASE WHEN round(p.percent) > p.at_most THEN 'about ' || round(p.percent) ELSE 'just over ' || trim_scale(100 * s.confirm_share) END,
+                      t.topic, t.environment, trim_scale(100 * s.confirm_share))
         FROM tokenkeeper.audience_share(of_topic, confirmation_fault.tags, confirmation_fault.everyone, confirmation_fault.tokens) AS s
-        JOIN tokenkeeper.topic AS t ON t.topic_id = of_topic);
+        CROSS JOIN LATERAL (SELECT least(100 * s.meant / greatest(s.active, 1), 100) AS percent, 100 * s.confirm_share::float8 AS at_most) AS p
+        JOIN tokenkeeper.topic AS t ON t.topic_id = of_topic
+        WHERE s.meant > greatest(floor(s.active * s.confirm_share::float8), 50) AND p.percent > p.at_most);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.confirmation_fault(integer, text, boolean, bigint) IS
-    'Why enqueue refuses an audience without confirm => true; null if it does not. See audience_share and share_fault.';
+    'Why enqueue refuses an audience without confirm => true: it is more than 50 tokens and more than confirm_share of the active tokens of the topic; null if it '
+    'does not. See audience_share.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.confirmation_fault(integer, text, boolean, bigint) FROM PUBLIC;

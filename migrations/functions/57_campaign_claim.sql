@@ -236,7 +236,7 @@ COMMENT ON FUNCTION tokenkeeper.end_campaigns() IS
 REVOKE EXECUTE ON FUNCTION tokenkeeper.end_campaigns() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaign_content(campaign_id bigint)
-RETURNS TABLE (payload text, push_type text, priority integer, expiration bigint, collapse_id text, shard integer)
+RETURNS TABLE (payload text, push_type text, priority integer, expiration bigint, collapse_id text)
 LANGUAGE plpgsql STABLE ROWS 1
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -244,13 +244,12 @@ AS $$
 BEGIN
     RETURN QUERY
         SELECT c.payload::jsonb::text, c.push_type, CASE c.push_type WHEN 'background' THEN 5 ELSE c.priority END,
-               floor(extract(epoch FROM c.expiration))::bigint, c.collapse_id, coalesce((SELECT s.number FROM tokenkeeper.shard AS s), 0)
+               floor(extract(epoch FROM c.expiration))::bigint, c.collapse_id
         FROM tokenkeeper.campaign AS c WHERE c.campaign_id = campaign_content.campaign_id;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.campaign_content(bigint) IS
-    'What all requests of a campaign have in common. It never changes. The payload has PostgreSQL''s blanks; expiration is in seconds since 1970; shard is the '
-    'number of this shard, or 0.';
+    'What all requests of a campaign have in common. It never changes. The payload has PostgreSQL''s blanks; expiration is in seconds since 1970.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_content(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.count_background(of_campaign tokenkeeper.campaign, numbers bigint[], keys bytea[], share integer)
@@ -281,8 +280,6 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET jit = off
 AS $$
-DECLARE
-    shard integer := coalesce((SELECT s.number FROM tokenkeeper.shard AS s), 0);
 BEGIN
     INSERT INTO tokenkeeper.suppressed_send (environment, topic, token, token_key, state, reason, invalidated_at, push_type, apns_id, queued_at,
                                              campaign_id, campaign_number)
@@ -290,7 +287,7 @@ BEGIN
            CASE n.reason WHEN 'gate' THEN tokenkeeper.state_of(l) ELSE 'alerts' END,
            CASE n.reason WHEN 'gate' THEN tokenkeeper.reason_of(l) ELSE 'its device has had alerts_per_day' END,
            greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at), of_campaign.push_type,
-           tokenkeeper.campaign_apns_id(of_campaign.campaign_id, n.number, shard), of_campaign.created_at, of_campaign.campaign_id, n.number
+           tokenkeeper.campaign_apns_id(of_campaign.campaign_id, n.number), of_campaign.created_at, of_campaign.campaign_id, n.number
     FROM unnest(withhold_requests.numbers, withhold_requests.keys, withhold_requests.reasons) AS n (number, key, reason)
     LEFT JOIN LATERAL (
         SELECT a.* FROM tokenkeeper.ledger AS a
@@ -299,7 +296,7 @@ BEGIN
 
     -- The claim of single requests decides: of the excess, only the newest is kept.
     INSERT INTO tokenkeeper.send_request (environment, topic, token, apns_id, campaign_id, campaign_number)
-    SELECT of_campaign.environment, of_campaign.topic, encode(n.key, 'hex'), tokenkeeper.campaign_apns_id(of_campaign.campaign_id, n.number, shard),
+    SELECT of_campaign.environment, of_campaign.topic, encode(n.key, 'hex'), tokenkeeper.campaign_apns_id(of_campaign.campaign_id, n.number),
            of_campaign.campaign_id, n.number
     FROM unnest(withhold_requests.numbers, withhold_requests.keys, withhold_requests.reasons) AS n (number, key, reason)
     WHERE n.reason = 'background';

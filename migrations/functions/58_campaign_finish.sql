@@ -19,7 +19,6 @@ DECLARE
     topics text[];
     environments text[];
     keys bytea[];
-    shard integer := coalesce((SELECT s.number FROM tokenkeeper.shard AS s), 0);
 BEGIN
     PERFORM tokenkeeper.check_fates(finish_campaign_requests.fates);
     PERFORM tokenkeeper.check_outcomes(finish_campaign_requests.outcomes);
@@ -77,13 +76,13 @@ BEGIN
     ), answered AS (
         INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at)
         SELECT f.environment, f.topic, encode(f.token_key, 'hex'), f.status, f.body,
-               coalesce(f.apns_id, tokenkeeper.campaign_apns_id(f.campaign_id, f.number, shard)::text), f.sent_at
+               coalesce(f.apns_id, tokenkeeper.campaign_apns_id(f.campaign_id, f.number)::text), f.sent_at
         FROM fresh AS f WHERE f.status IS NOT NULL
     ), failed AS (
         INSERT INTO tokenkeeper.failed_send (error, status, environment, topic, token, apns_id, queued_at, attempts, campaign_id, campaign_number)
         SELECT CASE f.fate WHEN 'failed' THEN coalesce(f.error, 'failed')
                            ELSE 'it was interrupted while it was being sent, and its campaign was cancelled; it may have been delivered' END,
-               f.status, f.environment, f.topic, encode(f.token_key, 'hex'), tokenkeeper.campaign_apns_id(f.campaign_id, f.number, shard), f.created_at,
+               f.status, f.environment, f.topic, encode(f.token_key, 'hex'), tokenkeeper.campaign_apns_id(f.campaign_id, f.number), f.created_at,
                CASE f.fate WHEN 'failed' THEN 0 ELSE 1 END, f.campaign_id, f.number
         FROM fresh AS f WHERE f.result = 'failed'
     ), moved AS (
@@ -91,7 +90,7 @@ BEGIN
                                               deferred, campaign_id, campaign_number)
         SELECT f.environment, f.topic, encode(f.token_key, 'hex'),
                CASE WHEN f.state = 'paused' THEN 'infinity' ELSE clock_timestamp() + f.pause * interval '1 microsecond' END,
-               tokenkeeper.campaign_apns_id(f.campaign_id, f.number, shard),
+               tokenkeeper.campaign_apns_id(f.campaign_id, f.number),
                CASE WHEN f.fate <> 'returned' THEN coalesce(f.sent_at, now()) END,
                CASE f.fate WHEN 'returned' THEN 0 ELSE 1 END, CASE f.fate WHEN 'interrupted' THEN 1 ELSE 0 END, f.error,
                f.pause IS NOT NULL OR f.state = 'paused', f.campaign_id, f.number

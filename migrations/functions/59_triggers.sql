@@ -18,9 +18,7 @@ BEGIN
         'CREATE CONSTRAINT TRIGGER close_campaign_list AFTER INSERT ON tokenkeeper.campaign_list DEFERRABLE INITIALLY DEFERRED FOR EACH ROW '
         'EXECUTE FUNCTION tokenkeeper.close_campaign_list()',
         'CREATE TRIGGER keep_tag_changes AFTER DELETE ON tokenkeeper.ledger FOR EACH ROW '
-        'WHEN (((old.tag_changes IS NOT NULL) AND (old.device_id IS NOT NULL))) EXECUTE FUNCTION tokenkeeper.keep_tag_changes()',
-        'CREATE TRIGGER check_devices AFTER DELETE ON tokenkeeper.ledger REFERENCING OLD TABLE AS gone FOR EACH STATEMENT '
-        'EXECUTE FUNCTION tokenkeeper.check_devices()']
+        'WHEN (((old.tag_changes IS NOT NULL) AND (old.device_id IS NOT NULL))) EXECUTE FUNCTION tokenkeeper.keep_tag_changes()']
     LOOP
         CONTINUE WHEN EXISTS (
             SELECT FROM pg_catalog.pg_trigger AS t

@@ -77,14 +77,6 @@ CREATE INDEX send_request_postponed ON tokenkeeper.send_request (tokenkeeper.tok
 
 CREATE INDEX send_request_campaign ON tokenkeeper.send_request (campaign_id, campaign_number) WHERE campaign_id IS NOT NULL;
 
-CREATE TABLE tokenkeeper.taken_request (
-    apns_id  uuid PRIMARY KEY,
-    taken_at timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-COMMENT ON TABLE tokenkeeper.taken_request IS
-    'The requests that were inserted into send_request_once within the last day, so that a repetition is ignored. The sweep deletes them after that day.';
-COMMENT ON COLUMN tokenkeeper.taken_request.apns_id IS 'The apns_id of the request.';
-
 CREATE TABLE tokenkeeper.suppressed_send (
     suppressed_id  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     suppressed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),

@@ -59,13 +59,7 @@ public struct CampaignProgress: Equatable, Sendable {
     /// The latest campaigns, the newest first.
     public static func latest(_ most: Int, on connection: inout Connection) throws(DatabaseError) -> [CampaignProgress]
     {
-        let order = try newestFirst(on: &connection)
-        return try read("ORDER BY \(order) LIMIT $1", [.int8(Int64(most))], on: &connection)
-    }
-
-    /// In one database, the primary key has the order. Shards choose ids that are not in the order of time.
-    private static func newestFirst(on connection: inout Connection) throws(DatabaseError) -> String {
-        try Router.isOne(&connection) ? "p.created_at DESC, p.campaign_id DESC" : "p.campaign_id DESC"
+        try read("ORDER BY p.campaign_id DESC LIMIT $1", [.int8(Int64(most))], on: &connection)
     }
 
     private static func read(
@@ -105,8 +99,7 @@ public struct CampaignProgress: Equatable, Sendable {
 
     /// The latest campaigns as objects of JSON, the newest first.
     public static func latestJSON(_ most: Int, on connection: inout Connection) throws(DatabaseError) -> [String] {
-        let order = try newestFirst(on: &connection)
-        return try json("ORDER BY \(order) LIMIT $1", [.int8(Int64(most))], on: &connection)
+        try json("ORDER BY p.campaign_id DESC LIMIT $1", [.int8(Int64(most))], on: &connection)
     }
 
     private static func json(

@@ -16,8 +16,6 @@ public enum DatabaseTotal: String, CaseIterable, Sendable {
     case failedSends = "failed_sends"
     /// Daemons that have reported within the last 30 seconds and have not signed off.
     case liveDaemons = "live_daemons"
-    /// How many shards there are; no value if the database is not one of several.
-    case shards
     /// Rows of `attached_table`.
     case attachedTables = "attached_tables"
     /// Those of them whose changes do not arrive, or some of whose changes could not be queued within a day.
@@ -41,7 +39,6 @@ public enum DatabaseTotal: String, CaseIterable, Sendable {
             SELECT count(*) FROM tokenkeeper.daemon AS d
             WHERE \(Heartbeat.isLiveInSQL)
             """
-        case .shards: "SELECT s.shards FROM tokenkeeper.shard AS s"
         case .attachedTables: "SELECT count(*) FROM tokenkeeper.attachment"
         case .brokenAttachments:
             """

@@ -18,13 +18,6 @@ public struct TaggedTokens: Sendable {
 
         /// One JSON array.
         public var json: String { "[" + tokens.map(\.json).joined(separator: ",") + "]" }
-
-        /// One answer of what several shards have answered.
-        public static func merged(_ answers: [Answer]) -> Answer {
-            let all = answers.flatMap(\.tokens).sorted { $0.token < $1.token }
-            return Answer(
-                tokens: Array(all.prefix(most)), hasMore: all.count > most || answers.contains { $0.hasMore })
-        }
     }
 
     /// As `tag_query` understands it.

@@ -25,9 +25,6 @@ public struct TokenDigits: Equatable, Sendable {
     /// Whether it can be a whole token: an even number of digits.
     public var canBeWhole: Bool { text.utf8.count.isMultiple(of: 2) }
 
-    /// Whether it is as long as a device token: then it is taken for a whole one, and not for the beginning of a longer token.
-    var isLong: Bool { text.utf8.count >= 64 }
-
     /// The first and the last key of all tokens that begin with these digits, in hex.
     ///
     /// No key is longer than 512 bytes, so the last possible key is the digits padded with f to that length. The padding also completes

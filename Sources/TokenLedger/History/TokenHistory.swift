@@ -44,11 +44,6 @@ public struct TokenHistory: Sendable {
         self.token = token
     }
 
-    /// The order in which tokens are shown.
-    public static func precedes(_ left: TokenHistory, _ right: TokenHistory) -> Bool {
-        (left.topic, left.environment, left.token) < (right.topic, right.environment, right.token)
-    }
-
     /// Whether the ledger suppresses the token, whatever the gate answers.
     public var isSuppressed: Bool { state.map { $0 != "active" } ?? false }
 

@@ -56,33 +56,6 @@ public struct TokenLookup: Sendable {
         }
     }
 
-    /// Whether the answer has the very token of the digits: then no other shard can have it.
-    public func hasWhole(in answer: Answer) -> Bool {
-        guard case .token(let digits) = subject, case .histories(let histories) = answer else { return false }
-        return histories.contains { $0.token == digits.text }
-    }
-
-    /// One answer of what several shards have answered.
-    public func merged(_ answers: [Answer]) -> Answer {
-        var (rejected, found, hasMore, isTooMany) = (0, [TokenHistory](), false, false)
-        for answer in answers {
-            switch answer {
-            case .nothing(let count): rejected += count
-            case .histories(let histories): found += histories
-            case .tooMany(let first, let andMore):
-                found += first
-                hasMore = hasMore || andMore
-                isTooMany = true
-            }
-        }
-        if found.isEmpty { return .nothing(rejected: rejected) }
-        found.sort(by: TokenHistory.precedes)
-        let most = if case .token = subject { Self.mostByBeginning } else { Self.mostByName }
-        // Of a whole token, one shard has all topics.
-        if !isTooMany, found.count <= most || answers.contains(where: hasWhole) { return .histories(found) }
-        return .tooMany(Array(found.prefix(Self.mostByName)), andMore: hasMore || found.count > Self.mostByName)
-    }
-
     /// Finds up to one token more than may be explained, to know whether there are too many.
     private func find(on connection: inout Connection) throws(DatabaseError) -> (found: [TokenHistory], most: Int) {
         switch subject {

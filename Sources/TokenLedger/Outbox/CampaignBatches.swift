@@ -36,8 +36,6 @@ extension Outbox {
         var priority: Int?
         var expiration: Int64?
         var collapseID: String?
-        /// The number of this shard; 0 in a database that is no shard.
-        var shard: Int
     }
 
     /// The most requests of a batch.
@@ -90,7 +88,7 @@ extension Outbox {
     ) throws(DatabaseError) -> CampaignContent? {
         try connection.query(
             """
-            SELECT c.payload, c.push_type, c.priority, c.expiration, c.collapse_id, c.shard
+            SELECT c.payload, c.push_type, c.priority, c.expiration, c.collapse_id
             FROM tokenkeeper.campaign_content($1) AS c WHERE c.payload IS NOT NULL
             """, [.int8(campaign)]
         ).first { row throws(DatabaseError) in
@@ -103,7 +101,7 @@ extension Outbox {
             }
             return CampaignContent(
                 environment: environment, topic: name, payload: compactJSON(payload), pushType: pushType,
-                priority: try row.read(), expiration: try row.read(), collapseID: try row.read(), shard: try row.read())
+                priority: try row.read(), expiration: try row.read(), collapseID: try row.read())
         }
     }
 
@@ -182,7 +180,7 @@ extension Outbox {
                         address: TokenAddress(environment: content.environment, topic: content.topic, token: token),
                         payload: content.payload, pushType: content.pushType, priority: content.priority,
                         expiration: content.expiration, collapseID: content.collapseID,
-                        id: numbered.apnsID(onShard: content.shard)),
+                        id: numbered.apnsID),
                     firstSentAt: now, sendAt: sendIn.map { received + .microseconds($0) })
                 return (outcome, request)
             }

@@ -29,8 +29,8 @@ public struct DatabaseError: Error, Equatable {
     }
 
     public let kind: Kind
-    /// The primary message, in one line. Without the detail, which may show a token, but for 2BP01, whose detail names the objects that
-    /// depend on the object to be dropped, and 08001, whose detail says why a shard cannot be reached.
+    /// The primary message, in one line. Without the detail, which may show a token, except for 2BP01, whose detail names the objects that
+    /// depend on the object to be dropped.
     public let message: String
 
     public init(_ kind: Kind, _ message: String) {
@@ -45,21 +45,8 @@ public struct DatabaseError: Error, Equatable {
 
     /// - Parameter detail: The server's, in one line; nil if it gave none.
     init(reported sqlState: String, _ message: String, detail: String?) {
-        let shown =
-            switch sqlState {
-            case "2BP01": [message, detail].compactMap(\.self).joined(separator: ": ")
-            case "08001": Self.unreachable(message, detail)
-            default: message
-            }
+        let shown = sqlState == "2BP01" ? [message, detail].compactMap(\.self).joined(separator: ": ") : message
         self.init(.server(sqlState: sqlState), shown)
-    }
-
-    /// postgres_fdw names a shard by its server on the router. People know its number.
-    private static func unreachable(_ message: String, _ detail: String?) -> String {
-        guard let shard = message.firstMatch(of: #/tokenkeeper_shard_(?<number>[0-9]+)/#)?.number else {
-            return message
-        }
-        return "shard \(shard): \(detail ?? "no connection could be made")"
     }
 
     /// Nil unless the server reported the error.

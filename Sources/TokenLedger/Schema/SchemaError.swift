@@ -10,8 +10,6 @@ public enum SchemaError: Error, Equatable, CustomStringConvertible {
     case daemonTooOld(needed: Version, this: Version)
     /// The functions and views are those of a newer release, and this binary would have to replace them.
     case functionsNewer(release: Version, this: Version)
-    /// The database is a router, and has no ledger.
-    case router
     /// Versions or repeatables of this binary have not been applied. Only for callers that do not apply them.
     case notMigrated(MigrationPlan)
     /// A version drops an object that others have built on. The message names what they have built.
@@ -34,8 +32,6 @@ public enum SchemaError: Error, Equatable, CustomStringConvertible {
             "the database was migrated for tokenkeeperd \(needed) or newer, and this is \(this): install a newer one"
         case .functionsNewer(let release, let this):
             "the functions of this schema are those of tokenkeeperd \(release), and this is \(this): use \(release) or newer"
-        case .router:
-            "this database is a router, which has no ledger: name the database of a shard (to renew the router, run `tokenkeeperd router migrate`)"
         case .notMigrated(let plan):
             "\(plan.missing) not been applied to this database: run `tokenkeeperd migrate`"
         case .builtUpon(let message):

@@ -23,10 +23,6 @@ public struct SchemaFiles: Equatable, Sendable {
         },
         grants: Repeatable(file: Grants.file, sql: Grants.sql))
 
-    /// The files of a router's schema, in the order in which they are applied; see `Router`. `migrate` does not apply them.
-    static let router = embeddedTexts.filter { $0.key.hasPrefix("router/") }
-        .map { Repeatable(file: $0.key, sql: $0.value) }.sorted { $0.stem < $1.stem }
-
     /// The text of each file in this binary, by its path in `migrations/`.
     package static let embeddedTexts = Dictionary(uniqueKeysWithValues: EmbeddedSQL.files.map { ($0.name, $0.text) })
 }

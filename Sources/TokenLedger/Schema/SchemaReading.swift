@@ -21,8 +21,6 @@ extension Migrator {
     func state(_ connection: inout Connection) throws(DatabaseError) -> SchemaState {
         var state = SchemaState()
         state.rolesExist = try Grants.rolesExist(&connection)
-        state.isRouter = try Router.isOne(&connection)
-        if state.isRouter { return state }
         let tables = try tables(&connection)
         state.table = tables.first
         state.exists = tables.contains("migration")

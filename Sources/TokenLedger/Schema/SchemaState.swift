@@ -13,8 +13,6 @@ struct SchemaState {
         var release: Version
     }
 
-    /// Whether it is a router's: then it has nothing else.
-    var isRouter = false
     /// Whether there is a table of versions.
     var exists = false
     var versions: [AppliedVersion] = []
@@ -62,7 +60,6 @@ struct SchemaState {
     private func refuse(
         _ wanted: SchemaFiles, _ checksums: [String: String], _ daemon: Version
     ) throws(SchemaError) {
-        if isRouter { throw .router }
         // Versions and their record are applied in one transaction, but old files could be applied by psql.
         if versions.isEmpty, let table { throw .unrecorded(table: table) }
         let named = Dictionary(uniqueKeysWithValues: wanted.versions.map { ($0.version, $0) })

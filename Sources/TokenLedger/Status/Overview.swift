@@ -4,8 +4,6 @@ public import TokenModel
 public struct Overview: Sendable {
     /// By the server's clock.
     public let at: Instant
-    /// Which shard the database is; nil if it is not one of several.
-    public let shard: Int?
     /// As in the view `status`: what a person should look at, in words, the critical ones first.
     public let warnings: [String]
     /// How many of them are critical: somebody has to get up for these.
@@ -84,7 +82,7 @@ extension Overview {
             let campaigns = try CampaignProgress.current(10, on: &connection)
             return try connection.query(
                 """
-                SELECT clock_timestamp(), (SELECT h.number FROM tokenkeeper.shard AS h), s.warnings, cardinality(s.critical_warnings), s.queue_depth, coalesce(s.queue_depth_estimated, false),
+                SELECT clock_timestamp(), s.warnings, cardinality(s.critical_warnings), s.queue_depth, coalesce(s.queue_depth_estimated, false),
                        (extract(epoch FROM s.oldest_result_age) * 1000000)::bigint,
                        s.rejected, s.held, s.requests, s.failed_sends,
                        s.tokens_active, s.tokens_stale, s.tokens_suspect, s.tokens_superseded, s.tokens_unregistered_by_app,
@@ -93,7 +91,7 @@ extension Overview {
                 """, []
             ).one { row throws(DatabaseError) in
                 Overview(
-                    at: try row.read(), shard: try row.read(), warnings: try row.read(), critical: try row.read(),
+                    at: try row.read(), warnings: try row.read(), critical: try row.read(),
                     queueDepth: try row.read(),
                     isQueueEstimated: try row.read(),
                     oldestResultAge: try row.read(Int64?.self).map { .microseconds($0) },

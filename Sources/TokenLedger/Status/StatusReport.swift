@@ -40,15 +40,12 @@ public struct StatusReport: Sendable {
     }
 
     /// The view answers within milliseconds. If another session has locked a table of it, this throws, and does not wait for long.
-    private static func reading(_ timeout: Duration) -> BatchTransaction {
-        BatchTransaction(mode: .snapshot, lockTimeout: .seconds(3), statementTimeout: timeout, isInUTC: true)
-    }
+    private static let reading = BatchTransaction(
+        mode: .snapshot, lockTimeout: .seconds(3), statementTimeout: .seconds(8), isInUTC: true)
 
-    /// - Parameter ofRouter: Whether the database is a router. It waits ten seconds for each shard whose server is gone without a word.
-    /// - Throws: Within ten seconds, if the server answers; of a router, within ten minutes.
-    public init(on connection: inout Connection, ofRouter: Bool = false) throws(DatabaseError) {
-        let timeout: Duration = ofRouter ? .seconds(600) : .seconds(8)
-        let columns = try connection.transaction(Self.reading(timeout)) { connection throws(DatabaseError) in
+    /// - Throws: Within ten seconds, if the server answers.
+    public init(on connection: inout Connection) throws(DatabaseError) {
+        let columns = try connection.transaction(Self.reading) { connection throws(DatabaseError) in
             try connection.query(
                 """
                 SELECT e.name, t.typname::text,

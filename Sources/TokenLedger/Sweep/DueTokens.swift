@@ -108,7 +108,7 @@ extension DueTokens.Topic {
             SELECT t.topic_id, t.environment, t.topic,
                    coalesce((extract(epoch FROM t.suppressed_retention) * 1000000)::bigint, $1),
                    nullif(coalesce((extract(epoch FROM t.dormant_after) * 1000000)::bigint, $2), 0),
-                   coalesce(t.prune_allowance, tokenkeeper.shard_part($3)), coalesce((t.prune_max_share * 1000000)::bigint, $4)
+                   coalesce(t.prune_allowance, $3), coalesce((t.prune_max_share * 1000000)::bigint, $4)
             FROM tokenkeeper.topic AS t ORDER BY t.topic_id
             """,
             [

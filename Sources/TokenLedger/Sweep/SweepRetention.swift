@@ -118,7 +118,6 @@ extension Sweep {
             ("tokenkeeper.background_send", "r.latest_at < now() - $1 * interval '1 microsecond'", .seconds(3600)),
             ("tokenkeeper.crowded_token", "r.next_at < now() - $1 * interval '1 microsecond'", .seconds(3600)),
             ("tokenkeeper.alert_send", "r.day < now() - $1 * interval '1 microsecond'", .seconds(2 * 86_400)),
-            ("tokenkeeper.taken_request", "r.taken_at < now() - $1 * interval '1 microsecond'", .seconds(86_400)),
             ("tokenkeeper.crowded_device", "r.named_at < now() - $1 * interval '1 microsecond'", .seconds(30 * 86_400)),
             // As long as a token is suppressed, its suspects can be undone.
             (

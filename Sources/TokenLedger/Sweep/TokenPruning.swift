@@ -162,8 +162,6 @@ extension Sweep {
                     SELECT FROM tokenkeeper.ledger AS o WHERE o.topic_id + 0 = e.topic_id AND o.device_id = e.device_id
                       -- NOT IN is hashed; NOT EXISTS would read all of gone for each row.
                       AND (o.topic_id, o.token_key) NOT IN (SELECT w.topic_id, w.token_key FROM gone AS w))
-                  -- A call for each device only on a shard.
-                  AND (NOT EXISTS (SELECT FROM tokenkeeper.shard) OR NOT tokenkeeper.is_announced(e.topic_id, e.device_id))
                 FOR UPDATE OF e SKIP LOCKED))
         ), history AS (
             INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,

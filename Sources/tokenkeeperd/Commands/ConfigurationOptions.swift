@@ -107,7 +107,6 @@ struct ConfigurationOptions: ParsableArguments {
                 problems.append("send.proxy_password_file: \(file) cannot be read: \(error)")
             }
         }
-        do { _ = try configuration.shardMap() } catch { problems += error.problems }
         if !problems.isEmpty { throw ConfigurationError(problems) }
         return credentials
     }
@@ -223,23 +222,6 @@ extension Configuration {
         }
     }
 
-    /// As `withLedger`, for a command that also works with a router.
-    func withLedgerOrRouter(
-        writes: Bool = true, as role: String, _ work: (inout Connection) throws -> Void
-    ) throws {
-        try withConnection(writes: writes, as: role) { connection in
-            _ = try Self.isRouter(&connection)
-            try work(&connection)
-        }
-    }
-
-    /// Whether a database is a router rather than a ledger. Either must fit this daemon.
-    static func isRouter(_ connection: inout Connection) throws -> Bool {
-        if try Router.isOne(&connection, of: Daemon.version) { return true }
-        try Migrator(daemon: Daemon.version).check(&connection)
-        return false
-    }
-
     /// For a command that needs the database once: prints an error and exits.
     ///
     /// - Parameters:
@@ -264,9 +246,6 @@ extension Configuration {
         } catch let error as SchemaError {
             ConfigurationOptions.complain(error.description)
             throw ExitCode(ExitStatus.configuration.rawValue)
-        } catch let error as ShardError {
-            ConfigurationOptions.complain(error.description)
-            throw ExitCode((error.isOfService ? ExitStatus.unavailable : .configuration).rawValue)
         }
     }
 }

@@ -7,10 +7,10 @@ struct Explain: ParsableCommand {
         commandName: "explain",
         abstract: "Explain why a token may or may not be sent to: its history, and what would revive it.",
         discussion: """
-            Needs the rights of tokenkeeper_reader. Works on a standby. On a router, 64 digits or more ask the shard of the token, and \
-            everything else asks all shards. Exits with 64 if the given digits match too many tokens, and with 69 if a shard that \
-            was asked does not answer.
+            Needs the rights of tokenkeeper_reader. Works on a standby. Exits with 64 if the given digits match too many tokens.
             """)
+
+    private static let role = "tokenkeeper_reader"
 
     @OptionGroup var options: ConfigurationOptions
 
@@ -75,27 +75,37 @@ struct Explain: ParsableCommand {
             subject = user.map { .user($0) } ?? .device(device ?? "")
         }
         let search = TokenLookup(subject, topic: topic, environment: environment)
-        let (answer, json, failure) = try ShardedLookup(configuration).answer(search, asJSON: json)
+        try configuration.withLedger(writes: false, as: Self.role) { connection in
+            try show(try search.answer(on: &connection), to: subject, configuration, on: &connection)
+        }
+    }
+
+    private func show(
+        _ answer: TokenLookup.Answer, to subject: TokenLookup.Subject, _ configuration: Configuration,
+        on connection: inout Connection
+    ) throws {
         switch answer {
         case .histories(let histories):
-            print(json ?? histories.map(HistoryText.text).joined(separator: "\n\n"))
+            print(
+                json
+                    ? try HistoryJSON.array(of: histories, on: &connection)
+                    : histories.map(HistoryText.text).joined(separator: "\n\n"))
         case .nothing(let rejected):
             let retention = configuration.values["sweep.event_retention"]?.value ?? "its default"
-            print(json ?? HistoryText.nothing(subject, rejected: rejected, retention: retention))
+            print(json ? "[]" : HistoryText.nothing(subject, rejected: rejected, retention: retention))
         case .tooMany(let first, let more):
-            if json == nil { print(HistoryText.list(first, andMore: more)) }
+            if !json { print(HistoryText.list(first, andMore: more)) }
             ConfigurationOptions.complain(
                 "that fits \(more ? "more than " : "")\(counted(first.count, "token", "tokens")): "
                     + (tokens.isEmpty ? "give --topic or --environment" : "give more digits or --topic"))
             throw ExitCode(ExitStatus.usage.rawValue)
-        case nil: break
         }
-        if let failure { throw failure }
     }
 
     private func list(_ search: TaggedTokens, _ configuration: Configuration) throws {
-        let (answer, failure) = try ShardedLookup(configuration).answer(search)
-        if let answer { print(json ? answer.json : HistoryText.list(answer.tokens, hasMore: answer.hasMore)) }
-        if let failure { throw failure }
+        try configuration.withLedger(writes: false, as: Self.role) { connection in
+            let answer = try search.answer(on: &connection)
+            print(json ? answer.json : HistoryText.list(answer.tokens, hasMore: answer.hasMore))
+        }
     }
 }

@@ -13,8 +13,7 @@ struct Held: ParsableCommand {
             `held discard`. If the tokens are really bad, run `held release`. \
             With guard.hold_stale_share, 410s are held as well when too many active tokens turn stale within a day. \
             Logouts from attached tables and files have a guard of their own with the same limits: a library may deactivate rows that \
-            nobody has logged out. What the application reports with unregister is never held. \
-            On a router, each shard is listed, and a decision counts on all of them.
+            nobody has logged out. What the application reports with unregister is never held.
             """,
         subcommands: [List.self, Release.self, Discard.self], defaultSubcommand: List.self)
 
@@ -26,9 +25,9 @@ struct Held: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withEachLedger(writes: false, as: "tokenkeeper_reader") { connection, output in
+            try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
                 let held = try HeldSummary.all(on: &connection)
-                output.print(held.isEmpty ? "nothing is held" : held.map(Self.text).joined(separator: "\n\n"))
+                print(held.isEmpty ? "nothing is held" : held.map(Self.text).joined(separator: "\n\n"))
             }
         }
 
@@ -95,10 +94,10 @@ struct Held: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withEachLedger(as: "tokenkeeper_operator") { connection, output in
+            try options.load().withLedger(as: "tokenkeeper_operator") { connection in
                 let rows = try HeldSummary.release(
                     topic: which.topic.topic, environment: which.topic.environment, cause: which.cause, on: &connection)
-                output.print(
+                print(
                     "\(Held.outcome(rows, of: which.cause, "is", "are")) back in the queue and will be recorded")
             }
         }
@@ -113,10 +112,10 @@ struct Held: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withEachLedger(as: "tokenkeeper_operator") { connection, output in
+            try options.load().withLedger(as: "tokenkeeper_operator") { connection in
                 let rows = try HeldSummary.discard(
                     topic: which.topic.topic, environment: which.topic.environment, cause: which.cause, on: &connection)
-                output.print(
+                print(
                     Held.outcome(rows, of: which.cause, "is deleted and was", "are deleted and were") + " not recorded")
             }
         }

@@ -15,7 +15,7 @@ struct Reinstate: ParsableCommand {
             unregistration. Tokens that were pruned meanwhile cannot be restored. An instant without a zone is in UTC. \
             This cannot be undone; --dry-run counts first. \
             The results are undone in short transactions. If the command is interrupted, the daemons complete it; the view \
-            tokenkeeper.reinstatement shows what is left. On a router, it undoes on one shard after the other.
+            tokenkeeper.reinstatement shows what is left.
             """)
 
     @Option(help: "suspect, stale (410s) or unregistered_by_app (logouts from attached tables and files).")
@@ -56,38 +56,38 @@ struct Reinstate: ParsableCommand {
             case .stale: ("410", "410s", "410s received for")
             case .unregisteredByApp: ("logout", "logouts", "logouts from attached tables and files, received for")
             }
-        try options.load().withEachLedger(as: "tokenkeeper_operator") { connection, output in
+        try options.load().withLedger(as: "tokenkeeper_operator") { connection in
             let undo = try Reinstatement(
                 cause, topic: which.topic, environment: which.environment, since: since, until: until, dryRun: dryRun,
                 on: &connection)
-            output.print(
+            print(
                 "\(words.window) \(which.topic) (\(which.environment)) from \(undo.window.since) to \(undo.window.until)"
             )
             if dryRun {
-                output.print("\(counted(undo.results, "token", "tokens")) would be sendable again")
+                print("\(counted(undo.results, "token", "tokens")) would be sendable again")
             } else {
                 // The window is recorded: from now on the daemons undo it as well.
                 let tokens = try undo.finish(on: &connection) { left, tokens in
-                    output.complain(
+                    ConfigurationOptions.complain(
                         "\(counted(tokens, "token is", "tokens are")) sendable again so far; still to be undone: "
                             + "\(left == 10_000 ? "10000 or more" : "\(left)") of \(counted(undo.results, words.one, words.many))"
                     )
                 }
-                output.print("\(counted(tokens, "token is", "tokens are")) sendable again")
+                print("\(counted(tokens, "token is", "tokens are")) sendable again")
             }
             if undo.pruned > 0 {
-                output.print(
+                print(
                     "\(counted(undo.pruned, "token was", "tokens were")) pruned since these hours, and cannot be restored"
                 )
             }
             if undo.held > 0 {
                 let of = TopicOption.typed(topic: which.topic, environment: which.environment)
                 if cause == .unregisteredByApp {
-                    output.print(
+                    print(
                         "\(counted(undo.held, "logout is", "logouts are")) still held: `tokenkeeperd held discard \(of) --cause unregistered_by_app`"
                     )
                 } else {
-                    output.print(
+                    print(
                         "\(counted(undo.held, "result is", "results are")) still held: `tokenkeeperd held discard \(of)`"
                     )
                 }

@@ -8,8 +8,7 @@ struct Rejected: ParsableCommand {
         abstract: "List, requeue or discard the results and registrations that could not be understood.",
         discussion: """
             The tables tokenkeeper.rejected_result and tokenkeeper.rejected_registration keep them whole for
-            sweep.rejected_retention. Fix them there with UPDATE. On a router, each shard is listed, and --error and --all choose \
-            rows of all shards; rejected_id values are those of one shard.
+            sweep.rejected_retention. Fix them there with UPDATE.
             """,
         subcommands: [List.self, Requeue.self, Discard.self], defaultSubcommand: List.self)
 
@@ -42,12 +41,6 @@ struct Rejected: ParsableCommand {
                 : TokenModel.counted(number, "result is", "results are")
         }
 
-        /// Why this choice means nothing on a router.
-        var refusal: String? {
-            ids.isEmpty
-                ? nil : "rejected_id values are those of one shard: name its database, or give --error TEXT or --all"
-        }
-
         var choice: RejectedRows.Choice {
             if let error { .error(error) } else if all { .all } else { .ids(ids) }
         }
@@ -60,12 +53,12 @@ struct Rejected: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withEachLedger(writes: false, as: "tokenkeeper_reader") { connection, output in
+            try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
                 let results = try RejectedRows(.results).groups(on: &connection).map(Self.text)
                 let registrations = try RejectedRows(.registrations).groups(on: &connection).map(Self.text)
                 let heading = registrations.isEmpty ? [] : ["registrations, for --registrations:"]
                 let lines = results + heading + registrations
-                output.print(lines.isEmpty ? "nothing is rejected" : lines.joined(separator: "\n"))
+                print(lines.isEmpty ? "nothing is rejected" : lines.joined(separator: "\n"))
             }
         }
 
@@ -89,9 +82,8 @@ struct Rejected: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withEachLedger(as: "tokenkeeper_operator", refusingRouter: which.refusal) {
-                connection, output in
-                output.print(
+            try options.load().withLedger(as: "tokenkeeper_operator") { connection in
+                print(
                     "\(which.counted(try which.rows.requeue(which.choice, on: &connection))) back in the queue")
             }
         }
@@ -105,9 +97,8 @@ struct Rejected: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withEachLedger(as: "tokenkeeper_operator", refusingRouter: which.refusal) {
-                connection, output in
-                output.print("\(which.counted(try which.rows.discard(which.choice, on: &connection))) deleted")
+            try options.load().withLedger(as: "tokenkeeper_operator") { connection in
+                print("\(which.counted(try which.rows.discard(which.choice, on: &connection))) deleted")
             }
         }
     }

@@ -25,7 +25,7 @@ struct Run: ParsableCommand {
         let credentials = try options.loadCredentials(of: configuration, tokens)
         let status = Daemon(
             options: options, configuration: configuration, credentials: credentials,
-            shards: try configuration.shardMap(), migrates: migrate
+            migrates: migrate
         ).run()
         // Not exit(3), which cleans up OpenSSL: a thread that is still connecting may be inside it, and would crash.
         _exit(status.rawValue)

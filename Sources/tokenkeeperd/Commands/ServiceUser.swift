@@ -7,10 +7,7 @@ extension Configuration {
 
     /// Connects as the service would: for root, who is usually no role of PostgreSQL, as the service's user. That works for peer
     /// authentication; it does nothing if a password is used, or if somebody names the database by hand.
-    ///
-    /// - Parameter other: A shard, for a command that was given a router.
-    func connectLikeService(to other: DatabaseAddress? = nil, writes: Bool) throws(DatabaseError) -> Connection {
-        let address = other ?? address
+    func connectLikeService(writes: Bool) throws(DatabaseError) -> Connection {
         let isNamedByHand = (values["database_url"]?.rank ?? .defaultValue) > .credential
         guard geteuid() == 0, address.passwordFile == nil, !isNamedByHand,
             let user = unsafe getpwnam(Self.serviceUser)?.pointee.pw_uid, seteuid(user) == 0

@@ -11,7 +11,7 @@ struct SweepOnce: ParsableCommand {
             for the sweep, waits for its end, and prints the same; the daemons' settings apply then, and not those of this command. Exits \
             with 69 if no daemon is running then, with 75 if another sweep is running (the daemons sweep after it instead), and \
             with 70 if the sweep failed, or refused to prune a topic because too large a share of its tokens is due \
-            (sweep.max_prune_share, sweep.prune_allowance). On a router, it sweeps one shard after the other.
+            (sweep.max_prune_share, sweep.prune_allowance).
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -25,15 +25,15 @@ struct SweepOnce: ParsableCommand {
     func run() throws {
         let configuration = try options.load()
         let stop = ShutdownRequest.bySignal()
-        try configuration.withEachLedger(as: "tokenkeeper_daemon or tokenkeeper_operator") { connection, output in
+        try configuration.withLedger(as: "tokenkeeper_daemon or tokenkeeper_operator") { connection in
             let report: SweepReport
-            if let lease = try claim(output, on: &connection) {
+            if let lease = try claim(on: &connection) {
                 report = try Sweep(lease, configuration.sweepPlan, lockTimeout: configuration.lockTimeout)
                     .perform(on: &connection) { !stop.request.isAsked }
             } else {
-                report = try askDaemons(until: stop.request, output, on: &connection)
+                report = try askDaemons(until: stop.request, on: &connection)
             }
-            output.print(Self.text(report))
+            print(Self.text(report))
             if report.outcome != .finished || (report.refused > 0 && !dryRun) {
                 throw ExitCode(ExitStatus.failed.rawValue)
             }
@@ -42,7 +42,7 @@ struct SweepOnce: ParsableCommand {
     }
 
     /// - Returns: Nil if the role may not sweep.
-    private func claim(_ output: ShardOutput, on connection: inout Connection) throws -> SweepLease? {
+    private func claim(on connection: inout Connection) throws -> SweepLease? {
         do {
             if let lease = try SweepLease.claim(
                 .new(.cli, dryRun: dryRun, forced: force), holder: Daemon.uniqueName, on: &connection)
@@ -52,21 +52,21 @@ struct SweepOnce: ParsableCommand {
         } catch  where error.sqlState == "42501" {
             return nil
         }
-        output.complain("another sweep is running; see tokenkeeper.sweep_run")
+        ConfigurationOptions.complain("another sweep is running; see tokenkeeper.sweep_run")
         throw ExitCode(ExitStatus.busy.rawValue)
     }
 
     private func askDaemons(
-        until stop: ShutdownRequest, _ output: ShardOutput, on connection: inout Connection
+        until stop: ShutdownRequest, on connection: inout Connection
     ) throws -> SweepReport {
         guard try RequestedSweep.hasDaemon(on: &connection) else {
-            output.complain(
+            ConfigurationOptions.complain(
                 "no daemon is running on this database, and this role may not sweep itself: start a daemon, or connect as a member of tokenkeeper_daemon"
             )
             throw ExitCode(ExitStatus.unavailable.rawValue)
         }
         let request = try RequestedSweep(dryRun: dryRun, forced: force, on: &connection)
-        output.complain(
+        ConfigurationOptions.complain(
             "this role may not sweep itself: requested sweep \(request.runID) from the running daemons; waiting for its end"
         )
         let bell = Wakeup()
@@ -76,12 +76,12 @@ struct SweepOnce: ParsableCommand {
             case .ended(let report): return report
             case .waiting: bell.wait(for: .milliseconds(500))
             case .abandoned:
-                output.complain(
+                ConfigurationOptions.complain(
                     "the daemons have stopped; the next one performs sweep \(request.runID): see tokenkeeper.sweep_run")
                 throw ExitCode(ExitStatus.unavailable.rawValue)
             }
         }
-        output.complain(
+        ConfigurationOptions.complain(
             "no longer waiting; the daemons perform sweep \(request.runID) all the same: see tokenkeeper.sweep_run")
         throw ExitCode(ExitStatus.failed.rawValue)
     }

@@ -236,13 +236,6 @@ struct Configuration: Sendable {
             servers: servers, authorityFile: values["send.ca_file"]?.value, route: ProxySettings(in: values).route,
             inFlight: Int(text("send.max_in_flight")) ?? 500, connections: Int(text("send.max_connections")) ?? 2)
     }
-    /// Reads the map of the shards; nil if there is none.
-    ///
-    /// - Throws: All problems of the file.
-    func shardMap() throws(ConfigurationError) -> ShardMap? {
-        guard let file = values["shards.map"]?.value else { return nil }
-        return try ShardMap(file: file)
-    }
     var sendPolicy: RetryPolicy { RetryPolicy(retryFor: duration("send.retry_for")) }
     var backgroundPerHour: Int { Int(text("send.background_per_hour")) ?? 3 }
     /// The directory for files that the next start needs; nil if there is none, or if other users have access to it. Looks at the

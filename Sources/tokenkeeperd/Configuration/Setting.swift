@@ -83,7 +83,7 @@ struct Setting: Sendable {
         ),
         Setting(
             "guard.allowance", .integer(0...1_000_000_000), "50",
-            "Suspects (BadDeviceToken, and 410s that APNs did not send) may suppress this many tokens of a topic per day, whatever their share. So may logouts from attached tables and files. Shards divide it among themselves."
+            "Suspects (BadDeviceToken, and 410s that APNs did not send) may suppress this many tokens of a topic per day, whatever their share. So may logouts from attached tables and files."
         ),
         Setting(
             "guard.max_share", .share, "0.5%",
@@ -109,7 +109,7 @@ struct Setting: Sendable {
         ),
         Setting(
             "sweep.prune_allowance", .integer(0...1_000_000_000), "1000",
-            "A sweep may prune this many tokens of a topic, and clean this many rows of an attached table, per day, whatever their share. Shards divide the tokens among themselves."
+            "A sweep may prune this many tokens of a topic, and clean this many rows of an attached table, per day, whatever their share."
         ),
         Setting(
             "sweep.event_retention", .duration(days(31)...days(3650), off: false), "395d",
@@ -166,10 +166,6 @@ struct Setting: Sendable {
             "send.provider_token_directory", .text, nil, reloadable: false,
             example: "/run/tokenkeeperd.provider-tokens",
             "A directory for provider tokens that the daemons of several databases on one machine share, so that they send with one provider token of a key. Only their user may have access to it (mode 0700). Unset: runtime_directory."
-        ),
-        Setting(
-            "shards.map", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/shards.toml",
-            "The file that lists the shards, if the database is one of several. The daemon then tells the others about devices with tokens on several shards. Unset: it is the only one."
         ),
         Setting(
             "metrics.listen", .listen, nil, reloadable: false, example: "127.0.0.1:9188",

@@ -16,8 +16,6 @@ struct Daemon {
     let configuration: Configuration
     /// The credentials for APNs; empty if the daemon does not send.
     let credentials: [LoadedCredential]
-    /// The other shards; nil if the database is not sharded.
-    let shards: ShardMap?
     let migrates: Bool
 
     /// How long a shutdown waits for running batches. PostgreSQL rolls back a batch that takes longer, and nothing is lost.
@@ -115,14 +113,9 @@ struct Daemon {
                 worker: worker(.monitor), bell: monitorBell, labels: $0, metrics: metrics.database,
                 overviews: configuration.pageAccess == .off ? nil : overviews)
         }
-        let shardBell = Wakeup()
-        stop.alsoRing(shardBell)
-        let shardWorker = shards.map { ShardWorker(worker: worker(.shards), map: $0, bell: shardBell) }
         logger.notice("started", metadata: ["version": "\(Self.version)", "daemon_id": "\(daemonID)"])
-        let hasPage = configuration.metricsAddress != nil && configuration.pageAccess != .off
-        let survey = hasPage ? shards.map { ShardSurvey($0, own: configuration.address) } : nil
         let monitoring = Monitoring.serve(
-            configuration.metricsAddress, metrics, ServedPage(configuration.pageAccess, overviews, survey), settings,
+            configuration.metricsAddress, metrics, ServedPage(configuration.pageAccess, overviews), settings,
             report, logger)
         defer { monitoring?.stop() }
         if report.cannotBeHeard { logger.warning("NOTIFY_SOCKET names no socket that can be sent to") }
@@ -133,8 +126,6 @@ struct Daemon {
             WorkerThread.start(ServiceState.Part.send.rawValue) { send.run() }
             WorkerThread.start(ServiceState.Part.addressing.rawValue) { addressing.run() }
         }
-        if let shardWorker { WorkerThread.start(ServiceState.Part.shards.rawValue) { shardWorker.run() } }
-        if let survey { WorkerThread.start("survey") { survey.run() } }
         if let monitor { WorkerThread.start(ServiceState.Part.monitor.rawValue) { monitor.run() } }
 
         // Shutdown, in order: no new batches, then the running batches end, then the process.

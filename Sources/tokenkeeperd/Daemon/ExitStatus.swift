@@ -1,7 +1,7 @@
 /// How the process ends. The numbers are those of sysexits.h.
 enum ExitStatus: Int32, Sendable {
     case success = 0
-    /// `doctor` or `router check` has found something to fix, or `import` has refused rows.
+    /// `doctor` has found something to fix, or `import` has refused rows.
     case somethingToFix = 1
     /// The command line is wrong.
     case usage = 64

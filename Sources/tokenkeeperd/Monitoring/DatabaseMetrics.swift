@@ -68,7 +68,6 @@ extension DatabaseTotal {
         case .rejectedRegistrations: "Registrations in rejected_registration; 10000 means 10000 or more."
         case .failedSends: "Requests in failed_send; 10000 means 10000 or more."
         case .liveDaemons: "Daemons that have reported within 30 seconds."
-        case .shards: "Shards, of which the database is one."
         case .attachedTables: "Tables that are attached."
         case .brokenAttachments: "Attached tables whose changes do not all arrive."
         case .attachmentDifferences: "Differences that the last comparisons of attached tables with the ledger found."

@@ -14,8 +14,6 @@ struct ServiceState {
         case backlog
         /// Present only if `metrics.listen` is set.
         case monitor
-        /// Present only if `shards.map` is set.
-        case shards
     }
 
     enum Phase: Equatable {

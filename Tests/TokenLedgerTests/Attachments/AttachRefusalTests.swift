@@ -12,26 +12,6 @@ import Testing
         } catch { return "\(error)" }
     }
 
-    @Test func `on a shard, attach warns that it queues tokens of other shards there`() throws {
-        let devices = try AttachedDevices()
-        let call =
-            "SELECT detail FROM tokenkeeper.attach('app.devices', \(AttachedDevices.arguments), dry_run => true) WHERE kind = 'warning'"
-        #expect(try devices.app(call) == "")
-        try devices.database.psql("INSERT INTO tokenkeeper.shard (number, shards) VALUES (2, 4)")
-        #expect(
-            try devices.app(call).hasPrefix("this database is shard 2 of 4: ")
-                && devices.app(call).hasSuffix("attach it only if shard_of(token, 4) is 2 for each of its tokens"))
-        // What the page says: the queue is the one of this database, whatever the token.
-        try devices.attach()
-        try devices.app(
-            "INSERT INTO app.devices (push_token, last_seen) SELECT repeat(lpad(to_hex(i), 8, '0'), 8), now() FROM generate_series(1, 8) AS i"
-        )
-        #expect(
-            try devices.database.psql(
-                "SELECT count(*), count(DISTINCT tokenkeeper.shard_of(token, 4)) > 1 FROM tokenkeeper.registration")
-                == "8|t")
-    }
-
     @Test func `a dry run names everything that is wrong, and changes nothing`() throws {
         let devices = try AttachedDevices()
         let cases = [

@@ -16,11 +16,6 @@ struct CampaignStage {
         if tokens > 0 { try register(1...tokens) }
     }
 
-    /// With what a database has, such as a shard.
-    init(on database: TestDatabase) {
-        self.database = database
-    }
-
     static func token(_ number: Int) -> String { String(format: "%064x", number) }
 
     func register(_ numbers: ClosedRange<Int>) throws {

@@ -293,7 +293,6 @@ import Testing
         let tried = Set(Self.printed.map(\.command)).union([
             "tokenkeeperd backfill", "tokenkeeperd compare", "tokenkeeperd reconcile", "tokenkeeperd withdraw",
             "tokenkeeperd reinstate", "tokenkeeperd status --check", "tokenkeeperd check-config --online",
-            "tokenkeeperd router migrate", "tokenkeeperd router check",
         ])
         let untried = found.filter { !$0.hasSuffix(" --help") && !$0.hasPrefix("tokenkeeperd status, ") }.subtracting(
             tried)

@@ -18,22 +18,6 @@ import Testing
         #expect(test.status == 0 && test.errors == "", "\(test.output) \(test.errors)")
     }
 
-    @Test func `the sums of several shards count each shard once, and a missing shard is named`() throws {
-        let check = try promtool("check", "rules", "\(folder)/shards.yml")
-        #expect(check.status == 0 && check.output.contains("SUCCESS: 12 rules found") && check.errors == "")
-        let test = try promtool("test", "rules", "\(folder)/shards_test.yml")
-        #expect(test.status == 0 && test.errors == "", "\(test.output) \(test.errors)")
-        let rules = try PackagedProgram.monitoring("shards.yml").matches(of: #/- record: (\S+)/#).map {
-            String($0.output.1)
-        }
-        let tests = try PackagedProgram.monitoring("shards_test.yml")
-        let page = try String(
-            contentsOf: PackagedProgram.repository.appendingPathComponent("docs/how-to/shard.md"), encoding: .utf8)
-        let named = Set(page.matches(of: #/tokenkeeper:[\w:]+/#).map { String($0.output) })
-        #expect(named == Set(rules), "the page names each sum")
-        #expect(rules.allSatisfy { tests.contains("labels: '\($0)") }, "each sum has a test")
-    }
-
     /// promtool would not miss a test.
     @Test func `each alert has a test in which it fires, and one in which it does not`() throws {
         let alerts = try PackagedProgram.monitoring("alerts.yml").matches(of: #/- alert: (\w+)/#).map {

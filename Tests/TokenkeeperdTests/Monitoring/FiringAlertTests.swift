@@ -75,10 +75,6 @@ import Testing
             let unknown = Dashboard.metrics(in: expression).subtracting(names)
             #expect(unknown == [], "\(expression)")
         }
-        let ofShards = Dashboard.metrics(in: try PackagedProgram.monitoring("shards.yml"))
-        // This database is no shard.
-        let absent = ofShards.subtracting(names)
-        #expect(ofShards.count > 8 && absent == ["tokenkeeper_database_shards"], "\(absent)")
 
         faults.stopOne()
         try awaitAlerts("one of two daemons is down", ["Down"])

@@ -33,7 +33,7 @@ struct CampaignCommand: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            try options.load().withLedgerOrRouter(writes: false, as: CampaignCommand.viewer) { connection in
+            try options.load().withLedger(writes: false, as: CampaignCommand.viewer) { connection in
                 if json {
                     let campaigns = try CampaignProgress.latestJSON(limit, on: &connection)
                     return print("[" + campaigns.joined(separator: ",\n ") + "]")
@@ -86,7 +86,7 @@ struct CampaignCommand: ParsableCommand {
                 }
             }
             Signals.unblock()
-            try configuration.withLedgerOrRouter(writes: false, as: CampaignCommand.viewer) { connection in
+            try configuration.withLedger(writes: false, as: CampaignCommand.viewer) { connection in
                 guard let text = try CampaignText.of(which.id, json: json, on: &connection) else {
                     throw which.isUnknown(isHidden: true)
                 }
@@ -164,7 +164,7 @@ struct CampaignCommand: ParsableCommand {
         _ change: CampaignChange, _ which: Which, _ options: ConfigurationOptions, done: String, nothing: String
     ) throws {
         Signals.unblock()
-        try options.load().withLedgerOrRouter(as: "tokenkeeper_operator, or of the sender that created the campaign") {
+        try options.load().withLedger(as: "tokenkeeper_operator, or of the sender that created the campaign") {
             connection in
             do {
                 let hasChanged = try change.apply(to: which.id, on: &connection)

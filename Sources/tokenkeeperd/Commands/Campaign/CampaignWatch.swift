@@ -16,7 +16,7 @@ struct CampaignWatch {
         let stop = ShutdownRequest.bySignal()
         let bell = Wakeup()
         stop.request.alsoRing(bell)
-        try configuration.withLedgerOrRouter(writes: false, as: CampaignCommand.viewer) { connection in
+        try configuration.withLedger(writes: false, as: CampaignCommand.viewer) { connection in
             guard let campaign = try CampaignProgress.find(number, on: &connection) else { throw unknown() }
             let isOver = try follow(campaign, on: &connection) {
                 bell.wait(for: Self.pause)

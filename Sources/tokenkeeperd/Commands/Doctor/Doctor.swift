@@ -31,11 +31,7 @@ struct Doctor: ParsableCommand {
         var failure: DatabaseError?
         do {
             var connection = try configuration.connectLikeService(writes: false)
-            if let routed = try RoutedShards(of: &connection, at: configuration.address) {
-                findings += shardFindings(configuration, of: routed)
-            } else {
-                findings += try databaseFindings(configuration, on: &connection)
-            }
+            findings += try databaseFindings(configuration, on: &connection)
         } catch {
             failure = error
             findings.append(
@@ -46,32 +42,6 @@ struct Doctor: ParsableCommand {
         if findings.contains(where: { $0.grade == .problem }) {
             throw ExitCode(ExitStatus.somethingToFix.rawValue)
         }
-    }
-
-    /// What several shards have in common is one finding.
-    private func shardFindings(_ configuration: Configuration, of routed: RoutedShards) -> [Finding] {
-        var all: [(shard: Int, value: Finding)] = []
-        for number in routed.numbers {
-            var found: [Finding]
-            do throws(DatabaseError) {
-                var connection = try configuration.connectLikeService(
-                    to: try routed.address(of: number), writes: false)
-                found = try databaseFindings(configuration, on: &connection)
-            } catch {
-                found = [Finding(.problem, "PostgreSQL", "\(error)")]
-            }
-            all += found.map { (number, $0) }
-        }
-        let router = Finding(
-            .note, "router",
-            "leads to \(routed.numbers.count) shards, which follow; `tokenkeeperd router check` compares them")
-        return [router]
-            + ShardOutput.grouped(all).map { group in
-                let isOfAll = group.shards.count == routed.numbers.count
-                var finding = group.value
-                finding.words = (isOfAll ? "all shards" : ShardOutput.numbered(group.shards)) + ": " + finding.words
-                return finding
-            }
     }
 
     private func databaseFindings(

@@ -12,9 +12,8 @@ struct Import: ParsableCommand {
             them. A row that cannot be understood goes to a file, with its line and the cause, from which it can be fixed and imported \
             again. An import that was interrupted or killed continues with the same command. Importing a file twice changes nothing, \
             because the same registrations have the same times. \
-            On a router, the file is read once for each shard, which takes its own rows; on a shard, rows of other shards are skipped. \
             Needs the rights of tokenkeeper_app, and for feedback those of tokenkeeper_sender as well. \
-            Exits with 1 if rows were refused, with 69 if a shard of a router does not answer, and with 70 if it was interrupted.
+            Exits with 1 if rows were refused, and with 70 if it was interrupted.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -56,52 +55,21 @@ struct Import: ParsableCommand {
                 throw ImportProblem("\(file) is no file: give --as-of TIME, for rows without a time")
             }
             let rules = try reading.rules(asOf: asOf, now: .now)
-            let (outcomes, failure) = try perform(input, rules, configuration, role, stop.request)
-            if !outcomes.isEmpty { print(outcomes.flatMap(\.lines).joined(separator: "\n")) }
-            if let failure { throw failure }
-            if let problem = outcomes.compactMap(\.problem).first {
-                throw ImportProblem("\(file): \(problem.description)")
+            let run = ImportRun(
+                file: file, reading: reading, rules: rules, queue: queue, rejects: rejects ?? file + ".rejected",
+                isDryRun: dryRun, stop: stop.request)
+            try configuration.withLedger(as: role) { connection in
+                try ImportSource.checkRights(queue, on: &connection)
+                let outcome = try run.perform(input, restart: restart, on: &connection)
+                print(outcome.lines.joined(separator: "\n"))
+                if let problem = outcome.problem { throw ImportProblem("\(file): \(problem.description)") }
+                if !outcome.isFinished { throw ExitCode(ExitStatus.failed.rawValue) }
+                if outcome.refused > 0 { throw ExitCode(ExitStatus.somethingToFix.rawValue) }
             }
-            if outcomes.contains(where: { !$0.isFinished }) { throw ExitCode(ExitStatus.failed.rawValue) }
-            if outcomes.contains(where: { $0.refused > 0 }) { throw ExitCode(ExitStatus.somethingToFix.rawValue) }
         } catch let problem as ImportProblem {
             ConfigurationOptions.complain(HistoryText.plain(problem.description))
             throw ExitCode(ExitStatus.failed.rawValue)
         }
         withExtendedLifetime(stop) {}
-    }
-
-    /// - Returns: One outcome; of the shards of a router, one for each that was imported into, and the exit status if one has failed.
-    private func perform(
-        _ input: borrowing ImportInput, _ rules: ImportRules, _ configuration: Configuration, _ role: String,
-        _ stop: ShutdownRequest
-    ) throws -> (outcomes: [ImportOutcome], failure: ExitCode?) {
-        func run(for shard: ImportShard?) -> ImportRun {
-            var rules = rules
-            rules.shard = shard
-            return ImportRun(
-                file: file, reading: reading, rules: rules, queue: reading.format.queue,
-                rejects: rejects ?? file + ".rejected", isDryRun: dryRun, stop: stop)
-        }
-        var routed: RoutedShards?
-        var outcomes: [ImportOutcome] = []
-        try configuration.withConnection(as: role) { connection in
-            routed = try RoutedShards(of: &connection, at: configuration.address)
-            if routed == nil {
-                try Migrator(daemon: Daemon.version).check(&connection)
-                try ImportSource.checkRights(reading.format.queue, on: &connection)
-                let own = try OwnShard(on: &connection)
-                let shard = own.map { ImportShard(number: $0.number, count: $0.count, isRouted: false) }
-                outcomes = [try run(for: shard).perform(input, restart: restart, on: &connection)]
-            } else if dryRun {
-                // A router reads tokens as its shards do.
-                outcomes = [try run(for: nil).perform(input, restart: restart, on: &connection)]
-            }
-        }
-        if let routed, !dryRun {
-            return try RoutedImport(configuration: configuration, routed: routed, role: role)
-                .perform(input, restart: restart, run)
-        }
-        return (outcomes, nil)
     }
 }

@@ -38,17 +38,9 @@ struct ImportBatch {
     }
 
     /// Adds the doubtful rows, as the database reads their tokens.
-    ///
-    /// - Parameter shard: Which rows are wanted; nil for all.
-    /// - Returns: How many are rows of other shards.
-    mutating func resolve(_ readings: [TokenReading], for shard: ImportShard?) -> Int {
-        var others = 0
+    mutating func resolve(_ readings: [TokenReading]) {
         for (row, reading) in zip(doubtful, readings) {
             switch reading {
-            case .token(let hex) where shard.map { !$0.has(Array(hex.utf8)[...]) } ?? false:
-                others += 1
-            case .fault where shard?.takesRefused == false:
-                others += 1
             case .token(let hex):
                 copy.raw(row.row)
                 copy.plain(hex.utf8)
@@ -61,7 +53,6 @@ struct ImportBatch {
         }
         doubtful = []
         refused.sort { $0.number < $1.number }
-        return others
     }
 
     /// `token is 'abcdefgh'... (12 characters): a UUID, expected …`: what comes before the problem is this token's own.

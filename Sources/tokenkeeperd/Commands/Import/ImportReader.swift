@@ -186,14 +186,13 @@ struct ImportReader {
 
     /// Adds the doubtful rows to a batch, as the database reads their tokens.
     mutating func resolve(_ batch: inout ImportBatch, _ readings: [TokenReading]) {
-        for _ in 0..<batch.resolve(readings, for: rules.shard) { skip(ImportShard.other) }
+        batch.resolve(readings)
         batch.position.skipped = position.skipped
     }
 
     private mutating func refuse(
         _ refusal: Refusal, _ number: Int64, _ range: Range<Int>, _ batch: inout ImportBatch
     ) {
-        if rules.shard?.takesRefused == false { return skip(ImportShard.other) }
         batch.refused.append(ImportBatch.RefusedRecord(number: number, bytes: Array(buffer[range]), refusal: refusal))
     }
 

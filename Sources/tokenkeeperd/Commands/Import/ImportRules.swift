@@ -25,8 +25,6 @@ struct ImportRules {
     var isBase64 = false
     /// Of Synapse's pushers: which apps to import. Nil for every other format.
     var apps: [String: App]?
-    /// Which rows are wanted; nil for all.
-    var shard: ImportShard?
 
     /// What has become of a row.
     enum Verdict: Equatable {
@@ -69,10 +67,6 @@ struct ImportRules {
                 writeResult(row, at: instant, into: &copy)
             }
             if isPlainHex(row.bytes, token) {
-                if let shard, !shard.has(row.bytes[token]) {
-                    copy.cut(to: start)
-                    return .skipped(ImportShard.other)
-                }
                 copy.plain(row.bytes[token])
                 copy.endRow()
                 return .queued

@@ -23,9 +23,6 @@ struct ImportRun {
 
     private func isStopped() -> Bool { stop.isAsked }
 
-    /// For messages of one of several shards.
-    private var place: String { rules.shard.map { $0.isRouted ? "shard \($0.number): " : "" } ?? "" }
-
     /// Tells apart imports of different files, or of one file that is read in different ways.
     func identity(of input: borrowing ImportInput) -> String {
         "\(input.isFile ? input.fingerprint() : "stream")-\(reading.fingerprint(asOf: rules.asOf, rejects: rejects))"
@@ -40,9 +37,7 @@ struct ImportRun {
         let (known, position) =
             try input.isFile && !restart ? unfinished(name, beginning, on: &connection) : (nil, beginning)
         var refused =
-            if rules.shard?.takesRefused == false {
-                RejectFile(unused: rejects)
-            } else if known == nil {
+            if known == nil {
                 try RejectFile(new: rejects)
             } else {
                 try RejectFile(continuing: rejects, records: position.rejects, causes: position.causes)
@@ -53,7 +48,7 @@ struct ImportRun {
         let source = try known ?? ImportSource.begin(name, position: position.text, on: &connection)
         if known != nil {
             let done = counted(position.lines, reader.items.one, reader.items.many)
-            ConfigurationOptions.complain("\(place)continuing source \(source.id) after \(done)")
+            ConfigurationOptions.complain("continuing source \(source.id) after \(done)")
         }
         do {
             let end = try queueAll(&reader, input, source, &refused, on: &connection)
@@ -62,7 +57,7 @@ struct ImportRun {
             let remedy =
                 input.isFile
                 ? "run the same command again to continue source \(source.id)" : "import the same input again"
-            ConfigurationOptions.complain("\(place)the import is interrupted: \(remedy)")
+            ConfigurationOptions.complain("the import is interrupted: \(remedy)")
             throw error
         }
     }
@@ -89,7 +84,7 @@ struct ImportRun {
         }
         if let other = sources.first {
             ConfigurationOptions.complain(
-                "warning: \(place)source \(other.id), an import of \(HistoryText.plain(name)), was not finished. The file or the options have changed, so this is a new import"
+                "warning: source \(other.id), an import of \(HistoryText.plain(name)), was not finished. The file or the options have changed, so this is a new import"
             )
         }
         return (nil, beginning)
@@ -119,7 +114,7 @@ struct ImportRun {
         _ refused: inout RejectFile, on connection: inout Connection
     ) throws -> End {
         var progress = ProgressBar(
-            place + file, items: reader.items.many, total: input.size, steps: reader.position.offset,
+            file, items: reader.items.many, total: input.size, steps: reader.position.offset,
             count: reader.position.lines)
         defer { progress.finish() }
         var pace = QueuePace(stop: stop)
@@ -190,7 +185,7 @@ struct ImportRun {
         let refused = source.refused + Int64(summary.refused)
         let queued = source.queued + Int64(summary.queued)
         var lines = [
-            "\(place)\(file): \(counted(reader.position.records, "row", "rows")); queued \(queued), refused \(refused), skipped \(reader.position.skipped)"
+            "\(file): \(counted(reader.position.records, "row", "rows")); queued \(queued), refused \(refused), skipped \(reader.position.skipped)"
         ]
         if source.queued + source.refused > 0, !summary.details.isEmpty { lines.append("of these, in this run:") }
         lines += summary.details
@@ -208,8 +203,7 @@ struct ImportRun {
         switch queue {
         case _ where queued == 0: break
         case .registration:
-            let database = place.isEmpty ? "" : ", on the database of this shard"
-            lines.append("to undo\(database): tokenkeeperd withdraw \(source.id)")
+            lines.append("to undo: tokenkeeperd withdraw \(source.id)")
         case .result:
             let topic = TopicOption.typed(topic: reading.topic ?? "", environment: rules.environment.rawValue)
             lines.append("source \(source.id); to undo: tokenkeeperd reinstate --cause stale \(topic) --since TIME")

@@ -39,11 +39,6 @@ internal import Glibc
         self.causes = try Self.continued(Self.causesPath(of: path), causes)
     }
 
-    /// For a run that refuses nothing.
-    init(unused path: String) {
-        self.path = path
-    }
-
     deinit {
         for output in [records, causes] where output.descriptor >= 0 { close(output.descriptor) }
     }

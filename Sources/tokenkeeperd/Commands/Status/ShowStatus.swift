@@ -7,8 +7,7 @@ struct ShowStatus: ParsableCommand {
         commandName: "status",
         abstract: "Print the view tokenkeeper.status: the queue, the tokens, the outbox, and warnings in words.",
         discussion: """
-            Needs the rights of tokenkeeper_reader. Works on a standby. On a router, it is the status of all shards; a shard that does \
-            not answer is a critical warning.
+            Needs the rights of tokenkeeper_reader. Works on a standby.
 
             With --check, it is a plug-in for Nagios, Icinga and the like: one line, performance data, and the exit status 0 (OK), \
             1 (WARNING), 2 (CRITICAL: somebody has to get up) or 3 (UNKNOWN: no answer from PostgreSQL, or no schema).
@@ -43,8 +42,8 @@ struct ShowStatus: ParsableCommand {
         if check { return try runCheck() }
         if watch { return StatusWatch(configuration: try options.load(), interval: .seconds(interval)).run() }
         Signals.unblock()
-        try options.load().withConnection(writes: false, as: "tokenkeeper_reader") { connection in
-            let report = try StatusReport(ofLedgerOrRouter: &connection)
+        try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
+            let report = try StatusReport(on: &connection)
             print(json ? report.json : StatusText.lines(report).joined(separator: "\n"))
         }
     }
@@ -57,7 +56,8 @@ struct ShowStatus: ParsableCommand {
             let configuration = try options.read()
             options.wipePassword()
             var connection = try configuration.connectLikeService(writes: false)
-            result = StatusCheck(try StatusReport(ofLedgerOrRouter: &connection))
+            try Migrator(daemon: Daemon.version).check(&connection)
+            result = StatusCheck(try StatusReport(on: &connection))
         } catch let error as ConfigurationError {
             result = StatusCheck(unknown: error.problems.joined(separator: "; "))
         } catch {
@@ -65,13 +65,5 @@ struct ShowStatus: ParsableCommand {
         }
         print(result.line)
         if result.state != .ok { throw ExitCode(result.state.rawValue) }
-    }
-}
-
-extension StatusReport {
-    /// Checks first that the schema fits.
-    init(ofLedgerOrRouter connection: inout Connection) throws {
-        let isRouter = try Configuration.isRouter(&connection)
-        try self.init(on: &connection, ofRouter: isRouter)
     }
 }

@@ -27,9 +27,9 @@ struct StatusWatch {
         while true {
             do {
                 var connection = try configuration.connectLikeService(writes: false)
-                let isRouter = try Configuration.isRouter(&connection)
+                try Migrator(daemon: Daemon.version).check(&connection)
                 while true {
-                    view.show(try StatusReport(on: &connection, ofRouter: isRouter), at: Self.time)
+                    view.show(try StatusReport(on: &connection), at: Self.time)
                     if quits(after: view, on: screen) { return }
                 }
             } catch {

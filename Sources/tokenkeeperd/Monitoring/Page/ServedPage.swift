@@ -6,14 +6,11 @@ internal import TokenModel
 final class ServedPage: Sendable {
     private let access: PageAccess
     private let overviews: OverviewCache
-    /// Nil without `shards.map`.
-    private let shards: ShardSurvey?
     private let rendered = PageCache()
 
-    init(_ access: PageAccess, _ overviews: OverviewCache, _ shards: ShardSurvey?) {
+    init(_ access: PageAccess, _ overviews: OverviewCache) {
         self.access = access
         self.overviews = overviews
-        self.shards = shards
     }
 
     /// - Returns: Nil if the page is off.
@@ -33,16 +30,9 @@ final class ServedPage: Sendable {
         let contents = overviews.contents
         let page = StatusPage(
             overview: contents.overview, history: contents.history, daemonStatus: state.status,
-            obstacles: state.obstacles, isOld: contents.isOld(),
-            shards: section(contents.overview), now: .now)
+            obstacles: state.obstacles, isOld: contents.isOld(), now: .now)
         return MonitoringPage(
             type: "text/html; charset=utf-8", headers: StatusPage.headers(nonce: nonce),
             text: page.html(nonce: nonce).text)
-    }
-
-    /// Nil before the router is made: then the database does not know that it is a shard.
-    private func section(_ overview: Overview?) -> ShardsSection? {
-        guard let shards, overview == nil || overview?.shard != nil else { return nil }
-        return ShardsSection(found: shards.found(), own: overview?.shard)
     }
 }

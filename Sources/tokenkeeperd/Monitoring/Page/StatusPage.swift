@@ -11,8 +11,6 @@ struct StatusPage {
     let obstacles: [String]
     /// Whether the overview could not be read for so long that it may no longer be true.
     let isOld: Bool
-    /// The other shards; nil if there are none, or if the daemon does not know where they are.
-    let shards: ShardsSection?
     let now: Instant
 
     /// - Parameter nonce: Allows the style sheet; see `headers`.
@@ -20,11 +18,10 @@ struct StatusPage {
         """
         <!doctype html>
         <html lang="en"><head><meta charset="utf-8"><title>\(title)</title>
-        <meta name="viewport" content="width=device-width, initial-scale=1"><meta http-equiv="refresh" content="\(period)">
+        <meta name="viewport" content="width=device-width, initial-scale=1"><meta http-equiv="refresh" content="\(Self.period)">
         <style nonce="\(nonce)">\(HTML(stringLiteral: PageStyle.text))</style></head><body>
-        <header><h1>\(name)</h1><span class="muted">\(Figures.text(now)); refreshes every \(period) s</span></header>
+        <header><h1>tokenkeeperd</h1><span class="muted">\(Figures.text(now)); refreshes every \(Self.period) s</span></header>
         \(attention)
-        \(shards?.html ?? "")
         \(overview.map(numbers) ?? "")
         \(overview.map(campaigns) ?? "")
         \(history.map(results) ?? "")
@@ -56,24 +53,14 @@ struct StatusPage {
     }
 
     /// What somebody has to get up for.
-    private var critical: [String] {
-        let warnings = Array(overview.map { $0.warnings.prefix($0.critical) } ?? [])
-        return own + (shards?.problems(critical: true, own: warnings) ?? warnings)
-    }
+    private var critical: [String] { own + (overview.map { $0.warnings.prefix($0.critical) } ?? []) }
 
-    private var problems: [String] {
-        let warnings = Array(overview.map { $0.warnings.dropFirst($0.critical) } ?? [])
-        return critical + (shards?.problems(critical: false, own: warnings) ?? warnings)
-    }
+    private var problems: [String] { own + (overview?.warnings ?? []) }
 
-    private var name: String { "tokenkeeperd" + (overview?.shard.map { ", shard \($0)" } ?? "") }
+    private var title: String { (problems.isEmpty ? "" : "(\(problems.count)) ") + "tokenkeeperd" }
 
-    private var title: String { (problems.isEmpty ? "" : "(\(problems.count)) ") + name }
-
-    /// In how many seconds the page is loaded again: soon, if the shards are being asked.
-    private var period: Int { isAsking ? 2 : 15 }
-
-    private var isAsking: Bool { shards.map { $0.found == nil } ?? false }
+    /// In how many seconds the page is loaded again.
+    private static let period = 15
 
     /// What a person should look at; the first thing on the page.
     private var attention: HTML {
@@ -83,10 +70,6 @@ struct StatusPage {
             } ?? "<p class=\"muted\">The database has not been read yet. This daemon says: \(daemonStatus)</p>"
         if problems.isEmpty {
             if overview == nil { return "<section><h2>Starting</h2>\(seen)</section>" }
-            if isAsking {
-                return
-                    "<section><h2>Nothing needs attention on this shard; the others are being asked</h2>\(seen)</section>"
-            }
             return "<section class=\"fine\"><h2>Nothing needs attention</h2>\(seen)</section>"
         }
         let critical = critical.count

@@ -13,7 +13,7 @@ import TokenModel
         campaigns: [CampaignProgress] = [], attachments: [Overview.Attachment] = []
     ) -> Overview {
         Overview(
-            at: Self.now, shard: nil, warnings: warnings, critical: critical, queueDepth: 0, isQueueEstimated: false,
+            at: Self.now, warnings: warnings, critical: critical, queueDepth: 0, isQueueEstimated: false,
             oldestResultAge: nil, rejected: 0,
             held: 0, requests: 10_000, failedSends: 0, tokens: [1_234_567, 89, 0, 0, 0], tokensAsOf: Self.now,
             daemons: daemons, campaigns: campaigns, attachments: attachments)
@@ -38,12 +38,11 @@ import TokenModel
     }
 
     private func page(
-        _ overview: Overview?, _ history: OverviewHistory? = nil, obstacle: String? = nil, isOld: Bool = false,
-        shards: ShardsSection? = nil
+        _ overview: Overview?, _ history: OverviewHistory? = nil, obstacle: String? = nil, isOld: Bool = false
     ) -> String {
         StatusPage(
             overview: overview, history: history, daemonStatus: "starting", obstacles: [obstacle].compactMap { $0 },
-            isOld: isOld, shards: shards, now: Self.now
+            isOld: isOld, now: Self.now
         ).html(nonce: "n0nce").text
     }
 
@@ -92,7 +91,7 @@ import TokenModel
 
     @Test func `what a lock keeps status from counting is shown as unknown, not as zero`() {
         let locked = Overview(
-            at: Self.now, shard: nil, warnings: ["a table is locked"], critical: 0, queueDepth: 7,
+            at: Self.now, warnings: ["a table is locked"], critical: 0, queueDepth: 7,
             isQueueEstimated: false,
             oldestResultAge: nil,
             rejected: nil, held: nil, requests: nil, failedSends: nil, tokens: [nil, nil, nil, nil, nil],
@@ -158,117 +157,6 @@ import TokenModel
             page(overview(), history("t")).contains(
                 "<td class=\"number\">5</td><td class=\"number\">1</td><td class=\"number\">1</td><td class=\"number\">12.5 %</td>"
             ))
-    }
-
-    // Shards -----------------------------------------------------------------------------------------------------------
-
-    private func shards(_ answers: [ShardStatus.Answer]) -> ShardsSection {
-        let shards = answers.enumerated().map { ShardStatus(number: $0, answer: $1) }
-        return ShardsSection(found: .init(shards: shards, at: Self.now), own: 0)
-    }
-
-    private func counts(_ change: (inout ShardStatus.Counts) -> Void = { _ in }) -> ShardStatus.Answer {
-        var counts = ShardStatus.Counts()
-        (counts.queueDepth, counts.active, counts.suppressed, counts.liveDaemons) = (1000, 20_000, 7, 1)
-        (counts.rejected, counts.held, counts.requests, counts.failedSends) = (0, 0, 3, 0)
-        change(&counts)
-        return .counts(counts)
-    }
-
-    private func row(_ name: String, _ cells: [String]) -> String {
-        "<tr><td class=\"name\">\(name)</td>"
-            + cells.map { "<td class=\"number\">\($0)</td>" }.joined() + "</tr>"
-    }
-
-    @Test func `all shards are summed up`() {
-        #expect(!page(overview()).contains("All shards"))
-        let html = page(
-            overview(),
-            shards: shards([
-                counts(),
-                counts {
-                    $0.oldestResultAge = .seconds(7)
-                    $0.held = 10_000
-                }, counts { $0.oldestResultAge = .seconds(90) }, counts { $0.requests = nil },
-            ]))
-        #expect(html.contains("Nothing needs attention"))
-        #expect(
-            html.contains(
-                row("all 4", ["0", "4,000", "90 s", "10,000 or more", "0", "9 or more", "0", "80,000", "28", "4"])))
-        #expect(html.contains(row("0, this one", ["0", "1,000", "–", "0", "0", "3", "0", "20,000", "7", "1"])))
-        #expect(html.contains(row("3", ["0", "1,000", "–", "0", "0", "–", "0", "20,000", "7", "1"])))
-    }
-
-    @Test func `a shard that does not answer is named, and the others are summed up`() {
-        let html = page(
-            overview(["mine"]),
-            shards: shards([
-                counts { $0.warnings = ["mine"] },
-                counts {
-                    $0.warnings = ["bad", "old"]
-                    $0.critical = 1
-                }, .missing(because: "connection <refused>"), counts { $0.warnings = ["old"] },
-            ]))
-        #expect(
-            html.contains(
-                "<ul><li class=\"critical\">shard 2 does not answer: connection &lt;refused&gt;</li>"
-                    + "<li class=\"critical\">shard 1: bad</li><li>shard 0: mine</li><li>shards 1, 3: old</li></ul>"))
-        #expect(html.contains("<title>(4) tokenkeeperd</title>"))
-        #expect(
-            html.contains(
-                row("3 of 4: those that answer", ["4", "3,000", "–", "0", "0", "9", "0", "60,000", "21", "3"]))
-        )
-        #expect(html.contains("does not answer: connection &lt;refused&gt;</td></tr>"))
-    }
-
-    @Test func `until the shards have been asked, the page soon comes again`() {
-        let html = page(overview(), shards: ShardsSection(found: nil, own: 0))
-        #expect(html.contains("The shards are being asked."))
-        #expect(html.contains("http-equiv=\"refresh\" content=\"2\""))
-        #expect(page(overview(), shards: shards([counts()])).contains("http-equiv=\"refresh\" content=\"15\""))
-    }
-
-    @Test func `before the daemon's own database was read, the other shards are shown all the same`() {
-        let found = ShardSurvey.Found(
-            shards: [
-                ShardStatus(number: 0, answer: .missing(because: "refused")),
-                ShardStatus(number: 1, answer: counts { $0.warnings = ["old"] }),
-            ], at: Self.now)
-        let html = page(nil, obstacle: "waiting for PostgreSQL", shards: ShardsSection(found: found, own: nil))
-        #expect(
-            html.contains(
-                "<li class=\"critical\">waiting for PostgreSQL</li><li class=\"critical\">shard 0 does not answer: refused</li><li>shard 1: old</li>"
-            ))
-    }
-
-    @Test func `while the shards are being asked, it does not say that all of them are well`() {
-        let html = page(overview(), shards: ShardsSection(found: nil, own: 0))
-        #expect(html.contains("Nothing needs attention on this shard; the others are being asked"))
-        #expect(!page(overview()).contains("on this shard"))
-    }
-
-    @Test func `the shards are asked when somebody looks, at most every ten seconds, and an old answer does not count`()
-    {
-        let start = ContinuousClock.now
-        let found = ShardSurvey.Found(shards: [], at: Self.now)
-        var schedule = ShardSurvey.Schedule()
-        func ask(_ seconds: Int) -> String {
-            let answer = schedule.ask(at: start + .seconds(seconds))
-            return (answer.found == nil ? "nothing" : "found") + (answer.begins ? ", looks" : "")
-        }
-        #expect(!schedule.isDue)
-        #expect(ask(0) == "nothing, looks")
-        #expect(schedule.isDue)
-        #expect(ask(1) == "nothing", "one look at a time")
-        schedule.end(found, from: start, to: start + .seconds(2))
-        #expect(!schedule.isDue)
-        #expect(ask(9) == "found")
-        #expect(ask(10) == "found, looks")
-        #expect(ask(34) == "found", "the look takes long")
-        #expect(ask(35) == "nothing")
-        schedule.end(found, from: start + .seconds(10), to: start + .seconds(40))
-        #expect(ask(100) == "found, looks", "a look takes half a minute")
-        #expect(ask(101) == "nothing")
     }
 
     @Test func `it loads nothing and has no script`() {
