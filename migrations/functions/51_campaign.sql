@@ -129,7 +129,7 @@ DECLARE
 BEGIN
     LOOP
         id := nextval('tokenkeeper.campaign_campaign_id_seq');
-        -- The sequence may be behind, as in a database that was restored without it, or that logical replication has filled.
+        -- The sequence may be behind: in a database that was restored without it, that logical replication has filled, or once it has begun again.
         EXIT WHEN NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = id);
     END LOOP;
     RETURN id;

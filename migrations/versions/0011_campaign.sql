@@ -10,8 +10,8 @@
 -- batch exactly once: the bit in "ended" is set in the transaction that appends to campaign_ending. The batch is deleted with its last one.
 
 CREATE TABLE tokenkeeper.campaign (
-    -- Two numbers go into one bigint in the daemon.
-    campaign_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY CHECK (campaign_id BETWEEN 1 AND 1073741823),
+    -- This number and that of a request go into one bigint in the daemon. After the last number, the first free one is next: nobody can use them up.
+    campaign_id     bigint GENERATED ALWAYS AS IDENTITY (MAXVALUE 1073741823 CYCLE) PRIMARY KEY CHECK (campaign_id BETWEEN 1 AND 1073741823),
     name            text,
     environment     text COLLATE "C" NOT NULL,
     topic           text COLLATE "C" NOT NULL,
