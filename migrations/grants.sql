@@ -6,6 +6,8 @@ DO $$
 DECLARE
     wanted text;
 BEGIN
+    -- For a DBA who runs this file in psql: others may be able to create in a schema of their path.
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     FOREACH wanted IN ARRAY ARRAY['tokenkeeper_sender', 'tokenkeeper_app', 'tokenkeeper_reader',
                                   'tokenkeeper_monitor', 'tokenkeeper_operator', 'tokenkeeper_daemon']
     LOOP

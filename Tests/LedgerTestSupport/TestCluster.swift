@@ -177,7 +177,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
 
     /// - Parameter writes: Whether the primary is needed.
     public func connect(database: String, user: String = "postgres", writes: Bool = true) throws -> Connection {
-        try Connection(to: DatabaseAddress(url(database: database, user: user)), writes: writes)
+        try Connection(asInPsql: DatabaseAddress(url(database: database, user: user)), writes: writes)
     }
 
     /// A new database in a prepared cluster: migrated, with roles and the logins a_sender, a_app, a_reader, a_operator, a_daemon.

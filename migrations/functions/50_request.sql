@@ -1,15 +1,15 @@
 -- Requests: what can be sent.
 
--- Without its own search_path, which would double the cost: its callers set one.
+-- Without its own search_path, which would double the cost: each name in it has its schema.
 CREATE OR REPLACE FUNCTION tokenkeeper.parsed_payload(payload json) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $$
 BEGIN
     -- The longest payload that can be sent has 5120 bytes, and each can be written as an escape of up to six bytes.
-    IF octet_length(parsed_payload.payload::text) > 65536 THEN
+    IF pg_catalog.octet_length(parsed_payload.payload::pg_catalog.text) OPERATOR(pg_catalog.>) 65536 THEN
         RETURN NULL;
     END IF;
-    RETURN parsed_payload.payload::jsonb;
+    RETURN parsed_payload.payload::pg_catalog.jsonb;
 EXCEPTION WHEN data_exception OR program_limit_exceeded OR out_of_memory THEN
     RETURN NULL;
 END

@@ -38,6 +38,7 @@ struct BatchTransaction {
     /// For a script that is one implicit transaction. `jit` costs more than it saves here.
     var settings: String {
         """
+        \(OwnNames.setting)
         SET LOCAL lock_timeout = '\(lockTimeout.milliseconds)ms';
         \(statementTimeout.map { "SET LOCAL statement_timeout = '\($0.milliseconds)ms';" } ?? "")
         SET LOCAL idle_in_transaction_session_timeout = '60s';

@@ -1,13 +1,13 @@
 internal import CLibPQ
 internal import Dispatch
 internal import Glibc
-internal import Synchronization
 public import TokenModel
 
 /// One connection to the database, owned by one thread. It keeps no session state, so it works behind a transaction pooler.
 ///
 /// Start here: this file is the driver of libpq. `DatabaseAddress` says where to connect, `Parameter` and `Row` convert values,
-/// `BatchTransaction` opens transactions, and `DatabaseError` says what to do about a failure.
+/// `BatchTransaction` opens transactions, `OwnNames` says which names resolve in them, and `DatabaseError` says what to do about a
+/// failure.
 @safe public struct Connection: ~Copyable {
     /// Used in this file and in CopyIn.swift only.
     let handle: OpaquePointer
@@ -38,6 +38,8 @@ public import TokenModel
 
     let patience: Patience
     let waiting: Waiting
+    /// Whether every transaction begins with `OwnNames.setting`, also one that a single statement is.
+    let ownNamesOnly: Bool
     private let statements: DurationHistogram?
     private let cancelling = Cancelling()
 
@@ -54,14 +56,20 @@ public import TokenModel
         try self.init(to: address, writes: writes, patience: Patience(), statements: statements, waiting: waiting)
     }
 
+    /// A connection of a test, which also plays the provider: what it sends outside a transaction resolves names as in psql.
+    package init(asInPsql address: DatabaseAddress, writes: Bool = true) throws(DatabaseError) {
+        try self.init(to: address, writes: writes, patience: Patience(), ownNamesOnly: false) { _, _ in }
+    }
+
     init(
         to address: DatabaseAddress, writes: Bool, patience: Patience, statements: DurationHistogram? = nil,
-        waiting: @escaping Waiting
+        ownNamesOnly: Bool = true, waiting: @escaping Waiting
     ) throws(DatabaseError) {
         let attempt = try address.attempt(writes: writes)
         waiting(attempt.patience, .zero)
         unsafe handle = try Self.open(attempt.parameters, password: attempt.password)
         self.patience = patience
+        self.ownNamesOnly = ownNamesOnly
         self.waiting = waiting
         self.statements = statements
         waiting(Self.grace, .zero)
@@ -99,7 +107,8 @@ public import TokenModel
         return unsafe "\(String(cString: host)):\(String(cString: port))"
     }
 
-    /// Runs one or several statements without parameters. Several form one transaction, unless they open their own.
+    /// Runs one or several statements without parameters. Outside a transaction they form one, unless they open their own, and the
+    /// first statement is `OwnNames.setting`.
     ///
     /// - Parameter patience: How long the server may be silent; nil for the usual time.
     /// - Returns: The result of the last statement that returned rows, as text; of the last statement, if none did.
@@ -107,16 +116,23 @@ public import TokenModel
     package mutating func run(
         _ script: String, patience: Duration? = nil
     ) throws(DatabaseError) -> Rows {
+        let script = mustSetPath ? OwnNames.first(in: script) : script
         guard unsafe PQsendQuery(handle, script) == 1 else { throw lost() }
         return try collect(script, cancelWhen: nil, patience: patience ?? self.patience.usual)
     }
 
-    /// Runs one statement. Values are passed as parameters only, and rows are returned in binary.
+    /// Runs one statement. Values are passed as parameters only, and rows are returned in binary. Outside a transaction it gets one of its
+    /// own, which costs two more round trips.
     ///
     /// - Parameter stop: When this is rung during the statement, the statement is cancelled (SQLSTATE 57014). It stays rung.
     package mutating func query(
         _ statement: String, _ parameters: [Parameter] = [], cancelWhen stop: Wakeup? = nil
     ) throws(DatabaseError) -> Rows {
+        if mustSetPath {
+            return try inOwnTransaction { connection throws(DatabaseError) in
+                try connection.query(statement, parameters, cancelWhen: stop)
+            }
+        }
         // One block for all values: each pointer into it is valid until the statement is sent.
         var block: [UInt8] = []
         let counts = parameters.map { $0.encode(into: &block) }
@@ -147,8 +163,9 @@ public import TokenModel
         }
     }
 
-    /// Rolls back if the connection still works. Otherwise the server rolls back.
+    /// Rolls back if a transaction is open and the connection still works. Otherwise the server rolls back.
     package mutating func rollback() {
+        guard unsafe PQtransactionStatus(handle) != PQTRANS_IDLE else { return }
         _ = try? run("ROLLBACK").count
     }
 
@@ -260,28 +277,10 @@ public import TokenModel
     }
 
     private static func oneLine(_ message: String) -> String {
-        // Lines that begin with a tab are libpq's advice.
-        message.split(whereSeparator: \.isNewline).filter { !$0.hasPrefix("\t") }.joined(separator: "; ")
+        // Lines that begin with a tab are libpq's advice. In a message, what stands in backticks is a command of ours, and PostgreSQL quotes what
+        // others have written.
+        String(
+            message.split(whereSeparator: \.isNewline).filter { !$0.hasPrefix("\t") }.joined(separator: "; ")
+                .map { $0 == "`" ? "'" : $0 })
     }
-}
-
-/// Whether the server is being asked to cancel a statement. It may outlive its connection.
-private final class Cancelling: Sendable {
-    private let isUnderWay = Atomic(false)
-    private let group = DispatchGroup()
-
-    /// - Returns: False if a request is already on its way.
-    func begin() -> Bool {
-        if isUnderWay.exchange(true, ordering: .acquiring) { return false }
-        group.enter()
-        return true
-    }
-
-    func end() {
-        isUnderWay.store(false, ordering: .releasing)
-        group.leave()
-    }
-
-    /// Waits until the request has ended, for at most two seconds: the server may not respond at all.
-    func wait() { _ = group.wait(timeout: .now() + 2) }
 }

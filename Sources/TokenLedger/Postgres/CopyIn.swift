@@ -5,13 +5,14 @@ extension Connection {
     /// How much is handed to libpq at once, in bytes.
     private static let copyPiece = 65_536
 
-    /// Runs a `COPY … FROM STDIN` with these rows. Either all of them are inserted, or it throws.
+    /// Runs a `COPY … FROM STDIN` with these rows, in a transaction that is open. Either all of them are inserted, or it throws.
     ///
     /// - Parameters:
     ///   - statement: The COPY, in text format.
     ///   - rows: The rows as `CopyText` writes them. They are sent in pieces, so libpq holds no second copy of them.
     /// - Returns: How many rows were inserted.
     package mutating func copy(_ statement: String, rows: [UInt8]) throws(DatabaseError) -> Int {
+        unsafe precondition(PQtransactionStatus(handle) != PQTRANS_IDLE, "a COPY outside a transaction: see OwnNames")
         guard unsafe PQsendQuery(handle, statement) == 1 else { throw lost() }
         try beginCopy(statement)
         var sent = 0

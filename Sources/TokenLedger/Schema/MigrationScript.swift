@@ -7,7 +7,6 @@ struct MigrationScript {
 
     /// Until the lock is held, another migrator may take its time. A statement may take as long as it needs.
     static let transaction = BatchTransaction(lockTimeout: .seconds(60), statementTimeout: .zero, isDurable: true)
-    static let settings = "SET LOCAL search_path = pg_catalog, pg_temp;"
 
     /// With two migrators, one waits here. From then on, no lock of an application is waited for at length.
     static let lock = "\(DrainLock.migration); SET LOCAL lock_timeout = '5s';"
@@ -84,7 +83,7 @@ struct MigrationScript {
     ///   - found: The schema's fingerprint when the plan was made; nil if there was no schema.
     ///   - owner: The role to work as, if not the login role.
     func text(for found: String?, owner: String?) -> String {
-        let begin = (Self.transaction.begin + Self.settings).split(separator: "\n").joined(separator: "\n")
+        let begin = Self.transaction.begin.split(separator: "\n").joined(separator: "\n")
         var parts = ["-- tokenkeeperd \(release): run this with psql.\n\\set ON_ERROR_STOP on", begin]
         if let owner {
             parts.append(

@@ -60,7 +60,7 @@ public struct Migrator {
 
     private func applyLocked(_ connection: inout Connection, createsRoles: Bool) throws -> MigrationPlan {
         do {
-            return try connection.transaction(MigrationScript.transaction, settings: MigrationScript.settings) {
+            return try connection.transaction(MigrationScript.transaction) {
                 try apply(&$0, createsRoles: createsRoles)
             }
         } catch let error as DatabaseError where error.sqlState == "2BP01" {
