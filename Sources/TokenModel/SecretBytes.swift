@@ -22,13 +22,21 @@ internal import Glibc
         unsafe self.init(count: bytes.count) { memory in unsafe memory.copyBytes(from: bytes) }
     }
 
-    /// Reads a file.
+    /// Reads a regular file. A FIFO, a device or a socket is refused: nobody may write to the one, and the other may never end.
     ///
     /// - Parameter limit: The largest size in bytes.
     public convenience init(contentsOf path: String, limit: Int = 1 << 20) throws(UnreadableFile) {
-        let file = unsafe open(path, O_RDONLY | O_CLOEXEC)
+        // Without O_NONBLOCK, opening a FIFO waits for its writer.
+        let file = unsafe open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)
         guard file >= 0 else { throw UnreadableFile(error: errno) }
         defer { close(file) }
+        var about = stat()
+        guard unsafe fstat(file, &about) == 0 else { throw UnreadableFile(error: errno) }
+        switch about.st_mode & S_IFMT {
+        case S_IFREG: break
+        case S_IFDIR: throw UnreadableFile(error: EISDIR)
+        default: throw UnreadableFile.notRegular
+        }
         let buffer = UnsafeMutableRawBufferPointer.allocate(byteCount: limit + 1, alignment: 1)
         var count = 0
         defer {

@@ -2,7 +2,8 @@ internal import Glibc
 
 /// Why a file cannot be read.
 public struct UnreadableFile: Error, Equatable, CustomStringConvertible {
-    /// In words, without the file's name: `No such file or directory`, `Permission denied for user 997`, `larger than 1 MiB`.
+    /// In words, without the file's name: `No such file or directory`, `Permission denied for user 997`, `larger than 1 MiB`,
+    /// `not a regular file`.
     public let description: String
 
     /// - Parameter error: The `errno` of the call that failed.
@@ -16,4 +17,10 @@ public struct UnreadableFile: Error, Equatable, CustomStringConvertible {
     init(limit: Int) {
         description = "larger than \(limit >> 20) MiB"
     }
+
+    private init(_ description: String) {
+        self.description = description
+    }
+
+    static let notRegular = UnreadableFile("not a regular file")
 }

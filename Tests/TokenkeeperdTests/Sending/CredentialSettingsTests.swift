@@ -140,6 +140,16 @@ private func problems(_ flags: [String]) -> [String] {
             #expect(daemon.wait() == 78 && daemon.logged.contains(complaint))
         }
 
+        // Nobody writes to it.
+        #expect(mkfifo(folder + "/fifo.p8", 0o600) == 0)
+        for command in ["check-config", "doctor"] {
+            let run = try ProgramRun(
+                [DaemonProcess.program, command] + flags(["key_file": folder + "/fifo.p8"]).flatMap { ["--set", $0] },
+                environment: ["TOKENKEEPER_DATABASE_URL": "postgresql://u@127.0.0.1:1/none"])
+            #expect(
+                (run.output + run.errors).contains("\(folder)/fifo.p8 cannot be read: not a regular file"), "\(run)")
+        }
+
         // As systemd passes it: LoadCredential=apns:/etc/tokenkeeperd/apns.
         try FileManager.default.copyItem(atPath: files.signingKeyFile, toPath: folder + "/apns_AuthKey_X.p8")
         let handedOver = try checkConfig(
