@@ -28,6 +28,8 @@ struct ConnectionState {
         private(set) var writtenAt: ContinuousClock.Instant?
         /// Whether TLS has taken the end of the request. The server may respond before that.
         var isWhole = false
+        /// When the request was settled; nil before, and once the stream is to be reset.
+        var settledAt: ContinuousClock.Instant?
         /// Whether the head of a response has arrived.
         var hasHead = false
         /// The request's size in bytes, estimated.
@@ -162,6 +164,7 @@ struct ConnectionState {
         }
         countSend(stream, at: now, time)
         guard var delivery = take(stream) else { return nil }
+        streams[stream]?.settledAt = now
         if let writtenAt = streams[stream]?.writtenAt { delivery.wasAnswered(after: now - writtenAt) }
         return .turn(delivery, .answer(answer))
     }
@@ -246,6 +249,13 @@ struct ConnectionState {
             let turn = Delivery.Turn.failure(.timeout, message: "no response within \(limit)", wasSent: true)
             return (stream, wasWritten ? .turn(delivery, turn) : .refused(delivery))
         }
+    }
+
+    /// The streams of requests that were settled long ago: the server does not end its response. They are to be reset.
+    mutating func lingering(after limit: Duration, at now: ContinuousClock.Instant) -> [Int32] {
+        let late = streams.filter { _, stream in stream.settledAt.map { now - $0 > limit } ?? false }.keys.sorted()
+        for stream in late { streams[stream]?.settledAt = nil }
+        return late
     }
 
     /// Whether the output has held a part of a request for too long. Only after the connection is closed may another one send the

@@ -25,6 +25,7 @@ internal import CNgHTTP2
     private var headBytes = 0
     private var continuations = 0
     private var idleFrames = 0
+    private var strayBytes = 0
     private var complaint: String?
 
     /// A header block with more bytes resets its stream. One with more CONTINUATION frames ends the session.
@@ -32,6 +33,8 @@ internal import CNgHTTP2
     static let mostContinuations = 4
     /// The most frames that may arrive between two calls of `beginPeriod` without any part of a response.
     static let mostIdleFrames = 10_000
+    /// The most bytes that may arrive for no stream: libnghttp2 ignores what follows a reset, and a server may have sent a window's worth.
+    static let mostStrayBytes = 16 << 20
     /// Responses never exhaust this window: libnghttp2 opens it again when half of it is used.
     private static let connectionWindow: Int32 = 1 << 24
 
@@ -130,6 +133,8 @@ internal import CNgHTTP2
     func receive(_ bytes: UnsafeBufferPointer<UInt8>) throws(Failure) {
         let taken = unsafe nghttp2_session_mem_recv(session, bytes.baseAddress, bytes.count)
         if taken < 0 { throw failure(taken) }
+        strayBytes += bytes.count
+        if strayBytes > Self.mostStrayBytes { throw Failure(message: "the server sends on streams that have ended") }
     }
 
     /// Appends outgoing frames to the buffer until it has at least `limit` bytes, or until no frame is left.
@@ -175,7 +180,7 @@ extension HTTP2Session {
 
     private static func set(_ callbacks: OpaquePointer?) {
         unsafe nghttp2_session_callbacks_set_on_begin_frame_callback(callbacks) { _, frame, this in
-            unsafe HTTP2Session.at(this).begins(type: UInt32(frame!.pointee.type))
+            unsafe HTTP2Session.at(this).begins(frame!.pointee)
         }
         unsafe nghttp2_session_callbacks_set_on_header_callback(callbacks) {
             _, frame, name, nameCount, value, valueCount, _, this in
@@ -224,8 +229,9 @@ extension HTTP2Session {
         return count
     }
 
-    private func begins(type: UInt32) -> Int32 {
-        switch type {
+    private func begins(_ head: nghttp2_frame_hd) -> Int32 {
+        if head.type != NGHTTP2_DATA.rawValue || streams[head.stream_id] != nil { strayBytes -= 9 + head.length }
+        switch UInt32(head.type) {
         case NGHTTP2_HEADERS.rawValue, NGHTTP2_PUSH_PROMISE.rawValue: (headBytes, continuations) = (0, 0)
         case NGHTTP2_CONTINUATION.rawValue: continuations += 1
         default: break
@@ -251,7 +257,9 @@ extension HTTP2Session {
     private func takes(_ piece: Span<UInt8>, on stream: Int32) {
         guard let place = streams.index(forKey: stream) else { return }
         if piece.count > 0 { idleFrames = 0 }
-        if !streams.values[place].parser.take(piece: piece) { reset(stream) }
+        if streams.values[place].parser.take(piece: piece) { return }
+        reset(stream)
+        closed(stream, HTTP2Error.cancel)  // The reset may have to wait until the server reads.
     }
 
     private func received(_ frame: UnsafePointer<nghttp2_frame>) {

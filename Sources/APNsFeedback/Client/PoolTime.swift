@@ -16,12 +16,14 @@ extension ConnectionPool {
         let isDead = connections[place].hasNotAnswered(for: limits.answerTimeout, at: now)
         let isSlow = connections[place].cannotWrite(for: limits.answerTimeout, at: now)
         let wasResting = connections[place].isResting(at: now)
+        let lingering = connections[place].lingering(after: limits.answerTimeout, at: now)
         let late = connections[place].overdue(after: limits.answerTimeout, at: now)
         if !wasResting, connections[place].isResting(at: now) { backoff.wasFruitless(number, at: now) }
         for (stream, ending) in late {
             actions.append(.reset(connection: number, stream: stream))
             take(ending, of: number, at: now)
         }
+        actions += lingering.map { .reset(connection: number, stream: $0) }
         if isDead {
             close(number, "no response on the connection within \(limits.answerTimeout)", at: now)
         } else if isSlow {

@@ -441,6 +441,20 @@ private struct Stage {
         #expect(stage.pool.inFlight == 2, "both go again")
     }
 
+    @Test func `the stream of a 200 that does not end is reset, once, after the time limit`() {
+        var stage = Stage.proven(requests: 2)
+        stage.write([3], 1)
+        stage.tell(.head(3, PushResponse(status: 200)), 1)
+        #expect(stage.outcomes.count == 2 && stage.pool.inFlight == 0)
+        stage.pass(.seconds(30))
+        #expect(stage.resets == [])
+        for _ in 1...2 {
+            stage.pass(.seconds(31))
+            stage.pool.heard(1, at: stage.now)
+        }
+        #expect(stage.resets == [3] && stage.closed == [])
+    }
+
     @Test func `a request held back by flow control moves to another connection, and costs no send`() {
         var stage = Stage.proven(requests: 2)
         stage.pass(.seconds(20))

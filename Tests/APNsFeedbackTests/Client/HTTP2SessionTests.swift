@@ -89,6 +89,45 @@ import TokenModel
         #expect(session.takeEvents() == [.head(1, PushResponse(status: 410)), .closed(1, code: 8)])
     }
 
+    @Test func `a body that goes on after its stream was reset ends the session`() throws {
+        var session = try session(2)
+        let piece = String(repeating: " ", count: 16384)
+        try session.receive(Frames.head(1, "410"))
+        #expect(throws: HTTP2Session.Failure(message: "the server sends on streams that have ended")) {
+            for _ in 1...2000 {
+                try session.receive(Frames.data(1, piece, ends: false))
+                _ = try session.send()
+            }
+        }
+        #expect(session.takeEvents() == [.head(1, PushResponse(status: 410)), .closed(1, code: 8)])
+    }
+
+    @Test func `a reset that cannot leave keeps no request waiting`() throws {
+        var session = try session()
+        try session.receive(Frames.head(1, "410"))
+        let piece = String(repeating: " ", count: 16384)
+        for _ in 1...64 {
+            try session.receive(Frames.data(1, piece, ends: false))
+            _ = try session.send()
+        }
+        #expect(session.takeEvents() == [.head(1, PushResponse(status: 410))])
+        try session.receive(Frames.data(1, " ", ends: false))
+        #expect(session.takeEvents() == [.closed(1, code: 8)], "before anything was written")
+    }
+
+    @Test func `many whole responses are no stray bytes`() throws {
+        var session = try SessionOverMemory(settings: [(.mostStreams, 1000)])
+        let body = String(repeating: " ", count: 16384)
+        for number in 0..<1200 {
+            let stream = Int32(2 * number + 1)
+            #expect(session.open(request(number)) == stream)
+            _ = try session.send()
+            try session.receive(Frames.answer(stream, "400", body))
+            _ = try session.send()
+            session.session.beginPeriod()
+        }
+    }
+
     @Test func `a request ends with the frame that has END_STREAM, and not before`() throws {
         var session = try SessionOverMemory(settings: [(.initialWindow, 3)])
         var long = request()
