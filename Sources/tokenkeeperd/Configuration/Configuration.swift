@@ -254,6 +254,9 @@ struct Configuration: Sendable {
     }
     /// Where to serve scrapes; nil for nowhere.
     var metricsAddress: ListenAddress? { values["metrics.listen"]?.value.flatMap(ListenAddress.init) }
+    var hostNames: HostNames {
+        HostNames((values["metrics.hosts"]?.value ?? "").split(separator: " ").map(String.init))
+    }
     var pageAccess: PageAccess { values["metrics.page"]?.value.flatMap(PageAccess.init) ?? .off }
     var logFormat: LogFormat { LogFormat(rawValue: text("log.format")) ?? .logfmt }
     var logLevel: Logger.Level { Logger.Level(rawValue: text("log.level")) ?? .info }

@@ -172,6 +172,10 @@ struct Setting: Sendable {
             "Where the daemon serves /metrics for Prometheus, /live, /ready and the status page, to everybody who can connect. Unset: nowhere."
         ),
         Setting(
+            "metrics.hosts", .words, nil, reloadable: false, example: "tokenkeeperd.example.com",
+            "Names by which clients may ask, beside IP addresses, names without a dot and this machine's own name: what the Host header may be."
+        ),
+        Setting(
             "metrics.page", .choice(PageAccess.allCases.map(\.rawValue)), PageAccess.loopback.rawValue,
             reloadable: false,
             "Who may see the status page: nobody (off), clients on this machine (loopback), or everybody who can connect (network)."

@@ -115,8 +115,8 @@ struct Daemon {
         }
         logger.notice("started", metadata: ["version": "\(Self.version)", "daemon_id": "\(daemonID)"])
         let monitoring = Monitoring.serve(
-            configuration.metricsAddress, metrics, ServedPage(configuration.pageAccess, overviews), settings,
-            report, logger)
+            configuration.metricsAddress, as: configuration.hostNames, metrics,
+            ServedPage(configuration.pageAccess, overviews), settings, report, logger)
         defer { monitoring?.stop() }
         if report.cannotBeHeard { logger.warning("NOTIFY_SOCKET names no socket that can be sent to") }
         WorkerThread.start(ServiceState.Part.drain.rawValue) { drain.run() }
@@ -146,7 +146,8 @@ struct Daemon {
         "\(hostName)/\(getpid())/\(Int(Date.now.timeIntervalSince1970))"
     }
 
-    private static var hostName: String {
+    /// This machine's name.
+    static var hostName: String {
         var name = [CChar](repeating: 0, count: 256)
         _ = unsafe gethostname(&name, name.count - 1)
         return String(decoding: name.prefix { $0 != 0 }.map { UInt8(bitPattern: $0) }, as: UTF8.self)

@@ -5,14 +5,16 @@ internal import NIOHTTP1
 enum Monitoring {
     /// Begins to serve, if an address is configured. Without it, the daemon does all its other work: an address in use is logged.
     static func serve(
-        _ address: ListenAddress?, _ metrics: ProcessMetrics, _ page: ServedPage, _ settings: LiveConfiguration,
+        _ address: ListenAddress?, as hosts: HostNames, _ metrics: ProcessMetrics, _ page: ServedPage,
+        _ settings: LiveConfiguration,
         _ report: ServiceNotifier, _ logger: Logger
     ) -> MonitoringServer? {
         guard let address else { return nil }
         let cache = PageCache()
         do {
             let server = try MonitoringServer(address) { request in
-                switch request.path {
+                guard hosts.admit(request.host) else { return strange }
+                return switch request.path {
                 case "/": page.response(to: request, report.current)
                 case "/metrics":
                     cache.page {
@@ -34,6 +36,10 @@ enum Monitoring {
             return nil
         }
     }
+
+    private static let strange = MonitoringPage(
+        status: .forbidden, isAlwaysServed: true,
+        text: "ask by an IP address, by a name without a dot, or by a name of metrics.hosts\n")
 
     private static func check(_ isFine: Bool, otherwise words: String) -> MonitoringPage {
         isFine

@@ -85,7 +85,7 @@ final class MonitoringServer: Sendable {
 struct MonitoringRequest: Sendable {
     /// Without the query.
     var path: String
-    /// The Host header; nil if there is none, or more than one.
+    /// The Host header; nil if there is none. Several are joined by commas, which no host has.
     var host: String?
     /// Whether the client is on this machine.
     var isLocal: Bool
@@ -184,7 +184,7 @@ private final class MonitoringHandler: ChannelInboundHandler {
         }
         let hosts = request.headers["host"]
         let asked = MonitoringRequest(
-            path: String(request.uri.prefix { $0 != "?" }), host: hosts.count == 1 ? hosts[0] : nil,
+            path: String(request.uri.prefix { $0 != "?" }), host: hosts.isEmpty ? nil : hosts.joined(separator: ","),
             isLocal: Self.isLocal(context.channel.remoteAddress))
         let page = pages(asked) ?? MonitoringPage(status: .notFound, text: "there is /metrics, /live and /ready\n")
         if page.isAlwaysServed { return page }

@@ -145,11 +145,31 @@ import Testing
         #expect(page.contains("\r\ncontent-security-policy: default-src 'none'; "))
         #expect(!page.contains("<script"))
         #expect(!page.contains("abababababab"))
-        let rebound = try PlainClient("127.0.0.1", port)
-        rebound.send("GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n")
-        #expect(rebound.read().hasPrefix("HTTP/1.1 403 "))
         #expect(
             try database.psql("SELECT sum(tokens) FROM tokenkeeper.token_count_hour WHERE state = 'active'") == "1200")
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `every path is refused under a name that a stranger may control`() throws {
+        let database = try TestCluster.shared.database()
+        let port = try TestCluster.freePort()
+        let daemon = try DaemonProcess(
+            database.url(),
+            settings: ["metrics.listen=127.0.0.1:\(port)", "metrics.page=network", "metrics.hosts=tokens.example"])
+        try eventually("it is ready") { PlainClient.get("/ready", port).hasPrefix("HTTP/1.1 200 ") }
+        for path in ["/", "/metrics", "/live", "/ready", "/none"] {
+            for (headers, isRefused) in [
+                ("Host: evil.example:\(port)\r\n", true), ("Host: localhost\r\nHost: evil.example\r\n", true),
+                ("Host: tokens.example:\(port)\r\n", false), ("Host: localhost:\(port)\r\n", false), ("", false),
+            ] {
+                let client = try PlainClient("127.0.0.1", port)
+                client.send("GET \(path) HTTP/1.1\r\n\(headers)\r\n")
+                let answer = client.read()
+                #expect(
+                    answer.hasPrefix("HTTP/1.1 ") && answer.hasPrefix("HTTP/1.1 403 ") == isRefused,
+                    "\(path) \(headers): \(answer)")
+            }
+        }
         #expect(daemon.stop() == 0)
     }
 

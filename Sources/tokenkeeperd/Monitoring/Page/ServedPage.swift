@@ -16,10 +16,10 @@ final class ServedPage: Sendable {
     /// - Returns: Nil if the page is off.
     func response(to request: MonitoringRequest, _ state: ServiceState) -> MonitoringPage? {
         if access == .off { return nil }
-        guard access.admits(isLocal: request.isLocal, host: request.host) else {
+        guard access.admits(isLocal: request.isLocal) else {
             return MonitoringPage(
                 status: .forbidden,
-                text: "this page is only for this machine, by an address such as 127.0.0.1; see metrics.page\n")
+                text: "this page is only for this machine; see metrics.page\n")
         }
         return rendered.page { render(state) }
     }
