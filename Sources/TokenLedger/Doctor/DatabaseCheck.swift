@@ -24,7 +24,8 @@ public struct DatabaseCheck: Sendable {
     /// - Parameter lockTimeout: The setting `drain.lock_timeout`.
     public static func all(lockTimeout: Duration) -> [DatabaseCheck] {
         [
-            roles, rights, daemons, warnings, publications, slots, oldTransactions, prepared, autovacuum, deadRows,
+            roles, rights, searchPath, daemons, warnings, publications, slots, oldTransactions, prepared, autovacuum,
+            deadRows,
             freezing,
         ]
             + [standby, settings(lockTimeout: lockTimeout), durability, connections]

@@ -47,7 +47,7 @@ import TokenModel
         #expect(found.contains { $0.grade == "not checked" && $0.words.contains("pg_read_all_stats") }, "\(run)")
         #expect(found.contains { $0.subject == "disk" && $0.words.contains("needs pg_read_all_settings") })
         for subject in [
-            "schema", "roles", "rights", "daemons", "publications", "locks", "clock", "autovacuum", "settings",
+            "schema", "roles", "rights", "search path", "daemons", "publications", "locks", "clock", "autovacuum", "settings",
         ] {
             #expect(found.contains { $0.grade == "ok" && $0.subject == subject }, "\(subject): \(run)")
         }
@@ -65,8 +65,15 @@ import TokenModel
             REVOKE INSERT ON tokenkeeper.send_result FROM tokenkeeper_sender;
             REVOKE SELECT ON tokenkeeper.stale_share FROM tokenkeeper_monitor;
             ALTER ROLE a_daemon SET default_transaction_read_only = on;
+            GRANT CREATE ON SCHEMA public TO PUBLIC;
+            CREATE SCHEMA "of$others"; GRANT CREATE ON SCHEMA "of$others" TO PUBLIC, a_sender;
+            CREATE SCHEMA unused; GRANT CREATE ON SCHEMA unused TO PUBLIC;
+            CREATE SCHEMA theirs; GRANT CREATE ON SCHEMA theirs TO a_app;
             SELECT pg_create_physical_replication_slot('forgotten', true)
             """, user: "postgres")
+        try database.psql(
+            "ALTER ROLE a_daemon IN DATABASE \(database.name) SET search_path = \"$user\", \"of$others\"; ALTER ROLE a_app SET search_path = theirs",
+            user: "postgres")
         try database.psql("ALTER SYSTEM SET deadlock_timeout = '100ms'", user: "postgres")
         try database.psql("SELECT pg_reload_conf()", user: "postgres")
         try eventually("the server has read it") {
@@ -89,6 +96,16 @@ import TokenModel
                 "tokenkeeper_monitor lacks SELECT on stale_share → tokenkeeperd grants",
                 "tokenkeeper_sender lacks INSERT on send_result → tokenkeeperd grants",
             ])
+        let path = problems(run, "search path")
+        #expect(path.count == 2, "\(run)")
+        #expect(path.first?.hasPrefix("every login may create in the schema of$others, ") == true)
+        #expect(path.first?.hasSuffix(" → ") == true, "the name could run something in a shell")
+        #expect(path.last?.hasSuffix(" → REVOKE CREATE ON SCHEMA public FROM PUBLIC;") == true)
+        #expect(
+            findings(run).filter { $0.grade == "note" && $0.subject == "search path" }.map { $0.words.prefix(39) } == [
+                "a_app may create in the schema theirs, ", "a_sender may create in the schema of$ot",
+            ])
+        try database.psql(#"REVOKE CREATE ON SCHEMA "of$others" FROM PUBLIC"#, user: "postgres")
         #expect(problems(run, "durability").first?.hasPrefix("fsync is off") == true)
         #expect(problems(run, "slots").first?.hasSuffix("SELECT pg_drop_replication_slot('forgotten');") == true)
         #expect(problems(run, "locks").first?.hasPrefix("tokenkeeper.held_result is locked (SHARE)") == true, "\(run)")
