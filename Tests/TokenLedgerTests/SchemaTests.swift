@@ -122,6 +122,35 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
                 "SELECT count(*) FROM pg_proc WHERE pronamespace = 'tokenkeeper'::regnamespace AND prosecdef") != "0")
     }
 
+    /// A body that is a text is looked up again at each call, in the caller's path, unless the function sets its own.
+    @Test func `every function has a parsed body, its own search path, or names with their schemas`() throws {
+        var owner = try TestCluster.shared.database().connect()
+        let loose = try owner.lines(
+            """
+            SELECT p.proname FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+            WHERE p.pronamespace = 'tokenkeeper'::regnamespace AND l.lanname IN ('sql', 'plpgsql') AND p.prosqlbody IS NULL
+              AND NOT coalesce(p.proconfig && ARRAY['search_path=pg_catalog, pg_temp'], false)
+            ORDER BY 1
+            """, columns: 1)
+        // These two would cost twice as much. The shards' function goes with the shards.
+        #expect(loose.filter { $0 != "shard_of" } == ["parsed_payload", "tag_vector"])
+        // They find nothing of the caller's.
+        try owner.run(
+            """
+            CREATE SCHEMA hostile;
+            CREATE FUNCTION hostile.octet_length(text) RETURNS integer LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''trapped''; END';
+            CREATE FUNCTION hostile.larger(integer, integer) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''trapped''; END';
+            CREATE OPERATOR hostile.> (LEFTARG = integer, RIGHTARG = integer, FUNCTION = hostile.larger);
+            CREATE FUNCTION hostile.array_to_tsvector(text[]) RETURNS tsvector LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''trapped''; END';
+            CREATE DOMAIN hostile.text AS pg_catalog.text CHECK (value IS NULL);
+            CREATE DOMAIN hostile.jsonb AS pg_catalog.jsonb CHECK (value IS NULL)
+            """)
+        try owner.run("SET search_path = hostile, pg_catalog")
+        #expect(throws: DatabaseError.self) { try owner.run("SELECT octet_length('a'::pg_catalog.text)") }
+        #expect(try owner.scalar("SELECT tokenkeeper.parsed_payload('{\"a\": 1}')") == "{\"a\": 1}")
+        #expect(try owner.scalar("SELECT tokenkeeper.tag_vector('{a}')") == "'a'")
+    }
+
     @Test func `nothing belongs to a superuser`() throws {
         var owner = try TestCluster.shared.database().connect()
         let owners = try owner.lines(

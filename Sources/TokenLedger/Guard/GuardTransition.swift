@@ -65,8 +65,8 @@ public enum MassFailureGuard {
     public static func resetQuiet(
         _ limits: GuardLimits, on connection: inout Connection
     ) throws(DatabaseError) -> [(environment: String, topic: String, cause: GuardTransition.Cause)] {
-        // Usually no guard has tripped, and this query is cheaper than a transaction.
-        let tripped = try connection.query("SELECT FROM tokenkeeper.guard WHERE tripped LIMIT 1")
+        // Usually no guard has tripped, and this takes one round trip.
+        let tripped = try connection.run("SELECT FROM tokenkeeper.guard WHERE tripped LIMIT 1")
         if tripped.count == 0 { return [] }
         return try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100))) {
             connection throws(DatabaseError) in
