@@ -463,6 +463,16 @@ import Testing
     @Test func `a topic in a command is quoted for a shell`() {
         #expect(ShellWord.quoted("com.example.app-1_x") == "com.example.app-1_x")
         #expect(ShellWord.quoted("a b'; rm") == "'a b'\"'\"'; rm'")
+        for word in ["a b'; rm", "`rm`", "$(rm)", "it's", "a\\", "!x", "a\"b"] {
+            #expect(
+                ShellWord.isInert("tokenkeeperd x --topic \(ShellWord.quoted(word))") == !word.contains("`"), "\(word)")
+        }
+        for command in ["x `rm`", "DROP PUBLICATION \"$(rm)\";", "x $HOME", "x 'y", "x\ny", "x \"\\\"", "x '`rm`'"] {
+            #expect(!ShellWord.isInert(command), "\(command)")
+        }
+        for command in ["ALTER TABLE \"it's\" RESET (a);", "chgrp a 'b$c'; chmod 640 'b$c'"] {
+            #expect(ShellWord.isInert(command), "\(command)")
+        }
     }
 
     @Test(

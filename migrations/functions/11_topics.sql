@@ -21,6 +21,14 @@ COMMENT ON FUNCTION tokenkeeper.topic_fault(text) IS
     'What is wrong with a text as a topic, the apns-topic header of 1 to 512 visible ASCII characters, and what was expected; null if nothing.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.topic_fault(text) FROM PUBLIC;
 
+-- Senders choose topics, other sessions their application_name, and APNs or what answers in its place the reasons.
+CREATE OR REPLACE FUNCTION tokenkeeper.without_backticks(words text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN translate(words, '`', '''');
+COMMENT ON FUNCTION tokenkeeper.without_backticks(text) IS
+    'A text that others have chosen, for a message: what stands in backticks there is a command of ours, which people copy. Each backtick becomes a quote.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.without_backticks(text) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.ensure_topic(environment text, topic text) RETURNS integer
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp

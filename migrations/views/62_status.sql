@@ -146,7 +146,7 @@ WITH latest AS (
     SELECT tokenkeeper.counted_rows('held_registration') AS logouts
 ), guards AS (
     SELECT array_agg(format('the mass-failure guard of %s (%s) tripped at %s UTC: %s would suppress %s of %s active tokens within a day; '
-                         'see `tokenkeeperd held list`', g.topic, g.environment,
+                         'see `tokenkeeperd held list`', tokenkeeper.without_backticks(g.topic), g.environment,
                          to_char(g.tripped_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'),
                          tokenkeeper.guarded_words(g.cause),
                          g.tokens, coalesce(g.active, 0))
@@ -154,28 +154,30 @@ WITH latest AS (
     FROM (SELECT * FROM tokenkeeper.guard WHERE tripped ORDER BY tripped_at LIMIT 20) AS g
 ), waves AS (
     SELECT array_agg(format('since %s UTC, %s of %s active tokens of %s (%s) have turned stale (%s%%), far more than usual; '
-                         'if that is a mistake: `%s`', to_char(w.since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), w.tokens, w.active,
-                         t.topic, t.environment, floor(w.tokens * 100 / greatest(w.active, 1)), w.undo) ORDER BY w.since) AS words
+                         'if that is a mistake: %s', to_char(w.since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), w.tokens, w.active,
+                         tokenkeeper.without_backticks(t.topic), t.environment, floor(w.tokens * 100 / greatest(w.active, 1)),
+                         CASE WHEN w.undo LIKE '%`%' THEN 'see tokenkeeper.stale_wave' ELSE '`' || w.undo || '`' END) ORDER BY w.since) AS words
     FROM (SELECT * FROM tokenkeeper.stale_wave ORDER BY since LIMIT 20) AS w JOIN tokenkeeper.topic AS t USING (topic_id)
 ), swept AS (
     SELECT s.* FROM tokenkeeper.sweep_run AS s
     WHERE s.outcome IN ('finished', 'failed', 'interrupted') AND NOT s.dry_run ORDER BY s.run_id DESC LIMIT 1
 ), refused AS (
     SELECT array_agg(format('the last sweep refused to prune %s of the %s tokens of %s (%s), more than %s; '
-                         'see `tokenkeeperd sweep --dry-run`, and `--force`', r.tokens, r.of_tokens, r.topic, r.environment, r.max_tokens)
+                         'see `tokenkeeperd sweep --dry-run`, and `--force`', r.tokens, r.of_tokens, tokenkeeper.without_backticks(r.topic),
+                         r.environment, r.max_tokens)
                      ORDER BY r.topic, r.environment) AS words
     FROM (SELECT s.topic, s.environment, sum(s.tokens) AS tokens, max(s.of_tokens) AS of_tokens, max(s.max_tokens) AS max_tokens
           FROM swept JOIN tokenkeeper.sweep_topic AS s USING (run_id) WHERE s.refused GROUP BY 1, 2 ORDER BY 1, 2 LIMIT 20) AS r
 ), cached AS (
     -- Warnings that a daemon has found. It looks again within minutes, so older warnings are outdated.
-    SELECT array_agg(w.words ORDER BY c.source, w.position) AS words
+    SELECT array_agg(tokenkeeper.without_backticks(w.words) ORDER BY c.source, w.position) AS words
     FROM tokenkeeper.status_cache AS c CROSS JOIN unnest(c.words) WITH ORDINALITY AS w (words, position)
     WHERE c.as_of > clock_timestamp() - interval '1 hour'
 ), crowded AS (
-    SELECT array_agg(format('device_id %L of %s (%s) has %s tokens: is it a constant?%s',
+    SELECT array_agg(tokenkeeper.without_backticks(format('device_id %L of %s (%s) has %s tokens: is it a constant?%s',
                             left(c.device_id, 40) || CASE WHEN length(c.device_id) > 40 THEN '...' ELSE '' END, t.topic, t.environment,
                             CASE WHEN n.tokens = 1000 THEN '1000 or more' ELSE n.tokens::text END,
-                            CASE WHEN n.tokens = 1000 THEN ' Further tokens are registered without a device.' ELSE '' END)
+                            CASE WHEN n.tokens = 1000 THEN ' Further tokens are registered without a device.' ELSE '' END))
                      ORDER BY t.topic, t.environment, c.device_id) AS words
     FROM (SELECT * FROM tokenkeeper.crowded_device WHERE named_at > clock_timestamp() - interval '70 minutes' ORDER BY named_at DESC LIMIT 20) AS c
     JOIN tokenkeeper.topic AS t USING (topic_id)
@@ -185,16 +187,18 @@ WITH latest AS (
     WHERE n.tokens >= 50
 ), locked AS (
     SELECT array_agg(format('daemon %s has been waiting for a lock since %s UTC: %s', d.daemon_id,
-                            to_char(d.waiting_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), d.waiting_for) ORDER BY d.daemon_id) AS words
+                            to_char(d.waiting_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), tokenkeeper.without_backticks(d.waiting_for)) ORDER BY d.daemon_id) AS words
     FROM tokenkeeper.daemon AS d
     WHERE d.waiting_for IS NOT NULL AND d.stopped_at IS NULL AND d.heartbeat_at > clock_timestamp() - interval '1 minute'
 ), unreported AS (
     -- The tables in which daemons report. What they say there is old while somebody has locked one of them.
-    SELECT array_agg(format('daemons cannot report, because tokenkeeper.%s is locked (%s) by %s', h.relname, h.mode, h.who) ORDER BY h.relname) AS words
+    SELECT array_agg(format('daemons cannot report, because tokenkeeper.%s is locked (%s) by %s', h.relname, h.mode,
+                            tokenkeeper.without_backticks(h.who)) ORDER BY h.relname) AS words
     FROM tokenkeeper.lock_holder AS h
     WHERE h.relname IN ('daemon', 'sending_daemon', 'status_cache')
 ), undoing AS (
-    SELECT array_agg(format('an undo of %s (%s) is in progress: %s left; see tokenkeeper.reinstatement', r.topic, r.environment,
+    SELECT array_agg(format('an undo of %s (%s) is in progress: %s left; see tokenkeeper.reinstatement',
+                            tokenkeeper.without_backticks(r.topic), r.environment,
                             CASE r.remaining WHEN 1 THEN '1 result is' WHEN 10000 THEN '10000 or more results are'
                                              ELSE r.remaining || ' results are' END) ORDER BY r.at) AS words
     FROM (SELECT * FROM tokenkeeper.reinstatement
@@ -203,7 +207,7 @@ WITH latest AS (
     SELECT array_agg(format(CASE k.elsewhere WHEN 1 THEN '%s token of %s is suspect in %s, where it was registered'
                                              ELSE '%s tokens of %s are suspect in %s, where they were registered' END
                             || ', and active in the other environment: does the app report the right environment?',
-                            k.elsewhere, t.topic, t.environment)
+                            k.elsewhere, tokenkeeper.without_backticks(t.topic), t.environment)
                      ORDER BY t.topic, t.environment) AS words
     FROM (SELECT * FROM tokenkeeper.token_count WHERE elsewhere > 0 ORDER BY elsewhere DESC LIMIT 20) AS k
     JOIN tokenkeeper.topic AS t USING (topic_id)
@@ -219,8 +223,10 @@ WITH latest AS (
 ), sending AS (
     SELECT s.* FROM tokenkeeper.sending_daemon AS s WHERE s.heartbeat_at > clock_timestamp() - interval '60 seconds' AND s.stopped_at IS NULL
 ), paused AS (
-    SELECT array_agg(format('sending to %s (%s) is paused since %s UTC: %s; fix the cause, then run: SELECT tokenkeeper.resume_sending(%L, %L)',
-                            h.topic, h.environment, to_char(h.paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), h.reason, h.topic, h.environment)
+    SELECT array_agg(format('sending to %s (%s) is paused since %s UTC: %s; fix the cause, then run: SELECT tokenkeeper.resume_sending(%s, %L)',
+                            tokenkeeper.without_backticks(h.topic), h.environment, to_char(h.paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'),
+                            tokenkeeper.without_backticks(h.reason),
+                            CASE WHEN h.topic LIKE '%`%' THEN 'the topic' ELSE quote_literal(h.topic) END, h.environment)
                      ORDER BY h.paused_at) AS words
     FROM (SELECT * FROM tokenkeeper.paused_topic ORDER BY paused_at LIMIT 20) AS h
 ), credential AS (
@@ -247,13 +253,12 @@ WITH latest AS (
           WHERE fault IS NOT NULL OR failed_at > clock_timestamp() - interval '1 day' ORDER BY name LIMIT 20) AS a
 ), stuck AS (
     -- A paused topic has a warning of its own.
-    SELECT array_agg(format('campaign %s of %s (%s) has been due since %s UTC: %s', c.campaign_id, c.topic, c.environment,
-                            to_char(c.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), c.reason) ORDER BY c.due_at)
+    SELECT array_agg(c.words ORDER BY c.due_at)
                FILTER (WHERE c.due_at < clock_timestamp() - interval '5 minutes') AS old,
-           array_agg(format('campaign %s of %s (%s) has been due since %s UTC: %s', c.campaign_id, c.topic, c.environment,
-                            to_char(c.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), c.reason) ORDER BY c.due_at)
+           array_agg(c.words ORDER BY c.due_at)
                FILTER (WHERE c.due_at >= clock_timestamp() - interval '5 minutes') AS new
-    FROM (SELECT w.campaign_id, w.due_at, w.reason, a.topic, a.environment
+    FROM (SELECT w.due_at, tokenkeeper.without_backticks(format('campaign %s of %s (%s) has been due since %s UTC: %s', w.campaign_id, a.topic, a.environment,
+                                                                to_char(w.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), w.reason)) AS words
           FROM tokenkeeper.campaign_wait AS w JOIN tokenkeeper.campaign AS a USING (campaign_id)
           WHERE w.needs_help AND w.due_at < clock_timestamp() - interval '1 minute' ORDER BY w.due_at LIMIT 20) AS c
 ), outbox AS (
@@ -408,7 +413,8 @@ BEGIN
     EXCEPTION WHEN lock_not_available THEN
         NULL;
     END;
-    SELECT array_agg(format('most of this status is unknown, because tokenkeeper.%s is locked (%s) by %s', h.relname, h.mode, h.who) ORDER BY h.relname)
+    SELECT array_agg(format('most of this status is unknown, because tokenkeeper.%s is locked (%s) by %s', h.relname, h.mode,
+                            tokenkeeper.without_backticks(h.who)) ORDER BY h.relname)
     INTO known.warnings
     FROM (SELECT * FROM tokenkeeper.lock_holder WHERE mode = 'ACCESS EXCLUSIVE' ORDER BY relname LIMIT 20) AS h;
     -- The lock may have ended in the meantime.

@@ -17,13 +17,14 @@ public struct Finding: Equatable, Sendable {
     public var subject: String
     /// One line.
     public var words: String
-    /// The commands that fix it, for a shell or, if they end with a semicolon, for psql. The operator chooses, if they are several.
+    /// The commands that fix it, for a shell or, if they end with a semicolon, for psql. The operator chooses, if they are several. One in
+    /// which a shell would expand something is left out: others may have chosen a name in it.
     public var commands: [String]
 
     public init(_ grade: Grade, _ subject: String, _ words: String, fixedBy commands: [String] = []) {
         self.grade = grade
         self.subject = subject
         self.words = words
-        self.commands = commands
+        self.commands = commands.filter(ShellWord.isInert)
     }
 }

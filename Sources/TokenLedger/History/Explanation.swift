@@ -156,9 +156,14 @@ public enum Explanation {
                 "a registration later than that of the device's newer token, \(newer.digits)…: \(newer.registeredAt.exact)"
         }
         if history.state == "suspect", let at = history.invalidatedAt {
+            // In backticks, a topic that has one would end the command.
+            let command =
+                history.topic.contains("`")
+                ? "tokenkeeperd reinstate"
+                : "tokenkeeperd reinstate \(ShellWord.option("--topic", history.topic)) "
+                    + "--environment \(history.environment) --since \(at.option) --until \(at.option)"
             words +=
-                "; or, if it was a mistake, `tokenkeeperd reinstate \(ShellWord.option("--topic", history.topic)) "
-                + "--environment \(history.environment) --since \(at.option) --until \(at.option)`, which undoes what was sent then (--dry-run says whether that is enough)"
+                "; or, if it was a mistake, `\(command)`, which undoes what was sent then (--dry-run says whether that is enough)"
         }
         return words
     }

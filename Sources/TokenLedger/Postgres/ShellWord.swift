@@ -5,6 +5,26 @@ public enum ShellWord {
         name + (value.hasPrefix("-") ? "=" : " ") + quoted(value)
     }
 
+    /// Whether a shell into which a command is pasted expands nothing in it: outside single quotes, it has none of the characters for that.
+    /// In a command for psql, a name in double quotes may have them.
+    public static func isInert(_ command: String) -> Bool {
+        var quote: Character?
+        for character in command {
+            if character == "`"
+                || character.unicodeScalars.contains(where: { $0.properties.generalCategory == .control })
+            {
+                return false
+            }
+            if quote != "'", "$!\\".contains(character) { return false }
+            if character == quote {
+                quote = nil
+            } else if quote == nil, character == "'" || character == "\"" {
+                quote = character
+            }
+        }
+        return quote == nil
+    }
+
     public static func quoted(_ word: String) -> String {
         let isPlain =
             !word.isEmpty

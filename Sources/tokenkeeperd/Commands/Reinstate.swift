@@ -84,11 +84,11 @@ struct Reinstate: ParsableCommand {
                 let of = TopicOption.typed(topic: which.topic, environment: which.environment)
                 if cause == .unregisteredByApp {
                     print(
-                        "\(counted(undo.held, "logout is", "logouts are")) still held: `tokenkeeperd held discard \(of) --cause unregistered_by_app`"
+                        "\(counted(undo.held, "logout is", "logouts are")) still held; to discard: tokenkeeperd held discard \(of) --cause unregistered_by_app"
                     )
                 } else {
                     print(
-                        "\(counted(undo.held, "result is", "results are")) still held: `tokenkeeperd held discard \(of)`"
+                        "\(counted(undo.held, "result is", "results are")) still held; to discard: tokenkeeperd held discard \(of)"
                     )
                 }
             }

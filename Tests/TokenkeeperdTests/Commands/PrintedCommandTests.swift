@@ -269,6 +269,37 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.paused_topic", user: "a_reader") == "0")
     }
 
+    @Test func `a topic with backticks becomes no command in a warning`() throws {
+        let database = try TestCluster.shared.database()
+        let topic = "a`touch$IFS/tmp/x`$(b)'c"
+        let quoted = "'" + topic.replacingOccurrences(of: "'", with: "''") + "'"
+        try database.psql(
+            """
+            SELECT tokenkeeper.pause_sending(\(quoted), 'sandbox', 'APNs says `tokenkeeperd sweep --force`');
+            SELECT tokenkeeper.register(md5(i::text), \(quoted), registered_at => now() - interval '2 days') FROM generate_series(1, 500) AS i;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
+            SELECT \(quoted), md5(i::text), 400, '{"reason":"BadDeviceToken"}', now() FROM generate_series(1, 400) AS i;
+            """, user: "postgres")
+        let daemon = try database.daemon()
+        try eventually("the guard has tripped") {
+            try database.psql("SELECT tripped FROM tokenkeeper.guard", user: "postgres") == "t"
+        }
+        let status = try database.command("status", as: "a_reader").output
+        #expect(status.contains("the mass-failure guard of a'touch$IFS/tmp/x'$(b)'c (production) tripped"), "\(status)")
+        #expect(status.contains("then run: SELECT tokenkeeper.resume_sending(the topic, 'sandbox')"))
+        let marked = Set(
+            status.split(separator: "`", omittingEmptySubsequences: false).enumerated().filter { $0.offset % 2 == 1 }
+                .map(\.element))
+        #expect(marked == ["tokenkeeperd held list"], "\(status)")
+        for text in [
+            try database.command("held", "list", as: "a_reader").output,
+            try database.psql("SELECT undo FROM tokenkeeper.guard", user: "a_reader"),
+        ] {
+            #expect(text.contains(#"'a`touch$IFS/tmp/x`$(b)'"'"'c'"#), "\(text)")
+        }
+        #expect(daemon.stop() == 0)
+    }
+
     /// A message that prints a command which is not in the table has not been tried.
     @Test func `every command in a message is in the table`() throws {
         var found: Set<String> = []

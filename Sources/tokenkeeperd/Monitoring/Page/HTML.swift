@@ -1,3 +1,4 @@
+internal import TokenLedger
 internal import TokenModel
 
 /// A piece of HTML or SVG. Literals are markup; interpolated texts and numbers are escaped, so nothing that a sender wrote can become
@@ -48,13 +49,17 @@ struct HTML: ExpressibleByStringInterpolation, Sendable {
         return escaped
     }
 
-    /// A message of the daemon or the database: what stands in backticks is a command.
+    /// A message of the daemon or the database: what stands in backticks is a command, if it is one of ours and nothing else.
     static func message(_ text: String) -> HTML {
         var html: HTML = ""
         for (index, part) in text.split(separator: "`", omittingEmptySubsequences: false).enumerated() {
             let part = String(part)
-            html = html + (index % 2 == 1 ? "<code>\(part)</code>" : "\(part)")
+            html = html + (index % 2 == 1 && isCommand(part) ? "<code>\(part)</code>" : "\(part)")
         }
         return html
+    }
+
+    private static func isCommand(_ part: String) -> Bool {
+        part.hasPrefix("tokenkeeperd ") && ShellWord.isInert(part) && !part.contains { ";&|<>".contains($0) }
     }
 }

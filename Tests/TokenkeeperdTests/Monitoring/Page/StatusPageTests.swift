@@ -46,6 +46,17 @@ import TokenModel
         ).html(nonce: "n0nce").text
     }
 
+    @Test func `a text of others becomes no command`() {
+        let shown = page(
+            overview([
+                "the guard of com.`rm -rf ~`.app tripped; see `tokenkeeperd held list`",
+                "x`y: see `tokenkeeperd held list`", "`tokenkeeperd sweep; rm x`", "`tokenkeeperd sweep $(rm)`",
+                "`tokenkeeperd sweep \"$HOME\"`", "if that is a mistake: `tokenkeeperd reinstate --topic 'a$b'`",
+            ]))
+        let commands = shown.matches(of: #/<code>(.*?)</code>/#).map { String($0.output.1) }
+        #expect(commands == ["tokenkeeperd held list", "tokenkeeperd reinstate --topic &#39;a$b&#39;"])
+    }
+
     @Test func `it says that all is well only once the database was read and has no warning`() {
         #expect(page(overview()).contains("Nothing needs attention"))
         for broken in [
