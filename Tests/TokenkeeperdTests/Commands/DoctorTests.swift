@@ -47,7 +47,8 @@ import TokenModel
         #expect(found.contains { $0.grade == "not checked" && $0.words.contains("pg_read_all_stats") }, "\(run)")
         #expect(found.contains { $0.subject == "disk" && $0.words.contains("needs pg_read_all_settings") })
         for subject in [
-            "schema", "roles", "rights", "search path", "daemons", "publications", "locks", "clock", "autovacuum", "settings",
+            "schema", "roles", "rights", "search path", "daemons", "publications", "locks", "clock", "autovacuum",
+            "settings",
         ] {
             #expect(found.contains { $0.grade == "ok" && $0.subject == subject }, "\(subject): \(run)")
         }
