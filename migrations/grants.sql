@@ -86,8 +86,8 @@ GRANT EXECUTE ON FUNCTION
 GRANT INSERT (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id) ON tokenkeeper.registration
     TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) TO tokenkeeper_app;
--- Their own tables, attached. Each of these functions checks that the login may act for the owner of the table.
-GRANT INSERT (source_id, error) ON tokenkeeper.attachment_failure TO tokenkeeper_app;
+-- Their own tables, attached. Each of these functions runs with the rights of its caller, or checks that the login may act for the owner of the table.
+GRANT INSERT (source_id, state, constraint_name) ON tokenkeeper.own_attachment_failure TO tokenkeeper_app;
 GRANT SELECT ON tokenkeeper.attachment TO tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.attach(regclass, text, text, text, text, text, text, text, text, text, text, text, text, boolean, boolean),
@@ -99,8 +99,11 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.check_attachment_plan(regclass, jsonb),
     tokenkeeper.table_named(text),
     tokenkeeper.attachment_named(text),
-    tokenkeeper.update_statements(text, jsonb, jsonb, text),
-    tokenkeeper.trigger_body(text, text, text, jsonb, boolean, text[]),
+    tokenkeeper.check_owner_session(regclass),
+    tokenkeeper.note_attachment_failure(bigint, text, text),
+    tokenkeeper.other_row_test(regclass, jsonb, text, text, text),
+    tokenkeeper.update_statements(text, regclass, jsonb),
+    tokenkeeper.trigger_body(text, text, regclass, jsonb, boolean, text[]),
     tokenkeeper.changed_column_test(regclass, text[]),
     tokenkeeper.has_before_update(regclass),
     tokenkeeper.token_index_operator(regclass, text),
@@ -109,28 +112,16 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.parse_row_expression(regclass, text)
     TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.attachment_of(regclass),
-    tokenkeeper.read_attachment(bigint, text, integer),
-    tokenkeeper.compare(regclass),
-    tokenkeeper.reconcile(regclass, boolean),
-    tokenkeeper.compare_all(regclass, bigint),
-    tokenkeeper.compare_next(bigint, text, integer, bigint),
-    tokenkeeper.finish_comparison(bigint, jsonb),
-    tokenkeeper.add_counts(jsonb, jsonb),
-    tokenkeeper.differences(jsonb, text),
-    tokenkeeper.comparison_findings(bigint, jsonb, jsonb),
-    tokenkeeper.begin_source(text, text)
-    TO tokenkeeper_app, tokenkeeper_operator, tokenkeeper_daemon;
-GRANT EXECUTE ON FUNCTION
-    tokenkeeper.check_attachments(),
-    tokenkeeper.note_attachment_timeout(bigint, text)
-    TO tokenkeeper_daemon;
-GRANT SELECT ON tokenkeeper.attachment_timeout TO tokenkeeper_daemon;
+    tokenkeeper.begin_backfill(regclass),
+    tokenkeeper.lock_backfill(bigint),
+    tokenkeeper.store_backfill(bigint, boolean, text[], text[], text[], text[], timestamptz[], text[], text[], jsonb[], boolean[], timestamptz[]),
+    tokenkeeper.backfill_next(bigint, integer)
+    TO tokenkeeper_app;
+GRANT EXECUTE ON FUNCTION tokenkeeper.begin_import(text) TO tokenkeeper_app, tokenkeeper_operator, tokenkeeper_daemon;
+GRANT EXECUTE ON FUNCTION tokenkeeper.check_attachments() TO tokenkeeper_daemon;
 -- Their commands check first whether the schema fits.
 GRANT SELECT ON tokenkeeper.migration, tokenkeeper.repeatable TO tokenkeeper_app, tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.begin_backfill(text),
-    tokenkeeper.backfill_next(bigint, integer),
     tokenkeeper.queued_registrations(integer),
     tokenkeeper.refused_by(bigint),
     tokenkeeper.withdraw(bigint, boolean, bigint, integer),
@@ -251,7 +242,6 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard, tokenkeeper.reinstatement, tokenkeeper.stale_share TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.stale_receipt, tokenkeeper.stale_count, tokenkeeper.stale_wave TO tokenkeeper_daemon;
-GRANT SELECT, DELETE ON tokenkeeper.token_spelling TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (noted_at) ON tokenkeeper.early_tag_change TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT SELECT, UPDATE ON tokenkeeper.sweep_progress TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (named_at) ON tokenkeeper.crowded_device TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
@@ -368,17 +358,3 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.read_status()
     TO tokenkeeper_daemon;
 
--- The owner of an attached table has it cleaned. The views show and change only what belongs to tables of the role.
-GRANT EXECUTE ON FUNCTION
-    tokenkeeper.set_cleaning(regclass, text, interval, text, text, boolean),
-    tokenkeeper.restore_cleaned(regclass, timestamptz, timestamptz),
-    tokenkeeper.cascading_keys(regclass),
-    tokenkeeper.mark_of(regclass, text, text)
-    TO tokenkeeper_app;
-GRANT SELECT ON tokenkeeper.own_attachment, tokenkeeper.cleaning TO tokenkeeper_app;
-GRANT SELECT, INSERT, DELETE ON tokenkeeper.own_cleaning TO tokenkeeper_app;
-GRANT SELECT, DELETE ON tokenkeeper.cleaned TO tokenkeeper_app;
-GRANT SELECT ON tokenkeeper.cleaning, tokenkeeper.attachment_cleaning, tokenkeeper.sweep_table TO tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
-GRANT INSERT, UPDATE, DELETE ON tokenkeeper.sweep_table TO tokenkeeper_daemon;
-GRANT SELECT, DELETE, UPDATE (cleaned_at) ON tokenkeeper.cleaned_row TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
-GRANT EXECUTE ON FUNCTION tokenkeeper.cleaning_plan(bigint), tokenkeeper.clean_next(bigint, boolean, text, integer, boolean) TO tokenkeeper_daemon;

@@ -18,6 +18,7 @@ struct AttachMeasurement: LedgerMeasurement {
         defer { try? database.drop() }
         let session = try database.session()
         try fill(session)
+        try attach(cluster.session(database.name, user: Self.login))
         let shop = Shop(database: database, session: session, scale: scale)
         for write in Write.all(scale) {
             let contest = try Contest(
@@ -35,7 +36,7 @@ struct AttachMeasurement: LedgerMeasurement {
 
     /// Both tables, as Django's migrations create them, with the same rows.
     private func fill(_ session: Session) throws {
-        try session.run("GRANT CREATE, USAGE ON SCHEMA public TO \(Self.login); GRANT USAGE ON SCHEMA public TO owner")
+        try session.run("GRANT CREATE, USAGE ON SCHEMA public TO \(Self.login)")
         for table in [Self.bare, Self.attached] {
             try session.run(
                 """
@@ -53,12 +54,14 @@ struct AttachMeasurement: LedgerMeasurement {
                 """)
             try session.run("VACUUM (ANALYZE) \(table)")
         }
-        try session.run(
+    }
+
+    /// As the table's owner: `attach` refuses a superuser.
+    private func attach(_ owner: Session) throws {
+        try owner.run(
             """
-            SET ROLE \(Self.login);
             SELECT FROM tokenkeeper.attach('public.\(Self.attached)', token => 'push_token', topic => 'bundle_id', registered_at => 'last_seen',
-                device_id => 'device_id', user_id => 'user_id', unregistered => 'NOT active');
-            RESET ROLE
+                device_id => 'device_id', user_id => 'user_id', unregistered => 'NOT active')
             """)
     }
 

@@ -13,7 +13,7 @@ struct Tokenkeeperd: ParsableCommand {
             Run.self, Migrate.self, GrantRoles.self, SweepOnce.self, ShowStatus.self,
             CampaignCommand.self, Explain.self, Held.self, Reinstate.self, Rejected.self, Attach.self,
             BackfillTable.self,
-            Compare.self, Reconcile.self, ListAttachments.self, Detach.self, Withdraw.self, Import.self,
+            ListAttachments.self, Detach.self, Withdraw.self, Import.self,
             CheckConfig.self, Doctor.self,
         ],
         defaultSubcommand: nil)

@@ -394,7 +394,7 @@ import Testing
     @Test func `events name the user and the source, in sets and row by row`() throws {
         var owner = try database.connect()
         var daemon = try database.connect(user: "a_daemon")
-        let source = try owner.scalar("SELECT tokenkeeper.begin_source('import', 'devices.csv')")
+        let source = try owner.scalar("SELECT tokenkeeper.begin_import('devices.csv')")
         let at = 1_700_000_000
         func row(_ token: String, _ at: Int, device: String? = nil, isLogout: Bool = false) -> QueuedRegistration {
             QueuedRegistration(
@@ -423,7 +423,7 @@ import Testing
         try owner.execute(
             "SELECT tokenkeeper.register(t, 't', registered_at => to_timestamp(1700000000)) FROM unnest('{aa,bb,cc,dd}'::text[]) AS t"
         )
-        let source = try owner.scalar("SELECT tokenkeeper.begin_source('import', 'devices.csv')")
+        let source = try owner.scalar("SELECT tokenkeeper.begin_import('devices.csv')")
         let at = 1_700_000_100
         func logout(_ token: String, _ source: String?) -> QueuedRegistration {
             QueuedRegistration(topic: "t", token: token, at: at, isLogout: true, source: source)
@@ -441,44 +441,6 @@ import Testing
         #expect(
             try owner.scalar("SELECT count(*) FROM tokenkeeper.unregistration_receipt") == "0",
             "nothing of it is recorded")
-    }
-
-    @Test func `a logged-out row of a backfill or a reconciliation does not log out a token that another row has`()
-        throws
-    {
-        let devices = try AttachedDevices()
-        try devices.attach()
-        try devices.app(
-            """
-            INSERT INTO app.devices (push_token, last_seen, logged_out_at) VALUES ('aa', '2025-01-01Z', NULL), ('aa', '2025-01-01Z', now()),
-                ('bb', '2025-01-01Z', now())
-            """)
-        try devices.forgetQueue()
-        for kind in ["backfill", "reconciliation"] {
-            try devices.database.psql(
-                "SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{aa,bb,cc}'::text[]) AS t"
-            )
-            #expect(try devices.states() == "aa active, bb active, cc active")
-            let source = try devices.app("SELECT tokenkeeper.begin_source('\(kind)', 'app.devices')")
-            try devices.database.psql(
-                """
-                INSERT INTO tokenkeeper.registration (topic, token, registered_at, unregistered, source_id)
-                SELECT 't', t, '2025-01-02Z', true, \(source) FROM unnest('{aa,bb,cc}'::text[]) AS t
-                """, user: "a_app")
-            try devices.drain()
-            #expect(
-                try devices.states() == "aa active, bb unregistered_by_app, cc unregistered_by_app",
-                "\(kind): no row of the table has cc")
-            try devices.database.psql("DELETE FROM tokenkeeper.ledger")
-        }
-        // A file has no table that could be asked.
-        try devices.database.psql("SELECT tokenkeeper.register('aa', 't', registered_at => '2025-01-01Z')")
-        let source = try devices.app("SELECT tokenkeeper.begin_source('import', 'app.devices')")
-        try devices.database.psql(
-            "INSERT INTO tokenkeeper.registration (topic, token, registered_at, unregistered, source_id) VALUES ('t', 'aa', '2025-01-02Z', true, \(source))",
-            user: "a_app")
-        try devices.drain()
-        #expect(try devices.states() == "aa unregistered_by_app")
     }
 
     @Test(arguments: [1, 2])

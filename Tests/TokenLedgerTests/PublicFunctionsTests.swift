@@ -21,20 +21,21 @@ import Testing
             FROM unnest('{aa,bb}'::text[]) AS t, unnest('{com.example.app,com.example.app.voip}'::text[]) AS p,
                  unnest('{production,sandbox}'::text[]) AS e
             """)
-        // An attached table of the application, with rows, and sources of both logins: backfills and reconciliations of it, and an import.
+        // An attached table of the application, with rows, sources of both logins, and a backfill of it.
         try database.psql("CREATE SCHEMA app AUTHORIZATION a_app", user: "postgres")
         try database.psql(
             """
-            GRANT USAGE ON SCHEMA app TO owner, a_operator;
+            GRANT USAGE ON SCHEMA app TO a_operator;
             CREATE TABLE app.devices (id bigserial PRIMARY KEY, token text, topic text, seen timestamptz, active boolean DEFAULT true);
             CREATE INDEX ON app.devices (token);
             CREATE TABLE app.plain (LIKE app.devices INCLUDING ALL);
             INSERT INTO app.devices (token, topic, seen) VALUES ('aa', 'com.example.app', now()), ('dd', 'com.example.app', now()), ('zz', '', now());
             SELECT FROM tokenkeeper.attach('app.devices', 'token', topic => 'topic', registered_at => 'seen')
             """, user: "a_app")
+        try database.psql("SELECT FROM tokenkeeper.begin_backfill('app.devices')", user: "a_app")
         for user in ["a_app", "a_operator"] {
             try database.psql(
-                "SELECT tokenkeeper.begin_source(k, 'app.devices') FROM unnest('{backfill,reconciliation,import,import,backfill,reconciliation,import,import}'::text[]) AS k",
+                "SELECT tokenkeeper.begin_import('devices.csv') FROM generate_series(1, 7)",
                 user: user)
         }
         for user in ["a_sender", "a_operator"] {
@@ -141,27 +142,22 @@ import Testing
                     WHEN parameter = 'topic' THEN RETURN pg_temp.one_of('com.example.app', 'com.example.app.voip', 'com.example.new');
                     WHEN of_type = 'regclass' THEN RETURN pg_temp.one_of('app.devices', 'app.devices', 'app.devices', 'app.plain', 'tokenkeeper.topic');
                     WHEN parameter = 'attached' THEN RETURN pg_temp.one_of('app.devices', 'app.devices', 'app.plain', 'devices', 'app.nothing');
-                    -- 1 is the attachment, then eight of each login.
+                    -- 1 is the attachment, 2 its backfill, then seven of each login.
                     WHEN parameter IN ('source', 'source_id') THEN
-                        RETURN CASE WHEN random() < 0.4 THEN 1 ELSE 1 + floor(random() * 17) END::text;
+                        RETURN CASE WHEN random() < 0.4 THEN 1 ELSE 1 + floor(random() * 16) END::text;
                     -- One of each login.
                     WHEN parameter = 'campaign_id' THEN RETURN pg_temp.one_of('1', '2');
                     WHEN of_type = 'uuid' THEN RETURN gen_random_uuid()::text;
                     WHEN parameter = 'tags' THEN RETURN pg_temp.one_of('World', 'a && !b', '(a || "b c")', 'a &&');
-                    WHEN parameter = 'repairs' THEN RETURN pg_temp.one_of('3', '5', '7', '9', NULL);
                     WHEN parameter = 'after' THEN RETURN pg_temp.one_of('0', '1', '2', NULL);
                     WHEN parameter = 'max_rows' THEN RETURN pg_temp.one_of('1', '2', '100');
-                    WHEN parameter = 'kind' THEN RETURN pg_temp.one_of('backfill', 'reconciliation', 'import');
-                    WHEN parameter = 'position' THEN RETURN pg_temp.one_of('row 1', 'token 0 ', 'token 1 aa', NULL, 'row ', 'token');
-                    WHEN parameter = 'mark_column' THEN RETURN pg_temp.one_of('active', 'seen');
-                    WHEN parameter = 'mark_value' THEN RETURN pg_temp.one_of('false', 'now()', NULL);
-                    WHEN parameter = 'mode' THEN RETURN pg_temp.one_of('mark', 'delete', 'off');
-                    WHEN parameter = 'stale_for' THEN RETURN '7 days';
+                    WHEN parameter = 'position' THEN RETURN pg_temp.one_of('row 1', NULL);
                     WHEN parameter = 'plan' THEN RETURN jsonb_build_object('pieces', jsonb_build_object('token', 'r.token', 'token_kind', 'text',
                         'topic', 'r.topic', 'environment', 'r.topic', 'moment', 'r.seen', 'device', 'NULL::text', 'user', 'NULL::text',
                         'tags', 'NULL::text[]', 'out', 'false', 'stale_at', 'NULL::timestamptz'), 'old_pieces', jsonb_build_object(
                         'token', 'old_row.token', 'topic', 'old_row.topic', 'environment', 'old_row.topic', 'moment', 'old_row.seen',
-                        'out', 'false'), 'same_device', 'false', 'columns', '["token", "topic", "seen"]'::jsonb, 'key_columns', '["id"]'::jsonb, 'on_delete', 'ignore', 'revive', 'by registered_at', 'always', false, 'arguments', '{}'::jsonb)::text;
+                        'out', 'false'), 'other_pieces', jsonb_build_object('token', 'other_row.token', 'topic', 'other_row.topic',
+                        'environment', 'other_row.topic', 'out', 'false'), 'same_device', 'false', 'columns', '["token", "topic", "seen"]'::jsonb, 'key_columns', '["id"]'::jsonb, 'on_delete', 'ignore', 'revive', 'by registered_at', 'always', false, 'arguments', '{}'::jsonb)::text;
                     WHEN parameter = 'environment' THEN RETURN pg_temp.one_of('production', 'sandbox');
                     WHEN parameter = 'device_id' THEN RETURN pg_temp.one_of('device-1', 'device-2');
                     WHEN parameter = 'priority' THEN RETURN pg_temp.one_of('10', '5', '1');
@@ -206,8 +202,8 @@ import Testing
             stage text;
             -- What would leave nothing for the next call is undone.
             is_undone boolean := of_function::regproc::text IN ('tokenkeeper.attach', 'tokenkeeper.detach', 'tokenkeeper.begin_attachment',
-                'tokenkeeper.end_attachment', 'tokenkeeper.backfill_next', 'tokenkeeper.compare_next', 'tokenkeeper.compare_all',
-                'tokenkeeper.advance_source', 'tokenkeeper.withdraw', 'tokenkeeper.set_cleaning', 'tokenkeeper.cancel_campaign');
+                'tokenkeeper.end_attachment', 'tokenkeeper.backfill_next', 'tokenkeeper.store_backfill', 'tokenkeeper.advance_source',
+                'tokenkeeper.withdraw', 'tokenkeeper.cancel_campaign');
         BEGIN
             FOR n IN 1..many LOOP
                 given := mandatory + floor(random() * (cardinality(types) - mandatory + 1));
@@ -226,10 +222,13 @@ import Testing
                                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 'f', NULL, NULL, NULL, 't', (random() * 1e6)::integer::text, NULL]
                         WHEN 'tokenkeeper.audience_size' THEN
                             ARRAY[pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text')]
-                        WHEN 'tokenkeeper.compare_next' THEN
-                            ARRAY['1', pg_temp.one_of('row 1 ', 'token 0 ', 'token 1 aa', NULL), '100']
+                        WHEN 'tokenkeeper.lock_backfill' THEN ARRAY['2']
+                        WHEN 'tokenkeeper.backfill_next' THEN ARRAY['2', '100']
+                        WHEN 'tokenkeeper.store_backfill' THEN
+                            ARRAY['2', 'f', '{1}', '{production}', '{com.example.app}', '{aa}', '{2026-01-01Z}', '{d}', '{u}', '{"[\"x\"]"}', '{f}', '{NULL}']
+                        WHEN 'tokenkeeper.note_attachment_failure' THEN ARRAY['1', '22012', 'x']
                         WHEN 'tokenkeeper.advance_source' THEN
-                            ARRAY[(1 + floor(random() * 17))::text, 'row 1', '1', '0']
+                            ARRAY[(1 + floor(random() * 16))::text, 'row 1', '1', '0']
                     END;
                     IF fitting IS NOT NULL AND random() < 0.3 THEN
                         arguments := fitting;

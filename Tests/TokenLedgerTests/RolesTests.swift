@@ -61,7 +61,8 @@ import Testing
         "SELECT FROM tokenkeeper.unregistration_receipt",
         "SELECT tokenkeeper.judge_unregistrations('{}', '{}', '{}', '{}', '{}', '{}', '{}', 0, 0)",
         "SELECT tokenkeeper.note_unregistrations('{}', '{}', '{}', '{}', '{}', '{}', '{}')",
-        "SELECT tokenkeeper.attachment_has(1, '{}', '{}', '{}', '{}')",
+        "SELECT FROM tokenkeeper.attached_table", "SELECT FROM tokenkeeper.attachment_failure",
+        "INSERT INTO tokenkeeper.attachment_failure (source_id, state) VALUES (1, '22012')",
         "INSERT INTO tokenkeeper.unregistration_receipt (queued_at, unregistered_by_app_at, topic_id, suppresses, token_key) VALUES (now(), now(), 1, true, '\\xab')",
         "INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_by_app_at, queued_at) VALUES (1, '\\xab', now(), now())",
         "SELECT FROM tokenkeeper.stale_receipt", "SELECT FROM tokenkeeper.stale_count",
@@ -173,7 +174,7 @@ import Testing
             "SELECT tokenkeeper.forget('aa')",
             "SELECT tokenkeeper.forget_device('d')",
             "SELECT tokenkeeper.token_key('aa')",
-            // Its commands (backfill, import, reconcile) check first whether the schema fits.
+            // Its commands (backfill, import) check first whether the schema fits.
             "SELECT FROM tokenkeeper.migration",
         ],
         "reader": people,

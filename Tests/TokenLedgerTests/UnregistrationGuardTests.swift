@@ -4,7 +4,7 @@ import Testing
 
 @testable import TokenLedger
 
-/// Logouts that a source reports: an attached table, a backfill, a reconciliation or a file.
+/// Logouts that a source reports: an attached table, a backfill or a file.
 @Suite(.ownThread) struct `The guard for logouts` {
     let database: TestDatabase
 

@@ -14,7 +14,11 @@ import Testing
 
     /// Begins a source, and lets these calls of register and unregister be its registrations.
     private func source(_ calls: [String], kind: String = "import", as user: String = "a_app") throws -> Int64 {
-        let source = try database.psql("SELECT tokenkeeper.begin_source('\(kind)', 'public.devices')", user: user)
+        let source = try database.psql(
+            """
+            INSERT INTO tokenkeeper.registration_source (kind, name, done_by, attachment)
+            VALUES ('\(kind)', 'public.devices', '\(user)', CASE '\(kind)' WHEN 'backfill' THEN 1 END) RETURNING source_id
+            """)
         let before = try database.psql("SELECT coalesce(max(event_id), 0) FROM tokenkeeper.token_event_log")
         for call in calls { try database.psql("SELECT \(call)") }
         try database.psql(
@@ -297,8 +301,8 @@ import Testing
     }
 
     @Test func `neither receipts nor held logouts nor rejected registrations of the source are left`() throws {
-        let source = try database.psql("SELECT tokenkeeper.begin_source('import', 'devices.csv')", user: "a_app")
-        let other = try database.psql("SELECT tokenkeeper.begin_source('import', 'other.csv')", user: "a_app")
+        let source = try database.psql("SELECT tokenkeeper.begin_import('devices.csv')", user: "a_app")
+        let other = try database.psql("SELECT tokenkeeper.begin_import('other.csv')", user: "a_app")
         try database.psql(
             """
             SELECT count(tokenkeeper.register('0' || n, 't', 'production', \(Self.ago)1)) FROM generate_series(1, 9) AS n;
@@ -321,18 +325,18 @@ import Testing
         #expect(try database.psql(left) == "b2|03 04|yy")
     }
 
-    @Test func `a reconciliation that was withdrawn does not continue`() throws {
+    @Test func `a backfill that was withdrawn does not continue`() throws {
         let devices = try AttachedDevices()
         try devices.app(
             "INSERT INTO app.devices (push_token, last_seen) SELECT md5(n::text), now() FROM generate_series(1, 30) AS n"
         )
-        let attachment = try devices.attach()
-        let run = try devices.app("SELECT tokenkeeper.begin_source('reconciliation', 'app.devices')")
-        let next = "SELECT next_position IS NULL FROM tokenkeeper.compare_next(\(attachment), NULL, 10, \(run))"
+        try devices.attach()
+        let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+        let next = "SELECT finished FROM tokenkeeper.backfill_next(\(source), 10)"
         #expect(try devices.app(next) == "f")
         try devices.forgetQueue()
-        try devices.app("SELECT tokenkeeper.withdraw(\(run))")
+        try devices.app("SELECT tokenkeeper.withdraw(\(source))")
         let error = #expect(throws: (any Error).self) { try devices.app(next) }
-        #expect("\(String(describing: error))".contains("no reconciliation of table app.devices that goes on"))
+        #expect("\(String(describing: error))".contains("is no backfill that goes on"))
     }
 }

@@ -7,25 +7,15 @@ import Testing
 @testable import TokenLedger
 
 /// Applications that write to an attached table while daemons are killed. What the table and the ledger must say about each other is computed
-/// here a second time, without the functions that attach generates and without compare.
+/// here a second time, without the functions that attach generates.
 @Suite(.ownThread) struct `An attached table in use` {
-    /// Whether a token is in one row at most. Otherwise rows share tokens, and their sessions do not wait for each other.
-    enum Tokens: String, CaseIterable, CustomTestStringConvertible {
-        case unique
-        case shared
-
-        var testDescription: String { "\(rawValue) tokens" }
-    }
-
-    @Test(arguments: Tokens.allCases)
-    func `it agrees with the ledger, and compare finds exactly what was written without triggers`(tokens: Tokens) throws
-    {
+    @Test func `it agrees with the ledger, however often daemons are killed`() throws {
         let seed =
             ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)
             ?? UInt64.random(in: 0...UInt64(UInt32.max))
         print("attached table seed \(seed)")
         var chance = SeededChance(seed: seed)
-        let table = try AttachedTable(tokens)
+        let table = try AttachedTable()
         var daemons = try (0..<2).map { _ in try table.daemon() }
         let stop = Atomic(false)
         let applications = try Applications(3, seed: seed) { number, chance in
@@ -33,7 +23,7 @@ import Testing
             var writes = 0
             while !stop.load(ordering: .acquiring) {
                 usleep(UInt32.random(in: 0..<4_000, using: &chance))
-                if try table.write(on: &app, triggersFire: true, &chance) { writes += 1 }
+                if try table.write(on: &app, &chance) { writes += 1 }
             }
             return writes
         }
@@ -51,49 +41,9 @@ import Testing
         print("\(writes) transactions; \(try table.summary())")
         #expect(try table.database.psql("SELECT count(*) FROM tokenkeeper.attachment_failure") == "0")
         #expect(writes > 100)
-        switch tokens {
-        case .unique:
-            #expect(try table.disagreements() == [], "seed \(seed)")
-            #expect(try table.differences() == "", "seed \(seed)")
-            #expect(try table.detailsThatDiffer() == [], "seed \(seed)")
-        case .shared:
-            // What remains when sessions do not wait for each other: docs/decisions/attachments.md, Instants.
-            #expect(try table.differences() == table.expectedOfDisagreements(), "seed \(seed)")
-            try table.reconcile()
-            try table.drained()
-            #expect(try table.disagreements() == [], "seed \(seed)")
-            #expect(try table.differences() == "", "seed \(seed)")
-        }
-
-        try table.remember()
-        switch tokens {
-        case .unique: try table.app("ALTER TABLE app.devices DISABLE TRIGGER USER")
-        case .shared: break
-        }
-        _ = try Applications(3, seed: seed &+ 100) { number, chance in
-            var app = try table.database.connect(user: tokens == .unique ? "a_app" : "postgres")
-            if tokens == .shared { try app.execute("SET session_replication_role = replica") }
-            var writes = 0
-            for _ in 0..<Soak.size(30, whole: 300) {
-                if try table.write(on: &app, triggersFire: false, &chance) { writes += 1 }
-            }
-            return writes
-        }.wait()
-        if tokens == .unique { try table.app("ALTER TABLE app.devices ENABLE TRIGGER USER") }
-        #expect(try table.database.psql("SELECT count(*) FROM tokenkeeper.registration") == "0")
-        let expected = try table.expectedOfChanges()
-        print("without triggers: \(expected)")
-        for finding in ["behind", "missing", "without_row"] + (Soak.isWhole ? ["logged_out"] : []) {
-            #expect(expected.contains(finding), "seed \(seed): \(expected)")
-        }
-        let differences = try table.differences()
-        #expect(differences == expected, "seed \(seed)")
-        try table.reconcile()
-        daemons[0].signal(SIGKILL)
-        try table.drained()
         #expect(try table.disagreements() == [], "seed \(seed)")
-        #expect(try table.differences() == "", "seed \(seed)")
-        #expect(daemons[1].stop() == 0)
+        #expect(try table.detailsThatDiffer() == [], "seed \(seed)")
+        for daemon in daemons { #expect(daemon.stop() == 0) }
     }
 }
 
@@ -130,19 +80,16 @@ private final class Applications: Sendable {
 /// A table with a row for each of a few devices, and the statements that applications execute.
 private struct AttachedTable: Sendable {
     let database: TestDatabase
-    let tokens: `An attached table in use`.Tokens
     private static let slots = Soak.size(200, whole: 1000)
 
-    init(_ tokens: `An attached table in use`.Tokens) throws {
-        self.tokens = tokens
+    init() throws {
         database = try TestCluster.shared.database()
         try database.psql("CREATE SCHEMA app AUTHORIZATION a_app", user: "postgres")
-        try app("GRANT USAGE ON SCHEMA app TO owner")
         try app(
             """
             CREATE TABLE app.devices (id integer PRIMARY KEY, push_token text, bundle_id text NOT NULL, last_seen timestamptz, device text,
                 user_id integer, tags text[], logged_out_at timestamptz, badge integer DEFAULT 0);
-            CREATE \(tokens == .unique ? "UNIQUE" : "") INDEX ON app.devices (push_token);
+            CREATE UNIQUE INDEX ON app.devices (push_token);
             CREATE SEQUENCE app.tokens;
             -- A token that nobody has had, in one of the usual spellings.
             CREATE FUNCTION app.fresh() RETURNS text LANGUAGE sql AS $$
@@ -161,13 +108,12 @@ private struct AttachedTable: Sendable {
     @discardableResult
     func app(_ sql: String) throws -> String { try database.psql(sql, user: "a_app") }
 
-    /// A daemon whose guard holds nothing, and which repairs nothing by itself.
+    /// A daemon whose guard holds nothing.
     func daemon() throws -> DaemonProcess {
         try DaemonProcess(
             database.url(),
             settings: [
-                "guard.allowance=1000000000", "guard.max_share=100%", "attachments.reconcile_every=off",
-                "sweep.interval=off",
+                "guard.allowance=1000000000", "guard.max_share=100%", "sweep.interval=off",
             ])
     }
 
@@ -186,13 +132,13 @@ private struct AttachedTable: Sendable {
     /// One transaction of one or several changes of one or several rows.
     ///
     /// - Returns: Whether it was committed.
-    func write(on connection: inout Connection, triggersFire: Bool, _ chance: inout SeededChance) throws -> Bool {
+    func write(on connection: inout Connection, _ chance: inout SeededChance) throws -> Bool {
         var statements: [String] = []
         let changes = [1, 1, 1, 2, 3].randomElement(using: &chance)!
         for _ in 0..<changes {
             // With now(), two registrations of one transaction would have one instant.
             let now = changes == 1 ? "now()" : "clock_timestamp()"
-            statements += change(triggersFire: triggersFire, &chance).map { $0.replacing("now()", with: now) }
+            statements += change(&chance).map { $0.replacing("now()", with: now) }
         }
         let isUndone = chance.dice(15) == 0
         do {
@@ -205,9 +151,9 @@ private struct AttachedTable: Sendable {
         }
     }
 
-    private func change(triggersFire: Bool, _ chance: inout SeededChance) -> [String] {
+    private func change(_ chance: inout SeededChance) -> [String] {
         // Half of all changes are of a few rows, so that sessions meet.
-        func slot() -> Int { 1 + chance.dice(triggersFire && chance.dice(2) == 0 ? 20 : Self.slots) }
+        func slot() -> Int { 1 + chance.dice(chance.dice(2) == 0 ? 20 : Self.slots) }
         let few = (0..<[1, 1, 2, 5].randomElement(using: &chance)!).map { _ in slot() }.sorted()
         let these = "id = ANY ('{\(few.map(String.init).joined(separator: ","))}')"
         let (one, other) = (few[0], slot())
@@ -239,13 +185,12 @@ private struct AttachedTable: Sendable {
             ]
         case 20..<28: return [update("last_seen = now()")]
         case 28..<40: return [update("push_token = app.fresh(), last_seen = now()")]
-        case 40..<43 where triggersFire:
+        case 40..<43:
             // A token that comes without a registration gets its device with the next one: docs/decisions/attachments.md, Instants.
             return [update("push_token = app.fresh()"), update("last_seen = clock_timestamp()")]
-        case 43..<51: return [update("user_id = \(user), tags = \(tags)" + (triggersFire ? "" : ", last_seen = now()"))]
+        case 43..<51: return [update("user_id = \(user), tags = \(tags)")]
         case 51..<54: return [update("user_id = \(user), last_seen = now(), logged_out_at = NULL")]
         case 54..<62: return [update("logged_out_at = now()")]
-        case 62..<65 where !triggersFire: return [update("logged_out_at = NULL")]
         case 62..<68: return [update("logged_out_at = NULL, last_seen = now()")]
         case 68..<73: return [update("logged_out_at = now()"), update("logged_out_at = NULL, last_seen = now()")]
         case 73..<77: return ["DELETE FROM app.devices WHERE \(these)"]
@@ -267,12 +212,6 @@ private struct AttachedTable: Sendable {
         case 87..<90: return [update("bundle_id = '\(topic)', last_seen = now()")]
         case 90..<92: return [update("push_token = NULL")]
         case 92..<94: return [update("badge = badge + 1")]
-        case 94..<97 where tokens == .shared:
-            return [
-                """
-                UPDATE app.devices AS d SET push_token = o.push_token, last_seen = now() FROM app.devices AS o WHERE d.id = \(one) AND o.id = \(other)
-                """
-            ]
         // An ORM saves every column.
         default:
             return [
@@ -293,8 +232,7 @@ private struct AttachedTable: Sendable {
     }
 
     /// Where a token is registered in some row and not active in the ledger, or the other way round. A registered token may be superseded, by a
-    /// later registration of its device: by a token that is still the device's, or that has left it since. If rows share tokens, it may be the
-    /// device of another row.
+    /// later registration of its device: by a token that is still the device's, or that has left it since.
     private var disagreeing: String {
         """
         WITH told AS MATERIALIZED (SELECT t.*, l.superseded_at, l.topic_id FROM tokenkeeper.token AS t
@@ -305,7 +243,7 @@ private struct AttachedTable: Sendable {
                t.device_id AS device
         FROM tokens AS k FULL JOIN told AS t USING (topic, token)
         WHERE CASE WHEN k.registered THEN
-                       (t.state = 'active' OR t.superseded_at IS NOT NULL AND \(tokens == .unique ? "t.device_id = ANY (k.devices)" : "true") AND EXISTS (
+                       (t.state = 'active' OR t.superseded_at IS NOT NULL AND t.device_id = ANY (k.devices) AND EXISTS (
                            SELECT FROM told AS o WHERE o.topic = t.topic AND o.device_id = t.device_id
                                                    AND (o.registered_at, o.token_key) > (t.registered_at, t.token_key)
                            UNION ALL
@@ -322,31 +260,6 @@ private struct AttachedTable: Sendable {
         ).split(separator: "\n").map(String.init)
     }
 
-    /// Whether a registered row of the token of `r` has the user and the tags of the ledger.
-    private static func hasDetails(of ledger: String) -> String {
-        """
-        EXISTS (SELECT FROM rows AS o WHERE (o.topic, o.token) = (r.topic, r.token) AND o.registered
-                  AND coalesce(o.user_id::text, '') = coalesce(\(ledger).user_id, '') AND coalesce(o.tags, '{}') = coalesce(\(ledger).tags, '{}'))
-        """
-    }
-
-    /// What compare must find for these, and for users and tags that no row of a token has any more.
-    func expectedOfDisagreements() throws -> String {
-        try database.psql(
-            """
-            SELECT string_agg(f.finding || ' ' || f.number, ', ' ORDER BY f.finding) FROM (
-                SELECT CASE WHEN d.registered THEN 'logged_in' WHEN d.rows = 0 THEN 'without_row' ELSE 'logged_out' END AS finding,
-                       sum(greatest(d.rows, 1)) AS number
-                FROM (\(disagreeing)) AS d GROUP BY 1
-                UNION ALL
-                SELECT 'details', count(*) FROM (
-                    WITH rows AS MATERIALIZED (\(Self.rows(of: "app.devices")))
-                    SELECT FROM rows AS r JOIN tokenkeeper.token AS t USING (topic, token)
-                    WHERE r.registered AND t.state = 'active' AND NOT \(Self.hasDetails(of: "t"))) AS d
-                HAVING count(*) > 0) AS f
-            """, user: "postgres")
-    }
-
     /// The rows whose user or tags the ledger does not have.
     func detailsThatDiffer() throws -> [String] {
         try database.psql(
@@ -355,47 +268,5 @@ private struct AttachedTable: Sendable {
             WHERE r.registered AND (r.user_id::text IS DISTINCT FROM t.user_id OR coalesce(r.tags, '{}') <> coalesce(t.tags, '{}'))
             """, user: "postgres"
         ).split(separator: "\n").map(String.init)
-    }
-
-    /// The differences that compare finds, with their numbers.
-    func differences() throws -> String {
-        try app(
-            "SELECT string_agg(finding || ' ' || number, ', ' ORDER BY finding) FROM tokenkeeper.compare('app.devices') WHERE is_difference"
-        )
-    }
-
-    func reconcile() throws { try app("SELECT FROM tokenkeeper.reconcile('app.devices', dry_run => false)") }
-
-    /// Copies the ledger, which agrees with the table.
-    func remember() throws {
-        try database.psql(
-            """
-            CREATE TABLE public.before AS
-            SELECT t.topic, t.token, t.state, t.registered_at, l.superseded_at, t.user_id, t.tags
-            FROM tokenkeeper.token AS t JOIN tokenkeeper.topic AS o USING (environment, topic) JOIN tokenkeeper.ledger AS l USING (topic_id, token_key)
-            """, user: "postgres")
-    }
-
-    /// What compare must find after changes that the ledger has not seen since the copy.
-    func expectedOfChanges() throws -> String {
-        try database.psql(
-            """
-            WITH rows AS MATERIALIZED (\(Self.rows(of: "app.devices"))), found AS (
-                SELECT CASE
-                    WHEN NOT r.registered THEN CASE
-                        WHEN b.state = 'active' AND NOT EXISTS (SELECT FROM rows AS o WHERE (o.topic, o.token) = (r.topic, r.token) AND o.registered)
-                        THEN 'logged_out' END
-                    WHEN b.registered_at IS NULL THEN 'missing'
-                    -- Also of a device that registered while the row was logged out, which the ledger does not learn.
-                    WHEN r.last_seen > b.registered_at THEN 'behind'
-                    WHEN b.state = 'unregistered_by_app' AND b.superseded_at IS NULL THEN 'logged_in'
-                    WHEN b.state = 'active' AND NOT \(Self.hasDetails(of: "b")) THEN 'details' END AS finding
-                FROM rows AS r LEFT JOIN public.before AS b USING (topic, token)
-                UNION ALL
-                SELECT 'without_row' FROM public.before AS b WHERE b.state = 'active' AND NOT EXISTS (SELECT FROM rows AS r WHERE (r.topic, r.token) = (b.topic, b.token))
-            )
-            SELECT string_agg(f.finding || ' ' || f.number, ', ' ORDER BY f.finding)
-            FROM (SELECT finding, count(*) AS number FROM found WHERE finding IS NOT NULL GROUP BY 1) AS f
-            """, user: "postgres")
     }
 }

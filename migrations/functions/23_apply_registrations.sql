@@ -49,10 +49,6 @@ DECLARE
     users text[] COLLATE "C";
     with_tags boolean[];
     sources bigint[];
-    -- Tokens that rows of an attached table may spell in an unusual way.
-    spelled_keys bytea[];
-    spellings text[];
-    spelled_by bigint[];
     -- Positions in these, and what the guard says about each.
     logouts integer[];
     fates text[];
@@ -82,7 +78,6 @@ DECLARE
     faults text[];
     lacks_topic boolean;
     is_tried boolean := false;
-    remains boolean[];
     one record;
 BEGIN
     applied := 0;
@@ -117,7 +112,7 @@ BEGIN
                        tokenkeeper.parse_token(u.token) AS hex, u.unregistered IS TRUE AS logs_out, u.device_id, u.user_id, u.tags, u.source_id,
                        least(u.registered_at, u.queued_at, receipt) AS moment,
                        least(CASE WHEN u.source_id IS NULL OR (
-                           SELECT o.kind NOT IN ('attachment', 'reconciliation') FROM tokenkeeper.registration_source AS o
+                           SELECT o.kind <> 'attachment' FROM tokenkeeper.registration_source AS o
                            WHERE o.source_id = u.source_id) IS NOT FALSE THEN u.registered_at END,
                            u.queued_at, receipt) AS details_at, (
                            SELECT t.topic_id FROM tokenkeeper.topic AS t
@@ -130,12 +125,8 @@ BEGIN
             SELECT array_agg(s.position) AS of_row, array_agg(s.topic_id) AS of_topic, array_agg(s.token_key) AS token_keys,
                    array_agg(s.moment) AS moments, array_agg(s.details_at) AS details_at, array_agg(s.logs_out) AS logs_out,
                    array_agg(s.one_token) AS one_token, array_agg(s.device_id) AS devices, array_agg(s.user_id) AS users, array_agg(s.with_tags) AS with_tags,
-                   array_agg(s.source_id) AS sources, bool_or(s.topic_id IS NULL) AS lacks_topic,
-                   array_agg(s.token_key) FILTER (WHERE s.spelling IS NOT NULL) AS spelled_keys,
-                   array_agg(s.spelling) FILTER (WHERE s.spelling IS NOT NULL) AS spellings,
-                   array_agg(s.source_id) FILTER (WHERE s.spelling IS NOT NULL) AS spelled_by
-            FROM (SELECT CASE WHEN p.source_id IS NOT NULL AND NOT p.logs_out AND p.token NOT IN (p.hex, upper(p.hex)) THEN p.token END AS spelling,
-                         p.position, p.topic_id, decode(p.hex, 'hex') AS token_key, p.moment, p.details_at, p.logs_out, p.device_id, p.user_id,
+                   array_agg(s.source_id) AS sources, bool_or(s.topic_id IS NULL) AS lacks_topic
+            FROM (SELECT p.position, p.topic_id, decode(p.hex, 'hex') AS token_key, p.moment, p.details_at, p.logs_out, p.device_id, p.user_id,
                          p.tags IS NOT NULL AS with_tags, p.source_id, tokenkeeper.has_one_token_per_device(p.topic) AS one_token
                   FROM said AS p WHERE p.row_fault IS NULL AND p.topic_fault IS NULL
                   ORDER BY p.logs_out, p.topic_id, 3, p.position) AS s
@@ -144,7 +135,7 @@ BEGIN
             FROM said AS s WHERE s.row_fault IS NOT NULL OR s.topic_fault IS NOT NULL
         )
         SELECT * INTO of_row, of_topic, token_keys, moments, details_at, logs_out, one_token, devices, users, with_tags, sources, lacks_topic,
-                      spelled_keys, spellings, spelled_by, faulty, faults
+                      faulty, faults
         FROM understood AS u CROSS JOIN refused AS r;
         EXIT WHEN lacks_topic IS NOT TRUE OR attempt = 2;
         -- An application may be adding the same new topic, and the INSERT would wait for it.
@@ -170,35 +161,6 @@ BEGIN
 
     logouts := ARRAY(SELECT u.i::integer FROM unnest(logs_out, of_topic) WITH ORDINALITY AS u (is_logout, topic_id, i)
                      WHERE u.is_logout AND u.topic_id IS NOT NULL);
-    IF spelled_keys IS NOT NULL THEN
-        PERFORM tokenkeeper.note_spellings(spelled_by, spelled_keys, spellings);
-    END IF;
-    -- A token that another row of the attached table still has is not logged out. Ask before anything is locked: this reads the application's table.
-    FOR one IN
-        SELECT l.source_id, array_agg(l.i) AS logouts, array_agg(l.environment) AS environments, array_agg(l.topic) AS topics,
-               array_agg(l.token) AS tokens, array_agg(l.token_key) AS token_keys
-        FROM (SELECT i, sources[i] AS source_id, token_keys[i] AS token_key, coalesce(r.environment, 'production') AS environment, r.topic, r.token
-              FROM unnest(logouts) AS i CROSS JOIN LATERAL unnest(apply_registrations.rows[of_row[i]:of_row[i]]) AS r
-              WHERE sources[i] IS NOT NULL) AS l
-        WHERE EXISTS (SELECT FROM tokenkeeper.registration_source AS o
-                      WHERE o.source_id = l.source_id AND o.kind IN ('attachment', 'backfill', 'reconciliation'))
-        GROUP BY 1 ORDER BY 1
-    LOOP
-        BEGIN
-            remains := tokenkeeper.attachment_has(one.source_id, one.environments, one.topics, one.tokens, one.token_keys);
-            -- Empty: it has not answered in time. An error would undo what it has noted about that.
-            IF remains = '{}' THEN
-                waits := waits || ARRAY(SELECT of_row[i] FROM unnest(one.logouts) AS i);
-            END IF;
-            logouts := ARRAY(SELECT i FROM unnest(logouts) AS i
-                             WHERE i NOT IN (SELECT h.i FROM unnest(one.logouts, remains) AS h (i, has) WHERE h.has OR remains = '{}'));
-        EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_privilege OR SQLSTATE 'TK002' THEN
-            -- The table is locked, or its function cannot be called safely.
-            waits := waits || ARRAY(SELECT of_row[i] FROM unnest(one.logouts) AS i);
-            logouts := ARRAY(SELECT i FROM unnest(logouts) AS i WHERE i NOT IN (SELECT unnest(one.logouts)));
-        END;
-    END LOOP;
-
     -- Logouts of a source pass the guard, which is locked before any token.
     suppresses := array_fill(false, ARRAY[cardinality(logouts)]);
     IF EXISTS (SELECT FROM unnest(logouts) AS i WHERE sources[i] IS NOT NULL) THEN

@@ -41,14 +41,14 @@ BEGIN
     -- An index takes what a trigger can evaluate: no subquery, no aggregate, nothing but the row. And it knows the columns.
     EXECUTE format('CREATE INDEX tokenkeeper_row_expression ON pg_temp.tokenkeeper_row ((%s' || chr(10) || '))', expression);
     -- With two tables, a view shows each column with the name of its table.
-    FOREACH row_name IN ARRAY ARRAY['r', 'old_row'] LOOP
+    FOREACH row_name IN ARRAY ARRAY['r', 'old_row', 'other_row'] LOOP
         EXECUTE format('CREATE TEMPORARY VIEW %I AS SELECT (%s' || chr(10) || ') AS tokenkeeper_expression '
                        'FROM pg_temp.tokenkeeper_row AS %I CROSS JOIN (SELECT) AS nothing', 'tokenkeeper_view_' || row_name, expression, row_name);
     END LOOP;
     PERFORM set_config('search_path', 'pg_catalog', true);
     SELECT a.atttypid INTO kind FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = 'pg_temp.tokenkeeper_view_r'::regclass AND a.attnum = 1;
     sql := '{}';
-    FOREACH row_name IN ARRAY ARRAY['r', 'old_row'] LOOP
+    FOREACH row_name IN ARRAY ARRAY['r', 'old_row', 'other_row'] LOOP
         sql := sql || jsonb_build_object(row_name, '(' || substring(pg_get_viewdef(format('pg_temp.%I', 'tokenkeeper_view_' || row_name)::regclass, 0)
                                                                     FROM '^ *SELECT (.*) AS tokenkeeper_expression[[:space:]]+FROM ') || ')');
         EXECUTE format('DROP VIEW pg_temp.%I', 'tokenkeeper_view_' || row_name);
@@ -75,7 +75,7 @@ EXCEPTION
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.parse_row_expression(regclass, text) IS
-    'Reads a boolean expression over the columns of a table: as SQL over a row called r, and over one called old_row, with all names qualified, and the '
+    'Reads a boolean expression over the columns of a table: as SQL over rows called r, old_row and other_row, with all names qualified, and the '
     'columns that it uses. fault says what is wrong with it.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.parse_row_expression(regclass, text) FROM PUBLIC;
 
@@ -124,7 +124,6 @@ DECLARE
     this pg_catalog.pg_class;
     place text;
     table_owner name;
-    ours name := (SELECT pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper');
 BEGIN
     SELECT c.* INTO this FROM pg_catalog.pg_class AS c WHERE c.oid = attached;
     place := this.relnamespace::regnamespace::text;
@@ -160,10 +159,6 @@ BEGIN
         detail := format('%s cannot create functions in schema %s. Run: GRANT CREATE ON SCHEMA %s TO %I;', table_owner, place, place, table_owner);
         RETURN NEXT;
     END IF;
-    IF NOT has_schema_privilege(ours, this.relnamespace, 'USAGE') THEN
-        detail := format('%s, the owner of the schema tokenkeeper, cannot use schema %s. Run: GRANT USAGE ON SCHEMA %s TO %I;', ours, place, place, ours);
-        RETURN NEXT;
-    END IF;
     IF NOT has_schema_privilege(this.relowner, 'tokenkeeper', 'USAGE')
         OR NOT has_column_privilege(this.relowner, 'tokenkeeper.registration', 'source_id', 'INSERT') THEN
         detail := format('%s cannot write to tokenkeeper.registration. Run: GRANT tokenkeeper_app TO %I;', table_owner, table_owner);
@@ -173,7 +168,7 @@ BEGIN
         detail := format('%s is attached already: run SELECT tokenkeeper.detach(%L) first', attached, attached);
         RETURN NEXT;
     ELSIF EXISTS (SELECT FROM tokenkeeper.attachment AS a WHERE a.name = (place || '.' || quote_ident(this.relname)) COLLATE "C") THEN
-        -- Backfills and reconciliations find the attachment by this name.
+        -- A backfill finds the attachment by this name.
         detail := format('another table was attached under the name %1$s.%2$I, and was dropped or renamed: run SELECT tokenkeeper.detach(%3$L) first',
                          place, this.relname, format('%s.%I', place, this.relname));
         RETURN NEXT;
@@ -184,10 +179,6 @@ BEGIN
         RETURN NEXT;
     END IF;
     kind := 'warning';
-    IF (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.oid = this.relowner) THEN
-        detail := format('%s belongs to the superuser %s, so the generated functions run with all rights', attached, table_owner);
-        RETURN NEXT;
-    END IF;
     IF this.relpersistence = 'u' THEN
         detail := format('%s is unlogged: after a crash it is empty', attached);
         RETURN NEXT;
@@ -202,33 +193,6 @@ COMMENT ON FUNCTION tokenkeeper.attachment_findings(regclass, text, boolean) IS
     'What is in the way of attaching a table (error), or worth knowing (warning), apart from its columns.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_findings(regclass, text, boolean) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.reading_fault(source_id bigint, kind text) RETURNS text
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT CASE
-        WHEN reading_fault.kind NOT IN ('has', 'agrees', 'read') THEN NULL
-        -- What it cannot see would be taken for deleted.
-        WHEN c.relforcerowsecurity THEN 'row-level security is forced, so not all rows can be seen'
-        -- Without an index, each token or each batch would read the whole table.
-        WHEN reading_fault.kind IN ('has', 'agrees') AND tokenkeeper.token_index_operator(a.table_id, a.columns[1]) IS NULL THEN
-            'the index on ' || quote_ident(a.columns[1]) || ' is missing'
-        WHEN reading_fault.kind = 'read' AND NOT EXISTS (
-            SELECT FROM pg_index AS i
-            WHERE i.indrelid = a.table_id AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
-              AND a.key_columns = ARRAY(
-                  SELECT n.attname::text FROM unnest(i.indkey::smallint[]) WITH ORDINALITY AS k (number, n)
-                  LEFT JOIN pg_attribute AS n ON n.attrelid = i.indrelid AND n.attnum = k.number AND n.attnotnull
-                  WHERE k.n <= i.indnkeyatts ORDER BY k.n)) THEN
-            'the key (' || (SELECT string_agg(quote_ident(k.name), ', ' ORDER BY k.n) FROM unnest(a.key_columns) WITH ORDINALITY AS k (name, n))
-                || ') by which its rows are read is missing: detach it and attach it again'
-    END
-    FROM tokenkeeper.attached_table AS a JOIN pg_class AS c ON c.oid = a.table_id WHERE a.source_id = reading_fault.source_id
-$$;
-COMMENT ON FUNCTION tokenkeeper.reading_fault(bigint, text) IS
-    'Why the generated function of this kind, has, agrees or read, cannot read the attached table, in words; null if it can.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.reading_fault(bigint, text) FROM PUBLIC;
-
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_fault(source_id bigint) RETURNS text
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -236,7 +200,6 @@ AS $$
 DECLARE
     this tokenkeeper.attached_table;
     found_table pg_catalog.pg_class;
-    ours oid := (SELECT n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper');
     wanted text[] := ARRAY['insert', 'update'];
     problem text;
 BEGIN
@@ -256,35 +219,23 @@ BEGIN
     IF problem IS NOT NULL THEN
         RETURN 'a trigger is disabled or missing: ' || problem;
     END IF;
+    SELECT string_agg(p.proname, ', ' ORDER BY p.proname) INTO problem
+    FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
+    WHERE t.tgrelid = this.table_id AND t.tgname = ANY (ARRAY(SELECT 'tokenkeeper_' || w.kind || '_' || this.source_id FROM unnest(wanted) AS w (kind)))
+      AND (NOT p.prosecdef OR p.proowner <> found_table.relowner);
+    IF problem IS NOT NULL THEN
+        RETURN 'a function is not SECURITY DEFINER, or belongs to another role than the table: ' || problem || '; detach the table and attach it again';
+    END IF;
     IF EXISTS (
         SELECT FROM unnest(this.columns || this.key_columns) AS c (name) WHERE tokenkeeper.column_kind(this.table_id, c.name) IS NULL) THEN
         RETURN 'a column has another name now, of these: ' || array_to_string(this.columns || this.key_columns, ', ')
             || '; detach the table and attach it again';
     END IF;
-    BEGIN
-        wanted := wanted || 'has'::text;
-        IF this.arguments ?| ARRAY['user_id', 'tags'] THEN
-            wanted := wanted || 'agrees'::text;
-        END IF;
-        IF cardinality(this.key_columns) > 0 THEN
-            wanted := wanted || 'read'::text;
-        END IF;
-        FOREACH problem IN ARRAY wanted LOOP
-            PERFORM tokenkeeper.attachment_function(this.source_id, problem);
-        END LOOP;
-    EXCEPTION WHEN SQLSTATE 'TK002' THEN
-        RETURN SQLERRM;
-    END;
     RETURN CASE
         WHEN NOT has_schema_privilege(found_table.relowner, 'tokenkeeper', 'USAGE')
             OR NOT has_column_privilege(found_table.relowner, 'tokenkeeper.registration', 'source_id', 'INSERT')
             OR NOT has_function_privilege(found_table.relowner, 'tokenkeeper.parse_token(text, boolean)', 'EXECUTE') THEN
             'the table''s owner ' || pg_get_userbyid(found_table.relowner) || ' lacks the rights of tokenkeeper_app'
-        WHEN NOT EXISTS (
-            SELECT FROM pg_catalog.pg_proc AS p
-            WHERE p.proname = 'tokenkeeper_has_' || this.source_id AND p.proowner = found_table.relowner
-              AND has_function_privilege(ours, p.oid, 'EXECUTE') AND has_schema_privilege(ours, p.pronamespace, 'USAGE')) THEN
-            pg_get_userbyid(ours) || ' cannot call tokenkeeper_has_' || this.source_id || ', or cannot use its schema'
         -- The generated functions know both by name.
         WHEN this.name <> format('%I.%I', (SELECT n.nspname FROM pg_catalog.pg_namespace AS n WHERE n.oid = found_table.relnamespace), found_table.relname) THEN
             'the table has another name now: ' || this.table_id || '; detach it and attach it again'
@@ -295,15 +246,17 @@ BEGIN
         WHEN found_table.relispartition THEN 'the table has become a partition: attach the partitioned table'
         WHEN found_table.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = this.table_id) THEN
             'tables inherit from it, and their rows fire none of its triggers: attach each of them'
-        ELSE (SELECT CASE t.kind
-                  WHEN 'has' THEN 'looking its tokens up takes longer than statement_timeout, so no logout counts; it is tried once an hour'
-                  ELSE 'comparing its rows takes longer than statement_timeout; daemons try that more rarely' END
-              FROM tokenkeeper.attachment_timeout AS t WHERE t.source_id = this.source_id AND t.timeouts >= 3 ORDER BY t.kind DESC LIMIT 1)
+        -- The triggers look for other rows with a token.
+        WHEN found_table.relforcerowsecurity THEN 'row-level security is forced, so its triggers cannot see all rows'
+        WHEN NOT EXISTS (
+            SELECT FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_attribute AS n ON n.attrelid = i.indrelid AND n.attnum = i.indkey[0]
+            WHERE i.indrelid = this.table_id AND i.indisvalid AND n.attname = this.columns[1] COLLATE "C") THEN
+            'the index on ' || quote_ident(this.columns[1]) || ' is missing, so each logout reads the whole table'
     END;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_fault(bigint) IS
-    'Why changes of an attached table do not arrive, or cannot be judged, in words; null if all is well.';
+    'Why changes of an attached table do not arrive, or cannot be judged, in words; null if all is well. Reads the catalogs only.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_fault(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attachments()
@@ -322,7 +275,7 @@ BEGIN
         WITH gone AS (
             DELETE FROM tokenkeeper.attachment_failure AS f WHERE f.source_id = this.source_id RETURNING f.*
         )
-        SELECT count(*), (array_agg(g.error ORDER BY g.failed_at DESC))[1] INTO failures, failure FROM gone AS g;
+        SELECT count(*), (array_agg(concat_ws(' ', g.state, g.constraint_name) ORDER BY g.failed_at DESC))[1] INTO failures, failure FROM gone AS g;
         CONTINUE WHEN fault IS NOT DISTINCT FROM was AND failures = 0;
         UPDATE tokenkeeper.attached_table AS a
         SET fault = check_attachments.fault,

@@ -1,13 +1,15 @@
--- What attach generates: the triggers and their functions, and the functions that look tokens up and read rows. They belong to the owner of the table.
+-- What attach generates: the triggers and their functions, and the function by which a backfill reads rows. They belong to the owner of the table.
 --
 -- Which instants the generated triggers queue, and why, is in docs/decisions/attachments.md. In short:
 --
 --   A registration counts from the column registered_at. If the write has set it, and it is less than a minute old, it counts from the moment of the
 --   write: a logout earlier in the same transaction was recorded with clock_timestamp(), and now() is older than that. A null counts from 1970.
 --   A logout counts from the moment of the write. Of a row that is inserted logged out, from registered_at: the earliest instant that suppresses.
+--   No logout is queued if another registered row has the token, in the same topic and environment. The trigger looks for one after the statement, by
+--   the index on the token, and does not see what other transactions have not committed.
 --
--- The pieces of SQL (attached_table.token_sql and so on) refer to a row that is called r: NEW or OLD of a trigger, a transition table or the table. The UPDATE
--- trigger also has the pieces for OLD, which is called old_row there.
+-- The pieces of SQL refer to a row that is called r: NEW or OLD of a trigger, a transition table or the table. The UPDATE trigger also has the pieces for
+-- OLD, which is called old_row there, and each trigger those for other rows of the table, which are called other_row.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.changed_column_test(attached regclass, columns text[]) RETURNS text
 LANGUAGE sql STABLE
@@ -32,8 +34,25 @@ COMMENT ON FUNCTION tokenkeeper.changed_column_test(regclass, text[]) IS
     'The condition for a change of a row: true if one of the columns differs between OLD and NEW.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.changed_column_test(regclass, text[]) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.update_statements(source_id text, pieces jsonb, old_pieces jsonb, same_device text) RETURNS text
-LANGUAGE sql IMMUTABLE
+CREATE OR REPLACE FUNCTION tokenkeeper.other_row_test(attached regclass, plan jsonb, environment text, topic text, token text) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    -- OFFSET 0 keeps it a look-up by the index for each row, however many rows the first statement of a session has changed.
+    SELECT format('EXISTS (SELECT FROM %s AS other_row WHERE %s AND (%s COLLATE "C") = %s AND (%s COLLATE "C") = %s AND (%s COLLATE "C") = %s '
+                  'AND NOT %s OFFSET 0)',
+                  attached,
+                  CASE o.pieces ->> 'token_kind' WHEN 'bytea' THEN format('other_row.%I = decode(%s, %L)', c.name, token, 'hex')
+                       ELSE format('other_row.%I ', c.name) || format(tokenkeeper.token_index_operator(attached, c.name), format('ARRAY[%s]', token)) END,
+                  o.pieces ->> 'token', token, o.pieces ->> 'environment', environment, o.pieces ->> 'topic', topic, o.pieces ->> 'out')
+    FROM (SELECT plan -> 'other_pieces') AS o (pieces) CROSS JOIN (SELECT plan -> 'columns' ->> 0) AS c (name)
+$$;
+COMMENT ON FUNCTION tokenkeeper.other_row_test(regclass, jsonb, text, text, text) IS
+    'The condition that a registered row of an attached table has a token. environment, topic and token are SQL.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.other_row_test(regclass, jsonb, text, text, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.update_statements(source_id text, attached regclass, plan jsonb) RETURNS text
+LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     -- Expressions of plpgsql are costly in a transaction's first call, so few are reached, and what is usual comes first. A statement with more than one row
@@ -53,9 +72,11 @@ AS $$
             moves := %5$s IS DISTINCT FROM %11$s OR %4$s IS DISTINCT FROM %13$s
                 OR %3$s IS DISTINCT FROM %14$s AND tokenkeeper.parse_token(%3$s) IS DISTINCT FROM tokenkeeper.parse_token(%14$s);
             IF moves AND %14$s <> '' AND NOT %16$s THEN
-                -- The row has given the old token up.
-                INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
-                VALUES (%11$s, %13$s, %14$s, clock_timestamp(), true, %1$s);
+                -- The row has given the old token up. In an IF of its own: the table may have been renamed.
+                IF NOT %17$s THEN
+                    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
+                    VALUES (%11$s, %13$s, %14$s, clock_timestamp(), true, %1$s);
+                END IF;
             END IF;
             IF %3$s <> '' THEN
                 IF NOT %10$s THEN
@@ -72,25 +93,31 @@ AS $$
                                   OR %6$s < %12$s AND %6$s <= clock_timestamp() - interval '1 minute')
                              THEN NULL ELSE %7$s END, %8$s, %9$s, false, %1$s);
                 ELSIF moves OR NOT %16$s THEN
-                    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
-                    VALUES (%5$s, %4$s, %3$s,
-                        CASE WHEN %16$s OR (%14$s <> '') IS NOT TRUE THEN greatest(%6$s, 'epoch') ELSE clock_timestamp() END, true, %1$s);
+                    IF NOT %18$s THEN
+                        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
+                        VALUES (%5$s, %4$s, %3$s,
+                            CASE WHEN %16$s OR (%14$s <> '') IS NOT TRUE THEN greatest(%6$s, 'epoch') ELSE clock_timestamp() END, true, %1$s);
+                    END IF;
                 END IF;
             END IF;
         END IF;
-$body$, source_id, NULL, in_bytes.new ->> 'token', in_bytes.new ->> 'topic', in_bytes.new ->> 'environment', pieces ->> 'moment',
-        in_bytes.new ->> 'device', pieces ->> 'user', pieces ->> 'tags', pieces ->> 'out', in_bytes.old ->> 'environment', old_pieces ->> 'moment',
-        in_bytes.old ->> 'topic', in_bytes.old ->> 'token', same_device, old_pieces ->> 'out')
-    FROM (SELECT (SELECT jsonb_object_agg(e.key, format('(%s COLLATE "C")', e.value)) FROM jsonb_each_text(pieces) AS e),
-                 (SELECT jsonb_object_agg(e.key, format('(%s COLLATE "C")', e.value)) FROM jsonb_each_text(old_pieces) AS e)) AS in_bytes (new, old)
+$body$, source_id, NULL, in_bytes.new ->> 'token', in_bytes.new ->> 'topic', in_bytes.new ->> 'environment', p.new ->> 'moment',
+        in_bytes.new ->> 'device', p.new ->> 'user', p.new ->> 'tags', p.new ->> 'out', in_bytes.old ->> 'environment', p.old ->> 'moment',
+        in_bytes.old ->> 'topic', in_bytes.old ->> 'token', plan ->> 'same_device', p.old ->> 'out',
+        tokenkeeper.other_row_test(attached, plan, in_bytes.old ->> 'environment', in_bytes.old ->> 'topic', in_bytes.old ->> 'token'),
+        tokenkeeper.other_row_test(attached, plan, in_bytes.new ->> 'environment', in_bytes.new ->> 'topic', in_bytes.new ->> 'token'))
+    FROM (SELECT plan -> 'pieces', plan -> 'old_pieces') AS p (new, old)
+    CROSS JOIN LATERAL (
+        SELECT (SELECT jsonb_object_agg(e.key, format('(%s COLLATE "C")', e.value)) FROM jsonb_each_text(p.new) AS e),
+               (SELECT jsonb_object_agg(e.key, format('(%s COLLATE "C")', e.value)) FROM jsonb_each_text(p.old) AS e)) AS in_bytes (new, old)
 $$;
-COMMENT ON FUNCTION tokenkeeper.update_statements(text, jsonb, jsonb, text) IS
-    'What the generated trigger function of an UPDATE does. pieces refer to NEW, old_pieces to OLD. same_device is the condition for '
-    'both having the same device, if both have an instant.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.update_statements(text, jsonb, jsonb, text) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.update_statements(text, regclass, jsonb) IS
+    'What the generated trigger function of an UPDATE does. In the plan, pieces refer to NEW, old_pieces to OLD, and other_pieces to other rows; same_device is '
+    'the condition for NEW and OLD having the same device, if both have an instant.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.update_statements(text, regclass, jsonb) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.trigger_body(kind text, source_id text, attached text, plan jsonb, row_level boolean, changed text[]) RETURNS text
-LANGUAGE plpgsql IMMUTABLE
+CREATE OR REPLACE FUNCTION tokenkeeper.trigger_body(kind text, source_id text, attached regclass, plan jsonb, row_level boolean, changed text[]) RETURNS text
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -105,53 +132,60 @@ $declared$
         ELSE '' END;
     source text := CASE WHEN row_level THEN '' ELSE 'FROM changed_rows AS r' END;
     head text := $head$BEGIN
-    IF current_setting('tokenkeeper.cleaning', true) = %1$L THEN
-        RETURN NULL;
-    END IF;
     BEGIN
-$head$ || CASE WHEN changed IS NULL THEN '' ELSE $head$        IF (%11$s) IS NOT TRUE THEN
-            IF (%12$s) IS NOT TRUE THEN
+$head$ || CASE WHEN changed IS NULL THEN '' ELSE $head$        IF (%1$s) IS NOT TRUE THEN
+            IF (%2$s) IS NOT TRUE THEN
                 RETURN NULL;
             END IF;
         END IF;
 $head$ END;
-    -- The provider's write never fails because of this function. If even the failure cannot be noted, the server's log has it.
+    -- The provider's write never fails because of this function. If even the failure cannot be noted, the server's log has it. No message: it may quote a row.
     tail text := $tail$    EXCEPTION WHEN OTHERS THEN
+        DECLARE
+            failed_state text := SQLSTATE;
+            failed_constraint text;
         BEGIN
-            INSERT INTO tokenkeeper.attachment_failure (source_id, error) VALUES (%1$s, SQLSTATE || ' ' || left(SQLERRM, 200));
+            GET STACKED DIAGNOSTICS failed_constraint = CONSTRAINT_NAME;
+            PERFORM tokenkeeper.note_attachment_failure(%1$s, failed_state, failed_constraint);
         EXCEPTION WHEN OTHERS THEN
-            NULL;
+            RAISE LOG 'tokenkeeper: a change of %% was not queued, and this could not be noted: %% %%', %2$L, failed_state, failed_constraint;
         END;
-        RAISE LOG 'tokenkeeper: a change of %% was not queued: %% %%', %2$L, SQLSTATE, left(SQLERRM, 200);
     END;
     RETURN NULL;
 END
 $tail$;
 BEGIN
-    RETURN format(declared || head, source_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, changed[1], changed[2])
-        || CASE kind WHEN 'update' THEN tokenkeeper.update_statements(source_id, pieces, plan -> 'old_pieces', plan ->> 'same_device')
+    RETURN format(declared || head, changed[1], changed[2])
+        || CASE kind WHEN 'update' THEN tokenkeeper.update_statements(source_id, attached, plan)
         ELSE format(CASE kind WHEN 'insert' THEN $body$        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered,
             source_id)
         SELECT n.environment, n.topic, n.token,
-               CASE WHEN n.moment > clock_timestamp() - interval '1 minute' AND NOT n.out THEN clock_timestamp()
-                    ELSE greatest(n.moment, 'epoch') END,
-               CASE WHEN NOT n.out THEN n.device_id END, CASE WHEN NOT n.out THEN n.user_id END, CASE WHEN NOT n.out THEN n.tags END, n.out, %1$s
+               CASE WHEN n.moment > clock_timestamp() - interval '1 minute' THEN clock_timestamp() ELSE greatest(n.moment, 'epoch') END,
+               n.device_id, n.user_id, n.tags, false, %1$s
         FROM (SELECT %5$s AS environment, %4$s AS topic, %3$s AS token, %6$s AS moment, %7$s AS device_id, %8$s AS user_id, %9$s AS tags, %10$s AS out
               $body$ || source || $body$) AS n
-        WHERE n.token <> '';
-$body$ ELSE $body$        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
+        WHERE n.token <> '' AND NOT n.out;
+$body$ || CASE pieces ->> 'out' WHEN 'false' THEN '' ELSE $body$        IF EXISTS (SELECT FROM (SELECT %3$s AS token, %10$s AS out $body$ || source || $body$) AS n WHERE n.token <> '' AND n.out) THEN
+            -- Logged-out rows. In a statement of its own: the table may have been renamed.
+            INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
+            SELECT n.environment, n.topic, n.token, greatest(n.moment, 'epoch'), true, %1$s
+            FROM (SELECT %5$s AS environment, %4$s AS topic, %3$s AS token, %6$s AS moment, %10$s AS out $body$ || source || $body$) AS n
+            WHERE n.token <> '' AND n.out AND NOT %11$s;
+        END IF;
+$body$ END ELSE $body$        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
         SELECT n.environment, n.topic, n.token, clock_timestamp(), true, %1$s
         FROM (SELECT %5$s AS environment, %4$s AS topic, %3$s AS token, %10$s AS out $body$ || source || $body$) AS n
-        WHERE n.token <> '' AND NOT n.out;
-$body$ END, source_id, attached, pieces ->> 'token', pieces ->> 'topic', pieces ->> 'environment', pieces ->> 'moment',
-            pieces ->> 'device', pieces ->> 'user', pieces ->> 'tags', pieces ->> 'out') END
+        WHERE n.token <> '' AND NOT n.out AND NOT %11$s;
+$body$ END, source_id, NULL, pieces ->> 'token', pieces ->> 'topic', pieces ->> 'environment', pieces ->> 'moment',
+            pieces ->> 'device', pieces ->> 'user', pieces ->> 'tags', pieces ->> 'out',
+            tokenkeeper.other_row_test(attached, plan, '(n.environment COLLATE "C")', '(n.topic COLLATE "C")', '(n.token COLLATE "C")')) END
         || format(tail, source_id, attached);
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.trigger_body(text, text, text, jsonb, boolean, text[]) IS
+COMMENT ON FUNCTION tokenkeeper.trigger_body(text, text, regclass, jsonb, boolean, text[]) IS
     'The body of a generated trigger function of an attachment: insert, update or delete. row_level is false if it reads a transition table. changed has '
     'two conditions, of which one is true if there is something to do, the usual one first; null if the trigger has them.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.trigger_body(text, text, text, jsonb, boolean, text[]) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION tokenkeeper.trigger_body(text, text, regclass, jsonb, boolean, text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attachment_plan(attached regclass, plan jsonb) RETURNS void
 LANGUAGE plpgsql STABLE
@@ -162,8 +196,10 @@ BEGIN
         RAISE EXCEPTION '% is no table', coalesce(attached::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF (jsonb_typeof(plan -> 'pieces') = 'object' AND jsonb_typeof(plan -> 'old_pieces') = 'object'
+        AND jsonb_typeof(plan -> 'other_pieces') = 'object'
         AND plan -> 'pieces' ?& ARRAY['token', 'token_kind', 'topic', 'environment', 'moment', 'device', 'user', 'tags', 'out', 'stale_at']
-        AND plan -> 'old_pieces' ?& ARRAY['token', 'topic', 'environment', 'moment', 'out'] AND jsonb_typeof(plan -> 'same_device') = 'string'
+        AND plan -> 'old_pieces' ?& ARRAY['token', 'topic', 'environment', 'moment', 'out']
+        AND plan -> 'other_pieces' ?& ARRAY['token', 'topic', 'environment', 'out'] AND jsonb_typeof(plan -> 'same_device') = 'string'
         AND jsonb_typeof(plan -> 'columns') = 'array' AND jsonb_typeof(plan -> 'key_columns') = 'array' AND jsonb_typeof(plan -> 'arguments') = 'object'
         AND jsonb_typeof(plan -> 'always') = 'boolean' AND plan ->> 'on_delete' IN ('ignore', 'unregister')
         AND plan ->> 'revive' IN ('by registered_at', 'by register only')) IS NOT TRUE THEN
@@ -186,7 +222,6 @@ AS $$
 DECLARE
     this pg_catalog.pg_class;
     place text;
-    ours text := (SELECT quote_ident(pg_get_userbyid(n.nspowner)) FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper');
     pieces jsonb := plan -> 'pieces';
     always boolean;
     row_level boolean;
@@ -196,14 +231,12 @@ DECLARE
     kind text;
     called text;
     body text;
-    spelled text[];
     selected text;
     key_text text;
     key_list text;
     key_after text;
     usual text[];
     changed text[];
-    details text;
     -- Whether the trigger compares the named columns, and not its function.
     compares boolean := tokenkeeper.has_before_update(attached);
 BEGIN
@@ -225,54 +258,9 @@ BEGIN
     FOREACH kind IN ARRAY kinds LOOP
         called := format('%s.tokenkeeper_%s_%s()', place, kind, source_id);
         RETURN NEXT format('CREATE ' || 'FUNCTION %s RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L', called,
-                           tokenkeeper.trigger_body(kind, source_id, attached::text, plan, row_level OR kind = 'update',
+                           tokenkeeper.trigger_body(kind, source_id, attached, plan, row_level OR kind = 'update',
                                                     CASE WHEN kind = 'update' AND NOT compares THEN changed END));
     END LOOP;
-
-    spelled := CASE pieces ->> 'token_kind' WHEN 'bytea' THEN ARRAY[format('r.%I = a.token_key', columns[1]), 'false'] ELSE ARRAY(
-        SELECT format('r.%I ', columns[1]) || format(tokenkeeper.token_index_operator(attached, columns[1]), s.texts)
-        FROM unnest(ARRAY['ARRAY[a.token, a.hex]',
-            'ARRAY[upper(a.hex), ''<'' || rtrim(regexp_replace(a.hex, ''(.{8})'', chr(92) || ''1 '', ''g''), '' '') || ''>'']']) WITH ORDINALITY AS s (texts, n)
-        ORDER BY s.n) END;
-    body := format($body$BEGIN
-    -- As it is spelled in the argument, and in lower case. Only if that finds no registered row, in upper case, and as NSData describes itself.
-    RETURN (SELECT coalesce(array_agg(CASE WHEN h.has THEN true ELSE coalesce((
-                SELECT bool_or(NOT %1$s) FROM %2$s AS r
-                WHERE %7$s AND %4$s = coalesce(a.environment, 'production') AND %5$s = a.topic
-                  AND (%6$s = a.hex OR tokenkeeper.parse_token(%6$s) = a.hex)), h.has) END ORDER BY a.n), '{}')
-            FROM (SELECT u.*, encode(u.token_key, 'hex') AS hex FROM unnest($1, $2, $3, $4) WITH ORDINALITY AS u (environment, topic, token, token_key, n)
-                  OFFSET 0) AS a
-            CROSS JOIN LATERAL (
-                SELECT bool_or(NOT %1$s) AS has FROM %2$s AS r
-                WHERE %3$s AND %4$s = coalesce(a.environment, 'production') AND %5$s = a.topic
-                  AND (%6$s = a.hex OR tokenkeeper.parse_token(%6$s) = a.hex)) AS h);
-END
-$body$, pieces ->> 'out', attached, spelled[1], pieces ->> 'environment', pieces ->> 'topic', pieces ->> 'token', spelled[2]);
-    called := format('%s.tokenkeeper_has_%s(text[], text[], text[], bytea[])', place, source_id);
-    RETURN NEXT format('CREATE ' || 'FUNCTION %s RETURNS boolean[] LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp '
-                       'SET enable_seqscan = off SET jit = off AS %L', called, body);
-    RETURN NEXT format('GRANT EXECUTE ON FUNCTION %s TO %s', called, ours);
-
-    details := concat_ws(' AND ', CASE WHEN pieces ->> 'user' <> 'NULL::text' THEN format('%s = a.user_id COLLATE "C"', pieces ->> 'user') END,
-                         CASE WHEN pieces ->> 'tags' <> 'NULL::text[]' THEN format('%s = a.tags::text[] COLLATE "C"', pieces ->> 'tags') END);
-    IF details <> '' THEN
-        body := format($body$BEGIN
-    RETURN (SELECT coalesce(array_agg(%3$s OR %4$s ORDER BY a.n), '{}')
-            FROM (SELECT u.*, encode(u.token_key, 'hex') AS hex
-                  FROM unnest($1, $2, $3, $4, $5, $6) WITH ORDINALITY AS u (environment, topic, token, token_key, user_id, tags, n) OFFSET 0) AS a);
-END
-$body$, NULL, NULL, found_row[1], found_row[2])
-        FROM (SELECT array_agg(format($row$EXISTS (
-                SELECT FROM %1$s AS r
-                WHERE %2$s AND NOT %3$s AND %4$s = coalesce(a.environment, 'production') AND %5$s = a.topic
-                  AND (%6$s = a.hex OR tokenkeeper.parse_token(%6$s) = a.hex) AND %7$s)$row$,
-                attached, s.condition, pieces ->> 'out', pieces ->> 'environment', pieces ->> 'topic', pieces ->> 'token', details) ORDER BY s.n) AS found_row
-              FROM unnest(spelled) WITH ORDINALITY AS s (condition, n)) AS s;
-        called := format('%s.tokenkeeper_agrees_%s(text[], text[], text[], bytea[], text[], text[])', place, source_id);
-        RETURN NEXT format('CREATE ' || 'FUNCTION %s RETURNS boolean[] LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp '
-                           'SET enable_seqscan = off SET jit = off AS %L', called, body);
-        RETURN NEXT format('GRANT EXECUTE ON FUNCTION %s TO %s', called, ours);
-    END IF;
 
     IF cardinality(keys) > 0 THEN
         SELECT CASE WHEN count(*) = 1 THEN min(format('r.%I::text', k.name))
@@ -283,18 +271,20 @@ $body$, NULL, NULL, found_row[1], found_row[2])
         INTO key_text, key_list, key_after
         FROM unnest(keys) WITH ORDINALITY AS k (name, n)
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = attached AND a.attname = k.name COLLATE "C";
-        selected := format('SELECT %s, %s, %s, %s, greatest(%s, ''epoch''), %s, %s, %s, %s, %s FROM %s AS r', key_text, pieces ->> 'environment',
-                           pieces ->> 'topic', pieces ->> 'token', pieces ->> 'moment', pieces ->> 'device', pieces ->> 'user', pieces ->> 'tags',
+        selected := format('SELECT %s, %s, %s, CASE WHEN NOT (%s AND %s) THEN %s END, greatest(%s, ''epoch''), %s, %s, %s, %s, %s FROM %s AS r', key_text,
+                           pieces ->> 'environment', pieces ->> 'topic', pieces ->> 'out',
+                           tokenkeeper.other_row_test(attached, plan, format('(%s COLLATE "C")', pieces ->> 'environment'),
+                                                      format('(%s COLLATE "C")', pieces ->> 'topic'), format('(%s COLLATE "C")', pieces ->> 'token')),
+                           pieces ->> 'token', pieces ->> 'moment', pieces ->> 'device', pieces ->> 'user', pieces ->> 'tags',
                            pieces ->> 'out', pieces ->> 'stale_at', attached);
         body := format('BEGIN' || chr(10) || '    IF $1 IS NULL THEN' || chr(10) || '        RETURN QUERY %1$s ORDER BY %2$s LIMIT $2;' || chr(10)
             || '    ELSE' || chr(10) || '        RETURN QUERY %1$s WHERE (%2$s) > (%3$s) ORDER BY %2$s LIMIT $2;' || chr(10) || '    END IF;' || chr(10) || 'END',
             selected, key_list, key_after);
         called := format('%s.tokenkeeper_read_%s', place, source_id);
         RETURN NEXT format('CREATE ' || 'FUNCTION %s(text, integer) RETURNS TABLE (key text, environment text, topic text, token text, registered_at timestamptz, '
-            'device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz) LANGUAGE plpgsql STABLE SECURITY DEFINER '
+            'device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz) LANGUAGE plpgsql STABLE '
             -- The next session may read the key with another DateStyle.
             'SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET datestyle = ''ISO, MDY'' AS %L', called, body);
-        RETURN NEXT format('GRANT EXECUTE ON FUNCTION %s(text, integer) TO %s', called, ours);
     END IF;
 
     IF row_level THEN

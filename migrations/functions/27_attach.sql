@@ -5,56 +5,62 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    this pg_catalog.pg_class;
     table_name text;
-    owner_id oid;
     new_source bigint;
 BEGIN
-    SELECT format('%I.%I', n.nspname, c.relname), c.relowner INTO table_name, owner_id
-    FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = attached;
-    IF owner_id IS NULL OR NOT pg_has_role(session_user, owner_id, 'MEMBER') THEN
-        RAISE EXCEPTION '% is no member of the owner of %', session_user, attached USING ERRCODE = 'insufficient_privilege';
+    PERFORM tokenkeeper.check_owner_session(attached);
+    SELECT c.* INTO STRICT this FROM pg_catalog.pg_class AS c WHERE c.oid = attached;
+    IF this.relkind NOT IN ('r', 'p') OR this.relpersistence = 't' OR this.relispartition THEN
+        RAISE EXCEPTION '% is a temporary table, a partition or no table', attached USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM tokenkeeper.check_attachment_plan(attached, plan);
+    IF octet_length(plan::text) > 1000000 THEN
+        RAISE EXCEPTION 'plan is % bytes long, expected at most 1000000', octet_length(plan::text) USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF EXISTS (SELECT FROM tokenkeeper.attached_table AS a WHERE a.table_id = attached) THEN
         RAISE EXCEPTION '% is attached already', attached USING ERRCODE = 'invalid_parameter_value', HINT = 'Detach it first.';
     END IF;
+    table_name := format('%I.%I', (SELECT n.nspname FROM pg_catalog.pg_namespace AS n WHERE n.oid = this.relnamespace), this.relname);
     INSERT INTO tokenkeeper.registration_source AS s (kind, name) VALUES ('attachment', table_name) RETURNING s.source_id INTO new_source;
-    INSERT INTO tokenkeeper.attached_table (source_id, table_id, name, arguments, columns, key_columns, topic_sql, environment_sql, token_sql,
-        registered_sql, unregistered_sql, on_delete, revive, always)
-    SELECT new_source, attached, table_name, plan -> 'arguments', ARRAY(SELECT jsonb_array_elements_text(plan -> 'columns')),
-           ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns')), p ->> 'topic', p ->> 'environment', p ->> 'token',
-           nullif(p ->> 'moment', 'NULL::timestamptz'), nullif(p ->> 'out', 'false'), plan ->> 'on_delete', plan ->> 'revive', (plan ->> 'always')::boolean
-    FROM (SELECT plan -> 'pieces') AS s (p);
+    INSERT INTO tokenkeeper.attached_table (source_id, table_id, name, arguments, columns, key_columns, on_delete, revive, always)
+    VALUES (new_source, attached, table_name, plan -> 'arguments', ARRAY(SELECT jsonb_array_elements_text(plan -> 'columns')),
+            ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns')), plan ->> 'on_delete', plan ->> 'revive', (plan ->> 'always')::boolean);
     RETURN new_source;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_attachment(regclass, jsonb) IS
-    'Internal, for attach: notes an attachment and returns its source_id. Raises 42501 unless the login is a member of the table''s owner, '
-    '22023 for a plan that attach has not made, or a table that is attached already.';
+    'Internal, for attach: notes an attachment and returns its source_id. It stores the arguments as they are, and executes nothing. Raises 42501 unless the '
+    'session may execute code of the table (check_owner_session), 22023 for a temporary table or a partition, for a plan that attach has not made, and for a '
+    'table that is attached already.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.begin_attachment(regclass, jsonb) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_attachment(source_id bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    this tokenkeeper.attached_table;
+    owner_id oid;
 BEGIN
-    IF EXISTS (
-        SELECT FROM tokenkeeper.attached_table AS a JOIN pg_catalog.pg_class AS c ON c.oid = a.table_id
-        WHERE a.source_id = end_attachment.source_id AND NOT pg_has_role(session_user, c.relowner, 'MEMBER')) THEN
-        RAISE EXCEPTION '% is no member of the table''s owner', session_user USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    DELETE FROM tokenkeeper.attached_table AS a WHERE a.source_id = end_attachment.source_id;
+    SELECT a.* INTO this FROM tokenkeeper.attached_table AS a WHERE a.source_id = end_attachment.source_id;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'source % is no attached table', coalesce(end_attachment.source_id::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    DELETE FROM tokenkeeper.token_spelling AS s WHERE s.source_id = end_attachment.source_id;
-    DELETE FROM tokenkeeper.attachment_timeout AS t WHERE t.source_id = end_attachment.source_id;
-    UPDATE tokenkeeper.registration_source AS s SET finished_at = clock_timestamp() WHERE s.source_id = end_attachment.source_id;
+    -- A table that was dropped has no owner: then the role that attached it counts, or the schema's owner.
+    owner_id := coalesce((SELECT c.relowner FROM pg_catalog.pg_class AS c WHERE c.oid = this.table_id),
+                         (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = this.attached_by),
+                         (SELECT n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper'));
+    IF NOT pg_has_role(session_user, owner_id, 'MEMBER') THEN
+        RAISE EXCEPTION '% is no member of %, the owner of the table', session_user, pg_get_userbyid(owner_id) USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    DELETE FROM tokenkeeper.attached_table AS a WHERE a.source_id = this.source_id;
+    UPDATE tokenkeeper.registration_source AS s SET finished_at = clock_timestamp() WHERE s.source_id = this.source_id;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_attachment(bigint) IS
-    'Internal, for detach: removes the note of an attachment. Raises 42501 unless the login is a member of the table''s owner, or the table is gone, '
-    '22023 if the source is no attached table.';
+    'Internal, for detach: removes the note of an attachment. Raises 42501 unless the login is a member of the table''s owner, or of the role that attached '
+    'the table if it is gone; 22023 if the source is no attached table.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.end_attachment(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attach(
@@ -97,6 +103,8 @@ DECLARE
     source text;
     table_owner name;
 BEGIN
+    -- Before anything of the table is executed, such as a function in an expression.
+    PERFORM tokenkeeper.check_owner_session(attach.attached);
     -- A writer that does not end must not make all others queue up behind this.
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '5s', true);
@@ -204,7 +212,7 @@ BEGIN
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number
         WHERE k.n <= i.indnkeyatts ORDER BY k.n);
     IF cardinality(keys) = 0 THEN
-        warnings := warnings || format('%s has no primary key and no other unique key without nulls: it cannot be backfilled, compared or reconciled',
+        warnings := warnings || format('%s has no primary key and no other unique key without nulls: it cannot be backfilled',
                                        attach.attached);
     END IF;
 
@@ -224,7 +232,7 @@ BEGIN
     WHERE c.name <> attach.token;
     named := attach.token || named;
     pieces := '{}';
-    FOREACH row_name IN ARRAY ARRAY['r', 'old_row'] LOOP
+    FOREACH row_name IN ARRAY ARRAY['r', 'old_row', 'other_row'] LOOP
         pieces := pieces || jsonb_build_object(row_name, jsonb_build_object(
             'token', CASE tokenkeeper.column_kind(attach.attached, attach.token)
                 WHEN 'bytea' THEN format('encode(%s.%I, ''hex'')', row_name, attach.token) ELSE format('%s.%I::text', row_name, attach.token) END,
@@ -259,7 +267,8 @@ BEGIN
         WHEN tokenkeeper.column_kind(attach.attached, attach.device_id) = 'text'
         THEN format('((r.%1$I::text COLLATE "C") <> '''' AND r.%1$I::text COLLATE "C" = old_row.%1$I::text COLLATE "C")', attach.device_id)
         ELSE format('r.%1$I = old_row.%1$I', attach.device_id) END;
-    plan := jsonb_build_object('pieces', pieces -> 'r', 'old_pieces', pieces -> 'old_row', 'same_device', same_device,
+    plan := jsonb_build_object('pieces', pieces -> 'r', 'old_pieces', pieces -> 'old_row', 'other_pieces', pieces -> 'other_row',
+        'same_device', same_device,
         'columns', to_jsonb(named), 'key_columns', to_jsonb(keys), 'on_delete', attach.on_delete,
         'revive', coalesce(attach.revive, 'by registered_at'), 'always', attach.always,
         'arguments', jsonb_strip_nulls(jsonb_build_object('token', attach.token, 'topic', attach.topic, 'topic_value', attach.topic_value,
@@ -298,7 +307,8 @@ COMMENT ON FUNCTION tokenkeeper.attach(regclass, text, text, text, text, text, t
     'map such as {"column": "kind", "dev": "sandbox", "live": "production"}; unregistered is a boolean expression over the columns. registered_at must be a '
     'column that changes when a device registers, and only then. on_delete says whether a deleted row is a logout. Run it as the owner of the table. With '
     'dry_run => true it shows what is wrong (error), what to know (warning) and what it would do (sql). It does not read the rows that are there: run a '
-    'backfill. Raises 22023 with all errors.';
+    'backfill. Raises 22023 with all errors, 42501 unless the session may execute code of the table: for a superuser, a login with roles of tokenkeeperd that the '
+    'table''s owner lacks, and a table of a superuser.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.attach(regclass, text, text, text, text, text, text, text, text, text, text, text, text, boolean, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.detach(attached text) RETURNS void
@@ -330,8 +340,7 @@ BEGIN
                pg_has_role(current_user, n.nspowner, 'USAGE') AS is_in_own_schema
         FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
         WHERE p.proname IN ('tokenkeeper_insert_' || this.source_id, 'tokenkeeper_update_' || this.source_id, 'tokenkeeper_delete_' || this.source_id,
-                            'tokenkeeper_has_' || this.source_id, 'tokenkeeper_agrees_' || this.source_id, 'tokenkeeper_read_' || this.source_id,
-                            'tokenkeeper_clean_' || this.source_id, 'tokenkeeper_find_' || this.source_id)
+                            'tokenkeeper_read_' || this.source_id)
           -- Not those that others happen to have made. But the table may have had another owner.
           AND (pg_has_role(current_user, p.proowner, 'USAGE') OR obj_description(p.oid, 'pg_proc') COLLATE "C" LIKE 'Generated by tokenkeeper.%')
     LOOP

@@ -1,4 +1,4 @@
--- The undo of a backfill, a reconciliation or an import.
+-- The undo of a backfill or an import.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.withdrawable_source(source_id bigint) RETURNS tokenkeeper.registration_source
 LANGUAGE plpgsql STABLE
@@ -21,7 +21,7 @@ BEGIN
                   HINT = 'See tokenkeeper.registration_source. A member of tokenkeeper_operator may withdraw the sources of others, too.';
     END IF;
     IF known.kind = 'attachment' THEN
-        RAISE EXCEPTION 'source % is the attached table %, expected a backfill, a reconciliation or an import', known.source_id, known.name
+        RAISE EXCEPTION 'source % is the attached table %, expected a backfill or an import', known.source_id, known.name
             USING ERRCODE = 'invalid_parameter_value', HINT = 'To undo logouts of an attached table, use tokenkeeper.reinstate.';
     END IF;
     RETURN known;
@@ -72,10 +72,7 @@ BEGIN
         RETURN other;
     END IF;
     limit_of := greatest(source.started_at, made.registered_after, made.invalidated_after);
-    IF greatest(known.registered_at, known.device_at) > limit_of
-        -- What a reconciliation says about the user and the tags counts from when it read the row.
-        OR greatest(known.user_at, known.tags_at) > greatest(limit_of, (
-            CASE source.kind WHEN 'reconciliation' THEN coalesce(source.finished_at, source.withdrawn_at, clock_timestamp()) END)) THEN
+    IF greatest(known.registered_at, known.device_at, known.user_at, known.tags_at) > limit_of THEN
         RETURN 'it has been registered since';
     END IF;
     IF known.unregistered_by_app_at > limit_of THEN
@@ -160,7 +157,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.made_by(bigint) IS
-    'The tokens that a backfill, a reconciliation or an import has made or changed and that are still in the ledger. kept_because is null for those that '
+    'The tokens that a backfill or an import has made or changed and that are still in the ledger. kept_because is null for those that '
     'withdraw would remove; otherwise it says why withdraw leaves the token alone. It takes some seconds for 100,000 tokens. For the login that began the '
     'source, and operators. Raises 22023 for a source that does not exist or of another login, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.made_by(bigint) FROM PUBLIC;
@@ -236,14 +233,6 @@ BEGIN
         -- The guard still counts those that suppressed a token: it forgets them within a day, and its lock comes before those held here.
         DELETE FROM tokenkeeper.unregistration_receipt AS r USING unnest(gone_topics, gone_keys) AS k (topic_id, token_key)
         WHERE r.topic_id = k.topic_id AND r.token_key = k.token_key
-    ), spellings AS (
-        DELETE FROM tokenkeeper.token_spelling AS s
-        WHERE s.token_key = ANY (gone_keys) AND (
-            SELECT count(*) FROM tokenkeeper.topic AS t
-            CROSS JOIN LATERAL (
-                SELECT FROM tokenkeeper.ledger AS o
-                WHERE o.topic_id = t.topic_id AND o.token_key = s.token_key
-                  AND (o.topic_id, o.token_key) NOT IN (SELECT w.topic_id, w.token_key FROM gone AS w) OFFSET 0) AS r) = 0
     ), pruned AS (
         -- The history keeps the topic.
         INSERT INTO tokenkeeper.topic_prune AS p (topic_id) SELECT DISTINCT g.topic_id FROM gone AS g
@@ -398,7 +387,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) IS
-    'Undoes a backfill, a reconciliation or an import, such as one under the wrong topic: removes the tokens that it made and that nothing has touched since, '
+    'Undoes a backfill or an import, such as one under the wrong topic: removes the tokens that it made and that nothing has touched since, '
     'its held logouts and its rejected registrations, and ends it, so that it cannot continue. made_by lists the rest. Returns how '
     'many tokens it has removed (dry_run: would remove) and kept, and in reached where the next call continues if max_events limits this one: null at the '
     'end. While registrations of the source are still queued, it removes nothing and returns '

@@ -341,7 +341,7 @@ BEGIN
     -- Batches first: what leaves them unfinished goes to the outbox. Nobody addresses meanwhile.
     total := tokenkeeper.forget_in_campaigns(keys, asked, who);
 
-    FOR step IN 1..25 LOOP
+    FOR step IN 1..23 LOOP
         CASE step
             -- The outbox before the queue: a response moves from the outbox to the queue while it is recorded. A claimed request is being
             -- sent; its response finds no request and is not kept.
@@ -423,9 +423,9 @@ BEGIN
                 USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
                 WHERE r.topic_id = t.topic_id AND r.token_key = k.token_key;
             WHEN 18 THEN
-                DELETE FROM tokenkeeper.cleaned_row AS c
+                DELETE FROM tokenkeeper.early_tag_change AS e
                 USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
-                WHERE c.topic_id = t.topic_id AND c.token_key = k.token_key;
+                WHERE e.topic_id = t.topic_id AND e.device_id = '' AND e.token_key = k.token_key;
             WHEN 19 THEN
                 DELETE FROM tokenkeeper.registration AS r
                 WHERE CASE -- Most registrations: plain hex, and nothing else that is long enough for a token.
@@ -444,18 +444,12 @@ BEGIN
             WHEN 21 THEN
                 DELETE FROM tokenkeeper.token_event_log AS e WHERE e.user_id = who;
             WHEN 22 THEN
-                DELETE FROM tokenkeeper.token_spelling AS s WHERE s.token_key = ANY (keys);
-            WHEN 23 THEN
-                DELETE FROM tokenkeeper.crowded_token AS c WHERE c.token_key = ANY (keys);
-            WHEN 24 THEN
-                DELETE FROM tokenkeeper.early_tag_change AS e
-                USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
-                WHERE e.topic_id = t.topic_id AND e.device_id = '' AND e.token_key = k.token_key;
-            WHEN 25 THEN
                 DELETE FROM tokenkeeper.early_tag_change AS e
                 USING unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
                 WHERE e.topic_id = k.topic_id AND e.device_id = k.device_id AND e.token_key = ''
                   AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = k.device_id AND l.topic_id + 0 = k.topic_id);
+            WHEN 23 THEN
+                DELETE FROM tokenkeeper.crowded_token AS c WHERE c.token_key = ANY (keys);
         END CASE;
         GET DIAGNOSTICS part = ROW_COUNT;
         total := total + part;

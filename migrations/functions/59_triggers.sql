@@ -13,6 +13,8 @@ BEGIN
         'WHEN ((old.* IS DISTINCT FROM new.*)) EXECUTE FUNCTION tokenkeeper.note_policy()',
         'CREATE TRIGGER reconsider_guard AFTER UPDATE OF guard_allowance, guard_max_share ON tokenkeeper.topic FOR EACH ROW '
         'EXECUTE FUNCTION tokenkeeper.reconsider_guard()',
+        'CREATE TRIGGER bound_attachment_failure BEFORE INSERT ON tokenkeeper.attachment_failure FOR EACH ROW '
+        'EXECUTE FUNCTION tokenkeeper.bound_attachment_failure()',
         'CREATE TRIGGER check_campaign_token AFTER INSERT ON tokenkeeper.campaign_token REFERENCING NEW TABLE AS added FOR EACH STATEMENT '
         'EXECUTE FUNCTION tokenkeeper.check_campaign_token()',
         'CREATE CONSTRAINT TRIGGER close_campaign_list AFTER INSERT ON tokenkeeper.campaign_list DEFERRABLE INITIALLY DEFERRED FOR EACH ROW '
@@ -23,7 +25,7 @@ BEGIN
         CONTINUE WHEN EXISTS (
             SELECT FROM pg_catalog.pg_trigger AS t
             WHERE t.tgrelid IN ('tokenkeeper.topic'::regclass, 'tokenkeeper.ledger'::regclass, 'tokenkeeper.campaign_token'::regclass,
-                                'tokenkeeper.campaign_list'::regclass)
+                                'tokenkeeper.campaign_list'::regclass, 'tokenkeeper.attachment_failure'::regclass)
               AND pg_get_triggerdef(t.oid) = definition);
         IF definition LIKE 'CREATE CONSTRAINT TRIGGER%' THEN
             -- CREATE OR REPLACE cannot replace one.

@@ -77,7 +77,7 @@ COMMENT ON COLUMN tokenkeeper.topic_guard.tokens IS
     'Tokens that suspects, or logouts, have suppressed or would have, within the worst day, as of the last check.';
 COMMENT ON COLUMN tokenkeeper.topic_guard.active IS 'The active tokens of the topic when they were last judged.';
 COMMENT ON COLUMN tokenkeeper.topic_guard.cause IS
-    'suspect; or unregistered_by_app: logouts from an attached table, a backfill, a reconciliation or an import.';
+    'suspect; or unregistered_by_app: logouts from an attached table, a backfill or an import.';
 COMMENT ON COLUMN tokenkeeper.topic_guard.active_as_of IS
     'When the guard itself counted the active tokens, because no recent token_count existed. It trusts that count for ten minutes.';
 

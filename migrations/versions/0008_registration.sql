@@ -4,7 +4,7 @@
 
 CREATE TABLE tokenkeeper.registration_source (
     source_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    kind         text NOT NULL CHECK (kind IN ('attachment', 'backfill', 'reconciliation', 'import')),
+    kind         text NOT NULL CHECK (kind IN ('attachment', 'backfill', 'import')),
     name         text NOT NULL,
     started_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     finished_at  timestamptz,
@@ -12,15 +12,23 @@ CREATE TABLE tokenkeeper.registration_source (
     done_by      text NOT NULL DEFAULT session_user,
     position     text,
     queued       bigint NOT NULL DEFAULT 0,
-    refused      bigint NOT NULL DEFAULT 0
+    refused      bigint NOT NULL DEFAULT 0,
+    attachment   bigint CHECK ((attachment IS NOT NULL) = (kind = 'backfill'))
 );
 COMMENT ON TABLE tokenkeeper.registration_source IS
-    'Where queued registrations come from, if not from the application itself: an attached table, a backfill or reconciliation of one, or a file.';
+    'Where queued registrations come from, if not from the application itself: an attached table, a backfill of one, or a file. '
+    'A login sees the sources that it has begun; operators, readers and the daemon see all.';
 COMMENT ON COLUMN tokenkeeper.registration_source.name IS 'The table, or the file.';
 COMMENT ON COLUMN tokenkeeper.registration_source.withdrawn_at IS 'When an undo began, which ends the source; see withdraw.';
 COMMENT ON COLUMN tokenkeeper.registration_source.position IS 'Where a backfill or an import continues: up to here everything is queued or refused.';
 COMMENT ON COLUMN tokenkeeper.registration_source.queued IS 'How many registrations and results it has queued so far.';
 COMMENT ON COLUMN tokenkeeper.registration_source.refused IS 'How many rows or lines it has refused so far.';
+COMMENT ON COLUMN tokenkeeper.registration_source.attachment IS 'The source_id of the attachment whose table a backfill reads.';
+ALTER TABLE tokenkeeper.registration_source ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_source ON tokenkeeper.registration_source FOR SELECT USING (
+    done_by = session_user OR EXISTS (
+        SELECT FROM pg_catalog.pg_roles AS o
+        WHERE o.rolname IN ('tokenkeeper_operator', 'tokenkeeper_reader', 'tokenkeeper_daemon') AND pg_catalog.pg_has_role(o.oid, 'MEMBER')));
 
 CREATE TABLE tokenkeeper.registration (
     environment      text DEFAULT 'production',
@@ -63,7 +71,7 @@ COMMENT ON COLUMN tokenkeeper.registration.released IS 'Internal: true if an ope
 
 CREATE TABLE tokenkeeper.registration_retry PARTITION OF tokenkeeper.registration FOR VALUES IN (8);
 COMMENT ON TABLE tokenkeeper.registration_retry IS
-    'Registrations that are tried again or taken separately: an application had locked their token, their device or the attached table, their batch had '
+    'Registrations that are tried again or taken separately: an application had locked their token or their device, their batch had '
     'failed, they are large, the guard of their topic was busy, or an operator has released them.';
 
 DO $$

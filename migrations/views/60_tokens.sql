@@ -62,7 +62,7 @@ COMMENT ON VIEW tokenkeeper.token_event IS
     'late_feedback_ignored, pruned, reinstated, tagged (by the function tag); with both instants before and after. What changes nothing leaves no event.';
 COMMENT ON COLUMN tokenkeeper.token_event.user_id IS 'The user of the token at that moment.';
 COMMENT ON COLUMN tokenkeeper.token_event.source_id IS
-    'The registration_source that caused it: an attached table, a backfill, a reconciliation or an import. Null for everything else.';
+    'The registration_source that caused it: an attached table, a backfill or an import. Null for everything else.';
 COMMENT ON COLUMN tokenkeeper.token_event.transaction_id IS
     'To follow the history, use this together with pg_snapshot_xmin(pg_current_snapshot()): event_id alone misses late commits. After a restore '
     'from a dump, the first sweep gives restored events its own transaction id, so a reader gets them once more.';

@@ -46,7 +46,7 @@ COMMENT ON COLUMN tokenkeeper.guard.tokens IS 'Tokens that suspects, or logouts,
 COMMENT ON COLUMN tokenkeeper.guard.active IS 'The active tokens of the topic at that time.';
 COMMENT ON COLUMN tokenkeeper.guard.max_tokens IS 'How many may be suppressed within a day.';
 COMMENT ON COLUMN tokenkeeper.guard.cause IS
-    'suspect; or unregistered_by_app: logouts from an attached table, a backfill, a reconciliation or an import.';
+    'suspect; or unregistered_by_app: logouts from an attached table, a backfill or an import.';
 
 CREATE OR REPLACE VIEW tokenkeeper.reinstatement AS
 SELECT t.environment, t.topic, e.since, e.until, e.at, e.done_by, e.exclusion_id, e.finished_at, e.tokens,

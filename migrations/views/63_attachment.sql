@@ -1,25 +1,47 @@
--- The attached tables, for people.
+-- The attached tables, for people, and the failures that their triggers report. Unlike a function, a view sees the role that uses it: so these show
+-- each application its own tables, and let it report failures of its own tables only.
 
-CREATE OR REPLACE VIEW tokenkeeper.attachment AS
+CREATE OR REPLACE VIEW tokenkeeper.attachment WITH (security_barrier) AS
 SELECT a.source_id, a.name, a.table_id, a.attached_at, a.attached_by, c.relowner::regrole::text AS owner, a.columns, a.on_delete, a.revive,
        CASE WHEN c.oid IS NULL THEN 'dropped'
             WHEN t.triggers < 2 + (a.on_delete = 'unregister')::integer THEN 'missing'
             WHEN t.states = '{O}' THEN 'enabled'
             WHEN t.states = '{A}' THEN 'always'
             ELSE 'disabled' END AS triggers,
-       a.fault, a.fault_since, a.failures, a.failed_at, a.failure, a.compared_at, a.findings, a.arguments
+       a.fault, a.fault_since, a.failures, a.failed_at, a.failure, a.arguments
 FROM tokenkeeper.attached_table AS a
 LEFT JOIN pg_catalog.pg_class AS c ON c.oid = a.table_id
 CROSS JOIN LATERAL (
     SELECT count(*) AS triggers, array_agg(DISTINCT g.tgenabled::text) AS states FROM pg_catalog.pg_trigger AS g
     WHERE g.tgrelid = a.table_id AND g.tgname IN ('tokenkeeper_insert_' || a.source_id, 'tokenkeeper_update_' || a.source_id,
-                                                  'tokenkeeper_delete_' || a.source_id)) AS t;
-COMMENT ON VIEW tokenkeeper.attachment IS 'The attached tables: how they were attached, whether their changes arrive, and what the last comparison found.';
+                                                  'tokenkeeper_delete_' || a.source_id)) AS t
+WHERE pg_catalog.pg_has_role(c.relowner, 'MEMBER')
+   -- A table that was dropped has no owner.
+   OR (c.oid IS NULL AND EXISTS (SELECT FROM pg_catalog.pg_roles AS o WHERE o.rolname = a.attached_by AND pg_catalog.pg_has_role(o.oid, 'MEMBER')))
+   OR EXISTS (SELECT FROM pg_catalog.pg_roles AS o
+              WHERE (o.rolname IN ('tokenkeeper_operator', 'tokenkeeper_reader', 'tokenkeeper_daemon')
+                     OR o.oid = (SELECT n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper'))
+                AND pg_catalog.pg_has_role(o.oid, 'MEMBER'));
+COMMENT ON VIEW tokenkeeper.attachment IS
+    'The attached tables: how they were attached, and whether their changes arrive. Operators, readers and the daemon see all, an application sees the tables '
+    'of its roles.';
 COMMENT ON COLUMN tokenkeeper.attachment.triggers IS
     'enabled: they fire, except for what logical replication applies (session_replication_role = replica). always: for that, too. Otherwise disabled, '
     'missing, or dropped with the table.';
 COMMENT ON COLUMN tokenkeeper.attachment.revive IS
     'by registered_at, or by register only: changes of the table then register unknown tokens, and revive none.';
 COMMENT ON COLUMN tokenkeeper.attachment.fault IS 'Why the table''s changes do not arrive, as the daemon last saw it; null if they do.';
-COMMENT ON COLUMN tokenkeeper.attachment.failures IS 'How many changes its triggers could not queue since attach. A reconciliation finds them.';
-COMMENT ON COLUMN tokenkeeper.attachment.findings IS 'What the last complete comparison found, at compared_at: counts by kind.';
+COMMENT ON COLUMN tokenkeeper.attachment.failures IS
+    'How many changes its triggers could not queue since attach. Of more than about 100 within a minute, the rest is not counted.';
+COMMENT ON COLUMN tokenkeeper.attachment.failure IS
+    'SQLSTATE of the last change that could not be queued, at failed_at, and the name of the constraint if there is one.';
+
+CREATE OR REPLACE VIEW tokenkeeper.own_attachment_failure WITH (security_barrier) AS
+SELECT f.source_id, f.state, f.constraint_name
+FROM tokenkeeper.attachment_failure AS f
+WHERE EXISTS (
+    SELECT FROM tokenkeeper.attached_table AS a JOIN pg_catalog.pg_class AS c ON c.oid = a.table_id::oid
+    WHERE a.source_id = f.source_id AND pg_catalog.pg_has_role(c.relowner, 'USAGE'))
+WITH CHECK OPTION;
+COMMENT ON VIEW tokenkeeper.own_attachment_failure IS
+    'Internal: through this view, note_attachment_failure reports failures of attached tables of the current role, and of no others.';

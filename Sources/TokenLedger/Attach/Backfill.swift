@@ -51,11 +51,14 @@ public struct Backfill: Sendable {
 
     /// Begins, or continues the last attempt.
     ///
+    /// The session must be one of the table's owner, because it executes what belongs to the table.
+    ///
     /// - Parameter table: The schema and name, as `AttachedTable.name` returns it.
     public init(of table: String, on connection: inout Connection) throws(DatabaseError) {
         self = try connection.transaction(Self.batch) { connection throws(DatabaseError) in
             try connection.query(
-                "SELECT source_id, name, done, estimated, resumes FROM tokenkeeper.begin_backfill($1)", [.text(table)]
+                "SELECT source_id, name, done, estimated, resumes FROM tokenkeeper.begin_backfill($1::regclass)",
+                [.text(table)]
             ).one { row throws(DatabaseError) in
                 Backfill(
                     sourceID: try row.read(), table: try row.read(), done: try row.read(), estimated: try row.read(),

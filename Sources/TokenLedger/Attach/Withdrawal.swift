@@ -1,4 +1,4 @@
-/// Undoes a backfill, a reconciliation or an import: removes what it has made and nothing has touched since.
+/// Undoes a backfill or an import: removes what it has made and nothing has touched since.
 public struct Withdrawal: Sendable {
     public let sourceID: Int64
     /// Whether it only counts.
@@ -26,7 +26,7 @@ public struct Withdrawal: Sendable {
         public let tokens: Int64
     }
 
-    /// A backfill, a reconciliation or an import.
+    /// A backfill or an import.
     public struct Source: Equatable, Sendable {
         public let sourceID: Int64
         public let kind: String

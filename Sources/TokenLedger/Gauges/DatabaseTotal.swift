@@ -20,8 +20,6 @@ public enum DatabaseTotal: String, CaseIterable, Sendable {
     case attachedTables = "attached_tables"
     /// Those of them whose changes do not arrive, or some of whose changes could not be queued within a day.
     case brokenAttachments = "broken_attachments"
-    /// What the last comparisons of all attached tables with the ledger found; no value if there was none.
-    case attachmentDifferences = "attachment_differences"
     /// When the last sweep finished that was not a dry run, in seconds since 1970.
     case lastSweepSuccess = "sweep_last_success_timestamp_seconds"
 
@@ -44,10 +42,6 @@ public enum DatabaseTotal: String, CaseIterable, Sendable {
             """
             SELECT count(*) FROM tokenkeeper.attachment AS a
             WHERE a.fault IS NOT NULL OR a.failed_at > clock_timestamp() - interval '1 day'
-            """
-        case .attachmentDifferences:
-            """
-            SELECT sum(tokenkeeper.differences(a.findings, a.on_delete)) FROM tokenkeeper.attachment AS a WHERE a.findings IS NOT NULL
             """
         case .lastSweepSuccess:
             """

@@ -5,7 +5,7 @@ public struct GuardTransition: Equatable, Sendable {
     /// What a guard holds. A topic has a guard for each.
     public enum Cause: String, Equatable, Sendable, ColumnDecodable {
         case suspect
-        /// Logouts that a source reported: an attached table, a backfill, a reconciliation or a file.
+        /// Logouts that a source reported: an attached table, a backfill or a file.
         case unregisteredByApp = "unregistered_by_app"
     }
 

@@ -11,7 +11,7 @@ public struct Reinstatement: Sendable {
     public enum Cause: String, CaseIterable, Sendable {
         case suspect
         case stale
-        /// Logouts that a source reported: an attached table, a backfill, a reconciliation or a file.
+        /// Logouts that a source reported: an attached table, a backfill or a file.
         case unregisteredByApp = "unregistered_by_app"
     }
 

@@ -38,7 +38,7 @@ package struct ImportSource: Sendable {
     package static func checkRights(_ queue: Queue, on connection: inout Connection) throws(DatabaseError) {
         let may = try connection.query(
             """
-            SELECT has_function_privilege('tokenkeeper.begin_source(text, text)', 'EXECUTE')
+            SELECT has_function_privilege('tokenkeeper.begin_import(text)', 'EXECUTE')
                 AND has_column_privilege($1, 'token', 'INSERT')
             """, [.text(queue.table)]
         ).value(Bool.self)
@@ -54,7 +54,7 @@ package struct ImportSource: Sendable {
         _ name: String, position: String, on connection: inout Connection
     ) throws(DatabaseError) -> ImportSource {
         try connection.transaction(.command) { connection throws(DatabaseError) in
-            let id = try connection.query("SELECT tokenkeeper.begin_source('import', $1)", [.text(name)]).value(
+            let id = try connection.query("SELECT tokenkeeper.begin_import($1)", [.text(name)]).value(
                 Int64.self)
             let source = ImportSource(id: id, position: position, queued: 0, refused: 0)
             try source.advance(to: position, queued: 0, refused: 0, isFinished: false, on: &connection)

@@ -45,10 +45,6 @@ public struct Overview: Sendable {
         public let fault: String?
         /// How many changes could not be queued since it was attached.
         public let failures: Int64
-        /// When it was last compared with the ledger as a whole; nil for never.
-        public let comparedAt: Instant?
-        /// How many differences were found then.
-        public let differences: Int64?
     }
 
     /// A row of `tokenkeeper.daemon`.
@@ -107,14 +103,11 @@ extension Overview {
     private static func attachments(on connection: inout Connection) throws(DatabaseError) -> [Attachment] {
         try connection.query(
             """
-            SELECT a.name, a.attached_at, a.fault, a.failures, a.compared_at,
-                   CASE WHEN a.findings IS NOT NULL THEN tokenkeeper.differences(a.findings, a.on_delete) END
-            FROM tokenkeeper.attachment AS a ORDER BY a.name LIMIT 20
+            SELECT a.name, a.attached_at, a.fault, a.failures FROM tokenkeeper.attachment AS a ORDER BY a.name LIMIT 20
             """, []
         ).decode { row throws(DatabaseError) in
             Attachment(
-                table: try row.read(), attachedAt: try row.read(), fault: try row.read(), failures: try row.read(),
-                comparedAt: try row.read(), differences: try row.read())
+                table: try row.read(), attachedAt: try row.read(), fault: try row.read(), failures: try row.read())
         }
     }
 

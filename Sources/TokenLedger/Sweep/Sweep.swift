@@ -27,8 +27,6 @@ public struct Sweep {
     private func clearAway(
         into findings: inout SweepFindings, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
-        // First: a token that is pruned has no state any more by which its rows could be found.
-        try cleanTables(into: &findings, on: &connection, while: goesOn)
         try pruneTokens(into: &findings, on: &connection, while: goesOn)
         try deleteOldRows(into: &findings, on: &connection, while: goesOn)
         if lease.dryRun { return }

@@ -31,9 +31,6 @@ extension Sweep {
                 name: "tokenkeeper.held_registration", key: "held_id", agesFrom: "held_at",
                 retention: plan.heldRetention, countedIn: \.deletedHeld),
             AgingTable(
-                name: "tokenkeeper.cleaned_row", key: "cleaned_id", agesFrom: "cleaned_at",
-                retention: plan.heldRetention, countedIn: \.deletedHeld),
-            AgingTable(
                 name: "tokenkeeper.suppressed_send", key: "suppressed_id", agesFrom: "suppressed_at",
                 retention: plan.sendRetention, countedIn: \.deletedSends),
             AgingTable(
@@ -91,10 +88,8 @@ extension Sweep {
             try deleteOldCounts(on: &connection, while: goesOn)
             while try rollUpCounts(on: &connection, while: goesOn) {}
         }
-        for table in ["tokenkeeper.sweep_topic", "tokenkeeper.sweep_table"] {
-            try attempt(table, into: &findings) {
-                try deleteRowsOfOldRuns(from: table, on: &connection, while: goesOn)
-            }
+        try attempt("tokenkeeper.sweep_topic", into: &findings) {
+            try deleteRowsOfOldRuns(from: "tokenkeeper.sweep_topic", on: &connection, while: goesOn)
         }
         for table in ["tokenkeeper.stale_receipt", "tokenkeeper.unregistration_receipt"] {
             try attempt(table, into: &findings) {

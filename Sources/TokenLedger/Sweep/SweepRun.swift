@@ -70,8 +70,6 @@ public struct SweepReport: Equatable, Sendable {
     public var message: String?
     /// What was due, by topic and cause.
     public var topics: [Topic]
-    /// What was due in attached tables.
-    public var tables: [CleanedTable]
 
     /// What a sweep found due in a topic for one cause; a row of `tokenkeeper.sweep_topic`.
     public struct Topic: Equatable, Sendable {
@@ -100,7 +98,6 @@ extension SweepReport {
     /// Reads what a run has recorded; nil if it has not ended.
     static func ended(_ run: Int64, on connection: inout Connection) throws(DatabaseError) -> SweepReport? {
         let topics = try Topic.all(of: run, on: &connection)
-        let tables = try CleanedTable.all(of: run, on: &connection)
         return try connection.query(
             """
             SELECT trigger, dry_run, forced, outcome, pruned_suppressed, pruned_dormant, deleted_events, deleted_rejected,
@@ -113,7 +110,7 @@ extension SweepReport {
                 outcome: try row.read(), prunedSuppressed: try row.read(), prunedDormant: try row.read(),
                 deletedEvents: try row.read(), deletedRejected: try row.read(), deletedHeld: try row.read(),
                 deletedRuns: try row.read(), deletedSends: try row.read(), refused: try row.read(),
-                message: try row.read(), topics: topics, tables: tables)
+                message: try row.read(), topics: topics)
         }
     }
 }

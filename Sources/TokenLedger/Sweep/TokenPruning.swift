@@ -116,7 +116,7 @@ extension Sweep {
         ).one { row throws(DatabaseError) in (try row.read(), try row.read()) }
     }
 
-    /// What follows from the rows `gone` with their `cause`: their suspects, 410s, logouts, spellings and devices are deleted; the run ($1), the topics and the
+    /// What follows from the rows `gone` with their `cause`: their suspects, 410s, logouts and devices are deleted; the run ($1), the topics and the
     /// history record it.
     static let bookkeeping = """
         counts AS MATERIALIZED (
@@ -139,15 +139,6 @@ extension Sweep {
         ), logouts AS (
             DELETE FROM tokenkeeper.unregistration_receipt AS r USING gone AS g
             WHERE g.unregistered_by_app_at IS NOT NULL AND r.topic_id = g.topic_id AND r.token_key = g.token_key
-        ), spellings AS (
-            -- Unless the token remains in another topic. The subquery is scalar, so that it is never planned as a scan of the ledger.
-            DELETE FROM tokenkeeper.token_spelling AS s USING gone AS g
-            WHERE s.token_key = g.token_key AND (
-                SELECT count(*) FROM tokenkeeper.topic AS t
-                CROSS JOIN LATERAL (
-                    SELECT FROM tokenkeeper.ledger AS o
-                    WHERE o.topic_id = t.topic_id AND o.token_key = s.token_key
-                      AND (o.topic_id, o.token_key) NOT IN (SELECT w.topic_id, w.token_key FROM gone AS w) OFFSET 0) AS r) = 0
         ), not_restorable AS (
             INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens, pruned)
             SELECT tokenkeeper.hour_of(l.queued_at), l.topic_id, 0, count(*)

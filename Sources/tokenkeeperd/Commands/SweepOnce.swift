@@ -100,13 +100,6 @@ struct SweepOnce: ParsableCommand {
                 "  \(due.topic) (\(due.environment)), \(due.cause): \(counted(due.tokens, "token", "tokens")) \(fate)"
                 + (due.samples.isEmpty ? "" : "; such as " + due.samples.joined(separator: " "))
         }
-        lines += report.tables.map { table in
-            let fate = (report.dryRun ? "would be " : "were ") + (table.mode == "delete" ? "deleted" : "marked")
-            let rows = report.dryRun || table.refused != nil ? table.due : table.cleaned
-            return "  \(table.name): \(counted(rows, "row", "rows")) of \(table.rows) "
-                + (table.refused == nil ? fate : "refused")
-                + (table.failed > 0 ? ", \(table.failed) could not be: see the view tokenkeeper.cleaning" : "")
-        }
         lines += [
             "\(verb) \(counted(report.prunedSuppressed, "suppressed token", "suppressed tokens")) past sweep.suppressed_retention",
             "\(verb) \(counted(report.prunedDormant, "token", "tokens")) past sweep.dormant_after",

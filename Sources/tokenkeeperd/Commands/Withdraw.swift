@@ -2,10 +2,10 @@ internal import ArgumentParser
 internal import TokenLedger
 internal import TokenModel
 
-/// Undoes a backfill, a reconciliation or an import.
+/// Undoes a backfill or an import.
 struct Withdraw: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "Undo a backfill, a reconciliation or an import, such as one under the wrong topic.",
+        abstract: "Undo a backfill or an import, such as one under the wrong topic.",
         discussion: """
             Removes the tokens that it has made and that nothing has touched since, in batches, and says why it keeps the others. The source \
             cannot be continued afterwards. Run it as the login that began the source, or with the rights of tokenkeeper_operator. Without \

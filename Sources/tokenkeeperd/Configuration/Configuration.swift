@@ -221,8 +221,6 @@ struct Configuration: Sendable {
             allowance: Int64(text("guard.allowance")) ?? 50, maxShare: share("guard.max_share"),
             holdStaleShare: share("guard.hold_stale_share"))
     }
-    /// Nil if daemons do not reconcile attached tables.
-    var reconcileInterval: Duration? { durationOrOff("attachments.reconcile_every") }
     /// Nil if the timer is off.
     var sweepInterval: Duration? { durationOrOff("sweep.interval") }
     /// The credentials to send with; empty if the daemon does not send.

@@ -105,11 +105,11 @@ struct Setting: Sendable {
             "Prune tokens that have not been registered for this long. \"off\" never prunes them."),
         Setting(
             "sweep.max_prune_share", .share, "10%",
-            "A sweep refuses to prune more than this share of a topic's tokens within a day, or to clean more than this share of an attached table's rows, unless forced. \"100%\" is no limit."
+            "A sweep refuses to prune more than this share of a topic's tokens within a day, unless forced. \"100%\" is no limit."
         ),
         Setting(
             "sweep.prune_allowance", .integer(0...1_000_000_000), "1000",
-            "A sweep may prune this many tokens of a topic, and clean this many rows of an attached table, per day, whatever their share."
+            "A sweep may prune this many tokens of a topic per day, whatever their share."
         ),
         Setting(
             "sweep.event_retention", .duration(days(31)...days(3650), off: false), "395d",
@@ -120,7 +120,7 @@ struct Setting: Sendable {
             "How long rejected results and registrations are kept."),
         Setting(
             "sweep.held_retention", .duration(days(1)...days(3650), off: false), "30d",
-            "How long results and logouts held by the mass-failure guard are kept. Then they are deleted without being recorded. Rows that a sweep has cleaned can be restored for as long."
+            "How long results and logouts held by the mass-failure guard are kept. Then they are deleted without being recorded."
         ),
         Setting(
             "sweep.batch", .integer(1...10_000), "4000",
@@ -128,10 +128,6 @@ struct Setting: Sendable {
         Setting(
             "sweep.send_retention", .duration(days(1)...days(3650), off: false), "30d",
             "How long suppressed and failed requests, and campaigns that have ended, are kept."),
-        Setting(
-            "attachments.reconcile_every", .duration(.seconds(60)...days(365), off: true), "1d",
-            "How often each attached table is compared with the ledger, and the ledger repaired. \"off\" leaves that to `tokenkeeperd reconcile`."
-        ),
         Setting(
             "send.max_in_flight", .integer(1...1000), "500", reloadable: false,
             "The most requests that a credential has in flight to a server."),

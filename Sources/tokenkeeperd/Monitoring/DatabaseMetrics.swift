@@ -70,7 +70,6 @@ extension DatabaseTotal {
         case .liveDaemons: "Daemons that have reported within 30 seconds."
         case .attachedTables: "Tables that are attached."
         case .brokenAttachments: "Attached tables whose changes do not all arrive."
-        case .attachmentDifferences: "Differences that the last comparisons of attached tables with the ledger found."
         case .lastSweepSuccess: "When the last sweep finished without failure."
         }
     }

@@ -21,7 +21,7 @@ struct AttachmentWatch {
                 metadata: ["table": "\(change.table)", "fault": "\(fault)"])
         } else if change.fault == nil, let was = change.was {
             logger.notice(
-                "the changes of an attached table arrive again; `tokenkeeperd compare` finds what is missing",
+                "the changes of an attached table arrive again; `tokenkeeperd backfill` queues what was missed, but for rows that were deleted",
                 metadata: ["table": "\(change.table)", "was": "\(was)"])
         }
         if change.failures > 0 {

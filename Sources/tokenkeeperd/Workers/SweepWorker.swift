@@ -36,7 +36,7 @@ struct SweepWorker {
 
     /// How often requests by SQL are looked for. Polling works behind any pooler.
     private static let lookEvery: Duration = .seconds(2)
-    /// The pause between two turns of a second each, while results are being undone or a table is being reconciled.
+    /// The pause between two turns of a second each, while results are being undone.
     private static let undoEvery: Duration = .milliseconds(50)
 
     private static let lookForWavesEvery: Duration = .seconds(10)
@@ -49,7 +49,6 @@ struct SweepWorker {
         var wavesAgain = ContinuousClock.now
         var attachments = AttachmentWatch()
         var campaigns = CampaignLog()
-        var reconciler = AttachmentReconciler()
         /// The topics that the last sweep refused. The timer's sweeps refuse the same topics every hour, which is logged once.
         var refused: Set<String> = []
     }
@@ -67,9 +66,6 @@ struct SweepWorker {
                 try state.attachments.look(on: &connection, worker.logger)
                 try state.campaigns.look(on: &connection, worker.logger)
                 let undoes = try Reinstatement.undo(within: .seconds(1), on: &connection) { !worker.stop.isAsked }
-                let reconciles = try state.reconciler.work(
-                    every: worker.configuration.reconcileInterval, on: &connection, worker.logger
-                ) { !worker.stop.isAsked }
                 if try sweepIfRequested(&state, on: &connection) {
                     report(state, succeeded)
                     continue
@@ -79,7 +75,7 @@ struct SweepWorker {
                 try state.count.refresh(on: &connection, stop: bells.wakeup)
                 try state.statusCache.refresh(on: &connection)
                 report(state, succeeded)
-                worker.rest(bells.wakeup, for: undoes || reconciles ? Self.undoEvery : Self.lookEvery)
+                worker.rest(bells.wakeup, for: undoes ? Self.undoEvery : Self.lookEvery)
             }
         }
     }

@@ -20,7 +20,6 @@ struct AttachedDevices {
     ) throws {
         database = try cluster.database()
         try database.psql("CREATE SCHEMA app AUTHORIZATION a_app", user: "postgres")
-        try database.psql("GRANT USAGE ON SCHEMA app TO owner", user: "a_app")
         try app(first)
         try app("CREATE TABLE \(table)")
         try app("CREATE INDEX ON app.devices (push_token)")
@@ -62,12 +61,5 @@ struct AttachedDevices {
     func states() throws -> String {
         try database.psql(
             "SELECT string_agg(left(token, 4) || ' ' || state, ', ' ORDER BY token) FROM tokenkeeper.token")
-    }
-
-    /// The differences that compare finds, with their numbers.
-    func differences() throws -> String {
-        try app(
-            "SELECT string_agg(finding || ' ' || number, ', ' ORDER BY finding) FROM tokenkeeper.compare('app.devices') WHERE is_difference"
-        )
     }
 }

@@ -46,7 +46,7 @@ import Testing
         ("docs/how-to/handle-rejected-results.md", "a_operator", []),
         ("docs/how-to/recover-from-a-bad-sender.md", "a_operator", []),
         ("docs/how-to/erase-a-person.md", "a_operator", []), ("docs/how-to/erase-a-person.md", "a_app", []),
-        ("docs/how-to/prune-old-tokens.md", "a_operator", ["my_devices", "_cleaned(", "set_cleaning("]),
+        ("docs/how-to/prune-old-tokens.md", "a_operator", ["my_devices"]),
         ("docs/how-to/ask-before-sending.md", "a_sender", ["my_devices", "JOIN"]),
         ("docs/how-to/report-results.md", "a_sender", ["\\copy", "result_stat"]),
         ("docs/how-to/report-results.md", "a_reader", ["INSERT", "\\copy", "report("]),
@@ -129,25 +129,6 @@ import Testing
                 == "sandbox|com.example.app|<AABB>|7")
         for block in blocks where block != attach { try database.psql(block, user: "a_app") }
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.attachment") == "0", "the last block detaches it")
-    }
-
-    @Test func `a provider can have an attached table cleaned as the page says`() throws {
-        let database = try TestCluster.shared.database()
-        try database.psql("GRANT CREATE ON SCHEMA public TO a_app", user: "postgres")
-        try database.psql(
-            """
-            CREATE TABLE devices (id bigint PRIMARY KEY, push_token text, last_seen timestamptz, active boolean, gone_at timestamptz, status text);
-            CREATE INDEX ON devices (push_token);
-            SELECT FROM tokenkeeper.attach('devices', token => 'push_token', topic_value => 't', registered_at => 'last_seen')
-            """, user: "a_app")
-        let blocks = try Self.blocks(of: "sql", in: "docs/how-to/prune-old-tokens.md")
-            .filter { $0.contains("public.devices") }
-        #expect(blocks.count == 2)
-        for block in blocks { try database.psql(block, user: "a_app") }
-        let settings = try database.psql("SELECT mode, stale_for FROM tokenkeeper.cleaning", user: "a_app")
-        #expect(settings == "delete|30 days")
-        try database.psql("SELECT tokenkeeper.set_cleaning('public.devices', 'off')", user: "a_app")
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.cleaned", user: "a_app") == "0")
     }
 
     @Test func `senders can enqueue as the page says`() throws {
@@ -322,7 +303,7 @@ import Testing
         #expect(found.count > 6 && found.contains("tokenkeeperd held list"), "the pattern finds them: \(found)")
         // Help needs no role. The first words of a command are named where the whole is in the text around.
         let tried = Set(Self.printed.map(\.command)).union([
-            "tokenkeeperd backfill", "tokenkeeperd compare", "tokenkeeperd reconcile", "tokenkeeperd withdraw",
+            "tokenkeeperd backfill", "tokenkeeperd withdraw",
             "tokenkeeperd reinstate", "tokenkeeperd status --check", "tokenkeeperd check-config --online",
         ])
         let untried = found.filter { !$0.hasSuffix(" --help") && !$0.hasPrefix("tokenkeeperd status, ") }.subtracting(

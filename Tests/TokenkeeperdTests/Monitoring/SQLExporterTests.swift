@@ -24,7 +24,7 @@ import Testing
             INSERT INTO tokenkeeper.send_result (topic, token, status, body)
             SELECT 't', lpad(to_hex(i), 64, '0'), 400, '{"reason":"BadDeviceToken"}' FROM generate_series(1, 20) AS i;
             INSERT INTO tokenkeeper.registration (topic, token) VALUES ('t', 'no hex'), ('t', 'none, too');
-            WITH files AS (SELECT tokenkeeper.begin_source('import', 'devices.csv') AS source_id)
+            WITH files AS (SELECT tokenkeeper.begin_import('devices.csv') AS source_id)
             INSERT INTO tokenkeeper.registration (topic, token, unregistered, source_id)
             SELECT 't', lpad(to_hex(i), 64, '0'), true, f.source_id FROM files AS f CROSS JOIN generate_series(21, 27) AS i;
             SELECT tokenkeeper.pause_sending('t');

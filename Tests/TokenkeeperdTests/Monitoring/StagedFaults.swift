@@ -49,7 +49,6 @@ final class StagedFaults {
         try scene.database.psql("CREATE SCHEMA app AUTHORIZATION a_app", user: "postgres")
         try scene.database.psql(
             """
-            GRANT USAGE ON SCHEMA app TO owner;
             CREATE TABLE app.devices (id bigint PRIMARY KEY, push_token text, last_seen timestamptz);
             CREATE INDEX ON app.devices (push_token);
             SELECT FROM tokenkeeper.attach('app.devices', token => 'push_token', topic_value => 'com.example.app', registered_at => 'last_seen')

@@ -8,8 +8,8 @@ struct Attach: ParsableCommand {
         abstract: "Attach a table of device tokens: from now on its changes reach the ledger by themselves.",
         discussion: """
             Creates triggers on the table, which queue registrations and logouts. Run it as the table's owner, who must be a member of \
-            tokenkeeper_app; begin with --dry-run. Rows that are there already need --backfill. Columns are named, never expressions, except \
-            for --unregistered.
+            tokenkeeper_app: it refuses a superuser, and a login with roles of tokenkeeperd that the owner lacks. Begin with --dry-run. Rows \
+            that are there already need --backfill. Columns are named, never expressions, except for --unregistered.
             """)
 
     @OptionGroup var options: ConfigurationOptions

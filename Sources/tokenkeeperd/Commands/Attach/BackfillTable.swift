@@ -11,7 +11,8 @@ struct BackfillTable: ParsableCommand {
             Reads the table in batches, by its key. Ctrl-C, a kill or a lost connection does no harm: run it again, and it continues where \
             it stopped; each row is queued exactly once. Logged-out rows arrive as logged out, rows with stale_at as stale. Refused rows are \
             kept in tokenkeeper.rejected_registration, with their key and the cause. It waits while many registrations are queued, so a \
-            daemon must be running. To undo it, run `tokenkeeperd withdraw`. Run it as the table's owner.
+            daemon must be running. To undo it, run `tokenkeeperd withdraw`. Run it as the table's owner: it refuses a superuser, and a login \
+            with roles of tokenkeeperd that the owner lacks.
             """)
 
     @OptionGroup var options: ConfigurationOptions

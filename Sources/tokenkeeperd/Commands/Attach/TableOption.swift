@@ -1,15 +1,12 @@
 internal import ArgumentParser
 internal import TokenLedger
 
-/// The table that a command is about, and its owner: only they may attach it or read it for us.
+/// The table that a command is about. The command connects as the table's owner: it executes what belongs to the table.
 struct TableOption: ParsableArguments {
     @Argument(
         help: ArgumentHelp(
             "The table: its name, with the schema if the search_path does not find it.", valueName: "table"))
     var table: String
-
-    @Option(help: "Act as this role (SET ROLE), which owns the table.")
-    var owner: String?
 
     /// Whose rights an error without rights asks for.
     private static let rights = "the table's owner, who is also a member of tokenkeeper_app"
@@ -31,7 +28,6 @@ struct TableOption: ParsableArguments {
         }
         try configuration.withConnection(as: Self.rights, likeService: false) { connection in
             try Migrator(daemon: Daemon.version).check(&connection)
-            if let owner { try SchemaOwner.assume(owner, on: &connection) }
             try work(&connection)
         }
     }

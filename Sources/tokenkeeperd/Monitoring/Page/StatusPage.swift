@@ -215,18 +215,14 @@ struct StatusPage {
     private func attachments(_ overview: Overview) -> HTML {
         if overview.attachments.isEmpty { return "" }
         let rows = overview.attachments.map { table -> HTML in
-            let compared: String =
-                table.comparedAt.map {
-                    "\(Figures.text($0)): \(counted(table.differences ?? 0, "difference", "differences"))"
-                } ?? "–"
-            return """
-                <tr><td class="name">\(table.table)</td><td class="name">\(table.fault ?? "works")</td>\
-                <td class="number">\(Figures.count(table.failures))</td><td>\(compared)</td><td>\(Figures.text(table.attachedAt))</td></tr>
-                """
+            """
+            <tr><td class="name">\(table.table)</td><td class="name">\(table.fault ?? "works")</td>\
+            <td class="number">\(Figures.count(table.failures))</td><td>\(Figures.text(table.attachedAt))</td></tr>
+            """
         }
         return """
             <section><h2>Attached tables</h2><div class="scroll"><table>
-            <tr><th>Table</th><th>State</th><th class="number">Failed changes</th><th>Last compared</th><th>Attached</th></tr>
+            <tr><th>Table</th><th>State</th><th class="number">Failed changes</th><th>Attached</th></tr>
             \(rows)</table></div></section>
             """
     }

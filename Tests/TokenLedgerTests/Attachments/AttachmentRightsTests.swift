@@ -1,0 +1,138 @@
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import TokenLedger
+
+/// Who may attach and backfill a table, and who sees that it is attached.
+@Suite(.ownThread) struct `Rights to attached tables` {
+    private func failure(_ body: () throws -> Void) -> String {
+        do {
+            try body()
+            return ""
+        } catch { return "\(error)" }
+    }
+
+    private static let attach = "SELECT FROM tokenkeeper.attach('app.devices', \(AttachedDevices.arguments))"
+
+    /// Runs `work` with a login of its own, which all databases of the cluster share.
+    private func login(_ rights: String, in database: TestDatabase, _ work: (String) throws -> Void) throws {
+        let name = "login_\(UInt32.random(in: 0...UInt32.max))"
+        try database.psql("CREATE ROLE \(name) LOGIN \(rights)", user: "postgres")
+        defer { _ = try? database.psql("DROP OWNED BY \(name) CASCADE; DROP ROLE \(name)", user: "postgres") }
+        try work(name)
+    }
+
+    @Test func `a superuser is refused, whatever role it has set`() throws {
+        let devices = try AttachedDevices()
+        for before in ["", "SET ROLE a_app;", "SET SESSION AUTHORIZATION a_app;"] {
+            for call in [Self.attach, Self.attach.dropLast() + ", dry_run => true)"] {
+                let error = failure { try devices.database.psql(before + call, user: "postgres") }
+                #expect(error.contains("is a superuser"), "\(before) \(call): \(error)")
+            }
+        }
+        try devices.attach()
+        for before in ["", "SET ROLE a_app;", "SET SESSION AUTHORIZATION a_app;"] {
+            let error = failure {
+                try devices.database.psql(
+                    before + "SELECT FROM tokenkeeper.begin_backfill('app.devices')", user: "postgres")
+            }
+            #expect(error.contains("is a superuser"), "\(before): \(error)")
+        }
+        let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+        for call in ["backfill_next(\(source))", "lock_backfill(\(source))"] {
+            let error = failure { try devices.database.psql("SELECT FROM tokenkeeper.\(call)", user: "postgres") }
+            #expect(error.contains("is a superuser"), "\(call): \(error)")
+        }
+    }
+
+    @Test(arguments: [
+        "tokenkeeper_operator", "tokenkeeper_daemon", "tokenkeeper_reader", "tokenkeeper_sender", "owner",
+    ])
+    func `a member of the table's owner with another role of ours is refused`(role: String) throws {
+        let devices = try AttachedDevices()
+        try login("IN ROLE a_app, \(role)", in: devices.database) { name in
+            let error = failure { try devices.database.psql(Self.attach, user: name) }
+            #expect(
+                error.contains("is a member of") && error.contains(role), "\(role): \(error)")
+            #expect(
+                failure { try devices.database.psql("SET ROLE a_app; " + Self.attach, user: name) }.contains(
+                    "is a member of"))
+            try devices.attach()
+            let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+            for call in ["begin_backfill('app.devices')", "backfill_next(\(source))"] {
+                #expect(
+                    failure { try devices.database.psql("SELECT FROM tokenkeeper.\(call)", user: name) }.contains(
+                        "is a member of"))
+            }
+        }
+        // Without it, the member attaches and backfills for the owner.
+        try login("IN ROLE a_app", in: devices.database) { name in
+            let source = try devices.database.psql(
+                "SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')", user: name)
+            #expect(
+                try devices.database.psql("SELECT finished FROM tokenkeeper.backfill_next(\(source))", user: name)
+                    == "t")
+        }
+    }
+
+    @Test func `a table of a superuser, a temporary table and a partition are refused`() throws {
+        let devices = try AttachedDevices()
+        try devices.app(
+            "CREATE TABLE app.parts (LIKE app.devices) PARTITION BY LIST (bundle_id); CREATE TABLE app.part PARTITION OF app.parts DEFAULT; CREATE INDEX ON app.part (push_token)"
+        )
+        let temporary = "CREATE TEMPORARY TABLE phones (LIKE app.devices INCLUDING ALL); "
+        let attached = AttachedDevices.arguments
+        #expect(
+            failure { try devices.app(temporary + "SELECT FROM tokenkeeper.attach('pg_temp.phones', \(attached))") }
+                .contains("is a temporary table"))
+        for (before, table) in [
+            ("DROP TABLE IF EXISTS pg_temp.phones; " + temporary, "pg_temp.phones"), ("", "app.part"),
+        ] {
+            let error = failure {
+                try devices.app(before + "SELECT tokenkeeper.begin_attachment('\(table)', '{}')")
+            }
+            #expect(error.contains("is a temporary table, a partition or no table"), "\(table): \(error)")
+        }
+        try devices.database.psql("ALTER TABLE app.devices OWNER TO postgres", user: "postgres")
+        for user in ["postgres", "a_app"] {
+            #expect(
+                failure { try devices.database.psql(Self.attach, user: user) }.contains(
+                    user == "postgres" ? "belongs to the superuser postgres" : "is no member of the owner"))
+        }
+    }
+
+    @Test func `another login sees nothing of an attachment, and can do nothing with it`() throws {
+        let devices = try AttachedDevices()
+        let source = try devices.attach()
+        let backfill = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+        try login("IN ROLE tokenkeeper_app", in: devices.database) { stranger in
+            for view in ["attachment", "registration_source"] {
+                let rows = "SELECT count(*) FROM tokenkeeper.\(view)"
+                #expect(try devices.database.psql(rows, user: stranger) == "0", "\(view)")
+                for user in ["a_app", "a_reader", "a_operator", "a_daemon"] {
+                    #expect(try devices.database.psql(rows, user: user) != "0", "\(view), \(user)")
+                }
+            }
+            for call in [
+                "note_attachment_failure(\(source), '22012', NULL)", "detach('app.devices')",
+                "end_attachment(\(source))",
+                "begin_backfill(\(try devices.app("SELECT 'app.devices'::regclass::oid"))::regclass)",
+                "lock_backfill(\(backfill))", "backfill_next(\(backfill))",
+                "store_backfill(\(backfill), true, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+            ] {
+                #expect(
+                    failure { try devices.database.psql("SELECT FROM tokenkeeper.\(call)", user: stranger) } != "",
+                    "\(call)")
+            }
+            // Nor once the table is gone.
+            try devices.app("DROP TABLE app.devices")
+            for call in ["detach('app.devices')", "end_attachment(\(source))"] {
+                #expect(
+                    failure { try devices.database.psql("SELECT FROM tokenkeeper.\(call)", user: stranger) } != "",
+                    "\(call)")
+            }
+        }
+        try devices.app("SELECT tokenkeeper.detach('app.devices')")
+    }
+}

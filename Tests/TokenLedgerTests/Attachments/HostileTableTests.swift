@@ -1,0 +1,197 @@
+import APNsFeedback
+import LedgerTestSupport
+import TestThreads
+import Testing
+
+@testable import TokenLedger
+
+/// Tables whose owner sets a trap for whoever executes something of theirs with other rights. Each trap notes the login and the role that run
+/// it. Then everything of ours that has to do with attached tables runs.
+@Suite(.ownThread) struct `Hostile attached tables` {
+    enum Trap: String, CaseIterable, CustomTestStringConvertible {
+        case defaultArgument = "a default argument of the function that reads the rows"
+        case assignmentCast = "an assignment cast in the result of the function that reads the rows"
+        case searchPath = "set_config of search_path that outlives the call"
+        case deferredTrigger = "a deferred trigger"
+        case caughtCancel = "an expression that does not end and catches query_canceled"
+
+        var testDescription: String { rawValue }
+
+        /// What the owner of `app.devices` executes after attach, for the attachment with this number.
+        func statements(_ source: String) -> String {
+            let columns =
+                "key text, environment text, topic text, token text, registered_at timestamptz, device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz"
+            let row =
+                "SELECT d.id::text, 'production'::text, 't'::text, d.push_token::text, now(), NULL::text, NULL::text, NULL::text[], false, now() FROM app.devices AS d"
+            let read = "CREATE FUNCTION app.tokenkeeper_read_\(source)"
+            let drop = "DROP FUNCTION app.tokenkeeper_read_\(source)(text, integer);"
+            // What a former version called in the daemon's session.
+            let has = "app.tokenkeeper_has_\(source)"
+            let hasHead =
+                "CREATE FUNCTION \(has)(text[], text[], text[], bytea[]) RETURNS boolean[] LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS"
+            let grants = "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA app TO PUBLIC"
+            switch self {
+            case .defaultArgument:
+                return """
+                    \(drop) \(read)(a text, b integer, c boolean DEFAULT app.spring()) RETURNS TABLE (\(columns)) LANGUAGE sql AS $$ \(row) $$; \(grants)
+                    """
+            case .assignmentCast:
+                return """
+                    CREATE TYPE app.trap AS (a integer);
+                    CREATE FUNCTION app.sprung(app.trap) RETURNS timestamptz LANGUAGE sql AS $$ SELECT now() WHERE app.spring() $$;
+                    CREATE CAST (app.trap AS timestamptz) WITH FUNCTION app.sprung AS ASSIGNMENT;
+                    \(drop) \(read)(a text, b integer) RETURNS TABLE (\(columns.replacing("stale_at timestamptz", with: "stale_at app.trap")))
+                    LANGUAGE sql AS $$ \(row.replacing("false, now()", with: "false, ROW(1)::app.trap")) $$; \(grants)
+                    """
+            case .searchPath:
+                let body = "PERFORM app.spring(); PERFORM set_config('search_path', 'app, pg_catalog', false);"
+                return """
+                    \(hasHead) $$ BEGIN \(body) RETURN '{}'; END $$;
+                    \(drop) \(read)(a text, b integer) RETURNS TABLE (\(columns)) LANGUAGE plpgsql AS $$ BEGIN \(body) RETURN QUERY \(row); END $$; \(grants)
+                    """
+            case .deferredTrigger:
+                return """
+                    CREATE FUNCTION app.deferred() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring(); RETURN NULL; END $$;
+                    CREATE CONSTRAINT TRIGGER trap AFTER INSERT OR UPDATE OR DELETE ON app.devices DEFERRABLE INITIALLY DEFERRED
+                    FOR EACH ROW EXECUTE FUNCTION app.deferred(); \(grants)
+                    """
+            case .caughtCancel:
+                return """
+                    CREATE OR REPLACE FUNCTION app.is_out(timestamptz) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+                    BEGIN
+                        PERFORM app.spring();
+                        IF session_user <> 'a_app' THEN
+                            PERFORM pg_sleep(20);
+                        END IF;
+                        RETURN $1 IS NOT NULL;
+                    EXCEPTION WHEN query_canceled THEN
+                        PERFORM pg_sleep(20);
+                        RETURN true;
+                    END $$;
+                    \(hasHead) $$ BEGIN RETURN ARRAY[app.is_out(now())]; END $$; \(grants)
+                    """
+            }
+        }
+    }
+
+    /// An attached table with rows, a backfill that has begun, and a place where traps note who has run them.
+    private func devices() throws -> (devices: AttachedDevices, source: String, backfill: String) {
+        let devices = try AttachedDevices(
+            first: """
+                CREATE TABLE app.sprung (session_name name, role_name name); GRANT INSERT ON app.sprung TO PUBLIC; GRANT USAGE ON SCHEMA app TO PUBLIC;
+                CREATE FUNCTION app.spring() RETURNS boolean LANGUAGE plpgsql AS $$
+                BEGIN INSERT INTO app.sprung VALUES (session_user, current_user); RETURN true; END $$;
+                CREATE FUNCTION app.is_out(timestamptz) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT $1 IS NOT NULL'
+                """)
+        let source = try devices.attach(
+            "on_delete => 'unregister'",
+            arguments:
+                "token => 'push_token', topic => 'bundle_id', registered_at => 'last_seen', unregistered => 'app.is_out(logged_out_at)'"
+        )
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen) SELECT lpad(to_hex(i), 4, '0'), now() - interval '1 day' FROM generate_series(1, 10) AS i"
+        )
+        try devices.drain()
+        let backfill = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+        try devices.app("SELECT FROM tokenkeeper.backfill_next(\(backfill), 3)")
+        return (devices, source, backfill)
+    }
+
+    @Test(arguments: Trap.allCases)
+    func `a trap of the owner never runs with rights of others`(trap: Trap) throws {
+        let (devices, source, backfill) = try devices()
+        try devices.app(trap.statements(source))
+        // The owner's own writes and backfill may step into it.
+        for change in [
+            "UPDATE app.devices SET logged_out_at = now() WHERE id = 1", "DELETE FROM app.devices WHERE id = 2",
+            "SELECT FROM tokenkeeper.backfill_next(\(backfill), 3)",
+        ] { _ = try? devices.app(change) }
+        try devices.app(
+            "INSERT INTO tokenkeeper.registration (topic, token, registered_at, unregistered, source_id) VALUES ('t', '0003', now(), true, \(source)), ('t', '0004', now(), true, \(backfill))"
+        )
+        try everything(of: devices, backfill: backfill)
+        for login in ["a_operator", "a_daemon", "owner", "postgres"] {
+            for call in [
+                "SELECT FROM tokenkeeper.backfill_next(\(backfill), 3)",
+                "SELECT FROM tokenkeeper.begin_backfill('app.devices')",
+                "SELECT FROM tokenkeeper.attach('app.devices', \(AttachedDevices.arguments), dry_run => true)",
+            ] {
+                let error = #expect(throws: (any Error).self, "\(login): \(call)") {
+                    try devices.database.psql(call, user: login)
+                }
+                let words = "\(String(describing: error))"
+                #expect(
+                    words.contains(#/is a superuser|is no member of|permission denied/#), "\(login): \(call): \(words)")
+            }
+        }
+        #expect(
+            try devices.app(
+                "SELECT DISTINCT session_name, role_name FROM app.sprung WHERE (session_name, role_name) <> ('a_app', 'a_app')"
+            )
+                == "")
+    }
+
+    /// Whatever daemons, operators and an administrator do that has to do with attached tables.
+    private func everything(of devices: AttachedDevices, backfill: String) throws {
+        var daemon = try devices.database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        _ = try AttachmentChange.noticeNew(on: &daemon)
+        let lease = try #require(
+            try SweepLease.claim(.new(.cli, dryRun: false, forced: true), holder: "test", on: &daemon))
+        let plan = SweepPlan(
+            suppressedRetention: .seconds(0), dormantAfter: .seconds(0), eventRetention: .seconds(395 * 86400),
+            rejectedRetention: .seconds(0), heldRetention: .seconds(0), sendRetention: .seconds(0), allowance: 1000,
+            maxShare: .percent(100), batch: 100)
+        #expect(
+            try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }.outcome == .finished)
+        _ = try devices.database.reinstate("2020-01-01Z", "2100-01-01Z", cause: "unregistered_by_app")
+        #expect(try daemon.scalar("SELECT current_setting('search_path')") == "\"$user\", public")
+        for call in [
+            "SELECT tokenkeeper.forget('0005')", "SELECT tokenkeeper.withdraw(\(backfill))",
+            "SELECT FROM tokenkeeper.made_by(\(backfill))", "SELECT FROM tokenkeeper.attachment",
+            "SELECT FROM tokenkeeper.status",
+        ] { try devices.database.psql(call, user: "a_operator") }
+        for login in ["a_daemon", "a_reader", "postgres"] {
+            var session = try devices.database.connect(user: login)
+            _ = try Overview(within: .seconds(5), on: &session)
+            for check in DatabaseCheck.all(lockTimeout: .milliseconds(50)) { _ = try check.findings(on: &session) }
+        }
+    }
+
+    @Test func `failures of triggers keep no value of a row, and few of them are kept`() throws {
+        let (devices, source, _) = try devices()
+        try devices.app(
+            """
+            CREATE OR REPLACE FUNCTION app.is_out(timestamptz) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+            BEGIN RAISE check_violation USING MESSAGE = repeat('secret', 100000), CONSTRAINT = 'note'; END $$
+            """)
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen) VALUES ('secret', now()); INSERT INTO app.devices (push_token, last_seen) VALUES ('secret', now())"
+        )
+        #expect(
+            try devices.database.psql("SELECT source_id, state, constraint_name FROM tokenkeeper.attachment_failure")
+                == "\(source)|23514|note\n\(source)|23514|note")
+        // As many and as long as the owner likes.
+        try devices.app(
+            "SELECT count(tokenkeeper.note_attachment_failure(\(source), repeat('9', 1000000), repeat(E'x\\n', 500000))) FROM generate_series(1, 1100)"
+        )
+        try devices.app(
+            "INSERT INTO tokenkeeper.own_attachment_failure (source_id, state, constraint_name) SELECT \(source), repeat('9', 1000000), repeat('x', 1000000) FROM generate_series(1, 100)"
+        )
+        #expect(
+            try devices.database.psql(
+                "SELECT count(*), max(length(state)), max(length(constraint_name)) FROM tokenkeeper.attachment_failure")
+                == "100|5|63")
+        var daemon = try devices.database.connect(user: "a_daemon")
+        let change = try #require(try AttachmentChange.noticeNew(on: &daemon).first)
+        #expect(change.failures == 100 && change.failure?.count == 69)
+        #expect(try AttachmentChange.noticeNew(on: &daemon) == [])
+        for shown in ["tokenkeeper.attachment", "tokenkeeper.status_detail", "tokenkeeper.attached_table"] {
+            #expect(
+                try devices.database.psql(
+                    "SELECT count(*) FILTER (WHERE s::text LIKE '%secret%'), bool_or(s::text LIKE '%99999%') FROM \(shown) AS s"
+                )
+                    == "0|t", "\(shown)")
+        }
+    }
+}
