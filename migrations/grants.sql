@@ -357,4 +357,3 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.look_at_queue(text),
     tokenkeeper.read_status()
     TO tokenkeeper_daemon;
-

@@ -85,7 +85,7 @@ enum HostileNames {
                     -- VARIADIC "any": one to eight texts, or one value of another type and texts.
                     SELECT k.name, k.prokind, k.proretset, k.prorettype, k.types[:cardinality(k.types) - 1] || e || array_fill('text'::regtype::oid, ARRAY[i])
                     FROM known AS k CROSS JOIN generate_series(0, 7) AS i CROSS JOIN unnest(kinds) AS e
-                    WHERE k.provariadic <> 0
+                    WHERE k.provariadic <> 0 AND (i < 3 OR e = 'text'::regtype)
                 )
                 SELECT c.name, c.prokind, c.proretset,
                        CASE WHEN c.result IN (SELECT t.oid FROM pg_type AS t WHERE t.typtype = 'p' AND t.typname <> 'void') OR c.result = 0
@@ -112,19 +112,32 @@ enum HostileNames {
                     NULL;
                 END;
             END LOOP;
+            -- Operators for two types that PostgreSQL would convert, or take as anyarray and its like.
+            CREATE TEMPORARY TABLE accepted AS
+                SELECT castsource AS given, casttarget AS type FROM pg_cast WHERE castcontext = 'i' AND castsource = ANY (kinds)
+                UNION SELECT k, k FROM unnest(kinds) AS k
+                UNION SELECT 'varchar'::regtype, 'text'::regtype
+                UNION SELECT k, y::regtype FROM unnest(kinds) AS k, unnest('{anyelement,anycompatible,anynonarray,anycompatiblenonarray}'::text[]) AS y
+                UNION SELECT t.oid, y::regtype FROM pg_type AS t, unnest('{anyarray,anycompatiblearray}'::text[]) AS y
+                WHERE t.oid = ANY (kinds) AND t.typcategory = 'A';
             FOR f IN
-                SELECT DISTINCT o.oprname, l.t::regtype AS of_left, r.t::regtype AS of_right,
-                       coalesce((SELECT x.oprresult FROM pg_operator AS x WHERE x.oprname = o.oprname AND x.oprresult = 'bool'::regtype LIMIT 1), l.t)::regtype AS result
-                FROM pg_operator AS o CROSS JOIN unnest(kinds) AS l (t) CROSS JOIN unnest(kinds) AS r (t)
-                WHERE o.oprname = ANY (signs) AND o.oprkind = 'b' AND o.oprname <> '=>'
-                  AND NOT EXISTS (SELECT FROM pg_operator AS x WHERE x.oprname = o.oprname AND x.oprleft = l.t AND x.oprright = r.t)
+                SELECT o.oprname, l.given::regtype AS of_left, r.given::regtype AS of_right,
+                       bool_or(o.oprresult = 'bool'::regtype) AS decides, (array_agg(l.given))[1]::regtype AS other
+                FROM pg_operator AS o JOIN accepted AS l ON l.type = o.oprleft JOIN accepted AS r ON r.type = o.oprright
+                WHERE o.oprname = ANY (signs) AND o.oprkind = 'b'
+                  AND NOT EXISTS (SELECT FROM pg_operator AS x WHERE x.oprname = o.oprname AND x.oprleft = l.given AND x.oprright = r.given)
+                GROUP BY 1, 2, 3
             LOOP
-                EXECUTE format('CREATE OR REPLACE FUNCTION %I.operate_%s(%s, %s) RETURNS %s ', here, f.result::oid, f.of_left, f.of_right, f.result)
-                    || replace(body, '%s', 'operator');
+                f.other := CASE WHEN f.decides THEN 'bool'::regtype ELSE f.other END;
+                IF to_regprocedure(format('%I.operate_%s(%s, %s)', here, f.other::oid, f.of_left, f.of_right)) IS NULL THEN
+                    EXECUTE format('CREATE FUNCTION %I.operate_%s(%s, %s) RETURNS %s ', here, f.other::oid, f.of_left, f.of_right, f.other)
+                        || replace(body, '%s', 'operator');
+                END IF;
                 EXECUTE format('CREATE OPERATOR %I.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = %I.operate_%s)', here, f.oprname, f.of_left, f.of_right,
-                               here, f.result::oid);
+                               here, f.other::oid);
                 made := made + 1;
             END LOOP;
+            DROP TABLE accepted;
             -- A cast needs a type of one's own.
             EXECUTE format('CREATE TYPE %I.text AS (value int4)', here);
             EXECUTE format('CREATE FUNCTION %I.cast_text(%I.text) RETURNS pg_catalog.text ', here, here) || replace(body, '%s', 'cast');
