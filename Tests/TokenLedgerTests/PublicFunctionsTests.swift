@@ -225,7 +225,7 @@ import Testing
                         WHEN 'tokenkeeper.lock_backfill' THEN ARRAY['2']
                         WHEN 'tokenkeeper.backfill_next' THEN ARRAY['2', '100']
                         WHEN 'tokenkeeper.store_backfill' THEN
-                            ARRAY['2', 'f', '{1}', '{production}', '{com.example.app}', '{aa}', '{2026-01-01Z}', '{d}', '{u}', '{"[\"x\"]"}', '{f}', '{NULL}']
+                            ARRAY['2', 'f', '{1}', '{production}', '{com.example.app}', '{aa}', '{2026-01-01Z}', '{d}', '{u}', '{"[\\"x\\"]"}', '{f}', '{NULL}']
                         WHEN 'tokenkeeper.note_attachment_failure' THEN ARRAY['1', '22012', 'x']
                         WHEN 'tokenkeeper.advance_source' THEN
                             ARRAY[(1 + floor(random() * 16))::text, 'row 1', '1', '0']

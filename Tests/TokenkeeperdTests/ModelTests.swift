@@ -27,7 +27,7 @@ private struct Step {
         var daemons = try settings.map { try DaemonProcess(database.url(), settings: $0) }
         var kills = 0
         var owner = try database.connect()
-        // Both pass the guard. The attachment has no table that could be asked for its tokens.
+        // Both pass the guard.
         try owner.execute(
             "INSERT INTO tokenkeeper.registration_source (kind, name) VALUES ('import', 'a file'), ('attachment', 'a table')"
         )

@@ -73,7 +73,7 @@ BEGIN
         RAISE EXCEPTION '% is no member of the owner of %', session_user, coalesce(attached::text, 'null') USING ERRCODE = 'insufficient_privilege',
             HINT = 'Connect as the owner of the table.';
     END IF;
-    -- RESET ROLE takes back what SET ROLE has given up, and RESET SESSION AUTHORIZATION what SET SESSION AUTHORIZATION has: the login counts.
+    -- The login counts: code of the table may RESET ROLE, or RESET SESSION AUTHORIZATION.
     IF (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.oid = owner_id) THEN
         RAISE EXCEPTION '% belongs to the superuser %', attached, owner_name USING ERRCODE = 'insufficient_privilege',
             HINT = 'Its triggers would run with all rights. Give the table to the role of the application: ALTER TABLE ... OWNER TO.';
@@ -112,7 +112,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_attachment_failure(bigint, text, text) IS
     'For the generated triggers of an attached table: notes that a change could not be queued. Keeps SQLSTATE and the name of the constraint, and at most '
-    'about 100 failures of a source until the daemon has counted them. Raises 44000 unless the current role has the rights of the table''s owner.';
+    'about 100 failures of a source until the daemon has counted them. Raises 44000 unless the current role has the rights of the table''s owner, 23502 '
+    'without a source or a state.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.note_attachment_failure(bigint, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.bound_attachment_failure() RETURNS trigger
