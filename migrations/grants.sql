@@ -1,6 +1,6 @@
 -- The roles and the rights of each. `tokenkeeperd grants` applies this file, and can be repeated; `tokenkeeperd migrate` applies it with the
--- functions if all roles exist; `tokenkeeperd grants --print` prints it for a DBA. It needs CREATEROLE if a role is missing, and
--- ownership of the schema's objects. The roles cannot log in: GRANT tokenkeeper_sender TO your login role.
+-- functions if all roles exist; `tokenkeeperd grants --print` prints it for a DBA. The first statement needs CREATEROLE if a role is missing:
+-- with --owner, the login runs it. The rest needs ownership of the schema's objects. The roles cannot log in: GRANT tokenkeeper_sender TO your login role.
 
 DO $$
 DECLARE
@@ -109,6 +109,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.token_index_operator(regclass, text),
     tokenkeeper.column_kind(regclass, text),
     tokenkeeper.topic_fault(text),
+    tokenkeeper.is_token(text),
     tokenkeeper.parse_row_expression(regclass, text)
     TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION
@@ -343,6 +344,17 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.ensure_topic(text, text),
     tokenkeeper.environment_fault(text),
     tokenkeeper.topic_fault(text),
+    tokenkeeper.is_token(text),
+    tokenkeeper.largest_row(),
+    tokenkeeper.most_stored(),
+    tokenkeeper.length_of_tags(text[]),
+    tokenkeeper.length_of_payload(json),
+    tokenkeeper.cut_tags(text[]),
+    tokenkeeper.cut_payload(json),
+    tokenkeeper.size_words(text[], bigint[], text),
+    tokenkeeper.result_size_fault(text, text, text, text, text, text),
+    tokenkeeper.registration_size_fault(text, text, text, text, text, text[]),
+    tokenkeeper.request_size_fault(text, text, text, text, text, json),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger),

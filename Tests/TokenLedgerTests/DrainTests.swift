@@ -92,7 +92,7 @@ import TokenModel
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
     }
 
-    @Test func `a body of more than 16 MiB is rejected unread`() throws {
+    @Test func `a row of more than 16 MiB is rejected unread, and cut`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aa', 410, repeat('x', 16777217))",
@@ -100,7 +100,8 @@ import TokenModel
         #expect(try drainAll(&daemon).rejected == 1)
         #expect(
             try database.psql("SELECT error, length(body) FROM tokenkeeper.rejected_result")
-                == "the row is 16777233 bytes long, expected at most 16777216|16777217")
+                == "the row is too long: 16777233 bytes, expected at most 16777216: environment 10, topic 1, token 2, status 3, body 16777217|1024"
+        )
     }
 
     @Test func `the result of a locked token waits in the retry partition, and the rest is recorded`() throws {

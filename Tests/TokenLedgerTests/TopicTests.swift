@@ -7,7 +7,13 @@ import TokenModel
 
 /// What no `apns-topic` header can carry is refused wherever a topic comes in, with the same words.
 @Suite(.ownThread) struct `Topics` {
-    static let topics = ["com.example.app.voip", "~!'\"$,{}(%s)", String(repeating: "x", count: 512)]
+    static let topics = [
+        "com.example.app.voip", "~!'\"$,{}(%s)", String(repeating: "x", count: 512),
+        // No device tokens: too short, an odd number of digits, and not byte by byte.
+        hex(31), hex(32) + "a", "0x\(hex(31))", hex(16) + "-" + hex(16), "<\(hex(32))", "0x0x\(hex(32))",
+    ]
+
+    private static func hex(_ bytes: Int) -> String { String(repeating: "0a", count: bytes) }
 
     static let others: [(name: String, fault: String)] = [
         ("", "topic is missing, expected the apns-topic header"),
@@ -16,7 +22,14 @@ import TokenModel
         ("com.example\t", blank(at: 12)), ("com.example\n", blank(at: 12)), ("com.\u{7f}", blank(at: 5)),
         ("caf\u{e9}.example", blank(at: 4)), ("cafe\u{301}", blank(at: 5)), ("com\u{a0}example", blank(at: 4)),
         ("\u{feff}com.example", blank(at: 1)), ("\u{1F600}com.example\u{200b}", blank(at: 1)),
+        (hex(32), token), (String(repeating: "aB", count: 100), token), ("0x\(hex(32))", token),
+        ("\\x\(hex(32))", token),
+        ("<\(hex(32))>", token), ("<0X\(hex(40))>", token),
+        (Array(repeating: "aF", count: 32).joined(separator: "-"), token),
+        (Array(repeating: "aF", count: 33).joined(separator: ":"), token),
     ]
+
+    private static let token = "topic is a device token, expected the apns-topic header"
 
     private static func blank(at place: Int) -> String {
         "topic has a blank or a character that no header can carry at position \(place), expected visible ASCII"
@@ -85,7 +98,7 @@ import TokenModel
         for name in Self.topics {
             try database.psql("SELECT tokenkeeper.register('aa', \(Self.literal(name)))", user: "a_app")
         }
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.topic") == "3")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.topic") == "\(Self.topics.count)")
     }
 
     @Test func `both queues take them, and keep them as rejected`() throws {
@@ -108,8 +121,33 @@ import TokenModel
         #expect(
             try database.psql(kept + "result").split(separator: "\n").map(String.init).sorted()
                 == (Self.rejected + ["1|\(Self.blank(at: 1))"]).sorted())
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.topic") == "3")
-        #expect(try database.psql("SELECT count(*), count(DISTINCT topic) FROM tokenkeeper.token") == "3|3")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.topic") == "\(Self.topics.count)")
+        #expect(
+            try database.psql("SELECT count(*), count(DISTINCT topic) FROM tokenkeeper.token")
+                == "\(Self.topics.count)|\(Self.topics.count)")
+    }
+
+    @Test func `a token in the topic of a result shows in no statistics`() throws {
+        let database = try TestCluster.shared.database()
+        let tokens = Self.others.filter { $0.fault == Self.token }.map { Self.literal($0.name) }
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status)
+            SELECT t, 'aa', s FROM unnest(ARRAY[\(tokens.joined(separator: ", "))]) AS t, unnest('{200," 200",400,500,410}'::text[]) AS s;
+            INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aa', 200)
+            """, user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try drainAll(&daemon).rejected == 3 * tokens.count)
+        #expect(
+            try database.psql(
+                "SELECT topic, status, reason, results FROM tokenkeeper.result_stat ORDER BY topic, status, reason")
+                    == """
+                    t|200||1
+                    |200||\(2 * tokens.count)
+                    |400|(rejected)|\(tokens.count)
+                    |410|(rejected)|\(tokens.count)
+                    |500|(rejected)|\(tokens.count)
+                    """)
     }
 
     @Test func `an attached table may have them, and they are refused wherever it is read`() throws {
@@ -129,11 +167,11 @@ import TokenModel
         try devices.drain()
         let kept = "SELECT octet_length(topic), error FROM tokenkeeper.rejected_registration ORDER BY 1, 2"
         #expect(try devices.database.psql(kept).split(separator: "\n").map(String.init).sorted() == Self.rejected)
-        #expect(try devices.database.psql("SELECT count(*) FROM tokenkeeper.token") == "3")
+        #expect(try devices.database.psql("SELECT count(*) FROM tokenkeeper.token") == "\(Self.topics.count)")
         let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
         #expect(
             try devices.app("SELECT queued, refused FROM tokenkeeper.backfill_next(\(source))")
-                == "3|\(Self.others.count)")
+                == "\(Self.topics.count)|\(Self.others.count)")
         #expect(
             try devices.database.psql(
                 "SELECT octet_length(topic), split_part(error, ';', 1) FROM tokenkeeper.rejected_registration WHERE source_id = \(source)"

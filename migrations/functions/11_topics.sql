@@ -4,9 +4,22 @@
 CREATE OR REPLACE FUNCTION tokenkeeper.environment_fault(environment text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN (environment COLLATE "C" IN ('production', 'sandbox')) IS NOT TRUE
-    THEN 'environment is ' || coalesce(quote_literal(left(environment, 100)), 'null') || ', expected ''production'' or ''sandbox''' END;
+    THEN 'environment is ' || coalesce(quote_literal(left(environment, 20)), 'null') || ', expected ''production'' or ''sandbox''' END;
 COMMENT ON FUNCTION tokenkeeper.environment_fault(text) IS 'What is wrong with the name of an environment, and what was expected; null if nothing.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.environment_fault(text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.is_token(topic text) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN coalesce(octet_length(tokenkeeper.parse_token(is_token.topic)) >= 64, false);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.is_token(text) IS
+    'Whether a topic is a device token: what parse_token reads as 32 bytes or more. A caller that mixes up its columns passes one, and topics stay in the '
+    'statistics.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.is_token(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.topic_fault(topic text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -16,9 +29,12 @@ RETURN CASE
     -- Only the place: a caller that mixes up its columns passes a token.
     WHEN topic COLLATE "C" ~ '[^!-~]'
         THEN 'topic has a blank or a character that no header can carry at position '
-             || (length(substring(topic COLLATE "C" FROM '^[!-~]*')) + 1)::text || ', expected visible ASCII' END;
+             || (length(substring(topic COLLATE "C" FROM '^[!-~]*')) + 1)::text || ', expected visible ASCII'
+    -- Most topics are shorter, and cost no call.
+    WHEN octet_length(topic) >= 64 AND tokenkeeper.is_token(topic) THEN 'topic is a device token, expected the apns-topic header' END;
 COMMENT ON FUNCTION tokenkeeper.topic_fault(text) IS
-    'What is wrong with a text as a topic, the apns-topic header of 1 to 512 visible ASCII characters, and what was expected; null if nothing.';
+    'What is wrong with a text as a topic, the apns-topic header of 1 to 512 visible ASCII characters that is no device token, and what was '
+    'expected; null if nothing.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.topic_fault(text) FROM PUBLIC;
 
 -- Senders choose topics, other sessions their application_name, and APNs or what answers in its place the reasons.
@@ -80,8 +96,12 @@ BEGIN
     END IF;
     SELECT t.topic_id INTO found_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env;
     IF NOT FOUND THEN
+        -- The message below shows it.
+        IF tokenkeeper.is_token(name) THEN
+            RAISE EXCEPTION '%', tokenkeeper.topic_fault(name) USING ERRCODE = 'invalid_parameter_value';
+        END IF;
         RAISE EXCEPTION 'topic % is not known in environment %', coalesce(quote_literal(left(name, 512)), 'null'),
-            coalesce(quote_literal(left(env, 100)), 'null')
+            coalesce(quote_literal(left(env, 20)), 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = coalesce(
                 (SELECT 'It is known in environment ' || quote_literal(t.environment) || '.' FROM tokenkeeper.topic AS t WHERE t.topic = name LIMIT 1),
                 (SELECT 'There is ' || quote_literal(t.topic) || '.' FROM tokenkeeper.topic AS t
@@ -94,6 +114,28 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.known_topic(text, text) IS
     'The topic_id of an (environment, topic) that an operator named. Raises 22023 if it is not known, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.known_topic(text, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.check_topic() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    fault text := coalesce(tokenkeeper.environment_fault(new.environment), tokenkeeper.topic_fault(new.topic));
+BEGIN
+    IF fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- After the last number come the first ones again.
+    WHILE EXISTS (SELECT FROM tokenkeeper.topic AS t WHERE t.topic_id = new.topic_id) LOOP
+        new.topic_id := nextval('tokenkeeper.topic_topic_id_seq');
+    END LOOP;
+    RETURN new;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.check_topic() IS
+    'Trigger: refuses a policy for what is no topic. The message of a CHECK would show the topic, which may be a token, and the server would log it. Skips '
+    'numbers that are in use.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.check_topic() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_policy() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER

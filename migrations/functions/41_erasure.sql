@@ -6,11 +6,20 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     said text COLLATE "C" := token;
-    whole text COLLATE "C" := concat_ws(' ', token, topic, body);
-    folded text COLLATE "C" := lower(whole);
-    -- A token with separators is only looked for near the start: a regular expression over megabytes takes a second.
-    digits text COLLATE "C" := regexp_replace(left(folded, 8192), '[^0-9a-f]', '', 'g');
+    whole text COLLATE "C";
+    folded text COLLATE "C";
+    digits text COLLATE "C";
 BEGIN
+    IF coalesce(octet_length(token), 0)::bigint + coalesce(octet_length(topic), 0) + coalesce(octet_length(body), 0) > tokenkeeper.largest_row() THEN
+        -- It will be rejected, and no more of it will be kept.
+        said := left(token, 1024);
+        whole := concat_ws(' ', said, left(topic, 1024), left(body, 1024));
+    ELSE
+        whole := concat_ws(' ', token, topic, body);
+    END IF;
+    folded := lower(whole);
+    -- A token with separators is only looked for near the start: a regular expression over megabytes takes a second.
+    digits := regexp_replace(left(folded, 8192), '[^0-9a-f]', '', 'g');
     IF lower(regexp_replace(left(said, 2048), '[^0-9A-Fa-f]', '', 'g')) = ANY (hex COLLATE "C") OR digits = ANY (hex COLLATE "C") THEN
         RETURN true;
     END IF;
@@ -26,7 +35,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.mentions(text, text, text, text[], text[]) IS
     'Whether a result contains one of these tokens: in hex or base64 anywhere, or in hex with other characters in between within the first 8192 '
-    'characters. A token under 8 bytes is found only if the text consists of nothing else.';
+    'characters. A token under 8 bytes is found only if the text consists of nothing else. Of texts longer than largest_row, only what is kept of them: the '
+    'first 1024 characters of each.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.mentions(text, text, text, text[], text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.registers(
@@ -429,9 +439,17 @@ BEGIN
             WHEN 19 THEN
                 DELETE FROM tokenkeeper.registration AS r
                 WHERE CASE -- Most registrations: plain hex, and nothing else that is long enough for a token.
-                           WHEN octet_length(concat(r.environment, r.device_id, r.user_id)) < 64 AND octet_length(r.topic) < 64 AND r.tags IS NULL
+                           WHEN r.tags IS NULL AND octet_length(r.topic) < 64
+                               AND coalesce(octet_length(r.environment), 0)::bigint + coalesce(octet_length(r.device_id), 0)
+                                   + coalesce(octet_length(r.user_id), 0) < 64
                                AND tokenkeeper.token_key(r.token) IS NOT NULL
                            THEN tokenkeeper.token_key(r.token) = ANY (keys) OR r.device_id COLLATE "C" = asked OR r.user_id COLLATE "C" = who
+                           -- It will be rejected, and no more of it will be kept.
+                           WHEN tokenkeeper.registration_size_fault(r.environment, r.topic, r.token, r.device_id, r.user_id, r.tags) IS NOT NULL
+                           THEN tokenkeeper.registers(
+                               ROW(left(r.environment, 1024), left(r.topic, 1024), left(r.token, 1024), r.registered_at, left(r.device_id, 1024),
+                                   left(r.user_id, 1024), tokenkeeper.cut_tags(r.tags), r.unregistered, r.source_id, r.queued_at, 8, r.attempts,
+                                   NULL)::tokenkeeper.registration, hex, base64, asked, who)
                            ELSE tokenkeeper.registers(r, hex, base64, asked, who) END;
             WHEN 20 THEN
                 DELETE FROM tokenkeeper.rejected_registration AS r

@@ -6,7 +6,9 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $$
 BEGIN
     -- The longest payload that can be sent has 5120 bytes, and each can be written as an escape of up to six bytes.
-    IF pg_catalog.octet_length(parsed_payload.payload::pg_catalog.text) OPERATOR(pg_catalog.>) 65536 THEN
+    -- One that takes more as it is stored is not read.
+    IF pg_catalog.pg_column_size(parsed_payload.payload) OPERATOR(pg_catalog.>) 65536
+        OR pg_catalog.octet_length(parsed_payload.payload::pg_catalog.text) OPERATOR(pg_catalog.>) 65536 THEN
         RETURN NULL;
     END IF;
     RETURN parsed_payload.payload::pg_catalog.jsonb;
@@ -62,8 +64,8 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF octet_length(payload_fault.payload::text) > 65536 THEN
-        RETURN 'payload is ' || octet_length(payload_fault.payload::text)::text || ' bytes long as written, expected at most 65536';
+    IF tokenkeeper.length_of_payload(payload_fault.payload) > 65536 THEN
+        RETURN 'payload is ' || tokenkeeper.length_of_payload(payload_fault.payload)::text || ' bytes long as written, expected at most 65536';
     END IF;
     PERFORM payload_fault.payload::jsonb;
     RETURN NULL;

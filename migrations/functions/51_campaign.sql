@@ -257,6 +257,11 @@ DECLARE
     added record;
     fault text;
 BEGIN
+    PERFORM tokenkeeper.check_arguments(
+        '{payload,topic,environment,tags,push_type,collapse_id,device_id,user_id,name,idempotency_key,tokens}',
+        ARRAY[tokenkeeper.length_of_payload(enqueue.payload), octet_length(enqueue.topic), octet_length(enqueue.environment), octet_length(enqueue.tags),
+              octet_length(enqueue.push_type), octet_length(enqueue.collapse_id), octet_length(enqueue.device_id), octet_length(enqueue.user_id),
+              octet_length(enqueue.name), octet_length(enqueue.idempotency_key), (SELECT sum(octet_length(t)) FROM unnest(enqueue.tokens) AS t)]);
     SELECT a.campaign_id, a.is_new, a.of_topic INTO added FROM tokenkeeper.add_campaign(
         enqueue.payload, enqueue.topic, enqueue.environment, enqueue.tags, enqueue.push_type, enqueue.priority, enqueue.expiration, enqueue.collapse_id,
         enqueue.scheduled_at, enqueue.device_id, enqueue.user_id, enqueue.tokens, enqueue.everyone, enqueue.name, enqueue.idempotency_key,
@@ -292,7 +297,7 @@ COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, t
     'campaign_token is part of the content, and is compared at COMMIT. Raises 22023 for what APNs '
     'would refuse, for an expiration that has passed or is not later than scheduled_at, for an unknown topic, for none or more than one audience, for an invalid '
     'tag expression, with the position, for a malformed token, with its position, for an audience that needs confirm => true (see '
-    'topic_policy.confirm_share), and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
+    'topic_policy.confirm_share), for arguments of more than 16 MiB together, and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
     'read committed; 23505 if another transaction has just used the key or the id: repeat the call. A NOTICE says if no running daemon has a credential for the '
     'topic. When expiration has passed, nobody more is addressed, what was '
     'addressed and not sent '
@@ -306,6 +311,11 @@ AS $$
 DECLARE
     wrong bigint;
 BEGIN
+    -- A CHECK would show the token in its message, and the server would log it.
+    IF EXISTS (SELECT FROM added AS a WHERE tokenkeeper.token_key(a.token) IS NULL) THEN
+        RAISE EXCEPTION 'a token is malformed, expected 1 to 512 bytes in hex' USING ERRCODE = 'check_violation', TABLE = 'campaign_token',
+            SCHEMA = 'tokenkeeper', COLUMN = 'token';
+    END IF;
     -- Not what enqueue adds.
     INSERT INTO tokenkeeper.campaign_list (campaign_id, given_in)
     SELECT DISTINCT a.campaign_id, a.given_in FROM added AS a WHERE a.given_in IS NOT NULL
@@ -326,7 +336,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_campaign_token() IS
     'Trigger: only the transaction that creates a campaign with tokens may copy tokens to it, or one that repeats its list, with its idempotency_key. Has the '
-    'list checked at COMMIT. Raises 55000 for any other campaign.';
+    'list checked at COMMIT. Raises 55000 for any other campaign, and 23514 for a malformed token.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.check_campaign_token() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.close_campaign_list() RETURNS trigger

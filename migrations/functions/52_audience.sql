@@ -94,6 +94,11 @@ DECLARE
     observes boolean := (SELECT t.gate IS NOT DISTINCT FROM 'observe' FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic);
     size bigint;
 BEGIN
+    PERFORM tokenkeeper.check_arguments(
+        '{topic,environment,tags,device_id,user_id,tokens}',
+        ARRAY[octet_length(audience_size.topic), octet_length(audience_size.environment), octet_length(audience_size.tags),
+              octet_length(audience_size.device_id), octet_length(audience_size.user_id),
+              (SELECT sum(octet_length(t)) FROM unnest(audience_size.tokens) AS t)]);
     SELECT a.kind, a.value, a.tokens INTO asked
     FROM tokenkeeper.audience_of(audience_size.tags, audience_size.device_id, audience_size.user_id, audience_size.tokens, audience_size.everyone) AS a;
     IF asked.kind = 'tokens' THEN

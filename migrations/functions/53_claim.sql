@@ -46,7 +46,7 @@ BEGIN
     RETURN QUERY
     WITH judged AS MATERIALIZED (
         -- What follows copies each row several times: so it carries no column that the request or its campaign gives later.
-        SELECT u.request_id, u.key, u.kind, u.body_text, u.due_at, u.campaign,
+        SELECT u.request_id, u.key, u.kind, u.body_text, u.due_at, u.campaign, u.size_fault IS NOT NULL AS is_too_long,
                -- Others wait for this token, and this request came later.
                NOT u.deferred AND (SELECT EXISTS (
                    SELECT FROM tokenkeeper.crowded_token AS c WHERE c.topic = the_topic AND c.environment = the_environment))
@@ -55,6 +55,7 @@ BEGIN
                -- A campaign's request was counted with its batch.
                u.alert_counted OR u.campaign_id IS NOT NULL AS is_counted,
                l.state, l.reason, l.invalidated_at, CASE
+                   WHEN u.size_fault IS NOT NULL THEN u.size_fault
                    WHEN u.interruptions >= 2 THEN 'it was interrupted twice while it was being sent; it may have been delivered'
                    WHEN u.interruptions >= 1 AND u.expiration = 'epoch'
                        THEN 'it was interrupted while it was being sent, and its expiration allows only one attempt'
@@ -71,7 +72,12 @@ BEGIN
             SELECT d.request_id, d.environment, d.topic, d.token, coalesce(d.priority, c.priority) AS priority,
                    coalesce(d.expiration, c.expiration) AS expiration, coalesce(d.collapse_id, c.collapse_id) AS collapse_id,
                    coalesce(d.scheduled_at, d.queued_at) AS due_at, d.interruptions, c.campaign, d.campaign_id, d.alert_counted,
-                   tokenkeeper.token_key(d.token) AS key, coalesce(d.push_type, c.push_type, tokenkeeper.push_type_of(p.body, d.topic)) AS kind, p.body,
+                   tokenkeeper.token_key(d.token) AS key, coalesce(d.push_type, c.push_type, tokenkeeper.push_type_of(p.body, the_topic)) AS kind, p.body,
+                   -- A stored size of 65,536 bytes is at most 16 MiB.
+                   CASE WHEN coalesce(octet_length(d.environment), 0)::bigint + coalesce(octet_length(d.topic), 0)
+                             + coalesce(octet_length(d.token), 0) + coalesce(octet_length(d.push_type), 0)
+                             + coalesce(octet_length(d.collapse_id), 0) + coalesce(pg_column_size(d.payload), 0) > 65536
+                        THEN tokenkeeper.request_size_fault(d.environment, d.topic, d.token, d.push_type, d.collapse_id, d.payload) END AS size_fault,
                    CASE WHEN pg_column_size(p.body) < 2000 THEN p.body::text END AS body_text,
                    CASE WHEN p.body IS NULL AND d.payload IS NOT NULL THEN tokenkeeper.payload_fault(d.payload) END AS payload_fault,
                    -- If a daemon has deferred the request, scheduled_at is not the sender's.
@@ -128,7 +134,7 @@ BEGIN
                          ELSE 'claimed' END AS fate
         FROM (
             -- A device's oldest background pushes are sent, up to its share. Of the excess, only the newest is kept, and it is delayed.
-            SELECT s.request_id, s.key, s.kind, s.body_text, s.due_at, s.campaign, s.state, s.reason, s.invalidated_at, s.fault, s.crowded, s.is_alert,
+            SELECT s.request_id, s.key, s.kind, s.body_text, s.due_at, s.campaign, s.state, s.reason, s.invalidated_at, s.fault, s.is_too_long, s.crowded, s.is_alert,
                    s.is_alert AND s.request_id = ANY (a.request_ids) AS is_over,
                    s.place > r.room[d.number] AS too_many, s.place = r.requests[d.number] AS newest, r.earliest[d.number] AS earliest
             FROM ordered AS s CROSS JOIN rooms AS r CROSS JOIN over_limit AS a
@@ -147,7 +153,7 @@ BEGIN
         RETURNING r.*, tokenkeeper.token_key(r.token) AS key
     ), gone AS (
         DELETE FROM tokenkeeper.send_request AS r USING fated AS f WHERE f.fate IN ('suppressed', 'failed') AND r.request_id = f.request_id
-        RETURNING r.*, f.key, f.kind, f.state, f.reason, f.invalidated_at, f.is_over, f.fault, f.fate
+        RETURNING r.*, f.key, f.kind, f.state, f.reason, f.invalidated_at, f.is_over, f.fault, f.fate, f.is_too_long
     ), suppressed AS (
         INSERT INTO tokenkeeper.suppressed_send (environment, topic, token, token_key, state, reason, invalidated_at, push_type, apns_id, request_id,
                                                  queued_at, campaign_id, campaign_number)
@@ -165,7 +171,11 @@ BEGIN
                                              request_id, queued_at, attempts, campaign_id, campaign_number)
         SELECT g.fault, g.environment, g.topic, g.token, g.payload, g.push_type, g.priority, g.expiration, g.collapse_id, g.apns_id,
                g.request_id, g.queued_at, g.attempts, g.campaign_id, g.campaign_number
-        FROM gone AS g WHERE g.fate = 'failed'
+        FROM gone AS g WHERE g.fate = 'failed' AND NOT g.is_too_long
+        UNION ALL
+        SELECT g.fault, left(g.environment, 1024), left(g.topic, 1024), left(g.token, 1024), tokenkeeper.cut_payload(g.payload), left(g.push_type, 1024),
+               g.priority, g.expiration, left(g.collapse_id, 1024), g.apns_id, g.request_id, g.queued_at, g.attempts, g.campaign_id, g.campaign_number
+        FROM gone AS g WHERE g.fate = 'failed' AND g.is_too_long
     ), ended AS (
         INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
         SELECT e.campaign_id, e.campaign_number >> 9, count(*), e.outcome, array_agg((e.campaign_number & 511)::smallint)

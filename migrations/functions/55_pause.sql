@@ -13,8 +13,8 @@ BEGIN
     IF the_environment NOT IN ('production', 'sandbox') OR coalesce(the_topic, '') = '' THEN
         RAISE EXCEPTION 'expected a topic, and the environment production or sandbox' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF octet_length(the_topic) > 512 THEN
-        RAISE EXCEPTION 'topic is % bytes long, expected at most 512', octet_length(the_topic) USING ERRCODE = 'invalid_parameter_value';
+    IF tokenkeeper.topic_fault(the_topic) IS NOT NULL THEN
+        RAISE EXCEPTION '%', tokenkeeper.topic_fault(the_topic) USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF octet_length(pause_sending.reason) > 1000 THEN
         RAISE EXCEPTION 'reason is % bytes long, expected at most 1000', octet_length(pause_sending.reason) USING ERRCODE = 'invalid_parameter_value';

@@ -9,6 +9,7 @@ DECLARE
     definition text;
 BEGIN
     FOREACH definition IN ARRAY ARRAY[
+        'CREATE TRIGGER check_topic BEFORE INSERT ON tokenkeeper.topic FOR EACH ROW EXECUTE FUNCTION tokenkeeper.check_topic()',
         'CREATE TRIGGER note_policy AFTER UPDATE ON tokenkeeper.topic FOR EACH ROW '
         'WHEN ((old.* IS DISTINCT FROM new.*)) EXECUTE FUNCTION tokenkeeper.note_policy()',
         'CREATE TRIGGER reconsider_guard AFTER UPDATE OF guard_allowance, guard_max_share ON tokenkeeper.topic FOR EACH ROW '

@@ -45,7 +45,8 @@ COMMENT ON COLUMN tokenkeeper.repeatable.release IS 'The tokenkeeperd that appli
 -- Topics -----------------------------------------------------------------------------------------------------------
 
 CREATE TABLE tokenkeeper.topic (
-    topic_id             integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- After the last number come the first ones again that are free: an application that rolls back a billion new topics must not use them up.
+    topic_id             integer GENERATED ALWAYS AS IDENTITY (CYCLE) PRIMARY KEY,
     environment          text COLLATE "C" NOT NULL CHECK (environment IN ('production', 'sandbox')),
     topic                text COLLATE "C" NOT NULL CHECK (octet_length(topic) <= 512 AND topic ~ '^[!-~]+$'),
     first_seen           timestamptz NOT NULL DEFAULT clock_timestamp(),

@@ -126,7 +126,7 @@ CREATE TABLE tokenkeeper.failed_send (
     campaign_number bigint
 );
 COMMENT ON TABLE tokenkeeper.failed_send IS
-    'Requests that failed, with the error; requeue_failed puts them back. The sweep deletes them after sweep.send_retention.';
+    'Requests that failed, with the error; requeue_failed puts them back. Of one of more than 16 MiB, it has the first 1024 characters of each text. The sweep deletes them after sweep.send_retention.';
 COMMENT ON COLUMN tokenkeeper.failed_send.error IS 'What was found and what was expected, or the last response of APNs.';
 COMMENT ON COLUMN tokenkeeper.failed_send.status IS 'The HTTP status of the last response of APNs; null if there was none.';
 COMMENT ON COLUMN tokenkeeper.failed_send.campaign_id IS

@@ -108,7 +108,8 @@ CREATE TABLE tokenkeeper.rejected_registration (
     attempts      smallint
 );
 COMMENT ON TABLE tokenkeeper.rejected_registration IS
-    'Registrations that could not be understood, or that the database refused, complete as they were queued. The sweep deletes them after '
+    'Registrations that could not be understood, or that the database refused, complete as they were queued; of one of more than 16 MiB, the first 1024 '
+    'characters of each text. The sweep deletes them after '
     'sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted.';
 COMMENT ON COLUMN tokenkeeper.rejected_registration.error IS 'What was found and what was expected.';
 COMMENT ON COLUMN tokenkeeper.rejected_registration.attempts IS 'How often it was requeued before; null for never.';

@@ -11,8 +11,11 @@ protocol Queue: Sendable {
     /// The table that keeps rejected rows. It has the same columns, and `rejected_id`, `rejected_at` and `error`.
     var rejectedTable: String { get }
 
-    /// An SQL expression: the bytes of text in a row, computed without fetching what is stored out of line.
+    /// An SQL expression: the bytes of text in a row, as a bigint, computed without fetching what is stored out of line.
     var length: String { get }
+
+    /// An SQL expression: what is wrong with a row that is too long, and what was expected; null if it is not.
+    var sizeFault: String { get }
 
     /// An SQL condition: the row is large. It waits in the retry partition for its turn alone, so that memory stays bounded.
     var isBulky: String { get }
@@ -31,11 +34,24 @@ protocol Queue: Sendable {
 
     /// Moves one row to the table of rejected rows without reading it, or only counts it.
     ///
-    /// - Parameter isKept: False to only count it. A row that an operator has requeued is kept even then.
+    /// - Parameters:
+    ///   - isKept: False to only count it. A row that an operator has requeued is kept even then.
+    ///   - isCut: Whether the row is too long: only the beginning of each text is kept.
     /// - Returns: What was done; nil if the row was gone.
     func reject(
-        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, on connection: inout Connection
+        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, isCut: Bool,
+        on connection: inout Connection
     ) throws(DatabaseError) -> BatchRecord?
+}
+
+extension Queue {
+    /// Columns for a SELECT: of these texts the beginning, which PostgreSQL reads without the rest.
+    static func cut(_ texts: [String]) -> [String] { texts.map { "left(\($0), 1024) AS \($0)" } }
+
+    /// An SQL expression: how many bytes these texts have together. A bigint from the beginning: three texts may have more than 2^31.
+    static func bytes(of texts: [String]) -> String {
+        (["0::bigint"] + texts.map { "coalesce(octet_length(\($0)), 0)" }).joined(separator: " + ")
+    }
 }
 
 /// What a batch has to observe.

@@ -63,21 +63,33 @@ extension BatchRunner {
                 if error.remedy == .fixSetup { setupError = error }
             }
             if pass.taken == takenBefore { blocked += 1 }
-            // Each blocked row may cost a lock timeout. Other rows must not wait for that.
-            if blocked == maxBlocked || blocked > 0 && .now > began + .seconds(1) { break }
+            // Each blocked row may cost a lock timeout. Other rows must not wait for that, nor for many large rows.
+            if blocked == maxBlocked || .now > began + .seconds(blocked > 0 ? 1 : 5) { break }
         }
         if let setupError { throw setupError }
     }
 
-    /// A longer row, in bytes of text, is rejected unread: memory stays bounded.
-    private static let maxLength = 1 << 24
+    /// A row of so many bytes, as stored, is not too long: compressed to 1/255 it has no more than `tokenkeeper.largest_row()`.
+    private static let surelyShort = 1 << 16
+
+    /// What is wrong with a row that is too long. It is rejected unread: memory stays bounded.
+    private func sizeFault(
+        of row: RetryRow, on connection: inout Connection
+    ) throws(DatabaseError) -> String? {
+        if row.length <= Self.surelyShort { return nil }
+        return try connection.run(
+            """
+            \(transaction.settings)
+            SELECT \(queue.sizeFault) FROM \(queue.name.retry.table) WHERE \(row.position.predicate)
+            """
+        ).first { row throws(DatabaseError) in try row.read(String?.self) } ?? nil
+    }
 
     private func retryRow(
         _ row: RetryRow, into pass: inout Drain.Pass, on connection: inout Connection, report: Drain.Report
     ) throws(DatabaseError) {
-        if row.length > Self.maxLength {
-            let error = "the row is \(row.length) bytes long, expected at most \(Self.maxLength)"
-            _ = try reject(row, error: error, into: &pass, on: &connection, report: report)
+        if let fault = try sizeFault(of: row, on: &connection) {
+            _ = try reject(row, error: fault, isCut: true, into: &pass, on: &connection, report: report)
             return
         }
         do {
@@ -92,16 +104,17 @@ extension BatchRunner {
 
     /// - Returns: False when another session had the row locked, or the row was gone.
     private func reject(
-        _ row: RetryRow, error: String, into pass: inout Drain.Pass, on connection: inout Connection,
+        _ row: RetryRow, error: String, isCut: Bool = false, into pass: inout Drain.Pass,
+        on connection: inout Connection,
         report: Drain.Report
     ) throws(DatabaseError) -> Bool {
         let takenBefore = pass.taken
         _ = try inTransaction(row.position, of: queue.name.retry, into: &pass, on: &connection, report: report) {
             connection, _ throws(DatabaseError) in
             try rejectedAllowance.refresh(on: &connection)
-            let isKept = rejectedAllowance.takes(bytes: row.length)
+            let isKept = rejectedAllowance.takes(bytes: isCut ? 0 : row.length)
             let rejected = try queue.reject(
-                row.position, of: queue.name.retry, error: error, isKept: isKept, on: &connection)
+                row.position, of: queue.name.retry, error: error, isKept: isKept, isCut: isCut, on: &connection)
             if rejected == nil { rejectedAllowance.forgetCount() }
             return rejected
         }

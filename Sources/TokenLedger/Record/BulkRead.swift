@@ -34,8 +34,11 @@ extension SealedPartition {
     func take(on connection: inout Connection) throws(DatabaseError) -> ResultCounts.Unread? {
         guard let backlog = partition.queue.backlog, try lock(on: &connection) else { return nil }
         // Sorted by token, so that a batch finds its ledger rows close together. Sorting by one column is three times as fast as
-        // sorting by the whole key.
-        let rest = "\(partition.table) WHERE \(ResultQueue.isRead) ORDER BY lower(token COLLATE \"C\")"
+        // sorting by the whole key. A longer text is no token, and sorting by it would read it.
+        let rest = """
+            \(partition.table) WHERE \(ResultQueue.isRead)
+            ORDER BY CASE WHEN octet_length(token) <= 1024 THEN lower(token COLLATE "C") END
+            """
         do {
             let rows = try connection.query(
                 """

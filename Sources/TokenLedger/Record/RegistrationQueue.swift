@@ -3,14 +3,16 @@ internal import TokenModel
 /// The queue of registrations and logouts. `tokenkeeper.apply_registrations` does all of a batch in the database: no row comes here.
 struct RegistrationQueue: Queue {
     let name = QueueName.registrations
-    let columns =
-        "environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, queued_at, attempts"
+    let columns: String = (Self.texts + ["tags"] + Self.others).joined(separator: ", ")
     let rejectedTable = "tokenkeeper.rejected_registration"
 
+    private static let texts = ["environment", "topic", "token", "device_id", "user_id"]
+    private static let others = ["registered_at", "unregistered", "source_id", "queued_at", "attempts"]
+
     /// Of the tags, the size as stored, which may be compressed: an array has no length that could be computed without fetching it.
-    let length =
-        (["environment", "topic", "token", "device_id", "user_id"].map { "coalesce(octet_length(\($0)), 0)" }
-        + ["coalesce(pg_column_size(tags), 0)"]).joined(separator: " + ")
+    let length: String = "\(Self.bytes(of: Self.texts)) + coalesce(pg_column_size(tags), 0)"
+
+    var sizeFault: String { "tokenkeeper.registration_size_fault(\(Self.texts.joined(separator: ", ")), tags)" }
 
     /// More text than 8,000 bytes. A registration has about 150 bytes, but some have a hundred tags.
     var isBulky: String { "\(length) > 8000" }
@@ -69,13 +71,18 @@ struct RegistrationQueue: Queue {
     }
 
     func reject(
-        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, on connection: inout Connection
+        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, isCut: Bool,
+        on connection: inout Connection
     ) throws(DatabaseError) -> BatchRecord? {
         var record = BatchRecord()
+        let taken =
+            isCut
+            ? (Self.cut(Self.texts) + ["tokenkeeper.cut_tags(tags) AS tags"] + Self.others).joined(separator: ", ")
+            : columns
         (record.pass.registrations.rejected, record.pass.registrations.notKept) = try connection.query(
             """
             WITH gone AS (
-                DELETE FROM \(partition.table) WHERE \(row.predicate) RETURNING \(columns)
+                DELETE FROM \(partition.table) WHERE \(row.predicate) RETURNING \(taken)
             ), kept AS (
                 INSERT INTO \(rejectedTable) (\(columns), error) SELECT \(columns), $1 FROM gone WHERE $2 OR attempts IS NOT NULL
             )

@@ -15,7 +15,8 @@ struct ResultCounts {
                 ResultKind(status: Self.countable(result.statusCode), reason: verdict.reason)
             } else {
                 ResultKind(
-                    environment: result.environment ?? Environment.production.rawValue, topic: result.topic,
+                    environment: Self.beginning(of: result.environment ?? Environment.production.rawValue, 20),
+                    topic: result.topic.flatMap(Self.countableTopic),
                     status: result.statusCode, reason: verdict.reason.map(Self.countable))
             }
         // Most results are of the same kind as the one before them.
@@ -45,6 +46,15 @@ struct ResultCounts {
     /// A reason as it is counted.
     static func countable(_ reason: String) -> String { Verdict.countable(reason) }
 
+    /// A topic as it is counted; nil for a token. That of a 200 may be anything.
+    private static func countableTopic(_ topic: String) -> String? {
+        Topic.isToken(topic.utf8.span) ? nil : beginning(of: topic, Topic.maximumLength)
+    }
+
+    private static func beginning(of text: String, _ length: Int) -> String {
+        text.utf8.count <= length ? text : String(text.prefix(length))
+    }
+
     /// Writes the counts in the open transaction.
     ///
     /// - Parameter counted: The rows whose results count.
@@ -67,16 +77,24 @@ struct ResultCounts {
         return met.map { ResultCount(kind: kinds[$0], results: Int(results[$0])) }
     }
 
-    /// An INSERT that counts 200s on the server and returns environment, topic and number of each kind.
+    /// An INSERT that counts 200s on the server and returns environment, topic and number of each kind. A topic that is a token is not
+    /// written down.
     ///
     /// - Parameter rows: A relation with the columns environment and topic, with or without a WHERE clause.
     static func insertAccepted(of rows: String) -> String {
         """
         INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, results)
-        SELECT \(hourInSQL), coalesce(left(environment, 20), 'production'), left(topic, 512), 200, sum(results)
-        FROM (SELECT environment, topic, count(*) AS results FROM \(rows) GROUP BY environment, topic) AS seen GROUP BY 2, 3
+        SELECT \(hourInSQL), coalesce(left(environment, 20), 'production'),
+               CASE WHEN octet_length(topic) < 64 OR NOT tokenkeeper.is_token(topic) THEN left(topic, 512) END, 200, sum(results)
+        FROM (SELECT \(short("environment", 80)) AS environment, \(short("topic", 2048)) AS topic, count(*) AS results
+              FROM \(rows) GROUP BY 1, 2) AS seen GROUP BY 2, 3
         RETURNING environment, topic, results
         """
+    }
+
+    /// An SQL expression: the text, or the beginning of one that is longer than so many bytes. To ask for the length first costs nothing.
+    private static func short(_ text: String, _ bytes: Int) -> String {
+        "CASE WHEN octet_length(\(text)) > \(bytes) THEN left(\(text), \(bytes / 4)) ELSE \(text) END"
     }
 
     /// What a statement says that counts the 200s and moves other rows.

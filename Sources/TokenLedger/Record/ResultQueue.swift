@@ -11,10 +11,14 @@ struct ResultQueue: Queue {
     var length: String { Self.length }
     var isBulky: String { Self.isBulky }
 
-    static let columns: String = "environment, topic, token, status, body, apns_id, sent_at, queued_at, attempts"
+    private static let texts = ["environment", "topic", "token", "status", "body", "apns_id"]
+    private static let others = ["sent_at", "queued_at", "attempts"]
 
-    static let length: String = ["environment", "topic", "token", "status", "body", "apns_id"]
-        .map { "coalesce(octet_length(\($0)), 0)" }.joined(separator: " + ")
+    static let columns: String = (texts + others).joined(separator: ", ")
+
+    static let length: String = bytes(of: texts)
+
+    var sizeFault: String { "tokenkeeper.result_size_fault(\(Self.texts.joined(separator: ", ")))" }
 
     /// More text than 2,000 bytes. APNs' own responses have about 150 bytes.
     static let isBulky: String = "\(length) > 2000"
@@ -73,14 +77,16 @@ struct ResultQueue: Queue {
     }
 
     func reject(
-        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, on connection: inout Connection
+        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, isCut: Bool,
+        on connection: inout Connection
     ) throws(DatabaseError) -> BatchRecord? {
         var recorded = BatchRecord()
         let status: Int32?
+        let taken = isCut ? (Self.cut(Self.texts) + Self.others).joined(separator: ", ") : columns
         (recorded.pass.rejected, recorded.pass.notKept, status) = try connection.query(
             """
             WITH gone AS (
-                DELETE FROM \(partition.table) WHERE \(row.predicate) RETURNING \(columns)
+                DELETE FROM \(partition.table) WHERE \(row.predicate) RETURNING \(taken)
             ), counted AS (
                 INSERT INTO tokenkeeper.result_count (hour, status, reason, results)
                 SELECT \(ResultCounts.hourInSQL), \(Self.countableStatus),

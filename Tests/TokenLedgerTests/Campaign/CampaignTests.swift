@@ -303,6 +303,30 @@ import Testing
         #expect(try stage.count("campaign_token") == 0)
     }
 
+    /// PostgreSQL's message of a broken CHECK shows the row, and the server logs it.
+    @Test func `a malformed token of a list gets into no log`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        let token = "c0ffee" + String(repeating: "5ec2e7", count: 10)
+        for malformed in [token + "a", "<\(token)>", String(repeating: token, count: 40), "\(token) "] {
+            #expect(throws: TestFailure.self) {
+                try TestCluster.run(
+                    ["psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", stage.database.url(user: "a_sender")],
+                    input: """
+                        BEGIN;
+                        SELECT tokenkeeper.enqueue('{}', 'com.example.app', tokens => '{}') AS id \\gset
+                        COPY tokenkeeper.campaign_token (campaign_id, token) FROM STDIN;
+                        1\t\(CampaignStage.token(1))
+                        1\t\(malformed)
+                        \\.
+                        COMMIT;
+                        """)
+            }
+        }
+        #expect(try stage.count("campaign_token") == 0)
+        let log = try String(contentsOfFile: TestCluster.shared.folder + "/log", encoding: .utf8)
+        #expect(log.contains("token") && !log.contains("5ec2e75ec2e7"))
+    }
+
     /// - Returns: What the transaction prints; its error if it fails.
     private func copying(_ tokens: [String], _ arguments: String, on stage: CampaignStage) -> String {
         do {
