@@ -20,7 +20,8 @@ CREATE TABLE tokenkeeper.daemon (
     registration_depth_exact boolean NOT NULL DEFAULT true,
     oldest_registration_at   timestamptz,
     registration_problem     text,
-    registration_wait_reason text
+    registration_wait_reason text,
+    failing_chores           text[] NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.daemon IS
     'The heartbeat of each daemon, with what it saw of the queues: status reads it here and never touches the queues. '
@@ -41,6 +42,8 @@ COMMENT ON COLUMN tokenkeeper.daemon.oldest_registration_at IS 'When the oldest 
 COMMENT ON COLUMN tokenkeeper.daemon.registration_problem IS
     'What keeps registrations in the queue until a person acts, such as missing rights or a full disk; otherwise null.';
 COMMENT ON COLUMN tokenkeeper.daemon.registration_wait_reason IS 'Why registrations wait, in words; null if none waits.';
+COMMENT ON COLUMN tokenkeeper.daemon.failing_chores IS
+    'What it cannot do, each in words with the error, while it does everything else: such as a sweep, an undo or a count.';
 
 CREATE TABLE tokenkeeper.token_count (
     topic_id           integer NOT NULL,

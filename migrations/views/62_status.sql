@@ -241,6 +241,10 @@ WITH latest AS (
     FROM credential AS c
 ), problematic AS (
     SELECT array_agg(DISTINCT w.words) AS words FROM sending AS s CROSS JOIN unnest(s.problems) AS w (words)
+), chores AS (
+    SELECT array_agg(DISTINCT w.words) AS words
+    FROM (SELECT unnest(d.failing_chores) AS words FROM tokenkeeper.daemon AS d
+          WHERE d.heartbeat_at > clock_timestamp() - interval '30 seconds' AND d.stopped_at IS NULL LIMIT 20) AS w
 ), attached AS (
     SELECT array_agg(CASE WHEN a.fault IS NOT NULL
                           THEN format('the changes of the attached table %s have not arrived since %s UTC: %s; see tokenkeeper.attachment', a.name,
@@ -332,7 +336,7 @@ SELECT queue.results AS queue_depth,
            CASE WHEN coalesce(swept.finished_at, latest.started_at) < clock_timestamp() - 2 * latest.sweep_interval - interval '1 minute'
                 THEN 'no sweep has finished within twice its interval' END
        ], NULL) || waves.words || refused.words || cached.words || mixed_up.words || crowded.words || unreported.words || locked.words || undoing.words
-           || expiring.words || problematic.words || attached.words || stuck.new
+           || expiring.words || problematic.words || chores.words || attached.words || stuck.new
            || CASE WHEN failed.requests > 0
                    THEN ARRAY[CASE failed.requests WHEN 1 THEN '1 request' WHEN 10000 THEN '10000 or more requests'
                                                    ELSE failed.requests || ' requests' END || ' failed; see tokenkeeper.failed_send'] END
@@ -356,6 +360,7 @@ CROSS JOIN waiting
 CROSS JOIN failed
 CROSS JOIN expiring
 CROSS JOIN problematic
+CROSS JOIN chores
 CROSS JOIN attached
 CROSS JOIN stuck
 CROSS JOIN tokens

@@ -128,11 +128,12 @@ public struct Heartbeat {
     /// - Parameters:
     ///   - sweepInterval: Nil if the timer is off.
     ///   - locks: Which locks of other sessions keep rows in the queues.
+    ///   - chores: What the daemon's workers cannot do, in words.
     /// - Returns: False if another session has locked the table: the drain does not need it, and continues.
     @discardableResult
     public func beat(
         results: QueueReport, registrations: QueueReport, sweepInterval: Duration?, locks: Locks? = nil,
-        on connection: inout Connection
+        chores: [String] = [], on connection: inout Connection
     ) throws(DatabaseError) -> Bool {
         let values: [Parameter] = [
             .text(daemonID), .text(version.description), .instant(startedAt), .int8(results.queue.depth),
@@ -140,7 +141,7 @@ public struct Heartbeat {
             .text(results.trouble?.description), .text(locks?.words), .int8(locks?.metFor.microseconds),
             .text(results.reason), .int8(registrations.queue.depth), .bool(registrations.queue.exact),
             .instant(registrations.queue.oldest), .text(registrations.trouble?.description),
-            .text(registrations.reason),
+            .text(registrations.reason), .texts(chores),
         ]
         do {
             try connection.transaction(transaction) { connection throws(DatabaseError) in
@@ -149,16 +150,16 @@ public struct Heartbeat {
                     INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact,
                                                          oldest_queued_at, sweep_interval, problem, waiting_for, waiting_since, wait_reason,
                                                          registration_depth, registration_depth_exact, oldest_registration_at,
-                                                         registration_problem, registration_wait_reason)
+                                                         registration_problem, registration_wait_reason, failing_chores)
                     VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond', $8, $9,
-                            clock_timestamp() - $10 * interval '1 microsecond', $11, $12, $13, $14, $15, $16)
+                            clock_timestamp() - $10 * interval '1 microsecond', $11, $12, $13, $14, $15, $16, $17)
                     ON CONFLICT (daemon_id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, queue_depth = excluded.queue_depth,
                         queue_depth_exact = excluded.queue_depth_exact, oldest_queued_at = excluded.oldest_queued_at,
                         sweep_interval = excluded.sweep_interval, problem = excluded.problem,
                         waiting_for = excluded.waiting_for, waiting_since = excluded.waiting_since, wait_reason = excluded.wait_reason,
                         registration_depth = excluded.registration_depth, registration_depth_exact = excluded.registration_depth_exact,
                         oldest_registration_at = excluded.oldest_registration_at, registration_problem = excluded.registration_problem,
-                        registration_wait_reason = excluded.registration_wait_reason
+                        registration_wait_reason = excluded.registration_wait_reason, failing_chores = excluded.failing_chores
                     """, values)
                 try connection.run(
                     "DELETE FROM tokenkeeper.daemon WHERE heartbeat_at < clock_timestamp() - interval '1 day'")

@@ -23,7 +23,7 @@ enum Monitoring {
                             type: MetricsText.contentType, text: metrics.text(report.current, sweepInterval: interval))
                     }
                 case "/live": check(report.current.isAlive(at: .now), otherwise: "a worker has not reported in time")
-                case "/ready": check(report.current.isComplete, otherwise: report.current.status)
+                case "/ready": check(report.current.isReady, otherwise: report.current.readyStatus)
                 default: nil
                 }
             }

@@ -46,10 +46,12 @@ final class OutageLog: Sendable {
     }
 
     /// - Parameters:
+    ///   - chore: What the worker cannot do, if it can do the rest.
     ///   - migrates: Whether the error arose while applying migrations.
     ///   - holders: The sessions that hold locks, if it is a lock.
     func lost(
-        _ error: DatabaseError, _ part: ServiceState.Part, migrates: Bool = false, holders: [LockHolder] = []
+        _ error: DatabaseError, _ part: ServiceState.Part, chore: String? = nil, migrates: Bool = false,
+        holders: [LockHolder] = []
     ) {
         metrics.add(error)
         let (outage, words): (Outage, String) =
@@ -61,9 +63,11 @@ final class OutageLog: Sendable {
             case .fixData, .fixSetup: (.refused(error.sqlState), "PostgreSQL refuses")
             }
         let who = holders.isEmpty ? "" : "; \(holders.words)"
-        report.inTheWay("\(words): \(error)\(who)", isAway: outage.isAway, of: part)
+        let what = chore.map { " to \($0)" } ?? ""
+        report.inTheWay("\(words)\(what): \(error)\(who)", isAway: outage.isAway, of: part)
         if !isNews(outage, of: part) { return }
-        let details = Self.details(holders).merging(["worker": "\(part.rawValue)", "error": "\(error)"]) { $1 }
+        var details = Self.details(holders).merging(["worker": "\(part.rawValue)", "error": "\(error)"]) { $1 }
+        details["chore"] = chore.map { "\($0)" }
         switch outage {
         case .login:
             logger.error(

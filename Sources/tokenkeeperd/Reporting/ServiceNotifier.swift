@@ -133,6 +133,10 @@ final class ServiceNotifier: Sendable {
     }
     /// - Parameter problems: What keeps requests waiting, one sentence each.
     func cannotSend(_ problems: [String]) { update { $0.sendingProblems = problems } }
+    /// - Parameter failures: What a worker cannot do, while it does the rest.
+    func cannot(_ failures: [Chores.Failure], _ part: ServiceState.Part) {
+        update { $0.failures[part] = failures }
+    }
     func sweeps(_ isSweeping: Bool) { update { $0.isSweeping = isSweeping } }
     func lastSweep(at: Date, outcome: String) { update { $0.lastSweep = (at, outcome) } }
 

@@ -47,6 +47,8 @@ struct ServiceState {
     var summary = StatusSummary()
     /// What keeps requests waiting, one sentence each, as the sender of this process sees it.
     var sendingProblems: [String] = []
+    /// What a worker cannot do, while it does the rest.
+    var failures: [Part: [Chores.Failure]] = [:]
     /// When the drain last saw the queues; nil if it never did.
     var sawQueueAt: Date?
     var isSweeping = false
@@ -78,7 +80,10 @@ struct ServiceState {
     }
 
     /// A worker has returned: no more reports are expected.
-    mutating func left(_ part: Part) { reports[part] = nil }
+    mutating func left(_ part: Part) {
+        reports[part] = nil
+        failures[part] = nil
+    }
 
     /// - Parameters:
     ///   - words: What blocks the worker; nil if nothing does any more.
@@ -105,6 +110,15 @@ struct ServiceState {
 
     /// Whether the process is ready: the database has responded to every worker that always runs, and the schema fits.
     var isComplete: Bool { [.drain, .sweep].allSatisfy { reports[$0]?.connected == true } }
+
+    /// What the workers cannot do, in words: a person must act. A lock of another session ends by itself.
+    var failingChores: [String] {
+        Part.allCases.flatMap { failures[$0] ?? [] }.filter { $0.error.remedy != .retry }.map(\.words)
+    }
+
+    /// What `/ready` says: whether all workers work, and do all that they should.
+    var isReady: Bool { isComplete && failingChores.isEmpty }
+    var readyStatus: String { ([status] + failingChores).joined(separator: "\n") }
 
     /// Whether the drain is connected to PostgreSQL.
     var isDatabaseUp: Bool { reports[.drain]?.connected == true && reports[.drain]?.obstacle?.isAway != true }

@@ -66,7 +66,8 @@ struct AddressingWorker {
                 campaign, ahead: SlowAudiences.ahead, by: search, cancelWhen: cancel, on: &connection)
         } catch {
             if worker.stop.isAsked { return nil }
-            guard [.fixData, .retry].contains(error.remedy) else { throw error }
+            // Another campaign may have no such trouble.
+            if error.remedy == .reconnect { throw error }
             if case .patient(let time) = search, SlowAudiences.tookTooLong(error) {
                 audiences.tookTooLong(source, within: time)
             } else {

@@ -21,6 +21,8 @@ struct DrainReporting {
     private var lookedAt = ContinuousClock.now
     private var lateResults = LateRows(.results)
     private var lateRegistrations = LateRows(.registrations)
+    /// What it reports must not keep the drain from its work.
+    private var chores = Chores()
 
     private static let beatEvery: Duration = .seconds(5)
 
@@ -46,12 +48,24 @@ struct DrainReporting {
     mutating func batchEnded(
         _ soFar: Drain.Pass, _ unread: Drain.UnreadPages, on connection: inout Connection
     ) throws(DatabaseError) {
-        try watchLocks(soFar, on: &connection)
-        try beatIfDue(unread, on: &connection)
+        try report(soFar, unread, on: &connection)
+    }
+
+    private mutating func report(
+        _ pass: Drain.Pass, _ unread: Drain.UnreadPages, on connection: inout Connection
+    ) throws(DatabaseError) {
+        var chores = chores
+        defer { self.chores = chores }
+        try chores.run("look for locks", on: &connection) { connection throws(DatabaseError) in
+            try watchLocks(pass, on: &connection)
+        }
+        try chores.run("write its heartbeat", on: &connection) { connection throws(DatabaseError) in
+            try beatIfDue(unread, on: &connection)
+        }
+        worker.report.cannot(chores.failures, worker.part)
     }
 
     mutating func passEnded(_ pass: Drain.Pass, on connection: inout Connection) throws(DatabaseError) {
-        try watchLocks(pass, on: &connection)
         // Once the last of the work is done, or something is in its way, `status` should soon show it.
         isUnreported = pass.moved || pass.troubles != troubles || isUnreported
         troubles = pass.troubles
@@ -59,7 +73,7 @@ struct DrainReporting {
             beatAt = nil
             isUnreported = false
         }
-        try beatIfDue(Drain.UnreadPages(), on: &connection)
+        try report(pass, Drain.UnreadPages(), on: &connection)
     }
 
     /// Records that this daemon stops as intended.
@@ -103,7 +117,7 @@ struct DrainReporting {
         let isReported = try heartbeat.beat(
             results: results, registrations: registrations, sweepInterval: configuration.sweepInterval,
             locks: locks.reported.map { Heartbeat.Locks(words: $0.words, metFor: locks.metFor(at: now)) },
-            on: &connection)
+            chores: worker.report.current.failingChores, on: &connection)
         lateResults.warn(results, worker.logger)
         lateRegistrations.warn(registrations, worker.logger)
         worker.report.sees(results, registrations, try summary(on: &connection))

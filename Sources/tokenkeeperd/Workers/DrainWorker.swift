@@ -21,7 +21,10 @@ struct DrainWorker {
             var reporting = try DrainReporting(worker, daemonID: daemonID, on: &connection)
             defer { summary.report() }
             // The monitor worker repeats this. A counter should not begin under another label.
-            try topicLabels?.refresh(on: &connection)
+            var ignored: DatabaseError?
+            try connection.attempt(noting: &ignored) { connection throws(DatabaseError) in
+                try topicLabels?.refresh(on: &connection)
+            }
             var pause = worker.configuration.pollBusy
             while !worker.stop.isAsked {
                 let configuration = worker.configuration

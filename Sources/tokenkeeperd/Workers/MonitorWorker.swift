@@ -24,9 +24,12 @@ struct MonitorWorker {
             var historyAgain = ContinuousClock.now
             while !worker.stop.isAsked {
                 let began = ContinuousClock.now
-                try labels.refresh(on: &connection)
+                var trouble: DatabaseError?
+                try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
+                    try labels.refresh(on: &connection)
+                }
                 let gauges = try DatabaseGauges(labels, on: &connection)
-                var trouble = gauges.trouble
+                trouble = trouble ?? gauges.trouble
                 if let overviews {
                     try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
                         overviews.store(try Overview(within: Self.limit.overview, on: &connection))

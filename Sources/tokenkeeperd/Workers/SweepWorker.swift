@@ -5,7 +5,7 @@ internal import TokenLedger
 internal import TokenModel
 
 /// Sweeps on the timer, on SIGUSR1, and when SQL requests it. In between, it resets guards, looks for waves of 410s and at attached
-/// tables, undoes the results of reinstated windows, and counts the tokens for `status`.
+/// tables, undoes the results of reinstated windows, and counts the tokens for `status`. Each of these chores fails alone.
 struct SweepWorker {
     /// The requests of the signal handlers and the timer to this worker.
     final class Bells: Sendable {
@@ -51,38 +51,91 @@ struct SweepWorker {
         var campaigns = CampaignLog()
         /// The topics that the last sweep refused. The timer's sweeps refuse the same topics every hour, which is logged once.
         var refused: Set<String> = []
+        var chores = Chores()
+        /// Whether a sweep that an earlier connection had begun is marked as interrupted.
+        var isReleased = false
     }
 
     func run() {
         let timer = SweepTimer { [bells] in bells.maybeDue() }
         var state = State()
-        worker.run(bell: bells.wakeup) { connection, _, succeeded in
-            try SweepLease.release(holder: daemonID, on: &connection)
+        worker.run(bell: bells.wakeup) { connection, schema, succeeded in
+            state.isReleased = false
             bells.markDue()
             while !worker.stop.isAsked {
-                try requestIfSignalled(on: &connection)
-                try resetQuietGuards(on: &connection)
-                try warnOfWaves(&state, on: &connection)
-                try state.attachments.look(on: &connection, worker.logger)
-                try state.campaigns.look(on: &connection, worker.logger)
-                let undoes = try Reinstatement.undo(within: .seconds(1), on: &connection) { !worker.stop.isAsked }
-                if try sweepIfRequested(&state, on: &connection) {
-                    report(state, succeeded)
-                    continue
-                }
-                if try sweepIfDue(timer, &state, on: &connection) { continue }
-                // A count can take minutes: any bell cancels it.
-                try state.count.refresh(on: &connection, stop: bells.wakeup)
-                try state.statusCache.refresh(on: &connection)
-                report(state, succeeded)
-                worker.rest(bells.wakeup, for: undoes ? Self.undoEvery : Self.lookEvery)
+                let pause = try round(timer, &state, schema, on: &connection)
+                report(state, on: &connection, succeeded)
+                if let pause { worker.rest(bells.wakeup, for: pause) }
             }
         }
     }
 
-    /// Reports a refused query for `status`. It does not stop the worker, but a person must act.
-    private func report(_ state: State, _ succeeded: () -> Void) {
-        if let trouble = state.statusCache.trouble {
+    /// Does each chore once.
+    ///
+    /// - Returns: How long to rest; nil for not at all.
+    private func round(
+        _ timer: SweepTimer, _ state: inout State, _ schema: CheckedSchema, on connection: inout Connection
+    ) throws(DatabaseError) -> Duration? {
+        @discardableResult func attempt<Value>(
+            _ chore: String, _ work: (inout State, inout Connection) throws(DatabaseError) -> Value
+        ) throws(DatabaseError) -> Value? {
+            var chores = state.chores
+            defer { state.chores = chores }
+            return try chores.run(chore, on: &connection, isRefusal: schema.isMissingFunction) {
+                connection throws(DatabaseError) in try work(&state, &connection)
+            }
+        }
+        let goesOn = { !worker.stop.isAsked }
+        if !state.isReleased {
+            state.isReleased =
+                try attempt("mark an interrupted sweep") { _, connection throws(DatabaseError) in
+                    try SweepLease.release(holder: daemonID, on: &connection)
+                } != nil
+        }
+        try attempt("request a sweep") { _, connection throws(DatabaseError) in
+            try requestIfSignalled(on: &connection)
+        }
+        try attempt("reset guards") { _, connection throws(DatabaseError) in try resetQuietGuards(on: &connection) }
+        try attempt("look for waves of 410s") { state, connection throws(DatabaseError) in
+            try warnOfWaves(&state, on: &connection)
+        }
+        try attempt("look at attached tables") { state, connection throws(DatabaseError) in
+            try state.attachments.look(on: &connection, worker.logger)
+        }
+        try attempt("log what becomes of campaigns") { state, connection throws(DatabaseError) in
+            try state.campaigns.look(on: &connection, worker.logger)
+        }
+        let undoes = try attempt("undo what was reinstated") { _, connection throws(DatabaseError) in
+            try Reinstatement.undo(within: .seconds(1), on: &connection, while: goesOn)
+        }
+        let hasSwept = try attempt("sweep on request") { state, connection throws(DatabaseError) in
+            try sweepIfRequested(&state, on: &connection)
+        }
+        if hasSwept == true { return nil }
+        let wasDue = try attempt("sweep") { state, connection throws(DatabaseError) in
+            try sweepIfDue(timer, &state, on: &connection)
+        }
+        if wasDue == true { return nil }
+        // A count can take minutes: any bell cancels it.
+        try attempt("count tokens") { state, connection throws(DatabaseError) in
+            try state.count.refresh(on: &connection, stop: bells.wakeup)
+        }
+        try attempt("look for warnings") { state, connection throws(DatabaseError) in
+            try state.statusCache.refresh(on: &connection)
+        }
+        return undoes == true ? Self.undoEvery : Self.lookEvery
+    }
+
+    /// Reports what fails. It does not stop the worker, but a person must act.
+    private func report(_ state: State, on connection: inout Connection, _ succeeded: () -> Void) {
+        let failures = state.chores.failures
+        worker.report.cannot(failures, worker.part)
+        if let failure = failures.first {
+            // The holder of a lock is visible only while it holds the lock.
+            let holders = failure.error.remedy == .retry ? (try? LockHolder.all(on: &connection)) ?? [] : []
+            worker.outages.lost(
+                failure.error, worker.part, chore: failure.chore, holders: holders.filter(\.isOfWholeTable))
+        } else if let trouble = state.statusCache.trouble {
             worker.outages.lost(trouble, worker.part)
         } else {
             succeeded()
@@ -100,7 +153,7 @@ struct SweepWorker {
         }
     }
 
-    private func resetQuietGuards(on connection: inout Connection) throws {
+    private func resetQuietGuards(on connection: inout Connection) throws(DatabaseError) {
         for reset in try MassFailureGuard.resetQuiet(worker.configuration.guardLimits, on: &connection) {
             GuardLog(worker.logger).noteReset(
                 of: reset.cause, ["environment": "\(reset.environment)", "topic": "\(reset.topic)"])
@@ -141,10 +194,14 @@ struct SweepWorker {
         _ timer: SweepTimer, _ state: inout State, on connection: inout Connection
     ) throws(DatabaseError) -> Bool {
         guard let interval = worker.configuration.sweepInterval, bells.takeDue() else { return false }
+        // Until the timer is set again, it remains due.
+        var isSet = false
+        defer { if !isSet { bells.markDue() } }
         if let lease = try SweepLease.claim(.due(interval: interval), holder: daemonID, on: &connection) {
             try sweep(lease, &state, on: &connection)
         }
         timer.schedule(in: max(try SweepLease.untilDue(interval: interval, on: &connection), .seconds(1)))
+        isSet = true
         return true
     }
 
