@@ -37,6 +37,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         for role in ["sender", "app", "reader", "monitor", "operator", "daemon"] {
             try owner.run("CREATE ROLE a_\(role) LOGIN IN ROLE tokenkeeper_\(role)")
         }
+        try admin.run("ALTER ROLE owner NOCREATEROLE")
         return cluster
     }
 

@@ -280,7 +280,7 @@ import Testing
 
     @Test(arguments: ["sender", "app", "reader", "monitor", "operator", "daemon", "nobody"])
     func `each may do its own work and nothing else`(role: String) throws {
-        var owner = try database.connect()
+        var owner = try database.connect(user: "postgres")
         if try owner.scalar("SELECT count(*) FROM pg_roles WHERE rolname = 'a_nobody'") == "0" {
             try owner.execute("CREATE ROLE a_nobody LOGIN")
         }

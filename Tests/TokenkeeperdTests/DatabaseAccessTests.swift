@@ -302,6 +302,10 @@ import Testing
             ])
             #expect(run.status == 0 && run.errors == "", "\(run.errors)")
             #expect(run.output.hasPrefix("database d, as push_owner\n"), "\(run.output)")
+            // `grants` creates the roles.
+            let mayCreate = try admin.scalar("SELECT rolcreaterole FROM pg_roles WHERE rolname = 'push_owner'")
+            #expect(mayCreate == (command == "grants" ? "f" : "t"))
+            #expect(run.output.contains("push_owner may not create roles any longer") == (command == "grants"))
         }
         let database = TestDatabase(cluster: cluster, name: "d")
         #expect(
@@ -312,6 +316,56 @@ import Testing
             DaemonProcess.program, "migrate", "--owner", "nobody", "--database-url", cluster.url(database: "d"),
         ])
         #expect(unknown.status == 69 && unknown.errors.contains("role \"nobody\" does not exist"), "\(unknown.errors)")
+    }
+}
+
+/// As on a managed server: its administrator may create roles and databases, and is no superuser.
+@Suite(.ownThread) struct `An administrator without superuser` {
+    private func run(_ cluster: TestCluster, _ arguments: [String], as user: String = "dba") throws -> ProgramRun {
+        try ProgramRun(
+            [DaemonProcess.program] + arguments + ["--database-url", cluster.url(database: "d", user: user)])
+    }
+
+    @Test(arguments: [false, true])
+    func `migrates for an owner who may not create roles`(printed: Bool) throws {
+        let cluster = try TestCluster()
+        var admin = try cluster.connect(database: "postgres")
+        try admin.execute("CREATE ROLE dba LOGIN CREATEROLE CREATEDB")
+        var dba = try cluster.connect(database: "postgres", user: "dba")
+        try dba.execute("CREATE ROLE push_owner; GRANT push_owner TO dba")
+        try dba.execute("CREATE DATABASE d OWNER push_owner")
+        let migration = ["migrate", "--owner", "push_owner", "--grants"]
+        if printed {
+            let script = try run(cluster, migration + ["--print"])
+            #expect(script.status == 0, "\(script.errors)")
+            _ = try TestCluster.run(
+                ["psql", "-Xq", "-d", cluster.url(database: "d", user: "dba")], input: script.output)
+        } else {
+            let migrated = try run(cluster, migration)
+            #expect(migrated.status == 0 && migrated.errors == "", "\(migrated.errors)")
+        }
+        #expect(try run(cluster, ["grants", "--owner", "push_owner"]).status == 0)
+        try dba.execute("CREATE ROLE push_sender LOGIN IN ROLE tokenkeeper_sender")
+        let database = TestDatabase(cluster: cluster, name: "d")
+        #expect(
+            try database.psql(
+                "SELECT string_agg(DISTINCT pg_get_userbyid(relowner), ',') FROM pg_class WHERE relnamespace = 'tokenkeeper'::regnamespace",
+                user: "postgres") == "push_owner")
+        try database.psql("INSERT INTO tokenkeeper.send_result (topic) VALUES ('t')", user: "push_sender")
+    }
+
+    @Test func `who owns the schema keeps the right to create roles, and is told so`() throws {
+        let cluster = try TestCluster()
+        var admin = try cluster.connect(database: "postgres")
+        try admin.execute("CREATE ROLE dba LOGIN CREATEROLE")
+        try admin.execute("CREATE DATABASE d OWNER dba")
+        let migrated = try run(cluster, ["migrate", "--grants"])
+        #expect(migrated.status == 0 && migrated.errors.contains("ALTER ROLE dba NOCREATEROLE;"), "\(migrated)")
+        #expect(try admin.scalar("SELECT rolcreaterole FROM pg_roles WHERE rolname = 'dba'") == "t")
+        let doctor = try run(cluster, ["doctor"])
+        #expect(
+            doctor.output.contains("dba owns the schema, whose functions run with its rights, and has CREATEROLE")
+                && doctor.output.contains("ALTER ROLE dba NOCREATEROLE;"), "\(doctor.output)")
     }
 }
 

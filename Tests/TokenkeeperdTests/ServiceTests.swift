@@ -125,7 +125,8 @@ import TokenModel
 
     @Test func `a sweep worker that cannot connect is reported`() throws {
         let database = try TestCluster.shared.database()
-        try database.psql("CREATE ROLE \(database.name) LOGIN CONNECTION LIMIT 1 IN ROLE tokenkeeper_daemon")
+        try database.psql(
+            "CREATE ROLE \(database.name) LOGIN CONNECTION LIMIT 1 IN ROLE tokenkeeper_daemon", user: "postgres")
         let systemd = try NotifyListener()
         let daemon = try DaemonProcess(
             database.url(user: database.name), environment: ["NOTIFY_SOCKET": systemd.address])
@@ -134,7 +135,7 @@ import TokenModel
         }
         #expect(systemd.count("READY=1") == 0)
         #expect(daemon.logged.components(separatedBy: "waiting for PostgreSQL").count == 2, "logged once")
-        try database.psql("ALTER ROLE \(database.name) CONNECTION LIMIT 2")
+        try database.psql("ALTER ROLE \(database.name) CONNECTION LIMIT 2", user: "postgres")
         try eventually("it is ready") { systemd.count("READY=1") == 1 }
         try eventually("it has recovered") { daemon.logged.contains("PostgreSQL is back") }
         #expect(daemon.stop() == 0)

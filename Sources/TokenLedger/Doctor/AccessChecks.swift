@@ -29,6 +29,31 @@ extension DatabaseCheck {
         return [Finding(.passed, "roles", "all exist; this session is \(role), \(rights)")]
     }
 
+    /// The schema's functions run with their owner's rights: what it has and does not need is worth an attack.
+    static let owner = DatabaseCheck("owner") { connection throws(DatabaseError) in
+        let (name, excess, fix) = try connection.query(
+            """
+            SELECT r.rolname::text, array_remove(ARRAY[
+                       CASE WHEN r.rolsuper THEN 'SUPERUSER' END, CASE WHEN r.rolcreaterole THEN 'CREATEROLE' END,
+                       CASE WHEN r.rolcreatedb THEN 'CREATEDB' END, CASE WHEN r.rolreplication THEN 'REPLICATION' END,
+                       CASE WHEN r.rolbypassrls THEN 'BYPASSRLS' END], NULL),
+                   -- The first superuser of a cluster cannot lose its rights.
+                   CASE WHEN r.oid <> 10 THEN format('ALTER ROLE %I', r.rolname) END
+            FROM pg_catalog.pg_roles AS r WHERE r.rolname = \(SchemaOwner.sql)
+            """
+        ).one { row throws(DatabaseError) in
+            (try row.read(String.self), try row.read([String].self), try row.read(String?.self))
+        }
+        if excess.isEmpty { return [Finding(.passed, "owner", "\(name) has no more rights than it needs")] }
+        let command = fix.map { ["\($0) \(excess.map { "NO\($0)" }.joined(separator: " "));"] } ?? []
+        return [
+            Finding(
+                .problem, "owner",
+                "\(name) owns the schema, whose functions run with its rights, and has \(excess.joined(separator: ", "))"
+                    + (command.isEmpty ? ": let another role own the schema" : ""), fixedBy: command)
+        ]
+    }
+
     /// What each role cannot work without. `grants.sql` has all of it.
     static let rights = DatabaseCheck("rights") { connection throws(DatabaseError) in
         let lacking = try connection.query(

@@ -5,6 +5,18 @@ public enum Grants {
     /// The script, for a DBA to read or run.
     public static let sql = SchemaFiles.embeddedTexts[file] ?? ""
 
+    /// The first statement of the script, which creates the roles that are missing.
+    static let creation: String = {
+        let end = sql.firstRange(of: "\n$$;\n")?.upperBound ?? sql.startIndex
+        return String(sql[..<end])
+    }()
+
+    /// Creates the roles that are missing, as the session's role. If that one may not, it creates none: the owner may.
+    public static func createRoles(on connection: inout Connection) throws(DatabaseError) {
+        if try rolesExist(&connection) { return }
+        do { try connection.run(creation) } catch let error where error.sqlState == "42501" { return }
+    }
+
     /// Creates missing roles and grants all roles their rights. Can be repeated.
     ///
     /// - Parameter daemon: The version of this daemon. Its schema must be applied.

@@ -86,6 +86,8 @@ struct MigrationScript {
         let begin = Self.transaction.begin.split(separator: "\n").joined(separator: "\n")
         var parts = ["-- tokenkeeperd \(release): run this with psql.\n\\set ON_ERROR_STOP on", begin]
         if let owner {
+            // As the login: the owner needs no right to create roles.
+            if plan.rights == .apply { parts.append(Grants.creation) }
             parts.append(
                 "SET LOCAL ROLE \"\(owner.split(separator: "\"", omittingEmptySubsequences: false).joined(separator: "\"\""))\";"
             )

@@ -21,6 +21,45 @@ public enum SchemaOwner {
         }
     }
 
+    /// What became of an owner's right to create roles.
+    public enum RoleCreation: Equatable, Sendable {
+        /// It has none.
+        case none
+        case taken
+        /// The session's role may not take it: an administrator should run this statement.
+        case kept(fix: String)
+    }
+
+    /// Returns to the session's own role and takes CREATEROLE from the owner: once the roles exist it is of no use, but for whoever makes one
+    /// of the owner's functions do more than it should.
+    public static func takeRoleCreation(
+        from owner: String, on connection: inout Connection
+    ) throws(DatabaseError) -> RoleCreation {
+        _ = try connection.query("SELECT set_config('role', 'none', false)")
+        guard let fix = try roleCreationFix(of: owner, on: &connection) else { return .none }
+        // Never from the login itself: it may be the only administrator of a managed server.
+        let isOwn: Bool = try connection.query("SELECT session_user = $1", [.text(owner)]).value()
+        if isOwn { return .kept(fix: fix) }
+        do {
+            try connection.run(fix)
+            return .taken
+        } catch let error where error.sqlState == "42501" {
+            return .kept(fix: fix)
+        }
+    }
+
+    /// - Returns: The statement that takes CREATEROLE from a role; nil if it has none, or is a superuser.
+    private static func roleCreationFix(
+        of role: String, on connection: inout Connection
+    ) throws(DatabaseError) -> String? {
+        try connection.query(
+            """
+            SELECT format('ALTER ROLE %I NOCREATEROLE;', rolname) FROM pg_catalog.pg_roles
+            WHERE rolname = $1 AND rolcreaterole AND NOT rolsuper
+            """, [.text(role)]
+        ).first { row throws(DatabaseError) in try row.read() }
+    }
+
     /// Where, and as whom, this session works; of a superuser's functions, callers have all rights there are.
     public static func whom(
         _ connection: inout Connection

@@ -7,8 +7,9 @@ struct GrantRoles: ParsableCommand {
         abstract:
             "Create the roles tokenkeeper_sender, _app, _reader, _monitor, _operator and _daemon, and grant each its rights.",
         discussion: """
-            Can be repeated. Run it as the owner of the schema. That role needs CREATEROLE if roles are missing; otherwise let a \
-            DBA run what --print shows. Then grant the roles to your own, as in GRANT tokenkeeper_daemon TO my_daemon.
+            Can be repeated. Run it as an administrator who names the owner of the schema with --owner: if roles are missing, the login \
+            creates them, which needs CREATEROLE, and the owner needs none and loses it. Or run it as the owner; or let a DBA run what \
+            --print shows. Then grant the roles to your own, as in GRANT tokenkeeper_daemon TO my_daemon.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -25,9 +26,11 @@ struct GrantRoles: ParsableCommand {
             return
         }
         try options.load().withNamedDatabase { connection in
+            try owner.createRoles(on: &connection)
             try owner.assume(on: &connection)
             try Grants.apply(&connection, daemon: Daemon.version)
             Swift.print("the roles exist and have their rights")
+            try owner.takeRoleCreation(on: &connection)
         }
     }
 }

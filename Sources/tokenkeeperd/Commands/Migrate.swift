@@ -18,7 +18,10 @@ struct Migrate: ParsableCommand {
 
     @OptionGroup var owner: OwnerOption
 
-    @Flag(help: "Also create missing roles, as `tokenkeeperd grants` does. Needs CREATEROLE.")
+    @Flag(
+        help:
+            "Also create missing roles, as `grants` does. The login needs CREATEROLE; the --owner does not, and loses it."
+    )
     var grants = false
 
     @Flag(help: "Show what would be applied. Changes nothing.")
@@ -42,9 +45,11 @@ struct Migrate: ParsableCommand {
                 Swift.print(
                     try migrator.plan(&connection, createsRoles: grants).lines("would apply").joined(separator: "\n"))
             } else {
+                if grants { try owner.createRoles(on: &connection) }
                 try owner.assume(on: &connection)
                 let plan = try migrator.migrate(&connection, createsRoles: grants) { _ in }
                 Swift.print(plan.lines("applied").joined(separator: "\n"))
+                if grants { try owner.takeRoleCreation(on: &connection) }
             }
         }
     }

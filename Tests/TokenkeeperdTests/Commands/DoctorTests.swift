@@ -70,6 +70,7 @@ import TokenModel
             CREATE SCHEMA "of$others"; GRANT CREATE ON SCHEMA "of$others" TO PUBLIC, a_sender;
             CREATE SCHEMA unused; GRANT CREATE ON SCHEMA unused TO PUBLIC;
             CREATE SCHEMA theirs; GRANT CREATE ON SCHEMA theirs TO a_app;
+            ALTER ROLE owner CREATEROLE CREATEDB;
             SELECT pg_create_physical_replication_slot('forgotten', true)
             """, user: "postgres")
         try database.psql(
@@ -107,6 +108,10 @@ import TokenModel
                 "a_app may create in the schema theirs, ", "a_sender may create in the schema of$ot",
             ])
         try database.psql(#"REVOKE CREATE ON SCHEMA "of$others" FROM PUBLIC"#, user: "postgres")
+        #expect(
+            problems(run, "owner") == [
+                "owner owns the schema, whose functions run with its rights, and has CREATEROLE, CREATEDB → ALTER ROLE owner NOCREATEROLE NOCREATEDB;"
+            ])
         #expect(problems(run, "durability").first?.hasPrefix("fsync is off") == true)
         #expect(problems(run, "slots").first?.hasSuffix("SELECT pg_drop_replication_slot('forgotten');") == true)
         #expect(problems(run, "locks").first?.hasPrefix("tokenkeeper.held_result is locked (SHARE)") == true, "\(run)")
