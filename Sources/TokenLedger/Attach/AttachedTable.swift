@@ -21,7 +21,8 @@ public enum AttachedTable {
                      SELECT to_regclass(format('%I.%s', CASE w.name WHEN '$user' THEN current_user::text ELSE w.name END, $1)) AS found) AS f
                  WHERE s.name = 'search_path' AND w.name <> '' AND cardinality(parse_ident($1)) = 1 AND f.found IS NOT NULL
                  ORDER BY p.place LIMIT 1),
-                $1::regclass)
+                -- Not as $1::regclass, which the planner would evaluate.
+                (SELECT t.name::regclass FROM (SELECT $1::text AS name OFFSET 0) AS t))
             """, [.text(table)]
         ).value()
     }
