@@ -38,7 +38,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.other_row_test(attached regclass, plan js
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    -- OFFSET 0 keeps it a look-up by the index for each row, however many rows the first statement of a session has changed.
+    -- OFFSET 0 makes it a look-up for each row, and no join with the whole table.
     SELECT format('EXISTS (SELECT FROM %s AS other_row WHERE %s AND (%s COLLATE "C") = %s AND (%s COLLATE "C") = %s AND (%s COLLATE "C") = %s '
                   'AND NOT %s OFFSET 0)',
                   attached,
