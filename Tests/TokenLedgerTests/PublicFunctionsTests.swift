@@ -217,9 +217,6 @@ import Testing
                             ARRAY['app.plain', 'token', 'topic', NULL, pg_temp.one_of('production', 'sandbox', 'topic'), 'seen']
                         WHEN 'tokenkeeper.enqueue' THEN
                             ARRAY['{}', pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text')]
-                        WHEN 'tokenkeeper.create_campaign' THEN
-                            ARRAY['{}', pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text'),
-                                  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 'f', NULL, NULL, NULL, 't', (random() * 1e6)::integer::text, NULL]
                         WHEN 'tokenkeeper.audience_size' THEN
                             ARRAY[pg_temp.one_of('com.example.app', 'com.example.new'), 'production', pg_temp.some_value('tags', 'text')]
                         WHEN 'tokenkeeper.lock_backfill' THEN ARRAY['2']

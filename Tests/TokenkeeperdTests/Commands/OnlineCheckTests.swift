@@ -105,7 +105,9 @@ import Testing
         #expect(
             missing.status == 78
                 && missing.errors.contains("/nonexistent.pem, cannot be read: No such file or directory"), "\(missing)")
-        let empty = try check(stage, stage.key + ["send.ca_file=/dev/null"], online: false)
+        let directory = try TemporaryDirectory()
+        let file = try directory.write("", to: "empty.pem")
+        let empty = try check(stage, stage.key + ["send.ca_file=\(file)"], online: false)
         #expect(empty.status == 78 && empty.errors.contains("contain no certificate"), "\(empty)")
         #expect(try check(stage, ["send.ca_file=/nonexistent.pem"], online: false).status == 0, "it does not send")
     }

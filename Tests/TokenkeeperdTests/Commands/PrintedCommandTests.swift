@@ -108,12 +108,12 @@ import Testing
 
     @Test func `a provider can attach a table as the page says`() throws {
         let database = try TestCluster.shared.database()
-        try database.psql("GRANT CREATE ON SCHEMA public TO a_app", user: "postgres")
+        try database.psql("CREATE SCHEMA shop AUTHORIZATION a_app", user: "postgres")
         try database.psql(
             """
-            CREATE TABLE devices (id bigint PRIMARY KEY, push_token text, bundle_id text, kind text, last_seen timestamptz,
+            CREATE TABLE shop.devices (id bigint PRIMARY KEY, push_token text, bundle_id text, kind text, last_seen timestamptz,
                 device_uuid uuid, user_id bigint, logged_out_at timestamptz);
-            CREATE INDEX ON devices (push_token)
+            CREATE INDEX ON shop.devices (push_token)
             """, user: "a_app")
         // The first block grants the rights, to a role of the reader's.
         let blocks = try Self.blocks(of: "sql", in: "docs/how-to/attach-a-table.md").dropFirst()
@@ -123,7 +123,8 @@ import Testing
             #expect(!answer.isEmpty && !answer.contains(#/(?m)^(error|warning)\|/#), "\(answer)")
         }
         try database.psql(
-            "INSERT INTO devices VALUES (1, '<AABB>', 'com.example.app', 'dev', now(), NULL, 7, NULL)", user: "a_app")
+            "INSERT INTO shop.devices VALUES (1, '<AABB>', 'com.example.app', 'dev', now(), NULL, 7, NULL)",
+            user: "a_app")
         #expect(
             try database.psql("SELECT environment, topic, token, user_id FROM tokenkeeper.registration")
                 == "sandbox|com.example.app|<AABB>|7")
