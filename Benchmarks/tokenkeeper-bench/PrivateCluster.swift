@@ -31,7 +31,8 @@ final class PrivateCluster {
         try admin.run("CREATE DATABASE bare OWNER owner")
         var owner = try cluster.connect(database: "bare", user: "owner")
         try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner, createsRoles: true) { _ in }
-        try owner.run("CREATE ROLE a_daemon LOGIN IN ROLE tokenkeeper_daemon")
+        try admin.run("ALTER ROLE owner NOCREATEROLE")
+        try admin.run("CREATE ROLE a_daemon LOGIN IN ROLE tokenkeeper_daemon")
         let database = try session("bare")
         try database.run("CREATE EXTENSION pg_prewarm")
         if hasPgQ { try database.run("CREATE EXTENSION pgq") }

@@ -71,7 +71,7 @@ import Testing
             """
             INSERT INTO tokenkeeper.topic_guard (topic_id, tripped_at)
             VALUES (\(number("t")), now()), (\(number("u")), NULL), (\(number("v")), now()), (\(number("w")), NULL);
-            SELECT tokenkeeper.pause_sending('u'), tokenkeeper.pause_sending('never seen', 'sandbox');
+            SELECT tokenkeeper.pause_sending('u'), tokenkeeper.pause_sending('never.seen', 'sandbox');
             INSERT INTO tokenkeeper.sweep_run (trigger, outcome, finished_at, dry_run) VALUES
                 ('timer', 'finished', 'epoch', false), ('timer', 'failed', 'epoch', false), ('timer', 'finished', now(), true);
             INSERT INTO tokenkeeper.sweep_topic (run_id, environment, topic, cause, tokens, refused)

@@ -31,8 +31,8 @@ DECLARE
     kind regtype;
     row_name text;
 BEGIN
-    -- Names in it are looked up in the schema of the table, then in public.
-    PERFORM set_config('search_path', format('pg_catalog, %I, public, pg_temp', n.nspname), true)
+    -- Names in it are looked up in the schema of the table. Not in public, where others may be able to create functions.
+    PERFORM set_config('search_path', format('pg_catalog, %I, pg_temp', n.nspname), true)
     FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = attached;
     -- A cursor takes one statement only.
     OPEN looking FOR EXECUTE format('SELECT (%s' || chr(10) || ') FROM %s AS r LIMIT 0', expression, attached);
@@ -256,7 +256,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_fault(bigint) IS
-    'Why changes of an attached table do not arrive, or cannot be judged, in words; null if all is well. Reads the catalogs only.';
+    'Why changes of an attached table do not arrive, or cost too much, in words; null if all is well. Reads the catalogs only.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_fault(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attachments()

@@ -38,12 +38,12 @@ CREATE OR REPLACE FUNCTION tokenkeeper.other_row_test(attached regclass, plan js
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    -- OFFSET 0 makes it a look-up for each row, and no join with the whole table.
-    SELECT format('EXISTS (SELECT FROM %s AS other_row WHERE %s AND (%s COLLATE "C") = %s AND (%s COLLATE "C") = %s AND (%s COLLATE "C") = %s '
+    -- OFFSET 0 makes it a look-up for each row, and no join with the whole table. Upper and lower case of hex are the same token.
+    SELECT format('EXISTS (SELECT FROM %s AS other_row WHERE %s AND lower(%s COLLATE "C") = lower(%s) AND (%s COLLATE "C") = %s AND (%s COLLATE "C") = %s '
                   'AND NOT %s OFFSET 0)',
                   attached,
                   CASE o.pieces ->> 'token_kind' WHEN 'bytea' THEN format('other_row.%I = decode(%s, %L)', c.name, token, 'hex')
-                       ELSE format('other_row.%I ', c.name) || format(tokenkeeper.token_index_operator(attached, c.name), format('ARRAY[%s]', token)) END,
+                       ELSE format('other_row.%I ', c.name) || format(tokenkeeper.token_index_operator(attached, c.name), format('ARRAY[%1$s, lower(%1$s), upper(%1$s)]', token)) END,
                   o.pieces ->> 'token', token, o.pieces ->> 'environment', environment, o.pieces ->> 'topic', topic, o.pieces ->> 'out')
     FROM (SELECT plan -> 'other_pieces') AS o (pieces) CROSS JOIN (SELECT plan -> 'columns' ->> 0) AS c (name)
 $$;

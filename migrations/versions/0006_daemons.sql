@@ -43,7 +43,7 @@ COMMENT ON COLUMN tokenkeeper.daemon.registration_problem IS
     'What keeps registrations in the queue until a person acts, such as missing rights or a full disk; otherwise null.';
 COMMENT ON COLUMN tokenkeeper.daemon.registration_wait_reason IS 'Why registrations wait, in words; null if none waits.';
 COMMENT ON COLUMN tokenkeeper.daemon.failing_chores IS
-    'What it cannot do, each in words with the error, while it does everything else: such as a sweep, an undo or a count.';
+    'The chores that fail while the daemon does the rest, each with its error: a sweep, an undo or a count, for example.';
 
 CREATE TABLE tokenkeeper.token_count (
     topic_id           integer NOT NULL,

@@ -11,7 +11,7 @@ public struct HeldSummary: Sendable {
     /// When the first and the last of them were queued, in UTC; nil if none is held.
     public let queued: (first: String, last: String)?
     /// The reasons, with the number of results of each: `BadDeviceToken 99500, DeviceTokenNotForTopic 3`; of logouts, the sources:
-    /// `public.devices 99500`. Nil if none is held.
+    /// `shop.devices 99500`. Nil if none is held.
     public let reasons: String?
     /// When the guard tripped, in UTC; nil if it has not.
     public let trippedAt: String?

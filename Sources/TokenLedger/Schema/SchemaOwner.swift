@@ -30,8 +30,8 @@ public enum SchemaOwner {
         case kept(fix: String)
     }
 
-    /// Returns to the session's own role and takes CREATEROLE from the owner: once the roles exist it is of no use, but for whoever makes one
-    /// of the owner's functions do more than it should.
+    /// Returns to the session's own role and takes CREATEROLE from the owner. The owner does not need it once the roles exist, and somebody who
+    /// subverts one of its functions could use it.
     public static func takeRoleCreation(
         from owner: String, on connection: inout Connection
     ) throws(DatabaseError) -> RoleCreation {

@@ -7,8 +7,8 @@ struct GrantRoles: ParsableCommand {
         abstract:
             "Create the roles tokenkeeper_sender, _app, _reader, _monitor, _operator and _daemon, and grant each its rights.",
         discussion: """
-            Can be repeated. Run it as an administrator who names the owner of the schema with --owner: if roles are missing, the login \
-            creates them, which needs CREATEROLE, and the owner needs none and loses it. Or run it as the owner; or let a DBA run what \
+            Can be repeated. Run it as an administrator, with the schema's owner as --owner. The login creates missing roles, which needs \
+            CREATEROLE; the owner does not need CREATEROLE, and loses it. Or run it as the owner; or let a DBA run what \
             --print shows. Then grant the roles to your own, as in GRANT tokenkeeper_daemon TO my_daemon.
             """)
 

@@ -17,7 +17,7 @@ struct OwnerOption: ParsableArguments {
         let name = owner ?? role
         switch try SchemaOwner.takeRoleCreation(from: name, on: &connection) {
         case .none: break
-        case .taken: print("\(name) may not create roles any longer")
+        case .taken: print("took CREATEROLE from \(name)")
         case .kept(let fix):
             ConfigurationOptions.complain(
                 "warning: \(name) owns the schema and may create roles, and the schema's functions run with their owner's rights: if it needs that for nothing else, have an administrator run: \(fix)"

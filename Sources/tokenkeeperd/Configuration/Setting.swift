@@ -169,7 +169,7 @@ struct Setting: Sendable {
         ),
         Setting(
             "metrics.hosts", .words, nil, reloadable: false, example: "tokenkeeperd.example.com",
-            "Names by which clients may ask, beside IP addresses, names without a dot and this machine's own name: what the Host header may be."
+            "Names that the Host header of a request may have, in addition to IP addresses, names without a dot and this machine's own name."
         ),
         Setting(
             "metrics.page", .choice(PageAccess.allCases.map(\.rawValue)), PageAccess.loopback.rawValue,

@@ -39,7 +39,7 @@ enum Monitoring {
 
     private static let strange = MonitoringPage(
         status: .forbidden, isAlwaysServed: true,
-        text: "ask by an IP address, by a name without a dot, or by a name of metrics.hosts\n")
+        text: "use an IP address, a name without a dot, this machine's name, or a name in metrics.hosts\n")
 
     private static func check(_ isFine: Bool, otherwise words: String) -> MonitoringPage {
         isFine

@@ -21,7 +21,7 @@ struct AttachmentWatch {
                 metadata: ["table": "\(change.table)", "fault": "\(fault)"])
         } else if change.fault == nil, let was = change.was {
             logger.notice(
-                "the changes of an attached table arrive again; `tokenkeeperd backfill` queues what was missed, but for rows that were deleted",
+                "the changes of an attached table arrive again; `tokenkeeperd backfill` queues the registrations that were missed",
                 metadata: ["table": "\(change.table)", "was": "\(was)"])
         }
         if change.failures > 0 {
