@@ -85,6 +85,21 @@ import TokenModel
         #expect(try database.psql("SELECT tokenkeeper.forget('cc')") != "0")
     }
 
+    @Test func `tags with a million nulls, which are bits as stored, are too long and are not read one by one`() throws
+    {
+        let database = try TestCluster.shared.database()
+        let nulls = "array_fill(NULL::text, ARRAY[1000000])"
+        #expect(try database.psql("SELECT pg_column_size(\(nulls)) < tokenkeeper.most_stored()") == "t")
+        #expect(
+            try database.psql(
+                "SELECT tokenkeeper.registration_size_fault('production', 't', 'aa', NULL, NULL, \(nulls)) LIKE 'the row is too long: %tags 1024000000'"
+            ) == "t")
+        try database.psql(
+            "INSERT INTO tokenkeeper.registration (topic, token, tags) VALUES ('t', repeat('ef', 32), \(nulls))",
+            user: "a_app")
+        #expect(try database.psql("SELECT tokenkeeper.forget('bb')", user: "a_app") == "0")
+    }
+
     @Test func `a request with giant texts or a giant payload stops nothing, and fails, cut`() throws {
         try insert(
             """

@@ -85,9 +85,16 @@ BEGIN
             HINT = 'Code of the table would run with all rights. Connect as the owner of the table; SET ROLE is not enough.';
     END IF;
     SELECT string_agg(quote_ident(o.rolname), ', ' ORDER BY o.rolname) INTO too_much FROM pg_catalog.pg_roles AS o
-    WHERE (o.rolname IN ('tokenkeeper_sender', 'tokenkeeper_app', 'tokenkeeper_reader', 'tokenkeeper_monitor', 'tokenkeeper_operator', 'tokenkeeper_daemon')
-           OR o.oid = (SELECT n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper'))
-      AND pg_has_role(session_user, o.oid, 'MEMBER') AND NOT pg_has_role(owner_id, o.oid, 'MEMBER');
+    WHERE o.rolname <> session_user AND pg_has_role(session_user, o.oid, 'MEMBER') AND NOT pg_has_role(owner_id, o.oid, 'MEMBER');
+    -- With CREATEROLE, for example, the code could make the owner a member of our roles.
+    IF too_much IS NULL AND EXISTS (
+        SELECT FROM pg_catalog.pg_roles AS l CROSS JOIN pg_catalog.pg_roles AS w
+        WHERE l.rolname = session_user AND w.oid = owner_id
+          AND (l.rolcreaterole > w.rolcreaterole OR l.rolcreatedb > w.rolcreatedb OR l.rolreplication > w.rolreplication OR l.rolbypassrls > w.rolbypassrls)) THEN
+        RAISE EXCEPTION '% may create roles or databases, replicate or bypass row-level security, and the owner of %, %, may not',
+            session_user, attached, owner_name USING ERRCODE = 'insufficient_privilege',
+                  HINT = 'Code of the table would run with rights that its owner lacks. Connect as the owner of the table; SET ROLE is not enough.';
+    END IF;
     IF too_much IS NOT NULL THEN
         RAISE EXCEPTION '% is a member of %, and the owner of %, %, is not', session_user, too_much, attached, owner_name
             USING ERRCODE = 'insufficient_privilege',
@@ -97,7 +104,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_owner_session(regclass) IS
     'Raises 42501 unless this session may execute code of the table: its login is a member of the table''s owner, neither is a superuser, and the login has no '
-    'role of tokenkeeperd that the owner lacks. The login counts, not the role that it has set.';
+    'role and no right to create roles or databases, to replicate or to bypass row-level security that the owner lacks. The login counts, not the role that '
+    'it has set.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.check_owner_session(regclass) FROM PUBLIC;
 
 -- With the rights of its caller, the table's owner, which the view checks: the trigger that calls it is SECURITY DEFINER.

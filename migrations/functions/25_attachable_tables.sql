@@ -108,9 +108,14 @@ CREATE OR REPLACE FUNCTION tokenkeeper.has_before_update(attached regclass) RETU
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
+    -- Not by pg_partition_tree, which waits for a lock that somebody has on a partition.
+    WITH RECURSIVE part AS (
+        SELECT attached::oid AS relid
+        UNION
+        SELECT i.inhrelid FROM part AS p JOIN pg_inherits AS i ON i.inhparent = p.relid
+    )
     -- Bits of tgtype: 1 is row-level, 2 BEFORE, 16 UPDATE.
-    SELECT EXISTS (SELECT FROM pg_trigger AS t
-                   WHERE t.tgtype & 19 = 19 AND (t.tgrelid = attached OR t.tgrelid IN (SELECT p.relid FROM pg_partition_tree(attached) AS p)))
+    SELECT EXISTS (SELECT FROM part AS p JOIN pg_trigger AS t ON t.tgrelid = p.relid WHERE t.tgtype & 19 = 19)
 $$;
 COMMENT ON FUNCTION tokenkeeper.has_before_update(regclass) IS
     'Whether a table, or a partition of it, has a row-level BEFORE UPDATE trigger, which may change columns that a statement does not name.';

@@ -205,6 +205,10 @@ BEGIN
         AND plan ->> 'revive' IN ('by registered_at', 'by register only')) IS NOT TRUE THEN
         RAISE EXCEPTION 'plan is none that attach has made' USING ERRCODE = 'invalid_parameter_value', HINT = 'Call attach.';
     END IF;
+    -- A table has at most 1600 columns. More would make each check of the daemon take long.
+    IF jsonb_array_length(plan -> 'columns') > 1600 OR jsonb_array_length(plan -> 'key_columns') > 1600 THEN
+        RAISE EXCEPTION 'plan names more columns than a table can have' USING ERRCODE = 'invalid_parameter_value', HINT = 'Call attach.';
+    END IF;
     IF EXISTS (
         SELECT FROM jsonb_array_elements_text((plan -> 'columns') || (plan -> 'key_columns')) AS c (name)
         WHERE tokenkeeper.column_kind(attached, c.name) IS NULL) OR jsonb_array_length(plan -> 'columns') = 0 THEN

@@ -79,6 +79,13 @@ BEGIN
         RAISE EXCEPTION 'table % has no key (%) by which its rows could be read', known.name, array_to_string(found_table.key_columns, ', ')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Add a primary key, detach the table and attach it again.';
     END IF;
+    -- Whoever may create in the schema could put another function in its place.
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_proc AS p
+                   WHERE p.pronamespace = this.relnamespace AND p.proname = 'tokenkeeper_read_' || found_table.source_id AND p.proowner = this.relowner
+                     AND p.proargtypes = ARRAY['text'::regtype, 'integer'::regtype]::oidvector) THEN
+        RAISE EXCEPTION 'the function that reads % does not belong to its owner', known.name
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Detach the table and attach it again.';
+    END IF;
     read_function := format('%I.%I', (SELECT n.nspname FROM pg_catalog.pg_namespace AS n WHERE n.oid = this.relnamespace),
                             'tokenkeeper_read_' || found_table.source_id);
     "position" := known.position;
@@ -112,17 +119,29 @@ BEGIN
         RAISE EXCEPTION 'the arrays have % rows, expected at most 100000, and as many of each', rows USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Call backfill_next.';
     END IF;
-    WITH page AS MATERIALIZED (
+    WITH sized AS MATERIALIZED (
+        SELECT u.*, coalesce(tokenkeeper.registration_size_fault(u.environment, u.topic, u.token, u.device_id, u.user_id, NULL),
+                             CASE WHEN pg_column_size(u.tags) > tokenkeeper.most_stored()
+                                  THEN 'tags takes ' || pg_column_size(u.tags) || ' bytes, expected at most ' || tokenkeeper.most_stored() END) AS size_fault
+        FROM unnest(keys, environments, topics, tokens, store_backfill.registered_at, device_ids, user_ids, store_backfill.tags,
+                    store_backfill.unregistered, store_backfill.stale_at)
+             AS u (key, environment, topic, token, registered_at, device_id, user_id, tags, unregistered, stale_at)
+    ), cut AS MATERIALIZED (
+        -- A row that is too long is never kept whole.
+        SELECT s.key, left(s.environment, c.most) AS environment, left(s.topic, c.most) AS topic, left(s.token, c.most) AS token, s.registered_at,
+               left(s.device_id, c.most) AS device_id, left(s.user_id, c.most) AS user_id, CASE WHEN s.size_fault IS NULL THEN s.tags END AS tags,
+               s.unregistered, s.stale_at, s.size_fault
+        FROM sized AS s CROSS JOIN LATERAL (SELECT CASE WHEN s.size_fault IS NULL THEN 2147483647 ELSE 1024 END AS most) AS c
+    ), page AS MATERIALIZED (
         SELECT u.*, t.hex, CASE
+                   WHEN u.size_fault IS NOT NULL THEN u.size_fault
                    WHEN coalesce(u.token, '') = '' THEN NULL
                    WHEN jsonb_typeof(u.tags) = 'array' AND EXISTS (
                        SELECT FROM jsonb_array_elements(u.tags) AS e (tag) WHERE jsonb_typeof(e.tag) NOT IN ('string', 'null')) THEN
                        'tags has an element that is no text'
                    ELSE tokenkeeper.attached_row_fault(u.environment, u.topic, u.token, u.registered_at) END AS fault
-        FROM unnest(keys, environments, topics, tokens, store_backfill.registered_at, device_ids, user_ids, store_backfill.tags,
-                    store_backfill.unregistered, store_backfill.stale_at)
-             AS u (key, environment, topic, token, registered_at, device_id, user_id, tags, unregistered, stale_at)
-        CROSS JOIN LATERAL (SELECT CASE WHEN u.token <> '' THEN tokenkeeper.parse_token(u.token) END AS hex OFFSET 0) AS t
+        FROM cut AS u
+        CROSS JOIN LATERAL (SELECT CASE WHEN u.token <> '' AND u.size_fault IS NULL THEN tokenkeeper.parse_token(u.token) END AS hex OFFSET 0) AS t
     ), read AS MATERIALIZED (
         SELECT p.key, p.environment, p.topic, p.token, p.registered_at, p.device_id, p.user_id, p.unregistered, p.stale_at, p.hex, p.fault,
                CASE WHEN jsonb_typeof(p.tags) = 'array' THEN ARRAY(SELECT jsonb_array_elements_text(p.tags)) END AS tags

@@ -246,12 +246,13 @@ WITH latest AS (
     FROM (SELECT unnest(d.failing_chores) AS words FROM tokenkeeper.daemon AS d
           WHERE d.heartbeat_at > clock_timestamp() - interval '30 seconds' AND d.stopped_at IS NULL LIMIT 20) AS w
 ), attached AS (
-    SELECT array_agg(CASE WHEN a.fault IS NOT NULL
+    SELECT array_agg(regexp_replace(tokenkeeper.without_backticks(CASE WHEN a.fault IS NOT NULL
                           THEN format('the changes of the attached table %s have not arrived since %s UTC: %s; see tokenkeeper.attachment', a.name,
                                       to_char(a.fault_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), a.fault)
                           ELSE format('%s of the attached table %s could not be queued, the last at %s UTC: %s; see tokenkeeper.attachment',
                                       CASE a.failures WHEN 1 THEN '1 change' ELSE a.failures || ' changes' END, a.name,
-                                      to_char(a.failed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), coalesce(a.failure, 'no message')) END
+                                      to_char(a.failed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), coalesce(a.failure, 'no message')) END),
+                                    '[[:cntrl:]]', '?', 'g')
                      ORDER BY a.name) AS words
     FROM (SELECT * FROM tokenkeeper.attached_table
           WHERE fault IS NOT NULL OR failed_at > clock_timestamp() - interval '1 day' ORDER BY name LIMIT 20) AS a

@@ -15,19 +15,15 @@ public struct AttachmentChange: Equatable, Sendable {
     ///
     /// - Returns: What has changed since any daemon last looked. Empty also while another session looks.
     public static func noticeNew(on connection: inout Connection) throws(DatabaseError) -> [AttachmentChange] {
-        do {
-            return try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100))) {
-                connection throws(DatabaseError) in
-                try connection.query(
-                    "SELECT c.name, c.fault, c.was, coalesce(c.failures, 0), c.failure FROM tokenkeeper.check_attachments() AS c"
-                ).decode { row throws(DatabaseError) in
-                    AttachmentChange(
-                        table: try row.read(), fault: try row.read(), was: try row.read(), failures: try row.read(),
-                        failure: try row.read())
-                }
+        try connection.transaction(BatchTransaction(lockTimeout: .milliseconds(100))) {
+            connection throws(DatabaseError) in
+            try connection.query(
+                "SELECT c.name, c.fault, c.was, coalesce(c.failures, 0), c.failure FROM tokenkeeper.check_attachments() AS c"
+            ).decode { row throws(DatabaseError) in
+                AttachmentChange(
+                    table: try row.read(), fault: try row.read(), was: try row.read(), failures: try row.read(),
+                    failure: try row.read())
             }
-        } catch let error where error.remedy == .retry {
-            return []
         }
     }
 }

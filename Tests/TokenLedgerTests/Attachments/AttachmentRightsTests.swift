@@ -76,6 +76,108 @@ import Testing
         }
     }
 
+    @Test(arguments: ["CREATEROLE", "CREATEDB", "REPLICATION", "BYPASSRLS"])
+    func `a member of the table's owner with a right that the owner lacks is refused`(right: String) throws {
+        let devices = try AttachedDevices()
+        try devices.attach()
+        try login("\(right) IN ROLE a_app", in: devices.database) { name in
+            for call in [
+                "tokenkeeper.begin_backfill('app.devices')", "tokenkeeper.attach('app.devices', 'push_token')",
+            ] {
+                let error = failure { try devices.database.psql("SELECT FROM \(call)", user: name) }
+                #expect(error.contains("and the owner of app.devices, a_app, may not"), "\(call): \(error)")
+            }
+        }
+        try login("IN ROLE a_app, pg_read_all_data", in: devices.database) { name in
+            let error = failure {
+                try devices.database.psql("SELECT FROM tokenkeeper.begin_backfill('app.devices')", user: name)
+            }
+            #expect(error.contains("is a member of pg_read_all_data"), "\(error)")
+        }
+    }
+
+    @Test func `a backfill does not call a function that the owner of the schema has put in place of the table's`()
+        throws
+    {
+        let devices = try AttachedDevices()
+        let attachment = try devices.attach()
+        let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+        try devices.database.psql(
+            """
+            DROP FUNCTION app.tokenkeeper_read_\(attachment)(text, integer);
+            CREATE FUNCTION app.tokenkeeper_read_\(attachment)(text, integer) RETURNS TABLE (key text, environment text, topic text, token text,
+                registered_at timestamptz, device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz)
+            LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''trapped''; END'
+            """, user: "postgres")
+        let error = failure { try devices.app("SELECT FROM tokenkeeper.backfill_next(\(source))") }
+        #expect(error.contains("does not belong to its owner"), "\(error)")
+    }
+
+    @Test func `rows of a backfill that are too long are refused by their sizes, and cut`() throws {
+        let devices = try AttachedDevices()
+        try devices.attach()
+        let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+        let counts = try devices.app(
+            """
+            SELECT queued, refused FROM tokenkeeper.store_backfill(\(source), false, '{1,2,3}', '{production,production,production}', '{t,t,t}',
+                ARRAY[repeat('ab', 9000000), repeat('ab', 32), repeat('cd', 32)], ARRAY[now(), now(), now()], '{NULL,NULL,NULL}', '{NULL,NULL,NULL}',
+                ARRAY[NULL, (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 40000) AS i), NULL], '{f,f,f}', '{NULL,NULL,NULL}')
+            """)
+        #expect(counts == "1|2")
+        let kept = try devices.database.psql(
+            "SELECT octet_length(token), tags IS NULL, left(error, 60) FROM tokenkeeper.rejected_registration ORDER BY 1"
+        )
+        #expect(
+            kept.wholeMatch(
+                of:
+                    #/64\|t\|tags takes \d+ bytes, expected at most 1048576; row '2' \n1024\|t\|the row is too long: 180000\d\d bytes, expected at most .*/#
+            )
+                != nil, "\(kept)")
+    }
+
+    @Test func `the daemon's look at attached tables waits for no lock of their owners`() throws {
+        let devices = try AttachedDevices(
+            table: """
+                app.devices (id bigint, push_token text, bundle_id text DEFAULT 't', last_seen timestamptz, device text, user_id integer,
+                    tags text[], logged_out_at timestamptz, PRIMARY KEY (id)) PARTITION BY RANGE (id);
+                CREATE TABLE app.part PARTITION OF app.devices FOR VALUES FROM (0) TO (1000)
+                """)
+        try devices.attach()
+        var owner = try devices.database.connect(user: "a_app")
+        try owner.run("BEGIN")
+        try owner.run("LOCK TABLE app.part IN ACCESS EXCLUSIVE MODE")
+        var daemon = try devices.database.connect(user: "a_daemon")
+        #expect(try AttachmentChange.noticeNew(on: &daemon).isEmpty)
+        try owner.run("ROLLBACK")
+    }
+
+    @Test func `a plan with more columns than a table can have is refused`() throws {
+        let devices = try AttachedDevices()
+        let error = failure {
+            try devices.app(
+                """
+                SELECT tokenkeeper.check_attachment_plan('app.devices', jsonb_build_object('pieces', '{"token":1,"token_kind":1,"topic":1,"environment":1,"moment":1,"device":1,"user":1,"tags":1,"out":1,"stale_at":1}'::jsonb,
+                    'old_pieces', '{"token":1,"topic":1,"environment":1,"moment":1,"out":1}'::jsonb, 'other_pieces', '{"token":1,"topic":1,"environment":1,"out":1}'::jsonb,
+                    'same_device', 'false', 'columns', (SELECT jsonb_agg('id'::text) FROM generate_series(1, 1601)), 'key_columns', '["id"]'::jsonb,
+                    'arguments', '{}'::jsonb, 'always', false, 'on_delete', 'ignore', 'revive', 'by registered_at'))
+                """)
+        }
+        #expect(error.contains("more columns than a table can have"), "\(error)")
+    }
+
+    @Test func `backticks and line breaks in a table's name do not reach status`() throws {
+        let devices = try AttachedDevices()
+        try devices.app(#"ALTER TABLE app.devices RENAME TO "a`touch x`"# + "\n" + #"b""#)
+        try devices.app(
+            "SELECT FROM tokenkeeper.attach('app.\"a`touch x`\nb\"', \(AttachedDevices.arguments)); ALTER TABLE app.\"a`touch x`\nb\" DISABLE TRIGGER ALL"
+        )
+        var daemon = try devices.database.connect(user: "a_daemon")
+        _ = try AttachmentChange.noticeNew(on: &daemon)
+        let warning = try devices.database.psql(
+            "SELECT w FROM unnest((SELECT warnings FROM tokenkeeper.status)) AS w WHERE w LIKE '%attached table%'")
+        #expect(warning.contains("a'touch x'?b") && !warning.contains("`"), "\(warning)")
+    }
+
     @Test func `a table of a superuser, a temporary table and a partition are refused`() throws {
         let devices = try AttachedDevices()
         try devices.app(

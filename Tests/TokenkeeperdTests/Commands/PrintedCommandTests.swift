@@ -241,9 +241,9 @@ import Testing
 
     @Test func `the SQL that a warning prints works for an operator`() throws {
         let database = try TestCluster.shared.database()
-        let topic = "it's \"odd\" \\ topic"
+        let topic = "it's\"odd\"\\topic"
         try database.psql(
-            "SELECT tokenkeeper.pause_sending('it''s \"odd\" \\ topic', 'sandbox', 'a reason')", user: "a_operator")
+            "SELECT tokenkeeper.pause_sending('it''s\"odd\"\\topic', 'sandbox', 'a reason')", user: "a_operator")
         let status = try database.command("status", as: "a_reader").output
         let line = try #require(status.split(separator: "\n").first { $0.contains(topic) }, "\(status)")
         let sql = try #require(line.firstMatch(of: #/then run: (SELECT .*)$/#)?.output.1)
