@@ -100,6 +100,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.table_named(text),
     tokenkeeper.attachment_named(text),
     tokenkeeper.check_owner_session(regclass),
+    tokenkeeper.check_attached_name(text, oid),
     tokenkeeper.note_attachment_failure(bigint, text, text),
     tokenkeeper.other_row_test(regclass, jsonb, text, text, text),
     tokenkeeper.update_statements(text, regclass, jsonb),

@@ -332,7 +332,7 @@ import Testing
         var admin = try cluster.connect(database: "postgres")
         try admin.execute("CREATE ROLE dba LOGIN CREATEROLE CREATEDB")
         var dba = try cluster.connect(database: "postgres", user: "dba")
-        try dba.execute("CREATE ROLE push_owner; GRANT push_owner TO dba")
+        try dba.execute("CREATE ROLE push_owner CREATEROLE; GRANT push_owner TO dba")
         try dba.execute("CREATE DATABASE d OWNER push_owner")
         let migration = ["migrate", "--owner", "push_owner", "--grants"]
         if printed {
@@ -344,6 +344,7 @@ import Testing
             let migrated = try run(cluster, migration)
             #expect(migrated.status == 0 && migrated.errors == "", "\(migrated.errors)")
         }
+        #expect(try admin.scalar("SELECT rolcreaterole FROM pg_roles WHERE rolname = 'push_owner'") == "f")
         #expect(try run(cluster, ["grants", "--owner", "push_owner"]).status == 0)
         try dba.execute("CREATE ROLE push_sender LOGIN IN ROLE tokenkeeper_sender")
         let database = TestDatabase(cluster: cluster, name: "d")

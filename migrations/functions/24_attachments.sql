@@ -108,6 +108,22 @@ COMMENT ON FUNCTION tokenkeeper.check_owner_session(regclass) IS
     'it has set.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.check_owner_session(regclass) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.check_attached_name(name text, changed oid) RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF to_regclass(check_attached_name.name) IS DISTINCT FROM coalesce(pg_partition_root(changed), changed) THEN
+        RAISE EXCEPTION '% is another table now', check_attached_name.name USING ERRCODE = 'undefined_table',
+            HINT = 'Detach the table and attach it again.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.check_attached_name(text, oid) IS
+    'For the generated triggers: raises 42P01 unless the table of this name is the one that was changed, or its partitioned table. Otherwise somebody else may have '
+    'made what has the name now, after the table was renamed, and reading it would execute code of theirs with the rights of the table''s owner.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.check_attached_name(text, oid) FROM PUBLIC;
+
 -- With the rights of its caller, the table's owner, which the view checks: the trigger that calls it is SECURITY DEFINER.
 CREATE OR REPLACE FUNCTION tokenkeeper.note_attachment_failure(source_id bigint, state text, constraint_name text) RETURNS void
 LANGUAGE plpgsql

@@ -72,7 +72,8 @@ AS $$
             moves := %5$s IS DISTINCT FROM %11$s OR %4$s IS DISTINCT FROM %13$s
                 OR %3$s IS DISTINCT FROM %14$s AND tokenkeeper.parse_token(%3$s) IS DISTINCT FROM tokenkeeper.parse_token(%14$s);
             IF moves AND %14$s <> '' AND NOT %16$s THEN
-                -- The row has given the old token up. In an IF of its own: the table may have been renamed.
+                -- The row no longer has the old token.
+                PERFORM tokenkeeper.check_attached_name(%19$L, TG_RELID);
                 IF NOT %17$s THEN
                     INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
                     VALUES (%11$s, %13$s, %14$s, clock_timestamp(), true, %1$s);
@@ -93,6 +94,7 @@ AS $$
                                   OR %6$s < %12$s AND %6$s <= clock_timestamp() - interval '1 minute')
                              THEN NULL ELSE %7$s END, %8$s, %9$s, false, %1$s);
                 ELSIF moves OR NOT %16$s THEN
+                    PERFORM tokenkeeper.check_attached_name(%19$L, TG_RELID);
                     IF NOT %18$s THEN
                         INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
                         VALUES (%5$s, %4$s, %3$s,
@@ -105,7 +107,7 @@ $body$, source_id, NULL, in_bytes.new ->> 'token', in_bytes.new ->> 'topic', in_
         in_bytes.new ->> 'device', p.new ->> 'user', p.new ->> 'tags', p.new ->> 'out', in_bytes.old ->> 'environment', p.old ->> 'moment',
         in_bytes.old ->> 'topic', in_bytes.old ->> 'token', plan ->> 'same_device', p.old ->> 'out',
         tokenkeeper.other_row_test(attached, plan, in_bytes.old ->> 'environment', in_bytes.old ->> 'topic', in_bytes.old ->> 'token'),
-        tokenkeeper.other_row_test(attached, plan, in_bytes.new ->> 'environment', in_bytes.new ->> 'topic', in_bytes.new ->> 'token'))
+        tokenkeeper.other_row_test(attached, plan, in_bytes.new ->> 'environment', in_bytes.new ->> 'topic', in_bytes.new ->> 'token'), attached)
     FROM (SELECT plan -> 'pieces', plan -> 'old_pieces') AS p (new, old)
     CROSS JOIN LATERAL (
         SELECT (SELECT jsonb_object_agg(e.key, format('(%s COLLATE "C")', e.value)) FROM jsonb_each_text(p.new) AS e),
@@ -166,19 +168,21 @@ BEGIN
               $body$ || source || $body$) AS n
         WHERE n.token <> '' AND NOT n.out;
 $body$ || CASE pieces ->> 'out' WHEN 'false' THEN '' ELSE $body$        IF EXISTS (SELECT FROM (SELECT %3$s AS token, %10$s AS out $body$ || source || $body$) AS n WHERE n.token <> '' AND n.out) THEN
-            -- Logged-out rows. In a statement of its own: the table may have been renamed.
+            -- Logged-out rows.
+            PERFORM tokenkeeper.check_attached_name(%12$L, TG_RELID);
             INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
             SELECT n.environment, n.topic, n.token, greatest(n.moment, 'epoch'), true, %1$s
             FROM (SELECT %5$s AS environment, %4$s AS topic, %3$s AS token, %6$s AS moment, %10$s AS out $body$ || source || $body$) AS n
             WHERE n.token <> '' AND n.out AND NOT %11$s;
         END IF;
-$body$ END ELSE $body$        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
+$body$ END ELSE $body$        PERFORM tokenkeeper.check_attached_name(%12$L, TG_RELID);
+        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
         SELECT n.environment, n.topic, n.token, clock_timestamp(), true, %1$s
         FROM (SELECT %5$s AS environment, %4$s AS topic, %3$s AS token, %10$s AS out $body$ || source || $body$) AS n
         WHERE n.token <> '' AND NOT n.out AND NOT %11$s;
 $body$ END, source_id, NULL, pieces ->> 'token', pieces ->> 'topic', pieces ->> 'environment', pieces ->> 'moment',
             pieces ->> 'device', pieces ->> 'user', pieces ->> 'tags', pieces ->> 'out',
-            tokenkeeper.other_row_test(attached, plan, '(n.environment COLLATE "C")', '(n.topic COLLATE "C")', '(n.token COLLATE "C")')) END
+            tokenkeeper.other_row_test(attached, plan, '(n.environment COLLATE "C")', '(n.topic COLLATE "C")', '(n.token COLLATE "C")'), attached) END
         || format(tail, source_id, attached);
 END
 $$;

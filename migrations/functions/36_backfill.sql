@@ -66,6 +66,11 @@ BEGIN
         RAISE EXCEPTION 'table % is not attached', known.name USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM tokenkeeper.check_owner_session(found_table.table_id);
+    -- The function reads the table by its name.
+    IF found_table.name <> format('%I.%I', (SELECT n.nspname FROM pg_catalog.pg_namespace AS n WHERE n.oid = this.relnamespace), this.relname) THEN
+        RAISE EXCEPTION 'table % has another name now', found_table.name USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Detach the table and attach it again.';
+    END IF;
     IF this.relforcerowsecurity THEN
         RAISE EXCEPTION 'row-level security is forced on %, so not all rows can be seen', known.name USING ERRCODE = 'invalid_parameter_value';
     END IF;

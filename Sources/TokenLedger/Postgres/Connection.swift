@@ -264,8 +264,10 @@ public import TokenModel
         let message = unsafe Self.oneLine(String(cString: primary))
         guard let sqlState else { return DatabaseError(.connection, message) }
         let detail = unsafe PQresultErrorField(result, Int32(UInt8(ascii: "D")))
+        let hint = unsafe PQresultErrorField(result, Int32(UInt8(ascii: "H")))
         return DatabaseError(
-            reported: sqlState, message, detail: unsafe detail.map { unsafe Self.oneLine(String(cString: $0)) })
+            reported: sqlState, message, detail: unsafe detail.map { unsafe Self.oneLine(String(cString: $0)) },
+            hint: unsafe hint.map { unsafe Self.oneLine(String(cString: $0)) })
     }
 
     func lost() -> DatabaseError {

@@ -32,6 +32,8 @@ public struct DatabaseError: Error, Equatable {
     /// The primary message, in one line. Without the detail, which may show a token, except for 2BP01, whose detail names the objects that
     /// depend on the object to be dropped.
     public let message: String
+    /// What the server advises, in one line; nil if it gave no advice.
+    public private(set) var hint: String?
 
     public init(_ kind: Kind, _ message: String) {
         self.kind = kind
@@ -43,10 +45,13 @@ public struct DatabaseError: Error, Equatable {
         self.init(sqlState.map { .server(sqlState: $0) } ?? .connection, message)
     }
 
-    /// - Parameter detail: The server's, in one line; nil if it gave none.
-    init(reported sqlState: String, _ message: String, detail: String?) {
+    /// - Parameters:
+    ///   - detail: The server's, in one line; nil if it gave none.
+    ///   - hint: In the same way.
+    init(reported sqlState: String, _ message: String, detail: String?, hint: String? = nil) {
         let shown = sqlState == "2BP01" ? [message, detail].compactMap(\.self).joined(separator: ": ") : message
         self.init(.server(sqlState: sqlState), shown)
+        self.hint = hint
     }
 
     /// Nil unless the server reported the error.

@@ -77,6 +77,22 @@ struct MigrationScript {
         ]
     }
 
+    private static func quoted(_ role: String) -> String { "\"\(role.replacing("\"", with: "\"\""))\"" }
+
+    /// As the login again. Only if the owner has it: on PostgreSQL 16, another administrator may not alter the role.
+    private static func takeRoleCreation(from owner: String) -> String {
+        """
+        RESET ROLE;
+        DO $$
+        BEGIN
+            IF (SELECT r.rolcreaterole FROM pg_catalog.pg_roles AS r WHERE r.rolname = \(SQLLiteral.quoted(owner))) THEN
+                EXECUTE format('ALTER ROLE %I NOCREATEROLE', \(SQLLiteral.quoted(owner)));
+            END IF;
+        END
+        $$;
+        """
+    }
+
     /// For psql: the whole transaction.
     ///
     /// - Parameters:
@@ -88,9 +104,7 @@ struct MigrationScript {
         if let owner {
             // As the login: the owner needs no right to create roles.
             if plan.rights == .apply { parts.append(Grants.creation) }
-            parts.append(
-                "SET LOCAL ROLE \"\(owner.split(separator: "\"", omittingEmptySubsequences: false).joined(separator: "\"\""))\";"
-            )
+            parts.append("SET LOCAL ROLE \(Self.quoted(owner));")
         }
         if plan.createsObjects { parts.append(Self.ownerCheck) }
         if let found {
@@ -106,6 +120,7 @@ struct MigrationScript {
                 $$;
                 """)
         }
-        return (parts + statements + ["COMMIT;"]).joined(separator: "\n\n") + "\n"
+        let end = owner.map { plan.rights == .apply ? [Self.takeRoleCreation(from: $0)] : [] } ?? []
+        return (parts + statements + end + ["COMMIT;"]).joined(separator: "\n\n") + "\n"
     }
 }

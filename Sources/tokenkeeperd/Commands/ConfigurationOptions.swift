@@ -239,7 +239,7 @@ extension Configuration {
             ConfigurationOptions.complain(error.description)
             if error.sqlState == "42501" {
                 ConfigurationOptions.complain(
-                    role.map { "this role lacks rights: the command needs the rights of \($0)" }
+                    error.hint ?? role.map { "this role lacks rights: the command needs the rights of \($0)" }
                         ?? "this role lacks rights: see `tokenkeeperd migrate --help` and `tokenkeeperd grants --help`")
             }
             throw ExitCode(ExitStatus.unavailable.rawValue)

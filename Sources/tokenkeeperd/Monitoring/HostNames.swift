@@ -7,7 +7,8 @@ struct HostNames: Sendable {
 
     /// - Parameter more: The setting `metrics.hosts`.
     init(_ more: [String], machine: String = Daemon.hostName) {
-        names = Set((more + [machine]).map { $0.lowercased() })
+        // A name may be copied with its port, as Prometheus has it.
+        names = Set((more + [machine]).map { String($0.lowercased().prefix { $0 != ":" }) })
     }
 
     /// - Parameter host: The Host header; nil if there is none, which no browser leaves out.

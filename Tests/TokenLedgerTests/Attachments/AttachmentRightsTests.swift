@@ -151,6 +151,67 @@ import Testing
         try owner.run("ROLLBACK")
     }
 
+    @Test func `a table that was renamed is not looked up under its old name, which somebody else may have taken`()
+        throws
+    {
+        let devices = try AttachedDevices()
+        let attachment = try devices.attach("on_delete => 'unregister'")
+        let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+        try devices.app(
+            "INSERT INTO app.devices (push_token, last_seen) VALUES ('aaaa', now()), ('bbbb', now()), ('cccc', now())")
+        try devices.app("ALTER TABLE app.devices RENAME TO devices_old")
+        try devices.database.psql(
+            """
+            CREATE TABLE public.loot (who text);
+            GRANT INSERT ON public.loot TO PUBLIC;
+            CREATE FUNCTION app.pwn() RETURNS timestamptz LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.loot VALUES (current_user); RETURN NULL; END';
+            CREATE VIEW app.devices AS SELECT 1::bigint AS id, t.t::varchar AS push_token, 't'::text AS bundle_id, now() AS last_seen, NULL::text AS device,
+                NULL::integer AS user_id, NULL::text[] AS tags, app.pwn() AS logged_out_at, 0 AS badge FROM unnest('{aaaa,bbbb,cccc}'::text[]) AS t;
+            GRANT SELECT ON app.devices TO PUBLIC
+            """, user: "postgres")
+        try devices.forgetQueue()
+        for change in [
+            "DELETE FROM app.devices_old WHERE push_token = 'aaaa'",
+            "UPDATE app.devices_old SET logged_out_at = now() WHERE push_token = 'bbbb'",
+            "UPDATE app.devices_old SET push_token = 'dddd' WHERE push_token = 'cccc'",
+            "INSERT INTO app.devices_old (push_token, last_seen, logged_out_at) VALUES ('eeee', now(), now())",
+        ] {
+            try devices.app(change)
+        }
+        let error = failure { try devices.app("SELECT FROM tokenkeeper.backfill_next(\(source))") }
+        #expect(error.contains("table app.devices has another name now"), "\(error)")
+        #expect(try devices.database.psql("SELECT count(*) FROM public.loot", user: "postgres") == "0")
+        #expect(
+            try devices.database.psql(
+                "SELECT count(*), min(state) FROM tokenkeeper.attachment_failure WHERE source_id = \(attachment)")
+                == "4|42P01")
+    }
+
+    @Test func `no owner's faults hide those of others in status`() throws {
+        let devices = try AttachedDevices()
+        try devices.app(
+            (1...4).map {
+                "CREATE TABLE app.a\($0) (id bigint PRIMARY KEY, push_token text); CREATE INDEX ON app.a\($0) (push_token); "
+            }
+            .joined())
+        for number in 1...4 {
+            try devices.app(
+                "SELECT FROM tokenkeeper.attach('app.a\(number)', 'push_token', topic_value => 't', revive => 'by register only'); ALTER TABLE app.a\(number) DISABLE TRIGGER ALL"
+            )
+        }
+        var daemon = try devices.database.connect(user: "a_daemon")
+        #expect(try AttachmentChange.noticeNew(on: &daemon).count == 4)
+        let warnings = try devices.database.psql(
+            "SELECT left(w, 40) FROM unnest((SELECT warnings FROM tokenkeeper.status)) AS w WHERE w LIKE '%attached table%'"
+        )
+        #expect(
+            warnings == """
+                the changes of the attached table app.a1
+                the changes of the attached table app.a2
+                more attached tables have faults: 2; see
+                """, "\(warnings)")
+    }
+
     @Test func `a plan with more columns than a table can have is refused`() throws {
         let devices = try AttachedDevices()
         let error = failure {

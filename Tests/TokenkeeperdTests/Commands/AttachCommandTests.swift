@@ -202,6 +202,11 @@ import Testing
                 #expect(refused.status == 69, "\(powerful): \(refused)")
             }
         }
+        // The advice is the server's, and nothing says that a superuser lacks rights.
+        let superuser = try run(["backfill", "public.device"], as: "postgres").errors
+        #expect(
+            superuser.contains("Connect as the owner of the table") && !superuser.contains("lacks rights"),
+            "\(superuser)")
         #expect(try count("registration_source", "kind = 'backfill'") == "0")
     }
 

@@ -3,7 +3,7 @@ import Testing
 @testable import tokenkeeperd
 
 @Suite struct `The name by which a client asks` {
-    private let hosts = HostNames(["Tokens.example.com", "status.example"], machine: "db1.internal")
+    private let hosts = HostNames(["Tokens.example.com:9188", "status.example"], machine: "db1.internal")
 
     @Test(arguments: [
         nil, "localhost", "localhost:9188", "LOCALHOST", "127.0.0.1", "127.0.0.1:9188", "[::1]", "[::1]:9188",
