@@ -6,7 +6,7 @@ import TokenModel
 
 @testable import TokenLedger
 
-/// Rows of hundreds of megabytes: whoever may insert into a queue can make one from a few megabytes, because PostgreSQL compresses it.
+/// Rows of hundreds of megabytes. A login that may insert into a queue can make one from a few megabytes, because PostgreSQL compresses it.
 @Suite(.ownThread, .serialized) struct `Giant rows` {
     let database: TestDatabase
     let token = String(repeating: "ab", count: 32)

@@ -2,7 +2,7 @@ internal import TokenModel
 
 /// What a worker does in turn: each chore fails alone. The others go on, and a chore that has failed is tried again later and later.
 ///
-/// A pure value but for the work itself: it decides what is due and remembers what has failed.
+/// A pure value, except for the work itself: it decides what is due and remembers what has failed.
 public struct Chores: Sendable {
     /// A chore that has failed and not succeeded since.
     public struct Failure: Equatable, Sendable {
