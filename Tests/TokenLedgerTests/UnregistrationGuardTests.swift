@@ -114,6 +114,19 @@ import Testing
                 == "held 1")
     }
 
+    @Test func `an undo begins with the first logout that lost something, not with the old ones of a backfill`() throws
+    {
+        try register(1...9)
+        try limit(3)
+        #expect(try database.logOut(30...35, at: "2024-06-01Z", received: "2025-02-01T10:00Z") == "recorded 6")
+        #expect(try database.logOut(1...2, received: "2025-02-01T11:00Z") == "recorded 2")
+        #expect(try database.logOut(3...9, received: "2025-02-01T12:00Z") == "held 7, tripped 1")
+        #expect(
+            try database.psql(
+                "SELECT undo_since = '2025-02-01T11:00Z' FROM tokenkeeper.topic_guard WHERE cause <> 'suspect'")
+                == "t")
+    }
+
     @Test func `a release lets them count without asking the guard again`() throws {
         try register(1...9)
         try limit(2)

@@ -165,6 +165,14 @@ import Testing
         #expect(try withdraw(source).gone == 0)
     }
 
+    @Test func `what a second source made again is removed, too`() throws {
+        for round in 1...3 {
+            let source = try source((1...3).map { "tokenkeeper.register('0\($0)', 't', 'production', \(Self.ago)1)" })
+            #expect(try withdraw(source) == (3, 0), "round \(round)")
+            #expect(try tokens().isEmpty)
+        }
+    }
+
     @Test func `the 410s of what was known to be stale go with it, and others keep it`() throws {
         let source = try source((1...3).map { "tokenkeeper.register('0\($0)', 't', 'production', \(Self.ago)1)" })
         func gone(_ token: String) throws {

@@ -30,6 +30,9 @@ BEGIN
         RAISE EXCEPTION 'queued is %, and refused is %, expected 0 to 1000000000 each', coalesce(advance_source.queued::text, 'null'),
             coalesce(advance_source.refused::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    IF octet_length(advance_source.position) > 4096 THEN
+        RAISE EXCEPTION 'position is % bytes long, expected at most 4096', octet_length(advance_source.position) USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     UPDATE tokenkeeper.registration_source AS s
     SET position = advance_source.position, queued = s.queued + advance_source.queued, refused = s.refused + advance_source.refused,
         finished_at = CASE WHEN finished THEN clock_timestamp() END
@@ -44,5 +47,5 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) IS
     'Notes how far an import has come, in the transaction that queues some of its rows. Raises 22023 for a source that is no import, that another login '
-    'has begun, or that was withdrawn, and for counts that are null or negative.';
+    'has begun, or that was withdrawn, for counts that are null or negative, and for a position of more than 4096 bytes.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) FROM PUBLIC;

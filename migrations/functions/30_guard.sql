@@ -424,15 +424,16 @@ BEGIN
     RETURN (
         SELECT least(undo_start.earliest, min(r.queued_at))
         FROM tokenkeeper.unregistration_receipt AS r
-        WHERE r.topic_id + 0 = of_topic AND r.source_id IS NOT NULL
+        -- What made a token suppressed, and not the old logouts that a backfill reports.
+        WHERE r.topic_id + 0 = of_topic AND r.suppresses
           AND r.queued_at > first_queued - interval '1 day' AND r.queued_at < last_queued + interval '1 day'
           AND NOT EXISTS (SELECT FROM tokenkeeper.exclusion AS e
                           WHERE e.topic_id = of_topic AND e.cause = 'unregistered_by_app' AND r.queued_at BETWEEN e.since AND e.until));
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.undo_start(text, integer, timestamptz, timestamptz, timestamptz) IS
-    'Where the undo of a guard that trips now should begin: at the earliest recorded suspect, or logout, of that day, and at least as early as the '
-    'earliest of the batch.';
+    'Where the undo of a guard that trips now should begin: at the earliest recorded suspect of that day, or at its earliest logout that suppressed '
+    'a token, and at least as early as the earliest of the batch.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_start(text, integer, timestamptz, timestamptz, timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.judge_suspects(

@@ -67,6 +67,9 @@ BEGIN
     WHERE o.token_key = key AND o.topic_id = of_topic AND o.source_id IS DISTINCT FROM source.source_id
       AND o.event NOT IN ('superseded', 'tagged') AND (o.event, o.cause) <> ('revived', 'moved')
       AND NOT (o.event IN ('invalidated', 'late_feedback_ignored') AND o.cause = 'stale')
+      -- Before a withdrawal, nothing but the withdrawn source had touched the token.
+      AND NOT EXISTS (SELECT FROM tokenkeeper.token_event_log AS w
+                      WHERE w.token_key = key AND w.topic_id = of_topic AND w.event = 'pruned' AND w.cause = 'withdrawn' AND w.event_id >= o.event_id)
     ORDER BY o.event_id LIMIT 1;
     IF FOUND THEN
         RETURN other;

@@ -392,13 +392,15 @@ BEGIN
         RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
             USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
     END IF;
+    SELECT c.* INTO found_one FROM tokenkeeper.campaign AS c WHERE c.campaign_id = lock_campaign.campaign_id;
+    -- Before it locks: others' campaigns cannot be held up.
+    IF FOUND AND NOT tokenkeeper.may_manage_campaign(found_one.created_by) THEN
+        RAISE EXCEPTION 'campaign % belongs to %', lock_campaign.campaign_id, found_one.created_by USING ERRCODE = 'insufficient_privilege';
+    END IF;
     -- Waits for addressing. Nothing that claims or finishes requests waits for this lock.
     SELECT c.* INTO found_one FROM tokenkeeper.campaign AS c WHERE c.campaign_id = lock_campaign.campaign_id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'there is no campaign %', coalesce(lock_campaign.campaign_id::text, 'null') USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    IF NOT tokenkeeper.may_manage_campaign(found_one.created_by) THEN
-        RAISE EXCEPTION 'campaign % belongs to %', lock_campaign.campaign_id, found_one.created_by USING ERRCODE = 'insufficient_privilege';
     END IF;
     RETURN found_one;
 END

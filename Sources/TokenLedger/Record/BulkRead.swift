@@ -19,7 +19,7 @@ extension SealedPartition {
                 SET LOCAL synchronize_seqscans = off;
                 LOCK TABLE \(partition.table) IN ACCESS SHARE MODE NOWAIT;
                 SELECT count(*) FILTER (WHERE \(ResultQueue.isRead)) <= \(Self.worthMoving) * count(*)
-                FROM (SELECT status FROM \(partition.table) WHERE ctid >= '(\(page),0)' LIMIT 1000) AS head
+                FROM (SELECT status, topic, environment FROM \(partition.table) WHERE ctid >= '(\(page),0)' LIMIT 1000) AS head
                 """
             ).value()
         } catch let error where error.remedy == .retry {

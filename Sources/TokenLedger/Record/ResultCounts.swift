@@ -86,15 +86,9 @@ struct ResultCounts {
         INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, results)
         SELECT \(hourInSQL), coalesce(left(environment, 20), 'production'),
                CASE WHEN octet_length(topic) < 64 OR NOT tokenkeeper.is_token(topic) THEN left(topic, 512) END, 200, sum(results)
-        FROM (SELECT \(short("environment", 80)) AS environment, \(short("topic", 2048)) AS topic, count(*) AS results
-              FROM \(rows) GROUP BY 1, 2) AS seen GROUP BY 2, 3
+        FROM (SELECT environment, topic, count(*) AS results FROM \(rows) GROUP BY environment, topic) AS seen GROUP BY 2, 3
         RETURNING environment, topic, results
         """
-    }
-
-    /// An SQL expression: the text, or the beginning of one that is longer than so many bytes. To ask for the length first costs nothing.
-    private static func short(_ text: String, _ bytes: Int) -> String {
-        "CASE WHEN octet_length(\(text)) > \(bytes) THEN left(\(text), \(bytes / 4)) ELSE \(text) END"
     }
 
     /// What a statement says that counts the 200s and moves other rows.

@@ -24,10 +24,14 @@ struct ResultQueue: Queue {
     static let isBulky: String = "\(length) > 2000"
 
     /// 200s are counted on the server. The status is text: `'200'` as drivers write it. A 200 with blanks around it is read here.
-    static let isAccepted = "status = '200'"
+    static let isAccepted = "(status = '200' AND \(isLong) IS NOT TRUE)"
 
     /// All other rows are read here.
-    static let isRead = "status IS DISTINCT FROM '200'"
+    static let isRead = "(status IS DISTINCT FROM '200' OR \(isLong))"
+
+    /// Such texts are no topic and no environment, and to count by them, the server would have to read them. They are read here, each
+    /// alone: `isBulky`.
+    private static let isLong = "(octet_length(topic) > 2000 OR octet_length(environment) > 2000)"
 
     /// The status as it is counted: a number that HTTP could have, or null. As `SendResult.statusCode`.
     private static let countableStatus =

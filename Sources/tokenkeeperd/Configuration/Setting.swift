@@ -12,6 +12,8 @@ struct Setting: Sendable {
         case toggle
         /// An array of strings in the file; separated by blanks in a variable or a flag.
         case words
+        /// Names of hosts, written as `words` are.
+        case hosts
         /// A host and a port, such as `api.push.apple.com:443`.
         case server
         /// A proxy such as `http://proxy.example:3128`, or "none".
@@ -168,7 +170,7 @@ struct Setting: Sendable {
             "Where the daemon serves /metrics for Prometheus, /live, /ready and the status page, to everybody who can connect. Unset: nowhere."
         ),
         Setting(
-            "metrics.hosts", .words, nil, reloadable: false, example: "tokenkeeperd.example.com",
+            "metrics.hosts", .hosts, nil, reloadable: false, example: "tokenkeeperd.example.com",
             "Names that the Host header of a request may have, in addition to IP addresses, names without a dot and this machine's own name."
         ),
         Setting(

@@ -15,6 +15,7 @@ extension Setting {
         case .choice(let words): "one of " + words.joined(separator: ", ")
         case .toggle: "true or false (on or off in a variable or flag)"
         case .words: "an array of strings (separated by blanks in a variable or flag)"
+        case .hosts: "an array of host names without * (separated by blanks in a variable or flag)"
         case .server: "a host and a port, such as \"api.push.apple.com:443\""
         case .proxy: "http://host:port, https://host:port or \"none\""
         case .listen: "an IP address and a port, such as \"127.0.0.1:9188\" or \"[::1]:9188\", or unix: with a path"
@@ -26,9 +27,9 @@ extension Setting {
         switch (kind, value) {
         case (.integer, .integer(let number)): String(number)
         case (.toggle, .boolean(let isOn)): isOn ? "on" : "off"
-        case (.words, .texts(let words)):
+        case (.words, .texts(let words)), (.hosts, .texts(let words)):
             words.contains { $0.isEmpty || $0.contains(" ") } ? nil : words.joined(separator: " ")
-        case (.integer, _), (.toggle, _), (.words, _): nil
+        case (.integer, _), (.toggle, _), (.words, _), (.hosts, _): nil
         case (_, .text(let text)): text
         default: nil
         }
@@ -39,7 +40,7 @@ extension Setting {
         switch kind {
         case .integer: text
         case .toggle: text == "on" ? "true" : "false"
-        case .words: "[" + text.split(separator: " ").map { "\"\($0)\"" }.joined(separator: ", ") + "]"
+        case .words, .hosts: "[" + text.split(separator: " ").map { "\"\($0)\"" }.joined(separator: ", ") + "]"
         case .text, .duration, .share, .choice, .server, .proxy, .listen: "\"\(text)\""
         }
     }
@@ -60,6 +61,9 @@ extension Setting {
         case .choice(let words): words.contains(text)
         case .toggle: text == "on" || text == "off"
         case .words: text.contains { $0 != " " }
+        case .hosts:
+            text.contains { $0 != " " }
+                && text.split(separator: " ").allSatisfy { $0.wholeMatch(of: #/[A-Za-z0-9._-]+(:[0-9]+)?/#) != nil }
         case .server: PushServer(text) != nil
         case .proxy: ProxySettings.accepts(text)
         case .listen: ListenAddress(text) != nil

@@ -1,5 +1,6 @@
 internal import Logging
 internal import NIOHTTP1
+internal import Synchronization
 
 /// Start here: what the daemon serves over HTTP to those who watch it.
 enum Monitoring {
@@ -11,9 +12,18 @@ enum Monitoring {
     ) -> MonitoringServer? {
         guard let address else { return nil }
         let cache = PageCache()
+        let isRefusalLogged = Atomic(false)
         do {
             let server = try MonitoringServer(address) { request in
-                guard hosts.admit(request.host) else { return strange }
+                guard hosts.admit(request.host) else {
+                    // Once: whoever can connect could fill the log.
+                    if !isRefusalLogged.exchange(true, ordering: .relaxed) {
+                        logger.warning(
+                            "refuses requests under a name that is not in metrics.hosts",
+                            metadata: ["name": "\(request.host?.prefix(255) ?? "")"])
+                    }
+                    return strange
+                }
                 return switch request.path {
                 case "/": page.response(to: request, report.current)
                 case "/metrics":

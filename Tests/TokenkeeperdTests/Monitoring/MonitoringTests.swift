@@ -171,6 +171,7 @@ import Testing
             }
         }
         #expect(daemon.stop() == 0)
+        #expect(daemon.logged.components(separatedBy: "refuses requests under a name").count == 2, "\(daemon.logged)")
     }
 
     @Test func `the status page can be turned off`() throws {
