@@ -1,6 +1,6 @@
 # tokenkeeperd: `make run` and `make test` install what they need.
 
-.PHONY: help run fake-apns test reference fuzz test-deployment image test-image bench build release deb lint setup clean
+.PHONY: help run fake-apns test soak reference fuzz test-deployment image test-image bench build release deb lint setup clean
 
 help: ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -11,9 +11,15 @@ run: ## Build, and start a private PostgreSQL, the daemon and a sample of traffi
 fake-apns: ## Build and start a fake APNs on 127.0.0.1:2197. ARGS='--script FILE' and more: docs/reference/fake-apns.md.
 	@ARGS='$(subst ','\'',$(value ARGS))' exec scripts/fake-apns
 
-test: setup lint ## Build and run all tests on a private PostgreSQL. TEST_SOAK=whole: run the soaks in full instead of small.
+test: setup lint ## Build and run all tests on a private PostgreSQL.
 	@scripts/setup servers clients
 	@scripts/test
+
+soak: ## Before a release: random tests with new seeds and in full, the package on Debian 12 and 13, and the image. It takes hours.
+	@TEST_SOAK=whole TEST_SEED=random $(MAKE) test
+	@DEBIAN=bookworm scripts/test-deployment
+	@DEBIAN=trixie scripts/test-deployment
+	@scripts/test-image
 
 reference: setup ## Rewrite the generated parts of docs/reference and the man page from the sources.
 	@swift build --build-tests

@@ -63,7 +63,7 @@ let package = Package(
 
         .target(
             name: "LedgerTestSupport",
-            dependencies: ["CLibPQ", "TokenLedger", "TokenModel"],
+            dependencies: ["CLibPQ", "TestThreads", "TokenLedger", "TokenModel"],
             path: "Tests/LedgerTestSupport",
             swiftSettings: lenient),
         .target(name: "TestThreads", path: "Tests/TestThreads", swiftSettings: lenient),

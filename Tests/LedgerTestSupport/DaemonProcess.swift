@@ -1,4 +1,5 @@
 import Foundation
+import TestThreads
 
 /// The real daemon, as a process.
 public final class DaemonProcess: @unchecked Sendable {  // Process is only touched under Foundation's own locks.
@@ -11,19 +12,29 @@ public final class DaemonProcess: @unchecked Sendable {  // Process is only touc
         return URL(fileURLWithPath: tests).deletingLastPathComponent().appendingPathComponent("tokenkeeperd").path
     }()
 
-    /// - Parameter url: The database; nil if `environment` or `arguments` name it.
+    /// - Parameters:
+    ///   - url: The database; nil if `environment` or `arguments` name it.
+    ///   - timing: The fraction of the product's pauses that it takes: `Timing`.
     public init(
-        _ url: String?, settings: [String] = [], arguments: [String] = [], environment: [String: String] = [:]
+        _ url: String?, settings: [String] = [], arguments: [String] = [], environment: [String: String] = [:],
+        timing: Double = 1
     ) throws {
         log = NSTemporaryDirectory() + "tokenkeeperd-\(UUID().uuidString).log"
         _ = FileManager.default.createFile(atPath: log, contents: nil)
         process.executableURL = URL(fileURLWithPath: Self.program)
         process.arguments = ["run"] + arguments + settings.flatMap { ["--set", $0] }
-        process.environment = ProcessInfo.processInfo.environment.merging(environment) { $1 }
+        process.environment = ProcessInfo.processInfo.environment.merging(["TEST_TIMING": "\(timing)"]) { $1 }
+            .merging(environment) { $1 }
         if let url { process.environment?["TOKENKEEPER_DATABASE_URL"] = url }
         process.standardError = try FileHandle(forWritingTo: URL(fileURLWithPath: log))
         process.standardInput = FileHandle.nullDevice
         try process.run()
+        TestResources.note { [weak self] in
+            guard let self, isRunning else { return "" }
+            return "\(Stacks.of(pid))its log:\n\(logged.split(separator: "\n").suffix(30).joined(separator: "\n"))"
+        } end: { [weak self] in
+            if let self, isRunning { signal(SIGKILL) }
+        }
     }
 
     deinit {

@@ -1,4 +1,5 @@
 import Foundation
+import TestThreads
 import TokenLedger
 
 /// A private PostgreSQL: `initdb` in a temporary folder, a Unix socket and a port of 127.0.0.1. It ends with the process that
@@ -12,13 +13,17 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
     private let creating = NSLock()
     private var keepers: [(shell: Process, lifeline: Pipe)] = []
     private let options: [String]
+    /// Only of the shared cluster: of others, tests need one database or two.
+    private var spares: SpareDatabases?
 
     /// The cluster that all tests of a run share.
     public static let shared: TestCluster = {
         do {
             // A batch leaves the rest to the next one after half of it. In a run with many tests at once, a process may stand still for
             // half of PostgreSQL's usual second.
-            return try prepared(options: ["deadlock_timeout=5s"])
+            let cluster = try prepared(options: ["deadlock_timeout=5s"])
+            cluster.spares = SpareDatabases(6) { [unowned cluster] in try cluster.create(migrated: true) }
+            return cluster
         } catch {
             fatalError("no cluster for the tests: \(error)")
         }
@@ -183,12 +188,35 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
 
     /// A new database in a prepared cluster: migrated, with roles and the logins a_sender, a_app, a_reader, a_operator, a_daemon.
     public func database(migrated: Bool = true) throws -> TestDatabase {
+        let name =
+            if migrated, let spares { try spares.take() } else { try create(migrated: migrated) }
+        TestResources.note { [weak self] in
+            self?.activity(in: name) ?? ""
+        } end: { [weak self] in
+            var admin = try? self?.connect(database: "postgres")
+            _ = try? admin?.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '\(name)'")
+        }
+        return TestDatabase(cluster: self, name: name)
+    }
+
+    private func create(migrated: Bool) throws -> String {
         let name = "t_\(UUID().uuidString.prefix(8).lowercased())"
         try creating.withLock {
             var admin = try connect(database: "postgres")
             try admin.run("CREATE DATABASE \(name) OWNER owner" + (migrated ? " TEMPLATE template" : ""))
         }
-        return TestDatabase(cluster: self, name: name)
+        return name
+    }
+
+    /// What the sessions of a database are doing.
+    private func activity(in database: String) -> String {
+        var admin = try? connect(database: "postgres")
+        let rows = try? admin?.lines(
+            """
+            SELECT pid::text, usename::text, state, wait_event_type || ' ' || wait_event, pg_blocking_pids(pid)::text, left(query, 500)
+            FROM pg_stat_activity WHERE datname = '\(database)' ORDER BY pid
+            """, columns: 6)
+        return "the sessions of \(database):\n\(rows?.joined(separator: "\n") ?? "not to be had")"
     }
 
     /// A new database in a cluster that is not prepared: it belongs to the superuser, and has neither our schema nor our roles.
@@ -279,6 +307,11 @@ public struct ProgramRun {
         let feed = Pipe()
         program.standardInput = feed
         try program.run()
+        TestResources.note {
+            program.isRunning ? Stacks.of(program.processIdentifier) : ""
+        } end: {
+            if program.isRunning { kill(program.processIdentifier, SIGKILL) }
+        }
         let reading = DispatchQueue(label: "errors")
         nonisolated(unsafe) var complaints = Data()
         let done = DispatchSemaphore(value: 0)

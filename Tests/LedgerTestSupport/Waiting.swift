@@ -1,10 +1,11 @@
 import Foundation
+import TestThreads
 
-/// Repeats a check until it holds. Fails after ten minutes.
+/// Repeats a check until it holds. Fails after half a minute.
 ///
 /// It blocks its thread, so the test's suite needs the trait `ownThread`.
 public func eventually(
-    _ what: String, within seconds: Int = 600, _ isSo: () throws -> Bool
+    _ what: String, within seconds: Int = 30, _ isSo: () throws -> Bool
 ) throws {
     let clock = ContinuousClock()
     let deadline = clock.now + .seconds(seconds)
@@ -12,7 +13,7 @@ public func eventually(
     var pause: UInt32 = 2_000
     while true {
         if try isSo() { return }
-        guard clock.now < deadline else { throw TestFailure("not within \(seconds) s: \(what)") }
+        guard clock.now < deadline, !TestResources.isOver else { throw TestFailure("not within \(seconds) s: \(what)") }
         usleep(pause)
         pause = min(pause * 3 / 2, 40_000)
     }

@@ -13,17 +13,30 @@ public struct OwnThread: SuiteTrait, TestTrait, TestScoping {
     ) async throws {
         await Turns.shared.take()
         let start = ContinuousClock.now
+        let limit = test.traits.compactMap { ($0 as? TestLimit)?.limit }.last ?? TestLimit.usual
+        let name = test.displayName ?? test.name
+        let resources = TestResources()
+        let watch = Watch(limit) {
+            resources.end(name, after: limit)
+        } onEnd: {
+            fatalError("the test \"\(name)\" hangs, though all that it used has ended")
+        }
         let thread = TestThread()
         let result: Result<Void, any Error>
         do {
-            result = .success(try await withTaskExecutorPreference(thread) { try await function() })
+            result = .success(
+                try await TestResources.$current.withValue(resources) {
+                    try await withTaskExecutorPreference(thread) { try await function() }
+                })
         } catch {
             result = .failure(error)
         }
         thread.end()
+        watch.cancel()
         Durations.shared?.note(ContinuousClock.now - start, of: test)
         await Turns.shared.giveBack()
         try result.get()
+        if resources.isOver { throw TestIsTooLong(limit: limit) }
     }
 }
 
@@ -32,7 +45,54 @@ extension Trait where Self == OwnThread {
     public static var ownThread: Self { Self() }
 }
 
-/// Writes the durations of these tests, one line each, to the file that the variable TEST_DURATIONS names. Swift's own report
+/// How long a test, or each test of a suite, with `ownThread` may take. A test that takes longer fails, and what it uses is shown and
+/// ended: `TestResources`.
+public struct TestLimit: SuiteTrait, TestTrait {
+    /// Of tests without another limit. The slowest take a tenth of it on two quiet cores.
+    static let usual: Duration = .seconds(300)
+
+    let limit: Duration
+    public var isRecursive: Bool { true }
+}
+
+extension Trait where Self == TestLimit {
+    /// For a test, or each test of a suite, that needs more than five minutes on a busy machine.
+    public static func limit(_ limit: Duration) -> Self { Self(limit: limit) }
+}
+
+private struct TestIsTooLong: Error, CustomStringConvertible {
+    let limit: Duration
+    var description: String { "the test took longer than \(limit)" }
+}
+
+/// Calls back when a time has passed, and again when the test goes on nevertheless.
+private final class Watch: @unchecked Sendable {  // Timers may be used from any thread.
+    private static let queue = DispatchQueue(label: "limits of tests", attributes: .concurrent)
+    /// What a test has left after its limit, in which everything that it uses has ended.
+    private static let grace: DispatchTimeInterval = .seconds(120)
+
+    private let first: any DispatchSourceTimer
+    private let second: any DispatchSourceTimer
+
+    init(_ limit: Duration, _ onLimit: @escaping @Sendable () -> Void, onEnd: @escaping @Sendable () -> Void) {
+        let end = DispatchTime.now() + .seconds(Int(limit.components.seconds))
+        first = DispatchSource.makeTimerSource(queue: Self.queue)
+        first.schedule(deadline: end)
+        first.setEventHandler(handler: onLimit)
+        second = DispatchSource.makeTimerSource(queue: Self.queue)
+        second.schedule(deadline: end + Self.grace)
+        second.setEventHandler(handler: onEnd)
+        first.activate()
+        second.activate()
+    }
+
+    func cancel() {
+        first.cancel()
+        second.cancel()
+    }
+}
+
+/// Writes the durations of these tests, one line each with the test's file, to the file that the variable TEST_DURATIONS names. Swift's own report
 /// includes the wait for a test's turn; this one does not.
 private struct Durations {
     static let shared = ProcessInfo.processInfo.environment["TEST_DURATIONS"].flatMap {
@@ -44,13 +104,14 @@ private struct Durations {
 
     func note(_ duration: Duration, of test: Test) {
         let seconds = String(format: "%.3f", duration / .seconds(1))
-        try? file.write(contentsOf: Data("\(seconds)\t\(test.displayName ?? test.name)\n".utf8))
+        try? file.write(
+            contentsOf: Data("\(seconds)\t\(test.displayName ?? test.name)\t\(test.sourceLocation.fileID)\n".utf8))
     }
 }
 
 /// Limits how many of these tests run at once: more would only slow one another down.
 private actor Turns {
-    static let shared = Turns(ProcessInfo.processInfo.activeProcessorCount * 3)
+    static let shared = Turns(ProcessInfo.processInfo.activeProcessorCount * 4)
 
     private var free: Int
     private var waiting: [CheckedContinuation<Void, Never>] = []

@@ -104,8 +104,7 @@ import TokenModel
     }
 
     @Test func `any number of daemons keep the limit, and never deadlock`() throws {
-        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
-        print("background limit seed \(seed)")
+        let seed = Seed.next()
         let (database, app) = (database, app)
         try ask(6, tokens: 1...40)
         try ask(2, tokens: 1...40, payload: #"{"aps":{"alert":"Hello"}}"#)

@@ -50,8 +50,7 @@ import Testing
     }
 
     @Test func `the order in which rows are queued and taken does not matter`() throws {
-        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
-        print("order seed \(seed)")
+        let seed = Seed.next()
         var chance = SeededChance(seed: seed)
         let rows = (0..<300).map { _ in
             let token = ["aa", "bb", "cc", "dd", "ee", "ff"].randomElement(using: &chance)!

@@ -39,12 +39,9 @@ private struct LogoutModel {
 
 @Suite(.ownThread) struct `Logouts, compared with a model` {
     /// Registrations, logouts by the application and by a source, called or queued, late, repeated and out of order; logouts that the guard holds,
-    /// released or discarded; undone windows. `MODEL_SEED` repeats a run.
+    /// released or discarded; undone windows. `TEST_SEED` repeats a run.
     @Test func `random histories end in the state that the model gives`() throws {
-        let seed =
-            ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)
-            ?? UInt64.random(in: 0...UInt64(UInt32.max))
-        print("logout model seed \(seed)")
+        let seed = Seed.next()
         var chance = SeededChance(seed: seed)
         var held = 0
         for history in 0..<Soak.size(6, whole: 60) {

@@ -89,7 +89,7 @@ import Testing
     }
 
     @Test func `what only new tokens have changed is as it was before`() throws {
-        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        let seed = Seed.next()
         var chance = SeededChance(seed: seed)
         func call(_ token: String) -> String {
             let topic = ["t", "t.push-type.liveactivity"][chance.dice(4) / 3]
@@ -113,7 +113,7 @@ import Testing
     }
 
     @Test func `exactly the tokens that nothing has touched are removed`() throws {
-        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        let seed = Seed.next()
         var chance = SeededChance(seed: seed)
         let known = Set((0..<20).map { _ in String(format: "%04x", chance.dice(60)) })
         for token in known {

@@ -10,10 +10,7 @@ import Testing
 /// here a second time, without the functions that attach generates.
 @Suite(.ownThread) struct `An attached table in use` {
     @Test func `it agrees with the ledger, however often daemons are killed`() throws {
-        let seed =
-            ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)
-            ?? UInt64.random(in: 0...UInt64(UInt32.max))
-        print("attached table seed \(seed)")
+        let seed = Seed.next()
         var chance = SeededChance(seed: seed)
         let table = try AttachedTable()
         var daemons = try (0..<2).map { _ in try table.daemon() }

@@ -16,8 +16,7 @@ import Testing
     /// Three daemons behind a proxy that cuts connections around COMMIT, 60 times `kill -9` in the full soak, and producers that
     /// commit out of order.
     @Test func `every committed result is recorded exactly once, and the queue ends empty`() throws {
-        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
-        print("crash seed \(seed)")
+        let seed = Seed.next()
         let database = try TestCluster.shared.database()
         let proxy = try CuttingProxy(to: database.cluster.port, seed: seed)
         defer { proxy.close() }

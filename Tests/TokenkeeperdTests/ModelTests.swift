@@ -14,12 +14,9 @@ private struct Step {
 @Suite(.ownThread) struct `The rule, compared with a model` {
     /// In the full soak, 200 histories of 500 steps each: registrations with and without devices, logouts and results, by a call or through
     /// a queue, late, repeated and out of order; suspects and logouts that are held and released, undone windows of suspects, of 410s and of logouts,
-    /// forgotten tokens; and daemons that are killed. `MODEL_SEED` repeats a run.
+    /// forgotten tokens; and daemons that are killed. `TEST_SEED` repeats a run.
     @Test func `random histories end in the state that the model gives`() throws {
-        let seed =
-            ProcessInfo.processInfo.environment["MODEL_SEED"].flatMap(UInt64.init)
-            ?? UInt64.random(in: 0...UInt64(UInt32.max))
-        print("model seed \(seed)")
+        let seed = Seed.next()
         var chance = SeededChance(seed: seed)
         let database = try TestCluster.shared.database()
         // One of them holds 410s, the other does not: what it has held is released in the end.

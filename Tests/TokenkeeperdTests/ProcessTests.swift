@@ -37,7 +37,7 @@ import Testing
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = 'a_daemon'")
                 == "\(connections)"
         }
-        let daemon = try DaemonProcess(database.url())
+        let daemon = try DaemonProcess(database.url(), timing: 0.05)
         try eventually("the drain and the sweep have one each") { try has(2) }
         try backlog(database)
         try eventually("the backlog has one more") { try has(3) }

@@ -27,8 +27,7 @@ import Testing
 
     /// A lost row shows as a missing token or logout, a doubled one as a second row in `rejected_registration` or a second event.
     @Test func `every committed registration is applied exactly once, and the queue ends empty`() throws {
-        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
-        print("registration crash seed \(seed)")
+        let seed = Seed.next()
         let database = try TestCluster.shared.database()
         let proxy = try CuttingProxy(to: database.cluster.port, seed: seed)
         defer { proxy.close() }

@@ -18,7 +18,7 @@ import Testing
 
     private func waitUntilDrained() throws {
         var watcher = try database.connect()
-        try eventually("the queue is empty") {
+        try eventually("the queue is empty", within: 180) {
             try watcher.scalar("SELECT count(*) FROM (SELECT FROM tokenkeeper.send_result LIMIT 1) AS r") == "0"
         }
     }

@@ -15,11 +15,11 @@ public struct SilenceWatch {
     private var seen: [String: Seen] = [:]
 
     /// How long the same heartbeat must be seen: six beats.
-    public static let duration: Duration = .seconds(30)
+    private let duration: Duration
     /// Between two looks that are further apart, this daemon may have stood still itself.
-    public static let longestGap: Duration = .seconds(20)
+    private let longestGap: Duration
 
-    public init() {}
+    public init(_ timing: Timing = .production) { (duration, longestGap) = timing.silence }
 
     /// Notes a heartbeat of another daemon.
     ///
@@ -27,11 +27,11 @@ public struct SilenceWatch {
     public mutating func note(
         _ daemonID: String, _ heartbeat: Instant, at now: ContinuousClock.Instant = .now
     ) -> Bool {
-        seen = seen.filter { $0.value.last.duration(to: now) <= Self.longestGap }
+        seen = seen.filter { $0.value.last.duration(to: now) <= longestGap }
         var one = seen[daemonID] ?? Seen(heartbeat: heartbeat, since: now, last: now)
         if one.heartbeat != heartbeat { one = Seen(heartbeat: heartbeat, since: now, last: now) }
         one.last = now
         seen[daemonID] = one
-        return one.since.duration(to: now) >= Self.duration
+        return one.since.duration(to: now) >= duration
     }
 }

@@ -1,4 +1,4 @@
-internal import TokenModel
+public import TokenModel
 
 /// Stores what the view `status` cannot compute within milliseconds: counts of large tables, and warnings that take a search.
 ///
@@ -10,7 +10,7 @@ public struct StatusCache {
     private let clock = ContinuousClock()
 
     /// The shortest pause between two looks.
-    private static let pause: Duration = .seconds(5)
+    private let shortestPause: Duration
 
     /// The longest pause: `status` trusts a count for ten minutes.
     private static let longestPause: Duration = .seconds(300)
@@ -25,7 +25,8 @@ public struct StatusCache {
     /// What a person must fix: the first look of the last refresh that was refused; nil if none was.
     public private(set) var trouble: DatabaseError?
 
-    public init() {}
+    /// - Parameter pause: The shortest pause between two looks: `Timing.statusCache`.
+    public init(every pause: Duration = Timing.production.statusCache) { shortestPause = pause }
 
     /// The findings, by the source's name. A source that took too long, met a lock or was refused adds none, and keeps its stored
     /// row until `status` no longer trusts it.
@@ -67,7 +68,7 @@ public struct StatusCache {
 
     /// The pause after a refresh that began at this moment.
     private func pause(since began: ContinuousClock.Instant) -> Duration {
-        min(max(Self.pause, began.duration(to: clock.now) * 100), Self.longestPause)
+        min(max(shortestPause, began.duration(to: clock.now) * 100), Self.longestPause)
     }
 
     private mutating func countTables(
@@ -109,7 +110,7 @@ public struct StatusCache {
     private mutating func isOld(on connection: inout Connection) throws(DatabaseError) -> Bool {
         try look(
             """
-            SELECT coalesce(max(c.as_of) < clock_timestamp() - \(Self.pause.milliseconds) * interval '1 millisecond', true)
+            SELECT coalesce(max(c.as_of) < clock_timestamp() - \(shortestPause.milliseconds) * interval '1 millisecond', true)
             FROM tokenkeeper.status_cache AS c
             """, Bool.self, on: &connection)?.first ?? false
     }

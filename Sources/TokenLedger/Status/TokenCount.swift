@@ -1,4 +1,4 @@
-internal import TokenModel
+public import TokenModel
 
 /// Counts the tokens by topic and state, for `status`, the guard's share and the sweep's limit. It takes at most 1 % of the daemon's time.
 ///
@@ -19,7 +19,7 @@ public struct TokenCount {
     private let clock = ContinuousClock()
 
     /// The shortest pause between two turns.
-    static let pause: Duration = .seconds(10)
+    let pause: Duration
     /// How long a turn lasts: usually; while some topic has never been counted; and when it looks only at new topics.
     private static let turn: (usual: Duration, first: Duration, new: Duration) = (
         .milliseconds(100), .seconds(5), .milliseconds(20)
@@ -30,12 +30,14 @@ public struct TokenCount {
     /// How often a count is confirmed. The guard trusts it for a day.
     private static let confirmEvery: Duration = .seconds(600)
 
-    public init() {}
+    /// - Parameter pause: The shortest pause between two turns: `Timing.tokenCount`.
+    public init(every pause: Duration = Timing.production.tokenCount) { self.pause = pause }
 
     /// - Parameters:
     ///   - slice: Tokens in each slice, however long a slice takes.
     ///   - writtenAt: When the ledger was last written; nil for long ago.
     init(slice: Int, writtenAt: Instant? = nil) {
+        self.init()
         self.slice = slice
         adapts = false
         self.writtenAt = writtenAt ?? .distantPast
@@ -47,7 +49,7 @@ public struct TokenCount {
     public mutating func refresh(on connection: inout Connection, stop: Wakeup) throws(DatabaseError) {
         guard clock.now >= again else { return }
         let began = clock.now
-        again = began + Self.pause
+        again = began + pause
         let (writes, seenAt) = try connection.query(
             """
             SELECT pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid) + pg_stat_get_tuples_deleted(c.oid),

@@ -1,6 +1,8 @@
 internal import ArgumentParser
 internal import CLinux
+internal import FoundationEssentials
 internal import Glibc
+internal import TokenModel
 
 struct Run: ParsableCommand {
     static let configuration = CommandConfiguration(
@@ -16,6 +18,15 @@ struct Run: ParsableCommand {
     @Flag(help: "Apply missing migrations first. The role must own the schema.")
     var migrate = false
 
+    private static var timing: Timing {
+        #if DEBUG
+            if let fraction = ProcessInfo.processInfo.environment["TEST_TIMING"].flatMap(Double.init) {
+                return Timing(fraction: fraction)
+            }
+        #endif
+        return .production
+    }
+
     func run() throws {
         // Before any secret is in memory: forbid core dumps, and access by other processes of this user.
         _ = tk_forbid_dumps()
@@ -25,7 +36,7 @@ struct Run: ParsableCommand {
         let credentials = try options.loadCredentials(of: configuration, tokens)
         let status = Daemon(
             options: options, configuration: configuration, credentials: credentials,
-            migrates: migrate
+            migrates: migrate, timing: Self.timing
         ).run()
         // Not exit(3), which cleans up OpenSSL: a thread that is still connecting may be inside it, and would crash.
         _exit(status.rawValue)

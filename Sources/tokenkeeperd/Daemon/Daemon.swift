@@ -4,6 +4,7 @@ internal import Glibc
 internal import Logging
 internal import Synchronization
 internal import TokenLedger
+internal import TokenModel
 
 /// The long-running process: the workers, each on a thread of its own, and the signals.
 ///
@@ -17,6 +18,7 @@ struct Daemon {
     /// The credentials for APNs; empty if the daemon does not send.
     let credentials: [LoadedCredential]
     let migrates: Bool
+    let timing: Timing
 
     /// How long a shutdown waits for running batches. PostgreSQL rolls back a batch that takes longer, and nothing is lost.
     private static let patience: DispatchTimeInterval = .seconds(25)
@@ -79,7 +81,7 @@ struct Daemon {
         let migration = migrates ? MigrationStep(ringing: sweepBells.wakeup) : nil
         func worker(_ part: ServiceState.Part) -> Worker {
             Worker(
-                part: part, settings: settings, stop: stop, atWork: atWork,
+                part: part, settings: settings, timing: timing, stop: stop, atWork: atWork,
                 statements: metrics.statements, outages: outages, report: report,
                 giveUp: { error in
                     ending.say(.configuration) {

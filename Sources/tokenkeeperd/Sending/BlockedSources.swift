@@ -6,10 +6,12 @@ struct BlockedSources {
     private var blocked: [SendState.Source: (error: String, until: ContinuousClock.Instant)] = [:]
 
     /// How long until a claim is tried again: after an error of its data, and after a lock of another session or a lost connection.
-    private static let pause: (data: Duration, passing: Duration) = (.seconds(30), .seconds(2))
+    private let pause: (data: Duration, passing: Duration)
+
+    init(_ timing: Timing = .production) { pause = timing.blockedClaim }
 
     mutating func block(_ source: SendState.Source, _ error: String, isPassing: Bool, at now: ContinuousClock.Instant) {
-        blocked[source] = (error, now + (isPassing ? Self.pause.passing : Self.pause.data))
+        blocked[source] = (error, now + (isPassing ? pause.passing : pause.data))
     }
 
     /// A claim has succeeded.

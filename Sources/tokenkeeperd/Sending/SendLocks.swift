@@ -1,8 +1,11 @@
 internal import TokenLedger
+internal import TokenModel
 
 /// The locks of other sessions that keep requests in the outbox.
 struct SendLocks {
-    private var watch = LockWatch()
+    private var watch: LockWatch
+
+    init(_ timing: Timing) { watch = LockWatch(timing) }
 
     /// Sessions to be reported. Nil if there are none: locked requests are skipped silently, so only a session that is seen counts.
     var reported: [LockHolder]? { watch.reported.flatMap { $0.isEmpty ? nil : $0 } }

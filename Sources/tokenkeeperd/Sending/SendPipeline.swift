@@ -44,7 +44,8 @@ struct SendPipeline {
     ///   - capacity: How many requests `marks` has a place for.
     ///   - audiences: Takes the campaigns whose audience takes long to find.
     init(
-        _ senders: [CredentialAtWork], limit: Int, marks: SentMarks?, capacity: Int, audiences: SlowAudiences,
+        _ senders: [CredentialAtWork], limit: Int, timing: Timing, marks: SentMarks?, capacity: Int,
+        audiences: SlowAudiences,
         summary: SendSummary, metrics: SendMetrics
     ) {
         self.senders = senders
@@ -53,7 +54,7 @@ struct SendPipeline {
         slots = Slots(capacity: capacity)
         self.summary = summary
         self.metrics = metrics
-        state = SendState(limit: limit) { topic in
+        state = SendState(limit: limit, timing: timing) { topic in
             CredentialSettings.best(of: senders, for: topic) { $0.credential.settings }?.credential.settings.name
         }
     }

@@ -14,12 +14,10 @@ struct SendPresence {
     private var problems: [String] = []
     private var tookOverAt: ContinuousClock.Instant?
 
-    static let beatEvery: Duration = .seconds(5)
-    /// How often to look for new problems.
-    private static let lookEvery: Duration = .seconds(1)
-    private static let takeOverEvery: Duration = .seconds(10)
+    private let timing: Timing
 
-    init(credentials: String, marks: SentMarkFiles?) {
+    init(credentials: String, marks: SentMarkFiles?, _ timing: Timing) {
+        self.timing = timing
         self.credentials = credentials
         self.marks = marks
     }
@@ -34,7 +32,7 @@ struct SendPresence {
         _ pipeline: inout SendPipeline, _ outbox: Outbox, _ silences: inout SilenceWatch, locks: [LockHolder]?,
         on connection: inout Connection, report: ([String]) -> Void
     ) throws(DatabaseError) {
-        if isDue(lookedAt, every: Self.lookEvery) {
+        if isDue(lookedAt, every: timing.soon) {
             lookedAt = .now
             pipeline.reportFaults()
             let found =
@@ -47,11 +45,11 @@ struct SendPresence {
             }
             pipeline.summary.report(waiting: pipeline.waiting)
         }
-        if isDue(beatAt, every: Self.beatEvery) {
+        if isDue(beatAt, every: timing.heartbeat) {
             beatAt = .now
             try outbox.beat(credentials: credentials, trouble: problems, on: &connection)
         }
-        if isDue(tookOverAt, every: Self.takeOverEvery) {
+        if isDue(tookOverAt, every: timing.takeOver) {
             tookOverAt = .now
             // A COMMIT that waits for a standby outlives its connection. When it ends, this daemon has claims that it does not know.
             // And after a suspension of this process, another daemon may have taken over its requests.

@@ -22,20 +22,23 @@ struct SendState {
     /// The name of the credential for a topic; nil where no credential covers it.
     private let credential: (TopicScope) -> String?
     private var requests: [CredentialScope: RequestsInFlight] = [:]
-    private var health = SendingHealth()
-    private var unanswered = UnansweredRequests()
+    private var health: SendingHealth
+    private var unanswered: UnansweredRequests
     private var trials = Trials()
     private var topics = DueTopics()
     private var campaigns = DueCampaigns()
     private var tokens = RestingTokens()
-    private var blocked = BlockedSources()
+    private var blocked: BlockedSources
     private var unwritten = UnwrittenEndings()
     private var recalls = RecallSchedule()
     private var paced = PacedRequests()
     private(set) var counts = SendCounts()
 
-    init(limit: Int, credential: @escaping (TopicScope) -> String?) {
+    init(limit: Int, timing: Timing = .production, credential: @escaping (TopicScope) -> String?) {
         self.limit = limit
+        health = SendingHealth(timing)
+        unanswered = UnansweredRequests(timing)
+        blocked = BlockedSources(timing)
         self.credential = credential
     }
 

@@ -30,16 +30,16 @@ struct SendWorker {
         let senders = startClients(marks)
         metrics.watch(senders)
         var pipeline = SendPipeline(
-            senders, limit: limit, marks: marks, capacity: capacity, audiences: audiences,
+            senders, limit: limit, timing: worker.timing, marks: marks, capacity: capacity, audiences: audiences,
             summary: SendSummary(logger: worker.logger), metrics: metrics)
         pipeline.summary.begins(credentials)
         let place = ProcessScope.name(environment: ProcessInfo.processInfo.environment, daemonID: daemonID)
         let described = LoadedCredential.described(credentials)
-        var silences = SilenceWatch()
+        var silences = SilenceWatch(worker.timing)
         worker.run(bell: bell) { connection, _, succeeded in
             var outbox = Outbox(daemonID: daemonID, processScope: place, lockTimeout: worker.configuration.lockTimeout)
-            var presence = SendPresence(credentials: described, marks: files)
-            var locks = SendLocks()
+            var presence = SendPresence(credentials: described, marks: files, worker.timing)
+            var locks = SendLocks(worker.timing)
             try pipeline.reconcile(outbox, on: &connection)
             var idle = Idle(pause: worker.configuration.pollBusy)
             while !worker.stop.isAsked {
@@ -110,10 +110,10 @@ struct SendWorker {
         switch claimed {
         case .none where !hasWritten:
             if looksForTopics {
-                idle.pause = min(idle.pause * 2, configuration.pollIdle, SendPresence.beatEvery)
+                idle.pause = min(idle.pause * 2, configuration.pollIdle, worker.timing.heartbeat)
                 idle.until = .now + idle.pause
             }
-            if locks.isMeeting || pipeline.awaitsAnswer { idle.until = min(idle.until, .now + .seconds(1)) }
+            if locks.isMeeting || pipeline.awaitsAnswer { idle.until = min(idle.until, .now + worker.timing.soon) }
             worker.rest(
                 bell,
                 for: max(min(ContinuousClock.now.duration(to: idle.until), pipeline.pause), .milliseconds(1)))

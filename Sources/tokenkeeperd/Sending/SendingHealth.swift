@@ -11,11 +11,13 @@ struct SendingHealth {
     /// A server rests after this many errors in a row.
     static let errorsInARow = 20
     /// How long a server rests: longer each time, until it responds again.
-    static let rest = Backoff(from: .seconds(15), to: .seconds(15 * 60))
+    private let rest: Backoff
+
+    init(_ timing: Timing = .production) { rest = timing.rest }
 
     private struct Server {
         var errors = 0
-        var backoff = SendingHealth.rest
+        var backoff: Backoff
         /// When its last rest ends or has ended; nil if it had none since it last responded.
         var restsUntil: ContinuousClock.Instant?
     }
@@ -92,7 +94,7 @@ struct SendingHealth {
     ) -> Measure {
         // Requests that were in flight when the rest began say nothing new.
         if isResting(scope, at: now) || (isOnTrial(scope) && !isTrial) { return .none }
-        var server = servers[scope] ?? Server()
+        var server = servers[scope] ?? Server(backoff: rest)
         defer { servers[scope] = server }
         server.errors += 1
         if !isTrial, server.errors < Self.errorsInARow { return .none }

@@ -1,4 +1,5 @@
 internal import APNsFeedback
+internal import TokenModel
 
 /// Since when the requests of a credential have got no response at all, why, and what helps. Pure.
 ///
@@ -12,7 +13,9 @@ struct UnansweredRequests {
     private var waits: [CredentialScope: Wait] = [:]
 
     /// A failure is reported when no request has been answered for this long.
-    static let reportedAfter: Duration = .seconds(10)
+    private let reportedAfter: Duration
+
+    init(_ timing: Timing = .production) { reportedAfter = timing.unanswered }
 
     /// Whether a request has been submitted, and none of its credential has been answered since.
     var isEmpty: Bool { waits.isEmpty }
@@ -40,7 +43,7 @@ struct UnansweredRequests {
     /// One sentence for each credential and environment, in their order.
     func problems(at now: ContinuousClock.Instant) -> [(scope: CredentialScope, words: String)] {
         waits.sorted { $0.key < $1.key }.compactMap { scope, wait in
-            guard let failure = wait.failure, wait.since.duration(to: now) >= Self.reportedAfter else { return nil }
+            guard let failure = wait.failure, wait.since.duration(to: now) >= reportedAfter else { return nil }
             let help = Self.help(failure).map { "; \($0)" } ?? ""
             return (scope, "requests cannot be sent (\(scope)), and wait: \(failure.message)\(help)")
         }

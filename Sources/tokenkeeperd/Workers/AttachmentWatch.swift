@@ -3,15 +3,18 @@ internal import TokenLedger
 
 /// Looks at the attached tables once a minute, and logs what has changed. The view `status` shows the rest.
 struct AttachmentWatch {
+    /// How often to look: `Timing.attachments`.
+    let pause: Duration
     private var again = ContinuousClock.now
-    private static let pause: Duration = .seconds(60)
+
+    init(every pause: Duration) { self.pause = pause }
 
     /// Takes at most one hundredth of the time.
     mutating func look(on connection: inout Connection, _ logger: Logger) throws(DatabaseError) {
         let began = ContinuousClock.now
         if began < again { return }
         for change in try AttachmentChange.noticeNew(on: &connection) { Self.log(change, logger) }
-        again = .now + max(Self.pause, began.duration(to: .now) * 100)
+        again = .now + max(pause, began.duration(to: .now) * 100)
     }
 
     private static func log(_ change: AttachmentChange, _ logger: Logger) {

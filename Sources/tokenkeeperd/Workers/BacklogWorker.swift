@@ -2,6 +2,7 @@ internal import Dispatch
 internal import Logging
 internal import Synchronization
 internal import TokenLedger
+internal import TokenModel
 
 /// Helps the drain on a second connection while there is a backlog in either queue. Two server processes then work, and new rows do
 /// not wait while the primary reads a partition in bulk.
@@ -47,11 +48,8 @@ struct BacklogWorker {
     let backlog: Backlog
     let summary: DrainSummary
 
-    /// After this long without a backlog, the connection is closed.
-    private static let keptFor: Duration = .seconds(30)
-
-    /// The pauses after a failure: before the next attempt, and between two warnings.
-    private static let pause: (retry: Duration, warning: Duration) = (.seconds(10), .seconds(600))
+    /// Between two warnings of a failure.
+    private static let warnsEvery: Duration = .seconds(600)
 
     func run() {
         var warnedAt: ContinuousClock.Instant?
@@ -62,22 +60,22 @@ struct BacklogWorker {
             }
             // If connections are scarce, the other workers get theirs first.
             guard worker.configuration.secondConnection, worker.report.isComplete else {
-                rest(for: .seconds(1))
+                rest(for: worker.timing.soon)
                 continue
             }
             do {
                 if try help() { continue }
             } catch {
                 // When PostgreSQL itself is unreachable, the other workers notice and report it.
-                rest(for: .seconds(1))
-                if worker.report.isComplete, warnedAt.map({ $0.duration(to: .now) > Self.pause.warning }) ?? true {
+                rest(for: worker.timing.soon)
+                if worker.report.isComplete, warnedAt.map({ $0.duration(to: .now) > Self.warnsEvery }) ?? true {
                     warnedAt = .now
                     worker.logger.warning(
                         "a backlog is drained by one connection alone: the second connection failed or could not be opened",
                         metadata: ["error": "\(error)"])
                 }
             }
-            rest(for: Self.pause.retry)
+            rest(for: worker.timing.secondConnection.retry)
         }
     }
 
@@ -109,7 +107,7 @@ struct BacklogWorker {
         var neededAt = ContinuousClock.now
         var lookedAt = neededAt
         var pause = worker.configuration.pollBusy
-        while !worker.stop.isAsked, neededAt.duration(to: .now) < Self.keptFor {
+        while !worker.stop.isAsked, neededAt.duration(to: .now) < worker.timing.secondConnection.kept {
             let configuration = worker.configuration
             guard configuration.secondConnection else { return true }
             drain.follow(configuration)

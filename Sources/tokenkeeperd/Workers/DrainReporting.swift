@@ -10,7 +10,7 @@ struct DrainReporting {
     private var beatAt: ContinuousClock.Instant?
     /// When a lock of another session prevented the last heartbeat; nil if none did.
     private var beatRefusedAt: ContinuousClock.Instant?
-    private var locks = LockWatch()
+    private var locks: LockWatch
     private var troubles: [QueueName: DatabaseError] = [:]
     /// What the pass had done when its locks were last counted.
     private var counted = Drain.Pass()
@@ -24,11 +24,10 @@ struct DrainReporting {
     /// What it reports must not keep the drain from its work.
     private var chores = Chores()
 
-    private static let beatEvery: Duration = .seconds(5)
-
     init(_ worker: Worker, daemonID: String, on connection: inout Connection) throws(DatabaseError) {
         self.worker = worker
         configuration = worker.configuration
+        locks = LockWatch(worker.timing)
         heartbeat = try Heartbeat(
             daemonID: daemonID, version: Daemon.version, lockTimeout: configuration.lockTimeout, on: &connection)
     }
@@ -69,7 +68,7 @@ struct DrainReporting {
         // Once the last of the work is done, or something is in its way, `status` should soon show it.
         isUnreported = pass.moved || pass.troubles != troubles || isUnreported
         troubles = pass.troubles
-        if isUnreported, !pass.moved, beatAt.map({ $0.duration(to: .now) > .seconds(1) }) ?? true {
+        if isUnreported, !pass.moved, beatAt.map({ $0.duration(to: .now) > worker.timing.soon }) ?? true {
             beatAt = nil
             isUnreported = false
         }
@@ -104,7 +103,7 @@ struct DrainReporting {
     private mutating func beatIfDue(
         _ unread: Drain.UnreadPages, on connection: inout Connection
     ) throws(DatabaseError) {
-        if let last = beatRefusedAt ?? beatAt, last.duration(to: .now) < Self.beatEvery { return }
+        if let last = beatRefusedAt ?? beatAt, last.duration(to: .now) < worker.timing.heartbeat { return }
         let seen = (
             results: try heartbeat.look(at: .results, pagesLeft: unread.results, on: &connection),
             registrations: try heartbeat.look(at: .registrations, pagesLeft: unread.registrations, on: &connection)

@@ -1,5 +1,6 @@
 internal import Logging
 internal import TokenLedger
+internal import TokenModel
 
 /// Drains both queues: at short intervals while there is work, at longer ones while there is none.
 struct DrainWorker {
@@ -10,9 +11,6 @@ struct DrainWorker {
     let backlog: BacklogWorker.Backlog
     /// Nil if there are no metrics.
     let topicLabels: TopicLabels?
-
-    /// A problem is over when it has not occurred for this long. Not every pass reads the retry partition.
-    private static let problemLasts: Duration = .seconds(2)
 
     func run() {
         var problemAt: ContinuousClock.Instant?
@@ -42,13 +40,15 @@ struct DrainWorker {
                 if let trouble = pass.trouble {
                     problemAt = .now
                     worker.outages.lost(trouble, worker.part)
-                } else if !reporting.isHeldUp, problemAt.map({ $0.duration(to: .now) > Self.problemLasts }) ?? true {
+                } else if !reporting.isHeldUp,
+                    problemAt.map({ $0.duration(to: .now) > worker.timing.problemLasts }) ?? true
+                {
                     problemAt = nil
                     succeeded()
                 }
                 summary.add(pass)
                 pause = pass.moved ? configuration.pollBusy : min(pause * 2, configuration.pollIdle)
-                if reporting.isMeetingLocks { pause = min(pause, .seconds(1)) }
+                if reporting.isMeetingLocks { pause = min(pause, worker.timing.lockPatience) }
                 worker.rest(bell, for: pause)
             }
             try reporting.signOff(on: &connection)

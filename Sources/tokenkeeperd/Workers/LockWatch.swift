@@ -1,4 +1,5 @@
 internal import TokenLedger
+internal import TokenModel
 
 /// Decides when a lock of another session is worth reporting: when results wait, and the same transaction holds a lock for
 /// seconds. Pure.
@@ -6,17 +7,7 @@ internal import TokenLedger
 /// It is normal that a batch meets a lock: an application that registers a token holds its row. So sessions are looked up only after
 /// locks have been met for a while, and reported only if they are found repeatedly.
 struct LockWatch {
-    /// Locks are met for this long before the first look.
-    static let patience: Duration = .seconds(1)
-    /// A transaction is reported after it has been seen for this long.
-    static let seenFor: Duration = .seconds(3)
-    /// The time between two looks: before and after something is reported.
-    static let lookEvery: (before: Duration, after: Duration) = (.milliseconds(500), .seconds(5))
-    /// The problem is over when no lock has been met for this long. Not every pass reads the waiting results.
-    static let quiet: Duration = .seconds(3)
-    /// Without any progress for this long, the wait is reported even if no session holds a lock for long.
-    static let standstill: Duration = .seconds(6)
-
+    private let timing: Timing
     private var since: ContinuousClock.Instant?
     private var metAt: ContinuousClock.Instant?
     private var workedAt: ContinuousClock.Instant?
@@ -26,6 +17,8 @@ struct LockWatch {
     /// The sessions to report, starting with those that lock whole tables. Nil if there is nothing to report; empty if no session
     /// holds a lock for long.
     private(set) var reported: [LockHolder]?
+
+    init(_ timing: Timing = .production) { self.timing = timing }
 
     /// Whether locks are being met now.
     var isMeeting: Bool { since != nil }
@@ -43,15 +36,15 @@ struct LockWatch {
         if waits > 0 {
             since = since ?? now
             metAt = now
-        } else if let last = metAt, last.duration(to: now) > Self.quiet {
-            self = LockWatch()
+        } else if let last = metAt, last.duration(to: now) > timing.lockQuiet {
+            self = LockWatch(timing)
         }
     }
 
     /// Whether it is time to look up who holds locks.
     func wantsLook(now: ContinuousClock.Instant) -> Bool {
-        guard let since, since.duration(to: now) >= Self.patience else { return false }
-        let every = reported == nil ? Self.lookEvery.before : Self.lookEvery.after
+        guard let since, since.duration(to: now) >= timing.lockPatience else { return false }
+        let every = reported == nil ? timing.lockLooks.before : timing.lockLooks.after
         return lookedAt.map { $0.duration(to: now) >= every } ?? true
     }
 
@@ -63,14 +56,14 @@ struct LockWatch {
         // A daemon that reads a whole partition shares the work: it is not reported, and this is not a standstill.
         let others = holders.filter { $0.kind != .reading }
         let lasting = others.filter { holder in
-            firstSeen[holder.identity].map { $0.duration(to: now) >= Self.seenFor } ?? false
+            firstSeen[holder.identity].map { $0.duration(to: now) >= timing.lockSeen } ?? false
         }
         // If a session holds a table, sessions that hold rows of it do not matter.
         let tables = lasting.filter(\.isOfWholeTable)
         let isStandstill =
             others.count == holders.count
             && since.map { start in
-                max(start, workedAt ?? start).duration(to: now) >= Self.standstill
+                max(start, workedAt ?? start).duration(to: now) >= timing.standstill
             } ?? false
         reported = !lasting.isEmpty ? (tables.isEmpty ? lasting : tables) : isStandstill ? [] : nil
     }

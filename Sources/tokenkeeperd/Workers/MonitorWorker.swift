@@ -1,4 +1,5 @@
 internal import TokenLedger
+internal import TokenModel
 
 /// Looks at the database for the metrics and the status page, so that no request does. It runs only if `metrics.listen` is set.
 ///
@@ -11,11 +12,6 @@ struct MonitorWorker {
     /// Nil if the status page is off.
     let overviews: OverviewCache?
 
-    /// The pause between two looks. A look that takes a quarter of a second lengthens it, so that looks take a twentieth of the time at
-    /// most.
-    private static let pause: (shortest: Duration, longest: Duration) = (.seconds(5), .seconds(60))
-    /// The history is read at most once in this time, and in at most one hundredth of the time.
-    private static let historyEvery: Duration = .seconds(60)
     /// How long a statement for the page may take. Until one succeeds, the page shows what was read before, and when.
     private static let limit: (overview: Duration, history: Duration) = (.seconds(1), .seconds(10))
 
@@ -35,7 +31,9 @@ struct MonitorWorker {
                         overviews.store(try Overview(within: Self.limit.overview, on: &connection))
                     }
                 }
-                let pause = min(max(Self.pause.shortest, began.duration(to: .now) * 20), Self.pause.longest)
+                // A look that takes a quarter of a second lengthens the pause, so that looks take a twentieth of the time at most.
+                let (shortest, longest) = worker.timing.monitoring
+                let pause = min(max(shortest, began.duration(to: .now) * 20), longest)
                 // Three missed looks.
                 metrics.take(gauges, until: .now + pause * 3)
                 overviews?.expect(within: pause)
@@ -44,7 +42,8 @@ struct MonitorWorker {
                     try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
                         overviews.store(try OverviewHistory(within: Self.limit.history, on: &connection))
                     }
-                    historyAgain = .now + max(Self.historyEvery, began.duration(to: .now) * 100)
+                    // At most one hundredth of the time.
+                    historyAgain = .now + max(worker.timing.history, began.duration(to: .now) * 100)
                 }
                 if let trouble {
                     worker.outages.lost(trouble, worker.part)

@@ -34,31 +34,33 @@ struct SweepWorker {
     let daemonID: String
     let bells: Bells
 
-    /// How often requests by SQL are looked for. Polling works behind any pooler.
-    private static let lookEvery: Duration = .seconds(2)
     /// The pause between two turns of a second each, while results are being undone.
     private static let undoEvery: Duration = .milliseconds(50)
 
-    private static let lookForWavesEvery: Duration = .seconds(10)
-
     /// What the worker remembers between two turns.
     private struct State {
-        var count = TokenCount()
-        var statusCache = StatusCache()
+        var count: TokenCount
+        var statusCache: StatusCache
         /// When to look for waves of 410s again.
         var wavesAgain = ContinuousClock.now
-        var attachments = AttachmentWatch()
+        var attachments: AttachmentWatch
         var campaigns = CampaignLog()
         /// The topics that the last sweep refused. The timer's sweeps refuse the same topics every hour, which is logged once.
         var refused: Set<String> = []
         var chores = Chores()
         /// Whether a sweep that an earlier connection had begun is marked as interrupted.
         var isReleased = false
+
+        init(_ timing: Timing) {
+            count = TokenCount(every: timing.tokenCount)
+            statusCache = StatusCache(every: timing.statusCache)
+            attachments = AttachmentWatch(every: timing.attachments)
+        }
     }
 
     func run() {
         let timer = SweepTimer { [bells] in bells.maybeDue() }
-        var state = State()
+        var state = State(worker.timing)
         worker.run(bell: bells.wakeup) { connection, schema, succeeded in
             state.isReleased = false
             bells.markDue()
@@ -123,7 +125,7 @@ struct SweepWorker {
         try attempt("look for warnings") { state, connection throws(DatabaseError) in
             try state.statusCache.refresh(on: &connection)
         }
-        return undoes == true ? Self.undoEvery : Self.lookEvery
+        return undoes == true ? Self.undoEvery : worker.timing.chores
     }
 
     /// Reports what fails. It does not stop the worker, but a person must act.
@@ -173,7 +175,8 @@ struct SweepWorker {
                     "undo": "\(wave.undo)",
                 ])
         }
-        state.wavesAgain = .now + min(max(Self.lookForWavesEvery, began.duration(to: .now) * 100), .seconds(30))
+        let waves = worker.timing.waves
+        state.wavesAgain = .now + min(max(waves.shortest, began.duration(to: .now) * 100), waves.longest)
     }
 
     /// - Returns: Whether a sweep was requested and this daemon ran it.

@@ -9,6 +9,7 @@ internal import TokenModel
 struct Worker: Sendable {
     let part: ServiceState.Part
     let settings: LiveConfiguration
+    let timing: Timing
     let stop: ShutdownRequest
     /// Entered while a connection is in use. A shutdown waits for this, but not for an attempt to connect.
     let atWork: DispatchGroup
@@ -28,9 +29,6 @@ struct Worker: Sendable {
     /// The first lost connection within this time is not logged.
     private static let forgivesEvery: Duration = .seconds(60)
 
-    /// The drain logs that PostgreSQL has not answered for this long. Its statements take milliseconds, and waits for locks end sooner.
-    private static let longSilence: Duration = .seconds(10)
-
     /// How long a worker may be silent while it does not wait for the server.
     static let grace: Duration = .seconds(30)
 
@@ -45,10 +43,10 @@ struct Worker: Sendable {
     /// Connects. The connection reports to the watchdog whenever it waits for the server.
     func connect() throws(DatabaseError) -> Connection {
         try Connection(to: configuration.address, statements: statements) {
-            [report, outages, part, migration] within, silent in
+            [report, outages, part, migration, timing] within, silent in
             report.beat(part, within: within, unansweredFor: silent)
             // The statements of other workers may take longer, and so may a migration.
-            if part == .drain, migration?.isDone ?? true, silent >= Self.longSilence {
+            if part == .drain, migration?.isDone ?? true, silent >= timing.longSilence {
                 outages.silent(part, for: silent)
             }
         }
@@ -59,7 +57,7 @@ struct Worker: Sendable {
     /// - Parameter work: Calls its last argument when it has made progress, and returns when the process shuts down.
     func run(bell: Wakeup, _ work: (inout Connection, CheckedSchema, _ succeeded: () -> Void) throws -> Void) {
         defer { report.left(part) }
-        var backoff = Backoff(from: .milliseconds(250), to: .seconds(5))
+        var backoff = timing.reconnect
         var forgivenAt: ContinuousClock.Instant?
         while !stop.isAsked {
             if part != .drain, let migration, !migration.isDone {

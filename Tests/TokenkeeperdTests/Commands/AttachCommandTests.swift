@@ -115,7 +115,7 @@ import Testing
     }
 
     @Test func `a backfill that is killed again and again queues each row once`() throws {
-        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        let seed = Seed.next()
         var chance = SeededChance(seed: seed)
         try fill(1...30_000)
         #expect(try run(Self.attach).status == 0)

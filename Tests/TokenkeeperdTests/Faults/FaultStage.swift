@@ -19,7 +19,7 @@ final class FaultStage {
     func start(_ settings: [String] = [], environment: [String: String] = [:]) throws {
         daemon = try DaemonProcess(
             database.url(), settings: ["sweep.interval=off", "drain.poll_idle=200ms"] + settings,
-            environment: environment.merging(["NOTIFY_SOCKET": systemd.address]) { $1 })
+            environment: environment.merging(["NOTIFY_SOCKET": systemd.address]) { $1 }, timing: 0.2)
     }
 
     func queueResults() throws {

@@ -193,7 +193,7 @@ final class StagedFaults {
             scene.database.url(),
             settings: scene.servers + scene.key + failing + expiring + limits + ["metrics.listen=127.0.0.1:\(port)"],
             arguments: ["--config", folder.path + "/tokenkeeperd.toml"],
-            environment: ["RUNTIME_DIRECTORY": scene.runtime.path])
+            environment: ["RUNTIME_DIRECTORY": scene.runtime.path], timing: 0.2)
     }
 
     private static func other(_ scene: SendingStage, _ port: Int) throws -> DaemonProcess {
@@ -202,6 +202,6 @@ final class StagedFaults {
             settings: [
                 "metrics.listen=127.0.0.1:\(port)", "guard.allowance=5", "guard.max_share=1%",
                 "sweep.prune_allowance=5", "sweep.max_prune_share=1%",
-            ])
+            ], timing: 0.2)
     }
 }

@@ -153,7 +153,7 @@ import TokenModel
     func `nothing is sent that was last known more than a second before, and few are looked up twice`(
         ofCampaign: Bool, perSecond: Int
     ) throws {
-        let seed = UInt64.random(in: 0...UInt64(UInt32.max))
+        let seed = Seed.next()
         var chance = SeededChance(seed: seed)
         var state = state(limit: 10_000, topics: ofCampaign ? [] : ["a"])
         let turn = try #require(turns(&state).first)

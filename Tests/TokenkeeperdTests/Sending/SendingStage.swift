@@ -18,6 +18,9 @@ struct SendingStage {
         return authority
     }
 
+    /// Tests send thousands of requests, and a debug build on a busy machine sends some hundred a second.
+    static let longest = 180
+
     let database: TestDatabase
     let apns: FakeAPNs
     let files: TestAuthority
@@ -110,8 +113,8 @@ struct SendingStage {
 
     /// Waits until a campaign has ended and every response is recorded.
     func ended(_ campaign: Int) throws {
-        try eventually("campaign \(campaign) has ended") { try state(campaign) == "ended" }
-        try eventually("the queue is empty") { try count("send_result") == 0 }
+        try eventually("campaign \(campaign) has ended", within: Self.longest) { try state(campaign) == "ended" }
+        try eventually("the queue is empty", within: Self.longest) { try count("send_result") == 0 }
     }
 
     func count(_ table: String, _ condition: String = "true") throws -> Int {
@@ -125,8 +128,8 @@ struct SendingStage {
 
     /// Waits until no request waits and every response is recorded.
     func settled() throws {
-        try eventually("the outbox is empty") { try count("send_request") == 0 }
-        try eventually("the queue is empty") { try count("send_result") == 0 }
+        try eventually("the outbox is empty", within: Self.longest) { try count("send_request") == 0 }
+        try eventually("the queue is empty", within: Self.longest) { try count("send_result") == 0 }
     }
 
     /// The daemons that have a file of marks.

@@ -108,7 +108,7 @@ import Testing
         try stage.enqueue()
         let daemon = try stage.daemon()
         try eventually("it is paused") { try stage.count("paused_topic") == 1 }
-        try eventually("all are back") {
+        try eventually("all are back", within: SendingStage.longest) {
             try stage.count("send_request", "claimed_by IS NULL AND attempts = 0") == 5000
         }
         #expect(stage.apns.records.requests <= 1000, "only a part of the queue was tried")
@@ -497,7 +497,9 @@ import Testing
         try stage.enqueue()
         for part in 1...3 {
             let daemon = try stage.daemon(["send.max_in_flight=100"])
-            try eventually("a part is sent") { stage.apns.records.requests >= part * 1000 }
+            try eventually("a part is sent", within: SendingStage.longest) {
+                stage.apns.records.requests >= part * 1000
+            }
             #expect(daemon.stop() == 0)
             #expect(try stage.count("send_request", "claimed_by IS NOT NULL OR interruptions > 0") == 0)
             #expect(try stage.count("sending_daemon", "stopped_at IS NULL") == 0, "it signed off")
@@ -537,7 +539,7 @@ import Testing
         try stage.enqueue()
         let daemon = try stage.daemon(["send.max_in_flight=100"])
         for part in 1...4 {
-            try eventually("a part is sent") { stage.apns.records.requests >= part * 500 }
+            try eventually("a part is sent", within: SendingStage.longest) { stage.apns.records.requests >= part * 500 }
             try disturb(stage.database)
         }
         try stage.settled()
@@ -555,7 +557,9 @@ import Testing
         try stage.register(1...4000)
         try stage.enqueue()
         let daemons = try [stage.daemon(["send.max_in_flight=100"]), stage.daemon(["send.max_in_flight=100"])]
-        try eventually("both send") { stage.apns.records.connections >= 2 && stage.apns.records.requests >= 1500 }
+        try eventually("both send", within: SendingStage.longest) {
+            stage.apns.records.connections >= 2 && stage.apns.records.requests >= 1500
+        }
         #expect(daemons[0].stop() == 0)
         try stage.settled()
         #expect(daemons[1].stop() == 0)
