@@ -1,7 +1,8 @@
 /// How long the daemon waits, pauses and is patient, where a test would have to wait as long. One value for the whole process, handed down
 /// from `Daemon`.
 ///
-/// The durations below are those of production. A debug build takes a fraction of them if the variable `TEST_TIMING` says so; a
+/// The durations below are those of production. Pauses that no test waits for, and those that only space out lines of the log, are where they
+/// are used. A debug build takes a fraction of them if the variable `TEST_TIMING` says so; a
 /// release build ignores it. What a person may set is a setting; what decides something about a token is not here.
 public struct Timing: Sendable {
     /// 1 in production.
@@ -28,7 +29,7 @@ public struct Timing: Sendable {
     /// Between two heartbeats of a daemon in the database.
     public var heartbeat: Duration { of(.seconds(5)) }
 
-    /// A change that `status` should soon show makes a heartbeat at most so often.
+    /// How long a change may wait until it is looked for, or shown in `status`: the shortest time between two heartbeats, too.
     public var soon: Duration { of(.seconds(1)) }
 
     /// Between two looks for daemons that have ended, whose requests another daemon takes over.
@@ -52,8 +53,9 @@ public struct Timing: Sendable {
     /// `drain.lock_timeout`: both last half a second, whatever the fraction is.
     public var lockQuiet: Duration { max(of(.seconds(3)), .milliseconds(1500)) }
 
-    /// Without any progress for this long, the wait is reported even if no session holds a lock for long.
-    public var standstill: Duration { of(.seconds(6)) }
+    /// Without any progress for this long, the wait is reported even if no session holds a lock for long. Always twice as long as
+    /// `lockQuiet`: a wait that is over is no standstill.
+    public var standstill: Duration { lockQuiet * 2 }
 
     /// Another problem of the drain is over when it has not occurred for this long. As with locks, not every pass meets it.
     public var problemLasts: Duration { max(of(.seconds(2)), .seconds(1)) }

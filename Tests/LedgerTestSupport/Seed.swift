@@ -16,8 +16,10 @@ public enum Seed {
             case "random": UInt64.random(in: 0..<1 << 32)
             case let text?: UInt64(text) ?? 0
             }
-        let test = function.prefix { $0 != "(" }.filter { $0 != "`" }
-        print("seed \(seed): TEST_SEED=\(seed) swift test --filter '\(test)'")
+        // As a regular expression, for the shell.
+        let test = String(function.prefix { $0 != "(" }.filter { $0 != "`" }.map { $0 == "'" ? "." : $0 })
+        let size = Soak.isWhole ? "TEST_SOAK=whole " : ""
+        print("seed \(seed): \(size)TEST_SEED=\(seed) swift test --filter '\(test)'")
         return seed
     }
 

@@ -4,7 +4,7 @@ import TokenLedger
 
 /// A private PostgreSQL: `initdb` in a temporary folder, a Unix socket and a port of 127.0.0.1. It ends with the process that
 /// started it, even after a `kill -9`, because it runs under a shell that reads from our pipe.
-public final class TestCluster: @unchecked Sendable {  // All stored properties are immutable or behind the lock.
+public final class TestCluster: @unchecked Sendable {  // All is immutable or behind the lock, or set before others know it.
     public let folder: String
     public var port: Int { lock.withLock { chosenPort } }
     private var chosenPort: Int
@@ -193,8 +193,7 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
         TestResources.note { [weak self] in
             self?.activity(in: name) ?? ""
         } end: { [weak self] in
-            var admin = try? self?.connect(database: "postgres")
-            _ = try? admin?.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '\(name)'")
+            _ = self?.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '\(name)'")
         }
         return TestDatabase(cluster: self, name: name)
     }
@@ -210,13 +209,17 @@ public final class TestCluster: @unchecked Sendable {  // All stored properties 
 
     /// What the sessions of a database are doing.
     private func activity(in database: String) -> String {
-        var admin = try? connect(database: "postgres")
-        let rows = try? admin?.lines(
+        let rows = ask(
             """
-            SELECT pid::text, usename::text, state, wait_event_type || ' ' || wait_event, pg_blocking_pids(pid)::text, left(query, 500)
+            SELECT pid, usename, state, wait_event_type, wait_event, pg_blocking_pids(pid), left(query, 500)
             FROM pg_stat_activity WHERE datname = '\(database)' ORDER BY pid
-            """, columns: 6)
-        return "the sessions of \(database):\n\(rows?.joined(separator: "\n") ?? "not to be had")"
+            """)
+        return "the sessions of \(database):\n\(rows)"
+    }
+
+    /// What a statement returns, from a session that does not hang: the server may.
+    private func ask(_ sql: String) -> String {
+        Stacks.shell("timeout 10 psql -XAt -d '\(url(database: "postgres"))&connect_timeout=5' -c \"\(sql)\"")
     }
 
     /// A new database in a cluster that is not prepared: it belongs to the superuser, and has neither our schema nor our roles.
@@ -307,10 +310,11 @@ public struct ProgramRun {
         let feed = Pipe()
         program.standardInput = feed
         try program.run()
-        TestResources.note {
-            program.isRunning ? Stacks.of(program.processIdentifier) : ""
-        } end: {
-            if program.isRunning { kill(program.processIdentifier, SIGKILL) }
+        // Weak, or the pipes of each program would stay open until the test ends.
+        TestResources.note { [weak program] in
+            if let program, program.isRunning { Stacks.of(program.processIdentifier) } else { "" }
+        } end: { [weak program] in
+            if let program, program.isRunning { kill(program.processIdentifier, SIGKILL) }
         }
         let reading = DispatchQueue(label: "errors")
         nonisolated(unsafe) var complaints = Data()

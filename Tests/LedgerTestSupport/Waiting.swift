@@ -1,11 +1,11 @@
 import Foundation
 import TestThreads
 
-/// Repeats a check until it holds. Fails after half a minute.
+/// Repeats a check until it holds. Fails after half a minute, in a whole soak after five.
 ///
 /// It blocks its thread, so the test's suite needs the trait `ownThread`.
 public func eventually(
-    _ what: String, within seconds: Int = 30, _ isSo: () throws -> Bool
+    _ what: String, within seconds: Int = Soak.isWhole ? 300 : 30, _ isSo: () throws -> Bool
 ) throws {
     let clock = ContinuousClock()
     let deadline = clock.now + .seconds(seconds)

@@ -49,7 +49,8 @@ extension Trait where Self == OwnThread {
 /// ended: `TestResources`.
 public struct TestLimit: SuiteTrait, TestTrait {
     /// Of tests without another limit. The slowest take a tenth of it on two quiet cores.
-    static let usual: Duration = .seconds(300)
+    static let usual: Duration =
+        ProcessInfo.processInfo.environment["TEST_SOAK"] == "whole" ? .seconds(3600) : .seconds(300)
 
     let limit: Duration
     public var isRecursive: Bool { true }
@@ -65,30 +66,29 @@ private struct TestIsTooLong: Error, CustomStringConvertible {
     var description: String { "the test took longer than \(limit)" }
 }
 
-/// Calls back when a time has passed, and again when the test goes on nevertheless.
+/// Calls back when a time has passed, and again if the test does not end soon afterwards.
 private final class Watch: @unchecked Sendable {  // Timers may be used from any thread.
     private static let queue = DispatchQueue(label: "limits of tests", attributes: .concurrent)
-    /// What a test has left after its limit, in which everything that it uses has ended.
-    private static let grace: DispatchTimeInterval = .seconds(120)
+    /// What a test has left once everything that it uses has ended.
+    private static let grace: DispatchTimeInterval = .seconds(60)
 
-    private let first: any DispatchSourceTimer
-    private let second: any DispatchSourceTimer
+    private let limit = DispatchSource.makeTimerSource(queue: queue)
+    private let end = DispatchSource.makeTimerSource(queue: queue)
 
-    init(_ limit: Duration, _ onLimit: @escaping @Sendable () -> Void, onEnd: @escaping @Sendable () -> Void) {
-        let end = DispatchTime.now() + .seconds(Int(limit.components.seconds))
-        first = DispatchSource.makeTimerSource(queue: Self.queue)
-        first.schedule(deadline: end)
-        first.setEventHandler(handler: onLimit)
-        second = DispatchSource.makeTimerSource(queue: Self.queue)
-        second.schedule(deadline: end + Self.grace)
-        second.setEventHandler(handler: onEnd)
-        first.activate()
-        second.activate()
+    init(_ time: Duration, _ onLimit: @escaping @Sendable () -> Void, onEnd: @escaping @Sendable () -> Void) {
+        limit.schedule(deadline: .now() + .seconds(Int(time.components.seconds)))
+        limit.setEventHandler { [end] in
+            onLimit()
+            end.schedule(deadline: .now() + Self.grace)
+        }
+        end.setEventHandler(handler: onEnd)
+        limit.activate()
+        end.activate()
     }
 
     func cancel() {
-        first.cancel()
-        second.cancel()
+        limit.cancel()
+        end.cancel()
     }
 }
 
@@ -111,7 +111,7 @@ private struct Durations {
 
 /// Limits how many of these tests run at once: more would only slow one another down.
 private actor Turns {
-    static let shared = Turns(ProcessInfo.processInfo.activeProcessorCount * 4)
+    static let shared = Turns(ProcessInfo.processInfo.activeProcessorCount * 3)
 
     private var free: Int
     private var waiting: [CheckedContinuation<Void, Never>] = []

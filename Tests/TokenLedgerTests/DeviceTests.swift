@@ -94,7 +94,7 @@ import Testing
     /// With many devices, and with few, between which tokens move all the time.
     @Test(arguments: [(64, 12), (12, 4), (4, 3)])
     func `thousands of concurrent registrations leave what the model says`(tokens: Int, devices: Int) throws {
-        let seed = Seed.next()
+        let seed = Seed.next("\(tokens)")
         var chance = SeededChance(seed: seed)
         let base = 1_700_000_000
         var model = LedgerModel()

@@ -61,6 +61,19 @@ import Testing
         "held_result", "ledger", "rejected_result", "suspect",
     ]
 
+    @Test func `a token in the column of the topic of a request is forgotten, too`() throws {
+        let (token, other) = (String(repeating: "ab", count: 32), String(repeating: "cd", count: 32))
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload) SELECT t, 'com.example.app', '{}' FROM unnest('{\(token),\(other)}'::text[]) AS t;
+            INSERT INTO tokenkeeper.failed_send (error, topic, token, payload, queued_at, attempts)
+            SELECT 'topic is a device token', t, 'com.example.app', '{}', now(), 0 FROM unnest('{\(token),\(other)}'::text[]) AS t;
+            SELECT tokenkeeper.forget('\(token)')
+            """)
+        let left = "(SELECT string_agg(topic, ' ') FROM tokenkeeper."
+        #expect(try database.psql("SELECT \(left)send_request), \(left)failed_send)") == "\(other)|\(other)")
+    }
+
     @Test func `it removes every trace of a token except counts, and the drain does not restore it`() throws {
         try fill("aaaaaaaa", device: "phone")
         let before = try traces("aaaaaaaa")

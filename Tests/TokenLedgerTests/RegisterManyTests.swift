@@ -175,7 +175,7 @@ import Testing
     /// Many calls at once about the same few tokens, devices and users, and single registrations in between.
     @Test(arguments: [(40, 8), (6, 3)])
     func `concurrent calls never deadlock and leave what the model says`(tokens: Int, devices: Int) throws {
-        let seed = Seed.next()
+        let seed = Seed.next("\(tokens)")
         var chance = SeededChance(seed: seed)
         var model = LedgerModel()
         let batches = (0..<Soak.size(240, whole: 2_000)).map { number in

@@ -121,6 +121,8 @@ import Testing
         #expect(try database.logOut(30...35, at: "2024-06-01Z", received: "2025-02-01T10:00Z") == "recorded 6")
         #expect(try database.logOut(1...2, received: "2025-02-01T11:00Z") == "recorded 2")
         #expect(try database.logOut(3...9, received: "2025-02-01T12:00Z") == "held 7, tripped 1")
+        // Nor does it reach back to them.
+        #expect(try database.logOut(36...38, at: "2024-06-01Z", received: "2025-02-01T09:00Z") == "recorded 3")
         #expect(
             try database.psql(
                 "SELECT undo_since = '2025-02-01T11:00Z' FROM tokenkeeper.topic_guard WHERE cause <> 'suspect'")

@@ -311,8 +311,10 @@ BEGIN
         ), topic AS MATERIALIZED (
             SELECT j.topic_id,
                    -- Where an undo has to begin: at the earliest suspect, also of tokens that were suppressed already. A suspect that was sent
-                   -- long before it was queued must not stretch the undo over years, unless all were.
-                   coalesce(min(j.at) FILTER (WHERE j.at > j.queued_at - interval '1 day'),
+                   -- long before it was queued must not stretch the undo over years, unless all were. Of logouts, only at one that suppresses:
+                   -- a backfill reports old ones, too.
+                   coalesce(min(j.at) FILTER (WHERE j.at > j.queued_at - interval '1 day'
+                                                AND (turn_guards.of_cause = 'suspect' OR j.fate = 'suppresses')),
                             min(j.at) FILTER (WHERE j.fate = 'suppresses')) AS earliest,
                    min(j.queued_at) FILTER (WHERE j.fate = 'suppresses') AS first_queued,
                    max(j.queued_at) FILTER (WHERE j.fate = 'suppresses') AS last_queued,
@@ -425,7 +427,7 @@ BEGIN
         SELECT least(undo_start.earliest, min(r.queued_at))
         FROM tokenkeeper.unregistration_receipt AS r
         -- What made a token suppressed, and not the old logouts that a backfill reports.
-        WHERE r.topic_id + 0 = of_topic AND r.suppresses
+        WHERE r.topic_id + 0 = of_topic AND r.source_id IS NOT NULL AND r.suppresses
           AND r.queued_at > first_queued - interval '1 day' AND r.queued_at < last_queued + interval '1 day'
           AND NOT EXISTS (SELECT FROM tokenkeeper.exclusion AS e
                           WHERE e.topic_id = of_topic AND e.cause = 'unregistered_by_app' AND r.queued_at BETWEEN e.since AND e.until));

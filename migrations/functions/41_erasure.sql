@@ -362,6 +362,8 @@ BEGIN
                     DELETE FROM tokenkeeper.send_request AS r
                     WHERE tokenkeeper.token_key(r.token) = ANY (keys)
                        OR (tokenkeeper.token_key(r.token) IS NULL AND tokenkeeper.mentions(r.token, NULL, NULL, hex, base64))
+                       -- Somebody may have mixed up the columns.
+                       OR (octet_length(r.topic) >= 40 AND tokenkeeper.mentions(NULL, r.topic, NULL, hex, base64))
                     RETURNING r.campaign_id, r.campaign_number
                 ), ended AS (
                     INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
@@ -374,7 +376,7 @@ BEGIN
             WHEN 2 THEN
                 DELETE FROM tokenkeeper.suppressed_send AS s WHERE s.token_key = ANY (keys);
             WHEN 3 THEN
-                DELETE FROM tokenkeeper.failed_send AS f WHERE tokenkeeper.mentions(f.token, NULL, NULL, hex, base64);
+                DELETE FROM tokenkeeper.failed_send AS f WHERE tokenkeeper.mentions(f.token, f.topic, NULL, hex, base64);
             WHEN 4 THEN
                 DELETE FROM tokenkeeper.background_send AS b WHERE b.token_key = ANY (keys);
                 DELETE FROM tokenkeeper.alert_send AS a

@@ -393,14 +393,17 @@ BEGIN
             USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
     END IF;
     SELECT c.* INTO found_one FROM tokenkeeper.campaign AS c WHERE c.campaign_id = lock_campaign.campaign_id;
-    -- Before it locks: others' campaigns cannot be held up.
-    IF FOUND AND NOT tokenkeeper.may_manage_campaign(found_one.created_by) THEN
-        RAISE EXCEPTION 'campaign % belongs to %', lock_campaign.campaign_id, found_one.created_by USING ERRCODE = 'insufficient_privilege';
+    -- Not the campaigns of others, which could be held up.
+    IF FOUND AND tokenkeeper.may_manage_campaign(found_one.created_by) THEN
+        -- Waits for addressing. Nothing that claims or finishes requests waits for this lock.
+        SELECT c.* INTO found_one FROM tokenkeeper.campaign AS c WHERE c.campaign_id = lock_campaign.campaign_id FOR NO KEY UPDATE;
     END IF;
-    -- Waits for addressing. Nothing that claims or finishes requests waits for this lock.
-    SELECT c.* INTO found_one FROM tokenkeeper.campaign AS c WHERE c.campaign_id = lock_campaign.campaign_id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'there is no campaign %', coalesce(lock_campaign.campaign_id::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- Of the row that is locked: its number may have gone to another campaign meanwhile.
+    IF NOT tokenkeeper.may_manage_campaign(found_one.created_by) THEN
+        RAISE EXCEPTION 'campaign % belongs to %', lock_campaign.campaign_id, found_one.created_by USING ERRCODE = 'insufficient_privilege';
     END IF;
     RETURN found_one;
 END

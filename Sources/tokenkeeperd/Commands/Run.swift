@@ -20,7 +20,9 @@ struct Run: ParsableCommand {
 
     private static var timing: Timing {
         #if DEBUG
-            if let fraction = ProcessInfo.processInfo.environment["TEST_TIMING"].flatMap(Double.init) {
+            if let fraction = ProcessInfo.processInfo.environment["TEST_TIMING"].flatMap(Double.init),
+                (0.01...1).contains(fraction)
+            {
                 return Timing(fraction: fraction)
             }
         #endif

@@ -7,8 +7,12 @@ struct HostNames: Sendable {
 
     /// - Parameter more: The setting `metrics.hosts`.
     init(_ more: [String], machine: String = Daemon.hostName) {
-        // A name may be copied with its port, as Prometheus has it.
-        names = Set((more + [machine]).map { String($0.lowercased().prefix { $0 != ":" }) })
+        // A name may be copied with its port, as Prometheus has it, or with the dot of its root.
+        names = Set(
+            (more + [machine]).map { name in
+                let host = name.lowercased().prefix { $0 != ":" }
+                return String(host.hasSuffix(".") ? host.dropLast() : host)
+            })
     }
 
     /// - Parameter host: The Host header; nil if there is none, which no browser leaves out.

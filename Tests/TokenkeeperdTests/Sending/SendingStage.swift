@@ -19,7 +19,7 @@ struct SendingStage {
     }
 
     /// Tests send thousands of requests, and a debug build on a busy machine sends some hundred a second.
-    static let longest = 180
+    static let longest = Soak.isWhole ? 1800 : 180
 
     let database: TestDatabase
     let apns: FakeAPNs
