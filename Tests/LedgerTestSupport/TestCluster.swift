@@ -4,7 +4,7 @@ import TokenLedger
 
 /// A private PostgreSQL: `initdb` in a temporary folder, a Unix socket and a port of 127.0.0.1. It ends with the process that
 /// started it, even after a `kill -9`, because it runs under a shell that reads from our pipe.
-public final class TestCluster: @unchecked Sendable {  // All is immutable or behind the lock, or set before others know it.
+public final class TestCluster: @unchecked Sendable {  // Immutable, behind the lock, or set before others know it.
     public let folder: String
     public var port: Int { lock.withLock { chosenPort } }
     private var chosenPort: Int

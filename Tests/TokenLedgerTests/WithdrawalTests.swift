@@ -297,6 +297,9 @@ import Testing
             try database.psql("SELECT tokenkeeper.advance_source(\(source), 'x', 1, 0)", user: "a_app")
         }
         #expect("\(String(describing: foreign))".contains("there is no import \(source) of a_app"))
+        #expect(throws: (any Error).self, "a position of any length") {
+            try database.psql("SELECT tokenkeeper.advance_source(\(source), repeat('x', 4097), 1, 0)", user: "owner")
+        }
         #expect(
             try database.psql("SELECT withdrawn FROM tokenkeeper.withdraw(\(source))", user: "a_operator") == "1")
         let attachment = try database.psql(

@@ -19,6 +19,28 @@ import TokenModel
         return try outbox.finish(endings, on: &daemon).locked
     }
 
+    @Test func `the campaign of another login can neither be changed nor locked`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        let campaign = try stage.enqueue()
+        let stranger = "login_\(UInt32.random(in: 0...UInt32.max))"
+        try stage.database.psql("CREATE ROLE \(stranger) LOGIN IN ROLE tokenkeeper_sender", user: "postgres")
+        defer { _ = try? stage.database.psql("DROP ROLE \(stranger)", user: "postgres") }
+        // Whoever waits for the lock of this transaction fails by its own limit.
+        var owner = try stage.database.connect(user: "a_sender")
+        try owner.execute("BEGIN; SELECT tokenkeeper.pause_campaign(\(campaign))")
+        for call in ["pause_campaign(\(campaign))", "cancel_campaign(\(campaign))"] {
+            let error = #expect(throws: (any Error).self) {
+                try stage.database.psql("SET lock_timeout = '5s'; SELECT tokenkeeper.\(call)", user: stranger)
+            }
+            #expect("\(String(describing: error))".contains("campaign \(campaign) belongs to a_sender"), "\(call)")
+        }
+        try owner.execute("COMMIT")
+        #expect(throws: (any Error).self) {
+            try stage.database.psql("SELECT tokenkeeper.resume_campaign(\(campaign))", user: stranger)
+        }
+        #expect(try stage.database.psql("SELECT state FROM tokenkeeper.campaign") == "paused")
+    }
+
     @Test(arguments: ["pause_campaign", "resume_campaign", "cancel_campaign"])
     func `an open transaction of an operator delays the endings of its campaign, and of nothing else`(change: String)
         throws
