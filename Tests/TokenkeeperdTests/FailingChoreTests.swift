@@ -42,4 +42,27 @@ import Testing
                 && !database.psql("SELECT array_to_string(warnings, '; ') FROM tokenkeeper.status").contains(chore)
         }
     }
+
+    @Test func `of the sender keeps single requests from nothing`() throws {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        try stage.register(1...3)
+        try stage.database.psql("REVOKE EXECUTE ON FUNCTION tokenkeeper.end_campaigns() FROM tokenkeeper_daemon")
+        let daemon = try stage.daemon()
+        defer { daemon.stop() }
+        let chore = "a daemon cannot look for campaigns: permission denied for function end_campaigns (SQLSTATE 42501)"
+        func warnings() throws -> String {
+            try stage.database.psql("SELECT array_to_string(warnings, '; ') FROM tokenkeeper.status")
+        }
+        try eventually("status names it") { try warnings().contains(chore) }
+        let campaign = try stage.campaign()
+        try stage.enqueue()
+        try stage.settled()
+        #expect(try stage.results(200) == 3)
+        #expect(try stage.state(campaign) != "ended")
+        try stage.database.psql("GRANT EXECUTE ON FUNCTION tokenkeeper.end_campaigns() TO tokenkeeper_daemon")
+        try stage.ended(campaign)
+        #expect(try stage.results(200) == 6)
+        try eventually("all is well") { try !warnings().contains(chore) }
+    }
 }

@@ -76,6 +76,9 @@ struct SendPipeline {
 
     private var progress = Progress()
 
+    /// What has to be done besides claims, which fail for their topic or campaign alone.
+    private(set) var chores = Chores()
+
     /// What the pipeline has met since the last call.
     mutating func takeProgress() -> Progress {
         defer { progress = Progress() }
@@ -156,11 +159,20 @@ struct SendPipeline {
     /// Gives back what waits for the instant that its rate gives it: the daemon shuts down.
     mutating func giveBackPaced() { state.giveBackPaced() }
 
-    /// Looks for campaigns if it is time, and addresses their audience further. An audience that takes long is left to `AddressingWorker`.
+    /// Does a chore that fails alone: the rest of the turn goes on.
+    private mutating func attempt(
+        _ chore: String, on connection: inout Connection,
+        _ work: (inout SendPipeline, inout Connection) throws(DatabaseError) -> Void
+    ) throws(DatabaseError) {
+        var chores = chores
+        defer { self.chores = chores }
+        try chores.run(chore, on: &connection) { connection throws(DatabaseError) in try work(&self, &connection) }
+    }
+
+    /// Looks for campaigns, and addresses their audience further. An audience that takes long is left to `AddressingWorker`.
     private mutating func addressCampaigns(
         at now: ContinuousClock.Instant, _ outbox: Outbox, on connection: inout Connection
     ) throws(DatabaseError) {
-        guard state.looksForCampaigns(at: now) else { return }
         let look: Outbox.CampaignLook
         do throws(DatabaseError) {
             look = try outbox.campaignsDue(ending: state.endsCampaigns(at: now), on: &connection)
@@ -232,9 +244,15 @@ struct SendPipeline {
     ) throws(DatabaseError) -> Claimed {
         if state.isBehind { return .none }
         let now = ContinuousClock.now
-        try addressCampaigns(at: now, outbox, on: &connection)
+        if state.looksForCampaigns(at: now) {
+            try attempt("look for campaigns", on: &connection) { pipeline, connection throws(DatabaseError) in
+                try pipeline.addressCampaigns(at: now, outbox, on: &connection)
+            }
+        }
         if looksForTopics, state.looksForTopics(at: now) {
-            while state.add(try outbox.scopes(after: state.topicCursor, on: &connection)) {}
+            try attempt("look for requests", on: &connection) { pipeline, connection throws(DatabaseError) in
+                while pipeline.state.add(try outbox.scopes(after: pipeline.state.topicCursor, on: &connection)) {}
+            }
         }
         // Sends what has become due meanwhile, so that it does not count as late.
         perform(state.release(at: .now))

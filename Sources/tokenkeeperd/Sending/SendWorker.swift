@@ -104,7 +104,15 @@ struct SendWorker {
         let claimed = try pipeline.claim(
             looksForTopics: looksForTopics, backgroundPerHour: configuration.backgroundPerHour, outbox, on: &connection)
         try locks.note(pipeline.takeProgress(), on: &connection)
-        if let holders = locks.reported { worker.outages.waits(for: holders, worker.part) } else { succeeded() }
+        let failures = pipeline.chores.failures
+        worker.report.cannot(failures, worker.part)
+        if let failure = failures.first {
+            worker.outages.lost(failure.error, worker.part, chore: failure.chore)
+        } else if let holders = locks.reported {
+            worker.outages.waits(for: holders, worker.part)
+        } else {
+            succeeded()
+        }
         pipeline.summary.reportIfDue()
         worker.report.beat(worker.part, within: Worker.grace)
         switch claimed {
