@@ -1,9 +1,9 @@
 /// How long the daemon waits, pauses and is patient, where a test would have to wait as long. One value for the whole process, handed down
 /// from `Daemon`.
 ///
-/// The durations below are those of production. Pauses that no test waits for, and those that only space out lines of the log, are where they
-/// are used. A debug build takes a fraction of them if the variable `TEST_TIMING` says so; a
-/// release build ignores it. What a person may set is a setting; what decides something about a token is not here.
+/// The durations below are those of production. A debug build takes a fraction of them if the variable `TEST_TIMING` says so; a release build
+/// ignores it. Pauses that no test waits for, and those between lines of the log, are where they are used. What a person may set is a setting.
+/// What decides something about a token is not here.
 public struct Timing: Sendable {
     /// 1 in production.
     let fraction: Double

@@ -8,12 +8,16 @@ import Testing
 public struct OwnThread: SuiteTrait, TestTrait, TestScoping {
     public var isRecursive: Bool { true }
 
+    /// How long a test may take. A test that takes longer fails, and what it uses is shown and ended: `TestResources`. The slowest take a
+    /// third of it on two quiet cores.
+    private static let limit: Duration = Soak.isWhole ? .seconds(3600) : .seconds(300)
+
     public func provideScope(
         for test: Test, testCase: Test.Case?, performing function: @Sendable () async throws -> Void
     ) async throws {
         await Turns.shared.take()
         let start = ContinuousClock.now
-        let limit = test.traits.compactMap { ($0 as? TestLimit)?.limit }.last ?? TestLimit.usual
+        let limit = Self.limit
         let name = test.displayName ?? test.name
         let resources = TestResources()
         let watch = Watch(limit) {
@@ -43,22 +47,6 @@ public struct OwnThread: SuiteTrait, TestTrait, TestScoping {
 extension Trait where Self == OwnThread {
     /// For suites whose tests block: see `OwnThread`.
     public static var ownThread: Self { Self() }
-}
-
-/// How long a test, or each test of a suite, with `ownThread` may take. A test that takes longer fails, and what it uses is shown and
-/// ended: `TestResources`.
-public struct TestLimit: SuiteTrait, TestTrait {
-    /// Of tests without another limit. The slowest take a tenth of it on two quiet cores.
-    static let usual: Duration =
-        ProcessInfo.processInfo.environment["TEST_SOAK"] == "whole" ? .seconds(3600) : .seconds(300)
-
-    let limit: Duration
-    public var isRecursive: Bool { true }
-}
-
-extension Trait where Self == TestLimit {
-    /// For a test, or each test of a suite, that needs more than five minutes on a busy machine.
-    public static func limit(_ limit: Duration) -> Self { Self(limit: limit) }
 }
 
 private struct TestIsTooLong: Error, CustomStringConvertible {
@@ -92,8 +80,8 @@ private final class Watch: @unchecked Sendable {  // Timers may be used from any
     }
 }
 
-/// Writes the durations of these tests, one line each with the test's file, to the file that the variable TEST_DURATIONS names. Swift's own report
-/// includes the wait for a test's turn; this one does not.
+/// Writes the durations of these tests, one line each with the test's file, to the file that the variable TEST_DURATIONS names. Swift's own
+/// report includes the wait for a test's turn; this one does not.
 private struct Durations {
     static let shared = ProcessInfo.processInfo.environment["TEST_DURATIONS"].flatMap {
         FileHandle(forWritingAtPath: $0)

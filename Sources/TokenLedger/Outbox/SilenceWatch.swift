@@ -14,7 +14,7 @@ public struct SilenceWatch {
 
     private var seen: [String: Seen] = [:]
 
-    /// How long the same heartbeat must be seen: six beats.
+    /// How long the same heartbeat must be seen.
     private let duration: Duration
     /// Between two looks that are further apart, this daemon may have stood still itself.
     private let longestGap: Duration

@@ -16,7 +16,7 @@ enum Monitoring {
         do {
             let server = try MonitoringServer(address) { request in
                 guard hosts.admit(request.host) else {
-                    // Once: whoever can connect could fill the log.
+                    // Only once, because anybody who can connect could fill the log.
                     if !isRefusalLogged.exchange(true, ordering: .relaxed) {
                         logger.warning(
                             "refuses requests under a name that is not in metrics.hosts",

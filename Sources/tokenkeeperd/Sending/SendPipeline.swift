@@ -76,7 +76,7 @@ struct SendPipeline {
 
     private var progress = Progress()
 
-    /// What has to be done besides claims, which fail for their topic or campaign alone.
+    /// The looks for campaigns and for requests. A claim is no chore: it fails for its topic or its campaign alone.
     private(set) var chores = Chores()
 
     /// What the pipeline has met since the last call.

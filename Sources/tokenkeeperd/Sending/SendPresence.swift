@@ -28,9 +28,11 @@ struct SendPresence {
     ///   - silences: Which other daemons are silent. It outlives a connection: looks that are far apart begin anew by themselves.
     ///   - locks: The sessions whose locks keep requests in the outbox, if there are any.
     ///   - report: Called with what keeps requests waiting, when that changes.
+    ///   - chores: Called once a second with the chores that fail.
     mutating func keep(
         _ pipeline: inout SendPipeline, _ outbox: Outbox, _ silences: inout SilenceWatch, locks: [LockHolder]?,
-        on connection: inout Connection, report: ([String]) -> Void
+        on connection: inout Connection, report: ([String]) -> Void,
+        chores: ([Chores.Failure], inout Connection) -> Void
     ) throws(DatabaseError) {
         if isDue(lookedAt, every: timing.soon) {
             lookedAt = .now
@@ -43,6 +45,7 @@ struct SendPresence {
                 problems = found
                 report(found)
             }
+            chores(pipeline.chores.failures, &connection)
             pipeline.summary.report(waiting: pipeline.waiting)
         }
         if isDue(beatAt, every: timing.heartbeat) {

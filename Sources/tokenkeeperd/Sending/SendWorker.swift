@@ -46,7 +46,7 @@ struct SendWorker {
                 outbox.lockTimeout = worker.configuration.lockTimeout
                 try presence.keep(
                     &pipeline, outbox, &silences, locks: locks.reported, on: &connection,
-                    report: worker.report.cannotSend)
+                    report: worker.report.cannotSend, chores: { worker.report($0, on: &$1) })
                 try turn(&pipeline, outbox, &locks, &idle, on: &connection, succeeded)
             }
             try leave(&pipeline, senders, outbox, on: &connection)
@@ -104,13 +104,9 @@ struct SendWorker {
         let claimed = try pipeline.claim(
             looksForTopics: looksForTopics, backgroundPerHour: configuration.backgroundPerHour, outbox, on: &connection)
         try locks.note(pipeline.takeProgress(), on: &connection)
-        let failures = pipeline.chores.failures
-        worker.report.cannot(failures, worker.part)
-        if let failure = failures.first {
-            worker.outages.lost(failure.error, worker.part, chore: failure.chore)
-        } else if let holders = locks.reported {
+        if let holders = locks.reported {
             worker.outages.waits(for: holders, worker.part)
-        } else {
+        } else if pipeline.chores.failures.isEmpty {
             succeeded()
         }
         pipeline.summary.reportIfDue()

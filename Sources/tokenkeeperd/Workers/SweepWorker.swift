@@ -128,16 +128,11 @@ struct SweepWorker {
         return undoes == true ? Self.undoEvery : worker.timing.chores
     }
 
-    /// Reports what fails. It does not stop the worker, but a person must act.
     private func report(_ state: State, on connection: inout Connection, _ succeeded: () -> Void) {
         let failures = state.chores.failures
-        worker.report.cannot(failures, worker.part)
-        if let failure = failures.first {
-            // The holder of a lock is visible only while it holds the lock.
-            let holders = failure.error.remedy == .retry ? (try? LockHolder.all(on: &connection)) ?? [] : []
-            worker.outages.lost(
-                failure.error, worker.part, chore: failure.chore, holders: holders.filter(\.isOfWholeTable))
-        } else if let trouble = state.statusCache.trouble {
+        worker.report(failures, on: &connection)
+        if !failures.isEmpty { return }
+        if let trouble = state.statusCache.trouble {
             worker.outages.lost(trouble, worker.part)
         } else {
             succeeded()

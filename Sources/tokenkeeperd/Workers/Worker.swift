@@ -40,6 +40,16 @@ struct Worker: Sendable {
         report.beat(part, within: Self.grace)
     }
 
+    /// Reports the chores that fail at the moment. They do not stop the worker, but a person must act. Costs too much for each turn of a busy
+    /// worker.
+    func report(_ failures: [Chores.Failure], on connection: inout Connection) {
+        report.cannot(failures, part)
+        guard let failure = failures.first else { return }
+        // The holder of a lock is visible only while it holds the lock.
+        let holders = failure.error.remedy == .retry ? (try? LockHolder.all(on: &connection)) ?? [] : []
+        outages.lost(failure.error, part, chore: failure.chore, holders: holders.filter(\.isOfWholeTable))
+    }
+
     /// Connects. The connection reports to the watchdog whenever it waits for the server.
     func connect() throws(DatabaseError) -> Connection {
         try Connection(to: configuration.address, statements: statements) {

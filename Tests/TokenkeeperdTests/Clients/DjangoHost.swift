@@ -1,6 +1,7 @@
 import FakeAPNs
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 /// A machine with PostgreSQL, tokenkeeperd and a Django project, as the commands of a page see it: `sudo`, `psql`, `tokenkeeperd`,

@@ -1,6 +1,7 @@
 import FakeAPNs
 import Foundation
 import LedgerTestSupport
+import TestThreads
 import Testing
 
 @testable import tokenkeeperd
