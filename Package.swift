@@ -28,7 +28,6 @@ let package = Package(
         .package(url: "https://github.com/apple/swift-nio", exact: "2.101.2"),
         // Only for the fake APNs of the tests.
         .package(url: "https://github.com/apple/swift-nio-http2", exact: "1.46.0"),
-        .package(url: "https://github.com/apple/swift-nio-ssl", exact: "2.37.6"),
     ],
     targets: [
         .systemLibrary(name: "CLibPQ", pkgConfig: "libpq", providers: [.apt(["libpq-dev"])]),
@@ -63,10 +62,13 @@ let package = Package(
 
         .target(
             name: "LedgerTestSupport",
-            dependencies: ["CLibPQ", "TestThreads", "TokenLedger", "TokenModel"],
+            dependencies: ["CLibPQ", "TestRun", "TokenLedger", "TokenModel"],
             path: "Tests/LedgerTestSupport",
             swiftSettings: lenient),
-        .target(name: "TestThreads", path: "Tests/TestThreads", swiftSettings: lenient),
+        // Without Testing, which a release build such as that of the benchmark does not have.
+        .target(name: "TestRun", path: "Tests/TestRun", swiftSettings: lenient),
+        .target(
+            name: "TestThreads", dependencies: ["TestRun"], path: "Tests/TestThreads", swiftSettings: lenient),
         .target(
             name: "FakeAPNs",
             dependencies: [
@@ -76,10 +78,10 @@ let package = Package(
                 .product(name: "NIOTLS", package: "swift-nio"),
                 .product(name: "NIOHPACK", package: "swift-nio-http2"),
                 .product(name: "NIOHTTP2", package: "swift-nio-http2"),
-                .product(name: "NIOSSL", package: "swift-nio-ssl"),
             ],
             path: "Tests/FakeAPNs",
-            swiftSettings: lenient),
+            swiftSettings: lenient,
+            linkerSettings: [.linkedLibrary("ssl")]),
         // `make fake-apns`; not installed.
         .executableTarget(
             name: "fake-apns",
@@ -99,32 +101,30 @@ let package = Package(
         .testTarget(
             name: "APNsFeedbackTests",
             dependencies: [
-                "APNsFeedback", "CNgHTTP2", "FakeAPNs", "LedgerTestSupport", "TestThreads", "TokenModel",
+                "APNsFeedback", "CNgHTTP2", "FakeAPNs", "LedgerTestSupport", "TestRun", "TestThreads", "TokenModel",
                 .product(name: "NIOCore", package: "swift-nio"),
                 .product(name: "NIOPosix", package: "swift-nio"),
-                .product(name: "NIOSSL", package: "swift-nio-ssl"),
             ],
             swiftSettings: lenient),
         .testTarget(
             name: "FakeAPNsTests",
             dependencies: [
-                "FakeAPNs", "fake-apns", "TestThreads",
+                "FakeAPNs", "fake-apns", "TestRun", "TestThreads",
                 .product(name: "NIOCore", package: "swift-nio"),
                 .product(name: "NIOPosix", package: "swift-nio"),
                 .product(name: "NIOHPACK", package: "swift-nio-http2"),
                 .product(name: "NIOHTTP2", package: "swift-nio-http2"),
-                .product(name: "NIOSSL", package: "swift-nio-ssl"),
             ],
             swiftSettings: lenient),
         .testTarget(
             name: "TokenLedgerTests",
-            dependencies: ["APNsFeedback", "TokenLedger", "TokenModel", "LedgerTestSupport", "TestThreads"],
+            dependencies: ["APNsFeedback", "TokenLedger", "TokenModel", "LedgerTestSupport", "TestRun", "TestThreads"],
             swiftSettings: lenient),
         .testTarget(
             name: "TokenkeeperdTests",
             dependencies: [
                 "tokenkeeperd", "APNsFeedback", "TokenLedger", "TokenModel", "DocumentSnippets", "FakeAPNs",
-                "LedgerTestSupport", "TestThreads",
+                "LedgerTestSupport", "TestRun", "TestThreads",
             ],
             exclude: ["old-names.txt", "Fixtures"],
             swiftSettings: lenient),
@@ -136,7 +136,7 @@ let package = Package(
         .testTarget(
             name: "ThirdPartyServersTests",
             dependencies: [
-                "APNsFeedback", "FakeAPNs", "LedgerTestSupport", "TestThreads", "TokenModel",
+                "APNsFeedback", "FakeAPNs", "LedgerTestSupport", "TestRun", "TestThreads", "TokenModel",
                 .product(name: "NIOCore", package: "swift-nio"),
                 .product(name: "NIOHTTP1", package: "swift-nio"),
                 .product(name: "NIOPosix", package: "swift-nio"),

@@ -7,6 +7,7 @@
 #include <openssl/objects.h>
 #include <openssl/pem.h>
 #include <openssl/pkcs12.h>
+#include <openssl/ssl.h> // Only the tests call it, and link libssl.
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 import Foundation
 import NIOCore
 import NIOPosix
-import NIOSSL
 import Synchronization
 
 /// A server that speaks APNs' protocol over real HTTP/2 and TLS, checks requests as APNs does, and answers from a script.
@@ -103,7 +102,7 @@ final class FakeCore: Sendable {
     /// PEM.
     let clientAuthority: String?
 
-    private let tls: NIOSSLContext
+    private let tls: TLSContext
 
     init(_ options: FakeOptions, answer: @escaping FakeAPNs.Answer) throws {
         self.options = options
@@ -118,14 +117,10 @@ final class FakeCore: Sendable {
         self.settings = Mutex(settings)
         clientAuthority = try options.clientAuthority.map { try String(contentsOfFile: $0, encoding: .utf8) }
 
-        var tls = TLSConfiguration.makeServerConfiguration(
-            certificateChain: try NIOSSLCertificate.fromPEMFile(options.certificate).map { .certificate($0) },
-            privateKey: .privateKey(try NIOSSLPrivateKey(file: options.privateKey, format: .pem)))
-        tls.minimumTLSVersion = .tlsv12
-        tls.applicationProtocols = ["h2"]
         // A bad certificate gets a 403 for each request, not a TLS alert: see `ProtocolGate`.
-        if options.clientAuthority != nil { tls.certificateVerification = .optionalVerification }
-        self.tls = try NIOSSLContext(configuration: tls)
+        tls = try TLSContext(
+            certificate: options.certificate, key: options.privateKey,
+            asksForCertificates: options.clientAuthority != nil)
     }
 
     func bind(on group: MultiThreadedEventLoopGroup) -> EventLoopFuture<any Channel> {
@@ -148,11 +143,7 @@ final class FakeCore: Sendable {
             self.connections.withLock { $0[identity] = nil }
             self.records.disconnected()
         }
-        let handler =
-            clientAuthority == nil
-            ? NIOSSLServerHandler(context: tls)
-            : NIOSSLServerHandler(context: tls) { _, promise in promise.succeed(.certificateVerified) }
-        try channel.pipeline.syncOperations.addHandlers([handler, ProtocolGate(core: self, number: number)])
+        try channel.pipeline.syncOperations.addHandlers([TLSHandler(tls), ProtocolGate(core: self, number: number)])
     }
 }
 
@@ -160,7 +151,7 @@ extension Channel {
     /// Closes the connection below TLS, without close_notify.
     func dropped() {
         eventLoop.execute {
-            guard let tls = try? self.pipeline.syncOperations.context(handlerType: NIOSSLServerHandler.self) else {
+            guard let tls = try? self.pipeline.syncOperations.context(handlerType: TLSHandler.self) else {
                 return self.close(promise: nil)
             }
             tls.close(promise: nil)

@@ -1,7 +1,41 @@
+import Synchronization
+
+/// Holds answers until the test opens it: what a test does before happens before any of them arrives.
+public final class FakeGate: Sendable {
+    private struct State {
+        var isOpen = false
+        var held: [@Sendable () -> Void] = []
+    }
+
+    private let state = Mutex(State())
+
+    public init() {}
+
+    /// Lets all answers pass, those that are held and those that come later.
+    public func open() {
+        let held = state.withLock { state in
+            state.isOpen = true
+            defer { state.held = [] }
+            return state.held
+        }
+        for pass in held { pass() }
+    }
+
+    /// - Parameter pass: Called once: at once, or by `open`.
+    func whenOpen(_ pass: @escaping @Sendable () -> Void) {
+        let isOpen = state.withLock { state in
+            if !state.isOpen { state.held.append(pass) }
+            return state.isOpen
+        }
+        if isOpen { pass() }
+    }
+}
+
 /// What the server does with a valid request.
 public struct FakeAnswer: Sendable {
     var action: Action
     var delay: Duration = .zero
+    var gate: FakeGate?
     /// How its frames differ from the usual ones; nil, as for most answers, if they do not.
     var manner: Manner?
     /// SETTINGS that are sent before the answer.
@@ -51,6 +85,13 @@ public struct FakeAnswer: Sendable {
     public func delayed(by delay: Duration) -> FakeAnswer {
         var answer = self
         answer.delay = delay
+        return answer
+    }
+
+    /// The same answer once the gate is open. Meanwhile the stream stays open, and other streams are answered.
+    public func held(until gate: FakeGate) -> FakeAnswer {
+        var answer = self
+        answer.gate = gate
         return answer
     }
 

@@ -1,7 +1,6 @@
 import NIOCore
 import NIOHPACK
 import NIOHTTP2
-import NIOSSL
 
 /// One connection of a client: assembles requests, has them checked, and sends the answers.
 ///
@@ -120,9 +119,7 @@ final class FakeConnection: ChannelInboundHandler {
     }
 
     func errorCaught(context: ChannelHandlerContext, error: any Error) {
-        // A client that closes the socket without close_notify makes no mistake here.
-        if case .uncleanShutdown? = error as? NIOSSLError { return }
-        // Neither does one whose bytes arrive after our close.
+        // A client whose bytes arrive after our close makes no mistake.
         if hasEnded { return }
         core.records.fault(error)
         // NIO has already reset the stream at fault, or sent GOAWAY if the connection was at fault.
@@ -183,7 +180,9 @@ final class FakeConnection: ChannelInboundHandler {
             request: request, outcome: answer.outcome(on: Int(id)), isRefused: answer.refuses(Int(id)))
         core.records.exchanged(exchange)
         core.options.log?(exchange)
-        if answer.delay > .zero {
+        if let gate = answer.gate {
+            hold(until: gate) { [apnsID = request.apnsID] in self.perform(answer, on: id, apnsID) }
+        } else if answer.delay > .zero {
             later(answer.delay) { [apnsID = request.apnsID] in self.perform(answer, on: id, apnsID) }
         } else {
             perform(answer, on: id, request.apnsID)
@@ -251,6 +250,17 @@ final class FakeConnection: ChannelInboundHandler {
             flush()
             closeIfIdle()
         }
+    }
+
+    private func hold(until gate: FakeGate, _ action: @escaping () -> Void) {
+        guard let loop = context?.eventLoop else { return }
+        let pass = { [self] in
+            action()
+            flush()
+            closeIfIdle()
+        }
+        let held = NIOLoopBound(pass, eventLoop: loop)
+        gate.whenOpen { loop.execute { held.value() } }
     }
 
     func forget(_ id: HTTP2StreamID) {

@@ -1,6 +1,5 @@
 import NIOCore
 import NIOHTTP2
-import NIOSSL
 
 /// How a connection ends.
 extension FakeConnection {
@@ -77,7 +76,7 @@ extension FakeConnection {
     func breakOff() {
         guard let context, !hasEnded else { return }
         forgetAll()
-        let tls = try? context.pipeline.syncOperations.context(handlerType: NIOSSLServerHandler.self)
+        let tls = try? context.pipeline.syncOperations.context(handlerType: TLSHandler.self)
         tls?.close(mode: .output, promise: nil)
         closeLater()
     }

@@ -1,5 +1,4 @@
 import COpenSSL
-import NIOSSL
 
 /// A client's certificate.
 enum PeerCertificate: Sendable {
@@ -7,28 +6,19 @@ enum PeerCertificate: Sendable {
     case none
     /// Issued by our authority and valid now. With its topics: the UID, as in Apple's certificates; empty without one.
     case trusted(topics: Set<String>)
-    /// Issued by another authority, expired, or unreadable.
+    /// Issued by another authority, or expired.
     case untrusted
 
-    /// - Parameter authority: The CA, PEM.
-    init(_ certificate: NIOSSLCertificate, authority: String) {
-        guard let der = try? certificate.toDERBytes(),
-            let issuer = PEM.read(authority, { PEM_read_bio_X509($0, nil, nil, nil) })
-        else {
+    /// - Parameters:
+    ///   - certificate: An `X509`.
+    ///   - authority: The CA, PEM.
+    init(_ certificate: OpaquePointer, authority: String) {
+        guard let issuer = PEM.read(authority, { PEM_read_bio_X509($0, nil, nil, nil) }) else {
             self = .untrusted
             return
         }
         defer { X509_free(issuer) }
-        let parsed = der.withUnsafeBufferPointer { bytes in
-            var start = bytes.baseAddress
-            return d2i_X509(nil, &start, bytes.count)
-        }
-        guard let parsed else {
-            self = .untrusted
-            return
-        }
-        defer { X509_free(parsed) }
-        self = Self.isOf(issuer, parsed) ? .trusted(topics: Self.topics(parsed)) : .untrusted
+        self = Self.isOf(issuer, certificate) ? .trusted(topics: Self.topics(certificate)) : .untrusted
     }
 
     private static func isOf(_ issuer: OpaquePointer, _ certificate: OpaquePointer) -> Bool {

@@ -1,6 +1,6 @@
+import COpenSSL
 import NIOCore
 import NIOHTTP2
-import NIOSSL
 import NIOTLS
 
 /// Waits for the end of the TLS handshake. A client that speaks h2 gets the rest of the pipeline; all other connections end.
@@ -79,8 +79,9 @@ final class ProtocolGate: ChannelInboundHandler, RemovableChannelHandler {
     // Read after the handshake: in a resumed session, the client does not present its certificate again.
     private func certificate(_ context: ChannelHandlerContext) throws -> PeerCertificate {
         guard let authority = core.clientAuthority,
-            let certificate = try context.pipeline.syncOperations.nioSSL_peerCertificate()
+            let certificate = try context.pipeline.syncOperations.handler(type: TLSHandler.self).peerCertificate
         else { return .none }
+        defer { X509_free(certificate) }
         return PeerCertificate(certificate, authority: authority)
     }
 

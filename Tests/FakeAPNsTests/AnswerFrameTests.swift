@@ -22,31 +22,31 @@ struct AnswerFrameTests {
         return story
     }
 
-    @Test(
-        "an answer is cut short by RST_STREAM, after its headers or in the middle of its body",
-        arguments: [
-            (#"{"status": 200, "cut": {}}"#, [":status 200", "RST 0"]),
-            (#"{"status": 200, "cut": {"code": 8}}"#, [":status 200", "RST 8"]),
-            (#"{"status": 410, "reason": "Unregistered", "cut": {"code": 8}}"#, [":status 410", "RST 8"]),
-            (
-                #"{"status": 410, "reason": "Unregistered", "timestamp": 7, "cut": {"after": 15}}"#,
-                [":status 410", #"{"reason":"Unre"#, "RST 0"]
-            ),
-            (
-                #"{"status": 400, "reason": "BadTopic", "cut": {"after": 1000, "by": "reset"}}"#,
-                [":status 400", #"{"reason":"BadTopic"}"#, "RST 0"]
-            ),
-            (
-                #"{"raw": {"status": "200", "body": "abcdef", "headers": [["x", "y"]]}, "cut": {"after": 3, "code": 2}}"#,
-                [":status 200, x y", "abc", "RST 2"]
-            ),
-        ])
-    func cut(_ answer: String, _ frames: [String]) async throws {
+    @Test(arguments: [
+        (#"{"status": 200, "cut": {}}"#, [":status 200", "RST 0"]),
+        (#"{"status": 200, "cut": {"code": 8}}"#, [":status 200", "RST 8"]),
+        (#"{"status": 410, "reason": "Unregistered", "cut": {"code": 8}}"#, [":status 410", "RST 8"]),
+        (
+            #"{"status": 410, "reason": "Unregistered", "timestamp": 7, "cut": {"after": 15}}"#,
+            [":status 410", #"{"reason":"Unre"#, "RST 0"]
+        ),
+        (
+            #"{"status": 400, "reason": "BadTopic", "cut": {"after": 1000, "by": "reset"}}"#,
+            [":status 400", #"{"reason":"BadTopic"}"#, "RST 0"]
+        ),
+        (
+            #"{"raw": {"status": "200", "body": "abcdef", "headers": [["x", "y"]]}, "cut": {"after": 3, "code": 2}}"#,
+            [":status 200, x y", "abc", "RST 2"]
+        ),
+    ]) func `an answer is cut short by RST_STREAM, after its headers or in the middle of its body`(
+        _ answer: String, _ frames: [String]
+    ) async throws {
         #expect(try await story(answer) == frames)
     }
 
-    @Test("RST_STREAM may follow an answer that is complete", arguments: ["200", #"400, "reason": "BadTopic""#])
-    func resetBehind(_ status: String) async throws {
+    @Test(arguments: ["200", #"400, "reason": "BadTopic""#]) func `RST_STREAM may follow an answer that is complete`(
+        _ status: String
+    ) async throws {
         let apns = try start(#"{"status": \#(status), "cut": {"after": "end"}}"#)
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns)
@@ -58,8 +58,7 @@ struct AnswerFrameTests {
         #expect(try await client.types(stream) == answer + [3])
     }
 
-    @Test("headers and RST_STREAM are sent together, so that a client reads both at once")
-    func inOnePiece() async throws {
+    @Test func `headers and RST_STREAM are sent together, so that a client reads both at once`() async throws {
         let apns = try start(#"{"status": 200, "cut": {}}"#)
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns)
@@ -69,14 +68,11 @@ struct AnswerFrameTests {
         #expect(try await client.pieces(stream) == 1)
     }
 
-    @Test(
-        "a connection ends in the middle of an answer",
-        arguments: [
-            (#"{"status": 410, "reason": "Unregistered", "cut": {"by": "close", "after": 9}}"#, [1, 0] as [UInt8]),
-            (#"{"status": 200, "cut": {"by": "close"}}"#, [1]),
-            (#"{"status": 200, "cut": {"by": "close", "after": "end"}}"#, [1]),
-        ])
-    func closed(_ answer: String, _ types: [UInt8]) async throws {
+    @Test(arguments: [
+        (#"{"status": 410, "reason": "Unregistered", "cut": {"by": "close", "after": 9}}"#, [1, 0] as [UInt8]),
+        (#"{"status": 200, "cut": {"by": "close"}}"#, [1]),
+        (#"{"status": 200, "cut": {"by": "close", "after": "end"}}"#, [1]),
+    ]) func `a connection ends in the middle of an answer`(_ answer: String, _ types: [UInt8]) async throws {
         let apns = try start(answer)
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns)
@@ -86,8 +82,7 @@ struct AnswerFrameTests {
         #expect(apns.records.seen == 1 && apns.records.streams == 0)
     }
 
-    @Test("interim responses precede the answer")
-    func informational() async throws {
+    @Test func `interim responses precede the answer`() async throws {
         #expect(
             try await story(#"{"status": 200, "informational": [100, 103, 100]}"#)
                 == [":status 100", ":status 103", ":status 100", ":status 200, END"])
@@ -96,8 +91,7 @@ struct AnswerFrameTests {
                 == [":status 103", ":status 400", #"{"reason":"BadTopic"} END"#])
     }
 
-    @Test("trailers end an answer, with and without a body")
-    func trailers() async throws {
+    @Test func `trailers end an answer, with and without a body`() async throws {
         #expect(
             try await story(#"{"status": 400, "reason": "BadTopic", "trailers": [["x-checksum", "7"]]}"#)
                 == [":status 400", #"{"reason":"BadTopic"}"#, "x-checksum 7, END"])
@@ -106,8 +100,7 @@ struct AnswerFrameTests {
                 == [":status 200", "x-checksum 7, y z, END"])
     }
 
-    @Test("curl understands 1xx and trailers")
-    func curl() throws {
+    @Test func `curl understands 1xx and trailers`() throws {
         let apns: FakeAPNs = try FakeAPNs.start(FakeOptions(Fixture.authority)) { _ in
             .refused(400, "BadTopic").preceded(by: [103]).followed(byTrailers: [("x-checksum", "7")])
         }

@@ -19,8 +19,9 @@ struct CertificateTests {
         }
     }
 
-    @Test("a certificate of the authority needs no JWT, and is valid for its topic and the topics below it")
-    func trusted() throws {
+    @Test func `a certificate of the authority needs no JWT, and is valid for its topic and the topics below it`()
+        throws
+    {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let identity = try Fixture.authority.clientCertificate("trusted", topic: "com.example.app")
@@ -34,8 +35,7 @@ struct CertificateTests {
         #expect(try apns.send(request(any, topic: nil)).body == "{\"reason\":\"MissingTopic\"}")
     }
 
-    @Test("an expired certificate, and one of another authority, get BadCertificate")
-    func untrusted() throws {
+    @Test func `an expired certificate, and one of another authority, get BadCertificate`() throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let expired = try Fixture.authority.clientCertificate("expired", days: -1)
@@ -47,8 +47,7 @@ struct CertificateTests {
         }
     }
 
-    @Test("without a certificate, a JWT is required and sufficient")
-    func without() throws {
+    @Test func `without a certificate, a JWT is required and sufficient`() throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         #expect(try apns.send(Fixture.request()).status == 200)
@@ -56,8 +55,7 @@ struct CertificateTests {
         #expect(answer.body == "{\"reason\":\"MissingProviderToken\"}")
     }
 
-    @Test("PKCS#12 files can be made, and old ones that OpenSSL 3 reads with its legacy provider only")
-    func pkcs12() throws {
+    @Test func `PKCS#12 files can be made, and old ones that OpenSSL 3 reads with its legacy provider only`() throws {
         let authority = Fixture.authority
         let identity = try authority.clientCertificate("sealed", topic: "com.example.app")
         let modern = try authority.pkcs12(of: identity, password: "secret")

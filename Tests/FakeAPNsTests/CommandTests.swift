@@ -13,8 +13,7 @@ struct CommandTests {
 
     private let folder = NSTemporaryDirectory() + "fake-apns-command-\(UUID().uuidString)"
 
-    @Test("it answers by its script, logs each request, and reports when it ends")
-    func run() throws {
+    @Test func `it answers by its script, logs each request, and reports when it ends`() throws {
         try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
         defer { try? FileManager.default.removeItem(atPath: folder) }
         let script = "{\"deaths\": [{\"token\": \"aaaa\", \"at\": 1508249865488}]}"
@@ -63,8 +62,7 @@ struct CommandTests {
         var outcomes: [String: Int]
     }
 
-    @Test("an invalid script ends the command with an error message")
-    func wrongScript() throws {
+    @Test func `an invalid script ends the command with an error message`() throws {
         try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
         defer { try? FileManager.default.removeItem(atPath: folder) }
         try "{\"rulez\": []}".write(toFile: folder + "/script.json", atomically: true, encoding: .utf8)

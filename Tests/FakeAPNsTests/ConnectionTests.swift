@@ -19,8 +19,7 @@ struct ConnectionTests {
         return options
     }
 
-    @Test("a client that trusts another CA refuses the server")
-    func wrongAuthority() throws {
+    @Test func `a client that trusts another CA refuses the server`() throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let other = try TestAuthority()
@@ -29,8 +28,7 @@ struct ConnectionTests {
         #expect(apns.records.requests == 0)
     }
 
-    @Test("TLS 1.1 is refused")
-    func oldTLS() throws {
+    @Test func `TLS 1.1 is refused`() throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let answer = try apns.send(
@@ -39,15 +37,13 @@ struct ConnectionTests {
         #expect(answer.complaint.contains("protocol version"))
     }
 
-    @Test("TLS 1.2 is enough")
-    func tls12() throws {
+    @Test func `TLS 1.2 is enough`() throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         #expect(try apns.send(Fixture.request { $0.arguments = ["--tls-max", "1.2"] }).status == 200)
     }
 
-    @Test("a client without HTTP/2 is refused", arguments: ["--no-alpn", "--http1.1"])
-    func withoutHTTP2(_ option: String) throws {
+    @Test(arguments: ["--no-alpn", "--http1.1"]) func `a client without HTTP/2 is refused`(_ option: String) throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let answer = try apns.send(Fixture.request { $0.arguments = [option] })
@@ -58,8 +54,7 @@ struct ConnectionTests {
         #expect(apns.records.faults == ["the client does not speak h2: it has not sent HTTP/2's preface"])
     }
 
-    @Test("a client without ALPN is served when it speaks HTTP/2, as at APNs")
-    func withoutALPN() async throws {
+    @Test func `a client without ALPN is served when it speaks HTTP/2, as at APNs`() async throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns, protocols: [])
@@ -71,8 +66,7 @@ struct ConnectionTests {
         #expect(apns.records.faults == [])
     }
 
-    @Test("until the first valid JWT, a connection may have one stream")
-    func provesFirst() async throws {
+    @Test func `until the first valid JWT, a connection may have one stream`() async throws {
         let apns: FakeAPNs = try start(options { $0.provesFirst = true })
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns)
@@ -84,8 +78,7 @@ struct ConnectionTests {
         await client.close()
     }
 
-    @Test("a client within the stream limit gets its answers one by one")
-    func streamLimit() async throws {
+    @Test func `a client within the stream limit gets its answers one by one`() async throws {
         let apns: FakeAPNs = try start(options { $0.maximumStreams = 1 }) { _ in .accepted.delayed(by: .milliseconds(1))
         }
         defer { apns.stop() }
@@ -96,10 +89,11 @@ struct ConnectionTests {
         await client.close()
     }
 
-    @Test(
-        "GOAWAY that leaves a request out: its stream is above the last one, Apple's reason is in it, the rest is answered"
-    )
-    func goAwayUnprocessed() async throws {
+    @Test
+    func
+        `GOAWAY that leaves a request out: its stream is above the last one, Apple's reason is in it, the rest is answered`()
+        async throws
+    {
         let apns: FakeAPNs = try start { request in
             switch request.token {
             case "aaaa": .accepted.delayed(by: .milliseconds(20))
@@ -119,8 +113,7 @@ struct ConnectionTests {
         #expect(apns.records.count(0, "goAway") == 1)
     }
 
-    @Test("a GOAWAY that includes a request is sent after its answer")
-    func goAwayProcessed() async throws {
+    @Test func `a GOAWAY that includes a request is sent after its answer`() async throws {
         let apns: FakeAPNs = try start { _ in .goAway(.init(last: .thisProcessed, code: 2, reason: nil)) }
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns)
@@ -130,8 +123,7 @@ struct ConnectionTests {
         try await client.closed()
     }
 
-    @Test("an immediate GOAWAY does not say whether the request was processed")
-    func goAwayAtOnce() async throws {
+    @Test func `an immediate GOAWAY does not say whether the request was processed`() async throws {
         let apns: FakeAPNs = try start { _ in .goAway(.init(last: .thisProcessed, closing: .atOnce)) }
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns)
@@ -141,8 +133,7 @@ struct ConnectionTests {
         await #expect(throws: (any Error).self) { try await client.status(stream) }
     }
 
-    @Test("curl repeats requests that a GOAWAY refused on a new connection")
-    func curlAndGoAway() throws {
+    @Test func `curl repeats requests that a GOAWAY refused on a new connection`() throws {
         let apns: FakeAPNs = try start { $0.connection == 1 ? .goAway() : nil }
         defer { apns.stop() }
         let answer = try apns.send(Fixture.request { $0.arguments = ["--retry", "1", "--retry-all-errors"] })
@@ -150,8 +141,7 @@ struct ConnectionTests {
         #expect(apns.records.connections == 2)
     }
 
-    @Test("the script can reset a stream and close a connection")
-    func resetAndClose() async throws {
+    @Test func `the script can reset a stream and close a connection`() async throws {
         let apns: FakeAPNs = try start { $0.token == "aaaa" ? .reset(code: 7) : .close }
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns)
@@ -162,8 +152,7 @@ struct ConnectionTests {
         #expect(apns.records.outcomes == [FakeOutcome(0, "reset"): 1, FakeOutcome(0, "close"): 1])
     }
 
-    @Test("connections are dropped on request, and new ones accepted")
-    func dropped() async throws {
+    @Test func `connections are dropped on request, and new ones accepted`() async throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns)
@@ -173,8 +162,7 @@ struct ConnectionTests {
         #expect(try apns.send(Fixture.request()).status == 200)
     }
 
-    @Test("it also starts and stops in asynchronous code")
-    func asynchronous() async throws {
+    @Test func `it also starts and stops in asynchronous code`() async throws {
         // On an address of its own: another server may get the port soon.
         var options = FakeOptions(Fixture.authority)
         options.host = "127.20.0.7"

@@ -3,7 +3,6 @@ import NIOCore
 import NIOHPACK
 import NIOHTTP2
 import NIOPosix
-import NIOSSL
 import Synchronization
 
 /// A client that shows each HTTP/2 frame. Tests of whole requests use curl, which is independent of NIO.
@@ -13,10 +12,7 @@ final class FrameClient: Sendable {
 
     /// - Parameter protocols: What it offers by ALPN. If empty, it sends no ALPN.
     static func connect(to apns: FakeAPNs, protocols: [String] = ["h2"]) async throws -> FrameClient {
-        var tls = TLSConfiguration.makeClientConfiguration()
-        tls.trustRoots = .file(Fixture.authority.certificate)
-        tls.applicationProtocols = protocols
-        let context = try NIOSSLContext(configuration: tls)
+        let tls = try TLSContext(trusting: Fixture.authority.certificate, protocols: protocols)
         let frames = FrameLog()
         // Some answers are wrong on purpose.
         let lax = NIOHTTP2Handler.ConnectionConfiguration.lax
@@ -24,8 +20,7 @@ final class FrameClient: Sendable {
             .channelInitializer { channel in
                 channel.eventLoop.makeCompletedFuture {
                     try channel.pipeline.syncOperations.addHandlers(
-                        NIOSSLClientHandler(context: context, serverHostname: "localhost"),
-                        FrameTap(frames), NIOHTTP2Handler(mode: .client, connectionConfiguration: lax),
+                        TLSHandler(tls), FrameTap(frames), NIOHTTP2Handler(mode: .client, connectionConfiguration: lax),
                         FrameReader(frames))
                 }
             }

@@ -24,16 +24,16 @@ struct ProviderTokenTests {
     private static let invalid = "403 {\"reason\":\"InvalidProviderToken\"}"
     private static let expired = "403 {\"reason\":\"ExpiredProviderToken\"}"
 
-    @Test("without a JWT, or with another scheme, it is missing")
-    func missing() throws {
+    @Test func `without a JWT, or with another scheme, it is missing`() throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         #expect(try answer(apns, nil) == Self.missing)
         #expect(try answer(apns, "basic abc") == Self.missing)
     }
 
-    @Test("a JWT of an unknown key, another team, algorithm or signature, or with iat as a text, is invalid")
-    func invalid() throws {
+    @Test func `a JWT of an unknown key, another team, algorithm or signature, or with iat as a text, is invalid`()
+        throws
+    {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let now = clock.now / 1000
@@ -63,8 +63,7 @@ struct ProviderTokenTests {
         }
     }
 
-    @Test("a JWT is good for an hour, also one that was seen before")
-    func expired() throws {
+    @Test func `a JWT is good for an hour, also one that was seen before`() throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let token = try Fixture.bearer(issuedAt: clock.now / 1000)
@@ -77,8 +76,7 @@ struct ProviderTokenTests {
         #expect(try answer(apns, Fixture.bearer(issuedAt: clock.now / 1000 + 301)) == Self.expired)
     }
 
-    @Test("a new JWT within 20 minutes of the previous one is refused if the server enforces it")
-    func updates() throws {
+    @Test func `a new JWT within 20 minutes of the previous one is refused if the server enforces it`() throws {
         let apns: FakeAPNs = try start { $0.tokenUpdates = .every20MinutesPerServer }
         defer { apns.stop() }
         let first = try Fixture.bearer(issuedAt: clock.now / 1000)
@@ -92,8 +90,9 @@ struct ProviderTokenTests {
         #expect(try answer(apns, first) == "200")
     }
 
-    @Test("a JWT of a second team is refused on a connection that has seen the first, and accepted on its own")
-    func teams() async throws {
+    @Test func `a JWT of a second team is refused on a connection that has seen the first, and accepted on its own`()
+        async throws
+    {
         let other = try Fixture.authority.makeKey(id: "OTHERTEAM1", team: "TEAM654321")
         let apns: FakeAPNs = try start { $0.signingKeys.append(other.key) }
         defer { apns.stop() }
@@ -110,8 +109,7 @@ struct ProviderTokenTests {
         await client.close()
     }
 
-    @Test("an open server asks for no JWT")
-    func open() throws {
+    @Test func `an open server asks for no JWT`() throws {
         let apns: FakeAPNs = try start { $0.requiresProviderToken = false }
         defer { apns.stop() }
         #expect(try answer(apns, nil) == "200")

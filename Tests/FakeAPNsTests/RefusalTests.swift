@@ -22,9 +22,11 @@ struct RefusalTests {
         return try FakeAPNs.start(options, script: FakeScript(json: json))
     }
 
-    @Test(
-        "after the given number of requests, GOAWAY refuses the following ones: they are neither answered nor counted")
-    func afterSoMany() async throws {
+    @Test
+    func
+        `after the given number of requests, GOAWAY refuses the following ones: they are neither answered nor counted`()
+        async throws
+    {
         let apns: FakeAPNs = try start(
             """
             {"rules": [{
@@ -47,8 +49,10 @@ struct RefusalTests {
         #expect(apns.records.connections == 2)
     }
 
-    @Test("GOAWAY can refuse a request that has arrived without an answer: it then counts as refused, not as seen")
-    func takesBack() async throws {
+    @Test
+    func `GOAWAY can refuse a request that has arrived without an answer: it then counts as refused, not as seen`()
+        async throws
+    {
         let apns: FakeAPNs = try start(
             """
             {"rules": [
@@ -68,8 +72,7 @@ struct RefusalTests {
         #expect(apns.records.streams == 0)
     }
 
-    @Test("a last stream above those that have arrived allows more requests up to it")
-    func lastAbove() async throws {
+    @Test func `a last stream above those that have arrived allows more requests up to it`() async throws {
         let apns: FakeAPNs = try start(
             #"{"rules": [{"match": {"to": 1}, "answer": {"goAway": {"last": 5, "closing": "never"}}}]}"#)
         defer { apns.stop() }
@@ -82,10 +85,11 @@ struct RefusalTests {
         #expect(apns.records.seen == 3)
     }
 
-    @Test(
-        "a notice of 2^31-1 comes first; what was sent before the client has read it is answered, and then comes the last stream"
-    )
-    func notice() async throws {
+    @Test
+    func
+        `a notice of 2^31-1 comes first; what was sent before the client has read it is answered, and then comes the last stream`()
+        async throws
+    {
         let apns: FakeAPNs = try start(
             #"{"rules": [{"match": {"to": 1}, "answer": {"goAway": {"last": "seen", "notice": "round-trip"}}}]}"#)
         defer { apns.stop() }
@@ -97,8 +101,9 @@ struct RefusalTests {
         #expect(apns.records.seen == 3 && apns.records.refused == 0)
     }
 
-    @Test("a notice may be followed by the real GOAWAY at once, or after a while", arguments: ["0", "0.01"])
-    func noticeAtOnce(_ time: String) async throws {
+    @Test(arguments: ["0", "0.01"]) func `a notice may be followed by the real GOAWAY at once, or after a while`(
+        _ time: String
+    ) async throws {
         let apns: FakeAPNs = try start(
             #"{"rules": [{"match": {"token": "01"}, "answer": {"goAway": {"notice": \#(time), "reason": null}}}]}"#)
         defer { apns.stop() }
@@ -109,8 +114,7 @@ struct RefusalTests {
         #expect(apns.records.seen == 0 && apns.records.refused == 1)
     }
 
-    @Test("a later GOAWAY may lower the last stream, and cannot raise it")
-    func onlyLower() async throws {
+    @Test func `a later GOAWAY may lower the last stream, and cannot raise it`() async throws {
         let apns: FakeAPNs = try start(
             """
             {"rules": [
@@ -142,8 +146,7 @@ struct RefusalTests {
         #expect(raising.records.seen == 2)
     }
 
-    @Test("a stream that is refused leaves the others alone")
-    func refusedStream() async throws {
+    @Test func `a stream that is refused leaves the others alone`() async throws {
         let apns: FakeAPNs = try start(#"{"rules": [{"match": {"token": "02"}, "answer": {"reset": 7}}]}"#)
         defer { apns.stop() }
         let client = try await client(of: apns, posting: 3)
@@ -156,8 +159,7 @@ struct RefusalTests {
         #expect(apns.records.outcomes == [FakeOutcome(200): 2, FakeOutcome(0, "reset"): 1])
     }
 
-    @Test("another reset does not say whether the request was processed, and counts as seen")
-    func reset() async throws {
+    @Test func `another reset does not say whether the request was processed, and counts as seen`() async throws {
         let apns: FakeAPNs = try start(#"{"rules": [{"answer": {"reset": 2}}]}"#)
         defer { apns.stop() }
         let client = try await client(of: apns, posting: 1)
@@ -166,8 +168,7 @@ struct RefusalTests {
         await client.close()
     }
 
-    @Test("the log has a second line for a request that GOAWAY refuses later")
-    func log() async throws {
+    @Test func `the log has a second line for a request that GOAWAY refuses later`() async throws {
         let log = Told()
         let script = """
             {"rules": [

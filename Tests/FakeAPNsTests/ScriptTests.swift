@@ -24,8 +24,7 @@ struct ScriptTests {
         return "\(answer.status.map(String.init) ?? "none") \(answer.body)".trimmingCharacters(in: .whitespaces)
     }
 
-    @Test("a token dies at its time, with that timestamp, for its topic, and comes back")
-    func death() throws {
+    @Test func `a token dies at its time, with that timestamp, for its topic, and comes back`() throws {
         let apns: FakeAPNs = try start(
             """
             {"deaths": [{"token": "AAAA", "topic": "com.example.app", "after": 10, "revivedAfter": 20}]}
@@ -42,8 +41,9 @@ struct ScriptTests {
         #expect(try outcome(apns) == "200")
     }
 
-    @Test("a death may be given as an instant, and with another reason; a test may kill and revive on its own")
-    func deathAtInstant() throws {
+    @Test func `a death may be given as an instant, and with another reason; a test may kill and revive on its own`()
+        throws
+    {
         let apns: FakeAPNs = try start(
             """
             {"deaths": [{"token": "aaaa", "at": 1508249865488, "reason": "ExpiredToken"}]}
@@ -56,8 +56,7 @@ struct ScriptTests {
         #expect(try outcome(apns) == "410 {\"reason\":\"Unregistered\",\"timestamp\":\(clock.now)}")
     }
 
-    @Test("a share of all tokens dies, the same ones in each run")
-    func share() throws {
+    @Test func `a share of all tokens dies, the same ones in each run`() throws {
         let apns: FakeAPNs = try start("{\"deaths\": [{\"share\": 0.02, \"after\": 0}]}")
         defer { apns.stop() }
         let tokens = (0..<10_000).map { String(format: "%064x", $0) }
@@ -68,8 +67,7 @@ struct ScriptTests {
         #expect(try outcome(apns, alive) == "200")
     }
 
-    @Test("the first matching rule applies: token, prefix, topic, ordinal, time, every nth")
-    func rules() throws {
+    @Test func `the first matching rule applies: token, prefix, topic, ordinal, time, every nth`() throws {
         let apns: FakeAPNs = try start(
             """
             {"rules": [
@@ -94,8 +92,7 @@ struct ScriptTests {
         #expect(try outcome(apns, "bb") == "200")
     }
 
-    @Test("a raw answer has only what the script gives")
-    func raw() throws {
+    @Test func `a raw answer has only what the script gives`() throws {
         let apns: FakeAPNs = try start(
             """
             {"rules": [
@@ -113,8 +110,7 @@ struct ScriptTests {
         #expect(try apns.send(Fixture.request { $0.path = "/3/device/cc" }).exit == 92)
     }
 
-    @Test("resets, closed connections and GOAWAYs")
-    func endings() throws {
+    @Test func `resets, closed connections and GOAWAYs`() throws {
         let apns: FakeAPNs = try start(
             """
             {"rules": [
@@ -133,59 +129,57 @@ struct ScriptTests {
         #expect(apns.records.count(0, "close") == 1)
     }
 
-    @Test(
-        "a mistake in a script is refused, with its place and what was expected",
-        arguments: [
-            ("{", "the script"),
-            ("{\"rulez\": []}", "unknown key \"rulez\", expected some of rules, deaths, settings"),
-            ("{\"rules\": [{}]}", "at rules[0]: needs \"answer\""),
-            (
-                "{\"rules\": [{\"match\": {\"tokens\": \"aa\"}, \"answer\": {\"never\": true}}]}",
-                "at rules[0].match: unknown key \"tokens\""
-            ),
-            ("{\"rules\": [{\"answer\": {}}]}", "at rules[0].answer: expected one of status, raw"),
-            ("{\"rules\": [{\"answer\": {\"status\": 429, \"never\": true}}]}", "expected one of status, raw"),
-            ("{\"rules\": [{\"answer\": {\"status\": \"429\"}}]}", "at rules[0].answer.status"),
-            ("{\"rules\": [{\"answer\": {\"reset\": 1, \"reason\": \"x\"}}]}", "belongs to \"status\""),
-            ("{\"rules\": [{\"match\": {\"every\": 0}, \"answer\": {\"never\": true}}]}", "is 0, expected 1 or more"),
-            ("{\"rules\": [{\"match\": {\"during\": [2, 1]}, \"answer\": {\"never\": true}}]}", "expected [from, to]"),
-            (
-                "{\"rules\": [{\"answer\": {\"goAway\": {\"last\": \"x\"}}}]}",
-                "expected processed, not-processed, seen, maximum, or a stream's number"
-            ),
-            (#"{"rules": [{"answer": {"goAway": {"last": -1}}}]}"#, "is -1, expected 0 to 2147483647"),
-            (
-                #"{"rules": [{"answer": {"goAway": {"notice": "soon"}}}]}"#,
-                "is \"soon\", expected seconds, or round-trip"
-            ),
-            (#"{"rules": [{"answer": {"goAway": {"closing": "x"}}}]}"#, "expected after-streams, at-once or never"),
-            (#"{"rules": [{"answer": {"never": true, "cut": {}}}]}"#, "belongs to \"status\" or \"raw\""),
-            (#"{"rules": [{"answer": {"status": 200, "cut": {"after": -1}}}]}"#, "is -1, expected 0 or more"),
-            (#"{"rules": [{"answer": {"status": 200, "cut": {"after": "x"}}}]}"#, "expected bytes of the body, or end"),
-            (#"{"rules": [{"answer": {"status": 200, "cut": {"by": "x"}}}]}"#, "expected reset or close"),
-            (#"{"rules": [{"answer": {"status": 200, "cut": {"by": "close", "code": 8}}}]}"#, "belongs to \"reset\""),
-            (#"{"rules": [{"answer": {"status": 200, "informational": [200]}}]}"#, "expected a list of 100 to 199"),
-            (#"{"rules": [{"answer": {"status": 200, "trailers": [["x"]]}}]}"#, "expected pairs of a name and a value"),
-            (
-                #"{"rules": [{"answer": {"status": 200, "settings": {"after": 1, "initialWindow": 1}}}]}"#,
-                "no \"after\""
-            ),
-            (
-                #"{"settings": [{"initialWindow": -1}]}"#,
-                "at settings[0].initialWindow: is -1, expected 0 to 2147483647"
-            ),
-            (#"{"settings": [{"after": 1}]}"#, "expected \"maximumStreams\" or \"initialWindow\""),
-            ("{\"deaths\": [{\"after\": 1}]}", "expected either \"token\" or \"share\""),
-            ("{\"deaths\": [{\"share\": 2}]}", "is 2.0, expected 0 to 1"),
-            ("{\"deaths\": [{\"token\": \"aa\", \"at\": 1, \"after\": 1}]}", "expected either \"at\" or \"after\""),
-        ])
-    func mistake(_ json: String, _ complaint: String) throws {
+    @Test(arguments: [
+        ("{", "the script"),
+        ("{\"rulez\": []}", "unknown key \"rulez\", expected some of rules, deaths, settings"),
+        ("{\"rules\": [{}]}", "at rules[0]: needs \"answer\""),
+        (
+            "{\"rules\": [{\"match\": {\"tokens\": \"aa\"}, \"answer\": {\"never\": true}}]}",
+            "at rules[0].match: unknown key \"tokens\""
+        ),
+        ("{\"rules\": [{\"answer\": {}}]}", "at rules[0].answer: expected one of status, raw"),
+        ("{\"rules\": [{\"answer\": {\"status\": 429, \"never\": true}}]}", "expected one of status, raw"),
+        ("{\"rules\": [{\"answer\": {\"status\": \"429\"}}]}", "at rules[0].answer.status"),
+        ("{\"rules\": [{\"answer\": {\"reset\": 1, \"reason\": \"x\"}}]}", "belongs to \"status\""),
+        ("{\"rules\": [{\"match\": {\"every\": 0}, \"answer\": {\"never\": true}}]}", "is 0, expected 1 or more"),
+        ("{\"rules\": [{\"match\": {\"during\": [2, 1]}, \"answer\": {\"never\": true}}]}", "expected [from, to]"),
+        (
+            "{\"rules\": [{\"answer\": {\"goAway\": {\"last\": \"x\"}}}]}",
+            "expected processed, not-processed, seen, maximum, or a stream's number"
+        ),
+        (#"{"rules": [{"answer": {"goAway": {"last": -1}}}]}"#, "is -1, expected 0 to 2147483647"),
+        (
+            #"{"rules": [{"answer": {"goAway": {"notice": "soon"}}}]}"#,
+            "is \"soon\", expected seconds, or round-trip"
+        ),
+        (#"{"rules": [{"answer": {"goAway": {"closing": "x"}}}]}"#, "expected after-streams, at-once or never"),
+        (#"{"rules": [{"answer": {"never": true, "cut": {}}}]}"#, "belongs to \"status\" or \"raw\""),
+        (#"{"rules": [{"answer": {"status": 200, "cut": {"after": -1}}}]}"#, "is -1, expected 0 or more"),
+        (#"{"rules": [{"answer": {"status": 200, "cut": {"after": "x"}}}]}"#, "expected bytes of the body, or end"),
+        (#"{"rules": [{"answer": {"status": 200, "cut": {"by": "x"}}}]}"#, "expected reset or close"),
+        (#"{"rules": [{"answer": {"status": 200, "cut": {"by": "close", "code": 8}}}]}"#, "belongs to \"reset\""),
+        (#"{"rules": [{"answer": {"status": 200, "informational": [200]}}]}"#, "expected a list of 100 to 199"),
+        (#"{"rules": [{"answer": {"status": 200, "trailers": [["x"]]}}]}"#, "expected pairs of a name and a value"),
+        (
+            #"{"rules": [{"answer": {"status": 200, "settings": {"after": 1, "initialWindow": 1}}}]}"#,
+            "no \"after\""
+        ),
+        (
+            #"{"settings": [{"initialWindow": -1}]}"#,
+            "at settings[0].initialWindow: is -1, expected 0 to 2147483647"
+        ),
+        (#"{"settings": [{"after": 1}]}"#, "expected \"maximumStreams\" or \"initialWindow\""),
+        ("{\"deaths\": [{\"after\": 1}]}", "expected either \"token\" or \"share\""),
+        ("{\"deaths\": [{\"share\": 2}]}", "is 2.0, expected 0 to 1"),
+        ("{\"deaths\": [{\"token\": \"aa\", \"at\": 1, \"after\": 1}]}", "expected either \"at\" or \"after\""),
+    ]) func `a mistake in a script is refused, with its place and what was expected`(
+        _ json: String, _ complaint: String
+    ) throws {
         let failure = #expect(throws: FakeScriptFailure.self) { try FakeScript(json: json) }
         #expect(failure?.description.contains(complaint) == true, "\(failure?.description ?? "")")
     }
 
-    @Test("the example in the documentation is a script")
-    func example() throws {
+    @Test func `the example in the documentation is a script`() throws {
         let page = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
             .appendingPathComponent("../../docs/reference/fake-apns.md").standardized
         let text = try String(contentsOf: page, encoding: .utf8)

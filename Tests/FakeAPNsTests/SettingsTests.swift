@@ -12,8 +12,7 @@ struct SettingsTests {
         return try FakeAPNs.start(options, script: FakeScript(json: json))
     }
 
-    @Test("a window of 0 holds bodies back until the server opens it")
-    func closedWindow() async throws {
+    @Test func `a window of 0 holds bodies back until the server opens it`() async throws {
         let apns: FakeAPNs = try start(#"{"settings": [{"initialWindow": 0}]}"#)
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns)
@@ -31,8 +30,7 @@ struct SettingsTests {
         await next.close()
     }
 
-    @Test("a script opens the window a while after a connection has begun")
-    func opensLater() async throws {
+    @Test func `a script opens the window a while after a connection has begun`() async throws {
         let apns: FakeAPNs = try start(
             #"{"settings": [{"initialWindow": 0}, {"after": 0.05, "initialWindow": 16, "maximumStreams": 7}]}"#)
         defer { apns.stop() }
@@ -44,8 +42,7 @@ struct SettingsTests {
         await client.close()
     }
 
-    @Test("through a window of 1 a body arrives complete, byte by byte")
-    func oneByte() async throws {
+    @Test func `through a window of 1 a body arrives complete, byte by byte`() async throws {
         let apns: FakeAPNs = try start(#"{"settings": [{"initialWindow": 1}]}"#)
         defer { apns.stop() }
         let client = try await FrameClient.connect(to: apns)
@@ -59,16 +56,16 @@ struct SettingsTests {
         #expect(try await client.types(streams[0]).filter { $0 == 8 }.count == body.count - 1)
     }
 
-    @Test("curl gets its body through a window of 1")
-    func curl() throws {
+    @Test func `curl gets its body through a window of 1`() throws {
         let apns: FakeAPNs = try start(#"{"settings": [{"initialWindow": 1}]}"#)
         defer { apns.stop() }
         #expect(try apns.send(Fixture.request()).status == 200)
         #expect(apns.records.exchanges.first?.request.payload == Array(CurlRequest().body.utf8))
     }
 
-    @Test("a connection can be limited to one stream even after a valid JWT", arguments: [false, true])
-    func oneStream(_ provesFirst: Bool) async throws {
+    @Test(arguments: [false, true]) func `a connection can be limited to one stream even after a valid JWT`(
+        _ provesFirst: Bool
+    ) async throws {
         let apns: FakeAPNs = try start(#"{"settings": [{"maximumStreams": 1}]}"#) {
             $0.requiresProviderToken = true
             $0.provesFirst = provesFirst
@@ -82,8 +79,7 @@ struct SettingsTests {
         await client.close()
     }
 
-    @Test("an answer may lower and raise the limit of streams on its connection")
-    func ofAnAnswer() async throws {
+    @Test func `an answer may lower and raise the limit of streams on its connection`() async throws {
         let apns: FakeAPNs = try start(
             """
             {"rules": [

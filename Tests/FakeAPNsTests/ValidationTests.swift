@@ -125,8 +125,7 @@ struct ValidationTests {
         return try FakeAPNs.start(options)
     }
 
-    @Test("a mistake gets Apple's status and reason", arguments: Mistake.all)
-    func mistake(_ mistake: Mistake) throws {
+    @Test(arguments: Mistake.all) func `a mistake gets Apple's status and reason`(_ mistake: Mistake) throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let answer = try apns.send(Fixture.request(mistake.change))
@@ -136,8 +135,9 @@ struct ValidationTests {
         #expect(apns.records.count(mistake.status, mistake.reason) == 1)
     }
 
-    @Test("valid requests are accepted, with an empty body", arguments: Acceptable.all)
-    func acceptable(_ acceptable: Acceptable) throws {
+    @Test(arguments: Acceptable.all) func `valid requests are accepted, with an empty body`(_ acceptable: Acceptable)
+        throws
+    {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let answer = try apns.send(Fixture.request(acceptable.change))
@@ -145,8 +145,7 @@ struct ValidationTests {
         #expect(answer.body == "")
     }
 
-    @Test("the request's apns-id comes back, and is counted")
-    func identifier() throws {
+    @Test func `the request's apns-id comes back, and is counted`() throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let id = "69e4908d-5248-4d9c-b91c-3c9c86d44e1b"
@@ -159,8 +158,7 @@ struct ValidationTests {
         #expect(apns.records.identifiers == [id: 2])
     }
 
-    @Test("the sandbox answers with apns-unique-id as well")
-    func sandbox() throws {
+    @Test func `the sandbox answers with apns-unique-id as well`() throws {
         var options = FakeOptions(Fixture.authority)
         options.sandbox = true
         let apns: FakeAPNs = try FakeAPNs.start(options)
@@ -168,8 +166,7 @@ struct ValidationTests {
         #expect(try apns.send(Fixture.request()).headers["apns-unique-id"]?.count == 36)
     }
 
-    @Test("a record has the request unchanged")
-    func record() throws {
+    @Test func `a record has the request unchanged`() throws {
         let apns: FakeAPNs = try start()
         defer { apns.stop() }
         let token = CurlRequest.token.uppercased()

@@ -1,5 +1,5 @@
 import Foundation
-import TestThreads
+import TestRun
 
 /// The real daemon, as a process.
 public final class DaemonProcess: @unchecked Sendable {  // Process is only touched under Foundation's own locks.

@@ -1,5 +1,5 @@
 import Foundation
-import TestThreads
+import TestRun
 
 /// The seeds of random tests: the same in each run, so that a change that breaks a test breaks it at once, and for everybody. `make soak`
 /// takes others.

@@ -1,4 +1,5 @@
 import Foundation
+import TestRun
 import Testing
 
 /// Runs each test of a suite on its own thread, a few tests at once.

@@ -2,6 +2,7 @@ import APNsFeedback
 import FakeAPNs
 import Foundation
 import LedgerTestSupport
+import TestRun
 import TestThreads
 import Testing
 import TokenModel

@@ -1,6 +1,7 @@
 import APNsFeedback
 import Dispatch
 import LedgerTestSupport
+import TestRun
 import TestThreads
 import Testing
 

@@ -317,12 +317,7 @@ import TokenModel
             UNION ALL SELECT 'new.topic', 'bb', 410, \(Self.death) UNION ALL SELECT 'other', 'bb', 410, \(Self.death)
             """, user: "a_sender")
         var daemon = try database.connect(user: "a_daemon")
-        // On a loaded machine, a row that waits may hold up its batch until the next pass.
-        var recorded = 0
-        try eventually("all others are recorded") {
-            recorded += try drainAll(&daemon).recorded
-            return recorded >= 8000 + 2 - 500 - 3 - 1
-        }
+        #expect(try drainAll(&daemon).recorded == 8000 + 2 - 500 - 3 - 1)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "504")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "7498")
         try app.execute("ROLLBACK")

@@ -1,5 +1,6 @@
 import Foundation
 import LedgerTestSupport
+import TestRun
 import TestThreads
 import Testing
 

@@ -12,15 +12,13 @@ import Testing
     }
 
     private func record(_ connection: inout Connection, _ token: String, staleAt: String) throws {
-        // Like a batch of the drain, a call on a busy machine may leave a token of a new topic to the next one.
-        try eventually("the result is recorded") {
-            try connection.scalar(
-                """
-                SELECT count(*) FROM tokenkeeper.record('{production}', '{t}', '{1}', ARRAY[tokenkeeper.token_key('\(token)')],
-                    ARRAY[\(staleAt)::timestamptz], '{Unregistered}', ARRAY[clock_timestamp()], '{f}', '{}', '{}', '{}', '{}',
-                    '{}', '{}', '{}', '{}', '{}', 50, 0.005, NULL)
-                """) == "0"
-        }
+        let left = try connection.scalar(
+            """
+            SELECT count(*) FROM tokenkeeper.record('{production}', '{t}', '{1}', ARRAY[tokenkeeper.token_key('\(token)')],
+                ARRAY[\(staleAt)::timestamptz], '{Unregistered}', ARRAY[clock_timestamp()], '{f}', '{}', '{}', '{}', '{}',
+                '{}', '{}', '{}', '{}', '{}', 50, 0.005, NULL)
+            """)
+        #expect(left == "0", "the result is recorded")
     }
 
     @Test func `upper and lower case are one token`() throws {

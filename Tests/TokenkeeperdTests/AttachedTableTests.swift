@@ -1,6 +1,7 @@
 import Foundation
 import LedgerTestSupport
 import Synchronization
+import TestRun
 import TestThreads
 import Testing
 

@@ -1,7 +1,6 @@
 import FakeAPNs
 import NIOCore
 import NIOPosix
-import NIOSSL
 import Synchronization
 
 /// A server that writes whatever a test wants: a script returns the bytes that follow each of the client's frames.
@@ -46,11 +45,7 @@ final class FrameServer: Sendable {
     static func start(
         _ files: TestAuthority, settings: [(Frames.Setting, UInt32)] = [(.mostStreams, 1000)], script: @escaping Script
     ) throws -> FrameServer {
-        var tls = TLSConfiguration.makeServerConfiguration(
-            certificateChain: try NIOSSLCertificate.fromPEMFile(files.server.certificate).map { .certificate($0) },
-            privateKey: .privateKey(try NIOSSLPrivateKey(file: files.server.key, format: .pem)))
-        tls.applicationProtocols = ["h2"]
-        let context = try NIOSSLContext(configuration: tls)
+        let tls = try TLSContext(certificate: files.server.certificate, key: files.server.key)
         let (group, log, first) = (
             MultiThreadedEventLoopGroup(numberOfThreads: 1), Log(),
             Frames.settings(settings) + Frames.windowUpdate(0, by: 1 << 30)
@@ -62,7 +57,7 @@ final class FrameServer: Sendable {
                     log.channels.withLock { $0.append(channel) }
                     let number = log.connections.add(1, ordering: .relaxed).newValue
                     try channel.pipeline.syncOperations.addHandlers([
-                        NIOSSLServerHandler(context: context),
+                        TLSHandler(tls),
                         Speaker { frame in
                             log.seen.withLock { $0.append(Seen(connection: number, frame: frame)) }
                             let greeting = frame.kind == .settings && !frame.isAcknowledgement

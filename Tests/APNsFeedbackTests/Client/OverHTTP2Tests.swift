@@ -68,7 +68,8 @@ import TokenModel
         defer { apns.stop() }
         let outcomes = try send(requests(1...2000), to: apns.port) { $0.connections = 1 }
         #expect(outcomes.allSatisfy { [200, 400].contains(status($0)) && $0.sends == 1 })
-        #expect(apns.records.requests == 2000 && apns.records.connections == 1 && apns.records.faults == [])
+        #expect(apns.records.requests == 2000 && apns.records.connections == 1)
+        #expect(apns.records.faults == [])
     }
 
     @Test func `requests that take too long are reset`() throws {

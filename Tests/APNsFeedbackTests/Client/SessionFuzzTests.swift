@@ -1,4 +1,5 @@
 import LedgerTestSupport
+import TestRun
 import TestThreads
 import Testing
 import TokenModel

@@ -1,6 +1,7 @@
 import FakeAPNs
 import Foundation
 import LedgerTestSupport
+import TestRun
 import TestThreads
 import Testing
 

@@ -1,7 +1,7 @@
 import FakeAPNs
 import Foundation
 import LedgerTestSupport
-import TestThreads
+import TestRun
 import Testing
 
 /// A machine with PostgreSQL, tokenkeeperd and a Django project, as the commands of a page see it: `sudo`, `psql`, `tokenkeeperd`,

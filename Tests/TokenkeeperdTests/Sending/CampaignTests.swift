@@ -1,6 +1,7 @@
 import FakeAPNs
 import Foundation
 import LedgerTestSupport
+import TestRun
 import TestThreads
 import Testing
 
@@ -72,8 +73,8 @@ import Testing
         func othersAreSent() throws {
             let other = try stage.campaign()
             try stage.enqueue()
-            try eventually("another campaign has ended", within: 30) { try stage.state(other) == "ended" }
-            try eventually("single requests are sent", within: 30) { try stage.count("send_request") == 0 }
+            try eventually("another campaign has ended") { try stage.state(other) == "ended" }
+            try eventually("single requests are sent") { try stage.count("send_request") == 0 }
             #expect(try stage.progress(other) == ["addressed": 10, "accepted": 10])
         }
         try othersAreSent()
@@ -82,12 +83,13 @@ import Testing
 
         let second = try stage.daemon()
         try othersAreSent()
-        let lost = try stage.database.psql(
-            """
-            SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-            WHERE datname = current_database() AND state = 'active' AND query LIKE '%address_campaign%' AND pid <> pg_backend_pid()
-            """, user: "postgres")
-        print("\(lost) searches were ended")
+        try eventually("the search of the second daemon is ended") {
+            try stage.database.psql(
+                """
+                SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                WHERE datname = current_database() AND state = 'active' AND query LIKE '%address_campaign%' AND pid <> pg_backend_pid()
+                """, user: "postgres") != "0"
+        }
         try othersAreSent()
         #expect(try stage.state(slow) == "waiting")
         #expect(try stage.database.psql("SELECT tokenkeeper.cancel_campaign(\(alsoSlow))", user: "a_sender") == "t")
@@ -371,8 +373,7 @@ import Testing
                 + "each \(late.min() ?? 0) to \(late.max() ?? 0) ms after its slot, \(slots.count - requests) slots taken again; within any ten seconds \(all.fewest(within: 10_000) ?? 0) to "
                 + "\(all.most(within: 10_000)), \(onTime) on time; \(claims.reduce(0) { $0 + $1[2] }) ms of the rate were lost"
         )
-        // A daemon reads the clock of its slots and that of its waits one after the other, and a busy machine may let time pass between.
-        #expect(late.allSatisfy { $0 >= -50 }, "none comes before its slot")
+        #expect(late.allSatisfy { $0 >= -5 }, "none comes before its slot")
         #expect(onTime <= rate * 10 * 105 / 100)
         for claim in claims {
             #expect(claim[2] > -0.01, "no slot is given twice")
@@ -397,18 +398,15 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `an idle daemon sees a campaign soon`() throws {
+    @Test func `an idle daemon sees a campaign long before poll_idle is over`() throws {
         let stage = try SendingStage()
         defer { stage.apns.stop() }
         try stage.register(1...1)
         let daemon = try stage.daemon(["drain.poll_idle=60s"])
         // Long after it has found nothing.
         try stage.ended(try stage.campaign())
-        let before = try stage.database.psql("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
         let campaign = try stage.campaign()
         try eventually("it is sent") { stage.apns.records.requests == 2 }
-        let time = try #require(stage.apns.records.exchanges.last?.request.time)
-        print("a campaign was sent \(time - (Int64(before) ?? 0)) ms after enqueue was called")
         try eventually("it has ended") { try stage.state(campaign) == "ended" }
         #expect(daemon.stop() == 0)
     }

@@ -1,7 +1,7 @@
 import FakeAPNs
 import Foundation
 import LedgerTestSupport
-import TestThreads
+import TestRun
 import Testing
 
 @testable import tokenkeeperd
@@ -131,6 +131,12 @@ struct SendingStage {
     func settled() throws {
         try eventually("the outbox is empty", within: Self.longest) { try count("send_request") == 0 }
         try eventually("the queue is empty", within: Self.longest) { try count("send_result") == 0 }
+    }
+
+    /// Waits until the daemon has looked up the requests that it holds, as it does within a second: until a heartbeat that comes later.
+    func daemonHasLooked() throws {
+        let then = try database.psql("SELECT clock_timestamp() + interval '1 second'")
+        try eventually("a heartbeat after a look-up") { try count("sending_daemon", "heartbeat_at > '\(then)'") > 0 }
     }
 
     /// The daemons that have a file of marks.

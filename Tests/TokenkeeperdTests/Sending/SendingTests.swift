@@ -376,15 +376,16 @@ import Testing
     }
 
     @Test func `an operator's pause reaches what waits behind another request, and costs it no try`() throws {
+        let gate = FakeGate()
         let stage = try SendingStage { _ in
         } answer: { _ in
-            FakeAnswer.accepted.delayed(by: .seconds(3))
+            .accepted.held(until: gate)
         }
         defer { stage.apns.stop() }
         try stage.register(7...7)
         for number in 1...3 { try stage.enqueue(payload: #"{"aps":{"alert":"\#(number)"}}"#) }
         let daemon = try stage.daemon()
-        try eventually("one is under way") { stage.apns.records.connections == 1 }
+        try eventually("one is under way") { stage.apns.records.requests == 1 }
         #expect(try stage.count("send_request", "claimed_by IS NOT NULL") == 3)
         try stage.database.psql("SELECT tokenkeeper.pause_sending('\(stage.topic)')", user: "a_operator")
         try eventually("the others are back") {
@@ -392,6 +393,7 @@ import Testing
                 "send_request", "claimed_by IS NULL AND attempts = 0 AND interruptions = 0 AND scheduled_at IS NULL")
                 == 2
         }
+        gate.open()
         try eventually("the one under way is answered") { try stage.results(200) == 1 }
         #expect(try stage.count("send_request") == 2)
         try stage.database.psql("SELECT tokenkeeper.resume_sending('\(stage.topic)')", user: "a_operator")
@@ -401,9 +403,10 @@ import Testing
     }
 
     @Test func `what waits behind another request of a token is not sent once the token is forgotten`() throws {
+        let gate = FakeGate()
         let stage = try SendingStage { _ in
         } answer: { _ in
-            FakeAnswer.accepted.delayed(by: .seconds(3))
+            .accepted.held(until: gate)
         }
         defer { stage.apns.stop() }
         try stage.register(7...8)
@@ -411,9 +414,11 @@ import Testing
             try stage.enqueue("device_id => 'd7'", payload: #"{"aps":{"alert":"\#(number)"}}"#)
         }
         let daemon = try stage.daemon()
-        try eventually("one is under way") { stage.apns.records.connections == 1 }
+        try eventually("one is under way") { stage.apns.records.requests == 1 }
         #expect(try stage.count("send_request", "claimed_by IS NOT NULL") == 3)
         try stage.database.psql("SELECT tokenkeeper.forget('\(SendingStage.token(7))')", user: "a_operator")
+        try stage.daemonHasLooked()
+        gate.open()
         // Its response comes after that of the request that was under way.
         try stage.enqueue("device_id => 'd8'")
         try stage.settled()
@@ -427,13 +432,12 @@ import Testing
     func `after an operator's pause, nothing arrives but what was under way, and the rest waits as if it was not tried`(
         streams: Int
     ) throws {
-        let isFast = Atomic(false)
+        let gate = FakeGate()
         let stage = try SendingStage {
             $0.maximumStreams = streams
         } answer: { request in
             // The connection opens more streams after its first answer.
-            FakeAnswer.accepted.delayed(
-                by: isFast.load(ordering: .relaxed) || request.ordinal == 1 ? .zero : .seconds(8))
+            request.ordinal == 1 ? nil : .accepted.held(until: gate)
         }
         defer { stage.apns.stop() }
         try stage.register(1...1000)
@@ -446,6 +450,7 @@ import Testing
         try eventually("what was not sent is back") {
             try stage.count("send_request", "claimed_by IS NOT NULL") <= full
         }
+        gate.open()
         try eventually("the rest is answered") { try stage.count("send_request", "claimed_by IS NOT NULL") == 0 }
         let arrived = stage.apns.records.requests
         #expect(arrived == full + 1, "\(arrived) of 1000")
@@ -454,7 +459,6 @@ import Testing
                 "send_request", "attempts = 0 AND interruptions = 0 AND scheduled_at IS NULL AND first_sent_at IS NULL")
                 == 1000 - arrived)
         try eventually("the answers are recorded") { try stage.results(200) == arrived }
-        isFast.store(true, ordering: .relaxed)
         try stage.database.psql("SELECT tokenkeeper.resume_sending('\(stage.topic)')", user: "a_operator")
         try stage.settled()
         #expect(daemon.stop() == 0)
@@ -463,10 +467,11 @@ import Testing
     }
 
     @Test func `a request that waits in the client is not sent once its token is forgotten`() throws {
+        let gate = FakeGate()
         let stage = try SendingStage {
             $0.maximumStreams = 1
         } answer: { request in
-            FakeAnswer.accepted.delayed(by: request.ordinal == 1 ? .seconds(8) : .zero)
+            request.ordinal == 1 ? .accepted.held(until: gate) : nil
         }
         defer { stage.apns.stop() }
         try stage.register(1...3)
@@ -476,6 +481,8 @@ import Testing
         try eventually("both are claimed") { try stage.count("send_request", "claimed_by IS NOT NULL") == 2 }
         let waiting = stage.apns.records.exchanges.first?.request.token == SendingStage.token(1) ? 2 : 1
         try stage.database.psql("SELECT tokenkeeper.forget('\(SendingStage.token(waiting))')", user: "a_operator")
+        try stage.daemonHasLooked()
+        gate.open()
         try stage.enqueue("device_id => 'd3'")
         try stage.settled()
         #expect(daemon.stop() == 0)
@@ -570,9 +577,10 @@ import Testing
     }
 
     @Test func `after a lost connection the claims are those in the database`() throws {
+        let gate = FakeGate()
         let stage = try SendingStage { _ in
         } answer: { _ in
-            FakeAnswer.accepted.delayed(by: .seconds(3))
+            .accepted.held(until: gate)
         }
         defer { stage.apns.stop() }
         let daemon = try stage.daemon()
@@ -589,12 +597,18 @@ import Testing
             INSERT INTO tokenkeeper.sending_daemon VALUES ('other/1/1', 'elsewhere', now() + interval '1 hour', NULL, '[]', '{}')
             """)
         try eventually("both are claimed") { try stage.count("send_request", "claimed_by <> 'other/1/1'") == 3 }
-        try eventually("one is in flight") { stage.apns.records.connections == 1 }
-        try stage.database.psql(
+        try eventually("one is in flight") { stage.apns.records.requests == 1 }
+        let lost = try stage.database.psql(
             """
             UPDATE tokenkeeper.send_request SET claimed_by = 'other/1/1' WHERE request_id = (SELECT max(request_id) FROM tokenkeeper.send_request);
-            SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'a_daemon' AND datname = current_database()
+            SELECT max(clock_timestamp()) FROM (
+                SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'a_daemon' AND datname = current_database()) AS ended
             """, user: "postgres")
+        // Its first heartbeat over the next connection comes after it has read its claims.
+        try eventually("it has connected again") {
+            try stage.count("sending_daemon", "heartbeat_at > '\(lost)' AND daemon_id <> 'other/1/1'") == 1
+        }
+        gate.open()
         try eventually("the unknown claim is sent") { try stage.results(200) == 2 }
         try stage.register(1...1)
         try stage.enqueue()

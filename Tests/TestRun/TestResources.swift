@@ -17,7 +17,10 @@ public final class TestResources: Sendable {
     /// Whether the test's time is over. What waits in a loop should look.
     public static var isOver: Bool { current?.isOver ?? false }
 
-    var isOver: Bool { resources.withLock { $0.isOver } }
+    public init() {}
+
+    /// Whether its time is over.
+    public var isOver: Bool { resources.withLock { $0.isOver } }
 
     /// Notes something that the current test uses. If the test's time is over, it is ended at once.
     ///
@@ -33,7 +36,7 @@ public final class TestResources: Sendable {
     }
 
     /// Shows and ends everything.
-    func end(_ test: String, after limit: Duration) {
+    public func end(_ test: String, after limit: Duration) {
         let used = resources.withLock { resources in
             resources.isOver = true
             return resources.used
