@@ -150,10 +150,14 @@ public final class TLSHandler: ChannelDuplexHandler {
 
     public func write(context: ChannelHandlerContext, data: NIOAny, promise: EventLoopPromise<Void>?) {
         let bytes = unwrapOutboundIn(data)
-        if hasEnded { return promise?.fail(ChannelError.outputClosed) ?? () }
-        if !isUp { return early.append((bytes, promise)) }
-        encrypt(bytes)
-        context.write(wrapOutboundOut(encrypted(context)), promise: promise)
+        if hasEnded {
+            promise?.fail(ChannelError.outputClosed)
+        } else if !isUp {
+            early.append((bytes, promise))
+        } else {
+            encrypt(bytes)
+            context.write(wrapOutboundOut(encrypted(context)), promise: promise)
+        }
     }
 
     /// Says close_notify and reads until the peer has closed, for five seconds at most. Closing a socket with unread bytes resets the

@@ -47,7 +47,7 @@ import Testing
             SELECT tokenkeeper.register('aa', x) FROM unnest('{v,w}'::text[]) AS x
             """)
         var daemon = try database.connect(user: "a_daemon")
-        var count = TokenCount()
+        var count = TokenCount(.production)
         try count.refresh(on: &daemon, stop: Wakeup())
         let expected = [
             "production other active 2", "production t active 2", "production t unregistered_by_app 1",
@@ -185,7 +185,7 @@ import Testing
             """)
         #expect(try look(database).totals[.rejectedResults] == nil, "nobody has counted it")
         var daemon = try database.connect(user: "a_daemon")
-        var cache = StatusCache()
+        var cache = StatusCache(.production)
         try cache.refresh(on: &daemon)
         #expect(try look(database).totals[.rejectedResults] == 10_000)
         try database.psql(
@@ -194,7 +194,7 @@ import Testing
         try database.psql("UPDATE tokenkeeper.status_cache SET as_of = now() - interval '301 seconds'")
         let gauges = try look(database)
         #expect(gauges.totals[.rejectedResults] == nil && gauges.totals[.heldResults] == 0)
-        var next = StatusCache()
+        var next = StatusCache(.production)
         try next.refresh(on: &daemon)
         #expect(
             try database.psql(

@@ -427,7 +427,7 @@ import TokenModel
         try other.beat(credentials: "[]", trouble: [], on: &daemon)
         #expect(try claim(by: other).count == 2)
         let start = ContinuousClock.now
-        var silences = SilenceWatch()
+        var silences = SilenceWatch(.production)
         func takenOver(after seconds: Int) throws -> Int {
             try outbox.takeOver(
                 on: &daemon, isSilent: { silences.note($0, $1, at: start + .seconds(seconds)) }, isAlive: { _ in true }

@@ -24,7 +24,7 @@ import Testing
         #expect(try database.psql(look) == "2|f|0|0|0|0|1|{}")
         try drainAll(&daemon)
         try heartbeat.lookAndBeat(sweepInterval: .seconds(3600), on: &daemon)
-        var count = TokenCount()
+        var count = TokenCount(.production)
         try count.refresh(on: &daemon, stop: Wakeup())
         #expect(
             try database.psql(look)
@@ -136,12 +136,12 @@ import Testing
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
         try owner.execute("SELECT tokenkeeper.unregister('aa', 't'); SELECT tokenkeeper.register('bb', 't')")
-        var first = TokenCount()
+        var first = TokenCount(.production)
         try first.refresh(on: &owner, stop: Wakeup())
         let look = "SELECT state, tokens FROM tokenkeeper.token_count ORDER BY 1"
         #expect(try owner.lines(look, columns: 2) == ["active|1", "unregistered_by_app|1"])
         try owner.execute("SELECT tokenkeeper.register('aa', 't')")
-        var second = TokenCount()
+        var second = TokenCount(.production)
         try second.refresh(on: &owner, stop: Wakeup())
         #expect(try owner.lines(look, columns: 2) == ["active|2"])
     }
@@ -175,9 +175,9 @@ import Testing
 
     private func count(_ database: TestDatabase) throws {
         var daemon = try database.connect(user: "a_daemon")
-        var count = TokenCount()
+        var count = TokenCount(.production)
         try count.refresh(on: &daemon, stop: Wakeup())
-        var cache = StatusCache()
+        var cache = StatusCache(.production)
         try cache.refresh(on: &daemon)
     }
 
@@ -424,7 +424,7 @@ import Testing
             INSERT INTO tokenkeeper.status_cache (source, words, as_of) VALUES ('a restored database', '{old}', now() - interval '30 minutes')
             """)
         var daemon = try database.connect(user: "a_daemon")
-        var cache = StatusCache()
+        var cache = StatusCache(.production)
         try cache.refresh(on: &daemon)
         #expect(cache.trouble?.sqlState == "42501" && cache.trouble?.message.contains("sweep_progress") == true)
         let fresh = "SELECT count(*) FROM tokenkeeper.status_cache WHERE as_of > now() - interval '5 minutes'"
@@ -434,7 +434,7 @@ import Testing
         #expect(cache.trouble != nil, "the cache was fresh, so nothing was looked up")
         try database.psql("GRANT SELECT ON tokenkeeper.sweep_progress TO tokenkeeper_daemon")
         try daemon.execute("UPDATE tokenkeeper.status_cache SET as_of = as_of - interval '10 seconds'")
-        var next = StatusCache()
+        var next = StatusCache(.production)
         try next.refresh(on: &daemon)
         #expect(next.trouble == nil)
         #expect(try database.psql(fresh) == "15")
@@ -444,7 +444,7 @@ import Testing
     /// Pretends that the pause between two looks is over.
     private func refreshCache(_ daemon: inout Connection) throws {
         try daemon.execute("UPDATE tokenkeeper.status_cache SET as_of = as_of - interval '10 seconds'")
-        var cache = StatusCache()
+        var cache = StatusCache(.production)
         try cache.refresh(on: &daemon)
     }
 }

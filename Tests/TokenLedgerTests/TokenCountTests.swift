@@ -75,7 +75,7 @@ import Testing
         var count = TokenCount(slice: 3)
         try count.count(topic, on: &daemon, stop: Wakeup())
         try database.psql("DELETE FROM tokenkeeper.ledger; DELETE FROM tokenkeeper.topic")
-        var later = TokenCount()
+        var later = TokenCount(.production)
         try later.refresh(on: &daemon, stop: Wakeup())
         #expect(
             try database.psql(
@@ -107,7 +107,7 @@ import Testing
         try register(1, 3000, topic: "large")
         try register(1, 1, topic: "small")
         var daemon = try database.connect(user: "a_daemon")
-        var first = TokenCount()
+        var first = TokenCount(.production)
         try first.refresh(on: &daemon, stop: Wakeup())
         try database.psql(
             """

@@ -14,7 +14,7 @@ import Testing
             INSERT INTO tokenkeeper.topic (environment, topic, gate) VALUES ('sandbox', 'with.a.policy', 'observe');
             """)
         var daemon = try database.connect(user: "a_daemon")
-        var count = TokenCount()
+        var count = TokenCount(.production)
         try count.refresh(on: &daemon, stop: Wakeup())
         let labels = TopicLabels()
         #expect(labels.label(of: "registered") == "other")

@@ -98,7 +98,7 @@ import Testing
     private func watch(
         for seconds: Double, settled: Int = 0, _ holders: (Double) -> [LockHolder]
     ) -> (watch: LockWatch, reportedAfter: Double?) {
-        var watch = LockWatch()
+        var watch = LockWatch(.production)
         var reportedAfter: Double?
         for step in 0...Int(seconds * 4) {
             let now = start + .milliseconds(250 * step)
@@ -125,7 +125,7 @@ import Testing
     }
 
     @Test func `a standstill is, even if work was done after the first lock was met`() {
-        var watch = LockWatch()
+        var watch = LockWatch(.production)
         var reportedAfter: Int?
         for second in 0...20 {
             let now = start + .seconds(second)
@@ -161,7 +161,7 @@ import Testing
     }
 
     @Test func `holders are not looked up if no lock is met`() {
-        var watch = LockWatch()
+        var watch = LockWatch(.production)
         for second in 0..<60 {
             watch.note(waits: second == 0 ? 1 : 0, settled: 1, now: start + .seconds(second))
             #expect(watch.isMeeting == (second <= 3))

@@ -19,7 +19,7 @@ public struct SilenceWatch {
     /// Between two looks that are further apart, this daemon may have stood still itself.
     private let longestGap: Duration
 
-    public init(_ timing: Timing = .production) { (duration, longestGap) = timing.silence }
+    public init(_ timing: Timing) { (duration, longestGap) = timing.silence }
 
     /// Notes a heartbeat of another daemon.
     ///

@@ -25,8 +25,7 @@ public struct StatusCache {
     /// What a person must fix: the first look of the last refresh that was refused; nil if none was.
     public private(set) var trouble: DatabaseError?
 
-    /// - Parameter pause: The shortest pause between two looks: `Timing.statusCache`.
-    public init(every pause: Duration = Timing.production.statusCache) { shortestPause = pause }
+    public init(_ timing: Timing) { shortestPause = timing.statusCache }
 
     /// The findings, by the source's name. A source that took too long, met a lock or was refused adds none, and keeps its stored
     /// row until `status` no longer trusts it.

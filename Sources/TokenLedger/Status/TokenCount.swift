@@ -30,14 +30,13 @@ public struct TokenCount {
     /// How often a count is confirmed. The guard trusts it for a day.
     private static let confirmEvery: Duration = .seconds(600)
 
-    /// - Parameter pause: The shortest pause between two turns: `Timing.tokenCount`.
-    public init(every pause: Duration = Timing.production.tokenCount) { self.pause = pause }
+    public init(_ timing: Timing) { pause = timing.tokenCount }
 
     /// - Parameters:
     ///   - slice: Tokens in each slice, however long a slice takes.
     ///   - writtenAt: When the ledger was last written; nil for long ago.
     init(slice: Int, writtenAt: Instant? = nil) {
-        self.init()
+        self.init(.production)
         self.slice = slice
         adapts = false
         self.writtenAt = writtenAt ?? .distantPast

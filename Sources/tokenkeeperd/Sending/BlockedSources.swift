@@ -8,7 +8,7 @@ struct BlockedSources {
     /// How long until a claim is tried again: after an error of its data, and after a lock of another session or a lost connection.
     private let pause: (data: Duration, passing: Duration)
 
-    init(_ timing: Timing = .production) { pause = timing.blockedClaim }
+    init(_ timing: Timing) { pause = timing.blockedClaim }
 
     mutating func block(_ source: SendState.Source, _ error: String, isPassing: Bool, at now: ContinuousClock.Instant) {
         blocked[source] = (error, now + (isPassing ? pause.passing : pause.data))

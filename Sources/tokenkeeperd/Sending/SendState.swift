@@ -34,7 +34,7 @@ struct SendState {
     private var paced = PacedRequests()
     private(set) var counts = SendCounts()
 
-    init(limit: Int, timing: Timing = .production, credential: @escaping (TopicScope) -> String?) {
+    init(limit: Int, timing: Timing, credential: @escaping (TopicScope) -> String?) {
         self.limit = limit
         health = SendingHealth(timing)
         unanswered = UnansweredRequests(timing)

@@ -13,7 +13,7 @@ struct SendingHealth {
     /// How long a server rests: longer each time, until it responds again.
     private let rest: Backoff
 
-    init(_ timing: Timing = .production) { rest = timing.rest }
+    init(_ timing: Timing) { rest = timing.rest }
 
     private struct Server {
         var errors = 0

@@ -15,7 +15,7 @@ struct UnansweredRequests {
     /// A failure is reported when no request has been answered for this long.
     private let reportedAfter: Duration
 
-    init(_ timing: Timing = .production) { reportedAfter = timing.unanswered }
+    init(_ timing: Timing) { reportedAfter = timing.unanswered }
 
     /// Whether a request has been submitted, and none of its credential has been answered since.
     var isEmpty: Bool { waits.isEmpty }

@@ -18,7 +18,7 @@ struct LockWatch {
     /// holds a lock for long.
     private(set) var reported: [LockHolder]?
 
-    init(_ timing: Timing = .production) { self.timing = timing }
+    init(_ timing: Timing) { self.timing = timing }
 
     /// Whether locks are being met now.
     var isMeeting: Bool { since != nil }

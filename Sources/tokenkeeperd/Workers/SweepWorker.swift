@@ -52,8 +52,8 @@ struct SweepWorker {
         var isReleased = false
 
         init(_ timing: Timing) {
-            count = TokenCount(every: timing.tokenCount)
-            statusCache = StatusCache(every: timing.statusCache)
+            count = TokenCount(timing)
+            statusCache = StatusCache(timing)
             attachments = AttachmentWatch(every: timing.attachments)
         }
     }

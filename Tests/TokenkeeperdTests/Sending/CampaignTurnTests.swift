@@ -11,7 +11,7 @@ import TokenModel
     private let start = SendState.Moment(clock: .now, timeOfDay: Instant(microseconds: 1_800_000_000_000_000))
 
     private func state(_ due: [Outbox.DueCampaign], limit: Int = 1000, covered: Set<String> = ["a", "b"]) -> SendState {
-        var state = SendState(limit: limit) { covered.contains($0.topic) ? "main" : nil }
+        var state = SendState(limit: limit, timing: .production) { covered.contains($0.topic) ? "main" : nil }
         #expect(state.looksForCampaigns(at: start.clock) == true)
         state.take(due, at: start.clock)
         return state

@@ -14,7 +14,7 @@ import TokenModel
     private let campaign: Int64 = 7
 
     private func state(limit: Int = 100, topics: [String] = []) -> SendState {
-        var state = SendState(limit: limit) { _ in "main" }
+        var state = SendState(limit: limit, timing: .production) { _ in "main" }
         #expect(state.looksForCampaigns(at: start.clock) == true)
         if topics.isEmpty { state.take([Outbox.DueCampaign(id: campaign, topic: Other.topic)], at: start.clock) }
         look(&state, topics)

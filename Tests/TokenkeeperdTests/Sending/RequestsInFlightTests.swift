@@ -74,7 +74,7 @@ extension RequestsInFlight {
     let other = TopicScope(environment: "production", topic: "u")
 
     @Test func `twenty refused messages in a row pause their topic, and an accepted one resets the count`() {
-        var health = SendingHealth()
+        var health = SendingHealth(.production)
         let now = ContinuousClock.now
         let fault = RetryPolicy.Step(.failed("w"), .message("w"))
         for _ in 1...19 { #expect(health.note(fault, of: topic, by: "main", at: now) == .none) }
@@ -90,7 +90,7 @@ extension RequestsInFlight {
     }
 
     @Test func `a server that returns errors rests, longer each time, until it responds again`() {
-        var health = SendingHealth()
+        var health = SendingHealth(.production)
         var now = ContinuousClock.now
         let error = RetryPolicy.Step(.later(.seconds(900), "503"), .server)
         let main = CredentialScope(credential: "main", environment: "production")
@@ -118,7 +118,7 @@ extension RequestsInFlight {
     }
 
     @Test func `a credential rests when APNs asks for a pause, and a topic at fault is paused at once`() {
-        var health = SendingHealth()
+        var health = SendingHealth(.production)
         let now = ContinuousClock.now
         #expect(
             health.note(

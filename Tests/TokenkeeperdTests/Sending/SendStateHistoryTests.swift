@@ -107,7 +107,7 @@ private struct World {
         hasCampaigns = campaigns
         chance = SeededChance(seed: seed)
         topics = (0..<count).map { TopicScope(environment: $0 == 2 ? "sandbox" : "production", topic: "t\($0)") }
-        state = SendState(limit: limit) { _ in "main" }
+        state = SendState(limit: limit, timing: .production) { _ in "main" }
     }
 
     private var now: SendState.Moment {

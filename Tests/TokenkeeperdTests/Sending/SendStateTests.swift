@@ -32,7 +32,7 @@ import TokenModel
     static let gone = response(410, #"{"reason":"Unregistered","timestamp":1700000000000}"#)
 
     private func state(limit: Int = 100, covered: Set<String> = ["a", "b"], due: [TopicScope] = [topic]) -> SendState {
-        var state = SendState(limit: limit) { covered.contains($0.topic) ? "main" : nil }
+        var state = SendState(limit: limit, timing: .production) { covered.contains($0.topic) ? "main" : nil }
         look(&state, due)
         return state
     }
@@ -349,7 +349,7 @@ import TokenModel
     }
 
     @Test func `a page of uncovered topics does not end the look`() {
-        var state = SendState(limit: 100) { $0.topic == "b" ? "main" : nil }
+        var state = SendState(limit: 100, timing: .production) { $0.topic == "b" ? "main" : nil }
         #expect(state.looksForTopics(at: start.clock) == true)
         var page = Outbox.Scopes()
         page.due = [Self.topic]

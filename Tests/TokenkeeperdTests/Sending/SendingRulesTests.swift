@@ -18,7 +18,7 @@ import TokenModel
     // The health of sending --------------------------------------------------------------------------------------------
 
     @Test func `a response to a request from before a server's rest does not end the rest`() {
-        var health = SendingHealth()
+        var health = SendingHealth(.production)
         let now = ContinuousClock.now
         for _ in 1...20 { _ = health.note(error, of: topic, by: "main", at: now) }
         #expect(health.note(RetryPolicy.Step(.answered), of: topic, by: "main", at: now) == .none)
@@ -26,7 +26,7 @@ import TokenModel
     }
 
     @Test func `a second response that asks for a credential's pause does not extend it`() {
-        var health = SendingHealth()
+        var health = SendingHealth(.production)
         let now = ContinuousClock.now
         let pause = RetryPolicy.Step(.later(.seconds(1200), "w"), .credential(.seconds(1200)))
         _ = health.note(pause, of: topic, by: "main", at: now)
@@ -39,7 +39,7 @@ import TokenModel
         RetryPolicy.Step(.later(.seconds(60), "APNs answered 429 TooManyRequests"), .token),
     ])
     func `an outcome without a response does not restart the counts`(step: RetryPolicy.Step) {
-        var health = SendingHealth()
+        var health = SendingHealth(.production)
         let now = ContinuousClock.now
         for _ in 1...19 { _ = health.note(error, of: topic, by: "main", at: now) }
         _ = health.note(step, of: topic, by: "main", at: now)
@@ -52,7 +52,7 @@ import TokenModel
 
     @Test func `five responses in a row that are not from APNs pause their topic, and one from APNs resets the count`()
     {
-        var health = SendingHealth()
+        var health = SendingHealth(.production)
         let now = ContinuousClock.now
         let foreign = RetryPolicy.Step(.later(.seconds(5), "308"), .foreign("308"))
         for _ in 1...4 { #expect(health.note(foreign, of: topic, by: "main", at: now) == .none) }

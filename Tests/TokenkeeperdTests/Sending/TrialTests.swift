@@ -73,7 +73,7 @@ private typealias Decisions = `The sender's decisions`
 
 /// A state whose server has just rested for the first time.
 private struct TriedState {
-    private var state = SendState(limit: 100) { _ in "main" }
+    private var state = SendState(limit: 100, timing: .production) { _ in "main" }
     private var now = SendState.Moment(clock: .now, timeOfDay: Instant(microseconds: 1_800_000_000_000_000))
     static let lost = PushOutcome.End.unanswered(
         PushFailure(kind: .timeout, message: "no response", mayHaveArrived: true))
@@ -154,7 +154,7 @@ private struct TriedState {
 /// An outbox with a request for each token, and a client. Tokens for which APNs never responds come first. The client sends one
 /// request until its connection has responded, as APNs demands. It gives up a connection on which nothing responds for a minute.
 private struct MuteOutbox {
-    private var state = SendState(limit: 2000) { _ in "main" }
+    private var state = SendState(limit: 2000, timing: .production) { _ in "main" }
     private let policy = RetryPolicy(retryFor: .seconds(86_400))
     private var time = Duration.zero
     private let start = ContinuousClock.now
