@@ -245,22 +245,19 @@ final class FakeConnection: ChannelInboundHandler {
 
     func later(_ delay: Duration, _ action: @escaping () -> Void) {
         guard let loop = context?.eventLoop.assumeIsolated() else { return }
-        loop.scheduleTask(in: TimeAmount(delay)) { [self] in
-            action()
-            flush()
-            closeIfIdle()
-        }
+        loop.scheduleTask(in: TimeAmount(delay)) { [self] in act(action) }
     }
 
     private func hold(until gate: FakeGate, _ action: @escaping () -> Void) {
         guard let loop = context?.eventLoop else { return }
-        let pass = { [self] in
-            action()
-            flush()
-            closeIfIdle()
-        }
-        let held = NIOLoopBound(pass, eventLoop: loop)
+        let held = NIOLoopBound({ [self] in act(action) }, eventLoop: loop)
         gate.whenOpen { loop.execute { held.value() } }
+    }
+
+    private func act(_ action: () -> Void) {
+        action()
+        flush()
+        closeIfIdle()
     }
 
     func forget(_ id: HTTP2StreamID) {
