@@ -45,12 +45,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.reason_of(tokenkeeper.ledger)
     TO tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.report(text, text, text, text, text, timestamptz, text, text),
-    tokenkeeper.report(text, text, text, text, timestamptz, timestamptz, text, text),
-    tokenkeeper.report(text, text, text, text, bigint, timestamptz, text, text),
-    tokenkeeper.report(text, text, bigint, text, text, timestamptz, text, text),
-    tokenkeeper.report(text, text, bigint, text, timestamptz, timestamptz, text, text),
-    tokenkeeper.report(text, text, bigint, text, bigint, timestamptz, text, text)
+    tokenkeeper.report(text, text, text, text, anycompatible, timestamptz, text, text, text),
+    tokenkeeper.report(text, text, double precision, text, anycompatible, timestamptz, text, text, text)
     TO tokenkeeper_sender;
 GRANT SELECT ON tokenkeeper.sendable_token, tokenkeeper.suppressed_token TO tokenkeeper_sender;
 -- If the daemon sends the pushes, they write requests.
@@ -75,15 +71,15 @@ GRANT EXECUTE ON FUNCTION tokenkeeper.sending_fault(text, text)
 -- Applications register and unregister tokens, and forget a person.
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.register(text, text, text, timestamptz, text, text[], text),
-    tokenkeeper.register_many(jsonb, text, text, boolean),
-    tokenkeeper.unregister(text, text, text, timestamptz),
-    tokenkeeper.tag(text, text, text, text, text, text[], text[], timestamptz),
+    tokenkeeper.register(tokenkeeper.new_registration[]),
+    tokenkeeper.unregister(text, text, text, timestamptz, text),
+    tokenkeeper.tag(text, text, text, text, text, text[], text[]),
     tokenkeeper.forget(text),
     tokenkeeper.forget_device(text),
     tokenkeeper.forget_user(text)
     TO tokenkeeper_app;
 
-GRANT INSERT (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id) ON tokenkeeper.registration
+GRANT INSERT (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, returned) ON tokenkeeper.registration
     TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) TO tokenkeeper_app;
 -- Their own tables, attached. Each of these functions runs with the rights of its caller, or checks that the login may act for the owner of the table.
@@ -145,6 +141,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger),
     tokenkeeper.tagged_tokens(text, text, text, integer),
+    tokenkeeper.device_name(text),
     tokenkeeper.has_one_token_per_device(text),
     tokenkeeper.delivery(uuid),
     tokenkeeper.audience_size(text, text, text, text, text, text[], boolean),
@@ -208,7 +205,7 @@ GRANT INSERT (environment, topic, gate, suppressed_retention, dormant_after, gua
     ON tokenkeeper.topic_policy TO tokenkeeper_operator;
 GRANT DELETE, UPDATE (environment, topic, token, status, body, sent_at) ON tokenkeeper.rejected_result TO tokenkeeper_operator;
 GRANT SELECT ON tokenkeeper.rejected_registration TO tokenkeeper_reader, tokenkeeper_operator;
-GRANT DELETE, UPDATE (environment, topic, token, registered_at, device_id, user_id, tags, unregistered) ON tokenkeeper.rejected_registration
+GRANT DELETE, UPDATE (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, returned) ON tokenkeeper.rejected_registration
     TO tokenkeeper_operator;
 
 -- The daemon drains, records, sweeps and reports. It owns nothing and cannot register a token.
@@ -240,13 +237,11 @@ GRANT SELECT, DELETE ON tokenkeeper.unregistration_receipt TO tokenkeeper_daemon
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.daemon, tokenkeeper.token_count,
     tokenkeeper.token_count_progress, tokenkeeper.token_count_part, tokenkeeper.token_count_hour,
-    tokenkeeper.suspect, tokenkeeper.topic_guard, tokenkeeper.topic_guard_count, tokenkeeper.device, tokenkeeper.status_cache
+    tokenkeeper.suspect, tokenkeeper.topic_guard, tokenkeeper.topic_guard_count, tokenkeeper.status_cache
     TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard, tokenkeeper.reinstatement, tokenkeeper.stale_share TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.stale_receipt, tokenkeeper.stale_count, tokenkeeper.stale_wave TO tokenkeeper_daemon;
-GRANT SELECT, DELETE, UPDATE (noted_at) ON tokenkeeper.early_tag_change TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT SELECT, UPDATE ON tokenkeeper.sweep_progress TO tokenkeeper_daemon;
-GRANT SELECT, DELETE, UPDATE (named_at) ON tokenkeeper.crowded_device TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_prune TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.operation TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.status, tokenkeeper.token TO tokenkeeper_daemon;
@@ -359,11 +354,11 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),
     tokenkeeper.reason_of(tokenkeeper.ledger),
+    tokenkeeper.device_name(text),
     tokenkeeper.has_one_token_per_device(text),
     tokenkeeper.roll_up_result_count(integer, integer),
     tokenkeeper.reap_topics(integer, timestamptz, integer),
     tokenkeeper.delete_campaigns(timestamptz, integer),
-    tokenkeeper.prune_early_tag_changes(interval, integer),
     tokenkeeper.reset_transaction_ids(oid, bigint, bigint),
     tokenkeeper.prepare_event_months(),
     tokenkeeper.forget_event_month(timestamptz),

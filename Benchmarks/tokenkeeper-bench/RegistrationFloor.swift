@@ -1,4 +1,4 @@
-/// The same durable change as the registrations of a table make, by bare SQL: ledger, devices and history.
+/// The same durable change as the registrations of a table make, by bare SQL: ledger and history.
 enum RegistrationFloor {
     /// - Parameter source: A table with `RegistrationWorkload.columns`.
     static func statements(from source: String) -> String {
@@ -22,10 +22,6 @@ enum RegistrationFloor {
             SELECT topic_id, token_key, 'superseded', 'superseded', 'a newer token of the same device', device_id, user_id, registered_at, registered_at,
                    registered_at
             FROM superseded
-        ), named AS (
-            INSERT INTO tokenkeeper.device (topic_id, device_id, named_at, token_key)
-            SELECT topic_id, device_id, registered_at, token_key FROM said WHERE device_id IS NOT NULL
-            ON CONFLICT DO NOTHING
         ), kept AS (
             INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, registered_at, device_id, device_at, user_id, user_at, tags, tags_at)
             SELECT topic_id, token_key, registered_at, device_id, CASE WHEN device_id IS NOT NULL THEN registered_at END,

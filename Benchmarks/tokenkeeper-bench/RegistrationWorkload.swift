@@ -32,7 +32,7 @@ struct RegistrationWorkload {
             \(RegistrationFloor.statements(from: "known"));
             DROP TABLE known
             """)
-        for table in ["ledger", "device", "topic", "token_event_log"] {
+        for table in ["ledger", "topic", "token_event_log"] {
             try session.run("VACUUM (ANALYZE) tokenkeeper.\(table)")
         }
         try session.run("COPY (\(queued)) TO '\(file)'")

@@ -1,3 +1,5 @@
+import TokenLedger
+
 /// The rule as a model: the ledger as a function of all registrations and results, in whatever order they arrived.
 public struct LedgerModel {
     public struct Key: Hashable, Sendable {
@@ -42,17 +44,6 @@ public struct LedgerModel {
 
     private var unregistrations: [Key: Set<Logout>] = [:]
 
-    /// That a tag was added or removed.
-    struct TagChange {
-        var at: Int
-        var tag: String
-        var isAdded: Bool
-    }
-
-    private var tagChanges: [Key: [TagChange]] = [:]
-    /// By environment, topic and device.
-    private var deviceTagChanges: [[String]: [TagChange]] = [:]
-
     private var exclusions: [Scope: [ClosedRange<Int>]] = [:]
 
     /// What an undo is of.
@@ -83,17 +74,6 @@ public struct LedgerModel {
         unregistrations[key, default: []].insert(Logout(at: at, receivedAt: receivedAt))
     }
 
-    public mutating func tag(_ key: Key, _ at: Int, _ tag: String, isAdded: Bool) {
-        tagChanges[key, default: []].append(TagChange(at: at, tag: tag, isAdded: isAdded))
-    }
-
-    public mutating func tag(
-        device: String, _ environment: String, _ topic: String, _ at: Int, _ tag: String, isAdded: Bool
-    ) {
-        deviceTagChanges[[environment, topic, device], default: []].append(
-            TagChange(at: at, tag: tag, isAdded: isAdded))
-    }
-
     public mutating func dies(_ key: Key, _ at: Int, _ reason: String, receivedAt: Int) {
         stale[key, default: []].insert(Receipt(word: Word(at: at, reason: reason), receivedAt: receivedAt))
     }
@@ -119,7 +99,6 @@ public struct LedgerModel {
         for key in stale.keys where key.token == token { stale[key] = nil }
         for key in suspects.keys where key.token == token { suspects[key] = nil }
         for key in unregistrations.keys where key.token == token { unregistrations[key] = nil }
-        for key in tagChanges.keys where key.token == token { tagChanges[key] = nil }
     }
 
     /// What the token's latest registration that named or cleared it says; nil if that cleared it, or there is none.
@@ -134,78 +113,76 @@ public struct LedgerModel {
 
     private func registered(_ key: Key) -> Int? { registrations[key]?.map(\.at).max() }
 
-    /// The token that each device's latest registration names. A registration belongs to the device if it names the device, or if
-    /// its token does. A token that has left the device, to another one or to none, counts by the registrations that named the device.
-    private func named() -> [[String]: String] {
-        var latest: [[String]: (at: Int, token: String)] = [:]
-        func says(_ key: Key, _ device: String, _ at: Int) {
-            let of = [key.environment, key.topic, device]
-            if let known = latest[of], known >= (at, key.token) { return }
-            latest[of] = (at, key.token)
-        }
-        for (key, all) in registrations {
-            for said in all { if let device = said.device, !device.isEmpty { says(key, device, said.at) } }
-            if let device = device(of: key), let at = registered(key) { says(key, device, at) }
-        }
-        return latest.mapValues(\.token)
+    /// A device of a topic that has one token per device.
+    private struct Device: Hashable {
+        var environment: String
+        var topic: String
+        var name: String
     }
 
-    /// The tags of the token's latest registration that had any.
-    private func ownTags(_ key: Key) -> (at: Int, tags: String)? {
-        registrations[key]?.compactMap { said in said.tags.map { (said.at, $0) } }.max { $0 < $1 }
+    private func known(_ name: String?, _ key: Key) -> Device? {
+        guard let name, !name.isEmpty, !key.topic.hasSuffix(".push-type.liveactivity") else { return nil }
+        return Device(environment: key.environment, topic: key.topic, name: name)
     }
 
-    /// The latest tags of each device's tokens: the current token inherits them if it never had any of its own.
-    private func deviceTags() -> [[String]: (at: Int, tags: String)] {
-        var latest: [[String]: (at: Int, tags: String)] = [:]
+    /// The tokens of each device. One with more than 20 is a constant, and counts for nothing.
+    private func devices() -> [Device: [Key]] {
+        var devices: [Device: [Key]] = [:]
         for key in registrations.keys {
-            guard let device = device(of: key), let own = ownTags(key) else { continue }
-            let of = [key.environment, key.topic, device]
-            if let known = latest[of], known >= own { continue }
-            latest[of] = own
+            if let device = known(device(of: key), key) { devices[device, default: []].append(key) }
         }
-        return latest
+        return devices.filter { $0.value.count <= 20 }
     }
 
-    /// A registration of the token with tags ends earlier changes.
-    private func countingTagChanges(_ key: Key) -> [TagChange] {
-        (tagChanges[key] ?? []).filter { $0.at >= ownTags(key)?.at ?? .min }
+    private func isSuperseded(_ key: Key, _ devices: [Device: [Key]]) -> Bool {
+        guard let device = known(device(of: key), key), let at = registered(key) else { return false }
+        return (devices[device] ?? []).contains { registered($0) ?? .min > at }
     }
 
-    /// The changes of each device and of its tokens: they concern its current token.
-    private func allDeviceTagChanges() -> [[String]: [TagChange]] {
-        var all = deviceTagChanges
-        for key in tagChanges.keys {
-            guard let device = device(of: key) else { continue }
-            all[[key.environment, key.topic, device], default: []] += countingTagChanges(key)
-        }
-        return all
-    }
-
-    /// What the changes leave: for each tag, the latest of the registration and the changes; at the same instant the change, and the removal before the
-    /// addition.
-    private static func apply(_ changes: [TagChange], to registered: (at: Int, tags: String)?) -> String? {
-        var tags = registered.map { $0.tags.split(separator: ",").map(String.init) } ?? []
-        var latest: [String: TagChange] = [:]
-        for change in changes where change.at >= registered?.at ?? .min {
-            if let known = latest[change.tag], (known.at, known.isAdded ? 0 : 1) >= (change.at, change.isAdded ? 0 : 1)
-            {
-                continue
+    /// The tags of each current token, one line per token: the latest of its device's tokens. Only if no token of the device has moved to another one or
+    /// from it: a token that moves takes along the tags that it has by then, which depends on the order.
+    private func tags(_ devices: [Device: [Key]]) -> Set<String> {
+        var moved: Set<Device> = []
+        var movers: Set<Key> = []
+        for (key, all) in registrations {
+            let names = Set(all.compactMap(\.device))
+            if names.count > 1 {
+                movers.insert(key)
+                moved.formUnion(names.compactMap { known($0, key) })
             }
-            latest[change.tag] = change
         }
-        tags.removeAll { latest[$0]?.isAdded == false }
-        for (tag, change) in latest.sorted(by: { $0.key < $1.key }) where change.isAdded && !tags.contains(tag) {
-            tags.append(tag)
+        var lines: Set<String> = []
+        for key in registrations.keys where !movers.contains(key) && !isSuperseded(key, devices) {
+            let device = known(device(of: key), key)
+            if let device, moved.contains(device) { continue }
+            let said = (device.flatMap { devices[$0] } ?? [key]).flatMap { registrations[$0] ?? [] }
+            let latest = said.compactMap { one in one.tags.map { (one.at, $0) } }.max { $0 < $1 }
+            lines.insert([key.environment, key.topic, key.token, latest?.1 ?? ""].joined(separator: "|"))
         }
-        return tags.joined(separator: ",")
+        return lines
     }
 
-    /// `environment|topic|token|state|registered_at|invalidated_at|reason|device|user|tags`, one line per known token.
-    public func told() -> Set<String> {
-        let named = named()
-        let deviceTags = deviceTags()
-        let deviceTagChanges = allDeviceTagChanges()
+    /// What the ledger says and the model does not, and the other way round; a few of each.
+    public func differences(on connection: inout Connection) throws -> [String] {
+        let devices = devices()
+        let lines = Set(try connection.lines(Self.ledger, columns: Self.columns))
+        let wanted = told(devices)
+        let knownTags = Set(try connection.lines(Self.ledgerTags, columns: 4))
+        let some: (String, Set<String>) -> [String] = { who, lines in lines.sorted().prefix(4).map { who + ": " + $0 } }
+        return some("the ledger", lines.subtracting(wanted)) + some("the model", wanted.subtracting(lines))
+            + some("tags by the model", tags(devices).subtracting(knownTags))
+    }
+
+    /// Registers each token once more that has to look at its device: two transactions may have brought a device its first two tokens at the same moment.
+    public static let settle = """
+        SELECT count(tokenkeeper.register(encode(l.token_key, 'hex'), t.topic, t.environment, l.registered_at))
+        FROM tokenkeeper.ledger AS l JOIN tokenkeeper.topic AS t USING (topic_id) WHERE l.unresolved
+        """
+
+    /// `environment|topic|token|state|registered_at|invalidated_at|reason|device|user`, one line per known token.
+    public func told() -> Set<String> { told(devices()) }
+
+    private func told(_ devices: [Device: [Key]]) -> Set<String> {
         var lines: Set<String> = []
         for key in Set(registrations.keys).union(stale.keys).union(suspects.keys).union(unregistrations.keys) {
             let counting = (suspects[key] ?? []).filter { !isUndone(key, $0.at, .suspect) }
@@ -222,28 +199,17 @@ public struct LedgerModel {
             if let at = logouts.map(\.at).max() {
                 causes.append(("unregistered_by_app", at, "unregistered by the app"))
             }
-            if let device, let registered, !key.topic.hasSuffix(".push-type.liveactivity"),
-                named[[key.environment, key.topic, device]] != key.token
-            {
+            if let registered, isSuperseded(key, devices) {
                 causes.append(("superseded", registered, "a newer token of the same device"))
             }
             if registered == nil && causes.isEmpty { continue }
             // The first of the greatest, in this order.
             let cause = causes.max { $0.at < $1.at }.flatMap { top in causes.first { $0.at == top.at } }
             let suppressed = cause.map { $0.at >= registered ?? .min } ?? false
-            var registeredTags = ownTags(key)
-            var changes = countingTagChanges(key)
-            if let device, !key.topic.hasSuffix(".push-type.liveactivity"),
-                named[[key.environment, key.topic, device]] == key.token
-            {
-                registeredTags = registeredTags ?? deviceTags[[key.environment, key.topic, device]]
-                changes = deviceTagChanges[[key.environment, key.topic, device]] ?? []
-            }
-            let tags = Self.apply(changes, to: registeredTags)
             let columns = [
                 key.environment, key.topic, key.token, suppressed ? cause?.state ?? "" : "active",
                 registered.map(String.init) ?? "", cause.map { String($0.at) } ?? "", cause?.reason ?? "", device ?? "",
-                latest(\.user, of: key) ?? "", tags ?? "",
+                latest(\.user, of: key) ?? "",
             ]
             lines.insert(columns.joined(separator: "|"))
         }
@@ -251,13 +217,15 @@ public struct LedgerModel {
     }
 
     /// The number of columns of a line.
-    public static let columns = 10
+    public static let columns = 9
 
-    /// The same lines, read from the ledger. A token of which only changes of tags are known has none.
+    /// The same lines, read from the ledger.
     public static let ledger = """
         SELECT t.environment, t.topic, t.token, t.state, extract(epoch FROM t.registered_at)::bigint,
-               extract(epoch FROM t.invalidated_at)::bigint, t.reason, t.device_id, t.user_id,
-               array_to_string(t.tags, ',')
-        FROM tokenkeeper.token AS t WHERE num_nulls(t.registered_at, t.invalidated_at) < 2
+               extract(epoch FROM t.invalidated_at)::bigint, t.reason, t.device_id, t.user_id
+        FROM tokenkeeper.token AS t
         """
+
+    private static let ledgerTags =
+        "SELECT t.environment, t.topic, t.token, array_to_string(t.tags, ',') FROM tokenkeeper.token AS t WHERE t.registered_at IS NOT NULL"
 }

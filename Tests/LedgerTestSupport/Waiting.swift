@@ -1,6 +1,5 @@
 import Foundation
 import TestRun
-import TestThreads
 
 /// Repeats a check until it holds. Fails after half a minute, in a whole soak after five.
 ///

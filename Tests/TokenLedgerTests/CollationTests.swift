@@ -70,7 +70,7 @@ import Testing
                 SELECT tokenkeeper.sendable(array_agg(token), min(topic COLLATE "C")) FROM mine;
                 SELECT tokenkeeper.unregister(token, topic) FROM mine;
                 SELECT tokenkeeper.forget_device(device) > 0 FROM mine
-                """) == "t\nt\naa\n\nt")
+                """) == "t\nt\naa\n1\nt")
     }
 
     @Test(arguments: collations)

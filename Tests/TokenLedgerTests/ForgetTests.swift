@@ -102,7 +102,6 @@ import Testing
         try drainAll(&daemon)
         #expect(try traces("aaaaaaaa", ["bbbbbbbb", "phone"]) == [])
         #expect(try database.psql("SELECT string_agg(DISTINCT token, ',') FROM tokenkeeper.token") == "cccccccc")
-        #expect(try database.psql("SELECT device_id FROM tokenkeeper.device") == "other")
     }
 
     @Test func `it waits for running batches, and no batch begins meanwhile`() throws {
@@ -237,13 +236,6 @@ import Testing
         #expect(try database.psql("SELECT tokenkeeper.forget('12cd')", user: "a_app") == "0")
     }
 
-    @Test func `the device that a token has left is deleted, too`() throws {
-        try database.psql(
-            "SELECT tokenkeeper.register('aaaaaaaa', 't', device_id => d) FROM unnest('{old,new}'::text[]) AS d")
-        try database.psql("SELECT tokenkeeper.forget('aaaaaaaa')", user: "a_app")
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.device") == "0")
-    }
-
     @Test func `concurrent registration, undo, discarding and erasure never deadlock`() throws {
         try database.psql(
             """
@@ -270,17 +262,16 @@ import Testing
         #expect(failures.all == [])
     }
 
-    @Test func `a crowded device is gone when its last token is forgotten`() throws {
+    @Test func `what was noted of a crowded device is gone when its last token is forgotten`() throws {
         try database.psql(
             "SELECT tokenkeeper.register(lpad(to_hex(i), 4, '0'), 't', device_id => 'constant') FROM generate_series(1, 55) AS i"
         )
-        let left =
-            "SELECT count(*), (SELECT count(*) FROM tokenkeeper.operation WHERE device_id IS NOT NULL) FROM tokenkeeper.crowded_device"
-        #expect(try database.psql(left) == "1|1")
+        let left = "SELECT count(device_id) FROM tokenkeeper.operation WHERE operation = 'device_crowded'"
+        #expect(try database.psql(left) == "2")
         try database.psql("SELECT tokenkeeper.forget(lpad(to_hex(i), 4, '0')) FROM generate_series(1, 54) AS i")
-        #expect(try database.psql(left) == "1|1")
+        #expect(try database.psql(left) == "2")
         try database.psql("SELECT tokenkeeper.forget('0037')")
-        #expect(try database.psql(left) == "0|0")
+        #expect(try database.psql(left) == "0")
     }
 
     /// Forgets the device `old`, and waits for a lock of another session until `release` releases it.
@@ -320,14 +311,13 @@ import Testing
         #expect(try database.psql("SELECT token, device_id FROM tokenkeeper.token") == "aaaaaaaa|new")
     }
 
-    @Test func `forgetting a device that waits for a token locks no device`() throws {
+    @Test func `forgetting a device that waits for a token holds no other token`() throws {
         try database.psql(
             "SELECT tokenkeeper.register(t, 't', device_id => 'old') FROM unnest('{aaaaaaaa,bbbbbbbb}'::text[]) AS t")
         var holding = try database.connect()
         try holding.execute("BEGIN; SELECT FROM tokenkeeper.ledger WHERE token_key = '\\xaaaaaaaa' FOR UPDATE")
         let failures = try failuresOfForgettingOldDevice {
-            // This was once a deadlock.
-            try holding.execute("SELECT FROM tokenkeeper.device WHERE device_id = 'old' FOR UPDATE; COMMIT")
+            try holding.execute("SELECT FROM tokenkeeper.ledger FOR UPDATE; COMMIT")
         }
         #expect(failures == [])
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token") == "0")

@@ -475,7 +475,7 @@ import Testing
 
     @Test(
         arguments: [
-            ("revived", "moved", nil, "revived: the newer token of its device has moved to another device"),
+            ("revived", "moved", nil, "revived: no other token supersedes it any more"),
             ("pruned", "dormant", nil, "pruned: not registered again since 2025-01-01 00:00:00 UTC"),
             (
                 "pruned", "superseded", nil,

@@ -30,7 +30,7 @@ struct QueuedRegistration: Sendable {
     var element: String {
         """
         ROW(NULL, '\(topic)', '\(token)', to_timestamp(\(at)), \(Self.literal(device)), \(Self.literal(user)), \(tagsLiteral), \(isLogout),
-            \(source ?? "NULL"), clock_timestamp(), 0, NULL, NULL)::tokenkeeper.registration
+            \(source ?? "NULL"), NULL, clock_timestamp(), 0, NULL, NULL)::tokenkeeper.registration
         """
     }
 
@@ -40,42 +40,6 @@ struct QueuedRegistration: Sendable {
             model.unregister(key, at)
         } else {
             model.register(key, at, device: device, tags: tags, user: user)
-        }
-    }
-
-    /// A change of one tag, of a token or of a device, as a call of `tag`.
-    struct TagCall: Sendable {
-        var topic: String
-        var at: Int
-        var token: String?
-        var device: String
-        var tag: String
-        var isAdded: Bool
-
-        var call: String {
-            """
-            SELECT tokenkeeper.tag('\(topic)', \(token.map { "token => '\($0)'" } ?? "device_id => '\(device)'"),
-                                   \(isAdded ? "add" : "remove") => '{\(tag)}', changed_at => to_timestamp(\(at)))
-            """
-        }
-
-        func apply(to model: inout LedgerModel) {
-            if let token {
-                model.tag(.init("production", topic, token), at, tag, isAdded: isAdded)
-            } else {
-                model.tag(device: device, "production", topic, at, tag, isAdded: isAdded)
-            }
-        }
-
-        static func random(
-            _ topic: String, tokens: Int, devices: Int, instants: Int, _ chance: inout SeededChance
-        ) -> Self {
-            Self(
-                topic: topic, at: 1_700_000_000 + Int.random(in: 0..<instants, using: &chance),
-                token: Int.random(in: 0..<3, using: &chance) == 0
-                    ? nil : String(0x100 + Int.random(in: 0..<tokens, using: &chance), radix: 16) + "0",
-                device: "d\(Int.random(in: 0..<devices, using: &chance))",
-                tag: "g\(Int.random(in: 0..<5, using: &chance))", isAdded: Bool.random(using: &chance))
         }
     }
 

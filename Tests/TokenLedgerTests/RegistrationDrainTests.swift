@@ -62,7 +62,7 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         var outcomes: Set<String> = []
         for _ in 1...4 {
-            try database.psql("TRUNCATE tokenkeeper.ledger, tokenkeeper.device")
+            try database.psql("TRUNCATE tokenkeeper.ledger")
             for row in rows.shuffled(using: &chance).chunks(of: Int.random(in: 1...300, using: &chance)) {
                 try queue(row.joined(separator: ", "))
                 if Bool.random(using: &chance) { try drainAll(&daemon) }

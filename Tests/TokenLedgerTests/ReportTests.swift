@@ -26,6 +26,16 @@ import Testing
         PREPARE p (text, text, integer, text, bigint, timestamptz) AS SELECT tokenkeeper.report($1, $2, $3, $4, $5, $6);
         EXECUTE p('t', 'aa', 410, 'Unregistered', \(at), NULL)
         """,
+        // As Python's float, and other types of numbers and instants.
+        "SELECT tokenkeeper.report('t', 'aa', 410::numeric, 'Unregistered', \(at)::double precision)",
+        "SELECT tokenkeeper.report('t', 'aa', 410, 'Unregistered', \(at).9::numeric)",
+        "SELECT tokenkeeper.report('t', 'aa', 410, 'Unregistered', '1.794000000123e12')",
+        "SELECT tokenkeeper.report('t', 'aa', 410, 'Unregistered', timestamp '2026-11-06 21:20:00.123')",
+        #"SELECT tokenkeeper.report('t', 'aa', 410, body => '{"reason":"Unregistered","timestamp":\#(at)}')"#,
+        """
+        PREPARE p (text, text, integer, text, double precision) AS SELECT tokenkeeper.report($1, $2, $3, $4, $5);
+        EXECUTE p('t', 'aa', 410, 'Unregistered', \(at))
+        """,
         """
         PREPARE p (varchar, varchar, varchar, varchar, varchar, timestamp) AS SELECT tokenkeeper.report($1, $2, $3, $4, $5, $6);
         EXECUTE p('t', 'aa', '410', 'Unregistered', '\(at)', NULL)

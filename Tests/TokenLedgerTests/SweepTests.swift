@@ -69,43 +69,6 @@ import TokenModel
             ) == "cli|f|finished|100||t")
     }
 
-    @Test func `what was only tagged and never registered is kept for the retention`() throws {
-        for (who, registration) in [
-            ("token => 'aa'", nil), ("token => 'bb'", "'bb', 't'"), ("device_id => 'c'", nil),
-            ("device_id => 'd'", "'dd', 't', device_id => 'd'"), ("token => 'ee'", nil), ("device_id => 'f'", nil),
-        ] {
-            try database.psql("SELECT tokenkeeper.tag('t', \(who), add => '{x}')", user: "a_app")
-            if let registration {
-                try database.psql("SELECT tokenkeeper.register(\(registration))", user: "a_app")
-            }
-        }
-        func early() throws -> String {
-            try database.psql(
-                "SELECT encode(token_key, 'hex') || device_id FROM tokenkeeper.early_tag_change ORDER BY token_key, device_id"
-            )
-        }
-        #expect(try early() == "c\nd\nf\naa\nbb\nee")
-        // All but ee are older than the retention. Then f is tagged again, and so is not.
-        try database.psql(
-            "UPDATE tokenkeeper.early_tag_change SET noted_at = now() - interval '91 days' WHERE token_key <> '\\xee'")
-        try database.psql("SELECT tokenkeeper.tag('t', device_id => 'f', remove => '{y}')", user: "a_app")
-        // An application holds one of those that are due.
-        var app = try database.connect()
-        try app.execute("BEGIN; SELECT FROM tokenkeeper.device WHERE device_id = 'c' FOR UPDATE")
-        var daemon = try database.connect(user: "a_daemon")
-        #expect(try sweep(&daemon, plan: plan(batch: 2))?.outcome == .finished)
-        #expect(try early() == "c\nf\nee")
-        try app.execute("COMMIT")
-        #expect(try sweep(&daemon, plan: plan(batch: 2))?.outcome == .finished)
-        #expect(try early() == "f\nee")
-        #expect(
-            try database.psql("SELECT token, array_to_string(tags, ',') FROM tokenkeeper.token ORDER BY 1")
-                == "bb|x\ndd|x\nee|x")
-        #expect(try database.psql("SELECT device_id FROM tokenkeeper.device ORDER BY 1") == "d\nf")
-        try database.psql("SELECT tokenkeeper.forget('ee'), tokenkeeper.forget_device('f')", user: "a_app")
-        #expect(try early() == "" && database.psql("SELECT count(*) FROM tokenkeeper.device") == "1")
-    }
-
     @Test func `a dry run counts the same and deletes nothing`() throws {
         try fill()
         var daemon = try database.connect(user: "a_daemon")

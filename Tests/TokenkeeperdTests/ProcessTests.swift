@@ -222,7 +222,7 @@ import Testing
         try database.psql(
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body)
-            SELECT 't', lpad(to_hex(i), 8, '0'), CASE WHEN i = 3 THEN 999 WHEN i % 2 = 0 THEN 410 ELSE 200 END, \(goneBody) FROM generate_series(1, 5000) AS i
+            SELECT 't', lpad(to_hex(i), 8, '0'), CASE WHEN i = 3 THEN 999 WHEN i % 2 = 0 THEN 410 ELSE 200 END, \(goneBody) FROM generate_series(1, 500) AS i
             """)
         let daemon = try DaemonProcess(database.url())
         try eventually("the rest is recorded") {

@@ -63,7 +63,7 @@ import Testing
         let fleet = Soak.size(45_000, whole: 100_000)
         try database.psql(
             """
-            SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), 'com.example.app', registered_at => now() - interval '40 days',
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), 'com.example.app', registered_at => now() - interval '40 days' + i * interval '1 ms',
                                               device_id => CASE WHEN i % 50 = 0 THEN 'd' || i / 100 END))
             FROM generate_series(1, \(fleet)) AS i;
             SELECT count(*) FROM (SELECT tokenkeeper.unregister(lpad(to_hex(i), 64, '0'), 'com.example.app', at => now() - interval '20 days')
@@ -193,7 +193,7 @@ import Testing
     {
         try database.psql(
             """
-            SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), 'com.example.app', registered_at => now() - interval '40 days',
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), 'com.example.app', registered_at => now() - interval '40 days' + i * interval '1 ms',
                                               device_id => 'd' || i))
             FROM generate_series(1, 20000) AS i;
             CREATE TABLE earlier AS TABLE tokenkeeper.ledger;
@@ -348,7 +348,7 @@ import Testing
         }
         try database.psql(
             """
-            SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), 'com.example.app', registered_at => now() - interval '40 days',
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 64, '0'), 'com.example.app', registered_at => now() - interval '40 days' + i * interval '1 ms',
                                               device_id => CASE WHEN i % 50 = 0 THEN 'd' || i / 100 END))
             FROM generate_series(1, \(fleet)) AS i;
             SELECT count(*) FROM (SELECT tokenkeeper.unregister(lpad(to_hex(i), 64, '0'), 'com.example.app', at => now() - interval '20 days')

@@ -1,22 +1,28 @@
 -- The one rule in words: which cause a token has, and what people read of it. The rule itself is the column ledger.suppressed.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cause_of(
-    stale_at timestamptz, suspect_at timestamptz, unregistered_by_app_at timestamptz, superseded_at timestamptz) RETURNS text
+    stale_at timestamptz, suspect_at timestamptz, logged_out_at timestamptz, superseded_at timestamptz) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE greatest(stale_at, suspect_at, unregistered_by_app_at, superseded_at)
+RETURN CASE greatest(stale_at, suspect_at, logged_out_at, superseded_at)
     WHEN stale_at THEN 'stale'
     WHEN suspect_at THEN 'suspect'
-    WHEN unregistered_by_app_at THEN 'unregistered_by_app'
+    WHEN logged_out_at THEN 'unregistered_by_app'
     WHEN superseded_at THEN 'superseded'
 END;
 COMMENT ON FUNCTION tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz) IS
     'The cause with the greatest instant; on a tie, the first of stale, suspect, unregistered_by_app, superseded. Null if there is none.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.invalidated_at(entry tokenkeeper.ledger) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN greatest((entry).stale_at, (entry).suspect_at, (entry).logged_out_at, (entry).superseded_at);
+COMMENT ON FUNCTION tokenkeeper.invalidated_at(tokenkeeper.ledger) IS 'The greatest instant of a cause of suppression; null if there is none.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.invalidated_at(tokenkeeper.ledger) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.state_of(entry tokenkeeper.ledger) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN (entry).suppressed
-    THEN tokenkeeper.cause_of((entry).stale_at, (entry).suspect_at, (entry).unregistered_by_app_at, (entry).superseded_at)
+    THEN tokenkeeper.cause_of((entry).stale_at, (entry).suspect_at, (entry).logged_out_at, (entry).superseded_at)
     ELSE 'active'
 END;
 COMMENT ON FUNCTION tokenkeeper.state_of(tokenkeeper.ledger) IS
@@ -25,7 +31,7 @@ REVOKE EXECUTE ON FUNCTION tokenkeeper.state_of(tokenkeeper.ledger) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reason_of(entry tokenkeeper.ledger) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE tokenkeeper.cause_of((entry).stale_at, (entry).suspect_at, (entry).unregistered_by_app_at, (entry).superseded_at)
+RETURN CASE tokenkeeper.cause_of((entry).stale_at, (entry).suspect_at, (entry).logged_out_at, (entry).superseded_at)
     WHEN 'stale' THEN (entry).stale_reason
     WHEN 'suspect' THEN (entry).suspect_reason
     WHEN 'unregistered_by_app' THEN 'unregistered by the app'

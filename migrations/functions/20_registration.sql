@@ -1,8 +1,13 @@
--- Registration, and which token of a device is current.
+-- Reports about devices: register and unregister, and what they leave in the ledger. The queue of registrations (23) merges with the same functions.
 --
--- Locks, everywhere in this schema: guards, then devices, then tokens. A session that holds a device never waits for a token: register and
--- forget then release their devices, wait for the token without holding anything, and begin again. So a registration may hold a token
--- while it waits for a device, and its first UPDATE needs no subtransaction.
+-- Each fact is the greatest that was ever reported (merged). Then resolve_devices decides which of a device's tokens is current. Nearly always there is
+-- nothing to decide: the usual launch is one HOT update of one row, and reads no other.
+--
+-- Lock order: guards, then the call's tokens by (topic_id, token_key), then other tokens of their devices. A session waits only for its own tokens. It skips
+-- a locked token of the device and queues a row, so a daemon compares the device later. So two calls never deadlock.
+--
+-- Two transactions that report a device's first two tokens at once cannot see each other. Both tokens stay current until one registers again (column
+-- unresolved).
 --
 -- Collation: a function inherits the collation of its arguments. An index of another collation would then not be used, and "~" refuses a
 -- nondeterministic one. So each function works on variables that are COLLATE "C".
@@ -29,200 +34,375 @@ COMMENT ON FUNCTION tokenkeeper.has_one_token_per_device(text) IS
     'False for the topics of Live Activities and controls: a device has many tokens of these at once.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.has_one_token_per_device(text) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.lock_devices(
-    of_topic integer, devices text[], key bytea, OUT busy bytea, OUT tokens bytea[])
-LANGUAGE plpgsql
+CREATE OR REPLACE FUNCTION tokenkeeper.device_name(device_id text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN octet_length(device_id) = 36 AND device_id COLLATE "C" ~ '^[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}$'
+    THEN nullif(lower(device_id COLLATE "C"), '00000000-0000-0000-0000-000000000000')
+    WHEN octet_length(device_id) BETWEEN 1 AND 36 AND lower(device_id COLLATE "C") ~ '^([0-]+|null|nil|none|unknown|undefined|[(]null[)])$' THEN NULL
+    ELSE device_id
+END;
+COMMENT ON FUNCTION tokenkeeper.device_name(text) IS
+    'A device_id as the ledger keeps it: a UUID in lower case. Null if it names no device: all zeros, null, nil, none, unknown, undefined.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.device_name(text) FROM PUBLIC;
+
+-- Inlined by the planner: a valid registration costs no function call.
+CREATE OR REPLACE FUNCTION tokenkeeper.is_sound_registration(registered_at timestamptz, device_id text, user_id text, tags text[]) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(isfinite(registered_at), true) AND coalesce(octet_length(device_id), 0) <= 512 AND coalesce(octet_length(user_id), 0) <= 512
+    AND (tags IS NULL OR (cardinality(tags) <= 1000 AND coalesce(array_ndims(tags), 1) = 1 AND array_position(tags, NULL) IS NULL
+                          AND array_position(tags, '' COLLATE "C") IS NULL AND octet_length(array_to_string(tags, '')) <= 512));
+COMMENT ON FUNCTION tokenkeeper.is_sound_registration(timestamptz, text, text, text[]) IS
+    'True only if registration_fault would find nothing. Of more than 512 bytes of tags, it says false.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.is_sound_registration(timestamptz, text, text, text[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.registration_fault(registered_at timestamptz, device_id text, user_id text, tags text[]) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
 AS $$
-DECLARE
-    device text COLLATE "C";
-    other bytea;
-    current bytea[];
 BEGIN
-    tokens := ARRAY[key];
-    FOREACH device IN ARRAY devices LOOP
-        LOOP
-            PERFORM FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = device FOR NO KEY UPDATE;
-            EXIT WHEN FOUND;
-            INSERT INTO tokenkeeper.device AS d (topic_id, device_id) VALUES (of_topic, device)
-            ON CONFLICT ON CONSTRAINT device_pkey DO NOTHING;
-            EXIT WHEN FOUND;
-        END LOOP;
-    END LOOP;
-    -- What may change: the tokens that are not superseded, and the latest of the others.
-    FOREACH device IN ARRAY devices LOOP
-        current := ARRAY(
-            SELECT l.token_key FROM tokenkeeper.ledger AS l
-            WHERE l.device_id = device AND l.topic_id + 0 = of_topic AND l.superseded_at IS NULL AND l.token_key <> key);
-        tokens := tokens || current || ARRAY(
-            SELECT l.token_key FROM tokenkeeper.ledger AS l
-            WHERE l.device_id = device AND l.topic_id + 0 = of_topic AND l.superseded_at IS NOT NULL AND l.token_key <> key
-            ORDER BY l.superseded_at DESC, l.token_key DESC LIMIT 1);
-        IF cardinality(current) = 0 OR current_setting('transaction_isolation') <> 'read committed' THEN
-            -- Written, not only locked: a transaction with an older snapshot then fails instead of deciding by that snapshot, and a sweep
-            -- that prunes the device's last token does not delete the device. If the device has a current token, no version of this row is
-            -- added: a thousand versions that one transaction leaves behind would all be read by each of its registrations.
-            UPDATE tokenkeeper.device AS d SET named_at = d.named_at WHERE d.topic_id = of_topic AND d.device_id = device;
-        END IF;
-    END LOOP;
-    FOREACH other IN ARRAY tokens LOOP
-        PERFORM FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = other FOR NO KEY UPDATE SKIP LOCKED;
-        IF NOT FOUND AND EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = other) THEN
-            busy := other;
-            RETURN;
-        END IF;
-    END LOOP;
+    RETURN CASE
+        WHEN NOT isfinite(registered_at) THEN 'registered_at is ' || registered_at || ', expected a finite instant'
+        WHEN octet_length(device_id) > 512 THEN 'device_id is ' || octet_length(device_id) || ' bytes long, expected at most 512'
+        WHEN octet_length(user_id) > 512 THEN 'user_id is ' || octet_length(user_id) || ' bytes long, expected at most 512'
+        WHEN array_ndims(tags) > 1 THEN 'tags is an array of ' || array_ndims(tags) || ' dimensions, expected one'
+        WHEN cardinality(tags) > 1000 THEN 'tags has ' || cardinality(tags) || ' elements, expected at most 1000'
+        ELSE (SELECT 'a tag is ' || coalesce(octet_length(t.tag) || ' bytes long', 'null') || ', expected 1 to 512 bytes'
+              FROM unnest(tags) AS t (tag) WHERE t.tag IS NULL OR octet_length(t.tag) NOT BETWEEN 1 AND 512 LIMIT 1) END;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.lock_devices(integer, text[], bytea) IS
-    'Locks devices, given in order, then the token that is being registered and those that it may supersede or restore. It waits for devices but never '
-    'for a token. Returns in busy the first token that another session has locked, and the caller then releases everything; otherwise in tokens what '
-    'update_device needs.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_devices(integer, text[], bytea) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.registration_fault(timestamptz, text, text, text[]) IS
+    'What is wrong with these values of a registration, and what was expected; null if nothing.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.registration_fault(timestamptz, text, text, text[]) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.update_device(
-    of_topic integer, device text, registering bytea, tokens bytea[], receipt timestamptz) RETURNS void
+-- The rule -----------------------------------------------------------------------------------------------------------
+
+-- Inlined by the planner.
+CREATE OR REPLACE FUNCTION tokenkeeper.merged(was tokenkeeper.ledger, reported tokenkeeper.token_report) RETURNS TABLE (
+    registered_at timestamptz, unregistered_by_app_at timestamptz, returned_at timestamptz, superseded_at timestamptz, unresolved boolean, of_constant boolean,
+    device_id text, device_at timestamptz, user_id text, user_at timestamptz, tags text[], tags_at timestamptz, is_suppressed boolean)
+LANGUAGE sql IMMUTABLE ROWS 1
+BEGIN ATOMIC
+    SELECT s.registered_at, s.unregistered_by_app_at, s.returned_at, s.superseded_at,
+           CASE WHEN s.is_open THEN (reported).one_token AND s.device_id IS NOT NULL ELSE coalesce((was).unresolved, false) END,
+           NOT s.changes_device AND coalesce((was).of_constant, false),
+           s.device_id, s.device_at, s.user_id, s.user_at, s.tags, s.tags_at,
+           coalesce(greatest((was).stale_at, (was).suspect_at,
+                             CASE WHEN s.returned_at >= s.unregistered_by_app_at THEN NULL ELSE s.unregistered_by_app_at END,
+                             s.superseded_at) >= s.registered_at, false)
+    FROM (
+        -- What comes to a device or is registered again is current until the device's tokens are compared: a push too many does less harm than one too few.
+        SELECT m.*, CASE WHEN NOT m.changes_device AND m.registered_at = (was).registered_at THEN (was).superseded_at END AS superseded_at,
+               m.changes_device OR ((was).superseded_at IS NOT NULL AND m.registered_at > (was).registered_at) AS is_open
+        FROM (
+            SELECT coalesce(greatest((was).registered_at, (reported).registered_at), '-infinity') AS registered_at,
+                   CASE WHEN (reported).user_id <> (was).user_id THEN (was).unregistered_by_app_at
+                        ELSE greatest((was).unregistered_by_app_at, (reported).logout_at) END AS unregistered_by_app_at,
+                   greatest((was).returned_at, (reported).returned_at) AS returned_at,
+                   CASE WHEN d.names THEN nullif((reported).device_id, '') ELSE (was).device_id END AS device_id,
+                   CASE WHEN d.names THEN (reported).device_at ELSE (was).device_at END AS device_at,
+                   d.names AND nullif((reported).device_id, '') IS DISTINCT FROM (was).device_id AS changes_device,
+                   CASE WHEN u.names THEN nullif((reported).user_id, '') ELSE (was).user_id END AS user_id,
+                   CASE WHEN u.names THEN (reported).user_at ELSE (was).user_at END AS user_at,
+                   CASE WHEN t.names THEN (reported).tags ELSE (was).tags END AS tags,
+                   CASE WHEN t.names THEN (reported).tags_at ELSE (was).tags_at END AS tags_at
+            -- At the same instant, the greater value counts; a cleared one is the least.
+            FROM (SELECT (reported).device_id IS NOT NULL AND ((was).device_at IS NULL
+                         OR ((reported).device_at, (reported).device_id) > ((was).device_at, coalesce((was).device_id, ''))) AS names) AS d
+            CROSS JOIN (SELECT (reported).user_id IS NOT NULL AND (reported).logout_at IS NULL AND ((was).user_at IS NULL
+                               OR ((reported).user_at, (reported).user_id) > ((was).user_at, coalesce((was).user_id, ''))) AS names) AS u
+            CROSS JOIN (SELECT (reported).tags IS NOT NULL AND ((was).tags_at IS NULL
+                               OR ((reported).tags_at, (reported).tags) > ((was).tags_at, (was).tags)) AS names) AS t
+        ) AS m
+    ) AS s;
+END;
+COMMENT ON FUNCTION tokenkeeper.merged(tokenkeeper.ledger, tokenkeeper.token_report) IS
+    'Merges a report into a token''s row: each fact is the greater of the two. was is null if the token was '
+    'unknown. A token that changes its device, or is registered '
+    'again, is current until the device''s tokens are compared.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.merged(tokenkeeper.ledger, tokenkeeper.token_report) FROM PUBLIC;
+
+-- Inlined by the planner.
+CREATE OR REPLACE FUNCTION tokenkeeper.event_of(was tokenkeeper.ledger, is_now tokenkeeper.ledger, reported tokenkeeper.token_report)
+RETURNS TABLE (event text, cause text)
+LANGUAGE sql IMMUTABLE ROWS 1
+BEGIN ATOMIC
+    SELECT e.event, CASE WHEN (reported).logout_at IS NOT NULL THEN 'unregistered_by_app'
+                         WHEN e.event = 'revived' AND (is_now).registered_at = (was).registered_at THEN 'returned' ELSE 'registration' END
+    FROM (SELECT CASE
+        WHEN (reported).logout_at IS NULL THEN CASE
+            WHEN (is_now).registered_at > coalesce((was).registered_at, '-infinity') AND coalesce((was).registered_at, '-infinity') = '-infinity'
+                THEN 'registered'
+            WHEN (was).suppressed AND NOT (is_now).suppressed THEN 'revived' END
+        WHEN (is_now).unregistered_by_app_at IS NOT DISTINCT FROM (was).unregistered_by_app_at THEN NULL
+        WHEN NOT (is_now).suppressed THEN 'late_feedback_ignored'
+        -- Nothing new if it was suppressed for the same cause.
+        WHEN coalesce((was).suppressed AND tokenkeeper.state_of(was) = tokenkeeper.state_of(is_now), false) THEN NULL
+        ELSE 'unregistered_by_app' END AS event) AS e
+    WHERE e.event IS NOT NULL;
+END;
+COMMENT ON FUNCTION tokenkeeper.event_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) IS
+    'What the history says about a report, from the row before (null if there was none) and after it. No row if it changed nothing that counts.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.event_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) FROM PUBLIC;
+
+-- Inlined by the planner.
+CREATE OR REPLACE FUNCTION tokenkeeper.checks_of(was tokenkeeper.ledger, is_now tokenkeeper.ledger, reported tokenkeeper.token_report)
+RETURNS SETOF tokenkeeper.device_check
+LANGUAGE sql IMMUTABLE ROWS 1
+BEGIN ATOMIC
+    SELECT (is_now).topic_id, (is_now).device_id, (is_now).token_key, (was).device_id IS DISTINCT FROM (is_now).device_id
+    WHERE (reported).logout_at IS NULL AND (is_now).device_id IS NOT NULL AND ((is_now).unresolved OR (is_now).superseded_at IS NOT NULL)
+    UNION ALL
+    SELECT (is_now).topic_id, (was).device_id, NULL, false
+    WHERE (reported).one_token AND (was).device_id IS DISTINCT FROM (is_now).device_id AND (was).device_id IS NOT NULL;
+END;
+COMMENT ON FUNCTION tokenkeeper.checks_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) IS
+    'The devices whose tokens must be compared after a report: the one that the token belongs to, unless it is known to be its only current token, and '
+    'the one that it has left.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.checks_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) FROM PUBLIC;
+
+-- Devices ------------------------------------------------------------------------------------------------------------
+
+CREATE OR REPLACE FUNCTION tokenkeeper.note_crowded(of_topic integer, device text, tokens bigint) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
-DECLARE
-    this text COLLATE "C" := device;
-    was tokenkeeper.device;
-    place tokenkeeper.device;
-    named bytea;
-    wanted timestamptz;
-    old tokenkeeper.ledger;
-    new tokenkeeper.ledger;
 BEGIN
-    SELECT d.* INTO was FROM tokenkeeper.device AS d WHERE d.topic_id = of_topic AND d.device_id = this;
-    place := was;
-    -- Only the latest of the superseded tokens can become the device's token again. Each is looked up by its whole key: a plan made for a
-    -- small ledger would otherwise read all tokens of the topic or of the device.
-    SELECT w.token_key INTO named FROM (
-        SELECT was.named_at AS at, was.token_key
-        UNION ALL
-        SELECT l.registered_at, l.token_key FROM unnest(tokens) AS k (token_key)
-        CROSS JOIN LATERAL (
-            SELECT o.* FROM tokenkeeper.ledger AS o WHERE o.topic_id = of_topic AND o.token_key = k.token_key OFFSET 0) AS l
-        WHERE l.device_id = this) AS w
-    ORDER BY w.at DESC, w.token_key DESC LIMIT 1;
+    INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, device_id, message)
+    SELECT 'device_crowded', t.environment, t.topic, note_crowded.tokens, device, CASE
+               WHEN note_crowded.tokens > 20 THEN 'this device_id has more than 20 tokens: it is a constant, and supersedes none of them'
+               ELSE 'this device_id has that many tokens: is it a constant?' END
+    FROM tokenkeeper.topic AS t
+    WHERE t.topic_id = of_topic AND NOT EXISTS (
+        SELECT FROM tokenkeeper.operation AS o
+        WHERE o.operation = 'device_crowded' AND o.topic = t.topic AND o.environment = t.environment
+          AND o.at > clock_timestamp() - interval '1 day' AND (o.rows > 20 OR note_crowded.tokens <= 20));
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.note_crowded(integer, text, bigint) IS
+    'Logs that a device has 8 tokens or more: once per topic and day, and once more when one has more than 20.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.note_crowded(integer, text, bigint) FROM PUBLIC;
 
-    FOR old IN
-        SELECT l.* FROM unnest(tokens) AS k (token_key)
+CREATE OR REPLACE FUNCTION tokenkeeper.requeue_devices(topics integer[], devices text[]) RETURNS integer
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO tokenkeeper.registration_retry (environment, topic, device_id, partition_number, attempts)
+    SELECT t.environment, t.topic, d.device_id, 8, -1
+    FROM unnest(requeue_devices.topics, requeue_devices.devices) AS d (topic_id, device_id) JOIN tokenkeeper.topic AS t USING (topic_id);
+    SELECT cardinality(requeue_devices.topics)
+$$;
+COMMENT ON FUNCTION tokenkeeper.requeue_devices(integer[], text[]) IS
+    'Queues rows that make a daemon compare the tokens of these devices within seconds. Returns how many.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.requeue_devices(integer[], text[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.lock_members(topics integer[], devices text[], tokens bigint[]) RETURNS tokenkeeper.device_check[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    locked tokenkeeper.device_check[];
+BEGIN
+    locked := ARRAY(
+        SELECT ROW(d.topic_id, d.device_id, l.token_key, false)::tokenkeeper.device_check
+        FROM unnest(topics, devices, tokens) AS d (topic_id, device_id, tokens)
         CROSS JOIN LATERAL (
-            SELECT o.* FROM tokenkeeper.ledger AS o WHERE o.topic_id = of_topic AND o.token_key = k.token_key OFFSET 0) AS l
-        WHERE l.device_id = this
-          AND (l.superseded_at IS NULL) = (l.token_key <> named)
-        ORDER BY l.token_key
-    LOOP
-        wanted := CASE WHEN old.token_key <> named THEN old.registered_at END;
+            SELECT k.token_key FROM tokenkeeper.ledger AS k
+            WHERE d.tokens < 22 AND k.device_id = d.device_id COLLATE "C" AND k.topic_id + 0 = d.topic_id
+            FOR NO KEY UPDATE SKIP LOCKED) AS l);
+    IF 22 = ANY (tokens) THEN
+        -- Of a constant, only those that it has superseded: it has just become one.
+        locked := locked || ARRAY(
+            SELECT ROW(d.topic_id, d.device_id, l.token_key, false)::tokenkeeper.device_check
+            FROM unnest(topics, devices, tokens) AS d (topic_id, device_id, tokens)
+            CROSS JOIN LATERAL (
+                SELECT k.token_key FROM tokenkeeper.ledger AS k
+                WHERE d.tokens = 22 AND k.device_id = d.device_id COLLATE "C" AND k.topic_id + 0 = d.topic_id AND k.superseded_at IS NOT NULL
+                FOR NO KEY UPDATE SKIP LOCKED) AS l);
+    END IF;
+    RETURN locked;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.lock_members(integer[], text[], bigint[]) IS
+    'Internal: locks the tokens of these devices that are free, and returns them. tokens is how many each device has, 22 for more; of such a device, only those '
+    'that are superseded.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_members(integer[], text[], bigint[]) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.resolve_devices(checks tokenkeeper.device_check[], receipt timestamptz) RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    topics integer[];
+    devices text[] COLLATE "C";
+    tokens bigint[];
+    locked tokenkeeper.device_check[];
+    busy integer[];
+BEGIN
+    -- Up to 22 tokens of each. A new device has one, and there is nothing to decide.
+    SELECT array_agg(d.topic_id), array_agg(d.device_id), array_agg(d.tokens) INTO topics, devices, tokens FROM (
+        SELECT c.topic_id, c.device_id, bool_and(c.is_new) AS is_new, (
+                   SELECT count(*) FROM (SELECT FROM tokenkeeper.ledger AS l
+                                         WHERE l.device_id = c.device_id AND l.topic_id + 0 = c.topic_id LIMIT 22) AS l) AS tokens
+        FROM unnest(checks) AS c GROUP BY 1, 2 OFFSET 0) AS d
+    WHERE d.tokens > CASE WHEN d.is_new THEN 1 ELSE 0 END;
+    IF topics IS NULL THEN
+        RETURN 0;
+    END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        -- An older snapshot does not show what others have committed since. A daemon's does.
+        RETURN tokenkeeper.requeue_devices(topics, devices);
+    END IF;
+    IF 8 <= ANY (tokens) THEN
+        PERFORM tokenkeeper.note_crowded(d.topic_id, d.device_id, d.tokens)
+        FROM unnest(topics, devices, tokens) AS d (topic_id, device_id, tokens) WHERE d.tokens >= 8;
+    END IF;
+    locked := tokenkeeper.lock_members(topics, devices, tokens) || checks;
+
+    -- A new statement, so a new snapshot: it sees what others committed before they released these locks.
+    WITH device AS MATERIALIZED (
+        SELECT * FROM unnest(topics, devices, tokens) WITH ORDINALITY AS d (topic_id, device_id, tokens, n)
+    ), member AS MATERIALIZED (
+        SELECT d.n, d.tokens, k.* FROM device AS d CROSS JOIN LATERAL (
+            SELECT l AS was, l.ctid AS row_tid, l.* FROM tokenkeeper.ledger AS l
+            WHERE d.tokens < 22 AND l.device_id = d.device_id COLLATE "C" AND l.topic_id + 0 = d.topic_id) AS k
+        UNION ALL
+        SELECT d.n, d.tokens, k.* FROM device AS d CROSS JOIN LATERAL (
+            SELECT l AS was, l.ctid AS row_tid, l.* FROM tokenkeeper.ledger AS l
+            WHERE d.tokens = 22 AND l.device_id = d.device_id COLLATE "C" AND l.topic_id + 0 = d.topic_id AND l.superseded_at IS NOT NULL) AS k
+        UNION ALL
+        SELECT d.n, d.tokens, k.* FROM device AS d CROSS JOIN LATERAL (
+            SELECT c.token_key FROM unnest(checks) AS c
+            WHERE d.tokens = 22 AND c.topic_id = d.topic_id AND c.device_id = d.device_id COLLATE "C") AS c
+        CROSS JOIN LATERAL (
+            SELECT l AS was, l.ctid AS row_tid, l.* FROM tokenkeeper.ledger AS l
+            WHERE l.topic_id = d.topic_id AND l.token_key = c.token_key OFFSET 0) AS k
+        WHERE k.superseded_at IS NULL AND k.device_id = d.device_id COLLATE "C"
+    ), compared AS (
+        SELECT m.*, max(m.registered_at) OVER w AS latest, m.tokens > 20 OR bool_or(m.of_constant) OVER w AS is_constant,
+               bool_and((m.topic_id, m.token_key) IN (SELECT u.topic_id, u.token_key FROM unnest(locked) AS u WHERE u.token_key IS NOT NULL)) OVER w AS is_free,
+               (m.topic_id, m.token_key) IN (SELECT u.topic_id, u.token_key FROM unnest(checks) AS u WHERE u.token_key IS NOT NULL) AS is_reported,
+               first_value(m.tags) OVER t AS latest_tags, first_value(m.tags_at) OVER t AS latest_tags_at
+        FROM member AS m
+        WINDOW w AS (PARTITION BY m.n), t AS (PARTITION BY m.n ORDER BY m.tags_at DESC NULLS LAST, m.tags DESC NULLS LAST)
+    ), decided AS MATERIALIZED (
+        SELECT c.n, c.was, c.row_tid, c.is_free, c.is_reported, c.is_constant, CASE WHEN NOT s.is_current THEN c.registered_at END AS superseded_at,
+               s.is_current AND NOT c.is_constant AND count(*) FILTER (WHERE s.is_current) OVER (PARTITION BY c.n) > 1 AS unresolved,
+               -- The current token and those that were reported take the latest tags of the device.
+               CASE WHEN s.shares THEN c.latest_tags ELSE c.tags END AS tags, CASE WHEN s.shares THEN c.latest_tags_at ELSE c.tags_at END AS tags_at
+        FROM compared AS c
+        CROSS JOIN LATERAL (SELECT c.is_constant OR c.registered_at = c.latest AS is_current,
+                                   NOT c.is_constant AND (c.is_reported OR c.registered_at = c.latest) AS shares) AS s
+    ), changed AS (
         UPDATE tokenkeeper.ledger AS l
-        SET superseded_at = wanted,
-            suppressed_since = CASE
-                WHEN coalesce(greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, wanted) >= l.registered_at, false)
-                THEN coalesce(l.suppressed_since, receipt) END,
-            -- Only the device's current token inherits tags.
-            tags = CASE WHEN wanted IS NULL OR l.tags_at IS NOT NULL THEN l.tags END
-        WHERE l.topic_id = of_topic AND l.token_key = old.token_key
-        RETURNING l.* INTO new;
-        IF wanted IS NOT NULL AND new.tags_at IS NOT NULL
-            AND (place.tags_at IS NULL OR (new.tags_at, new.tags) > (place.tags_at, place.tags)) THEN
-            place.tags_at := new.tags_at;
-            place.tags := new.tags;
-            place.tags_of := new.token_key;
-        END IF;
-        CONTINUE WHEN new.suppressed = old.suppressed OR new.token_key = registering;
+        SET superseded_at = d.superseded_at, unresolved = d.unresolved, of_constant = d.is_constant, tags = d.tags, tags_at = d.tags_at,
+            suppressed_since = CASE WHEN coalesce(greatest(l.stale_at, l.suspect_at, l.logged_out_at, d.superseded_at) >= l.registered_at, false)
+                                    THEN coalesce(l.suppressed_since, receipt) END
+        FROM decided AS d
+        WHERE l.ctid = d.row_tid AND d.is_free
+          AND (l.superseded_at IS DISTINCT FROM d.superseded_at OR l.unresolved <> d.unresolved OR l.of_constant <> d.is_constant
+               OR l.tags_at IS DISTINCT FROM d.tags_at OR l.tags IS DISTINCT FROM d.tags)
+        RETURNING d.was, l AS is_now, d.is_reported
+    ), logged AS (
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
             registered_before, registered_after, invalidated_before, invalidated_after)
-        VALUES (of_topic, new.token_key, CASE WHEN new.suppressed THEN 'superseded' ELSE 'revived' END,
-            CASE WHEN new.suppressed THEN 'superseded' ELSE 'moved' END,
-            CASE WHEN new.suppressed THEN 'a newer token of the same device' END, this, new.user_id,
-            nullif(old.registered_at, '-infinity'), nullif(new.registered_at, '-infinity'),
-            greatest(old.stale_at, old.suspect_at, old.unregistered_by_app_at, old.superseded_at),
-            greatest(new.stale_at, new.suspect_at, new.unregistered_by_app_at, new.superseded_at));
-    END LOOP;
-
-    -- The tags came from a token that has moved to another device: find the token they now come from.
-    IF place.tags_of = registering AND registering <> '' AND NOT EXISTS (
-        SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = registering AND l.device_id = this) THEN
-        place.tags_at := NULL;
-        place.tags := NULL;
-        place.tags_of := '';
-        SELECT l.tags_at, coalesce(l.registered_tags, l.tags), l.token_key INTO place.tags_at, place.tags, place.tags_of FROM tokenkeeper.ledger AS l
-        WHERE l.device_id = this AND l.topic_id + 0 = of_topic AND l.superseded_at IS NOT NULL AND l.tags_at IS NOT NULL
-        ORDER BY l.tags_at DESC, coalesce(l.registered_tags, l.tags) DESC LIMIT 1;
-        place.tags_of := coalesce(place.tags_of, '');
+        SELECT (c.is_now).topic_id, (c.is_now).token_key, e.event, CASE e.event WHEN 'superseded' THEN 'superseded' WHEN 'tagged' THEN 'tag' ELSE 'moved' END,
+               CASE e.event WHEN 'superseded' THEN 'a newer token of the same device' WHEN 'tagged' THEN 'through another token of its device' END,
+               (c.is_now).device_id, (c.is_now).user_id, (c.was).registered_at, (c.is_now).registered_at,
+               tokenkeeper.invalidated_at(c.was), tokenkeeper.invalidated_at(c.is_now)
+        FROM changed AS c
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN (c.is_now).suppressed AND NOT (c.was).suppressed THEN 'superseded'
+                        WHEN (c.was).suppressed AND NOT (c.is_now).suppressed THEN 'revived'
+                        WHEN NOT c.is_reported AND (c.was).tags IS DISTINCT FROM (c.is_now).tags THEN 'tagged' END AS event) AS e
+        WHERE e.event IS NOT NULL
+        ORDER BY (c.is_now).token_key
+    )
+    SELECT array_agg(DISTINCT d.n) INTO busy FROM decided AS d WHERE NOT d.is_free;
+    IF busy IS NULL THEN
+        RETURN 0;
     END IF;
-    IF (place.tags_at, place.tags_of) IS DISTINCT FROM (was.tags_at, was.tags_of) OR place.tags IS DISTINCT FROM was.tags THEN
-        UPDATE tokenkeeper.device AS d SET tags_at = place.tags_at, tags = place.tags, tags_of = place.tags_of
-        WHERE d.topic_id = of_topic AND d.device_id = this;
-    END IF;
-    PERFORM tokenkeeper.inherit_tags(of_topic, this, ARRAY[named]);
+    RETURN tokenkeeper.requeue_devices(ARRAY(SELECT topics[b] FROM unnest(busy) AS b), ARRAY(SELECT devices[b] FROM unnest(busy) AS b));
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.update_device(integer, text, bytea, bytea[], timestamptz) IS
-    'Decides which token of a device is current, which are superseded, and what tags the current one inherits. Records this in the history, except for '
-    'the token that is being registered. The caller holds the locks that lock_devices takes; tokens is what it returned. Their tags are without '
-    'changes; see without_tag_changes.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.update_device(integer, text, bytea, bytea[], timestamptz) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.resolve_devices(tokenkeeper.device_check[], timestamptz) IS
+    'Decides which tokens of these devices are superseded: those with an earlier registered_at than another; none, if the device_id is a constant, which has or '
+    'had more than 20. The '
+    'others, and the tokens that were reported, take the latest tags of the device. Call it with the reported tokens locked. It waits for nothing: of a device '
+    'of which another session holds a token, it decides nothing, and queues a row that compares later. Returns how many such rows. Records in the history what it '
+    'changes.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.resolve_devices(tokenkeeper.device_check[], timestamptz) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.note_crowded(of_topic integer, device text, joins boolean) RETURNS boolean
+-- The functions of an application --------------------------------------------------------------------------------------
+
+CREATE OR REPLACE FUNCTION tokenkeeper.merge_report(reported tokenkeeper.token_report, receipt timestamptz) RETURNS tokenkeeper.device_check[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 DECLARE
-    crowded text COLLATE "C" := device;
-    receipt timestamptz := clock_timestamp();
-    known tokenkeeper.crowded_device;
-    counted integer;
-    limit_of CONSTANT integer := 1000;
+    was tokenkeeper.ledger;
+    is_now tokenkeeper.ledger;
 BEGIN
-    SELECT c.* INTO known FROM tokenkeeper.crowded_device AS c WHERE c.topic_id = of_topic AND c.device_id = crowded;
-    -- Never wait for this row: the caller may hold others, and another session that notes the same now is enough.
-    IF known.named_at < receipt - interval '10 minutes' THEN
-        UPDATE tokenkeeper.crowded_device AS c SET named_at = receipt
-        WHERE c.topic_id = of_topic AND c.device_id = crowded AND EXISTS (
-            SELECT FROM tokenkeeper.crowded_device AS k WHERE k.topic_id = of_topic AND k.device_id = crowded FOR UPDATE SKIP LOCKED);
-    END IF;
-    IF NOT joins THEN
-        RETURN false;
-    END IF;
-    IF known.tokens >= limit_of AND known.counted_at > receipt - interval '1 hour' THEN
-        RETURN true;
-    END IF;
-    IF known.tokens < limit_of - 100 AND known.tokens % 16 <> 0 AND known.counted_at > receipt - interval '1 hour' THEN
-        -- Counting reads all tokens of the device. Far from the limit, every sixteenth time is enough.
-        counted := known.tokens + 1;
-    ELSE
-        SELECT count(*) INTO counted FROM (
-            SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = crowded AND l.topic_id + 0 = of_topic LIMIT limit_of) AS l;
-    END IF;
-    IF known.topic_id IS NULL THEN
-        INSERT INTO tokenkeeper.crowded_device (topic_id, device_id, tokens, counted_at, named_at)
-        VALUES (of_topic, crowded, counted, receipt, receipt)
+    LOOP
+        SELECT l.* INTO was FROM tokenkeeper.ledger AS l
+        WHERE l.topic_id = reported.topic_id AND l.token_key = reported.token_key FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+        -- An unknown token has the facts of the report. Cheaper than merged.
+        INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, registered_at, unregistered_by_app_at, returned_at, unresolved, device_id, device_at,
+            user_id, user_at, tags, tags_at, suppressed_since)
+        VALUES (reported.topic_id, reported.token_key, coalesce(reported.registered_at, '-infinity'), reported.logout_at, reported.returned_at,
+            reported.one_token AND coalesce(reported.device_id <> '', false), nullif(reported.device_id, ''),
+            CASE WHEN reported.device_id IS NOT NULL THEN reported.device_at END,
+            CASE WHEN reported.logout_at IS NULL THEN nullif(reported.user_id, '') END,
+            CASE WHEN reported.logout_at IS NULL AND reported.user_id IS NOT NULL THEN reported.user_at END,
+            reported.tags, CASE WHEN reported.tags IS NOT NULL THEN reported.tags_at END, CASE WHEN reported.logout_at IS NOT NULL THEN receipt END)
         ON CONFLICT DO NOTHING;
-    ELSE
-        UPDATE tokenkeeper.crowded_device AS c SET tokens = counted, counted_at = receipt, named_at = receipt
-        WHERE c.topic_id = of_topic AND c.device_id = crowded AND EXISTS (
-            SELECT FROM tokenkeeper.crowded_device AS k WHERE k.topic_id = of_topic AND k.device_id = crowded FOR UPDATE SKIP LOCKED);
+        IF FOUND THEN
+            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id, source_id, registered_after, invalidated_after)
+            VALUES (reported.topic_id, reported.token_key, CASE WHEN reported.logout_at IS NULL THEN 'registered' ELSE 'unregistered_by_app' END,
+                CASE WHEN reported.logout_at IS NULL THEN 'registration' ELSE 'unregistered_by_app' END, nullif(reported.device_id, ''),
+                CASE WHEN reported.logout_at IS NULL THEN nullif(reported.user_id, '') END, reported.source_id, reported.registered_at,
+                reported.logout_at);
+            RETURN CASE WHEN reported.one_token AND reported.device_id <> ''
+                        THEN ARRAY[ROW(reported.topic_id, reported.device_id, reported.token_key, true)::tokenkeeper.device_check] ELSE '{}' END;
+        END IF;
+        -- Another session has inserted it meanwhile.
+    END LOOP;
+    IF reported.logout_at IS NOT NULL THEN
+        PERFORM tokenkeeper.note_direct_unregistration(reported.topic_id, reported.token_key, reported.logout_at);
     END IF;
-    IF FOUND AND (known.topic_id IS NULL OR (counted >= limit_of AND known.tokens < limit_of)) THEN
-        INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, device_id, message)
-        SELECT 'device_crowded', t.environment, t.topic, CASE WHEN counted >= limit_of THEN counted ELSE counted + 1 END, crowded,
-            CASE WHEN counted >= limit_of THEN 'this device_id has that many tokens: further tokens are registered without a device'
-                 ELSE 'this device_id has that many tokens: is it a constant?' END
-        FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
+    -- The second registration of most tokens: it is still the only one of its device, and nothing is left to compare.
+    IF was.unresolved AND current_setting('transaction_isolation') = 'read committed' THEN
+        was.unresolved := (SELECT count(*) FROM (
+            SELECT FROM tokenkeeper.ledger AS o WHERE o.device_id = was.device_id AND o.topic_id + 0 = was.topic_id LIMIT 2) AS o) > 1;
     END IF;
-    RETURN counted >= limit_of;
+    UPDATE tokenkeeper.ledger AS l
+    SET registered_at = m.registered_at, unregistered_by_app_at = m.unregistered_by_app_at, returned_at = m.returned_at,
+        superseded_at = m.superseded_at, unresolved = m.unresolved, of_constant = m.of_constant, device_id = m.device_id, device_at = m.device_at,
+        user_id = m.user_id, user_at = m.user_at, tags = m.tags, tags_at = m.tags_at,
+        suppressed_since = CASE WHEN m.is_suppressed THEN coalesce(l.suppressed_since, receipt) END
+    FROM tokenkeeper.merged(was, reported) AS m
+    WHERE l.topic_id = reported.topic_id AND l.token_key = reported.token_key
+    RETURNING l.* INTO is_now;
+    INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id, source_id,
+        registered_before, registered_after, invalidated_before, invalidated_after)
+    SELECT reported.topic_id, reported.token_key, e.event, e.cause, is_now.device_id, is_now.user_id, reported.source_id,
+           nullif(was.registered_at, '-infinity'), nullif(is_now.registered_at, '-infinity'),
+           tokenkeeper.invalidated_at(was), tokenkeeper.invalidated_at(is_now)
+    FROM tokenkeeper.event_of(was, is_now, reported) AS e;
+    RETURN ARRAY(SELECT t FROM tokenkeeper.checks_of(was, is_now, reported) AS t);
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.note_crowded(integer, text, boolean) IS
-    'Notes a registration that names a device with 49 or more tokens. For a token that would join the device, returns whether the device is full: it has '
-    '1000 tokens. They are counted again after an hour.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.note_crowded(integer, text, boolean) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.merge_report(tokenkeeper.token_report, timestamptz) IS
+    'Internal: merges a report about one token into the ledger, and records it in the history. Waits for the token, and keeps it locked. Returns the devices '
+    'for resolve_devices.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.merge_report(tokenkeeper.token_report, timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.register(
     token text,
@@ -240,351 +420,203 @@ DECLARE
     key bytea := tokenkeeper.token_key(register.token);
     name text COLLATE "C" := register.topic;
     env text COLLATE "C" := coalesce(register.environment, 'production');
-    -- Null keeps, an empty one clears.
-    new_device text COLLATE "C" := register.device_id;
+    -- Null says nothing, an empty one clears.
+    new_device text COLLATE "C" := tokenkeeper.device_name(register.device_id);
     new_user text COLLATE "C" := register.user_id;
     new_tags text[] COLLATE "C" := register.tags;
     receipt timestamptz := clock_timestamp();
     -- An instant in the future counts as the instant of receipt: one wrong clock must not make a token immortal.
     moment timestamptz := least(coalesce(register.registered_at, receipt), receipt);
-    tag text COLLATE "C";
+    fault text;
     of_topic integer;
     observes boolean;
-    one_token boolean;
-    is_fresh boolean := true;
-    quiet boolean;
-    alone boolean;
-    is_asked boolean := false;
-    is_new boolean := false;
-    has_changes boolean;
-    busy bytea;
-    tokens bytea[];
-    devices text[] COLLATE "C";
-    device text COLLATE "C";
-    seen tokenkeeper.ledger;
-    old tokenkeeper.ledger;
-    new tokenkeeper.ledger;
+    checks tokenkeeper.device_check[];
 BEGIN
-    IF key IS NULL OR NOT isfinite(register.registered_at) OR octet_length(new_device) > 512 OR octet_length(new_user) > 512 THEN
-        IF key IS NULL THEN
-            PERFORM tokenkeeper.raise_malformed_token(register.token);
-        END IF;
-        IF NOT isfinite(register.registered_at) THEN
-            RAISE EXCEPTION 'registered_at is %, expected a finite instant', register.registered_at
-                USING ERRCODE = 'invalid_parameter_value';
-        END IF;
-        IF octet_length(new_device) > 512 OR octet_length(new_user) > 512 THEN
-            RAISE EXCEPTION '% is % bytes long, expected at most 512',
-                CASE WHEN octet_length(new_device) > 512 THEN 'device_id' ELSE 'user_id' END,
-                greatest(octet_length(new_device), octet_length(new_user))
-                USING ERRCODE = 'invalid_parameter_value';
+    IF key IS NULL THEN
+        PERFORM tokenkeeper.raise_malformed_token(register.token);
+    END IF;
+    IF NOT tokenkeeper.is_sound_registration(register.registered_at, new_device, new_user, new_tags) THEN
+        fault := tokenkeeper.registration_fault(register.registered_at, new_device, new_user, new_tags);
+        IF fault IS NOT NULL THEN
+            RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
         END IF;
     END IF;
-    IF new_tags IS NOT NULL THEN
-        IF array_ndims(new_tags) > 1 THEN
-            RAISE EXCEPTION 'tags is an array of % dimensions, expected one', array_ndims(new_tags)
-                USING ERRCODE = 'invalid_parameter_value';
-        END IF;
-        IF cardinality(new_tags) > 1000 THEN
-            RAISE EXCEPTION 'tags has % elements, expected at most 1000', cardinality(new_tags)
-                USING ERRCODE = 'invalid_parameter_value';
-        END IF;
-        FOREACH tag IN ARRAY new_tags LOOP
-            IF tag IS NULL OR octet_length(tag) NOT BETWEEN 1 AND 512 THEN
-                RAISE EXCEPTION 'a tag is %, expected 1 to 512 bytes', CASE WHEN tag IS NULL THEN 'null' ELSE octet_length(tag) || ' bytes long' END
-                    USING ERRCODE = 'invalid_parameter_value';
-            END IF;
-        END LOOP;
-    END IF;
-
     SELECT t.topic_id, t.gate IS NOT DISTINCT FROM 'observe' INTO of_topic, observes FROM tokenkeeper.topic AS t
     WHERE t.topic = name AND t.environment = env;
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
+    IF of_topic IS NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
         of_topic := tokenkeeper.ensure_topic(env, name);
     END IF;
 
-    -- The hottest write, at each launch of each device: an active token of the same device, one HOT update, no event. Because the token is
-    -- active, it is its device's current token, and it stays so.
-    quiet := moment > receipt - interval '10 minutes';
-    IF quiet THEN
-        -- The token was registered more than a second ago, so probably no other session is registering it now.
-        UPDATE tokenkeeper.ledger AS l
-        -- registered_at is the greatest instant of all registrations, so no tags, device or user are later.
-        SET registered_at = moment,
-            device_at = CASE WHEN new_device IS NULL THEN l.device_at ELSE moment END,
-            tags = coalesce(new_tags, l.tags),
-            tags_at = CASE WHEN new_tags IS NULL THEN l.tags_at ELSE moment END,
-            user_id = CASE WHEN new_user IS NULL THEN l.user_id ELSE nullif(new_user, '') END,
-            user_at = CASE WHEN new_user IS NULL THEN l.user_at ELSE moment END
-        WHERE l.topic_id = of_topic AND l.token_key = key AND NOT l.suppressed AND l.registered_at > '-infinity'
-          AND l.registered_at < moment - interval '1 second' AND (new_device IS NULL OR new_device = coalesce(l.device_id, ''))
-          AND (new_tags IS NULL OR l.has_tag_changes IS NULL)
-          -- And no transaction that may still be open has locked or changed it: waiting for one here would keep the token locked in any case.
-          AND l.xmax = '0';
-        IF FOUND THEN
-            RETURN true;
-        END IF;
-    END IF;
-    SELECT l.* INTO seen FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
-    quiet := quiet AND coalesce(seen.registered_at < moment - interval '1 second', true) AND NOT EXISTS (
-        SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key AND l.xmax <> '0');
-    IF NOT quiet AND seen.registered_at > '-infinity' AND NOT seen.suppressed AND (new_device IS NULL OR new_device = coalesce(seen.device_id, ''))
-        AND (new_tags IS NULL OR seen.has_tag_changes IS NULL) THEN
-        BEGIN
-            UPDATE tokenkeeper.ledger AS l
-            SET registered_at = greatest(l.registered_at, moment),
-                device_at = CASE WHEN new_device IS NULL THEN l.device_at ELSE greatest(l.device_at, moment) END,
-                tags = CASE WHEN new_tags IS NULL OR (moment, new_tags) < (l.tags_at, l.tags) THEN l.tags ELSE new_tags END,
-                tags_at = CASE WHEN new_tags IS NULL THEN l.tags_at ELSE greatest(l.tags_at, moment) END,
-                user_id = CASE WHEN new_user IS NULL OR (moment, new_user) < (l.user_at, coalesce(l.user_id, '')) THEN l.user_id
-                               ELSE nullif(new_user, '') END,
-                user_at = CASE WHEN new_user IS NULL THEN l.user_at ELSE greatest(l.user_at, moment) END
-            WHERE l.topic_id = of_topic AND l.token_key = key AND NOT l.suppressed AND l.registered_at > '-infinity'
-              AND (new_device IS NULL OR new_device = coalesce(l.device_id, '')) AND (new_tags IS NULL OR l.has_tag_changes IS NULL);
-            IF FOUND THEN
-                RETURN true;
-            END IF;
-            -- An UPDATE that met another one keeps the token locked even if the row no longer matches, SKIP LOCKED or not. Two
-            -- registrations could then wait for each other's token. So if others are likely, release what it holds.
-            RAISE EXCEPTION 'not an active token of this device' USING ERRCODE = 'TK001';
-        EXCEPTION WHEN SQLSTATE 'TK001' THEN
-            is_fresh := false;
-        END;
+    -- The most frequent write, at each launch: one HOT update, no event. Only for a token known to be its device's only current one.
+    UPDATE tokenkeeper.ledger AS l
+    SET registered_at = moment,
+        device_at = CASE WHEN new_device IS NULL THEN l.device_at ELSE moment END,
+        tags = coalesce(new_tags, l.tags),
+        tags_at = CASE WHEN new_tags IS NULL THEN l.tags_at ELSE moment END,
+        user_id = CASE WHEN new_user IS NULL THEN l.user_id ELSE nullif(new_user, '') END,
+        user_at = CASE WHEN new_user IS NULL THEN l.user_at ELSE moment END
+    WHERE l.topic_id = of_topic AND l.token_key = key AND NOT l.suppressed AND NOT l.unresolved AND l.registered_at > '-infinity'
+      AND l.registered_at < moment AND (new_device IS NULL OR (new_device = coalesce(l.device_id, '') AND coalesce(l.device_at < moment, true)))
+      AND (new_tags IS NULL OR coalesce(l.tags_at < moment, true)) AND (new_user IS NULL OR coalesce(l.user_at < moment, true));
+    IF FOUND THEN
+        RETURN true;
     END IF;
 
-    of_topic := coalesce(of_topic, tokenkeeper.ensure_topic(env, name));
-    one_token := tokenkeeper.has_one_token_per_device(name);
-    LOOP
-        old := NULL;
-        busy := NULL;
-        tokens := NULL;
-        IF is_fresh THEN
-            is_fresh := false;
-        ELSIF NOT is_new THEN
-            SELECT l.* INTO seen FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
-        END IF;
-        IF one_token AND new_device <> '' AND NOT is_asked THEN
-            is_asked := true;
-            PERFORM FROM tokenkeeper.ledger AS l WHERE l.device_id = new_device AND l.topic_id + 0 = of_topic OFFSET 48 LIMIT 1;
-            IF FOUND AND tokenkeeper.note_crowded(of_topic, new_device, new_device IS DISTINCT FROM seen.device_id) THEN
-                new_device := NULL;
-            END IF;
-        END IF;
-
-        IF seen.token_key IS NULL THEN
-            -- The token before its device: a session that holds a device never waits for a token, and this INSERT may wait for another registration
-            -- of the same token.
-            INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, registered_at, device_id, device_at, tags, tags_at, user_id, user_at)
-            VALUES (of_topic, key, moment, nullif(new_device, ''), CASE WHEN new_device IS NOT NULL THEN moment END,
-                new_tags, CASE WHEN new_tags IS NOT NULL THEN moment END,
-                nullif(new_user, ''), CASE WHEN new_user IS NOT NULL THEN moment END)
-            ON CONFLICT DO NOTHING
-            RETURNING l.* INTO seen;
-            CONTINUE WHEN NOT FOUND;
-            is_new := true;
-            IF one_token AND new_device <> '' THEN
-                -- A new device has nothing to supersede.
-                INSERT INTO tokenkeeper.device (topic_id, device_id, named_at, token_key) VALUES (of_topic, new_device, moment, key)
-                ON CONFLICT ON CONSTRAINT device_pkey DO NOTHING;
-                CONTINUE WHEN NOT FOUND;
-            END IF;
-            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id, registered_after)
-            VALUES (of_topic, key, 'registered', 'registration', seen.device_id, seen.user_id, moment);
-            RETURN true;
-        END IF;
-
-        -- Alone: it does not affect the other tokens of a device.
-        alone := NOT is_new AND (NOT one_token
-            OR (seen.superseded_at IS NULL AND (new_device IS NULL OR new_device = coalesce(seen.device_id, ''))));
-        devices := '{}';
-        IF NOT alone THEN
-            SELECT coalesce(array_agg(DISTINCT d COLLATE "C"), '{}') INTO devices FROM unnest(ARRAY[seen.device_id, new_device]) AS d WHERE d <> '';
-        END IF;
-        IF alone AND quiet THEN
-            quiet := false;
-            SELECT l.* INTO old FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key FOR NO KEY UPDATE;
-            CONTINUE WHEN NOT FOUND OR (one_token
-                AND (old.superseded_at IS NOT NULL OR new_device <> coalesce(old.device_id, '')));
-        ELSE
-            -- The token may move to another device meanwhile. Then release all locks and start over.
-            BEGIN
-                SELECT d.busy, d.tokens INTO busy, tokens FROM tokenkeeper.lock_devices(of_topic, devices, key) AS d;
-                IF busy IS NOT NULL THEN
-                    RAISE EXCEPTION 'a token of the device is locked' USING ERRCODE = 'TK001';
-                END IF;
-                IF NOT is_new THEN
-                    SELECT l.* INTO old FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
-                END IF;
-                IF NOT is_new AND (old.token_key IS NULL
-                    OR (one_token AND (old.device_id IS DISTINCT FROM seen.device_id OR (alone AND old.superseded_at IS NOT NULL)))) THEN
-                    RAISE EXCEPTION 'the token has another device now, or is gone' USING ERRCODE = 'TK001';
-                END IF;
-            EXCEPTION WHEN SQLSTATE 'TK001' THEN
-                IF busy IS NOT NULL THEN
-                    -- Wait for it without holding anything, and do not keep it either.
-                    BEGIN
-                        PERFORM FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = busy FOR NO KEY UPDATE;
-                        RAISE EXCEPTION 'the token is free' USING ERRCODE = 'TK001';
-                    EXCEPTION WHEN SQLSTATE 'TK001' THEN
-                        NULL;
-                    END;
-                END IF;
-                CONTINUE;
-            END;
-        END IF;
-
-        has_changes := tokenkeeper.without_tag_changes(of_topic, coalesce(tokens, ARRAY[key]), devices);
-        IF old.has_tag_changes THEN
-            old.tags := old.registered_tags;
-        END IF;
-        IF NOT is_new THEN
-            new := old;
-            new.registered_at := greatest(old.registered_at, moment);
-            IF new_device IS NOT NULL
-                AND (old.device_at IS NULL OR (moment, new_device) > (old.device_at, coalesce(old.device_id, ''))) THEN
-                new.device_id := nullif(new_device, '');
-                new.device_at := moment;
-            END IF;
-            IF new_user IS NOT NULL AND (old.user_at IS NULL OR (moment, new_user) > (old.user_at, coalesce(old.user_id, ''))) THEN
-                new.user_id := nullif(new_user, '');
-                new.user_at := moment;
-            END IF;
-            IF new_tags IS NOT NULL AND (old.tags_at IS NULL OR (moment, new_tags) > (old.tags_at, old.tags)) THEN
-                new.tags := new_tags;
-                new.tags_at := moment;
-            ELSIF new.tags_at IS NULL AND new.device_id IS DISTINCT FROM old.device_id THEN
-                -- It inherited them from its former device.
-                new.tags := NULL;
-            END IF;
-            UPDATE tokenkeeper.ledger AS l
-            SET registered_at = new.registered_at, device_id = new.device_id, device_at = new.device_at,
-                tags = new.tags, tags_at = new.tags_at, user_id = new.user_id, user_at = new.user_at,
-                -- update_device sets it again, equal to registered_at.
-                superseded_at = NULL
-            WHERE l.topic_id = of_topic AND l.token_key = key;
-        END IF;
-
-        FOREACH device IN ARRAY devices LOOP
-            -- A token that belongs to the device counts for it by its own registered_at.
-            IF device IS DISTINCT FROM new.device_id AND NOT is_new THEN
-                UPDATE tokenkeeper.device AS d
-                SET named_at = s.at, token_key = key
-                FROM (SELECT CASE WHEN device = new_device THEN moment END AS at
-                      UNION ALL
-                      SELECT CASE WHEN device = old.device_id THEN old.device_at END
-                      ORDER BY at DESC NULLS LAST LIMIT 1) AS s
-                WHERE d.topic_id = of_topic AND d.device_id = device AND (s.at, key) > (d.named_at, d.token_key);
-            END IF;
-            PERFORM tokenkeeper.update_device(of_topic, device, key, tokens, receipt);
-        END LOOP;
-        IF has_changes THEN
-            PERFORM tokenkeeper.apply_tag_changes(of_topic, coalesce(tokens, ARRAY[key]));
-        END IF;
-
-        UPDATE tokenkeeper.ledger AS l
-        SET suppressed_since = CASE WHEN l.suppressed THEN coalesce(l.suppressed_since, receipt) END
-        WHERE l.topic_id = of_topic AND l.token_key = key AND l.suppressed = (l.suppressed_since IS NULL);
-        SELECT l.* INTO new FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
-        IF old.token_key IS NULL OR old.registered_at = '-infinity' THEN
-            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id,
-                registered_after, invalidated_before, invalidated_after)
-            VALUES (of_topic, key, 'registered', 'registration', new.device_id, new.user_id, new.registered_at,
-                greatest(old.stale_at, old.suspect_at, old.unregistered_by_app_at),
-                greatest(new.stale_at, new.suspect_at, new.unregistered_by_app_at));
-        ELSIF old.suppressed AND NOT new.suppressed THEN
-            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id,
-                registered_before, registered_after, invalidated_before, invalidated_after)
-            VALUES (of_topic, key, 'revived', 'registration', new.device_id, new.user_id, old.registered_at, new.registered_at,
-                greatest(old.stale_at, old.suspect_at, old.unregistered_by_app_at, old.superseded_at),
-                greatest(new.stale_at, new.suspect_at, new.unregistered_by_app_at, new.superseded_at));
-        END IF;
-        IF new.superseded_at IS NOT NULL AND new.suppressed AND NOT coalesce(old.suppressed, false) THEN
-            INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
-                registered_before, registered_after, invalidated_before, invalidated_after)
-            VALUES (of_topic, key, 'superseded', 'superseded', 'a newer token of the same device', new.device_id, new.user_id,
-                nullif(old.registered_at, '-infinity'), new.registered_at,
-                greatest(old.stale_at, old.suspect_at, old.unregistered_by_app_at),
-                greatest(new.stale_at, new.suspect_at, new.unregistered_by_app_at, new.superseded_at));
-        END IF;
-        RETURN NOT new.suppressed OR coalesce(observes, false);
-    END LOOP;
+    checks := tokenkeeper.merge_report(ROW(
+        0, of_topic, key, tokenkeeper.has_one_token_per_device(name), moment, NULL, NULL, new_device, moment, new_user, moment, new_tags, moment,
+        NULL)::tokenkeeper.token_report, receipt);
+    IF checks <> '{}' THEN
+        PERFORM tokenkeeper.resolve_devices(checks, receipt);
+    END IF;
+    -- Not a condition on suppressed: a plan could use the index of the suppressed tokens, and read all of the topic.
+    RETURN coalesce(observes, false) OR NOT (SELECT l.suppressed FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[], text) IS
     'Records a registration, in the caller''s transaction; returns whether the token is sendable now. Call it at each launch of the app: '
-    'each registration outranks an earlier 410 that arrives late. A device_id supersedes the device''s other tokens of the topic, except for Live Activities '
-    'and controls; null keeps the current device, and with an empty one the token belongs to no device any more. In the same way, user_id is who uses the '
-    'token, null keeps the current user, and an empty one means nobody. Tags replace the token''s own, and end earlier changes of them by tag; null tags keep '
-    'both. A device''s current token that never had tags has the latest of the device''s other tokens. Once a device has 1000 tokens, further tokens are '
-    'registered without a device. '
+    'each registration outranks an earlier 410 that arrives late. A device_id supersedes the device''s tokens that were registered earlier, in this topic, '
+    'except for Live Activities and controls; null keeps the current device, and with an empty one the token belongs to no device any more. In the same way, '
+    'user_id is who uses the token, and null tags keep those that are there. A device''s new token takes over its tags. If another session holds a token of '
+    'the device, a daemon supersedes it within seconds. '
     'Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, an infinite instant, a device_id or '
     'user_id over 512 bytes, a tag that is null, empty or over 512 bytes, more than 1000 tags, or an array of several dimensions.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[], text) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.register(registrations tokenkeeper.new_registration[]) RETURNS boolean[]
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    total CONSTANT integer := coalesce(cardinality(registrations), 0);
+    one tokenkeeper.new_registration;
+    reported tokenkeeper.token_report;
+    all_said tokenkeeper.token_report[] := '{}';
+    checks tokenkeeper.device_check[] := '{}';
+    receipt timestamptz := clock_timestamp();
+    moment timestamptz := receipt;
+    fault text;
+BEGIN
+    IF total > 1000 THEN
+        RAISE EXCEPTION 'registrations has % elements, expected at most 1000', total
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'The table tokenkeeper.registration takes any number of rows.';
+    END IF;
+    FOR n IN 1..total LOOP
+        one := registrations[n];
+        one.environment := coalesce(one.environment, 'production');
+        one.device_id := tokenkeeper.device_name(one.device_id);
+        fault := coalesce(tokenkeeper.token_fault(one.token), tokenkeeper.registration_fault(one.registered_at, one.device_id, one.user_id, one.tags),
+                          tokenkeeper.environment_fault(one.environment), tokenkeeper.topic_fault(one.topic));
+        IF fault IS NOT NULL THEN
+            RAISE EXCEPTION 'registration %: %', n, fault USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        -- A logout and a login without instants count in the order given.
+        moment := greatest(clock_timestamp(), moment + interval '1 microsecond');
+        one.registered_at := least(coalesce(one.registered_at, moment), moment);
+        reported := ROW(n, NULL, decode(tokenkeeper.parse_token(one.token), 'hex'), tokenkeeper.has_one_token_per_device(one.topic),
+                    one.registered_at, NULL, NULL, one.device_id, one.registered_at, one.user_id, one.registered_at, one.tags, one.registered_at,
+                    NULL)::tokenkeeper.token_report;
+        IF one.unregistered THEN
+            reported := ROW(n, NULL, reported.token_key, reported.one_token, NULL, one.registered_at, NULL, NULL, NULL, one.user_id, NULL, NULL, NULL,
+                        NULL)::tokenkeeper.token_report;
+        END IF;
+        all_said := all_said || reported;
+    END LOOP;
+    -- New topics, and then tokens, in one order everywhere.
+    all_said := ARRAY(
+        SELECT ROW(s.n, t.topic_id, s.token_key, s.one_token, s.registered_at, s.logout_at, s.returned_at, s.device_id, s.device_at, s.user_id, s.user_at,
+                   s.tags, s.tags_at, s.source_id)::tokenkeeper.token_report
+        FROM unnest(all_said) AS s
+        JOIN (SELECT o.topic, o.environment, tokenkeeper.ensure_topic(o.environment, o.topic) AS topic_id
+              FROM (SELECT DISTINCT r.topic COLLATE "C" AS topic, coalesce(r.environment, 'production') COLLATE "C" AS environment
+                    FROM unnest(registrations) AS r ORDER BY 1, 2 OFFSET 0) AS o OFFSET 0) AS t
+          ON t.topic = registrations[s.n].topic COLLATE "C" AND t.environment = coalesce(registrations[s.n].environment, 'production') COLLATE "C"
+        ORDER BY t.topic_id, s.token_key, s.n);
+    FOREACH reported IN ARRAY all_said LOOP
+        checks := checks || tokenkeeper.merge_report(reported, receipt);
+    END LOOP;
+    -- Only when all tokens of the call are locked.
+    PERFORM tokenkeeper.resolve_devices(checks, receipt);
+    RETURN ARRAY(
+        SELECT NOT l.suppressed OR t.gate IS NOT DISTINCT FROM 'observe'
+        FROM unnest(all_said) AS s
+        CROSS JOIN LATERAL (SELECT k.suppressed FROM tokenkeeper.ledger AS k WHERE k.topic_id = s.topic_id AND k.token_key = s.token_key OFFSET 0) AS l
+        JOIN tokenkeeper.topic AS t ON t.topic_id = s.topic_id
+        ORDER BY s.n);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.register(tokenkeeper.new_registration[]) IS
+    'Records up to 1000 registrations and logouts, in the caller''s transaction, as register and unregister do one by one; returns whether each token is '
+    'sendable now, in the order given. Tokens are read as by parse_token. Two calls never deadlock with each other. Raises 22023 for the first element that '
+    'register would refuse, with its position from 1, and records nothing then; also for more than 1000 elements.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.register(tokenkeeper.new_registration[]) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.unregister(
-    token text,
-    topic text,
+    token text DEFAULT NULL,
+    topic text DEFAULT NULL,
     environment text DEFAULT 'production',
-    at timestamptz DEFAULT clock_timestamp()) RETURNS void
+    at timestamptz DEFAULT clock_timestamp(),
+    user_id text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 DECLARE
     key bytea := tokenkeeper.token_key(unregister.token);
+    name text COLLATE "C" := unregister.topic;
+    env text COLLATE "C" := coalesce(unregister.environment, 'production');
+    who text COLLATE "C" := unregister.user_id;
     receipt timestamptz := clock_timestamp();
     moment timestamptz := least(coalesce(unregister.at, receipt), receipt);
     of_topic integer;
-    old tokenkeeper.ledger;
-    new tokenkeeper.ledger;
+    one record;
+    tokens bigint := 0;
 BEGIN
-    IF key IS NULL THEN
+    IF key IS NULL AND (unregister.token IS NOT NULL OR who IS NULL) THEN
         PERFORM tokenkeeper.raise_malformed_token(unregister.token);
     END IF;
-    IF NOT isfinite(unregister.at) THEN
-        RAISE EXCEPTION 'at is %, expected a finite instant', unregister.at
+    IF NOT isfinite(unregister.at) OR octet_length(who) NOT BETWEEN 1 AND 512 THEN
+        RAISE EXCEPTION '%', CASE WHEN isfinite(unregister.at) THEN 'user_id is ' || octet_length(who) || ' bytes long, expected 1 to 512'
+                                  ELSE 'at is ' || unregister.at || ', expected a finite instant' END
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    of_topic := tokenkeeper.ensure_topic(coalesce(unregister.environment, 'production'), unregister.topic);
-    LOOP
-        SELECT l.* INTO old FROM tokenkeeper.ledger AS l
-        WHERE l.topic_id = of_topic AND l.token_key = key
-        FOR NO KEY UPDATE;
-        EXIT WHEN FOUND;
-        INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, unregistered_by_app_at, suppressed_since)
-        VALUES (of_topic, key, moment, receipt)
-        ON CONFLICT DO NOTHING
-        RETURNING l.* INTO new;
-        EXIT WHEN FOUND;
-    END LOOP;
-    IF new IS NULL THEN
-        PERFORM tokenkeeper.note_direct_unregistration(of_topic, key, moment);
-        IF old.unregistered_by_app_at >= moment THEN
-            RETURN;
-        END IF;
-        UPDATE tokenkeeper.ledger AS l
-        SET unregistered_by_app_at = moment,
-            suppressed_since = CASE
-                WHEN l.suppressed THEN l.suppressed_since
-                WHEN moment >= l.registered_at THEN receipt END
-        WHERE l.topic_id = of_topic AND l.token_key = key
-        RETURNING l.* INTO new;
-        -- No event if it was already suppressed for the same cause.
-        IF old.suppressed
-            AND tokenkeeper.cause_of(new.stale_at, new.suspect_at, new.unregistered_by_app_at, new.superseded_at)
-                = tokenkeeper.cause_of(old.stale_at, old.suspect_at, old.unregistered_by_app_at, old.superseded_at) THEN
-            RETURN;
+    IF key IS NOT NULL THEN
+        of_topic := tokenkeeper.ensure_topic(env, name);
+    ELSIF name IS NOT NULL THEN
+        of_topic := (SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env);
+        IF of_topic IS NULL THEN
+            RETURN 0;
         END IF;
     END IF;
-    INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id,
-        registered_before, registered_after, invalidated_before, invalidated_after)
-    VALUES (of_topic, key, CASE WHEN new.suppressed THEN 'unregistered_by_app' ELSE 'late_feedback_ignored' END,
-        'unregistered_by_app', new.device_id, new.user_id, nullif(old.registered_at, '-infinity'), nullif(new.registered_at, '-infinity'),
-        greatest(old.stale_at, old.suspect_at, old.unregistered_by_app_at, old.superseded_at),
-        greatest(new.stale_at, new.suspect_at, new.unregistered_by_app_at, new.superseded_at));
+    IF key IS NOT NULL THEN
+        IF who IS NOT NULL THEN
+            -- It may belong to another person now.
+            PERFORM FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key AND l.user_id <> who FOR NO KEY UPDATE;
+            IF FOUND THEN
+                RETURN 0;
+            END IF;
+        END IF;
+        PERFORM tokenkeeper.merge_report(ROW(
+            0, of_topic, key, false, NULL, moment, NULL, NULL, NULL, who, NULL, NULL, NULL, NULL)::tokenkeeper.token_report, receipt);
+        RETURN 1;
+    END IF;
+    FOR one IN
+        SELECT l.topic_id, l.token_key FROM tokenkeeper.ledger AS l
+        WHERE l.user_id = who AND coalesce(l.topic_id + 0 = of_topic, of_topic IS NULL) ORDER BY 1, 2
+    LOOP
+        PERFORM FROM tokenkeeper.ledger AS l
+        WHERE l.topic_id = one.topic_id AND l.token_key = one.token_key AND l.user_id = who FOR NO KEY UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        PERFORM tokenkeeper.merge_report(ROW(
+            0, one.topic_id, one.token_key, false, NULL, moment, NULL, NULL, NULL, who, NULL, NULL, NULL, NULL)::tokenkeeper.token_report, receipt);
+        tokens := tokens + 1;
+    END LOOP;
+    RETURN tokens;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.unregister(text, text, text, timestamptz) IS
-    'Records a logout, in the caller''s transaction: the app wants no more pushes to this token. It is suppressed until a later registration. '
-    'Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, or an infinite instant.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.unregister(text, text, text, timestamptz) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.unregister(text, text, text, timestamptz, text) IS
+    'Records a logout, in the caller''s transaction: the app wants no more pushes to this token. It is suppressed until a later registration. With a user_id, '
+    'only if the token is not another user''s by now. Without a token, each token of that user: in all topics and environments, or in the topic given. Returns '
+    'how many tokens. Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, a user_id that is '
+    'empty or over 512 bytes, or an infinite instant.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.unregister(text, text, text, timestamptz, text) FROM PUBLIC;

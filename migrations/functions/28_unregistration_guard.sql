@@ -63,7 +63,7 @@ COMMENT ON FUNCTION tokenkeeper.judge_unregistrations(
     'null), excluded (undone by reinstate), held, or recorded, as are all logouts of the application itself (without a source). suppresses says which of '
     'those recorded the guard counts; hand it on to note_unregistrations. registered_at is the latest registration of the same token in the same batch, '
     'or null. Also returns the topics whose guard has tripped or reset. Locks the guards of these topics until the transaction ends, so call it before '
-    'any device or token is locked.';
+    'any token is locked.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.judge_unregistrations(
     integer[], bytea[], timestamptz[], timestamptz[], boolean[], bigint[], timestamptz[], bigint, numeric) FROM PUBLIC;
 

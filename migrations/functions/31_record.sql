@@ -194,7 +194,7 @@ BEGIN
     ), old AS MATERIALIZED (
         -- The daemon yields to the application: it skips a locked row and reports it to the caller.
         SELECT s.position, l.place, l.registered_at, l.suppressed, l.suppressed_since, l.device_id,
-               l.unregistered_by_app_at, l.superseded_at, l.stale_at AS was_stale_at, l.suspect_at AS was_suspect_at,
+               l.logged_out_at, l.superseded_at, l.stale_at AS was_stale_at, l.suspect_at AS was_suspect_at,
                l.moves & 1 > 0 AS stale_moves, l.moves & 2 > 0 AS suspect_moves,
                CASE WHEN l.moves & 1 > 0 THEN s.stale_at ELSE l.stale_at END AS stale_at,
                CASE WHEN l.moves & 1 > 0 THEN s.stale_reason ELSE l.stale_reason END AS stale_reason,
@@ -203,7 +203,7 @@ BEGIN
         FROM said AS s
         -- A subquery for each token, not a join: then any plan, however old, looks them up one by one, in order.
         CROSS JOIN LATERAL (
-            SELECT k.ctid AS place, k.registered_at, k.suppressed, k.suppressed_since, k.device_id, k.unregistered_by_app_at, k.superseded_at,
+            SELECT k.ctid AS place, k.registered_at, k.suppressed, k.suppressed_since, k.device_id, k.logged_out_at, k.superseded_at,
                    k.stale_at, k.stale_reason, k.suspect_at, k.suspect_reason,
                    CASE WHEN coalesce((s.stale_at, s.stale_reason COLLATE "C") > (k.stale_at, k.stale_reason), s.stale_at IS NOT NULL) THEN 1 ELSE 0 END
                    + CASE WHEN coalesce((s.suspect_at, s.suspect_reason COLLATE "C") > (k.suspect_at, k.suspect_reason), s.suspect_at IS NOT NULL)
@@ -215,12 +215,12 @@ BEGIN
         SET stale_at = o.stale_at, stale_reason = o.stale_reason, suspect_at = o.suspect_at, suspect_reason = o.suspect_reason,
             suppressed_since = CASE
                 WHEN o.suppressed THEN o.suppressed_since
-                WHEN greatest(o.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) >= o.registered_at THEN learned END
+                WHEN greatest(o.stale_at, o.suspect_at, o.logged_out_at, o.superseded_at) >= o.registered_at THEN learned END
         FROM old AS o
         -- If an application has changed a row since this statement began, its ctid no longer matches: it is reported as locked.
         WHERE l.ctid = o.place AND (o.stale_moves OR o.suspect_moves)
         RETURNING o.position, l.topic_id, l.token_key, o.registered_at, l.suppressed, o.suppressed AS was_suppressed, l.device_id, l.user_id,
-            o.stale_moves, l.stale_at, l.stale_reason, l.suspect_at, l.suspect_reason, l.unregistered_by_app_at, l.superseded_at,
+            o.stale_moves, l.stale_at, l.stale_reason, l.suspect_at, l.suspect_reason, l.logged_out_at, l.superseded_at,
             o.was_stale_at, o.was_suspect_at
     ), told AS (
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
@@ -229,15 +229,15 @@ BEGIN
                CASE WHEN n.suppressed THEN 'invalidated' ELSE 'late_feedback_ignored' END,
                c.cause, CASE c.cause WHEN 'stale' THEN n.stale_reason WHEN 'suspect' THEN n.suspect_reason END, n.device_id, n.user_id,
                nullif(n.registered_at, '-infinity'), nullif(n.registered_at, '-infinity'),
-               greatest(n.was_stale_at, n.was_suspect_at, n.unregistered_by_app_at, n.superseded_at),
-               greatest(n.stale_at, n.suspect_at, n.unregistered_by_app_at, n.superseded_at)
+               greatest(n.was_stale_at, n.was_suspect_at, n.logged_out_at, n.superseded_at),
+               greatest(n.stale_at, n.suspect_at, n.logged_out_at, n.superseded_at)
         FROM changed AS n
         CROSS JOIN LATERAL (
             SELECT CASE
-                WHEN n.suppressed THEN tokenkeeper.cause_of(n.stale_at, n.suspect_at, n.unregistered_by_app_at, n.superseded_at)
+                WHEN n.suppressed THEN tokenkeeper.cause_of(n.stale_at, n.suspect_at, n.logged_out_at, n.superseded_at)
                 WHEN n.stale_moves THEN 'stale' ELSE 'suspect' END AS cause) AS c
         WHERE NOT n.was_suppressed
-           OR c.cause <> tokenkeeper.cause_of(n.was_stale_at, n.was_suspect_at, n.unregistered_by_app_at, n.superseded_at)
+           OR c.cause <> tokenkeeper.cause_of(n.was_stale_at, n.was_suspect_at, n.logged_out_at, n.superseded_at)
     )
     -- NOT IN is hashed. NOT EXISTS would be a nested loop, because the planner assumes ten rows for an unnested array.
     SELECT coalesce(array_agg(s.position ORDER BY s.position), '{}'), array_agg(s.topic_id ORDER BY s.position),

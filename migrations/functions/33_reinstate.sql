@@ -217,8 +217,8 @@ BEGIN
         SELECT n.token_key, bool_or(n.suppresses) AS suppresses FROM undone AS n GROUP BY 1
     ), rest AS MATERIALIZED (
         SELECT u.token_key, u.suppresses, o.registered_at, o.suppressed, o.suspect_reason AS undone_reason, o.device_id, o.user_id, s.suspect_at, s.reason,
-               greatest(o.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS was_invalidated_at,
-               greatest(o.stale_at, s.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS invalidated_at
+               greatest(o.stale_at, o.suspect_at, o.logged_out_at, o.superseded_at) AS was_invalidated_at,
+               greatest(o.stale_at, s.suspect_at, o.logged_out_at, o.superseded_at) AS invalidated_at
         FROM token AS u
         CROSS JOIN LATERAL (
             SELECT * FROM tokenkeeper.ledger AS l WHERE l.topic_id = undo.topic_id AND l.token_key = u.token_key
@@ -305,8 +305,8 @@ BEGIN
     ), rest AS MATERIALIZED (
         SELECT u.token_key, o.registered_at, o.suppressed, o.stale_reason AS undone_reason, o.device_id, o.user_id, s.stale_at, s.reason,
                u.newly, f.received_at,
-               greatest(o.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS was_invalidated_at,
-               greatest(s.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS invalidated_at
+               greatest(o.stale_at, o.suspect_at, o.logged_out_at, o.superseded_at) AS was_invalidated_at,
+               greatest(s.stale_at, o.suspect_at, o.logged_out_at, o.superseded_at) AS invalidated_at
         FROM (SELECT DISTINCT n.token_key, n.stale_at, n.reason, bool_or(n.newly) OVER (PARTITION BY n.token_key) AS newly FROM undone AS n) AS u
         CROSS JOIN LATERAL (
             SELECT * FROM tokenkeeper.ledger AS l WHERE l.topic_id = undo.topic_id AND l.token_key = u.token_key
@@ -413,8 +413,8 @@ BEGIN
         FROM undone AS n GROUP BY 1
     ), rest AS MATERIALIZED (
         SELECT u.token_key, u.suppresses, u.source_id, o.registered_at, o.suppressed, o.device_id, o.user_id, s.at,
-               greatest(o.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) AS was_invalidated_at,
-               greatest(o.stale_at, o.suspect_at, s.at, o.superseded_at) AS invalidated_at
+               greatest(o.stale_at, o.suspect_at, o.logged_out_at, o.superseded_at) AS was_invalidated_at,
+               greatest(o.stale_at, o.suspect_at, CASE WHEN o.returned_at >= s.at THEN NULL ELSE s.at END, o.superseded_at) AS invalidated_at
         FROM token AS u
         CROSS JOIN LATERAL (
             SELECT * FROM tokenkeeper.ledger AS l WHERE l.topic_id = undo.topic_id AND l.token_key = u.token_key
@@ -523,7 +523,7 @@ BEGIN
                 SELECT DISTINCT r.token_key FROM tokenkeeper.stale_receipt AS r
                 WHERE r.topic_id + 0 = of_topic AND r.queued_at BETWEEN would_reinstate.since AND would_reinstate.until) AS u
             CROSS JOIN LATERAL (
-                SELECT l.suspect_at, l.unregistered_by_app_at, l.superseded_at, l.registered_at FROM tokenkeeper.ledger AS l
+                SELECT l.suspect_at, l.logged_out_at, l.superseded_at, l.registered_at FROM tokenkeeper.ledger AS l
                 WHERE l.topic_id = of_topic AND l.token_key = u.token_key AND l.suppressed AND EXISTS (
                     SELECT FROM tokenkeeper.stale_receipt AS d
                     WHERE d.topic_id = of_topic AND d.token_key = u.token_key AND d.stale_at = l.stale_at AND d.reason = l.stale_reason
@@ -532,7 +532,7 @@ BEGIN
                 SELECT max(r.stale_at) AS stale_at FROM tokenkeeper.stale_receipt AS r
                 WHERE r.topic_id = of_topic AND r.token_key = u.token_key
                   AND NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)) AS s ON true
-            WHERE NOT coalesce(greatest(s.stale_at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) >= o.registered_at, false));
+            WHERE NOT coalesce(greatest(s.stale_at, o.suspect_at, o.logged_out_at, o.superseded_at) >= o.registered_at, false));
     ELSIF of_cause = 'unregistered_by_app' THEN
         RETURN (
             SELECT count(*) FROM (
@@ -540,28 +540,28 @@ BEGIN
                 WHERE r.topic_id + 0 = of_topic AND r.source_id IS NOT NULL
                   AND r.queued_at BETWEEN would_reinstate.since AND would_reinstate.until) AS u
             CROSS JOIN LATERAL (
-                SELECT l.stale_at, l.suspect_at, l.superseded_at, l.registered_at FROM tokenkeeper.ledger AS l
+                SELECT l.stale_at, l.suspect_at, l.superseded_at, l.returned_at, l.registered_at FROM tokenkeeper.ledger AS l
                 WHERE l.topic_id = of_topic AND l.token_key = u.token_key AND l.suppressed) AS o
             CROSS JOIN LATERAL (
                 SELECT max(r.unregistered_by_app_at) AS at FROM tokenkeeper.unregistration_receipt AS r
                 WHERE r.topic_id = of_topic AND r.token_key = u.token_key
                   AND (r.source_id IS NULL
                        OR NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until))) AS s
-            WHERE NOT coalesce(greatest(o.stale_at, o.suspect_at, s.at, o.superseded_at) >= o.registered_at, false));
+            WHERE NOT coalesce(greatest(o.stale_at, o.suspect_at, CASE WHEN o.returned_at >= s.at THEN NULL ELSE s.at END, o.superseded_at) >= o.registered_at, false));
     END IF;
     RETURN (
         SELECT count(*) FROM (
             SELECT DISTINCT s.token_key FROM tokenkeeper.suspect AS s
             WHERE s.topic_id + 0 = of_topic AND s.suspect_at BETWEEN would_reinstate.since AND would_reinstate.until) AS u
         CROSS JOIN LATERAL (
-            SELECT l.stale_at, l.unregistered_by_app_at, l.superseded_at, l.registered_at FROM tokenkeeper.ledger AS l
+            SELECT l.stale_at, l.logged_out_at, l.superseded_at, l.registered_at FROM tokenkeeper.ledger AS l
             WHERE l.topic_id = of_topic AND l.token_key = u.token_key AND l.suppressed
               AND l.suspect_at BETWEEN would_reinstate.since AND would_reinstate.until) AS o
         LEFT JOIN LATERAL (
             SELECT max(r.suspect_at) AS suspect_at FROM tokenkeeper.suspect AS r
             WHERE r.topic_id = of_topic AND r.token_key = u.token_key
               AND NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.suspect_at BETWEEN w.since AND w.until)) AS s ON true
-        WHERE NOT coalesce(greatest(o.stale_at, s.suspect_at, o.unregistered_by_app_at, o.superseded_at) >= o.registered_at, false));
+        WHERE NOT coalesce(greatest(o.stale_at, s.suspect_at, o.logged_out_at, o.superseded_at) >= o.registered_at, false));
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text) IS

@@ -91,7 +91,7 @@ BEGIN
             SELECT FROM tokenkeeper.stale_receipt AS r WHERE r.topic_id = of_topic AND r.token_key = key)) THEN
         RETURN 'APNs has responded to a push to it';
     END IF;
-    -- Another token of its device has taken its place since: one that the source did not make.
+    -- Another token of its device has superseded it since: one that the source did not make.
     IF known.superseded_at IS NOT NULL AND EXISTS (
         SELECT FROM tokenkeeper.ledger AS c
         WHERE c.device_id = known.device_id AND c.topic_id + 0 = of_topic AND c.superseded_at IS NULL
@@ -174,46 +174,13 @@ AS $$
 #variable_conflict use_column
 DECLARE
     receipt timestamptz := clock_timestamp();
-    device_topics integer[];
-    devices text[] COLLATE "C";
-    n integer;
-    -- Whether the topic has devices with one token; and whether an application holds a token of the device.
-    single boolean[] := '{}';
-    busy boolean[] := '{}';
-    heir tokenkeeper.ledger;
-    named_before timestamptz;
-    locked record;
     gone_topics integer[] := '{}';
     gone_keys bytea[] := '{}';
+    checks tokenkeeper.device_check[];
 BEGIN
-    -- Locks as everywhere: devices, then tokens, and no waiting for a token while a device is held.
-    SELECT array_agg(d.topic_id ORDER BY d.topic_id, d.device_id), array_agg(d.device_id ORDER BY d.topic_id, d.device_id)
-    INTO device_topics, devices FROM (
-        SELECT l.topic_id, l.device_id FROM unnest(withdraw_tokens.of_topic, token_keys) AS k (topic_id, token_key)
-        CROSS JOIN LATERAL (SELECT e.topic_id, e.device_id FROM tokenkeeper.ledger AS e
-                            WHERE e.topic_id = k.topic_id AND e.token_key = k.token_key AND e.device_id IS NOT NULL OFFSET 0) AS l
-        UNION
-        -- A token that has moved to another device may still be what named its former device, or gave it tags.
-        SELECT d.topic_id, d.device_id FROM unnest(withdraw_tokens.of_topic, token_keys) AS k (topic_id, token_key)
-        JOIN tokenkeeper.device AS d ON d.token_key = k.token_key AND d.token_key <> '' AND d.topic_id = k.topic_id
-        UNION
-        SELECT d.topic_id, d.device_id FROM unnest(withdraw_tokens.of_topic, token_keys) AS k (topic_id, token_key)
-        JOIN tokenkeeper.device AS d ON d.tags_of = k.token_key AND d.tags_of <> '' AND d.topic_id = k.topic_id) AS d;
-    FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
-        PERFORM FROM tokenkeeper.device AS d WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n] FOR UPDATE;
-    END LOOP;
-    FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
-        single[n] := tokenkeeper.has_one_token_per_device((SELECT t.topic FROM tokenkeeper.topic AS t WHERE t.topic_id = device_topics[n]));
-        -- The tokens that may become current in place of a withdrawn one. If an application holds one, the device is left alone.
-        busy[n] := single[n] AND (SELECT d.busy FROM tokenkeeper.lock_devices(device_topics[n], ARRAY[devices[n]], ''::bytea) AS d) IS NOT NULL;
-    END LOOP;
     FOR n IN 1..cardinality(token_keys) LOOP
         PERFORM FROM tokenkeeper.ledger AS l
-        WHERE l.topic_id = withdraw_tokens.of_topic[n] AND l.token_key = token_keys[n]
-          -- It may have come to another device since.
-          AND (l.device_id IS NULL OR EXISTS (SELECT FROM unnest(device_topics, devices, busy) AS d (topic_id, device_id, busy)
-                                              WHERE d.topic_id = l.topic_id AND d.device_id = l.device_id AND NOT d.busy))
-        FOR UPDATE SKIP LOCKED;
+        WHERE l.topic_id = withdraw_tokens.of_topic[n] AND l.token_key = token_keys[n] FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         -- Again: something may have touched it before it was locked.
         CONTINUE WHEN tokenkeeper.reason_to_keep(source, withdraw_tokens.of_topic[n], token_keys[n]) IS NOT NULL;
@@ -221,6 +188,13 @@ BEGIN
         gone_keys := gone_keys || token_keys[n];
     END LOOP;
 
+    checks := ARRAY(
+        SELECT ROW(l.topic_id, l.device_id, NULL, false)::tokenkeeper.device_check
+        FROM unnest(gone_topics, gone_keys) AS k (topic_id, token_key)
+        CROSS JOIN LATERAL (SELECT e.topic_id, e.device_id FROM tokenkeeper.ledger AS e
+                            WHERE e.topic_id = k.topic_id AND e.token_key = k.token_key OFFSET 0) AS l
+        JOIN tokenkeeper.topic AS t ON t.topic_id = l.topic_id
+        WHERE l.device_id IS NOT NULL AND tokenkeeper.has_one_token_per_device(t.topic));
     WITH gone AS (
         DELETE FROM tokenkeeper.ledger AS l USING unnest(gone_topics, gone_keys) AS k (topic_id, token_key)
         WHERE l.topic_id = k.topic_id AND l.token_key = k.token_key
@@ -244,54 +218,15 @@ BEGIN
     INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id, source_id,
         registered_before, invalidated_before)
     SELECT g.topic_id, g.token_key, 'pruned', 'withdrawn', source.kind || ' of ' || source.name, g.device_id, g.user_id, source.source_id,
-           nullif(g.registered_at, '-infinity'), greatest(g.stale_at, g.suspect_at, g.unregistered_by_app_at, g.superseded_at)
+           nullif(g.registered_at, '-infinity'), greatest(g.stale_at, g.suspect_at, g.logged_out_at, g.superseded_at)
     FROM gone AS g;
-
-    FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
-        IF NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = devices[n] AND l.topic_id + 0 = device_topics[n]) THEN
-            DELETE FROM tokenkeeper.device AS d WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n];
-            DELETE FROM tokenkeeper.crowded_device AS c WHERE c.topic_id = device_topics[n] AND c.device_id = devices[n];
-            CONTINUE;
-        END IF;
-        -- What the withdrawn token said about the device is forgotten, and the rest of its tokens decide again. If the latest of them was
-        -- superseded before the source began, a token that has moved to another device had named this one later: then the latest stays
-        -- superseded until it registers again.
-        SELECT w.registered_at + interval '1 microsecond' INTO named_before
-        FROM (SELECT l.* FROM tokenkeeper.ledger AS l
-              WHERE l.device_id = devices[n] AND l.topic_id + 0 = device_topics[n]
-                -- Those that the source has made and that are not withdrawn yet have no say.
-                AND NOT EXISTS (SELECT FROM tokenkeeper.token_event_log AS e
-                                WHERE e.token_key = l.token_key AND e.topic_id = l.topic_id AND e.source_id = source.source_id)
-              ORDER BY l.registered_at DESC, l.token_key DESC LIMIT 1) AS w
-        -- If it is suppressed for another cause as well, that does not matter, and nothing says when it was superseded.
-        WHERE w.superseded_at IS NOT NULL AND coalesce(greatest(w.stale_at, w.suspect_at, w.unregistered_by_app_at) < w.registered_at, true)
-          AND NOT EXISTS (SELECT FROM tokenkeeper.token_event_log AS e
-                          WHERE e.token_key = w.token_key AND e.topic_id = w.topic_id AND e.event = 'superseded' AND e.at >= source.started_at);
-        UPDATE tokenkeeper.device AS d
-        SET named_at = CASE WHEN d.token_key = ANY (gone_keys) THEN coalesce(named_before, '-infinity') ELSE d.named_at END,
-            token_key = CASE WHEN d.token_key = ANY (gone_keys) THEN '' ELSE d.token_key END
-        WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n];
-        SELECT l.* INTO heir FROM tokenkeeper.ledger AS l
-        WHERE l.device_id = devices[n] AND l.topic_id + 0 = device_topics[n] AND l.superseded_at IS NOT NULL AND l.tags_at IS NOT NULL
-        ORDER BY l.tags_at DESC, coalesce(l.registered_tags, l.tags) DESC LIMIT 1;
-        UPDATE tokenkeeper.device AS d SET tags_at = heir.tags_at, tags = coalesce(heir.registered_tags, heir.tags), tags_of = coalesce(heir.token_key, '')
-        WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n] AND d.tags_of = ANY (gone_keys);
-        IF single[n] AND NOT busy[n] THEN
-            -- Again: the token that becomes current may be another one now.
-            SELECT d.busy, d.tokens INTO locked FROM tokenkeeper.lock_devices(device_topics[n], ARRAY[devices[n]], ''::bytea) AS d;
-            IF locked.busy IS NOT NULL THEN
-                RAISE EXCEPTION 'an application has locked a token of a device' USING ERRCODE = 'lock_not_available';
-            END IF;
-            PERFORM tokenkeeper.without_tag_changes(device_topics[n], locked.tokens, '{}');
-            PERFORM tokenkeeper.update_device(device_topics[n], devices[n], ''::bytea, locked.tokens, receipt);
-            PERFORM tokenkeeper.apply_tag_changes(device_topics[n], locked.tokens);
-        END IF;
-    END LOOP;
+    -- What they superseded is current again.
+    PERFORM tokenkeeper.resolve_devices(checks, receipt);
     RETURN cardinality(gone_keys);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.withdraw_tokens(tokenkeeper.registration_source, integer[], bytea[]) IS
-    'A step of withdraw: removes those of these tokens, given in order, that nothing has touched, and lets their devices'' other tokens take their place. '
+    'A step of withdraw: removes those of these tokens, given in order, that nothing has touched, and settles their devices. '
     'Leaves those that an application has locked. Returns how many it removed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.withdraw_tokens(tokenkeeper.registration_source, integer[], bytea[]) FROM PUBLIC;
 

@@ -48,7 +48,7 @@ DECLARE
     plain text COLLATE "C" := tokenkeeper.parse_token(queued.token);
     more text;
 BEGIN
-    IF plain = ANY (hex) OR queued.device_id COLLATE "C" = of_device OR queued.user_id COLLATE "C" = of_user THEN
+    IF plain = ANY (hex) OR tokenkeeper.device_name(queued.device_id) = of_device OR queued.user_id COLLATE "C" = of_user THEN
         RETURN true;
     END IF;
     -- Somebody may have mixed up the columns.
@@ -103,33 +103,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.keys_to_forget(bytea, text, text) IS
     'The tokens that forget, forget_device or forget_user deletes, as of now, in order.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.keys_to_forget(bytea, text, text) FROM PUBLIC;
-
-CREATE OR REPLACE FUNCTION tokenkeeper.devices_of(keys bytea[], asked text) RETURNS TABLE (topic_id integer, device_id text)
-LANGUAGE plpgsql STABLE ROWS 10
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-AS $$
-#variable_conflict use_column
-DECLARE
-    device text COLLATE "C" := asked;
-BEGIN
-    RETURN QUERY
-        SELECT d.topic_id, d.device_id FROM tokenkeeper.topic AS t
-        JOIN tokenkeeper.device AS d ON d.topic_id = t.topic_id AND d.device_id = device
-        UNION
-        SELECT l.topic_id, l.device_id FROM tokenkeeper.topic AS t CROSS JOIN unnest(keys) AS k (token_key)
-        JOIN tokenkeeper.ledger AS l ON l.topic_id = t.topic_id AND l.token_key = k.token_key
-        WHERE l.device_id IS NOT NULL
-        UNION
-        SELECT d.topic_id, d.device_id FROM tokenkeeper.device AS d WHERE d.token_key = ANY (keys) AND d.token_key <> ''
-        UNION
-        SELECT d.topic_id, d.device_id FROM tokenkeeper.device AS d WHERE d.tags_of = ANY (keys) AND d.tags_of <> ''
-        ORDER BY 1, 2;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.devices_of(bytea[], text) IS
-    'The devices that these tokens belong to, named last or gave their tags to, and those with this device_id, in the order in which they are locked.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.devices_of(bytea[], text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_in_campaigns(keys bytea[], of_device text, of_user text) RETURNS bigint
 LANGUAGE plpgsql
@@ -239,16 +212,11 @@ DECLARE
     rejected bigint[];
     rejected_registrations bigint[];
     looked_since xid := pg_snapshot_xmin(pg_current_snapshot())::xid;
-    device_topics integer[];
     devices text[] COLLATE "C";
     token_topics integer[];
     token_keys bytea[];
-    kept_topics integer[];
-    kept_keys bytea[];
-    heir tokenkeeper.ledger;
-    n integer;
-    topics_now integer[];
-    devices_now text[] COLLATE "C";
+    sharing_topics integer[];
+    sharing_keys bytea[];
     busy_topic integer;
     busy bytea;
     guarded integer[];
@@ -264,34 +232,29 @@ BEGIN
 
     SELECT array_agg(r.rejected_id) INTO rejected_registrations
     FROM tokenkeeper.rejected_registration AS r
-    WHERE tokenkeeper.registers(ROW(r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, r.source_id,
+    WHERE tokenkeeper.registers(ROW(r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, r.source_id, r.returned,
                                     r.queued_at, 8, r.attempts, NULL)::tokenkeeper.registration, hex, base64, asked, who);
 
     PERFORM tokenkeeper.lock_out_drains();
-    -- Locks in the same order as everywhere: guards, devices, tokens.
+    -- Locks in the same order as everywhere: guards, then tokens.
     PERFORM FROM tokenkeeper.topic_guard AS g ORDER BY g.topic_id, g.cause FOR UPDATE;
     LOOP
         busy := NULL;
         keys := tokenkeeper.keys_to_forget(of_key, asked, who);
-        -- Every device that one of the tokens belongs to, was named by, or gave its tags to.
-        SELECT array_agg(d.topic_id ORDER BY d.topic_id, d.device_id), array_agg(d.device_id ORDER BY d.topic_id, d.device_id)
-        INTO device_topics, devices FROM tokenkeeper.devices_of(keys, asked) AS d;
         BEGIN
-            FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
-                PERFORM FROM tokenkeeper.device AS d WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n] FOR UPDATE;
-            END LOOP;
-            SELECT array_agg(l.topic_id ORDER BY l.topic_id, l.token_key), array_agg(l.token_key ORDER BY l.topic_id, l.token_key)
-            INTO token_topics, token_keys
+            SELECT array_agg(l.topic_id ORDER BY l.topic_id, l.token_key), array_agg(l.token_key ORDER BY l.topic_id, l.token_key),
+                   array_agg(DISTINCT l.device_id)
+            INTO token_topics, token_keys, devices
             FROM tokenkeeper.topic AS t CROSS JOIN unnest(keys) AS k (token_key)
             JOIN tokenkeeper.ledger AS l ON l.topic_id = t.topic_id AND l.token_key = k.token_key;
-            -- The current tokens of devices that stay: they may have tags of the others.
-            SELECT array_agg(l.topic_id), array_agg(l.token_key) INTO kept_topics, kept_keys
-            FROM unnest(device_topics, devices COLLATE "C") AS d (topic_id, device_id)
-            JOIN tokenkeeper.topic AS t ON t.topic_id = d.topic_id AND tokenkeeper.has_one_token_per_device(t.topic)
-            CROSS JOIN LATERAL (
-                SELECT o.topic_id, o.token_key FROM tokenkeeper.ledger AS o
-                WHERE o.device_id = d.device_id AND o.topic_id + 0 = d.topic_id AND o.superseded_at IS NULL AND o.token_key <> ALL (keys) OFFSET 0) AS l;
-            FOR busy_topic, busy IN SELECT k.topic_id, k.token_key FROM unnest(token_topics || kept_topics, token_keys || kept_keys) AS k (topic_id, token_key)
+            -- These, and the tokens of the same devices that will lose their tags. A constant shares none.
+            SELECT array_agg(o.topic_id), array_agg(o.token_key) INTO sharing_topics, sharing_keys
+            FROM unnest(token_topics, token_keys) AS k (topic_id, token_key)
+            CROSS JOIN LATERAL (SELECT g.* FROM tokenkeeper.ledger AS g WHERE g.topic_id = k.topic_id AND g.token_key = k.token_key OFFSET 0) AS g
+            JOIN tokenkeeper.ledger AS o ON o.device_id = g.device_id AND o.topic_id + 0 = g.topic_id
+            WHERE NOT g.of_constant AND o.tags_at = g.tags_at AND o.tags = g.tags AND o.token_key <> ALL (keys);
+            FOR busy_topic, busy IN
+                SELECT k.topic_id, k.token_key FROM unnest(token_topics || sharing_topics, token_keys || sharing_keys) AS k (topic_id, token_key)
             LOOP
                 PERFORM FROM tokenkeeper.ledger AS l
                 WHERE l.topic_id = busy_topic AND l.token_key = busy FOR UPDATE SKIP LOCKED;
@@ -300,17 +263,14 @@ BEGIN
                 END IF;
             END LOOP;
             busy := NULL;
-            -- If a token has come to the device or left it meanwhile, begin again. From here on none can.
-            SELECT array_agg(d.topic_id ORDER BY d.topic_id, d.device_id), array_agg(d.device_id ORDER BY d.topic_id, d.device_id)
-            INTO topics_now, devices_now FROM tokenkeeper.devices_of(keys, asked) AS d;
-            IF keys IS DISTINCT FROM tokenkeeper.keys_to_forget(of_key, asked, who)
-                OR topics_now IS DISTINCT FROM device_topics OR devices_now IS DISTINCT FROM devices THEN
-                RAISE EXCEPTION 'the devices have other tokens now' USING ERRCODE = 'TK001';
+            -- If a token has come to the device or the user, or left it meanwhile, begin again.
+            IF keys IS DISTINCT FROM tokenkeeper.keys_to_forget(of_key, asked, who) THEN
+                RAISE EXCEPTION 'there are other tokens now' USING ERRCODE = 'TK001';
             END IF;
             EXIT;
         EXCEPTION WHEN SQLSTATE 'TK001' THEN
             IF busy IS NOT NULL THEN
-                -- Wait for it without holding a device, and do not keep it either.
+                -- Wait for it without holding another token, and do not keep it either.
                 BEGIN
                     PERFORM FROM tokenkeeper.ledger AS l WHERE l.topic_id = busy_topic AND l.token_key = busy FOR UPDATE;
                     RAISE EXCEPTION 'the token is free' USING ERRCODE = 'TK001';
@@ -341,19 +301,15 @@ BEGIN
         SELECT r.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
         JOIN tokenkeeper.unregistration_receipt AS r ON r.topic_id = g.topic_id AND r.token_key = k.token_key AND r.suppresses) AS a;
 
-    -- Other tokens of the device do not keep the changes of tags, nor the trigger keep_tag_changes those of the tokens that it sees deleted.
-    FOR n IN 1..coalesce(cardinality(kept_keys), 0) LOOP
-        PERFORM tokenkeeper.without_tag_changes(kept_topics[n], kept_keys[n:n], NULL);
-    END LOOP;
-    FOR n IN 1..coalesce(cardinality(token_keys), 0) LOOP
-        UPDATE tokenkeeper.ledger AS l SET tag_changes = NULL
-        WHERE l.topic_id = token_topics[n] AND l.token_key = token_keys[n] AND l.tag_changes IS NOT NULL;
-    END LOOP;
+    -- Tokens of the same devices that stay do not keep what those that go had reported: the same tags of the same instant.
+    UPDATE tokenkeeper.ledger AS l SET tags = NULL, tags_at = NULL
+    FROM unnest(sharing_topics, sharing_keys) AS k (topic_id, token_key)
+    WHERE l.topic_id = k.topic_id AND l.token_key = k.token_key;
 
     -- Batches first: what leaves them unfinished goes to the outbox. Nobody addresses meanwhile.
     total := tokenkeeper.forget_in_campaigns(keys, asked, who);
 
-    FOR step IN 1..23 LOOP
+    FOR step IN 1..18 LOOP
         CASE step
             -- The outbox before the queue: a response moves from the outbox to the queue while it is recorded. A claimed request is being
             -- sent; its response finds no request and is not kept.
@@ -407,70 +363,48 @@ BEGIN
                 DELETE FROM tokenkeeper.suspect AS s
                 USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
                 WHERE s.topic_id = t.topic_id AND s.token_key = k.token_key;
-            -- Only devices that have no token any more.
             WHEN 10 THEN
-                DELETE FROM tokenkeeper.device AS d
-                USING unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
-                WHERE d.topic_id = k.topic_id AND d.device_id = k.device_id
-                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = d.device_id AND l.topic_id + 0 = d.topic_id);
-            WHEN 11 THEN
-                DELETE FROM tokenkeeper.crowded_device AS c
-                USING unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
-                WHERE c.topic_id = k.topic_id AND c.device_id = k.device_id
-                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = c.device_id AND l.topic_id + 0 = c.topic_id);
-            WHEN 12 THEN
                 DELETE FROM tokenkeeper.token_event_log AS e WHERE e.token_key = ANY (keys);
             -- The device itself; nothing if only a token was given.
-            WHEN 13 THEN
+            WHEN 11 THEN
                 DELETE FROM tokenkeeper.token_event_log AS e WHERE e.device_id = asked;
-            WHEN 14 THEN
+            WHEN 12 THEN
                 DELETE FROM tokenkeeper.stale_receipt AS r
                 USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
                 WHERE r.topic_id = t.topic_id AND r.token_key = k.token_key;
-            WHEN 15 THEN
-                DELETE FROM tokenkeeper.crowded_device AS c USING tokenkeeper.topic AS t WHERE c.topic_id = t.topic_id AND c.device_id = asked;
-            WHEN 16 THEN
+            WHEN 13 THEN
                 DELETE FROM tokenkeeper.held_registration AS h
-                WHERE h.token_key = ANY (keys) OR h.device_id COLLATE "C" = asked OR h.user_id COLLATE "C" = who;
-            WHEN 17 THEN
+                WHERE h.token_key = ANY (keys) OR tokenkeeper.device_name(h.device_id) = asked OR h.user_id COLLATE "C" = who;
+            WHEN 14 THEN
                 DELETE FROM tokenkeeper.unregistration_receipt AS r
                 USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
                 WHERE r.topic_id = t.topic_id AND r.token_key = k.token_key;
-            WHEN 18 THEN
-                DELETE FROM tokenkeeper.early_tag_change AS e
-                USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
-                WHERE e.topic_id = t.topic_id AND e.device_id = '' AND e.token_key = k.token_key;
-            WHEN 19 THEN
+            WHEN 15 THEN
                 DELETE FROM tokenkeeper.registration AS r
                 WHERE CASE -- Most registrations: plain hex, and nothing else that is long enough for a token.
                            WHEN r.tags IS NULL AND octet_length(r.topic) < 64
                                AND coalesce(octet_length(r.environment), 0)::bigint + coalesce(octet_length(r.device_id), 0)
                                    + coalesce(octet_length(r.user_id), 0) < 64
                                AND tokenkeeper.token_key(r.token) IS NOT NULL
-                           THEN tokenkeeper.token_key(r.token) = ANY (keys) OR r.device_id COLLATE "C" = asked OR r.user_id COLLATE "C" = who
+                           THEN tokenkeeper.token_key(r.token) = ANY (keys) OR tokenkeeper.device_name(r.device_id) = asked OR r.user_id COLLATE "C" = who
                            -- It will be rejected, and no more of it will be kept.
                            WHEN tokenkeeper.registration_size_fault(r.environment, r.topic, r.token, r.device_id, r.user_id, r.tags) IS NOT NULL
                            THEN tokenkeeper.registers(
                                ROW(left(r.environment, 1024), left(r.topic, 1024), left(r.token, 1024), r.registered_at, left(r.device_id, 1024),
-                                   left(r.user_id, 1024), tokenkeeper.cut_tags(r.tags), r.unregistered, r.source_id, r.queued_at, 8, r.attempts,
+                                   left(r.user_id, 1024), tokenkeeper.cut_tags(r.tags), r.unregistered, r.source_id, r.returned, r.queued_at, 8, r.attempts,
                                    NULL)::tokenkeeper.registration, hex, base64, asked, who)
                            ELSE tokenkeeper.registers(r, hex, base64, asked, who) END;
-            WHEN 20 THEN
+            WHEN 16 THEN
                 DELETE FROM tokenkeeper.rejected_registration AS r
                 WHERE r.rejected_id IN (SELECT unnest(rejected_registrations))
                    OR (coalesce(age(r.xmin) <= age(looked_since), true)
                        AND tokenkeeper.registers(
-                           ROW(r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, r.source_id,
+                           ROW(r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, r.source_id, r.returned,
                                r.queued_at, 8, r.attempts, NULL)::tokenkeeper.registration, hex, base64, asked, who));
             -- The user itself; nothing if a token or a device was given.
-            WHEN 21 THEN
+            WHEN 17 THEN
                 DELETE FROM tokenkeeper.token_event_log AS e WHERE e.user_id = who;
-            WHEN 22 THEN
-                DELETE FROM tokenkeeper.early_tag_change AS e
-                USING unnest(device_topics, devices COLLATE "C") AS k (topic_id, device_id)
-                WHERE e.topic_id = k.topic_id AND e.device_id = k.device_id AND e.token_key = ''
-                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = k.device_id AND l.topic_id + 0 = k.topic_id);
-            WHEN 23 THEN
+            WHEN 18 THEN
                 DELETE FROM tokenkeeper.crowded_token AS c WHERE c.token_key = ANY (keys);
         END CASE;
         GET DIAGNOSTICS part = ROW_COUNT;
@@ -486,21 +420,6 @@ BEGIN
     WHERE c.ended_at IS NULL AND c.addressed_to = ANY (keys);
     PERFORM tokenkeeper.recount_guard('suspect', g) FROM unnest(guarded) AS g;
     PERFORM tokenkeeper.recount_guard('unregistered_by_app', g) FROM unnest(guarded_logouts) AS g;
-    -- For devices that keep a token, forget which token named them, and what tags it gave them. Those of another token take their place.
-    FOR n IN 1..coalesce(cardinality(devices), 0) LOOP
-        UPDATE tokenkeeper.device AS d SET named_at = '-infinity', token_key = ''
-        WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n] AND d.token_key = ANY (keys);
-        SELECT l.* INTO heir FROM tokenkeeper.ledger AS l
-        WHERE l.device_id = devices[n] AND l.topic_id + 0 = device_topics[n] AND l.superseded_at IS NOT NULL AND l.tags_at IS NOT NULL
-        ORDER BY l.tags_at DESC, coalesce(l.registered_tags, l.tags) DESC LIMIT 1;
-        UPDATE tokenkeeper.device AS d SET tags_at = heir.tags_at, tags = coalesce(heir.registered_tags, heir.tags), tags_of = coalesce(heir.token_key, '')
-        WHERE d.topic_id = device_topics[n] AND d.device_id = devices[n] AND d.tags_of = ANY (keys);
-    END LOOP;
-    FOR n IN 1..coalesce(cardinality(kept_keys), 0) LOOP
-        PERFORM tokenkeeper.inherit_tags(l.topic_id, l.device_id, kept_keys[n:n]) FROM tokenkeeper.ledger AS l
-        WHERE l.topic_id = kept_topics[n] AND l.token_key = kept_keys[n];
-        PERFORM tokenkeeper.apply_tag_changes(kept_topics[n], kept_keys[n:n]);
-    END LOOP;
     UPDATE tokenkeeper.operation AS o SET device_id = NULL
     WHERE o.device_id = ANY (devices) AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = o.device_id);
     UPDATE tokenkeeper.operation AS o SET device_id = NULL WHERE o.device_id = asked;
@@ -512,7 +431,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.erase(bytea, text, text) IS
     'The common part of forget, forget_device and forget_user: deletes each row about a token, in every topic; or about each token of a device or a user, '
-    'and the device or the user. Locks out the drains once it has searched the rejected results and registrations.';
+    'and the history of the device or the user. Locks out the drains once it has searched the rejected results and registrations.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.erase(bytea, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget(token text) RETURNS bigint
@@ -533,7 +452,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget(text) IS
     'A person''s right to erasure: deletes each row about a device token, in every topic and environment, from the ledger, history, queues, outbox, and held '
-    'and rejected results and registrations; returns how many rows. Its device''s current token loses the tags, and changes of tags, that came from it. The '
+    'and rejected results and registrations; returns how many rows. Other tokens of its device with the same tags of the same instant lose them. The '
     'drains stand still until the transaction ends, so commit at once. Raises 22023 for a malformed token, '
     '55P03 if it cannot lock out the drains or lock a token within ten seconds, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.forget(text) FROM PUBLIC;
@@ -546,17 +465,17 @@ SET enable_seqscan = off
 SET jit = off
 AS $$
 DECLARE
-    device text COLLATE "C" := forget_device.device_id;
+    device text COLLATE "C" := tokenkeeper.device_name(forget_device.device_id);
 BEGIN
     IF coalesce(device, '') = '' THEN
-        RAISE EXCEPTION 'device_id is %, expected the one given to register', CASE WHEN device IS NULL THEN 'null' ELSE 'empty' END
+        RAISE EXCEPTION 'device_id is %, expected the one given to register', CASE WHEN forget_device.device_id = '' THEN 'empty' ELSE 'null, or names no device' END
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     RETURN tokenkeeper.erase(NULL, device, NULL);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_device(text) IS
-    'A person''s right to erasure, by the device_id given to register: deletes each token of the device, as forget does, and the device; returns how many rows. '
+    'A person''s right to erasure, by the device_id given to register: deletes each token of the device, as forget does, and its history; returns how many rows. '
     'Cancels campaigns to this device alone, and erases their content, name and idempotency_key; what a daemon has in flight ends. '
     'The drains stand still until the transaction ends, so commit at once. Raises 22023 for a null or empty device_id, 55P03 if it cannot lock out the drains '
     'or lock a token within ten seconds, 25001 if the isolation level is not read committed.';
@@ -583,7 +502,7 @@ COMMENT ON FUNCTION tokenkeeper.forget_user(text) IS
     'A person''s right to erasure, by the user_id given to register: deletes each token of the user, as forget does, and each event of the user; returns how '
     'many rows. Cancels campaigns to this user alone, and erases their content, name and idempotency_key; what a daemon has in flight ends. Tokens that '
     'belong to another user now, or to none, stay; they lose '
-    'the tags that came from the deleted tokens of the same device. The drains stand still until the transaction ends, so commit at once. Raises 22023 '
+    'the tags that a deleted token of the same device has, too, of the same instant. The drains stand still until the transaction ends, so commit at once. Raises 22023 '
     'for a null or empty user_id, 55P03 if it cannot lock out the drains or lock a token within ten seconds, 25001 if the isolation level is not read '
     'committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_user(text) FROM PUBLIC;

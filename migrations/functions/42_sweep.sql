@@ -140,71 +140,6 @@ COMMENT ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) IS
     'a call. Returns how many campaigns it deleted, and whether to call it again, in a transaction of its own. Called by the sweep.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.prune_early_tag_changes(
-    retention interval, max_rows integer DEFAULT 4000, OUT deleted bigint, OUT has_more boolean)
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-AS $$
-DECLARE
-    at_most integer := greatest(max_rows, 1);
-    due tokenkeeper.early_tag_change;
-    looked_at integer := 0;
-    is_left boolean;
-BEGIN
-    deleted := 0;
-    FOR due IN
-        SELECT o.* FROM tokenkeeper.topic AS t CROSS JOIN LATERAL (
-            SELECT e.* FROM tokenkeeper.early_tag_change AS e
-            WHERE e.topic_id + 0 = t.topic_id AND e.noted_at < now() - coalesce(t.suppressed_retention, prune_early_tag_changes.retention)
-            ORDER BY e.noted_at LIMIT at_most) AS o
-        LIMIT at_most
-    LOOP
-        looked_at := looked_at + 1;
-        -- If an application holds the row, the token or the device, the next sweep looks again.
-        PERFORM FROM tokenkeeper.early_tag_change AS e
-        WHERE e.topic_id = due.topic_id AND e.device_id = due.device_id AND e.token_key = due.token_key AND e.noted_at = due.noted_at
-        FOR UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND;
-        IF due.device_id <> '' THEN
-            -- As when a device's last token is pruned.
-            DELETE FROM tokenkeeper.device AS d WHERE d.ctid = ANY (ARRAY(
-                SELECT e.ctid FROM tokenkeeper.device AS e
-                WHERE e.topic_id = due.topic_id AND e.device_id = due.device_id
-                  AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = due.device_id AND l.topic_id + 0 = due.topic_id)
-                FOR UPDATE OF e SKIP LOCKED));
-            is_left := EXISTS (SELECT FROM tokenkeeper.device AS d WHERE d.topic_id = due.topic_id AND d.device_id = due.device_id)
-                AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = due.device_id AND l.topic_id + 0 = due.topic_id);
-        ELSE
-            DELETE FROM tokenkeeper.ledger AS l
-            WHERE l.topic_id = due.topic_id AND l.token_key = due.token_key AND l.registered_at = '-infinity' AND NOT l.suppressed
-              AND l.ctid = ANY (ARRAY(
-                SELECT k.ctid FROM tokenkeeper.ledger AS k WHERE k.topic_id = due.topic_id AND k.token_key = due.token_key
-                FOR UPDATE SKIP LOCKED));
-            IF FOUND THEN
-                -- The history keeps the topic.
-                INSERT INTO tokenkeeper.topic_prune AS p (topic_id) VALUES (due.topic_id)
-                ON CONFLICT (topic_id) DO UPDATE SET pruned_at = excluded.pruned_at;
-            END IF;
-            is_left := EXISTS (SELECT FROM tokenkeeper.ledger AS l
-                               WHERE l.topic_id = due.topic_id AND l.token_key = due.token_key AND l.registered_at = '-infinity' AND NOT l.suppressed);
-        END IF;
-        CONTINUE WHEN is_left;
-        DELETE FROM tokenkeeper.early_tag_change AS e
-        WHERE e.topic_id = due.topic_id AND e.device_id = due.device_id AND e.token_key = due.token_key;
-        deleted := deleted + 1;
-    END LOOP;
-    has_more := looked_at = at_most AND deleted > 0;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.prune_early_tag_changes(interval, integer) IS
-    'Deletes the next tokens and devices that are not registered although their tags were changed longer ago than suppressed_retention of the topic, or else '
-    'the retention given, and what is kept about that. Returns how many changes no longer wait for a registration, and whether to call it again, in a '
-    'transaction of its '
-    'own. Called by the sweep.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.prune_early_tag_changes(interval, integer) FROM PUBLIC;
-
 CREATE OR REPLACE FUNCTION tokenkeeper.unused_topics(topic_ids integer[], pruned_before timestamptz) RETURNS integer[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -229,7 +164,7 @@ BEGIN
         JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'topic_id' AND a.atttypid = 'integer'::regtype
         WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
           AND c.relname NOT IN ('topic', 'topic_prune', 'topic_guard', 'token_count', 'token_count_part', 'token_count_progress', 'token_event_log',
-                                'crowded_device', 'stale_count', 'stale_wave', 'topic_rate')
+                                'stale_count', 'stale_wave', 'topic_rate')
         ORDER BY c.relname <> 'ledger', c.relname
     LOOP
         EXIT WHEN unused IS NULL;
@@ -241,7 +176,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) IS
-    'Which of these topics nothing refers to: no token, suspect, 410, device, held result or exclusion, no tripped guard, no policy, no campaign that has not '
+    'Which of these topics nothing refers to: no token, suspect, 410, held result or exclusion, no tripped guard, no policy, no campaign that has not '
     'ended, and no token '
     'pruned since an instant.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) FROM PUBLIC;
@@ -274,7 +209,6 @@ BEGIN
         DELETE FROM tokenkeeper.token_count AS c WHERE c.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.token_count_part AS c WHERE c.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.token_count_progress AS c WHERE c.topic_id = ANY (unused);
-        DELETE FROM tokenkeeper.crowded_device AS c WHERE c.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.stale_count AS c WHERE c.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.stale_wave AS w WHERE w.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.topic_prune AS p WHERE p.topic_id = ANY (unused);

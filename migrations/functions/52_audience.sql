@@ -17,7 +17,7 @@ BEGIN
     END IF;
     kind := CASE WHEN of_tags IS NOT NULL THEN 'tags' WHEN of_device IS NOT NULL THEN 'device' WHEN of_user IS NOT NULL THEN 'user'
                  WHEN of_tokens IS NOT NULL THEN 'tokens' ELSE 'everyone' END;
-    value := coalesce(of_tags, of_device, of_user);
+    value := coalesce(of_tags, tokenkeeper.device_name(of_device), of_device, of_user);
     IF kind IN ('device', 'user') AND octet_length(value) NOT BETWEEN 1 AND 512 THEN
         RAISE EXCEPTION '%_id is % bytes long, expected 1 to 512', kind, octet_length(value) USING ERRCODE = 'invalid_parameter_value';
     END IF;

@@ -96,7 +96,7 @@ BEGIN
             OFFSET 0) AS u
         -- LIMIT: prevents a join that would read the whole ledger.
         LEFT JOIN LATERAL (
-            SELECT tokenkeeper.state_of(l) AS state, greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS invalidated_at,
+            SELECT tokenkeeper.state_of(l) AS state, greatest(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS invalidated_at,
                    tokenkeeper.reason_of(l) AS reason
             FROM tokenkeeper.ledger AS l
             WHERE l.topic_id = of_topic.topic_id AND l.token_key = u.key AND l.suppressed > false AND of_topic.gate IS DISTINCT FROM 'observe'

@@ -286,7 +286,7 @@ BEGIN
     SELECT of_campaign.environment, of_campaign.topic, encode(n.key, 'hex'), n.key,
            CASE n.reason WHEN 'gate' THEN tokenkeeper.state_of(l) ELSE 'alerts' END,
            CASE n.reason WHEN 'gate' THEN tokenkeeper.reason_of(l) ELSE 'its device has had alerts_per_day' END,
-           greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at), of_campaign.push_type,
+           greatest(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at), of_campaign.push_type,
            tokenkeeper.campaign_apns_id(of_campaign.campaign_id, n.number), of_campaign.created_at, of_campaign.campaign_id, n.number
     FROM unnest(withhold_requests.numbers, withhold_requests.keys, withhold_requests.reasons) AS n (number, key, reason)
     LEFT JOIN LATERAL (

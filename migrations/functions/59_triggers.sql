@@ -19,13 +19,11 @@ BEGIN
         'CREATE TRIGGER check_campaign_token AFTER INSERT ON tokenkeeper.campaign_token REFERENCING NEW TABLE AS added FOR EACH STATEMENT '
         'EXECUTE FUNCTION tokenkeeper.check_campaign_token()',
         'CREATE CONSTRAINT TRIGGER close_campaign_list AFTER INSERT ON tokenkeeper.campaign_list DEFERRABLE INITIALLY DEFERRED FOR EACH ROW '
-        'EXECUTE FUNCTION tokenkeeper.close_campaign_list()',
-        'CREATE TRIGGER keep_tag_changes AFTER DELETE ON tokenkeeper.ledger FOR EACH ROW '
-        'WHEN (((old.tag_changes IS NOT NULL) AND (old.device_id IS NOT NULL))) EXECUTE FUNCTION tokenkeeper.keep_tag_changes()']
+        'EXECUTE FUNCTION tokenkeeper.close_campaign_list()']
     LOOP
         CONTINUE WHEN EXISTS (
             SELECT FROM pg_catalog.pg_trigger AS t
-            WHERE t.tgrelid IN ('tokenkeeper.topic'::regclass, 'tokenkeeper.ledger'::regclass, 'tokenkeeper.campaign_token'::regclass,
+            WHERE t.tgrelid IN ('tokenkeeper.topic'::regclass, 'tokenkeeper.campaign_token'::regclass,
                                 'tokenkeeper.campaign_list'::regclass, 'tokenkeeper.attachment_failure'::regclass)
               AND pg_get_triggerdef(t.oid) = definition);
         IF definition LIKE 'CREATE CONSTRAINT TRIGGER%' THEN

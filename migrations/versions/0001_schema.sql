@@ -86,7 +86,7 @@ CREATE TABLE tokenkeeper.operation (
     device_id    text COLLATE "C"
 );
 COMMENT ON TABLE tokenkeeper.operation IS
-    'What operators and the mass-failure guard did, one row each; and one row per topic and day for devices that have 50 tokens. '
+    'What operators and the mass-failure guard did, one row each; and one row per topic and day for devices that have 8 tokens or more. '
     'It explains what the history of a single token does not.';
 COMMENT ON COLUMN tokenkeeper.operation.rows IS 'How many tokens, results or requests were affected.';
 COMMENT ON COLUMN tokenkeeper.operation.done_by IS 'The login role. For the guard, the role of the daemon.';
@@ -94,3 +94,6 @@ COMMENT ON COLUMN tokenkeeper.operation.device_id IS 'The device of device_crowd
 
 CREATE INDEX operation_device_id ON tokenkeeper.operation (device_id) WHERE device_id IS NOT NULL;
 COMMENT ON INDEX tokenkeeper.operation_device_id IS 'For forget_device.';
+
+CREATE INDEX operation_device_crowded ON tokenkeeper.operation (at) WHERE operation = 'device_crowded';
+COMMENT ON INDEX tokenkeeper.operation_device_crowded IS 'For the warning of status, and so that one device a topic and day is noted.';

@@ -2,19 +2,11 @@
 --
 -- The ledger: what is known about each device token.
 --
--- The one rule: for each (environment, topic, token), the ledger keeps the latest registration and, for each cause of suppression, the
--- latest instant of that cause. A token is suppressed if and only if the greatest of these instants is not earlier than the
--- registration. Each instant is a maximum, so results may arrive late, twice and in any order.
+-- Each fact is the greatest value ever reported. Reports may therefore arrive late, twice and in any order (functions/20_registration, function merged).
+-- Three columns are derived and stored so that queries find them: logged_out_at, superseded_at, suppressed.
 --
--- One device, one token: a device's latest registration names its token, and its other tokens are superseded.
--- "Latest" is the greatest (registered_at, token). The registrations that count are those that named the device, and those of the
--- tokens that belong to it: a registration without a device_id counts for the device that the token already has. A token belongs
--- to the device of its latest registration that named one. None of this depends on the order of arrival.
---
--- Tags: for each tag of a token, the latest of its latest registration with tags and the latest change of that tag decides; at the same instant the
--- change counts, and of two changes the removal. A device's current token has the changes of all the device's tokens, and those of the device; and if
--- it was never registered with tags, the tags of the latest registration of the device's tokens that had some. Other tokens have only their own.
--- A registration with tags ends earlier changes of the same token.
+-- One device, one token: a token is superseded while another token of its device has a later registered_at. Equal instants supersede nobody. A token
+-- belongs to the device of its latest report that named one.
 --
 -- Collation: each text column with an index is COLLATE "C". Byte order survives an upgrade of glibc or ICU, and the caller's
 -- collation cannot keep an index from being used.
@@ -46,23 +38,21 @@ COMMENT ON FUNCTION tokenkeeper.tag_vector(text[]) IS
     'for a token without tags.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.tag_vector(text[]) FROM PUBLIC;
 
-CREATE TYPE tokenkeeper.tag_change AS (
-    tag        text COLLATE "C",
-    changed_at timestamptz,
-    added      boolean
-);
-COMMENT ON TYPE tokenkeeper.tag_change IS 'That a tag was added or removed; see the function tag.';
-
 CREATE TABLE tokenkeeper.ledger (
     registered_at          timestamptz NOT NULL DEFAULT '-infinity',
     stale_at               timestamptz,
     suspect_at             timestamptz,
     unregistered_by_app_at timestamptz,
+    returned_at            timestamptz,
+    logged_out_at          timestamptz GENERATED ALWAYS AS (CASE WHEN returned_at >= unregistered_by_app_at THEN NULL ELSE unregistered_by_app_at END) STORED,
     superseded_at          timestamptz,
     suppressed_since       timestamptz,
     topic_id               integer NOT NULL,
     suppressed             boolean NOT NULL GENERATED ALWAYS AS (
-        coalesce(greatest(stale_at, suspect_at, unregistered_by_app_at, superseded_at) >= registered_at, false)) STORED,
+        coalesce(greatest(stale_at, suspect_at, CASE WHEN returned_at >= unregistered_by_app_at THEN NULL ELSE unregistered_by_app_at END,
+                          superseded_at) >= registered_at, false)) STORED,
+    unresolved             boolean NOT NULL DEFAULT false,
+    of_constant            boolean NOT NULL DEFAULT false,
     token_key              bytea NOT NULL CHECK (octet_length(token_key) BETWEEN 1 AND 512),
     stale_reason           text COLLATE "C",
     suspect_reason         text COLLATE "C",
@@ -72,9 +62,6 @@ CREATE TABLE tokenkeeper.ledger (
     device_at              timestamptz,
     user_at                timestamptz,
     tags_at                timestamptz,
-    registered_tags        text[] COLLATE "C",
-    tag_changes            tokenkeeper.tag_change[],
-    has_tag_changes        boolean,
     PRIMARY KEY (topic_id, token_key)
 )
 -- Leaves room on each page for the next version of a row, so that a registration changes no index (a HOT update).
@@ -87,10 +74,18 @@ COMMENT ON COLUMN tokenkeeper.ledger.registered_at IS
 COMMENT ON COLUMN tokenkeeper.ledger.stale_at IS 'The latest 410 with a reason and a timestamp: the timestamp that APNs gave.';
 COMMENT ON COLUMN tokenkeeper.ledger.suspect_at IS
     'The latest BadDeviceToken, DeviceTokenNotForTopic or malformed 410 that counts: when that request was sent.';
-COMMENT ON COLUMN tokenkeeper.ledger.unregistered_by_app_at IS 'The latest call of unregister.';
+COMMENT ON COLUMN tokenkeeper.ledger.unregistered_by_app_at IS 'The latest logout.';
+COMMENT ON COLUMN tokenkeeper.ledger.returned_at IS
+    'When a logout was taken back last: a flag is on again, or a row is there again. It revives no 410 and supersedes nobody.';
+COMMENT ON COLUMN tokenkeeper.ledger.logged_out_at IS 'The latest logout that was not taken back. It suppresses only if it is not earlier than registered_at.';
 COMMENT ON COLUMN tokenkeeper.ledger.superseded_at IS
-    'Set while the device''s latest registration names another token. It then equals registered_at: the earliest instant that suppresses, '
-    'so it does not depend on when the other registrations arrived, and each other cause outranks it.';
+    'Set while another token of the device has a later registered_at. The value is the token''s own registered_at: the earliest instant that suppresses, so '
+    'any other cause takes precedence.';
+COMMENT ON COLUMN tokenkeeper.ledger.unresolved IS
+    'True if the device may have a second current token: this one was reported and not compared yet, or another one has the same registered_at. The next '
+    'registration of this token compares the device''s tokens; see resolve_devices.';
+COMMENT ON COLUMN tokenkeeper.ledger.of_constant IS
+    'True if the device_id was found to be a constant while it had this token: it had more than 20. It supersedes none of its tokens.';
 COMMENT ON COLUMN tokenkeeper.ledger.suppressed_since IS
     'When the ledger learned that the token is suppressed (server clock). The retention starts here, because the timestamp of a 410 may be older '
     'than the retention when the 410 arrives.';
@@ -99,18 +94,10 @@ COMMENT ON COLUMN tokenkeeper.ledger.suppressed IS
 COMMENT ON COLUMN tokenkeeper.ledger.token_key IS 'The bytes of the device token; see token_key(text).';
 COMMENT ON COLUMN tokenkeeper.ledger.stale_reason IS 'The reason of the 410 at stale_at; on a tie, the greatest text.';
 COMMENT ON COLUMN tokenkeeper.ledger.suspect_reason IS 'The reason of the result at suspect_at; on a tie, the greatest text.';
-COMMENT ON COLUMN tokenkeeper.ledger.device_at IS 'The latest registration that named a device, or cleared it. It set device_id.';
-COMMENT ON COLUMN tokenkeeper.ledger.user_at IS 'The latest registration that named a user, or cleared it. It set user_id.';
-COMMENT ON COLUMN tokenkeeper.ledger.tags_at IS
-    'The latest registration with tags. If null, the token never had tags of its own; tags, if any, are inherited from the device''s other tokens.';
-
-COMMENT ON COLUMN tokenkeeper.ledger.tags IS 'The tags that the token has, with all changes; null if it never had any.';
-COMMENT ON COLUMN tokenkeeper.ledger.registered_tags IS
-    'If has_tag_changes: the tags without the changes, registered or inherited. Otherwise null, and tags has them.';
-COMMENT ON COLUMN tokenkeeper.ledger.tag_changes IS
-    'The latest change of each tag that was addressed to this token and is not earlier than tags_at; null if there is none.';
-COMMENT ON COLUMN tokenkeeper.ledger.has_tag_changes IS
-    'True if there are changes of this token; or, for a device''s current token, of the device or one of its tokens. Otherwise null.';
+COMMENT ON COLUMN tokenkeeper.ledger.device_at IS 'The instant of device_id: of the latest report that named a device, or cleared it.';
+COMMENT ON COLUMN tokenkeeper.ledger.user_at IS 'The instant of user_id: of the latest report that named a user, or cleared it.';
+COMMENT ON COLUMN tokenkeeper.ledger.tags_at IS 'The instant of tags. The report may have named another token of the device.';
+COMMENT ON COLUMN tokenkeeper.ledger.tags IS 'The tags; null if none were ever reported.';
 
 -- The predicate is the generated column and not the comparison: registered_at in a predicate would prevent HOT updates.
 CREATE INDEX ledger_suppressed ON tokenkeeper.ledger (topic_id, suppressed_since) WHERE suppressed;
@@ -122,11 +109,9 @@ CREATE INDEX ledger_suppressed_key ON tokenkeeper.ledger (topic_id, token_key) W
 COMMENT ON INDEX tokenkeeper.ledger_suppressed_key IS 'For the gate. Query it with suppressed > false.';
 
 -- topic_id is an expression here, and the functions compare topic_id + 0. Otherwise a plan made for a small ledger would use the topic
--- part of the primary key, and would read the whole topic after the ledger has grown. superseded_at does not change when an active
--- token is registered again. It finds the device's current token, and the latest of its others, without reading all of them.
+-- part of the primary key, and would read the whole topic after the ledger has grown.
 CREATE INDEX ledger_device ON tokenkeeper.ledger (device_id, (topic_id + 0), superseded_at) WHERE device_id IS NOT NULL;
-COMMENT ON INDEX tokenkeeper.ledger_device IS
-    'The tokens of a device in a topic. Query it with topic_id + 0. Tokens that are not superseded come last.';
+COMMENT ON INDEX tokenkeeper.ledger_device IS 'The tokens of a device in a topic, superseded ones first. Query it with topic_id + 0.';
 
 CREATE INDEX ledger_user ON tokenkeeper.ledger (user_id, (topic_id + 0)) WHERE user_id IS NOT NULL;
 COMMENT ON INDEX tokenkeeper.ledger_user IS 'The tokens of a user, in one topic or in all. Query it with topic_id + 0.';
@@ -143,69 +128,52 @@ CREATE STATISTICS tokenkeeper.ledger_tag_vector ON (tokenkeeper.tag_vector(tags)
 COMMENT ON STATISTICS tokenkeeper.ledger_tag_vector IS
     'How many tokens have which tag. So a campaign knows how many it expects, and finds few of many by the index ledger_tags.';
 
-CREATE INDEX ledger_tag_changes ON tokenkeeper.ledger (device_id, (topic_id + 0)) WHERE tag_changes IS NOT NULL;
-COMMENT ON INDEX tokenkeeper.ledger_tag_changes IS 'A device''s tokens with changes of tags. Query it with topic_id + 0.';
+-- Reports ----------------------------------------------------------------------------------------------------------
 
-CREATE TABLE tokenkeeper.device (
-    topic_id  integer NOT NULL,
-    device_id text COLLATE "C" NOT NULL,
-    named_at  timestamptz NOT NULL DEFAULT '-infinity',
-    token_key bytea NOT NULL DEFAULT '',
-    tags_at   timestamptz,
-    tags      text[] COLLATE "C",
-    tags_of   bytea NOT NULL DEFAULT '',
-    tag_changes tokenkeeper.tag_change[],
-    PRIMARY KEY (topic_id, device_id)
-) WITH (fillfactor = 90);
-COMMENT ON TABLE tokenkeeper.device IS
-    'One row per (topic, device). It is locked before the device''s tokens. It also remembers the registration that named the device last, if that '
-    'token has moved to another device since. Pruned with the device''s last token.';
-COMMENT ON COLUMN tokenkeeper.device.named_at IS
-    'The latest registration that named this device; not kept for a token that still belongs to the device.';
-COMMENT ON COLUMN tokenkeeper.device.token_key IS 'The token of that registration; empty if there was none, or it was forgotten.';
-COMMENT ON COLUMN tokenkeeper.device.tags_at IS
-    'The latest registration with tags among the device''s superseded tokens; null if there was none.';
-COMMENT ON COLUMN tokenkeeper.device.tags IS
-    'The tags of that registration. The device''s current token inherits them if it never had tags of its own. They outlive the token that had them.';
-COMMENT ON COLUMN tokenkeeper.device.tags_of IS 'The token of that registration; empty if it was forgotten.';
-
-COMMENT ON COLUMN tokenkeeper.device.tag_changes IS
-    'The latest change of each tag that was addressed to the device, or to a token of it that was deleted since; null if there is none.';
-
-CREATE INDEX device_token_key ON tokenkeeper.device (token_key) WHERE token_key <> '';
-COMMENT ON INDEX tokenkeeper.device_token_key IS 'For forget.';
-
-CREATE INDEX device_tags_of ON tokenkeeper.device (tags_of) WHERE tags_of <> '';
-COMMENT ON INDEX tokenkeeper.device_tags_of IS 'For forget.';
-
-CREATE TABLE tokenkeeper.early_tag_change (
-    topic_id  integer NOT NULL,
-    device_id text COLLATE "C" NOT NULL DEFAULT '',
-    token_key bytea NOT NULL DEFAULT '',
-    noted_at  timestamptz NOT NULL,
-    PRIMARY KEY (topic_id, device_id, token_key)
+CREATE TYPE tokenkeeper.token_report AS (
+    n             integer,
+    topic_id      integer,
+    token_key     bytea,
+    one_token     boolean,
+    registered_at timestamptz,
+    logout_at     timestamptz,
+    returned_at   timestamptz,
+    device_id     text COLLATE "C",
+    device_at     timestamptz,
+    user_id       text COLLATE "C",
+    user_at       timestamptz,
+    tags          text[] COLLATE "C",
+    tags_at       timestamptz,
+    source_id     bigint
 );
-COMMENT ON TABLE tokenkeeper.early_tag_change IS
-    'Tokens and devices whose tags were changed before they were registered. The sweep deletes those that are still not registered after '
-    'sweep.suppressed_retention.';
-COMMENT ON COLUMN tokenkeeper.early_tag_change.device_id IS 'Empty if the change was addressed to a token.';
-COMMENT ON COLUMN tokenkeeper.early_tag_change.token_key IS 'Empty if the change was addressed to a device.';
-COMMENT ON COLUMN tokenkeeper.early_tag_change.noted_at IS 'The latest such call of tag (server clock).';
+COMMENT ON TYPE tokenkeeper.token_report IS
+    'What a registration or a logout says about one token: facts, each with its instant. n is its position in an array; one_token is has_one_token_per_device '
+    'of the topic. A device_id or user_id that is null says nothing, an empty one clears. A logout with a user_id counts only if the token is not another '
+    'user''s by then.';
 
--- As on ledger_device: an expression, so that no plan uses the topic part of the primary key.
-CREATE INDEX early_tag_change_noted ON tokenkeeper.early_tag_change ((topic_id + 0), noted_at);
-COMMENT ON INDEX tokenkeeper.early_tag_change_noted IS 'For the sweep. Query it with topic_id + 0.';
-
-CREATE TABLE tokenkeeper.crowded_device (
-    topic_id   integer NOT NULL,
-    device_id  text COLLATE "C" NOT NULL,
-    tokens     integer NOT NULL,
-    counted_at timestamptz NOT NULL,
-    named_at   timestamptz NOT NULL,
-    PRIMARY KEY (topic_id, device_id)
+CREATE TYPE tokenkeeper.device_check AS (
+    topic_id  integer,
+    device_id text COLLATE "C",
+    token_key bytea,
+    is_new    boolean
 );
-COMMENT ON TABLE tokenkeeper.crowded_device IS
-    'One row per device_id with 50 or more tokens of a topic: such a device_id is probably a constant. status warns about those that were named '
-    'within the last hour. Beyond 1000 tokens, tokens are registered without a device.';
-COMMENT ON COLUMN tokenkeeper.crowded_device.tokens IS 'How many tokens it had when they were last counted, up to 1000.';
-COMMENT ON COLUMN tokenkeeper.crowded_device.named_at IS 'The latest registration that named it, to ten minutes.';
+COMMENT ON TYPE tokenkeeper.device_check IS
+    'A device whose tokens must be compared. token_key is the reported token; null if that token has left the device. '
+    'is_new: the token is new to the device, so nothing is to be done if it is the only one.';
+
+CREATE TYPE tokenkeeper.new_registration AS (
+    token         text,
+    topic         text,
+    environment   text,
+    registered_at timestamptz,
+    device_id     text,
+    tags          text[],
+    user_id       text,
+    unregistered  boolean
+);
+COMMENT ON TYPE tokenkeeper.new_registration IS
+    'An element of the array for register, with the arguments of register in their order: null means the default. If unregistered is true, it is a logout, '
+    'with the arguments of unregister.';
+
+-- A column of such a type in a table of somebody else would keep us from changing it.
+REVOKE USAGE ON TYPE tokenkeeper.ledger, tokenkeeper.token_report, tokenkeeper.device_check, tokenkeeper.new_registration FROM PUBLIC;

@@ -40,6 +40,7 @@ CREATE TABLE tokenkeeper.registration (
     tags             text[],
     unregistered     boolean,
     source_id        bigint,
+    returned         boolean,
     -- Internal from here on: not granted to applications.
     queued_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- As in send_result.
@@ -58,20 +59,22 @@ COMMENT ON COLUMN tokenkeeper.registration.token IS 'The device token, in any fo
 COMMENT ON COLUMN tokenkeeper.registration.registered_at IS
     'When the device registered, or logged out if unregistered is true. If null, queued_at. An instant after queued_at counts as queued_at.';
 COMMENT ON COLUMN tokenkeeper.registration.device_id IS 'As for register. Empty: the token belongs to no device any more.';
-COMMENT ON COLUMN tokenkeeper.registration.user_id IS 'As for register. Empty: the token belongs to no user any more.';
+COMMENT ON COLUMN tokenkeeper.registration.user_id IS 'As for register. Empty: the token belongs to no user any more. Of a logout, only environment, topic, token and registered_at count.';
 COMMENT ON COLUMN tokenkeeper.registration.tags IS 'As for register.';
 COMMENT ON COLUMN tokenkeeper.registration.unregistered IS 'True: the app no longer wants pushes to this token, as unregister says. Null means false.';
+COMMENT ON COLUMN tokenkeeper.registration.returned IS
+    'True: an earlier logout is taken back, as of queued_at; a 410 still counts. A null registered_at says nothing then. Null means false.';
 COMMENT ON COLUMN tokenkeeper.registration.source_id IS
     'Null for rows of the application. Otherwise the registration_source: logouts then pass the mass-failure guard, and can be undone.';
 COMMENT ON COLUMN tokenkeeper.registration.queued_at IS
     'Internal: when the row was first inserted (server clock). Requeued and released rows keep it.';
 COMMENT ON COLUMN tokenkeeper.registration.partition_number IS 'Internal: the partition. The clock chooses 0 to 7; 8 is registration_retry.';
-COMMENT ON COLUMN tokenkeeper.registration.attempts IS 'Internal: how often it was rejected and requeued before; null for never.';
+COMMENT ON COLUMN tokenkeeper.registration.attempts IS 'Internal: how often it was rejected and requeued before; null for never. -1: it is no registration, but asks to compare the tokens of a device.';
 COMMENT ON COLUMN tokenkeeper.registration.released IS 'Internal: true if an operator has released it, so that the guard does not hold it again.';
 
 CREATE TABLE tokenkeeper.registration_retry PARTITION OF tokenkeeper.registration FOR VALUES IN (8);
 COMMENT ON TABLE tokenkeeper.registration_retry IS
-    'Registrations that are tried again or taken separately: an application had locked their token or their device, their batch had '
+    'Registrations that are tried again or taken separately: an application had locked their token, or a token of their device must be compared again, their batch had '
     'failed, they are large, the guard of their topic was busy, or an operator has released them.';
 
 DO $$
@@ -104,6 +107,7 @@ CREATE TABLE tokenkeeper.rejected_registration (
     tags          text[],
     unregistered  boolean,
     source_id     bigint,
+    returned      boolean,
     queued_at     timestamptz NOT NULL,
     attempts      smallint
 );

@@ -7,14 +7,13 @@ SELECT t.environment,
        tokenkeeper.state_of(l) AS state,
        NOT l.suppressed AS sendable,
        nullif(l.registered_at, '-infinity') AS registered_at,
-       greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS invalidated_at,
+       greatest(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS invalidated_at,
        tokenkeeper.reason_of(l) COLLATE "C" AS reason,
        l.device_id,
        l.tags,
        l.token_key,
-       tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS cause,
-       l.user_id,
-       CASE WHEN l.has_tag_changes THEN l.registered_tags ELSE l.tags END AS registered_tags
+       tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS cause,
+       l.user_id
 FROM tokenkeeper.ledger AS l
 JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.token IS
@@ -27,8 +26,6 @@ COMMENT ON COLUMN tokenkeeper.token.token_key IS 'The key. Compare this column t
 COMMENT ON COLUMN tokenkeeper.token.cause IS
     'The cause of invalidated_at: stale, suspect, unregistered_by_app or superseded. An active token may have one; null if there is none.';
 COMMENT ON COLUMN tokenkeeper.token.user_id IS 'The user that the latest registration with a user_id named; null if none did, or it was cleared.';
-COMMENT ON COLUMN tokenkeeper.token.registered_tags IS
-    'The tags without what the function tag changed later: the token''s own, or those of its device; null if neither was ever registered with tags.';
 
 CREATE OR REPLACE VIEW tokenkeeper.sendable_token AS
 SELECT t.environment, t.topic, encode(l.token_key, 'hex') AS token, l.tags, l.device_id, l.registered_at, l.token_key, l.user_id
@@ -42,7 +39,7 @@ CREATE OR REPLACE VIEW tokenkeeper.suppressed_token AS
 -- Not on the view token: a reader would lock one view after the other, and could deadlock with a migration that replaces both.
 SELECT t.environment, t.topic, encode(l.token_key, 'hex') AS token, tokenkeeper.state_of(l) AS state,
        tokenkeeper.reason_of(l) COLLATE "C" AS reason, nullif(l.registered_at, '-infinity') AS registered_at,
-       greatest(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS invalidated_at, l.token_key,
+       greatest(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS invalidated_at, l.token_key,
        l.device_id, l.user_id
 FROM tokenkeeper.ledger AS l
 JOIN tokenkeeper.topic AS t USING (topic_id)

@@ -174,17 +174,19 @@ WITH latest AS (
     FROM tokenkeeper.status_cache AS c CROSS JOIN unnest(c.words) WITH ORDINALITY AS w (words, position)
     WHERE c.as_of > clock_timestamp() - interval '1 hour'
 ), crowded AS (
-    SELECT array_agg(tokenkeeper.without_backticks(format('device_id %L of %s (%s) has %s tokens: is it a constant?%s',
-                            left(c.device_id, 40) || CASE WHEN length(c.device_id) > 40 THEN '...' ELSE '' END, t.topic, t.environment,
-                            CASE WHEN n.tokens = 1000 THEN '1000 or more' ELSE n.tokens::text END,
-                            CASE WHEN n.tokens = 1000 THEN ' Further tokens are registered without a device.' ELSE '' END))
-                     ORDER BY t.topic, t.environment, c.device_id) AS words
-    FROM (SELECT * FROM tokenkeeper.crowded_device WHERE named_at > clock_timestamp() - interval '70 minutes' ORDER BY named_at DESC LIMIT 20) AS c
-    JOIN tokenkeeper.topic AS t USING (topic_id)
+    SELECT array_agg(tokenkeeper.without_backticks(format('device_id %L of %s (%s) has %s tokens: %s',
+                            left(c.device_id, 40) || CASE WHEN length(c.device_id) > 40 THEN '...' ELSE '' END, c.topic, c.environment,
+                            CASE WHEN n.tokens > 20 THEN 'more than 20' ELSE n.tokens::text END,
+                            CASE WHEN n.tokens > 20 THEN 'it is a constant, and supersedes none of them' ELSE 'is it a constant?' END))
+                     ORDER BY c.topic, c.environment) AS words
+    FROM (SELECT DISTINCT ON (o.topic, o.environment) o.topic, o.environment, o.device_id FROM tokenkeeper.operation AS o
+          WHERE o.operation = 'device_crowded' AND o.at > clock_timestamp() - interval '25:00' AND o.device_id IS NOT NULL
+          ORDER BY o.topic, o.environment, o.at DESC LIMIT 20) AS c
+    JOIN tokenkeeper.topic AS t ON t.topic = c.topic AND t.environment = c.environment
     CROSS JOIN LATERAL (
         SELECT count(*) AS tokens FROM (
-            SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = c.device_id AND l.topic_id + 0 = c.topic_id LIMIT 1000) AS l) AS n
-    WHERE n.tokens >= 50
+            SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = c.device_id AND l.topic_id + 0 = t.topic_id LIMIT 21) AS l) AS n
+    WHERE n.tokens >= 8
 ), locked AS (
     SELECT array_agg(format('daemon %s has been waiting for a lock since %s UTC: %s', d.daemon_id,
                             to_char(d.waiting_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), tokenkeeper.without_backticks(d.waiting_for)) ORDER BY d.daemon_id) AS words

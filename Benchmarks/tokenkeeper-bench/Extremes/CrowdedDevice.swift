@@ -3,14 +3,12 @@ extension ExtremesMeasurement {
     func crowdedDevice(_ database: Database) throws {
         let session = try database.session()
         let tokens = 4700
-        // As an older version left them: all belong to one device.
         try session.run(
             """
             INSERT INTO tokenkeeper.topic (environment, topic) VALUES ('production', 'crowd');
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, device_id, device_at, superseded_at, suppressed_since)
-            SELECT 1, sha256(i::text::bytea), t.at, 'constant', t.at, CASE WHEN i < \(tokens) THEN t.at END, CASE WHEN i < \(tokens) THEN now() END
-            FROM generate_series(1, \(tokens)) AS i, LATERAL (SELECT now() - interval '2 days' + i * interval '1 second' AS at) AS t;
-            INSERT INTO tokenkeeper.device (topic_id, device_id) VALUES (1, 'constant')
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, device_id, device_at)
+            SELECT 1, sha256(i::text::bytea), t.at, 'constant', t.at
+            FROM generate_series(1, \(tokens)) AS i, LATERAL (SELECT now() - interval '2 days' + i * interval '1 second' AS at) AS t
             """)
         try session.run("VACUUM (ANALYZE) tokenkeeper.ledger")
         let client = try PreparedClient(database)
@@ -20,7 +18,8 @@ extension ExtremesMeasurement {
         let before = try session.number("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')")
         let start = ContinuousClock.now
         let calls = 200
-        for i in 1...calls { try client.call("register", ["\(i * 20)"]) }
+        // Half of them new tokens.
+        for i in 1...calls { try client.call("register", ["\(i * 47)"]) }
         let each = start.duration(to: .now) / .milliseconds(1) / Double(calls)
         let wal = try session.number("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')") - before
         report.compare(

@@ -65,7 +65,6 @@ struct GrowingLedger {
             try session.run("ALTER INDEX \(index) SET (fillfactor = \(Self.fillfactor))")
         }
         try session.run("REINDEX TABLE tokenkeeper.ledger")
-        try session.run("REINDEX TABLE tokenkeeper.device")
         try session.run("VACUUM (ANALYZE)")
         try session.run("CHECKPOINT")
     }
@@ -82,7 +81,7 @@ struct GrowingLedger {
             """)
     }
 
-    private static let tables = "'tokenkeeper.ledger'::regclass, 'tokenkeeper.device'::regclass"
+    private static let tables = "'tokenkeeper.ledger'::regclass"
 
     private static func insertion(_ numbers: ClosedRange<Int>) -> String {
         """
@@ -92,9 +91,6 @@ struct GrowingLedger {
                    now() - interval '200 days' + n % 8640000 * interval '1 second' AS at,
                    CASE WHEN n % 10 < 7 THEN 'user-' || n / 2 END AS user_id
             FROM generate_series(\(numbers.lowerBound)::bigint, \(numbers.upperBound)) AS n
-        ), devices AS (
-            INSERT INTO tokenkeeper.device (topic_id, device_id, named_at, token_key)
-            SELECT topic_id, device_id, at, token_key FROM new WHERE n % 200 <> 0
         ), events AS (
             INSERT INTO tokenkeeper.token_event_log (at, topic_id, token_key, event, cause, device_id, user_id, registered_after)
             SELECT now() - n % 20 * interval '1 day', topic_id, token_key, 'registered', 'registration', device_id, user_id, at
@@ -124,7 +120,7 @@ struct GrowingLedger {
             """)
     }
 
-    /// The bytes of the tables of tokens and devices and of their indexes, the greatest first.
+    /// The bytes of the table of tokens and of its indexes, the greatest first.
     func sizes() throws -> [(relation: String, bytes: Double)] {
         try database.session().texts(
             """

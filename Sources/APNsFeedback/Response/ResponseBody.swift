@@ -56,9 +56,18 @@ struct ResponseBody: Equatable {
         {
             word = word.dropFirst().dropLast()
         }
-        let reason = String(word) ?? ""
+        let reason = canonical(String(word) ?? "")
         return knownReasons.contains(reason) ? reason : nil
     }
+
+    /// A reason as Apple spells it, from how libraries of other languages do: `badDeviceToken`, `:bad_device_token`. Others stay as they are.
+    private static func canonical(_ reason: String) -> String {
+        guard let first = reason.utf8.first, !(UInt8(ascii: "A")...UInt8(ascii: "Z") ~= first) || reason.contains("_")
+        else { return reason }
+        return knownByLetters[String(reason.filter { $0 != ":" && $0 != "_" }.lowercased())] ?? reason
+    }
+
+    private static let knownByLetters = Dictionary(uniqueKeysWithValues: knownReasons.map { ($0.lowercased(), $0) })
 
     /// Source: Apple, "Handling notification responses from APNs".
     static let knownReasons: Set<String> = [
@@ -82,7 +91,7 @@ struct ResponseBody: Equatable {
         var place = start
         while place < body.count, isLetter(body[place]) { place += 1 }
         guard 1...100 ~= place - start else { return nil }
-        let word = String(decoding: text.utf8.dropFirst(start).prefix(place - start), as: UTF8.self)
+        let word = canonical(String(decoding: text.utf8.dropFirst(start).prefix(place - start), as: UTF8.self))
         var timestamp: Int64?
         if starts(body, with: "\",\"timestamp\":", at: place) {
             place += 14
@@ -122,7 +131,7 @@ struct ResponseBody: Equatable {
         for scalar in reason.unicodeScalars.prefix(100) {
             text.unicodeScalars.append(scalar.properties.generalCategory == .control ? "?" : scalar)
         }
-        return text
+        return canonical(text)
     }
 
     /// Decodes each field separately: a field of the wrong type does not affect the other.

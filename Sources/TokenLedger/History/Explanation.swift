@@ -32,7 +32,9 @@ public enum Explanation {
                 + (isSuppressedAfter(event)
                     ? "; not later than what is known against it, \(time(event.invalidatedAfter))" : "")
         case "revived" where event.cause == "moved":
-            return "revived: the newer token of its device has moved to another device"
+            return "revived: no other token supersedes it any more"
+        case "revived" where event.cause == "returned":
+            return "revived: its logout was taken back\(device)"
         case "revived":
             guard let registered = event.registeredAfter else { return "revived" }
             guard let stale = event.invalidatedAfter else {
@@ -58,7 +60,7 @@ public enum Explanation {
             let (earlier, later) = HistoryMoment.pair(said ?? registered, registered)
             return "came too late and was ignored: \(claim(event.cause, event.reason, nil))"
                 + (said == nil ? "" : " as of \(earlier)") + ", which is earlier than the last registration, \(later)"
-        case "tagged": return "its tags were changed: \(event.reason ?? "they are not kept")"
+        case "tagged": return "its tags were changed: \(event.reason ?? "")"
         case "pruned" where event.cause == "dormant":
             return "pruned: not registered again since \(time(event.registeredBefore))"
         case "pruned" where event.cause == "withdrawn":

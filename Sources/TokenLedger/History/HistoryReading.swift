@@ -12,7 +12,7 @@ enum HistoryReading {
         return histories
     }
 
-    /// The latest of the device's other tokens that is not superseded itself.
+    /// The latest of the device's other tokens.
     private static func newer(
         than history: TokenHistory, on connection: inout Connection
     ) throws(DatabaseError) -> TokenHistory.NewerToken? {
@@ -21,7 +21,7 @@ enum HistoryReading {
             SELECT left(v.token, \(TokenDigits.shown)), \(HistoryMoment.sql("v.registered_at"))
             FROM tokenkeeper.token AS v
             WHERE v.topic = $1 AND v.environment = $2 AND v.device_id = $3 AND v.token_key <> decode($4, 'hex')
-              AND v.state <> 'superseded' AND v.registered_at IS NOT NULL
+              AND v.registered_at IS NOT NULL
               AND tokenkeeper.has_one_token_per_device($1)
             ORDER BY v.registered_at DESC, v.token_key DESC LIMIT 1
             """,

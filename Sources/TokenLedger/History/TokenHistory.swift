@@ -17,8 +17,6 @@ public struct TokenHistory: Sendable {
     public var userID: String?
     /// The tags, separated by commas; nil if the token never had any.
     public var tags: String?
-    /// The same without later changes of tags.
-    public var registeredTags: String?
     /// As in the view `token`; nil if the ledger does not know the token.
     public var state: String?
     /// Whether the topic's gate only observes, and so answers true in any state.

@@ -60,9 +60,12 @@ public struct TokenLookup: Sendable {
     private func find(on connection: inout Connection) throws(DatabaseError) -> (found: [TokenHistory], most: Int) {
         switch subject {
         case .device(let device):
-            return (try find(Self.by("device_id"), [.text(device)], on: &connection), Self.mostByName)
+            return (
+                try find(Self.by("device_id", "tokenkeeper.device_name($4)"), [.text(device)], on: &connection),
+                Self.mostByName
+            )
         case .user(let user):
-            return (try find(Self.by("user_id"), [.text(user)], on: &connection), Self.mostByName)
+            return (try find(Self.by("user_id", "$4"), [.text(user)], on: &connection), Self.mostByName)
         case .token(let digits):
             // A token that equals the digits is meant, even if others begin with them.
             if digits.canBeWhole {
@@ -111,16 +114,18 @@ public struct TokenLookup: Sendable {
         """
 
     /// The tokens that a device or a user has, and those whose events name it.
-    private static func by(_ column: String) -> String {
+    ///
+    /// - Parameter name: An SQL expression.
+    private static func by(_ column: String, _ name: String) -> String {
         """
         WITH known AS (
             SELECT v.environment, v.topic, v.token_key
             FROM tokenkeeper.topic_policy AS p
             CROSS JOIN LATERAL (
                 SELECT t.environment, t.topic, t.token_key FROM tokenkeeper.token AS t
-                WHERE t.topic = p.topic AND t.environment = p.environment AND t.\(column) = $4 OFFSET 0) AS v
+                WHERE t.topic = p.topic AND t.environment = p.environment AND t.\(column) = \(name) OFFSET 0) AS v
             UNION
-            SELECT e.environment, e.topic, e.token_key FROM tokenkeeper.token_event AS e WHERE e.\(column) = $4)
+            SELECT e.environment, e.topic, e.token_key FROM tokenkeeper.token_event AS e WHERE e.\(column) = \(name))
         """
     }
 
@@ -137,8 +142,8 @@ public struct TokenLookup: Sendable {
                        'device_id', v.device_id, 'state', v.state,
                        'sendable', coalesce(v.sendable, true) OR p.gate IS NOT DISTINCT FROM 'observe',
                        'observed', p.gate IS NOT DISTINCT FROM 'observe', 'registered_at', v.registered_at,
-                       'invalidated_at', v.invalidated_at, 'reason', v.reason, 'tags', v.tags, 'registered_tags', v.registered_tags)::text, v.cause, v.user_id,
-                   array_to_string(v.tags, ', '), array_to_string(v.registered_tags, ', ')
+                       'invalidated_at', v.invalidated_at, 'reason', v.reason, 'tags', v.tags)::text, v.cause, v.user_id,
+                   array_to_string(v.tags, ', ')
             FROM (SELECT n.environment, n.topic, n.token_key FROM known AS n
                   WHERE ($1::text IS NULL OR n.topic = $1) AND ($2::text IS NULL OR n.environment = $2)
                   ORDER BY n.topic, n.environment, n.token_key LIMIT $3) AS k
@@ -161,7 +166,6 @@ public struct TokenLookup: Sendable {
             history.cause = try row.read()
             history.userID = try row.read()
             history.tags = try row.read()
-            history.registeredTags = try row.read()
             return history
         }
     }

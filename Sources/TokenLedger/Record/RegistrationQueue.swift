@@ -7,7 +7,7 @@ struct RegistrationQueue: Queue {
     let rejectedTable = "tokenkeeper.rejected_registration"
 
     private static let texts = ["environment", "topic", "token", "device_id", "user_id"]
-    private static let others = ["registered_at", "unregistered", "source_id", "queued_at", "attempts"]
+    private static let others = ["registered_at", "unregistered", "source_id", "returned", "queued_at", "attempts"]
 
     /// Of the tags, the size as stored, which may be compressed: an array has no length that could be computed without fetching it.
     let length: String = "\(Self.bytes(of: Self.texts)) + coalesce(pg_column_size(tags), 0)"

@@ -79,7 +79,7 @@ struct DueSurvey {
             let found = try connection.query(
                 """
                 SELECT s.cause, count(*), (array_agg(s.digits))[1:5]
-                FROM (SELECT tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS cause,
+                FROM (SELECT tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS cause,
                              encode(substring(l.token_key FROM 1 FOR 4), 'hex') AS digits
                       FROM tokenkeeper.ledger AS l
                       WHERE l.topic_id = $1 AND l.suppressed AND l.suppressed_since < $2 LIMIT $3) AS s
@@ -109,7 +109,7 @@ struct DueSurvey {
                 """
                 WITH met AS MATERIALIZED (
                     SELECT l.token_key, l.suppressed_since < $2 AS due,
-                           tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS cause
+                           tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS cause
                     FROM tokenkeeper.ledger AS l
                     WHERE l.topic_id = $1 AND l.suppressed > false AND l.token_key > decode($3, 'hex')
                     ORDER BY l.token_key LIMIT $4

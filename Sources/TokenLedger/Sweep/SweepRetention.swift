@@ -100,9 +100,6 @@ extension Sweep {
         try attempt("tokenkeeper.campaign", into: &findings) {
             while try deleteOldCampaigns(on: &connection, while: goesOn) {}
         }
-        try attempt("tokenkeeper.early_tag_change", into: &findings) {
-            while try pruneEarlyTagChanges(on: &connection, while: goesOn) {}
-        }
         for (table, condition, retention) in [
             ("tokenkeeper.operation", "r.at < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             ("tokenkeeper.dropped_registration", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
@@ -113,7 +110,6 @@ extension Sweep {
             ("tokenkeeper.background_send", "r.latest_at < now() - $1 * interval '1 microsecond'", .seconds(3600)),
             ("tokenkeeper.crowded_token", "r.next_at < now() - $1 * interval '1 microsecond'", .seconds(3600)),
             ("tokenkeeper.alert_send", "r.day < now() - $1 * interval '1 microsecond'", .seconds(2 * 86_400)),
-            ("tokenkeeper.crowded_device", "r.named_at < now() - $1 * interval '1 microsecond'", .seconds(30 * 86_400)),
             // As long as a token is suppressed, its suspects can be undone.
             (
                 "tokenkeeper.suspect",
@@ -140,18 +136,6 @@ extension Sweep {
             ).one { row throws(DatabaseError) in (try row.read(Int64.self), try row.read(Bool.self)) }
             counts.deletedSends = deleted
             return hasMore
-        }
-    }
-
-    /// Tokens and devices that were never registered, only tagged.
-    ///
-    /// - Returns: Whether there may be more.
-    private func pruneEarlyTagChanges(on connection: inout Connection, while goesOn: () -> Bool) throws -> Bool {
-        try step(on: &connection, while: goesOn) { connection, _ in
-            try connection.query(
-                "SELECT p.has_more FROM tokenkeeper.prune_early_tag_changes($1 * interval '1 microsecond', $2) AS p",
-                [.int8(plan.suppressedRetention.microseconds), .int4(Int32(clamping: plan.batch))]
-            ).value(Bool.self)
         }
     }
 

@@ -104,7 +104,7 @@ extension Sweep {
                   -- CASE keeps the condition from an index, whose entries would each be compared with all those places.
                   AND CASE WHEN l.topic_id = $2 AND l.suppressed AND l.suppressed_since < $3 THEN true END
                 RETURNING l.*,
-                    tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at) AS cause
+                    tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS cause
             ), \(Self.bookkeeping)
             SELECT coalesce((SELECT sum(c.tokens) FROM counts AS c), 0)::bigint,
                    (SELECT max(d.suppressed_since) FROM due AS d)
@@ -116,7 +116,7 @@ extension Sweep {
         ).one { row throws(DatabaseError) in (try row.read(), try row.read()) }
     }
 
-    /// What follows from the rows `gone` with their `cause`: their suspects, 410s, logouts and devices are deleted; the run ($1), the topics and the
+    /// What follows from the rows `gone` with their `cause`: their suspects, 410s and logouts are deleted; the run ($1), the topics and the
     /// history record it.
     static let bookkeeping = """
         counts AS MATERIALIZED (
@@ -145,21 +145,12 @@ extension Sweep {
             FROM (SELECT r.topic_id, max(r.queued_at) AS queued_at FROM receipts AS r WHERE r.cause = 'stale'
                   GROUP BY r.topic_id, r.token_key) AS l
             GROUP BY 1, 2
-        ), devices AS (
-            DELETE FROM tokenkeeper.device AS d WHERE d.ctid = ANY (ARRAY(
-                SELECT e.ctid FROM tokenkeeper.device AS e
-                JOIN gone AS g ON g.topic_id = e.topic_id AND g.device_id = e.device_id
-                WHERE NOT EXISTS (
-                    SELECT FROM tokenkeeper.ledger AS o WHERE o.topic_id + 0 = e.topic_id AND o.device_id = e.device_id
-                      -- NOT IN is hashed; NOT EXISTS would read all of gone for each row.
-                      AND (o.topic_id, o.token_key) NOT IN (SELECT w.topic_id, w.token_key FROM gone AS w))
-                FOR UPDATE OF e SKIP LOCKED))
         ), history AS (
             INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
                 registered_before, invalidated_before)
             SELECT g.topic_id, g.token_key, 'pruned', g.cause,
                    CASE g.cause WHEN 'stale' THEN g.stale_reason WHEN 'suspect' THEN g.suspect_reason END, g.device_id, g.user_id,
-                   nullif(g.registered_at, '-infinity'), greatest(g.stale_at, g.suspect_at, g.unregistered_by_app_at, g.superseded_at)
+                   nullif(g.registered_at, '-infinity'), greatest(g.stale_at, g.suspect_at, g.logged_out_at, g.superseded_at)
             FROM gone AS g
         )
         """

@@ -9,9 +9,7 @@ enum HistoryText {
         if let device = history.deviceID { lines.append("  device: \(device)") }
         if let user = history.userID { lines.append("  user: \(user)") }
         if let tags = history.tags {
-            lines.append(
-                "  tags: \(tags)"
-                    + (history.registeredTags == tags ? "" : "; registered: \(history.registeredTags ?? "none")"))
+            lines.append("  tags: \(tags)")
         }
         lines.append("  now: \(Explanation.verdict(history)).")
         if let revival = Explanation.revival(history) {

@@ -100,7 +100,7 @@ struct Setting: Sendable {
             "The time between two sweeps, across restarts and daemons. \"off\" turns the timer off."),
         Setting(
             "sweep.suppressed_retention", .duration(.seconds(3600)...days(3650), off: false), "90d",
-            "How long a suppressed token is kept, counted from when the ledger learned that it is suppressed; and the tags of a token or device that is never registered."
+            "How long a suppressed token is kept, counted from when the ledger learned that it is suppressed."
         ),
         Setting(
             "sweep.dormant_after", .duration(days(1)...days(3650), off: true), "off",

@@ -193,6 +193,16 @@ private func error(_ verdict: Verdict) -> String? {
         }
     }
 
+    /// In JSON, usual and not, and alone.
+    @Test(arguments: ["badDeviceToken", ":bad_device_token", "bad_device_token", "BAD_DEVICE_TOKEN"])
+    func `a reason of Apple counts as libraries of other languages spell it`(reason: String) {
+        for body in [#"{"reason":"\#(reason)"}"#, #"{ "reason": "\#(reason)" }"#, reason, "'\(reason)'"] {
+            #expect(verdict(400, body) == .suspect(address, at: sentAt, reason: "BadDeviceToken"), "\(body)")
+        }
+        // Others stay as they are.
+        #expect(verdict(400, #"{"reason":"new_reason"}"#) == .sendersFault(reason: "new_reason"))
+    }
+
     @Test(arguments: [
         "BadDeviceToken", "\"BadDeviceToken\"", "'BadDeviceToken'", " BadDeviceToken\r\n", "\t\"BadDeviceToken\" ",
     ])

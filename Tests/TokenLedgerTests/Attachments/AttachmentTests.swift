@@ -125,7 +125,7 @@ import Testing
         try devices.app(
             "UPDATE app.devices SET push_token = left(push_token, 2) || '22', last_seen = now() WHERE push_token <> 'cc11'"
         )
-        // Without a new instant, the greater token would be the device's, whichever is new.
+        // Without a new instant, neither token would supersede the other.
         try devices.app("UPDATE app.devices SET push_token = '0022' WHERE push_token = 'cc11'")
         try devices.drain()
         #expect(

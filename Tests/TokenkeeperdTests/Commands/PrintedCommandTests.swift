@@ -52,7 +52,7 @@ import Testing
         ("docs/how-to/report-results.md", "a_reader", ["INSERT", "\\copy", "report("]),
         (
             "docs/how-to/register-devices.md", "a_reader",
-            ["register(", "register_many(", "tag(", "tokenkeeper.registration"]
+            ["register(", "tag(", "tokenkeeper.registration"]
         ),
         ("docs/how-to/register-devices.md", "a_app", ["\\copy", "tokenkeeper.token ", "tagged_tokens("]),
         ("docs/how-to/send-with-the-daemon.md", "a_operator", ["enqueue"]),

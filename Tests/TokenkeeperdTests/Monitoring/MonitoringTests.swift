@@ -32,8 +32,9 @@ import Testing
         try eventually("it says what it waits for") {
             PlainClient.get("/ready", port).contains("\r\n\r\nwaiting for PostgreSQL: ")
         }
-        let page = PlainClient.get("/metrics", port)
-        #expect(page.contains(#"tokenkeeper_database_errors_total{sqlstate_class="none"} "#))
+        try eventually("it counts the error") {
+            PlainClient.get("/metrics", port).contains(#"tokenkeeper_database_errors_total{sqlstate_class="none"} "#)
+        }
 
         try cluster.start()
         try eventually("it is ready") { status("/ready") == "200" }
