@@ -366,6 +366,20 @@ import Testing
             try database.psql(
                 "SELECT event, cause FROM tokenkeeper.token_event WHERE token = 'aa' ORDER BY event_id DESC LIMIT 1")
                 == "revived|returned")
+        // The application itself: as of when it was queued, whatever it says about the registration.
+        func own(_ token: String, _ registeredAt: String) -> String {
+            """
+            ROW(NULL, 't', '\(token)', \(registeredAt), NULL, NULL, NULL, NULL, NULL, true, to_timestamp(\(at + 30)), 0, NULL, NULL)::tokenkeeper.registration
+            """
+        }
+        try daemon.run(
+            "SELECT tokenkeeper.apply_registrations(ARRAY[\(own("cc", "to_timestamp(\(at))")), \(own("dd", "NULL"))], 1, 0.1, 1)"
+        )
+        #expect(
+            try database.psql(
+                "SELECT token, state, extract(epoch FROM registered_at)::bigint FROM tokenkeeper.token WHERE token >= 'cc' ORDER BY 1"
+            )
+                == "cc|active|\(at)\ndd|active|\(at)")
         // A late logout from before changes nothing, a later one does.
         try owner.execute("SELECT tokenkeeper.unregister('aa', 't', at => to_timestamp(\(at + 10)))")
         #expect(try database.psql("SELECT tokenkeeper.is_sendable('aa', 't')") == "t")
@@ -470,6 +484,25 @@ import Testing
         #expect(
             try owner.scalar("SELECT count(*) FROM tokenkeeper.unregistration_receipt") == "0",
             "nothing of it is recorded")
+    }
+
+    @Test func `a logout that does not count leaves no receipt`() throws {
+        var owner = try database.connect()
+        var daemon = try database.connect(user: "a_daemon")
+        let source = try owner.scalar("SELECT tokenkeeper.begin_import('devices.csv')")
+        try owner.execute("SELECT tokenkeeper.register('aa', 't', user_id => 'bob', registered_at => '2023-01-01Z')")
+        try daemon.apply([
+            QueuedRegistration(topic: "t", token: "aa", at: 1_600_000_000, isLogout: true, source: source),
+            QueuedRegistration(topic: "t", token: "bb", at: 1_600_000_000),
+        ])
+        let receipts = "SELECT count(*), count(source_id) FROM tokenkeeper.unregistration_receipt"
+        #expect(try database.psql(receipts) == "1|1")
+        try owner.execute(
+            "SELECT tokenkeeper.register(ARRAY[ROW('aa', 't', NULL, NULL, NULL, NULL, 'ann', true)]::tokenkeeper.new_registration[])"
+        )
+        #expect(try database.psql(receipts) == "1|1")
+        try owner.execute("SELECT tokenkeeper.unregister('aa', 't', user_id => 'bob')")
+        #expect(try database.psql(receipts) == "2|1")
     }
 
     @Test(arguments: [1, 2])

@@ -142,7 +142,10 @@ import Testing
         #expect(try app.scalar("SELECT tokenkeeper.unregister(user_id => 'ann', topic => 'unknown')") == "0")
         #expect(try app.scalar("SELECT tokenkeeper.unregister(user_id => 'bob')") == "2")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token WHERE sendable") == "0")
-        for call in ["NULL", "user_id => ''", "'aa', 't', user_id => repeat('u', 513)"] {
+        for call in [
+            "NULL", "user_id => ''", "'aa', 't', user_id => repeat('u', 513)", "user_id => 'ann', topic => ''",
+            "user_id => 'ann', environment => 'x'",
+        ] {
             #expect(throws: DatabaseError.self) { try app.execute("SELECT tokenkeeper.unregister(\(call))") }
         }
     }

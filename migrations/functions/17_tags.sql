@@ -147,6 +147,8 @@ AS $$
 DECLARE
     was tokenkeeper.ledger;
     result text[] COLLATE "C";
+    -- Whether this transaction has written the token before, so that others do not see its device.
+    is_own boolean := (SELECT age(l.xmin) <= 0 FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key);
 BEGIN
     SELECT l.* INTO STRICT was FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key;
     result := ARRAY(SELECT t.tag FROM unnest(was.tags) WITH ORDINALITY AS t (tag, n) WHERE t.tag <> ALL (coalesce(remove, '{}')) ORDER BY t.n)
@@ -165,7 +167,7 @@ BEGIN
     FROM (SELECT tokenkeeper.tag_difference(was.tags, result) AS words) AS d WHERE d.words IS NOT NULL;
     -- Other tokens of its device take these tags, too; if it is known to be the only current one, there are none.
     RETURN CASE WHEN was.device_id IS NOT NULL AND (was.unresolved OR was.superseded_at IS NOT NULL)
-                THEN ROW(of_topic, was.device_id, key, false)::tokenkeeper.device_check END;
+                THEN ROW(of_topic, was.device_id, key, is_own AND was.superseded_at IS NULL)::tokenkeeper.device_check END;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.change_tags(integer, bytea, text[], text[], timestamptz) IS
@@ -219,18 +221,20 @@ BEGIN
     END IF;
     -- An unknown topic has no token.
     of_topic := (SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env);
+    IF device IS NOT NULL AND tokenkeeper.has_one_token_per_device(name) AND (
+        SELECT count(*) > 20 OR bool_or(l.of_constant) FROM (
+            SELECT o.of_constant FROM tokenkeeper.ledger AS o WHERE o.device_id = device AND o.topic_id + 0 = of_topic LIMIT 21) AS l) THEN
+        RAISE EXCEPTION 'device_id has or had more than 20 tokens: it is a constant, and names no device' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     -- Of a device and of a user, the current tokens: others take their tags from these.
     keys := CASE
         WHEN key IS NOT NULL THEN ARRAY[key]
         WHEN who IS NULL THEN ARRAY(
             SELECT l.token_key FROM tokenkeeper.ledger AS l
-            WHERE l.device_id = device AND l.topic_id + 0 = of_topic AND l.superseded_at IS NULL ORDER BY l.token_key LIMIT 10000)
+            WHERE l.device_id = device AND l.topic_id + 0 = of_topic AND l.superseded_at IS NULL ORDER BY l.token_key)
         ELSE ARRAY(
             SELECT l.token_key FROM tokenkeeper.ledger AS l
             WHERE l.user_id = who AND l.topic_id + 0 = of_topic AND l.superseded_at IS NULL ORDER BY l.token_key) END;
-    IF device IS NOT NULL AND cardinality(keys) > 20 AND tokenkeeper.has_one_token_per_device(name) THEN
-        RAISE EXCEPTION 'device_id has more than 20 tokens: it is a constant, and names no device' USING ERRCODE = 'invalid_parameter_value';
-    END IF;
     FOREACH key IN ARRAY keys LOOP
         -- It may be another device's or user's by now.
         PERFORM FROM tokenkeeper.ledger AS l

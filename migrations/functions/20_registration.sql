@@ -214,13 +214,13 @@ BEGIN
             WHERE d.tokens < 22 AND k.device_id = d.device_id COLLATE "C" AND k.topic_id + 0 = d.topic_id
             FOR NO KEY UPDATE SKIP LOCKED) AS l);
     IF 22 = ANY (tokens) THEN
-        -- Of a constant, only those that it has superseded: it has just become one.
+        -- Of a constant, those that are not known to be of one: it has just become one, or these are new.
         locked := locked || ARRAY(
             SELECT ROW(d.topic_id, d.device_id, l.token_key, false)::tokenkeeper.device_check
             FROM unnest(topics, devices, tokens) AS d (topic_id, device_id, tokens)
             CROSS JOIN LATERAL (
                 SELECT k.token_key FROM tokenkeeper.ledger AS k
-                WHERE d.tokens = 22 AND k.device_id = d.device_id COLLATE "C" AND k.topic_id + 0 = d.topic_id AND k.superseded_at IS NOT NULL
+                WHERE d.tokens = 22 AND k.device_id = d.device_id COLLATE "C" AND k.topic_id + 0 = d.topic_id AND NOT k.of_constant
                 FOR NO KEY UPDATE SKIP LOCKED) AS l);
     END IF;
     RETURN locked;
@@ -228,7 +228,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_members(integer[], text[], bigint[]) IS
     'Internal: locks the tokens of these devices that are free, and returns them. tokens is how many each device has, 22 for more; of such a device, only those '
-    'that are superseded.';
+    'that are not known to be of a constant.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_members(integer[], text[], bigint[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.resolve_devices(checks tokenkeeper.device_check[], receipt timestamptz) RETURNS integer
@@ -246,7 +246,7 @@ DECLARE
 BEGIN
     -- Up to 22 tokens of each. A new device has one, and there is nothing to decide.
     SELECT array_agg(d.topic_id), array_agg(d.device_id), array_agg(d.tokens) INTO topics, devices, tokens FROM (
-        SELECT c.topic_id, c.device_id, bool_and(c.is_new) AS is_new, (
+        SELECT c.topic_id, c.device_id, coalesce(bool_and(c.is_new) FILTER (WHERE c.token_key IS NOT NULL), false) AS is_new, (
                    SELECT count(*) FROM (SELECT FROM tokenkeeper.ledger AS l
                                          WHERE l.device_id = c.device_id AND l.topic_id + 0 = c.topic_id LIMIT 22) AS l) AS tokens
         FROM unnest(checks) AS c GROUP BY 1, 2 OFFSET 0) AS d
@@ -274,15 +274,7 @@ BEGIN
         UNION ALL
         SELECT d.n, d.tokens, k.* FROM device AS d CROSS JOIN LATERAL (
             SELECT l AS was, l.ctid AS row_tid, l.* FROM tokenkeeper.ledger AS l
-            WHERE d.tokens = 22 AND l.device_id = d.device_id COLLATE "C" AND l.topic_id + 0 = d.topic_id AND l.superseded_at IS NOT NULL) AS k
-        UNION ALL
-        SELECT d.n, d.tokens, k.* FROM device AS d CROSS JOIN LATERAL (
-            SELECT c.token_key FROM unnest(checks) AS c
-            WHERE d.tokens = 22 AND c.topic_id = d.topic_id AND c.device_id = d.device_id COLLATE "C") AS c
-        CROSS JOIN LATERAL (
-            SELECT l AS was, l.ctid AS row_tid, l.* FROM tokenkeeper.ledger AS l
-            WHERE l.topic_id = d.topic_id AND l.token_key = c.token_key OFFSET 0) AS k
-        WHERE k.superseded_at IS NULL AND k.device_id = d.device_id COLLATE "C"
+            WHERE d.tokens = 22 AND l.device_id = d.device_id COLLATE "C" AND l.topic_id + 0 = d.topic_id AND NOT l.of_constant) AS k
     ), compared AS (
         SELECT m.*, max(m.registered_at) OVER w AS latest, m.tokens > 20 OR bool_or(m.of_constant) OVER w AS is_constant,
                bool_and((m.topic_id, m.token_key) IN (SELECT u.topic_id, u.token_key FROM unnest(locked) AS u WHERE u.token_key IS NOT NULL)) OVER w AS is_free,
@@ -348,6 +340,8 @@ AS $$
 DECLARE
     was tokenkeeper.ledger;
     is_now tokenkeeper.ledger;
+    -- Whether this transaction has written the token before.
+    is_own boolean := false;
 BEGIN
     LOOP
         SELECT l.* INTO was FROM tokenkeeper.ledger AS l
@@ -374,13 +368,16 @@ BEGIN
         END IF;
         -- Another session has inserted it meanwhile.
     END LOOP;
-    IF reported.logout_at IS NOT NULL THEN
+    IF reported.logout_at IS NOT NULL AND (reported.user_id <> was.user_id) IS NOT TRUE THEN
         PERFORM tokenkeeper.note_direct_unregistration(reported.topic_id, reported.token_key, reported.logout_at);
     END IF;
-    -- The second registration of most tokens: it is still the only one of its device, and nothing is left to compare.
-    IF was.unresolved AND current_setting('transaction_isolation') = 'read committed' THEN
-        was.unresolved := (SELECT count(*) FROM (
-            SELECT FROM tokenkeeper.ledger AS o WHERE o.device_id = was.device_id AND o.topic_id + 0 = was.topic_id LIMIT 2) AS o) > 1;
+    IF was.unresolved THEN
+        is_own := (SELECT age(l.xmin) <= 0 FROM tokenkeeper.ledger AS l WHERE l.topic_id = reported.topic_id AND l.token_key = reported.token_key);
+        -- The second registration of most tokens: it is still the only one of its device, and nothing is left to compare. Not while others cannot see it.
+        IF NOT is_own AND current_setting('transaction_isolation') = 'read committed' THEN
+            was.unresolved := (SELECT count(*) FROM (
+                SELECT FROM tokenkeeper.ledger AS o WHERE o.device_id = was.device_id AND o.topic_id + 0 = was.topic_id LIMIT 2) AS o) > 1;
+        END IF;
     END IF;
     UPDATE tokenkeeper.ledger AS l
     SET registered_at = m.registered_at, unregistered_by_app_at = m.unregistered_by_app_at, returned_at = m.returned_at,
@@ -396,7 +393,10 @@ BEGIN
            nullif(was.registered_at, '-infinity'), nullif(is_now.registered_at, '-infinity'),
            tokenkeeper.invalidated_at(was), tokenkeeper.invalidated_at(is_now)
     FROM tokenkeeper.event_of(was, is_now, reported) AS e;
-    RETURN ARRAY(SELECT t FROM tokenkeeper.checks_of(was, is_now, reported) AS t);
+    RETURN ARRAY(
+        SELECT ROW(c.topic_id, c.device_id, c.token_key, c.is_new OR (is_own AND c.token_key IS NOT NULL AND is_now.superseded_at IS NULL)
+               )::tokenkeeper.device_check
+        FROM tokenkeeper.checks_of(was, is_now, reported) AS c);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.merge_report(tokenkeeper.token_report, timestamptz) IS
@@ -582,6 +582,8 @@ BEGIN
     END IF;
     IF key IS NOT NULL THEN
         of_topic := tokenkeeper.ensure_topic(env, name);
+    ELSIF coalesce(tokenkeeper.environment_fault(env), CASE WHEN name IS NOT NULL THEN tokenkeeper.topic_fault(name) END) IS NOT NULL THEN
+        RAISE EXCEPTION '%', coalesce(tokenkeeper.environment_fault(env), tokenkeeper.topic_fault(name)) USING ERRCODE = 'invalid_parameter_value';
     ELSIF name IS NOT NULL THEN
         of_topic := (SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env);
         IF of_topic IS NULL THEN

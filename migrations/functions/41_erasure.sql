@@ -251,6 +251,7 @@ BEGIN
             SELECT array_agg(o.topic_id), array_agg(o.token_key) INTO sharing_topics, sharing_keys
             FROM unnest(token_topics, token_keys) AS k (topic_id, token_key)
             CROSS JOIN LATERAL (SELECT g.* FROM tokenkeeper.ledger AS g WHERE g.topic_id = k.topic_id AND g.token_key = k.token_key OFFSET 0) AS g
+            JOIN tokenkeeper.topic AS t ON t.topic_id = g.topic_id AND tokenkeeper.has_one_token_per_device(t.topic)
             JOIN tokenkeeper.ledger AS o ON o.device_id = g.device_id AND o.topic_id + 0 = g.topic_id
             WHERE NOT g.of_constant AND o.tags_at = g.tags_at AND o.tags = g.tags AND o.token_key <> ALL (keys);
             FOR busy_topic, busy IN

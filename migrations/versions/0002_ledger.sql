@@ -110,8 +110,8 @@ COMMENT ON INDEX tokenkeeper.ledger_suppressed_key IS 'For the gate. Query it wi
 
 -- topic_id is an expression here, and the functions compare topic_id + 0. Otherwise a plan made for a small ledger would use the topic
 -- part of the primary key, and would read the whole topic after the ledger has grown.
-CREATE INDEX ledger_device ON tokenkeeper.ledger (device_id, (topic_id + 0), superseded_at) WHERE device_id IS NOT NULL;
-COMMENT ON INDEX tokenkeeper.ledger_device IS 'The tokens of a device in a topic, superseded ones first. Query it with topic_id + 0.';
+CREATE INDEX ledger_device ON tokenkeeper.ledger (device_id, (topic_id + 0), of_constant) WHERE device_id IS NOT NULL;
+COMMENT ON INDEX tokenkeeper.ledger_device IS 'The tokens of a device in a topic. Query it with topic_id + 0.';
 
 CREATE INDEX ledger_user ON tokenkeeper.ledger (user_id, (topic_id + 0)) WHERE user_id IS NOT NULL;
 COMMENT ON INDEX tokenkeeper.ledger_user IS 'The tokens of a user, in one topic or in all. Query it with topic_id + 0.';
