@@ -18,7 +18,11 @@ import TokenModel
             do {
                 while case let more = try stage.claim(campaign, by: "d\(worker)", most: 600), !more.isEmpty {
                     for (number, token) in more { numbers.add("\(number) \(token)") }
-                    try stage.finish(more.keys.map { .accepted($0) }, by: "d\(worker)")
+                    // Another claim may have this batch locked, though it does not take it. What stays claimed is finished again.
+                    var ended = 0
+                    for _ in 1...1000 where ended < more.count {
+                        ended += try stage.finish(more.keys.map { .accepted($0) }, by: "d\(worker)")
+                    }
                 }
             } catch { failures.add("\(error)") }
         }
