@@ -130,7 +130,8 @@ GRANT SELECT ON tokenkeeper.registration_source TO tokenkeeper_app, tokenkeeper_
 -- Readers read all that is made for people, and change nothing.
 GRANT SELECT ON
     tokenkeeper.token, tokenkeeper.sendable_token, tokenkeeper.suppressed_token, tokenkeeper.token_event,
-    tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.held_registration, tokenkeeper.guard, tokenkeeper.reinstatement,
+    tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.held_registration, tokenkeeper.receipt,
+    tokenkeeper.guard, tokenkeeper.reinstatement,
     tokenkeeper.stale_share, tokenkeeper.topic_policy, tokenkeeper.operation, tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.status,
     tokenkeeper.migration, tokenkeeper.repeatable, tokenkeeper.send_request, tokenkeeper.suppressed_send, tokenkeeper.failed_send, tokenkeeper.paused_topic,
     tokenkeeper.sending_daemon, tokenkeeper.token_count_hour, tokenkeeper.campaign, tokenkeeper.campaign_progress, tokenkeeper.campaign_wait
@@ -156,7 +157,7 @@ GRANT SELECT (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_d
               registration_depth, registration_depth_exact, oldest_registration_at)
     ON tokenkeeper.daemon TO tokenkeeper_monitor;
 GRANT SELECT (daemon_id, heartbeat_at, stopped_at, credentials) ON tokenkeeper.sending_daemon TO tokenkeeper_monitor;
-GRANT SELECT (topic_id, environment, topic) ON tokenkeeper.topic TO tokenkeeper_monitor;
+GRANT SELECT (topic_id, environment, topic) ON tokenkeeper.topic TO tokenkeeper_monitor, tokenkeeper_reader, tokenkeeper_operator;
 GRANT SELECT (topic_id, state, tokens, counted_at) ON tokenkeeper.token_count TO tokenkeeper_monitor;
 GRANT SELECT (environment, topic, tripped, tripped_at, tokens, active, max_tokens, cause) ON tokenkeeper.guard TO tokenkeeper_monitor;
 GRANT SELECT (environment, topic, period, since, newly_stale, active, share, usual_share, history_days, is_wave, wave_since)
@@ -183,7 +184,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text),
     tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text),
     tokenkeeper.undo_next(integer),
-    tokenkeeper.pruned_stale(text, text, timestamptz, timestamptz),
+    tokenkeeper.pruned_since(text, text, timestamptz, timestamptz, text),
     tokenkeeper.requeue_rejected_results(bigint[]),
     tokenkeeper.requeue_rejected_registrations(bigint[]),
     tokenkeeper.pause_sending(text, text, text),
@@ -233,14 +234,13 @@ GRANT SELECT, INSERT, DELETE ON tokenkeeper.rejected_result, tokenkeeper.held_re
 GRANT UPDATE (rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_daemon; -- Only for FOR UPDATE SKIP LOCKED.
 GRANT UPDATE (held_at) ON tokenkeeper.held_result TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (held_at) ON tokenkeeper.held_registration TO tokenkeeper_daemon;
-GRANT SELECT, DELETE ON tokenkeeper.unregistration_receipt TO tokenkeeper_daemon;
+GRANT SELECT, DELETE, UPDATE (received_at) ON tokenkeeper.receipt TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.daemon, tokenkeeper.token_count,
     tokenkeeper.token_count_progress, tokenkeeper.token_count_part, tokenkeeper.token_count_hour,
-    tokenkeeper.suspect, tokenkeeper.topic_guard, tokenkeeper.topic_guard_count, tokenkeeper.status_cache
+    tokenkeeper.suppression_count, tokenkeeper.stale_wave, tokenkeeper.status_cache
     TO tokenkeeper_daemon;
-GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.guard, tokenkeeper.reinstatement, tokenkeeper.stale_share TO tokenkeeper_daemon;
-GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.stale_receipt, tokenkeeper.stale_count, tokenkeeper.stale_wave TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.tripped_guard, tokenkeeper.guard, tokenkeeper.reinstatement, tokenkeeper.stale_share TO tokenkeeper_daemon;
 GRANT SELECT, UPDATE ON tokenkeeper.sweep_progress TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_prune TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.operation TO tokenkeeper_daemon;
@@ -316,27 +316,16 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.lock_sweep_claim()
     TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.record(text[], text[], integer[], bytea[], timestamptz[], text[], timestamptz[], boolean[], integer[], timestamptz[], text[],
-                       timestamptz[], integer[], timestamptz[], text[], timestamptz[], boolean[], bigint, numeric, numeric),
-    tokenkeeper.judge_stale(integer[], bytea[], timestamptz[], timestamptz[], boolean[], bigint, numeric),
-    tokenkeeper.thin_stale_receipts(integer[], bytea[]),
-    tokenkeeper.judge_suspects(integer[], bytea[], timestamptz[], timestamptz[], boolean[], timestamptz[], bigint, numeric),
-    tokenkeeper.lock_guards(text, integer[]),
-    tokenkeeper.turn_guards(text, integer[], bytea[], timestamptz[], timestamptz[], text[], bigint, numeric),
-    tokenkeeper.undo_start(text, integer, timestamptz, timestamptz, timestamptz),
-    tokenkeeper.guarded_words(text),
-    tokenkeeper.worst_day(text, integer[], bytea[], timestamptz[]),
-    tokenkeeper.guard_changes(text, integer[], bytea[], timestamptz[]),
-    tokenkeeper.guard_bucket(timestamptz),
-    tokenkeeper.note_guard(text, integer[], bytea[], timestamptz[]),
+    tokenkeeper.record(tokenkeeper.token_report[], bigint, numeric, numeric),
+    tokenkeeper.ensure_topics(text[], text[], interval),
+    tokenkeeper.invalidation_of(integer, integer, bytea, text, timestamptz, text, timestamptz, boolean, bigint, text),
     tokenkeeper.undo_next(integer),
     tokenkeeper.count_tokens(integer, integer),
-    tokenkeeper.reset_guards(bigint, numeric),
+    tokenkeeper.reset_guards(bigint, numeric, numeric),
     tokenkeeper.hour_of(timestamptz),
     tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text),
-    tokenkeeper.roll_up_stale_count(),
+    tokenkeeper.roll_up_suppression_count(),
     tokenkeeper.note_stale_waves(),
-    tokenkeeper.guard_limit(integer, bigint, bigint, numeric),
     tokenkeeper.ensure_topic(text, text),
     tokenkeeper.environment_fault(text),
     tokenkeeper.topic_fault(text),

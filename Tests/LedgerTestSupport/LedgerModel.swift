@@ -22,31 +22,21 @@ public struct LedgerModel {
         var tags: String?
     }
 
-    struct Word: Hashable {
+    /// A 410, a suspect or a logout.
+    struct Invalidation: Hashable {
+        var cause: Cause
         var at: Int
         var reason: String
-    }
-
-    private var registrations: [Key: [Registration]] = [:]
-    /// A 410, and when it was received.
-    struct Receipt: Hashable {
-        var word: Word
-        var receivedAt: Int
-    }
-
-    private var stale: [Key: Set<Receipt>] = [:]
-    private var suspects: [Key: Set<Word>] = [:]
-    /// A logout. The application itself says nothing about when it was received: an undo leaves its logouts alone.
-    struct Logout: Hashable {
-        var at: Int
+        /// Nil for a logout by the application itself: no undo touches it.
         var receivedAt: Int?
     }
 
-    private var unregistrations: [Key: Set<Logout>] = [:]
+    private var registrations: [Key: [Registration]] = [:]
+    private var invalidations: [Key: Set<Invalidation>] = [:]
 
     private var exclusions: [Scope: [ClosedRange<Int>]] = [:]
 
-    /// What an undo is of.
+    /// Why a token is invalid. On a tie of their instants, the first counts.
     public enum Cause: String, CaseIterable, Sendable {
         case stale
         case suspect
@@ -69,36 +59,29 @@ public struct LedgerModel {
         registrations[key, default: []].append(Registration(at: at, device: device, user: user, tags: tags))
     }
 
-    /// - Parameter receivedAt: When a source reported it; nil for a logout by the application itself.
-    public mutating func unregister(_ key: Key, _ at: Int, receivedAt: Int? = nil) {
-        unregistrations[key, default: []].insert(Logout(at: at, receivedAt: receivedAt))
+    /// - Parameter receivedAt: Nil for a logout by the application itself.
+    public mutating func invalidate(_ key: Key, _ cause: Cause, _ at: Int, _ reason: String = "", receivedAt: Int? = nil) {
+        invalidations[key, default: []].insert(
+            Invalidation(cause: cause, at: at, reason: reason, receivedAt: receivedAt))
     }
 
-    public mutating func dies(_ key: Key, _ at: Int, _ reason: String, receivedAt: Int) {
-        stale[key, default: []].insert(Receipt(word: Word(at: at, reason: reason), receivedAt: receivedAt))
-    }
-
-    public mutating func suspect(_ key: Key, _ at: Int, _ reason: String) {
-        suspects[key, default: []].insert(Word(at: at, reason: reason))
-    }
-
-    /// Suspects whose instant lies in the window never count; or 410s, or logouts of a source, that were received in it.
+    /// What was received within the window never counts.
     public mutating func reinstate(_ environment: String, _ topic: String, _ window: ClosedRange<Int>, _ cause: Cause) {
         exclusions[Scope(environment: environment, topic: topic, cause: cause), default: []].append(window)
     }
 
-    private func isUndone(_ key: Key, _ instant: Int, _ cause: Cause) -> Bool {
-        exclusions[Scope(environment: key.environment, topic: key.topic, cause: cause)]?.contains {
-            $0.contains(instant)
-        } ?? false
+    /// The greatest of a cause that counts.
+    private func greatest(_ cause: Cause, of key: Key) -> Invalidation? {
+        let windows = exclusions[Scope(environment: key.environment, topic: key.topic, cause: cause)] ?? []
+        return invalidations[key]?.filter { one in
+            one.cause == cause && !windows.contains { window in one.receivedAt.map(window.contains) ?? false }
+        }.max { ($0.at, $0.reason) < ($1.at, $1.reason) }
     }
 
     /// Forgets a token in every topic.
     public mutating func forget(_ token: String) {
         for key in registrations.keys where key.token == token { registrations[key] = nil }
-        for key in stale.keys where key.token == token { stale[key] = nil }
-        for key in suspects.keys where key.token == token { suspects[key] = nil }
-        for key in unregistrations.keys where key.token == token { unregistrations[key] = nil }
+        for key in invalidations.keys where key.token == token { invalidations[key] = nil }
     }
 
     /// What the token's latest registration that named or cleared it says; nil if that cleared it, or there is none.
@@ -184,20 +167,11 @@ public struct LedgerModel {
 
     private func told(_ devices: [Device: [Key]]) -> Set<String> {
         var lines: Set<String> = []
-        for key in Set(registrations.keys).union(stale.keys).union(suspects.keys).union(unregistrations.keys) {
-            let counting = (suspects[key] ?? []).filter { !isUndone(key, $0.at, .suspect) }
-            let gone = (stale[key] ?? []).filter { !isUndone(key, $0.receivedAt, .stale) }
-            let logouts = (unregistrations[key] ?? []).filter { logout in
-                logout.receivedAt.map { !isUndone(key, $0, .unregisteredByApp) } ?? true
-            }
+        for key in Set(registrations.keys).union(invalidations.keys) {
             let registered = registered(key)
             let device = device(of: key)
-            let greatest = { (words: Set<Word>) in words.max { ($0.at, $0.reason) < ($1.at, $1.reason) } }
-            var causes: [(state: String, at: Int, reason: String)] = []
-            if let word = greatest(Set(gone.map(\.word))) { causes.append(("stale", word.at, word.reason)) }
-            if let word = greatest(counting) { causes.append(("suspect", word.at, word.reason)) }
-            if let at = logouts.map(\.at).max() {
-                causes.append(("unregistered_by_app", at, "unregistered by the app"))
+            var causes = Cause.allCases.compactMap { cause in
+                greatest(cause, of: key).map { (state: cause.rawValue, at: $0.at, reason: $0.reason) }
             }
             if let registered, isSuperseded(key, devices) {
                 causes.append(("superseded", registered, "a newer token of the same device"))

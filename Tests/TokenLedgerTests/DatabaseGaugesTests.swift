@@ -69,8 +69,8 @@ import Testing
         #expect(lines(.sweepRefusedTokens, atRest) == [] && lines(.outboxOldestDue, atRest) == [])
         try database.psql(
             """
-            INSERT INTO tokenkeeper.topic_guard (topic_id, tripped_at)
-            VALUES (\(number("t")), now()), (\(number("u")), NULL), (\(number("v")), now()), (\(number("w")), NULL);
+            INSERT INTO tokenkeeper.tripped_guard (topic_id, cause, tokens, max_tokens)
+            VALUES (\(number("t")), 'suspect', 1, 1), (\(number("t")), 'stale', 1, 1), (\(number("v")), 'suspect', 1, 1);
             SELECT tokenkeeper.pause_sending('u'), tokenkeeper.pause_sending('never.seen', 'sandbox');
             INSERT INTO tokenkeeper.sweep_run (trigger, outcome, finished_at, dry_run) VALUES
                 ('timer', 'finished', 'epoch', false), ('timer', 'failed', 'epoch', false), ('timer', 'finished', now(), true);
@@ -126,9 +126,10 @@ import Testing
             INSERT INTO tokenkeeper.token_count (topic_id, state, tokens, counted_at) VALUES
                 (\(number("t")), 'active', 90, now()), (\(number("v")), 'active', 50, now()), (\(number("w")), 'active', 25, now()),
                 (\(number("t")), 'stale', 30, now()), (\(number("v")), 'stale', 50, now()), (\(number("w")), 'stale', 75, now());
-            INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens) VALUES
-                (tokenkeeper.hour_of(now()), \(number("t")), 10), (tokenkeeper.hour_of(now()) - interval '5 hours', \(number("t")), 20),
-                (tokenkeeper.hour_of(now()), \(number("v")), 50), (tokenkeeper.hour_of(now()), \(number("w")), 75);
+            INSERT INTO tokenkeeper.suppression_count (hour, topic_id, cause, tokens) VALUES
+                (tokenkeeper.hour_of(now()), \(number("t")), 'stale', 10), (tokenkeeper.hour_of(now()) - interval '5 hours', \(number("t")), 'stale', 20),
+                (tokenkeeper.hour_of(now()), \(number("v")), 'stale', 50), (tokenkeeper.hour_of(now()), \(number("w")), 'stale', 75),
+                (tokenkeeper.hour_of(now()), \(number("w")), 'suspect', 1000);
             INSERT INTO tokenkeeper.stale_wave (topic_id, since, tokens, active, undo) VALUES (\(number("w")), now(), 75, 100, 'undo')
             """)
         let gauges = try look(database)
@@ -161,7 +162,7 @@ import Testing
             INSERT INTO tokenkeeper.failed_send (error, request_id, queued_at, attempts) SELECT 'e', i, now(), 1 FROM generate_series(1, 4) AS i;
             INSERT INTO tokenkeeper.rejected_result (error, queued_at) VALUES ('e', now()), ('e', now());
             INSERT INTO tokenkeeper.rejected_registration (error, queued_at) VALUES ('e', now()), ('e', now()), ('e', now());
-            INSERT INTO tokenkeeper.held_result (topic_id, token_key, suspect_at, reason, queued_at) VALUES (1, 'x', now(), 'r', now());
+            INSERT INTO tokenkeeper.held_result (topic_id, token_key, invalidated_at, reason, queued_at) VALUES (1, 'x', now(), 'r', now());
             INSERT INTO tokenkeeper.daemon (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact, stopped_at) VALUES
                 ('a', '0.1.0', now(), now(), 0, true, NULL), ('b', '0.1.0', now(), now(), 0, true, now()),
                 ('c', '0.1.0', now(), now() - interval '31 seconds', 0, true, NULL);
@@ -206,7 +207,7 @@ import Testing
     @Test func `a look that meets a lock or is refused leaves out its own gauge, and no other`() throws {
         let database = try TestCluster.shared.database()
         try topics(database)
-        try database.psql("REVOKE SELECT ON tokenkeeper.topic_guard, tokenkeeper.daemon FROM tokenkeeper_daemon")
+        try database.psql("REVOKE SELECT ON tokenkeeper.tripped_guard, tokenkeeper.daemon FROM tokenkeeper_daemon")
         var owner = try database.connect()
         try owner.execute("BEGIN; LOCK TABLE tokenkeeper.token_count, tokenkeeper.held_result IN ACCESS EXCLUSIVE MODE")
         let gauges = try look(database)
@@ -220,9 +221,9 @@ import Testing
                 .attachedTables,
                 .brokenAttachments,
             ])
-        #expect(gauges.trouble?.sqlState == "42501" && gauges.trouble?.message.contains("topic_guard") == true)
+        #expect(gauges.trouble?.sqlState == "42501" && gauges.trouble?.message.contains("tripped_guard") == true)
         try owner.execute("COMMIT")
-        try database.psql("GRANT SELECT ON tokenkeeper.topic_guard, tokenkeeper.daemon TO tokenkeeper_daemon")
+        try database.psql("GRANT SELECT ON tokenkeeper.tripped_guard, tokenkeeper.daemon TO tokenkeeper_daemon")
         #expect(try look(database).trouble == nil)
     }
 

@@ -58,7 +58,7 @@ import Testing
     }
 
     private let everywhere: [String] = [
-        "held_result", "ledger", "rejected_result", "suspect",
+        "held_result", "ledger", "receipt", "rejected_result",
     ]
 
     @Test func `a token in the column of the topic of a request is forgotten, too`() throws {
@@ -167,7 +167,7 @@ import Testing
             DELETE FROM tokenkeeper.ledger WHERE token_key = '\\xbbbbbbbb';
             INSERT INTO tokenkeeper.registration (topic, token, user_id) VALUES ('t', 'eeeeeeee', 'ann'), ('t', 'ffffffff', 'ben');
             INSERT INTO tokenkeeper.rejected_registration (error, token, user_id, queued_at) VALUES ('e', 'x', 'ann', now()), ('e', 'y', 'ben', now());
-            INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_by_app_at, user_id, queued_at)
+            INSERT INTO tokenkeeper.held_registration (topic_id, token_key, invalidated_at, user_id, queued_at)
             SELECT topic_id, '\\x99', now(), u, now() FROM tokenkeeper.topic, unnest('{ann,ben}'::text[]) AS u WHERE topic = 't';
             """)
         #expect(try traces("aaaaaaaa", ["ann"]).count > 5)

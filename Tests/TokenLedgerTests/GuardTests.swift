@@ -41,11 +41,6 @@ import TokenModel
             """)
     }
 
-    /// For sessions that begin later: `deadlock_timeout` is one second, PostgreSQL's default.
-    private func useOneSecondForDeadlocks() throws {
-        try database.psql("ALTER DATABASE \(database.name) SET deadlock_timeout = '1s'", user: "postgres")
-    }
-
     private func states() throws -> String {
         try database.psql(
             """
@@ -99,8 +94,7 @@ import TokenModel
             try database.psql(
                 "SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't')) FROM generate_series(1, 40) AS i")
         }
-        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.topic_guard_count") == "40")
-        #expect(try database.psql(isOpen) == "f")
+        #expect(try database.psql("SELECT tripped, tokens FROM tokenkeeper.guard") == "f|40")
         // Held suspects, too: ten more tokens, a hundred times.
         try fail(41, 60)
         try drainAll(&daemon, drain: makeDrain())
@@ -108,7 +102,11 @@ import TokenModel
             try fail(41, 60)
             try drainAll(&daemon, drain: makeDrain())
         }
-        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.topic_guard_count") == "60")
+        #expect(try database.psql("SELECT tripped, tokens FROM tokenkeeper.guard") == "t|60", "when it tripped")
+        #expect(
+            try database.psql(
+                "SELECT tokenkeeper.suppressed_in_a_day(1, 'suspect', ARRAY[tokenkeeper.hour_of(now())], '{0}', 1000), count(*) FROM tokenkeeper.held_result"
+            ) == "60|120")
     }
 
     @Test func `a suspect that suppresses nothing is not held: already suppressed, or registered since`() throws {
@@ -193,13 +191,13 @@ import TokenModel
         try fail(1, 60, ago: "3 days")
         try drainAll(&daemon, drain: makeDrain())
         #expect(try MassFailureGuard.resetQuiet(limits, on: &daemon).isEmpty, "ten minutes have not passed")
-        try database.psql("UPDATE tokenkeeper.topic_guard SET touched_at = now() - interval '11 minutes'")
+        try database.psql("UPDATE tokenkeeper.tripped_guard SET held_at = now() - interval '11 minutes'")
         #expect(try MassFailureGuard.resetQuiet(limits, on: &daemon).map(\.topic) == ["t"])
         #expect(try MassFailureGuard.resetQuiet(limits, on: &daemon).isEmpty)
         #expect(try states() == "0|60")
         try fail(101, 160, ago: "1 hour")
         try drainAll(&daemon, drain: makeDrain())
-        try database.psql("UPDATE tokenkeeper.topic_guard SET touched_at = now() - interval '11 minutes'")
+        try database.psql("UPDATE tokenkeeper.tripped_guard SET held_at = now() - interval '11 minutes'")
         #expect(try MassFailureGuard.resetQuiet(limits, on: &daemon).isEmpty, "it was within this day")
     }
 
@@ -296,66 +294,6 @@ import TokenModel
         #expect(try states() == "100|0", "the count starts again")
     }
 
-    @Test func `an operator who locks the guard delays suspects and nothing else`() throws {
-        try register(1, 10)
-        var daemon = try database.connect(user: "a_daemon")
-        try fail(1, 1)
-        try drainAll(&daemon, drain: makeDrain())
-        var someone = try database.connect()
-        try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard FOR UPDATE")
-        try fail(2, 2)
-        try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '00000003', 410, \(goneBody)), ('u', '00000004', 410, \(goneBody))"
-        )
-        var drain = makeDrain()
-        let pass = try drain.onePass(on: &daemon)
-        #expect(pass.recorded == 2 && pass.putBack == 1)
-        try someone.execute("COMMIT")
-        #expect(try drainAll(&daemon, drain: self.makeDrain()).recorded == 1)
-    }
-
-    @Test func `new tokens do not wait for a slow guard decision`() throws {
-        try useOneSecondForDeadlocks()
-        try register(1, 10)
-        var daemon = try database.connect(user: "a_daemon")
-        try fail(1, 1)
-        try database.psql("SELECT tokenkeeper.register('aa', 'u')")
-        try drainAll(&daemon, drain: makeDrain())
-        var someone = try database.connect()
-        try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard FOR UPDATE")
-        try fail(2, 2)
-        try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('u', '00000004', 410, \(goneBody)), ('u', '00000005', 410, \(goneBody))"
-        )
-        // Longer than half of deadlock_timeout.
-        var drain = Drain(
-            lockTimeout: .milliseconds(700), guardLimits: limits, interpret: Interpretation.verdict(on:))
-        let pass = try drain.onePass(on: &daemon)
-        #expect(pass.recorded == 2, "the two 410s of tokens that nobody has registered")
-        try someone.execute("COMMIT")
-    }
-
-    @Test func `a retried batch that has to wait as a whole is tried row by row`() throws {
-        try useOneSecondForDeadlocks()
-        try register(1, 10)
-        var daemon = try database.connect(user: "a_daemon")
-        try fail(1, 1)
-        try drainAll(&daemon, drain: makeDrain())
-        var someone = try database.connect()
-        try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard FOR UPDATE")
-        // A new topic, and in the same batch a suspect that delays it for longer than half of deadlock_timeout.
-        try database.psql(
-            """
-            INSERT INTO tokenkeeper.send_result_retry (topic, token, status, body, partition_number) VALUES
-                ('t', '00000002', 400, '{"reason":"BadDeviceToken"}', 8), ('new', '00000004', 410, \(goneBody), 8)
-            """)
-        var drain = Drain(
-            lockTimeout: .milliseconds(700), guardLimits: limits, interpret: Interpretation.verdict(on:))
-        #expect(try drain.onePass(on: &daemon).recorded == 1)
-        #expect(try database.psql("SELECT state FROM tokenkeeper.token WHERE topic = 'new'") == "stale")
-        try someone.execute("COMMIT")
-    }
-
     @Test func `suspects and 410s of hundreds of topics are all recorded`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
@@ -370,7 +308,7 @@ import TokenModel
         #expect(try drainAll(&daemon, drain: makeDrain()).recorded == 2500)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_result") == "0")
         #expect(
-            try database.psql("SELECT count(*), max(tokens), min(tokens) FROM tokenkeeper.topic_guard") == "800|3|3")
+            try database.psql("SELECT count(*), max(tokens), min(tokens) FROM tokenkeeper.guard") == "800|3|3")
     }
 
     @Test func `a guard that trips for one topic of a batch holds nothing of another`() throws {
@@ -415,49 +353,46 @@ import TokenModel
             "half of none, as counted")
     }
 
-    @Test func `the guard's own count is kept for ten minutes`() throws {
+    @Test func `of a topic that has not been counted, at most 30,000 tokens are looked at`() throws {
         let limits = GuardLimits(allowance: 5, maxShare: .percent(1))
         try register(1, 2000)
         var daemon = try database.connect(user: "a_daemon")
-        let isKept = "SELECT active, active_as_of IS NOT NULL FROM tokenkeeper.topic_guard"
-        try fail(1, 4)
-        try drainAll(&daemon, drain: makeDrain(limits))
-        #expect(try database.psql(isKept) == "2000|f", "each time it counts only this many")
         try database.psql(
             """
             INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at)
             SELECT topic_id, sha256(i::text::bytea), now() FROM tokenkeeper.topic, generate_series(1, 40000) AS i
             """)
-        try fail(5, 6)
-        try drainAll(&daemon, drain: makeDrain(limits))
-        #expect(try database.psql(isKept) == "29996|t", "and at most 30,000 of many")
-        try database.psql("UPDATE tokenkeeper.topic_guard SET active = 0")
-        try fail(7, 8)
-        #expect(try drainAll(&daemon, drain: makeDrain(limits)).held == 2, "not counted again")
+        try fail(1, 301)
+        #expect(try drainAll(&daemon, drain: makeDrain(limits)).held == 301)
+        #expect(try database.psql("SELECT active, max_tokens FROM tokenkeeper.guard") == "30000|300")
     }
 
-    @Test func `two drains of one process take turns at the guard, and move nothing to the retry partition`() throws {
-        try register(1, 8000)
-        try fail(1, 8000)
-        let database = database
-        // However slow the machine is, the two wait for their turn here, and not for a lock of PostgreSQL.
-        let (pair, failures) = (DrainPair(patience: .seconds(120)), Failures())
-        let sum = Mutex(Drain.Pass())
-        atOnce(2) { worker in
-            do {
-                var daemon = try database.connect(user: "a_daemon")
-                let drain = Drain(
-                    lockTimeout: .milliseconds(10), guardLimits: .off, role: worker == 1 ? .helper : .primary,
-                    pair: pair, interpret: Interpretation.verdict(on:))
-                let done = try drainAll(&daemon, drain: drain)
-                sum.withLock { $0.add(done) }
-            } catch {
-                failures.add("\(worker): \(error)")
-            }
+    @Test func `daemons that judge at once may each record up to the limit, and then the guard trips`() throws {
+        try register(1, 1000)
+        var first = try database.connect(user: "a_daemon")
+        var second = try database.connect(user: "a_daemon")
+        func judge(_ numbers: ClosedRange<Int>) -> String {
+            """
+            SELECT cardinality(held) FROM tokenkeeper.record(ARRAY(
+                SELECT tokenkeeper.invalidation_of(i, (SELECT t.topic_id FROM tokenkeeper.topic AS t), decode(lpad(to_hex(i), 8, '0'), 'hex'), 'suspect',
+                    clock_timestamp(), 'BadDeviceToken', clock_timestamp()) FROM generate_series(\(numbers.lowerBound), \(numbers.upperBound)) AS i), 50, 0.005, NULL)
+            """
         }
-        #expect(failures.all == [])
-        let pass = sum.withLock { $0 }
-        #expect(pass.recorded == 8000 && pass.putBack == 0)
+        // Neither waits for the other.
+        try first.execute("BEGIN; SET lock_timeout = '10ms'")
+        try second.execute("BEGIN; SET lock_timeout = '10ms'")
+        #expect(try first.scalar(judge(1...50)) == "0")
+        #expect(try second.scalar(judge(51...100)) == "0")
+        try first.execute("COMMIT")
+        try second.execute("COMMIT")
+        #expect(try first.scalar(judge(101...101)) == "1")
+        // Two that trip it at once.
+        try database.psql("DELETE FROM tokenkeeper.tripped_guard")
+        try first.execute("BEGIN")
+        #expect(try first.scalar(judge(102...102)) == "1")
+        #expect(try second.scalar(judge(103...103)) == "1")
+        try first.execute("COMMIT")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.tripped_guard") == "1")
     }
 
     @Test func `held results are deleted unrecorded after thirty days`() throws {

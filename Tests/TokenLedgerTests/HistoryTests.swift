@@ -19,15 +19,13 @@ import Testing
 
     /// Records one result of topic t as the drain does, far below the guard's limit.
     private func record(_ token: String, staleAt: String? = nil, suspectAt: String? = nil, reason: String) throws {
-        let left = try database.psql(
+        let busy = try database.psql(
             """
-            SELECT count(*) FROM tokenkeeper.record('{production}', '{t}', '{1}', ARRAY[tokenkeeper.token_key('\(token)')],
-                ARRAY[\(staleAt.map { "'\($0)'" } ?? "NULL")::timestamptz], ARRAY[\(staleAt == nil ? "NULL" : "'\(reason)'")]::text[],
-                ARRAY[clock_timestamp()], '{f}', '{}', '{}', '{}', '{}',
-                \(suspectAt == nil ? "'{}', '{}', '{}', '{}', '{}'"
-                    : "'{1}', '{\(suspectAt ?? "")}', '{\(reason)}', ARRAY[clock_timestamp()], '{f}'"), 1000, 0.005, NULL)
+            SELECT busy FROM tokenkeeper.record(ARRAY[tokenkeeper.invalidation_of(
+                1, tokenkeeper.ensure_topic('production', 't'), tokenkeeper.token_key('\(token)'), '\(staleAt == nil ? "suspect" : "stale")',
+                '\(staleAt ?? suspectAt ?? "")', '\(reason)', '\(staleAt ?? suspectAt ?? "")')], 1000, 0.005, NULL)
             """)
-        #expect(left == "0", "the result is recorded")
+        #expect(busy == "{}", "the result is recorded")
     }
 
     private func register(
@@ -59,7 +57,7 @@ import Testing
     private func hold(_ token: String) throws {
         try database.psql(
             """
-            INSERT INTO tokenkeeper.held_result (topic_id, token_key, suspect_at, reason, topic, token, status, queued_at)
+            INSERT INTO tokenkeeper.held_result (topic_id, token_key, invalidated_at, reason, topic, token, status, queued_at)
             SELECT topic_id, '\\x\(token)', '2025-01-09Z', 'BadDeviceToken', topic, '\(token)', 400, now()
             FROM tokenkeeper.topic WHERE topic = 't'
             """)
@@ -159,7 +157,7 @@ import Testing
         #expect(
             history.events[2].isOfTopic
                 && Explanation.event(history.events[2]).hasPrefix(
-                    "(topic) owner reinstated: suspects from 2025-01-02 20:00:00 UTC to ")
+                    "(topic) owner reinstated: suspects received from 2025-01-02 20:00:00 UTC to ")
         )
     }
 
@@ -419,7 +417,7 @@ import Testing
                 SELECT tokenkeeper.register('aa', 't');
                 ANALYZE tokenkeeper.ledger, tokenkeeper.topic, tokenkeeper.token_event_log, tokenkeeper.held_result;
                 SELECT count(tokenkeeper.register(encode(sha256(i::text::bytea), 'hex'), 't', device_id => 'd' || i)) FROM generate_series(1, 3000) AS i;
-                INSERT INTO tokenkeeper.held_result (topic_id, token_key, suspect_at, reason, topic, queued_at)
+                INSERT INTO tokenkeeper.held_result (topic_id, token_key, invalidated_at, reason, topic, queued_at)
                 SELECT topic_id, sha256(i::text::bytea), now(), 'r', 't', now() FROM generate_series(1, 3000) AS i, tokenkeeper.topic;
                 """)
         }

@@ -200,7 +200,7 @@ import Testing
             """
             CREATE COLLATION public.fuzzy (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
             SELECT tokenkeeper.register('aa', 't');
-            INSERT INTO tokenkeeper.held_result (topic_id, token_key, suspect_at, reason, environment, topic, token, queued_at, attempts)
+            INSERT INTO tokenkeeper.held_result (topic_id, token_key, invalidated_at, reason, environment, topic, token, queued_at, attempts)
             SELECT topic_id, token_key, now(), 'BadDeviceToken', 'production', 't', 'aa', now(), 0 FROM tokenkeeper.ledger;
             """, user: "postgres")
         for collation in ["\"C\"", "\"und-x-icu\"", "public.fuzzy"] {

@@ -37,7 +37,7 @@ struct QueuedRegistration: Sendable {
     func apply(to model: inout LedgerModel) {
         let key = LedgerModel.Key("production", topic, token)
         if isLogout {
-            model.unregister(key, at)
+            model.invalidate(key, .unregisteredByApp, at, "unregistered by the app")
         } else {
             model.register(key, at, device: device, tags: tags, user: user)
         }

@@ -207,7 +207,7 @@ import Testing
         for one in batches.joined() {
             let key = LedgerModel.Key("production", "t", one.token)
             if one.isLogout {
-                model.unregister(key, one.at)
+                model.invalidate(key, .unregisteredByApp, one.at, "unregistered by the app")
             } else {
                 model.register(key, one.at, device: one.device, user: one.user)
             }

@@ -73,7 +73,7 @@ import Testing
                 #expect(try reinstate("2025-02-10Z", "2025-02-11Z") == "4", "01, 05, 66, and 77, which is unknown")
             }
             #expect(try owner.ledger() == before)
-            #expect(try database.psql("SELECT count(*) FROM tokenkeeper.stale_receipt") == "2")
+            #expect(try database.psql("SELECT count(*) FROM tokenkeeper.receipt WHERE cause = 'stale'") == "2")
         }
         #expect(
             try owner.lines(
@@ -151,14 +151,14 @@ import Testing
         try gone(["02"], received: "2025-02-02Z")
         try drainAll(&daemon)
         let kept =
-            "SELECT encode(token_key, 'hex'), count(*), count(*) FILTER (WHERE newly), min(queued_at)::date, max(queued_at)::date FROM tokenkeeper.stale_receipt GROUP BY 1 ORDER BY 1"
+            "SELECT encode(token_key, 'hex'), count(*), count(*) FILTER (WHERE counted), min(received_at)::date, max(received_at)::date FROM tokenkeeper.receipt GROUP BY 1 ORDER BY 1"
         #expect(
             try database.psql(kept) == "01|40|1|2025-02-01|2025-05-12\n02|2|1|2025-02-01|2025-02-02")
         // Either end is enough.
         #expect(try reinstate("2025-02-01Z", "2025-05-11Z") == "1", "02")
         #expect(try states() == "01 stale, 02 active")
         #expect(try reinstate("2025-05-12Z", "2025-05-12Z") == "1")
-        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.stale_count") == "0")
+        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.suppression_count") == "0")
     }
 
     @Test func `of the 410s of one batch, those of an undone window do not count`() throws {
@@ -173,7 +173,7 @@ import Testing
         #expect(try states() == "01 stale, 02 active")
         #expect(
             try database.psql("SELECT invalidated_at = '2025-01-10Z' FROM tokenkeeper.token WHERE token = '01'") == "t")
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.stale_receipt") == "2")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.receipt") == "2")
     }
 
     @Test func `no 410 is recorded between the look at the windows and the undo`() throws {
@@ -203,14 +203,14 @@ import Testing
             "UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '100 days' WHERE token_key < '\\x30'")
         let report = try sweep(&daemon)
         #expect(report.prunedSuppressed == 20)
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.stale_receipt") == "10")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.receipt") == "10")
         #expect(
             try database.psql(
-                "SELECT tokenkeeper.pruned_stale('t', 'production', 'yesterday', 'yesterday')", user: "a_operator")
+                "SELECT tokenkeeper.pruned_since('t', 'production', 'yesterday', 'yesterday', 'stale')", user: "a_operator")
                 == "20")
         #expect(
             try database.psql(
-                "SELECT tokenkeeper.pruned_stale('t', 'production', '2025-01-01Z', now() - interval '3 days')") == "0")
+                "SELECT tokenkeeper.pruned_since('t', 'production', '2025-01-01Z', now() - interval '3 days', 'stale')") == "0")
         #expect(try reinstate("yesterday", "yesterday") == "10")
     }
 
@@ -227,7 +227,7 @@ import Testing
         _ = try sweep(&daemon)
         #expect(
             try database.psql(
-                "SELECT string_agg(encode(token_key, 'hex'), ' ' ORDER BY token_key) FROM tokenkeeper.stale_receipt")
+                "SELECT string_agg(encode(token_key, 'hex'), ' ' ORDER BY token_key) FROM tokenkeeper.receipt")
                 == "02 03", "01 is active and its 410 is old; 02 is still suppressed")
     }
 

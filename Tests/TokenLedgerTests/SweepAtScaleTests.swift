@@ -174,8 +174,10 @@ import Testing
             SELECT tokenkeeper.ensure_topic('production', t) FROM unnest('{invented,policy,undone,open,closed,pruned,long_pruned}'::text[]) AS t;
             UPDATE tokenkeeper.topic_policy SET gate = 'enforce' WHERE topic = 'policy';
             SELECT tokenkeeper.reinstate('undone', 'production', '2020-01-01Z', '2020-01-02Z');
-            INSERT INTO tokenkeeper.topic_guard (topic_id, tripped_at)
-                SELECT topic_id, CASE topic WHEN 'open' THEN now() END FROM tokenkeeper.topic WHERE topic IN ('open', 'closed');
+            INSERT INTO tokenkeeper.tripped_guard (topic_id, cause, tokens, max_tokens)
+                SELECT topic_id, 'suspect', 1, 1 FROM tokenkeeper.topic WHERE topic = 'open';
+            INSERT INTO tokenkeeper.suppression_count (hour, topic_id, cause, tokens)
+                SELECT now(), topic_id, 'suspect', 1 FROM tokenkeeper.topic WHERE topic = 'closed';
             INSERT INTO tokenkeeper.topic_prune (topic_id, pruned_at)
                 SELECT topic_id, now() - CASE topic WHEN 'pruned' THEN interval '394 days' ELSE interval '396 days' END
                 FROM tokenkeeper.topic WHERE topic LIKE '%pruned';
@@ -191,7 +193,7 @@ import Testing
         #expect(try database.psql("SELECT reaped_topics FROM tokenkeeper.sweep_run") == "3")
         #expect(
             try database.psql(
-                "SELECT count(*) FROM tokenkeeper.topic_guard WHERE topic_id NOT IN (SELECT topic_id FROM tokenkeeper.topic)"
+                "SELECT count(*) FROM tokenkeeper.suppression_count WHERE topic_id NOT IN (SELECT topic_id FROM tokenkeeper.topic)"
             )
                 == "0")
     }

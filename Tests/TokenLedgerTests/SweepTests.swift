@@ -47,12 +47,12 @@ import TokenModel
         try database.psql(
             """
             UPDATE tokenkeeper.ledger SET suspect_at = '2020-06-01Z', suspect_reason = 'BadDeviceToken' WHERE stale_at IS NOT NULL;
-            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, suppresses)
-            SELECT topic_id, token_key, suspect_at, suspect_reason, now(), false FROM tokenkeeper.ledger WHERE suspect_at IS NOT NULL
+            INSERT INTO tokenkeeper.receipt (topic_id, token_key, cause, invalidated_at, reason, received_at, counted)
+            SELECT topic_id, token_key, 'suspect', suspect_at, suspect_reason, now(), false FROM tokenkeeper.ledger WHERE suspect_at IS NOT NULL
             """)
         var daemon = try database.connect(user: "a_daemon")
         let report = try sweep(&daemon, plan: plan(batch: 7))
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suspect") == "100", "those of the remaining tokens")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.receipt WHERE cause = 'suspect'") == "100", "those of the remaining tokens")
         #expect(report?.outcome == .finished && report?.prunedSuppressed == 100)
         #expect(
             try database.psql("SELECT state, count(*) FROM tokenkeeper.token GROUP BY 1 ORDER BY 1")

@@ -40,14 +40,13 @@ import Testing
             user: "a_reader")
     }
 
-    /// What the guard counts, which must equal a recount.
+    /// What the guard counts.
     private func counted() throws -> String {
-        let counts =
-            "SELECT coalesce(string_agg(cause || ' ' || tokens, ', ' ORDER BY cause, bucket), '') FROM tokenkeeper.topic_guard_count WHERE tokens <> 0"
-        let counted = try database.psql(counts)
-        try database.psql("SELECT tokenkeeper.recount_guard(cause, topic_id) FROM tokenkeeper.topic_guard")
-        #expect(try database.psql(counts) == counted)
-        return counted
+        try database.psql(
+            """
+            SELECT coalesce(string_agg(cause || ' ' || tokens, ', ' ORDER BY cause), '') FROM (
+                SELECT cause, sum(tokens) AS tokens FROM tokenkeeper.suppression_count GROUP BY 1 HAVING sum(tokens) <> 0) AS c
+            """)
     }
 
     private var guardRow: String {
@@ -62,12 +61,12 @@ import Testing
         #expect(try database.logOut(1...4, received: "2025-02-01Z") == "recorded 4")
         // A token counts once per day, also if it logs out twice.
         #expect(try database.logOut(1...4, received: "2025-02-01T05:00Z") == "recorded 4")
-        #expect(try guardRow == "unregistered_by_app|f|4|5")
+        #expect(try counted() == "unregistered_by_app 4")
         #expect(try database.logOut(4...8, received: "2025-02-01T10:00Z") == "held 4, recorded 1, tripped 1")
         #expect(try guardRow == "unregistered_by_app|t|8|5")
         #expect(try loggedOut() == "0001 0002 0003 0004")
         #expect(try held() == "0005 0006 0007 0008")
-        #expect(try counted() == "unregistered_by_app 4, unregistered_by_app 4")
+        #expect(try counted() == "unregistered_by_app 4", "held ones are counted where they are held")
         #expect(
             try database.psql("SELECT undo FROM tokenkeeper.guard")
                 == "tokenkeeperd reinstate --cause unregistered_by_app --topic t --environment production --since 2025-02-01T00:00:00.000000Z"
@@ -125,7 +124,7 @@ import Testing
         #expect(try database.logOut(36...38, at: "2024-06-01Z", received: "2025-02-01T09:00Z") == "recorded 3")
         #expect(
             try database.psql(
-                "SELECT undo_since = '2025-02-01T11:00Z' FROM tokenkeeper.topic_guard WHERE cause <> 'suspect'")
+                "SELECT undo_since = '2025-02-01T11:00Z' FROM tokenkeeper.tripped_guard WHERE cause <> 'suspect'")
                 == "t")
     }
 
@@ -141,7 +140,7 @@ import Testing
             try database.psql(
                 "SELECT count(*), min(token), bool_and(released AND unregistered AND source_id = 1 AND queued_at = '2025-02-01Z') FROM tokenkeeper.registration_retry"
             ) == "5|0001|t")
-        #expect(try guardRow == "unregistered_by_app|f|0|2")
+        #expect(try guardRow == "")
         #expect(try database.logOut(1...5, received: "2025-02-01Z", released: true) == "recorded 5")
         #expect(try counted() == "", "released logouts do not count")
         #expect(try database.logOut(6...7, received: "2025-02-01Z") == "recorded 2")
@@ -158,7 +157,7 @@ import Testing
         #expect(try counted() == "")
         let reset = try MassFailureGuard.resetQuiet(GuardLimits(allowance: 2, maxShare: .percent(0)), on: &daemon)
         #expect(reset.map(\.topic) == ["t"] && reset.map(\.cause) == [.unregisteredByApp])
-        #expect(try guardRow == "unregistered_by_app|f|0|2")
+        #expect(try guardRow == "")
         #expect(try loggedOut() == "")
         #expect(throws: (any Error).self) {
             try database.psql("SELECT tokenkeeper.discard_held('t', cause => 'superseded')", user: "a_operator")
@@ -196,7 +195,7 @@ import Testing
         }
         #expect(
             try database.psql(
-                "SELECT count(*) FILTER (WHERE source_id IS NULL), count(source_id) FROM tokenkeeper.unregistration_receipt"
+                "SELECT count(*) FILTER (WHERE source_id IS NULL), count(source_id) FROM tokenkeeper.receipt"
             )
                 == "1|1", "of 2, which the application has logged out, and of 5")
         #expect(try counted() == "unregistered_by_app 1")
@@ -242,7 +241,7 @@ import Testing
             try direct("2025-01-05Z")
         }
         if when == "same batch" {
-            _ = try database.logOut(1...1, at: "2025-02-07Z", received: "2025-02-03Z", source: nil)
+            _ = try database.logOut(1...1, at: "2025-02-07Z", received: "2025-02-07Z", source: nil)
         }
         _ = try database.logOut(1...1, at: "2025-02-10Z", received: "2025-02-10Z")
         if when == "after" { try direct("2025-02-15Z") }
@@ -292,44 +291,27 @@ import Testing
                 == "logout from the attachment of public.devices|ann")
     }
 
-    @Test func `only logouts of a busy guard wait`() throws {
+    @Test func `logouts of the application pass no guard, and leave receipts`() throws {
         try register(1...3)
-        _ = try database.logOut(1...1, received: "2025-02-01Z")
-        var someone = try database.connect()
-        try someone.execute("BEGIN; SELECT FROM tokenkeeper.topic_guard WHERE cause = 'unregistered_by_app' FOR UPDATE")
-        #expect(try database.logOut(2...2, received: "2025-02-01Z") == "waiting 1")
+        try limit(0)
         #expect(try database.logOut(3...3, received: "2025-02-01Z", source: nil) == "recorded 1")
-        try someone.execute("ROLLBACK")
-        #expect(try database.logOut(2...2, received: "2025-02-01Z") == "recorded 1")
-    }
-
-    @Test func `logouts of the application alone need no guard, and leave one receipt`() throws {
-        try register(1...3)
-        #expect(try database.logOut(3...3, received: "2025-02-01Z", source: nil) == "recorded 1")
-        #expect(
-            try database.psql("SELECT count(*) FROM tokenkeeper.topic_guard WHERE cause = 'unregistered_by_app'")
-                == "0")
-        _ = try database.logOut(1...1, received: "2025-02-01Z")
-        for day in ["05", "05", "03"] {
-            _ = try database.logOut(1...1, at: "2025-02-\(day)Z", received: "2025-02-01Z", source: nil)
-        }
+        try database.psql("SELECT tokenkeeper.unregister('0002', 't', at => '2025-02-02Z')")
+        #expect(try counted() == "")
+        #expect(try guardRow == "")
         #expect(
             try database.psql(
-                """
-                SELECT unregistered_by_app_at::date, count(*) FROM tokenkeeper.unregistration_receipt WHERE source_id IS NULL GROUP BY 1
-                """) == "2025-02-05|1")
+                "SELECT encode(token_key, 'hex'), invalidated_at::date, source_id, counted FROM tokenkeeper.receipt ORDER BY 1"
+            ) == "0002|2025-02-02||f\n0003|2025-02-01||f")
     }
 
-    @Test func `forget erases the receipts and what is held, and the guard counts no longer`() throws {
+    @Test func `forget erases the receipts and what is held`() throws {
         try register(1...9)
         try limit(2)
         _ = try database.logOut(1...2, received: "2025-02-01Z")
         _ = try database.logOut(3...4, received: "2025-02-01Z")
-        #expect(try counted() == "unregistered_by_app 4")
         for token in ["0001", "0003"] { try database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app") }
-        #expect(try counted() == "unregistered_by_app 2")
         #expect(try held() == "0004")
-        #expect(try database.psql("SELECT encode(token_key, 'hex') FROM tokenkeeper.unregistration_receipt") == "0002")
+        #expect(try database.psql("SELECT encode(token_key, 'hex') FROM tokenkeeper.receipt") == "0002")
     }
 
     @Test func `the sweep deletes receipts with their tokens, and held logouts after their retention`() throws {
@@ -353,12 +335,12 @@ import Testing
         let report = try Sweep(lease, plan, lockTimeout: .milliseconds(50)).perform(on: &daemon) { true }
         #expect(report.deletedHeld == 1 && report.prunedSuppressed == 1)
         #expect(try held() == "0004")
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.unregistration_receipt") == "0")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.receipt") == "0")
     }
 }
 
 extension TestDatabase {
-    /// Adds the function that `logOut` calls: what the drain does with logouts, without the queue.
+    /// Adds the function that `logOut` calls: what the drain does with a batch, without the queue.
     func recordLogouts() throws {
         try psql(
             """
@@ -366,34 +348,23 @@ extension TestDatabase {
             CREATE FUNCTION record_logouts(numbers integer[], at timestamptz, received timestamptz, source bigint, release boolean, again timestamptz)
             RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
             DECLARE
-                topic integer := tokenkeeper.ensure_topic('production', 't');
-                n integer := cardinality(numbers);
-                keys bytea[] := ARRAY(SELECT decode(lpad(to_hex(i), 4, '0'), 'hex') FROM unnest(numbers) AS i ORDER BY i);
-                judged record;
-                k integer;
-                old timestamptz;
+                before bigint := (SELECT count(*) FROM tokenkeeper.receipt);
+                done record;
             BEGIN
-                judged := tokenkeeper.judge_unregistrations(
-                    array_fill(topic, ARRAY[n]), keys, array_fill(at, ARRAY[n]), array_fill(received, ARRAY[n]), array_fill(release, ARRAY[n]),
-                    array_fill(source, ARRAY[n]), array_fill(again, ARRAY[n]), 1000000, 1);
-                FOR k IN 1..n LOOP
-                    IF judged.fates[k] = 'recorded' THEN
-                        old := (SELECT l.unregistered_by_app_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = topic AND l.token_key = keys[k] FOR UPDATE);
-                        PERFORM tokenkeeper.note_unregistrations(
-                            ARRAY[topic], ARRAY[keys[k]], ARRAY[at], ARRAY[received], ARRAY[source], ARRAY[judged.suppresses[k]], ARRAY[old]);
-                        INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, unregistered_by_app_at, suppressed_since) VALUES (topic, keys[k], at, now())
-                        ON CONFLICT (topic_id, token_key) DO UPDATE SET
-                            unregistered_by_app_at = greatest(l.unregistered_by_app_at, at),
-                            suppressed_since = CASE WHEN l.suppressed THEN l.suppressed_since WHEN at >= l.registered_at THEN now() END;
-                    ELSIF judged.fates[k] = 'held' THEN
-                        INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_by_app_at, topic, token, registered_at, unregistered, source_id, queued_at)
-                        VALUES (topic, keys[k], at, 't', encode(keys[k], 'hex'), at, true, source, received);
-                    END IF;
-                END LOOP;
+                SELECT * INTO done FROM tokenkeeper.apply_registrations(ARRAY(
+                    SELECT ROW('production', 't', lpad(to_hex(i), 4, '0'), k.at, NULL, NULL, NULL, k.is_logout, CASE WHEN k.is_logout THEN source END, NULL,
+                               k.received, 0, NULL, release)::tokenkeeper.registration
+                    FROM unnest(numbers) AS i
+                    CROSS JOIN (VALUES (at, received, true), (again, greatest(again, received), false)) AS k (at, received, is_logout)
+                    WHERE k.at IS NOT NULL ORDER BY i), 1000000, 1, 1000);
                 RETURN (SELECT string_agg(f.fate || ' ' || f.n, ', ' ORDER BY f.fate) FROM (
-                    SELECT u.fate, count(*) AS n FROM unnest(judged.fates) AS u (fate) GROUP BY 1
-                    UNION ALL SELECT 'tripped', cardinality(judged.tripped) WHERE judged.tripped <> '{}'
-                    UNION ALL SELECT 'reset', cardinality(judged.reset) WHERE judged.reset <> '{}') AS f);
+                    SELECT 'recorded' AS fate, count(*) - before AS n FROM tokenkeeper.receipt
+                    UNION ALL SELECT 'held', done.held
+                    UNION ALL SELECT 'waiting', done.waiting
+                    UNION ALL SELECT 'excluded', cardinality(numbers) - done.held - done.waiting - (SELECT count(*) - before FROM tokenkeeper.receipt)
+                    UNION ALL SELECT 'tripped', count(*) FROM unnest(done.changes) AS c WHERE c.tripped
+                    UNION ALL SELECT 'reset', count(*) FROM unnest(done.changes) AS c WHERE NOT c.tripped) AS f
+                    WHERE f.n > 0);
             END
             $$;
             """)

@@ -168,10 +168,10 @@ import Testing
         try gone("02")
         try database.psql("SELECT tokenkeeper.advance_source(\(source), 'end', 3, 0, true)", user: "a_app")
         try gone("02")
-        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.stale_count") == "2")
+        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.suppression_count") == "2")
         #expect(try withdraw(source).gone == 2)
         #expect(try tokens() == ["t 02"])
-        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.stale_count") == "1")
+        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.suppression_count") == "1")
         #expect(
             try database.psql("SELECT kept_because FROM tokenkeeper.made_by(\(source))", user: "a_app")
                 == "APNs has responded to a push to it")
@@ -304,7 +304,7 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         try drainAll(&daemon)
         let left = """
-            SELECT (SELECT string_agg(encode(token_key, 'hex'), ' ' ORDER BY token_key) FROM tokenkeeper.unregistration_receipt),
+            SELECT (SELECT string_agg(encode(token_key, 'hex'), ' ' ORDER BY token_key) FROM tokenkeeper.receipt),
                    (SELECT string_agg(token, ' ' ORDER BY token) FROM tokenkeeper.held_registration),
                    (SELECT string_agg(token, ' ' ORDER BY token) FROM tokenkeeper.rejected_registration)
             """

@@ -12,9 +12,9 @@ import Testing
             """
             SELECT tokenkeeper.register(t, 't', registered_at => '2025-01-01Z') FROM unnest('{abcdef0123456789,fedcba9876543210}'::text[]) AS t;
             INSERT INTO tokenkeeper.registration_source (kind, name) VALUES ('attachment', 'public.devices');
-            INSERT INTO tokenkeeper.topic_guard (topic_id, cause, tripped_at, undo_since, tokens, active)
-            VALUES (1, 'unregistered_by_app', '2025-02-01Z', '2025-01-31Z', 3, 4);
-            INSERT INTO tokenkeeper.held_registration (topic_id, token_key, unregistered_by_app_at, topic, token, registered_at, unregistered, source_id, queued_at)
+            INSERT INTO tokenkeeper.tripped_guard (topic_id, cause, tripped_at, undo_since, tokens, active, max_tokens)
+            VALUES (1, 'unregistered_by_app', '2025-02-01Z', '2025-01-31Z', 3, 4, 2);
+            INSERT INTO tokenkeeper.held_registration (topic_id, token_key, invalidated_at, topic, token, registered_at, unregistered, source_id, queued_at)
             SELECT 1, decode(t, 'hex'), '2025-02-01Z', 't', t, '2025-02-01Z', true, 1, '2025-02-01Z'
             FROM unnest('{abcdef0123456789,fedcba9876543210}'::text[]) AS t;
             """)
@@ -32,7 +32,7 @@ import Testing
         // Suspects of the same topic are another entry.
         try database.psql(
             """
-            INSERT INTO tokenkeeper.held_result (topic_id, token_key, suspect_at, reason, topic, queued_at)
+            INSERT INTO tokenkeeper.held_result (topic_id, token_key, invalidated_at, reason, topic, queued_at)
             VALUES (1, '\\x02', '2025-02-01Z', 'BadDeviceToken', 't', '2025-02-01Z')
             """)
         let of = "--topic t --environment production --cause unregistered_by_app"
@@ -70,7 +70,8 @@ import Testing
             "\(explained)")
         try database.psql(
             """
-            SELECT tokenkeeper.note_unregistrations('{1}', ARRAY[decode('fedcba9876543210', 'hex')], '{2025-02-01Z}', '{2025-02-01Z}', '{1}', '{t}', '{NULL}');
+            INSERT INTO tokenkeeper.receipt (topic_id, token_key, cause, invalidated_at, received_at, source_id, counted)
+            VALUES (1, '\\xfedcba9876543210', 'unregistered_by_app', '2025-02-01Z', '2025-02-01Z', 1, true);
             UPDATE tokenkeeper.ledger SET unregistered_by_app_at = '2025-02-01Z', suppressed_since = now() WHERE token_key = decode('fedcba9876543210', 'hex');
             SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-01Z', 'unregistered_by_app');
             """)

@@ -93,12 +93,16 @@ private struct Step {
             "seed \(seed): some 410s were held")
         let heldLogouts = Int(try owner.scalar("SELECT count(*) FROM tokenkeeper.held_registration") ?? "") ?? 0
         #expect(heldLogouts > histories / 4, "seed \(seed): the guard held \(heldLogouts) logouts")
-        // The guard's running counts equal a recount.
-        let counts =
-            "SELECT topic_id, cause, bucket, tokens FROM tokenkeeper.topic_guard_count WHERE tokens <> 0 ORDER BY 1, 2, 3"
-        let counted = try owner.lines(counts, columns: 4)
-        try owner.execute("SELECT tokenkeeper.recount_guard(cause, topic_id) FROM tokenkeeper.topic_guard")
-        #expect(try owner.lines(counts, columns: 4) == counted, "seed \(seed)")
+        // Each receipt that is counted is in the counts, with those of forgotten tokens.
+        #expect(
+            try owner.lines(
+                """
+                SELECT topic_id, cause, hour, sum(tokens) FROM (
+                    SELECT c.topic_id, c.cause, c.hour, c.tokens FROM tokenkeeper.suppression_count AS c
+                    UNION ALL
+                    SELECT r.topic_id, r.cause, tokenkeeper.hour_of(r.received_at), -1 FROM tokenkeeper.receipt AS r WHERE r.counted) AS s
+                GROUP BY 1, 2, 3 HAVING sum(tokens) < 0
+                """, columns: 4) == [], "seed \(seed)")
         // The ledger and the held results together do not depend on the order. So after a release, the ledger is as if nothing
         // had been held.
         for topic in heldTopics {
@@ -116,8 +120,8 @@ private struct Step {
         try owner.execute(LedgerModel.settle)
         #expect(try model.differences(on: &owner) == [], "seed \(seed)")
         #expect(
-            try owner.scalar("SELECT count(*) FROM tokenkeeper.stale_count WHERE tokens < 0") != "0",
-            "seed \(seed): some 410s were undone after they had counted")
+            try owner.scalar("SELECT count(*) FROM tokenkeeper.suppression_count WHERE tokens < 0") != "0",
+            "seed \(seed): some were undone after they had counted")
         let touched = Int(try owner.scalar("SELECT count(*) FROM tokenkeeper.ledger") ?? "") ?? 0
         #expect(touched > histories * 35, "the histories touched \(touched) tokens")
         // The gate says the same as the view.
@@ -159,7 +163,12 @@ private struct Step {
                         queuedAt: "to_timestamp(\($0))")
                 }.joined(separator: ";")
             ) { model in
-                for receivedAt in receipts { model.dies(key, min(at, receivedAt), reason, receivedAt: receivedAt) }
+                for receivedAt in receipts { model.invalidate(key, .stale, min(at, receivedAt), reason, receivedAt: receivedAt) }
+            }
+        }
+        func suspect(_ status: Int, _ body: String?, _ reason: String) -> Step {
+            Step(sql: result(status, body, sentAt: moment, queuedAt: "to_timestamp(\(receivedAt))")) {
+                $0.invalidate(key, .suspect, min(at, receivedAt), reason, receivedAt: receivedAt)
             }
         }
         switch Int.random(in: 0..<100, using: &chance) {
@@ -185,14 +194,14 @@ private struct Step {
         case 35..<37:
             return Step(
                 sql: "SELECT tokenkeeper.unregister('\(spelling)', '\(topic)', '\(environment)', \(moment))"
-            ) { $0.unregister(key, at) }
+            ) { $0.invalidate(key, .unregisteredByApp, at, Self.logout) }
         case 37..<39:
             return Step(
                 sql: """
                     INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered)
                     VALUES ('\(environment)', '\(topic)', '\(spelling)', \(moment), true)
                     """
-            ) { $0.unregister(key, at) }
+            ) { $0.invalidate(key, .unregisteredByApp, at, Self.logout) }
         case 39..<45:
             // A logout that a source reports. An instant after it was received counts as then.
             return Step(
@@ -200,7 +209,7 @@ private struct Step {
                     INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id, queued_at)
                     VALUES ('\(environment)', '\(topic)', '\(spelling)', \(moment), true, \(Int.random(in: 1...2, using: &chance)), to_timestamp(\(receivedAt)))
                     """
-            ) { $0.unregister(key, min(at, receivedAt), receivedAt: receivedAt) }
+            ) { $0.invalidate(key, .unregisteredByApp, min(at, receivedAt), Self.logout, receivedAt: receivedAt) }
         case 45..<65:
             let reason = ["Unregistered", "ExpiredToken"].randomElement(using: &chance)!
             // Half of them have one of six timestamps, so that the same 410 is often received again.
@@ -208,17 +217,16 @@ private struct Step {
         case 65..<70:
             // A 410 that APNs does not send: suspect, with a reason that says why.
             let (body, reason) = Self.doubtful(at).randomElement(using: &chance)!
-            return Step(sql: result(410, body, sentAt: moment)) { $0.suspect(key, at, reason) }
+            return suspect(410, body, reason)
         case 95:
             // Apple adds reasons without notice.
             return goes(at, "Replaced")
         case 70..<84:
             let reason = ["BadDeviceToken", "DeviceTokenNotForTopic"].randomElement(using: &chance)!
-            return Step(sql: result(400, #"{"reason":"\#(reason)"}"#, sentAt: moment)) { $0.suspect(key, at, reason) }
+            return suspect(400, #"{"reason":"\#(reason)"}"#, reason)
         case 84..<86:
-            // Of 410s and logouts, by when they were received.
             let cause = LedgerModel.Cause.allCases.randomElement(using: &chance)!
-            let since = cause == .suspect ? at : receivedAt
+            let since = receivedAt
             let until = since + Int.random(in: 0..<10, using: &chance) * 60
             return Step(
                 sql: """
@@ -252,6 +260,8 @@ private struct Step {
         default: "\(prefix)\(Int.random(in: 0..<4, using: &chance))"
         }
     }
+
+    private static let logout = "unregistered by the app"
 
     private static func literal(_ text: String?) -> String { text.map { "'\($0)'" } ?? "NULL" }
 

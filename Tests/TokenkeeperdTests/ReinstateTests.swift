@@ -23,49 +23,21 @@ import Testing
             SELECT count(*) FROM (SELECT tokenkeeper.unregister(lpad(to_hex(i), 8, '0'), 't', at => '2025-01-02Z') FROM generate_series(1, 20000, 7) AS i) AS u;
             """)
         let before = try owner.lines(Self.ledger, columns: 6)
-        if cause == "unregistered_by_app" {
-            try owner.execute(
-                """
-                INSERT INTO tokenkeeper.unregistration_receipt (topic_id, token_key, unregistered_by_app_at, source_id, queued_at, suppresses)
-                SELECT topic_id, token_key, unregistered_by_app_at, NULL::bigint, now(), false
-                FROM tokenkeeper.ledger WHERE unregistered_by_app_at IS NOT NULL
-                UNION ALL
-                SELECT topic_id, token_key, '2025-02-01Z', 1, '2025-02-01Z', unregistered_by_app_at IS NULL FROM tokenkeeper.ledger;
-                UPDATE tokenkeeper.ledger SET unregistered_by_app_at = '2025-02-01Z', suppressed_since = now();
-                SELECT tokenkeeper.recount_guard('unregistered_by_app', 1);
-                """)
-        } else {
-            try owner.execute(
-                "UPDATE tokenkeeper.ledger SET \(cause)_at = '2025-02-01Z', \(cause)_reason = 'BadDeviceToken', suppressed_since = now()"
-            )
-        }
-        try owner.execute("INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (1)")
-        if cause == "suspect" {
-            try owner.execute(
-                """
-                INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, suppresses)
-                SELECT topic_id, token_key, '2025-02-01Z', 'BadDeviceToken', '2025-02-01Z', true FROM tokenkeeper.ledger;
-                SELECT tokenkeeper.recount_guard('suspect', 1);
-                """)
-        } else if cause == "stale" {
-            try owner.execute(
-                """
-                INSERT INTO tokenkeeper.stale_receipt (topic_id, token_key, stale_at, reason, queued_at, newly)
-                SELECT topic_id, token_key, '2025-02-01Z', 'BadDeviceToken', '2025-02-01Z', unregistered_by_app_at IS NULL
-                FROM tokenkeeper.ledger;
-                INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens)
-                SELECT '2025-02-01Z', 1, count(*) FROM tokenkeeper.stale_receipt WHERE newly;
-                """)
-        }
+        let reason = cause == "unregistered_by_app" ? "NULL" : "'BadDeviceToken'"
+        let fact = cause == "unregistered_by_app" ? "" : ", \(cause)_reason = \(reason)"
+        try owner.execute(
+            """
+            INSERT INTO tokenkeeper.receipt (topic_id, token_key, cause, invalidated_at, reason, source_id, received_at, counted)
+            SELECT topic_id, token_key, '\(cause)', '2025-02-01Z', \(reason), 1, '2025-02-01Z', unregistered_by_app_at IS NULL FROM tokenkeeper.ledger;
+            INSERT INTO tokenkeeper.suppression_count (hour, topic_id, cause, tokens)
+            SELECT '2025-02-01Z', 1, '\(cause)', count(*) FROM tokenkeeper.receipt WHERE counted;
+            UPDATE tokenkeeper.ledger SET \(cause)_at = '2025-02-01Z'\(fact), suppressed_since = now()
+            """)
         #expect(
             try owner.scalar(
                 "SELECT tokenkeeper.reinstate('t', 'production', '2025-01-31Z', '2025-02-02Z', '\(cause)')") == "20000"
         )
-        let receipts = [
-            "suspect": "suspect", "stale": "stale_receipt",
-            "unregistered_by_app": "unregistration_receipt WHERE source_id IS NOT NULL",
-        ]
-        let undone = "SELECT 20000 - count(*) FROM tokenkeeper.\(try #require(receipts[cause]))"
+        let undone = "SELECT 20000 - count(*) FROM tokenkeeper.receipt WHERE source_id IS NOT NULL"
         var kills = 0
         var seen = 0
         while seen < 20_000 {
@@ -93,8 +65,7 @@ import Testing
                 "SELECT operation, rows FROM tokenkeeper.operation WHERE operation = 'reinstated'", columns: 2)
                 == ["reinstated|\(back)"])
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.token_event WHERE event = 'reinstated'") == "20000")
-        #expect(try owner.scalar("SELECT coalesce(sum(tokens), 0) FROM tokenkeeper.topic_guard_count") == "0")
-        #expect(try owner.scalar("SELECT coalesce(sum(tokens), 0) FROM tokenkeeper.stale_count") == "0")
+        #expect(try owner.scalar("SELECT coalesce(sum(tokens), 0) FROM tokenkeeper.suppression_count") == "0")
     }
 
     @Test func `the command undoes a window without a daemon, and a dry run counts first`() throws {
@@ -104,8 +75,8 @@ import Testing
             """
             SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-01-01Z')) FROM generate_series(1, 3000) AS i;
             UPDATE tokenkeeper.ledger SET suspect_at = '2025-02-01Z', suspect_reason = 'BadDeviceToken', suppressed_since = now();
-            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, suppresses)
-            SELECT topic_id, token_key, '2025-02-01Z', 'BadDeviceToken', '2025-02-01Z', true FROM tokenkeeper.ledger;
+            INSERT INTO tokenkeeper.receipt (topic_id, token_key, cause, invalidated_at, reason, received_at, counted)
+            SELECT topic_id, token_key, 'suspect', '2025-02-01Z', 'BadDeviceToken', '2025-02-01Z', true FROM tokenkeeper.ledger;
             SELECT tokenkeeper.register('00000007', 't');
             """)
         func command(_ more: String...) throws -> ProgramRun {

@@ -1,9 +1,9 @@
--- Reports about devices: register and unregister, and what they leave in the ledger. The queue of registrations (23) merges with the same functions.
+-- Reports about tokens, and what they leave in the ledger: register, unregister, and the rule that the drains share (merged).
 --
 -- Each fact is the greatest that was ever reported (merged). Then resolve_devices decides which of a device's tokens is current. Nearly always there is
 -- nothing to decide: the usual launch is one HOT update of one row, and reads no other.
 --
--- Lock order: guards, then the call's tokens by (topic_id, token_key), then other tokens of their devices. A session waits only for its own tokens. It skips
+-- Lock order: the call's tokens by (topic_id, token_key), then other tokens of their devices. A session waits only for its own tokens. It skips
 -- a locked token of the device and queues a row, so a daemon compares the device later. So two calls never deadlock.
 --
 -- Two transactions that report a device's first two tokens at once cannot see each other. Both tokens stay current until one registers again (column
@@ -77,18 +77,48 @@ REVOKE EXECUTE ON FUNCTION tokenkeeper.registration_fault(timestamptz, text, tex
 
 -- The rule -----------------------------------------------------------------------------------------------------------
 
--- Inlined by the planner.
+-- Inlined by the planner, as are all functions of this part.
+CREATE OR REPLACE FUNCTION tokenkeeper.registration_of(
+    n integer, topic_id integer, token_key bytea, one_token boolean, registered_at timestamptz, device_id text, user_id text, tags text[],
+    details_at timestamptz, returned_at timestamptz DEFAULT NULL, received_at timestamptz DEFAULT NULL, source_id bigint DEFAULT NULL)
+RETURNS tokenkeeper.token_report
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN ROW(n, topic_id, token_key, one_token, registered_at, returned_at, device_id, details_at, user_id, details_at, tags, details_at,
+           NULL, NULL, NULL, received_at, NULL, source_id)::tokenkeeper.token_report;
+COMMENT ON FUNCTION tokenkeeper.registration_of(
+    integer, integer, bytea, boolean, timestamptz, text, text, text[], timestamptz, timestamptz, timestamptz, bigint) IS
+    'A registration as a report. details_at is the instant of the device, the user and the tags.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.registration_of(
+    integer, integer, bytea, boolean, timestamptz, text, text, text[], timestamptz, timestamptz, timestamptz, bigint) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.invalidation_of(
+    n integer, topic_id integer, token_key bytea, cause text, invalidated_at timestamptz, reason text, received_at timestamptz,
+    released boolean DEFAULT NULL, source_id bigint DEFAULT NULL, user_id text DEFAULT NULL)
+RETURNS tokenkeeper.token_report
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN ROW(n, topic_id, token_key, NULL, NULL, NULL, NULL, NULL, user_id, NULL, NULL, NULL,
+           cause, invalidated_at, reason, received_at, released, source_id)::tokenkeeper.token_report;
+COMMENT ON FUNCTION tokenkeeper.invalidation_of(integer, integer, bytea, text, timestamptz, text, timestamptz, boolean, bigint, text) IS
+    'A 410, a suspect or a logout as a report. A logout with a user_id counts only if the token is not another user''s.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.invalidation_of(integer, integer, bytea, text, timestamptz, text, timestamptz, boolean, bigint, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.without(reports tokenkeeper.token_report[], numbers integer[]) RETURNS tokenkeeper.token_report[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN numbers = '{}' THEN reports ELSE ARRAY(SELECT r FROM unnest(reports) AS r WHERE r.n NOT IN (SELECT unnest(numbers))) END;
+COMMENT ON FUNCTION tokenkeeper.without(tokenkeeper.token_report[], integer[]) IS 'These reports without those of these numbers.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.without(tokenkeeper.token_report[], integer[]) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.merged(was tokenkeeper.ledger, reported tokenkeeper.token_report) RETURNS TABLE (
-    registered_at timestamptz, unregistered_by_app_at timestamptz, returned_at timestamptz, superseded_at timestamptz, unresolved boolean, of_constant boolean,
-    device_id text, device_at timestamptz, user_id text, user_at timestamptz, tags text[], tags_at timestamptz, is_suppressed boolean)
+    registered_at timestamptz, stale_at timestamptz, stale_reason text, suspect_at timestamptz, suspect_reason text, unregistered_by_app_at timestamptz,
+    returned_at timestamptz, superseded_at timestamptz, unresolved boolean, of_constant boolean, device_id text, device_at timestamptz, user_id text,
+    user_at timestamptz, tags text[], tags_at timestamptz, is_suppressed boolean)
 LANGUAGE sql IMMUTABLE ROWS 1
 BEGIN ATOMIC
-    SELECT s.registered_at, s.unregistered_by_app_at, s.returned_at, s.superseded_at,
+    SELECT s.registered_at, s.stale_at, s.stale_reason, s.suspect_at, s.suspect_reason, s.unregistered_by_app_at, s.returned_at, s.superseded_at,
            CASE WHEN s.is_open THEN (reported).one_token AND s.device_id IS NOT NULL ELSE coalesce((was).unresolved, false) END,
            NOT s.changes_device AND coalesce((was).of_constant, false),
            s.device_id, s.device_at, s.user_id, s.user_at, s.tags, s.tags_at,
-           coalesce(greatest((was).stale_at, (was).suspect_at,
-                             CASE WHEN s.returned_at >= s.unregistered_by_app_at THEN NULL ELSE s.unregistered_by_app_at END,
+           coalesce(greatest(s.stale_at, s.suspect_at, CASE WHEN s.returned_at >= s.unregistered_by_app_at THEN NULL ELSE s.unregistered_by_app_at END,
                              s.superseded_at) >= s.registered_at, false)
     FROM (
         -- What comes to a device or is registered again is current until the device's tokens are compared: a push too many does less harm than one too few.
@@ -96,8 +126,12 @@ BEGIN ATOMIC
                m.changes_device OR ((was).superseded_at IS NOT NULL AND m.registered_at > (was).registered_at) AS is_open
         FROM (
             SELECT coalesce(greatest((was).registered_at, (reported).registered_at), '-infinity') AS registered_at,
-                   CASE WHEN (reported).user_id <> (was).user_id THEN (was).unregistered_by_app_at
-                        ELSE greatest((was).unregistered_by_app_at, (reported).logout_at) END AS unregistered_by_app_at,
+                   CASE WHEN g.stale THEN (reported).invalidated_at ELSE (was).stale_at END AS stale_at,
+                   CASE WHEN g.stale THEN (reported).reason ELSE (was).stale_reason END AS stale_reason,
+                   CASE WHEN g.suspect THEN (reported).invalidated_at ELSE (was).suspect_at END AS suspect_at,
+                   CASE WHEN g.suspect THEN (reported).reason ELSE (was).suspect_reason END AS suspect_reason,
+                   CASE WHEN (reported).cause = 'unregistered_by_app' AND ((reported).user_id <> (was).user_id) IS NOT TRUE
+                        THEN greatest((was).unregistered_by_app_at, (reported).invalidated_at) ELSE (was).unregistered_by_app_at END AS unregistered_by_app_at,
                    greatest((was).returned_at, (reported).returned_at) AS returned_at,
                    CASE WHEN d.names THEN nullif((reported).device_id, '') ELSE (was).device_id END AS device_id,
                    CASE WHEN d.names THEN (reported).device_at ELSE (was).device_at END AS device_at,
@@ -109,49 +143,55 @@ BEGIN ATOMIC
             -- At the same instant, the greater value counts; a cleared one is the least.
             FROM (SELECT (reported).device_id IS NOT NULL AND ((was).device_at IS NULL
                          OR ((reported).device_at, (reported).device_id) > ((was).device_at, coalesce((was).device_id, ''))) AS names) AS d
-            CROSS JOIN (SELECT (reported).user_id IS NOT NULL AND (reported).logout_at IS NULL AND ((was).user_at IS NULL
+            CROSS JOIN (SELECT (reported).user_id IS NOT NULL AND (reported).cause IS NULL AND ((was).user_at IS NULL
                                OR ((reported).user_at, (reported).user_id) > ((was).user_at, coalesce((was).user_id, ''))) AS names) AS u
             CROSS JOIN (SELECT (reported).tags IS NOT NULL AND ((was).tags_at IS NULL
                                OR ((reported).tags_at, (reported).tags) > ((was).tags_at, (was).tags)) AS names) AS t
+            CROSS JOIN (SELECT (reported).cause = 'stale' AND ((was).stale_at IS NULL
+                               OR ((reported).invalidated_at, (reported).reason) > ((was).stale_at, (was).stale_reason)) AS stale,
+                               (reported).cause = 'suspect' AND ((was).suspect_at IS NULL
+                               OR ((reported).invalidated_at, (reported).reason) > ((was).suspect_at, (was).suspect_reason)) AS suspect) AS g
         ) AS m
     ) AS s;
 END;
 COMMENT ON FUNCTION tokenkeeper.merged(tokenkeeper.ledger, tokenkeeper.token_report) IS
-    'Merges a report into a token''s row: each fact is the greater of the two. was is null if the token was '
-    'unknown. A token that changes its device, or is registered '
-    'again, is current until the device''s tokens are compared.';
+    'Merges a report into a token''s row: each fact is the greater of the two. was is null if the token was unknown. A token that changes its device, or is '
+    'registered again, is current until the device''s tokens are compared.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.merged(tokenkeeper.ledger, tokenkeeper.token_report) FROM PUBLIC;
 
--- Inlined by the planner.
 CREATE OR REPLACE FUNCTION tokenkeeper.event_of(was tokenkeeper.ledger, is_now tokenkeeper.ledger, reported tokenkeeper.token_report)
-RETURNS TABLE (event text, cause text)
+RETURNS TABLE (event text, cause text, reason text)
 LANGUAGE sql IMMUTABLE ROWS 1
 BEGIN ATOMIC
-    SELECT e.event, CASE WHEN (reported).logout_at IS NOT NULL THEN 'unregistered_by_app'
-                         WHEN e.event = 'revived' AND (is_now).registered_at = (was).registered_at THEN 'returned' ELSE 'registration' END
-    FROM (SELECT CASE
-        WHEN (reported).logout_at IS NULL THEN CASE
-            WHEN (is_now).registered_at > coalesce((was).registered_at, '-infinity') AND coalesce((was).registered_at, '-infinity') = '-infinity'
-                THEN 'registered'
-            WHEN (was).suppressed AND NOT (is_now).suppressed THEN 'revived' END
-        WHEN (is_now).unregistered_by_app_at IS NOT DISTINCT FROM (was).unregistered_by_app_at THEN NULL
-        WHEN NOT (is_now).suppressed THEN 'late_feedback_ignored'
-        -- Nothing new if it was suppressed for the same cause.
-        WHEN coalesce((was).suppressed AND tokenkeeper.state_of(was) = tokenkeeper.state_of(is_now), false) THEN NULL
-        ELSE 'unregistered_by_app' END AS event) AS e
-    WHERE e.event IS NOT NULL;
+    SELECT c.event, c.cause, CASE c.cause WHEN 'stale' THEN (is_now).stale_reason WHEN 'suspect' THEN (is_now).suspect_reason END
+    FROM (SELECT e.event, CASE WHEN (reported).cause IS NULL
+                               THEN CASE WHEN e.event = 'revived' AND (is_now).registered_at = (was).registered_at THEN 'returned' ELSE 'registration' END
+                               WHEN e.event = 'late_feedback_ignored' THEN (reported).cause
+                               ELSE tokenkeeper.state_of(is_now) END AS cause
+          FROM (SELECT CASE
+              WHEN (reported).cause IS NULL THEN CASE
+                  WHEN (is_now).registered_at > coalesce((was).registered_at, '-infinity') AND coalesce((was).registered_at, '-infinity') = '-infinity'
+                      THEN 'registered'
+                  WHEN (was).suppressed AND NOT (is_now).suppressed THEN 'revived' END
+              WHEN ((is_now).stale_at, (is_now).stale_reason, (is_now).suspect_at, (is_now).suspect_reason, (is_now).unregistered_by_app_at)
+                  IS NOT DISTINCT FROM ((was).stale_at, (was).stale_reason, (was).suspect_at, (was).suspect_reason, (was).unregistered_by_app_at) THEN NULL
+              WHEN NOT (is_now).suppressed THEN 'late_feedback_ignored'
+              -- Nothing new if it was suppressed for the same cause.
+              WHEN coalesce((was).suppressed AND tokenkeeper.state_of(was) = tokenkeeper.state_of(is_now), false) THEN NULL
+              WHEN (reported).cause = 'unregistered_by_app' THEN 'unregistered_by_app'
+              ELSE 'invalidated' END AS event) AS e
+          WHERE e.event IS NOT NULL) AS c;
 END;
 COMMENT ON FUNCTION tokenkeeper.event_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) IS
     'What the history says about a report, from the row before (null if there was none) and after it. No row if it changed nothing that counts.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.event_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) FROM PUBLIC;
 
--- Inlined by the planner.
 CREATE OR REPLACE FUNCTION tokenkeeper.checks_of(was tokenkeeper.ledger, is_now tokenkeeper.ledger, reported tokenkeeper.token_report)
 RETURNS SETOF tokenkeeper.device_check
 LANGUAGE sql IMMUTABLE ROWS 1
 BEGIN ATOMIC
     SELECT (is_now).topic_id, (is_now).device_id, (is_now).token_key, (was).device_id IS DISTINCT FROM (is_now).device_id
-    WHERE (reported).logout_at IS NULL AND (is_now).device_id IS NOT NULL AND ((is_now).unresolved OR (is_now).superseded_at IS NOT NULL)
+    WHERE (reported).cause IS NULL AND (is_now).device_id IS NOT NULL AND ((is_now).unresolved OR (is_now).superseded_at IS NOT NULL)
     UNION ALL
     SELECT (is_now).topic_id, (was).device_id, NULL, false
     WHERE (reported).one_token AND (was).device_id IS DISTINCT FROM (is_now).device_id AND (was).device_id IS NOT NULL;
@@ -342,6 +382,7 @@ DECLARE
     is_now tokenkeeper.ledger;
     -- Whether this transaction has written the token before.
     is_own boolean := false;
+    who CONSTANT text COLLATE "C" := CASE WHEN reported.cause IS NULL THEN reported.user_id END;
 BEGIN
     LOOP
         SELECT l.* INTO was FROM tokenkeeper.ledger AS l
@@ -350,26 +391,25 @@ BEGIN
         -- An unknown token has the facts of the report. Cheaper than merged.
         INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, registered_at, unregistered_by_app_at, returned_at, unresolved, device_id, device_at,
             user_id, user_at, tags, tags_at, suppressed_since)
-        VALUES (reported.topic_id, reported.token_key, coalesce(reported.registered_at, '-infinity'), reported.logout_at, reported.returned_at,
-            reported.one_token AND coalesce(reported.device_id <> '', false), nullif(reported.device_id, ''),
-            CASE WHEN reported.device_id IS NOT NULL THEN reported.device_at END,
-            CASE WHEN reported.logout_at IS NULL THEN nullif(reported.user_id, '') END,
-            CASE WHEN reported.logout_at IS NULL AND reported.user_id IS NOT NULL THEN reported.user_at END,
-            reported.tags, CASE WHEN reported.tags IS NOT NULL THEN reported.tags_at END, CASE WHEN reported.logout_at IS NOT NULL THEN receipt END)
+        VALUES (reported.topic_id, reported.token_key, coalesce(reported.registered_at, '-infinity'), reported.invalidated_at, reported.returned_at,
+            reported.one_token IS TRUE AND coalesce(reported.device_id <> '', false), nullif(reported.device_id, ''),
+            CASE WHEN reported.device_id IS NOT NULL THEN reported.device_at END, nullif(who, ''), CASE WHEN who IS NOT NULL THEN reported.user_at END,
+            reported.tags, CASE WHEN reported.tags IS NOT NULL THEN reported.tags_at END, CASE WHEN reported.cause IS NOT NULL THEN receipt END)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id, source_id, registered_after, invalidated_after)
-            VALUES (reported.topic_id, reported.token_key, CASE WHEN reported.logout_at IS NULL THEN 'registered' ELSE 'unregistered_by_app' END,
-                CASE WHEN reported.logout_at IS NULL THEN 'registration' ELSE 'unregistered_by_app' END, nullif(reported.device_id, ''),
-                CASE WHEN reported.logout_at IS NULL THEN nullif(reported.user_id, '') END, reported.source_id, reported.registered_at,
-                reported.logout_at);
+            VALUES (reported.topic_id, reported.token_key, coalesce(reported.cause, 'registered'), coalesce(reported.cause, 'registration'),
+                nullif(reported.device_id, ''), nullif(who, ''), reported.source_id, reported.registered_at, reported.invalidated_at);
+            IF reported.cause IS NOT NULL THEN
+                PERFORM tokenkeeper.keep_receipts(ARRAY[reported], '{}');
+            END IF;
             RETURN CASE WHEN reported.one_token AND reported.device_id <> ''
                         THEN ARRAY[ROW(reported.topic_id, reported.device_id, reported.token_key, true)::tokenkeeper.device_check] ELSE '{}' END;
         END IF;
         -- Another session has inserted it meanwhile.
     END LOOP;
-    IF reported.logout_at IS NOT NULL AND (reported.user_id <> was.user_id) IS NOT TRUE THEN
-        PERFORM tokenkeeper.note_direct_unregistration(reported.topic_id, reported.token_key, reported.logout_at);
+    IF reported.cause IS NOT NULL AND (reported.user_id <> was.user_id) IS NOT TRUE THEN
+        PERFORM tokenkeeper.keep_receipts(ARRAY[reported], '{}');
     END IF;
     IF was.unresolved THEN
         is_own := (SELECT age(l.xmin) <= 0 FROM tokenkeeper.ledger AS l WHERE l.topic_id = reported.topic_id AND l.token_key = reported.token_key);
@@ -400,8 +440,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.merge_report(tokenkeeper.token_report, timestamptz) IS
-    'Internal: merges a report about one token into the ledger, and records it in the history. Waits for the token, and keeps it locked. Returns the devices '
-    'for resolve_devices.';
+    'Internal: merges a registration or a logout of one token into the ledger, and records it in the history. Waits for the token, and keeps it locked. '
+    'Returns the devices for resolve_devices.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.merge_report(tokenkeeper.token_report, timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.register(
@@ -462,9 +502,8 @@ BEGIN
         RETURN true;
     END IF;
 
-    checks := tokenkeeper.merge_report(ROW(
-        0, of_topic, key, tokenkeeper.has_one_token_per_device(name), moment, NULL, NULL, new_device, moment, new_user, moment, new_tags, moment,
-        NULL)::tokenkeeper.token_report, receipt);
+    checks := tokenkeeper.merge_report(tokenkeeper.registration_of(
+        0, of_topic, key, tokenkeeper.has_one_token_per_device(name), moment, new_device, new_user, new_tags, moment), receipt);
     IF checks <> '{}' THEN
         PERFORM tokenkeeper.resolve_devices(checks, receipt);
     END IF;
@@ -513,19 +552,17 @@ BEGIN
         -- A logout and a login without instants count in the order given.
         moment := greatest(clock_timestamp(), moment + interval '1 microsecond');
         one.registered_at := least(coalesce(one.registered_at, moment), moment);
-        reported := ROW(n, NULL, decode(tokenkeeper.parse_token(one.token), 'hex'), tokenkeeper.has_one_token_per_device(one.topic),
-                    one.registered_at, NULL, NULL, one.device_id, one.registered_at, one.user_id, one.registered_at, one.tags, one.registered_at,
-                    NULL)::tokenkeeper.token_report;
-        IF one.unregistered THEN
-            reported := ROW(n, NULL, reported.token_key, reported.one_token, NULL, one.registered_at, NULL, NULL, NULL, one.user_id, NULL, NULL, NULL,
-                        NULL)::tokenkeeper.token_report;
-        END IF;
+        one.token := tokenkeeper.parse_token(one.token);
+        reported := CASE WHEN one.unregistered THEN tokenkeeper.invalidation_of(
+                n, NULL, decode(one.token, 'hex'), 'unregistered_by_app', one.registered_at, NULL, receipt, user_id => one.user_id)
+            ELSE tokenkeeper.registration_of(n, NULL, decode(one.token, 'hex'), tokenkeeper.has_one_token_per_device(one.topic), one.registered_at,
+                one.device_id, one.user_id, one.tags, one.registered_at) END;
         all_said := all_said || reported;
     END LOOP;
     -- New topics, and then tokens, in one order everywhere.
     all_said := ARRAY(
-        SELECT ROW(s.n, t.topic_id, s.token_key, s.one_token, s.registered_at, s.logout_at, s.returned_at, s.device_id, s.device_at, s.user_id, s.user_at,
-                   s.tags, s.tags_at, s.source_id)::tokenkeeper.token_report
+        SELECT ROW(s.n, t.topic_id, s.token_key, s.one_token, s.registered_at, s.returned_at, s.device_id, s.device_at, s.user_id, s.user_at,
+                   s.tags, s.tags_at, s.cause, s.invalidated_at, s.reason, s.received_at, s.released, s.source_id)::tokenkeeper.token_report
         FROM unnest(all_said) AS s
         JOIN (SELECT o.topic, o.environment, tokenkeeper.ensure_topic(o.environment, o.topic) AS topic_id
               FROM (SELECT DISTINCT r.topic COLLATE "C" AS topic, coalesce(r.environment, 'production') COLLATE "C" AS environment
@@ -598,8 +635,8 @@ BEGIN
                 RETURN 0;
             END IF;
         END IF;
-        PERFORM tokenkeeper.merge_report(ROW(
-            0, of_topic, key, false, NULL, moment, NULL, NULL, NULL, who, NULL, NULL, NULL, NULL)::tokenkeeper.token_report, receipt);
+        PERFORM tokenkeeper.merge_report(
+            tokenkeeper.invalidation_of(0, of_topic, key, 'unregistered_by_app', moment, NULL, receipt, user_id => who), receipt);
         RETURN 1;
     END IF;
     FOR one IN
@@ -609,8 +646,8 @@ BEGIN
         PERFORM FROM tokenkeeper.ledger AS l
         WHERE l.topic_id = one.topic_id AND l.token_key = one.token_key AND l.user_id = who FOR NO KEY UPDATE;
         CONTINUE WHEN NOT FOUND;
-        PERFORM tokenkeeper.merge_report(ROW(
-            0, one.topic_id, one.token_key, false, NULL, moment, NULL, NULL, NULL, who, NULL, NULL, NULL, NULL)::tokenkeeper.token_report, receipt);
+        PERFORM tokenkeeper.merge_report(
+            tokenkeeper.invalidation_of(0, one.topic_id, one.token_key, 'unregistered_by_app', moment, NULL, receipt, user_id => who), receipt);
         tokens := tokens + 1;
     END LOOP;
     RETURN tokens;

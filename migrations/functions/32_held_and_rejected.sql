@@ -1,19 +1,5 @@
 -- What operators do with held results and logouts, and with rejected results and registrations.
 
-CREATE OR REPLACE FUNCTION tokenkeeper.check_held_cause(cause text) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    IF cause COLLATE "C" NOT IN ('suspect', 'stale', 'unregistered_by_app') THEN
-        RAISE EXCEPTION 'cause is %, expected ''suspect'', ''stale'', ''unregistered_by_app'' or null', quote_literal(left(cause, 100))
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.check_held_cause(text) IS 'Raises 22023 for a cause that nothing is held for.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.check_held_cause(text) FROM PUBLIC;
-
 CREATE OR REPLACE FUNCTION tokenkeeper.release_held(topic text, environment text DEFAULT 'production', cause text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -22,12 +8,13 @@ DECLARE
     -- The caller's collation must not matter.
     of_topic integer := tokenkeeper.known_topic(release_held.topic COLLATE "C", release_held.environment COLLATE "C");
     of_cause text COLLATE "C" := release_held.cause;
+    released text[] COLLATE "C";
     results bigint;
     logouts bigint;
 BEGIN
-    PERFORM tokenkeeper.check_held_cause(of_cause);
+    PERFORM tokenkeeper.check_cause(of_cause) WHERE of_cause IS NOT NULL;
     LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE; -- Not while forget is running.
-    PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = of_topic ORDER BY g.cause FOR UPDATE;
+    released := ARRAY(SELECT DISTINCT h.cause FROM tokenkeeper.held AS h WHERE h.topic_id = of_topic AND coalesce(h.cause = of_cause, true));
     WITH gone AS (
         DELETE FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic AND coalesce(h.cause = of_cause, true) RETURNING h.*
     )
@@ -45,17 +32,12 @@ BEGIN
     IF results + logouts = 0 THEN
         RETURN 0;
     END IF;
-    -- An operator says that they are true, so earlier ones are no sign of a mistake either.
-    IF results > 0 AND of_cause IS DISTINCT FROM 'stale' THEN
-        UPDATE tokenkeeper.suspect AS s SET suppresses = false WHERE s.topic_id = of_topic AND s.suppresses;
-    END IF;
-    IF logouts > 0 THEN
-        UPDATE tokenkeeper.unregistration_receipt AS r SET suppresses = false WHERE r.topic_id = of_topic AND r.suppresses;
-    END IF;
-    DELETE FROM tokenkeeper.topic_guard_count AS c
-    WHERE c.topic_id = of_topic AND CASE c.cause WHEN 'suspect' THEN results > 0 AND of_cause IS DISTINCT FROM 'stale' ELSE logouts > 0 END;
-    UPDATE tokenkeeper.topic_guard AS g SET tripped_at = NULL, tokens = 0
-    WHERE g.topic_id = of_topic AND CASE g.cause WHEN 'suspect' THEN results > 0 AND of_cause IS DISTINCT FROM 'stale' ELSE logouts > 0 END;
+    -- An operator says that they are true, so those that were recorded before are no sign of a mistake either.
+    UPDATE tokenkeeper.receipt AS r SET counted = false
+    WHERE r.topic_id + 0 = of_topic AND r.cause = ANY (released) AND r.received_at > now() - interval '2 days' AND r.counted;
+    UPDATE tokenkeeper.suppression_count AS c SET tokens = 0
+    WHERE c.topic_id = of_topic AND c.cause = ANY (released) AND c.hour > now() - interval '2 days';
+    DELETE FROM tokenkeeper.tripped_guard AS g WHERE g.topic_id = of_topic AND g.cause = ANY (released);
     INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
     SELECT 'held_released', release_held.environment, release_held.topic, n.rows, n.message
     FROM (VALUES (results, NULL), (logouts, 'logouts from attached tables and files')) AS n (rows, message) WHERE n.rows > 0;
@@ -78,8 +60,7 @@ DECLARE
     results bigint;
     logouts bigint;
 BEGIN
-    PERFORM tokenkeeper.check_held_cause(of_cause);
-    PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = of_topic ORDER BY g.cause FOR UPDATE;
+    PERFORM tokenkeeper.check_cause(of_cause) WHERE of_cause IS NOT NULL;
     DELETE FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic AND coalesce(h.cause = of_cause, true);
     GET DIAGNOSTICS results = ROW_COUNT;
     DELETE FROM tokenkeeper.held_registration AS h WHERE h.topic_id = of_topic AND coalesce(of_cause = 'unregistered_by_app', true);
@@ -87,14 +68,7 @@ BEGIN
     IF results + logouts = 0 THEN
         RETURN 0;
     END IF;
-    IF results > 0 THEN
-        PERFORM tokenkeeper.recount_guard('suspect', of_topic);
-    END IF;
-    IF logouts > 0 THEN
-        PERFORM tokenkeeper.recount_guard('unregistered_by_app', of_topic);
-    END IF;
-    UPDATE tokenkeeper.topic_guard AS g SET touched_at = NULL
-    WHERE g.topic_id = of_topic AND CASE g.cause WHEN 'suspect' THEN results > 0 ELSE logouts > 0 END;
+    UPDATE tokenkeeper.tripped_guard AS g SET held_at = NULL WHERE g.topic_id = of_topic AND coalesce(g.cause = of_cause, true);
     INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
     SELECT 'held_discarded', discard_held.environment, discard_held.topic, n.rows, n.message
     FROM (VALUES (results, NULL), (logouts, 'logouts from attached tables and files')) AS n (rows, message) WHERE n.rows > 0;

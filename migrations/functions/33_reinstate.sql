@@ -1,4 +1,5 @@
--- How suspects, 410s and logouts from a source are undone: reinstate requests it, undo_next does it in short transactions.
+-- The undo of what the guard (30_guard) lets through: reinstate names a window of a cause, and undo_next undoes what was received within it, in short
+-- transactions. It is the same for suspects, 410s and logouts from a source.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reinstate_command(topic text, environment text, since timestamptz, until timestamptz, cause text) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
@@ -14,11 +15,45 @@ COMMENT ON FUNCTION tokenkeeper.reinstate_command(text, text, timestamptz, times
     'The shell command that undoes this window of a topic, as in guard.undo. Without --until if until is null.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text) FROM PUBLIC;
 
+CREATE OR REPLACE FUNCTION tokenkeeper.check_cause(cause text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF coalesce(cause COLLATE "C" NOT IN ('suspect', 'stale', 'unregistered_by_app'), true) THEN
+        RAISE EXCEPTION 'cause is %, expected ''suspect'', ''stale'' or ''unregistered_by_app''', coalesce(quote_literal(left(cause, 100)), 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.check_cause(text) IS 'Raises 22023 for a cause that has no guard.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.check_cause(text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.receipts_within(of_topic integer, of_cause text, since timestamptz, until timestamptz, enough bigint DEFAULT NULL)
+RETURNS bigint
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    asked text COLLATE "C" := of_cause;
+BEGIN
+    RETURN (
+        SELECT count(*) FROM (
+            SELECT FROM tokenkeeper.receipt AS r
+            WHERE r.topic_id + 0 = of_topic AND r.cause = asked AND r.received_at BETWEEN receipts_within.since AND receipts_within.until
+              AND (r.source_id IS NOT NULL OR asked <> 'unregistered_by_app')
+            LIMIT enough) AS r);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.receipts_within(integer, text, timestamptz, timestamptz, bigint) IS
+    'How many receipts an undo of this window has to undo, enough at most.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.receipts_within(integer, text, timestamptz, timestamptz, bigint) FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION tokenkeeper.reinstate(
     topic text, environment text, since timestamptz, until timestamptz, cause text DEFAULT 'suspect') RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
 SET timezone = 'UTC'
 SET datestyle = 'ISO'
 AS $$
@@ -26,70 +61,42 @@ DECLARE
     of_topic integer := tokenkeeper.known_topic(reinstate.topic COLLATE "C", reinstate.environment COLLATE "C");
     of_cause text COLLATE "C" := reinstate.cause;
     results bigint;
-    nothing boolean;
     undo tokenkeeper.exclusion;
 BEGIN
-    IF coalesce(of_cause NOT IN ('suspect', 'stale', 'unregistered_by_app'), true) THEN
-        RAISE EXCEPTION 'cause is %, expected ''suspect'', ''stale'' or ''unregistered_by_app''', coalesce(quote_literal(left(of_cause, 100)), 'null')
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    PERFORM tokenkeeper.check_cause(of_cause);
     IF reinstate.since IS NULL OR reinstate.until IS NULL OR NOT isfinite(reinstate.since) OR NOT isfinite(reinstate.until)
         OR reinstate.since > reinstate.until THEN
         RAISE EXCEPTION 'the window is from % to %, expected two finite instants, the earlier one first',
             coalesce(reinstate.since::text, 'null'), coalesce(reinstate.until::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    -- A reinstatement cannot be taken back, so it must not excuse what has not been sent or received yet.
+    -- A reinstatement cannot be taken back, so it must not excuse what has not been received yet.
     until := greatest(least(reinstate.until, clock_timestamp()), reinstate.since);
     -- Before the lock: this takes a tenth of a second per million.
-    IF of_cause = 'suspect' THEN
-        SELECT count(*) INTO results FROM tokenkeeper.suspect AS s
-        WHERE s.topic_id + 0 = of_topic AND s.suspect_at BETWEEN reinstate.since AND reinstate.until;
-    ELSIF of_cause = 'unregistered_by_app' THEN
-        SELECT count(*) INTO results FROM tokenkeeper.unregistration_receipt AS r
-        WHERE r.topic_id + 0 = of_topic AND r.source_id IS NOT NULL AND r.queued_at BETWEEN reinstate.since AND reinstate.until;
-    ELSE
-        SELECT count(*) INTO results FROM tokenkeeper.stale_receipt AS r
-        WHERE r.topic_id + 0 = of_topic AND r.queued_at BETWEEN reinstate.since AND reinstate.until;
-    END IF;
-    IF of_cause <> 'stale' THEN
-        -- Wait for a batch that is recording suspects, or logouts; a later batch sees the exclusion.
-        INSERT INTO tokenkeeper.topic_guard (topic_id, cause) VALUES (of_topic, of_cause) ON CONFLICT DO NOTHING;
-        PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = of_topic AND g.cause = of_cause FOR UPDATE;
-    ELSE
-        -- A batch of 410s takes no guard. So wait for all batches; a later batch sees the exclusion.
-        PERFORM tokenkeeper.lock_out_drains();
-    END IF;
+    results := tokenkeeper.receipts_within(of_topic, of_cause, reinstate.since, reinstate.until);
+    -- Wait for all batches; a later batch sees the exclusion.
+    PERFORM tokenkeeper.lock_out_drains();
     IF EXISTS (SELECT FROM tokenkeeper.exclusion AS e
                WHERE e.topic_id = of_topic AND e.cause = of_cause AND e.since <= reinstate.since AND e.until >= reinstate.until) THEN
         RETURN results;
     END IF;
-    nothing := CASE of_cause
-        WHEN 'suspect' THEN NOT EXISTS (SELECT FROM tokenkeeper.suspect AS s
-            WHERE s.topic_id + 0 = of_topic AND s.suspect_at BETWEEN reinstate.since AND reinstate.until)
-        WHEN 'unregistered_by_app' THEN NOT EXISTS (SELECT FROM tokenkeeper.unregistration_receipt AS r
-            WHERE r.topic_id + 0 = of_topic AND r.source_id IS NOT NULL AND r.queued_at BETWEEN reinstate.since AND reinstate.until)
-        ELSE NOT EXISTS (SELECT FROM tokenkeeper.stale_receipt AS r
-            WHERE r.topic_id + 0 = of_topic AND r.queued_at BETWEEN reinstate.since AND reinstate.until) END;
     INSERT INTO tokenkeeper.exclusion (topic_id, cause, since, until)
     VALUES (of_topic, of_cause, reinstate.since, reinstate.until) RETURNING * INTO undo;
-    UPDATE tokenkeeper.topic_guard AS g
-    SET touched_at = NULL, undo_since = CASE WHEN g.undo_since < reinstate.since THEN g.undo_since END
+    UPDATE tokenkeeper.tripped_guard AS g
+    SET held_at = NULL, undo_since = CASE WHEN g.undo_since < reinstate.since THEN g.undo_since END
     WHERE g.topic_id = of_topic AND g.cause = of_cause;
-    IF nothing THEN
+    IF tokenkeeper.receipts_within(of_topic, of_cause, reinstate.since, reinstate.until, 1) = 0 THEN
         PERFORM tokenkeeper.end_undo(undo, false);
     END IF;
     RETURN results;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text) IS
-    'Undoes results of a topic, or logouts that a source reported: they never count, whenever they are recorded. With cause suspect, '
-    'the suspects whose instant (sent_at) lies in the window, ends included. With cause stale, the 410s that were received (queued_at) within it, whatever '
-    'their timestamp; if APNs repeats the same 410 later, it '
-    'counts. With cause unregistered_by_app, the logouts that were received (queued_at) within it; those that the application '
-    'itself has reported stay. This cannot be taken back. A window that ends in the future ends now. Returns how many recorded results it affects. A daemon, or '
-    '`tokenkeeperd reinstate`, undoes them in short transactions; until then their tokens stay suppressed: see the view reinstatement. '
-    'All else that is known about a token counts again. For 410s, the drains stand still until the transaction ends, so commit at once. '
+    'Undoes results of a topic, or logouts that a source reported: those of a cause (suspect, stale or unregistered_by_app) that were received within the '
+    'window, ends included, whatever instant they name. They never count, whenever a daemon records them; what arrives later counts, also if APNs repeats the same '
+    '410. Logouts that the application itself has reported stay. This cannot be taken back. A window that ends in the future ends now. Returns how many recorded '
+    'results it affects. A daemon, or `tokenkeeperd reinstate`, undoes them in short transactions; until then their tokens stay suppressed: see the view '
+    'reinstatement. All else that is known about a token counts again. The drains stand still until the transaction ends, so commit at once. '
     'Raises 22023 for an unknown topic or cause or an invalid window, 25001 if the isolation level is not read committed, 55P03 if it cannot lock out the '
     'drains within ten seconds.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text) FROM PUBLIC;
@@ -107,12 +114,11 @@ BEGIN
         finished_at = CASE WHEN NOT is_waiting THEN clock_timestamp() END
     WHERE e.exclusion_id = undo.exclusion_id;
     IF NOT is_waiting THEN
+        -- A guard that tripped because of these may reset now.
+        UPDATE tokenkeeper.tripped_guard AS g SET held_at = NULL WHERE g.topic_id = undo.topic_id AND g.cause = undo.cause;
         INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message, done_by)
         SELECT 'reinstated', t.environment, t.topic, undo.tokens,
-               format(CASE undo.cause WHEN 'suspect' THEN 'suspects from %s to %s do not count'
-                                      WHEN 'stale' THEN '410s received from %s to %s do not count'
-                                      ELSE 'logouts from attached tables and files received from %s to %s do not count' END,
-                      undo.since, undo.until), undo.done_by
+               format('%s received from %s to %s do not count', tokenkeeper.guarded_words(undo.cause), undo.since, undo.until), undo.done_by
         FROM tokenkeeper.topic AS t WHERE t.topic_id = undo.topic_id;
     END IF;
 END
@@ -144,336 +150,103 @@ COMMENT ON FUNCTION tokenkeeper.lock_undone(integer, bytea[]) IS
     'Locks the tokens whose results a step of an undo deletes. Returns those that are locked now, and those that are no longer in the ledger.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_undone(integer, bytea[]) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.uncount_guard(of_cause text, of_topic integer, token_keys bytea[], buckets timestamptz[], tallies bigint[]) RETURNS void
-LANGUAGE sql
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-AS $$
-    INSERT INTO tokenkeeper.topic_guard_count AS c (topic_id, cause, bucket, tokens)
-    SELECT uncount_guard.of_topic, uncount_guard.of_cause, d.bucket, d.tokens
-    FROM (SELECT t.bucket, sum(t.tokens)::bigint AS tokens FROM (
-              SELECT b.bucket, -b.tokens AS tokens FROM unnest(uncount_guard.buckets, uncount_guard.tallies) AS b (bucket, tokens)
-              UNION ALL
-              SELECT a.bucket, a.tokens
-              FROM tokenkeeper.guard_tally(uncount_guard.of_cause, uncount_guard.of_topic, uncount_guard.token_keys) AS a) AS t
-          GROUP BY 1 HAVING sum(t.tokens) <> 0) AS d
-    -- A token whose last suspect of the day is undone counts at an earlier one, in a bucket that may not exist.
-    WHERE d.tokens > 0 OR EXISTS (
-        SELECT FROM tokenkeeper.topic_guard_count AS k
-        WHERE k.topic_id = uncount_guard.of_topic AND k.cause = uncount_guard.of_cause COLLATE "C" AND k.bucket = d.bucket)
-    ON CONFLICT (topic_id, cause, bucket) DO UPDATE SET tokens = greatest(c.tokens + excluded.tokens, 0)
-$$;
-COMMENT ON FUNCTION tokenkeeper.uncount_guard(text, integer, bytea[], timestamptz[], bigint[]) IS
-    'Subtracts from topic_guard_count what these tokens do not contribute any more. buckets and tallies are their guard_tally before some of their '
-    'suspects, or logouts, were deleted.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.uncount_guard(text, integer, bytea[], timestamptz[], bigint[]) FROM PUBLIC;
-
-CREATE OR REPLACE FUNCTION tokenkeeper.undo_suspects(undo tokenkeeper.exclusion, max_rows integer) RETURNS bigint
+CREATE OR REPLACE FUNCTION tokenkeeper.undo_tokens(undo tokenkeeper.exclusion, keys bytea[], OUT receipts bigint, OUT came_back bigint)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 DECLARE
-    all_keys bytea[];
-    keys bytea[];
-    starts timestamptz[];
-    ends timestamptz[];
-    buckets timestamptz[];
-    tallies bigint[];
-    suspects bigint;
-    came_back bigint;
+    asked text COLLATE "C" := undo.cause;
+    undone tokenkeeper.receipt[];
 BEGIN
-    INSERT INTO tokenkeeper.topic_guard (topic_id) VALUES (undo.topic_id) ON CONFLICT DO NOTHING;
-    PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = undo.topic_id AND g.cause = 'suspect' FOR UPDATE;
+    WITH gone AS (
+        DELETE FROM tokenkeeper.receipt AS r
+        WHERE r.topic_id = undo.topic_id AND r.token_key = ANY (keys) AND r.cause = asked AND (r.source_id IS NOT NULL OR asked <> 'unregistered_by_app')
+          -- All windows of the topic, including those that come later: what is in one of them must not count again meanwhile.
+          AND EXISTS (SELECT FROM tokenkeeper.exclusion AS e
+                      WHERE e.topic_id = r.topic_id AND e.cause = asked AND r.received_at BETWEEN e.since AND e.until)
+        RETURNING r.*
+    )
+    SELECT coalesce(array_agg(g::tokenkeeper.receipt), '{}') INTO undone FROM gone AS g;
+    receipts := cardinality(undone);
+    INSERT INTO tokenkeeper.suppression_count (hour, topic_id, cause, tokens)
+    SELECT tokenkeeper.hour_of(n.received_at), undo.topic_id, asked, -count(*) FROM unnest(undone) AS n WHERE n.counted GROUP BY 1;
 
-    SELECT array_agg(n.token_key), max(n.suspect_at) INTO all_keys, undo.reached_at FROM (
-        SELECT s.token_key, s.suspect_at FROM tokenkeeper.suspect AS s
-        WHERE s.topic_id + 0 = undo.topic_id AND s.suspect_at BETWEEN undo.since AND undo.until
-          AND (s.suspect_at, s.token_key) > (coalesce(undo.reached_at, '-infinity'), coalesce(undo.reached_key, ''))
-        ORDER BY s.suspect_at, s.token_key LIMIT least(greatest(undo_suspects.max_rows, 1), 1000)) AS n;
-    IF all_keys IS NULL THEN
-        -- At the end of the window. Suspects that are left were locked by an application when their turn came.
-        PERFORM tokenkeeper.end_undo(undo, EXISTS (
-            SELECT FROM tokenkeeper.suspect AS s
-            WHERE s.topic_id + 0 = undo.topic_id AND s.suspect_at BETWEEN undo.since AND undo.until));
-        -- A guard that tripped because of these may reset now.
-        UPDATE tokenkeeper.topic_guard AS g SET touched_at = NULL WHERE g.topic_id = undo.topic_id AND g.cause = 'suspect';
-        RETURN 0;
-    END IF;
-    undo.reached_key := all_keys[cardinality(all_keys)];
-
-    keys := tokenkeeper.lock_undone(undo.topic_id, all_keys);
-    -- All windows of the topic, including those that come later: a suspect in one of them must not count again meanwhile.
-    SELECT array_agg(e.since), array_agg(e.until) INTO starts, ends FROM tokenkeeper.exclusion AS e
-    WHERE e.topic_id = undo.topic_id AND e.cause = 'suspect';
-    SELECT array_agg(c.bucket), array_agg(c.tokens) INTO buckets, tallies FROM tokenkeeper.guard_tally('suspect', undo.topic_id, keys) AS c;
-
-    WITH undone AS MATERIALIZED (
-        DELETE FROM tokenkeeper.suspect AS s
-        WHERE s.topic_id = undo.topic_id AND s.token_key = ANY (keys)
-          AND EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE s.suspect_at BETWEEN w.since AND w.until)
-        RETURNING s.token_key, s.suppresses
-    ), token AS MATERIALIZED (
-        SELECT n.token_key, bool_or(n.suppresses) AS suppresses FROM undone AS n GROUP BY 1
+    WITH token AS MATERIALIZED (
+        SELECT n.token_key, bool_or(n.counted) AS counted, max(n.source_id) AS source_id FROM unnest(undone) AS n GROUP BY 1
     ), rest AS MATERIALIZED (
-        SELECT u.token_key, u.suppresses, o.registered_at, o.suppressed, o.suspect_reason AS undone_reason, o.device_id, o.user_id, s.suspect_at, s.reason,
-               greatest(o.stale_at, o.suspect_at, o.logged_out_at, o.superseded_at) AS was_invalidated_at,
-               greatest(o.stale_at, s.suspect_at, o.logged_out_at, o.superseded_at) AS invalidated_at
-        FROM token AS u
+        SELECT t.token_key, t.counted, t.source_id, l.was, f.received_at,
+               CASE asked WHEN 'stale' THEN k.invalidated_at ELSE (l.was).stale_at END AS stale_at,
+               CASE asked WHEN 'stale' THEN k.reason ELSE (l.was).stale_reason END AS stale_reason,
+               CASE asked WHEN 'suspect' THEN k.invalidated_at ELSE (l.was).suspect_at END AS suspect_at,
+               CASE asked WHEN 'suspect' THEN k.reason ELSE (l.was).suspect_reason END AS suspect_reason,
+               CASE asked WHEN 'unregistered_by_app' THEN k.invalidated_at ELSE (l.was).unregistered_by_app_at END AS unregistered_by_app_at
+        FROM token AS t
         CROSS JOIN LATERAL (
-            SELECT * FROM tokenkeeper.ledger AS l WHERE l.topic_id = undo.topic_id AND l.token_key = u.token_key
-              AND EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE l.suspect_at BETWEEN w.since AND w.until)) AS o
+            SELECT k AS was FROM tokenkeeper.ledger AS k WHERE k.topic_id = undo.topic_id AND k.token_key = t.token_key OFFSET 0) AS l
+        -- The greatest that remains, and when the first was received that suppresses the token still.
         LEFT JOIN LATERAL (
-            SELECT r.suspect_at, r.reason FROM tokenkeeper.suspect AS r
-            WHERE r.topic_id = undo.topic_id AND r.token_key = u.token_key
-              AND NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.suspect_at BETWEEN w.since AND w.until)
-            ORDER BY r.suspect_at DESC, r.reason DESC LIMIT 1) AS s ON true
+            SELECT r.invalidated_at, r.reason FROM tokenkeeper.receipt AS r
+            WHERE r.topic_id = undo.topic_id AND r.token_key = t.token_key AND r.cause = asked
+            ORDER BY r.invalidated_at DESC, r.reason DESC LIMIT 1) AS k ON true
+        LEFT JOIN LATERAL (
+            SELECT min(r.received_at) AS received_at FROM tokenkeeper.receipt AS r
+            WHERE r.topic_id = undo.topic_id AND r.token_key = t.token_key AND r.invalidated_at >= (l.was).registered_at
+              AND (r.cause <> 'unregistered_by_app' OR ((l.was).returned_at >= r.invalidated_at) IS NOT TRUE)) AS f ON true
+        -- What the ledger has is one of these, and not a greater one.
+        WHERE EXISTS (
+            SELECT FROM unnest(undone) AS n
+            WHERE n.token_key = t.token_key
+              AND n.invalidated_at = CASE asked WHEN 'stale' THEN (l.was).stale_at WHEN 'suspect' THEN (l.was).suspect_at ELSE (l.was).unregistered_by_app_at END
+              AND n.reason IS NOT DISTINCT FROM CASE asked WHEN 'stale' THEN (l.was).stale_reason WHEN 'suspect' THEN (l.was).suspect_reason END)
+    ), decided AS MATERIALIZED (
+        SELECT r.*, greatest(r.stale_at, r.suspect_at,
+                             CASE WHEN (r.was).returned_at >= r.unregistered_by_app_at THEN NULL ELSE r.unregistered_by_app_at END,
+                             (r.was).superseded_at) AS invalidated_at
+        FROM rest AS r
     ), gone AS (
-        -- A token that was known only by this suspect becomes unknown again.
-        DELETE FROM tokenkeeper.ledger AS l USING rest AS r
-        WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key AND r.registered_at = '-infinity' AND r.invalidated_at IS NULL
+        -- A token that was known only by what is undone becomes unknown again.
+        DELETE FROM tokenkeeper.ledger AS l USING decided AS d
+        WHERE l.topic_id = undo.topic_id AND l.token_key = d.token_key AND (d.was).registered_at = '-infinity' AND d.invalidated_at IS NULL
     ), changed AS (
         UPDATE tokenkeeper.ledger AS l
-        SET suspect_at = r.suspect_at, suspect_reason = r.reason,
-            -- The other cause was learned after the suspect that suppressed the token, so its retention starts now.
-            suppressed_since = CASE
-                WHEN r.invalidated_at >= r.registered_at THEN CASE WHEN r.suppresses THEN clock_timestamp() ELSE l.suppressed_since END END
-        FROM rest AS r
-        WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key
-          AND NOT (r.registered_at = '-infinity' AND r.invalidated_at IS NULL)
-    ), told AS (
+        SET stale_at = d.stale_at, stale_reason = d.stale_reason, suspect_at = d.suspect_at, suspect_reason = d.suspect_reason,
+            unregistered_by_app_at = d.unregistered_by_app_at,
+            -- The retention starts with the first report that still suppresses it, or now if a newer token of its device does.
+            suppressed_since = CASE WHEN d.invalidated_at >= (d.was).registered_at
+                                    THEN greatest(l.suppressed_since, coalesce(d.received_at, CASE WHEN d.counted THEN clock_timestamp() END)) END
+        FROM decided AS d
+        WHERE l.topic_id = undo.topic_id AND l.token_key = d.token_key AND NOT ((d.was).registered_at = '-infinity' AND d.invalidated_at IS NULL)
+    ), logged AS (
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
             registered_before, registered_after, invalidated_before, invalidated_after)
-        SELECT undo.topic_id, r.token_key, 'reinstated', 'operator', r.undone_reason, r.device_id, r.user_id,
-               nullif(r.registered_at, '-infinity'), nullif(r.registered_at, '-infinity'), r.was_invalidated_at, r.invalidated_at
-        FROM rest AS r WHERE r.suppressed
+        SELECT undo.topic_id, d.token_key, 'reinstated', 'operator',
+               CASE asked WHEN 'stale' THEN (d.was).stale_reason WHEN 'suspect' THEN (d.was).suspect_reason
+                    -- Explanation.swift knows a logout by this first word: a reason of APNs is one word.
+                    ELSE 'logout from ' || coalesce((SELECT 'the ' || o.kind || ' of ' || o.name FROM tokenkeeper.registration_source AS o
+                                                     WHERE o.source_id = d.source_id), 'source ' || d.source_id) END,
+               (d.was).device_id, (d.was).user_id, nullif((d.was).registered_at, '-infinity'), nullif((d.was).registered_at, '-infinity'),
+               tokenkeeper.invalidated_at(d.was), d.invalidated_at
+        FROM decided AS d WHERE (d.was).suppressed
     )
-    SELECT (SELECT count(*) FROM undone),
-           (SELECT count(*) FROM rest AS r WHERE r.suppressed AND NOT coalesce(r.invalidated_at >= r.registered_at, false))
-    INTO suspects, came_back;
-
-    -- Subtract what they counted in the guard, without counting the others again.
-    PERFORM tokenkeeper.uncount_guard('suspect', undo.topic_id, keys, buckets, tallies);
-    UPDATE tokenkeeper.exclusion AS e
-    SET tokens = e.tokens + came_back, reached_at = undo.reached_at, reached_key = undo.reached_key
-    WHERE e.exclusion_id = undo.exclusion_id;
-    RETURN suspects;
+    SELECT count(*) INTO came_back FROM decided AS d WHERE (d.was).suppressed AND NOT coalesce(d.invalidated_at >= (d.was).registered_at, false);
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.undo_suspects(tokenkeeper.exclusion, integer) IS
-    'A step of undo_next for a window of suspects. Locks the guard of the topic.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_suspects(tokenkeeper.exclusion, integer) FROM PUBLIC;
-
-CREATE OR REPLACE FUNCTION tokenkeeper.undo_stale(undo tokenkeeper.exclusion, max_rows integer) RETURNS bigint
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-AS $$
-DECLARE
-    all_keys bytea[];
-    keys bytea[];
-    starts timestamptz[];
-    ends timestamptz[];
-    receipts bigint;
-    came_back bigint;
-BEGIN
-    SELECT array_agg(n.token_key), max(n.queued_at) INTO all_keys, undo.reached_at FROM (
-        SELECT r.token_key, r.queued_at FROM tokenkeeper.stale_receipt AS r
-        WHERE r.topic_id + 0 = undo.topic_id AND r.queued_at BETWEEN undo.since AND undo.until
-          AND (r.queued_at, r.token_key) > (coalesce(undo.reached_at, '-infinity'), coalesce(undo.reached_key, ''))
-        ORDER BY r.queued_at, r.token_key LIMIT least(greatest(undo_stale.max_rows, 1), 1000)) AS n;
-    IF all_keys IS NULL THEN
-        -- At the end of the window. What is left was locked by an application or a batch when its turn came.
-        PERFORM tokenkeeper.end_undo(undo, EXISTS (
-            SELECT FROM tokenkeeper.stale_receipt AS r
-            WHERE r.topic_id + 0 = undo.topic_id AND r.queued_at BETWEEN undo.since AND undo.until));
-        RETURN 0;
-    END IF;
-    undo.reached_key := all_keys[cardinality(all_keys)];
-
-    -- A batch that is recording a 410 of one of these tokens holds it, so its receipts are seen once it is free.
-    keys := tokenkeeper.lock_undone(undo.topic_id, all_keys);
-    -- All windows of the topic, including those that come later: a 410 in one of them must not count again meanwhile.
-    SELECT array_agg(e.since), array_agg(e.until) INTO starts, ends FROM tokenkeeper.exclusion AS e
-    WHERE e.topic_id = undo.topic_id AND e.cause = 'stale';
-
-    WITH undone AS MATERIALIZED (
-        DELETE FROM tokenkeeper.stale_receipt AS r
-        WHERE r.topic_id = undo.topic_id AND r.token_key = ANY (keys)
-          AND EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)
-        RETURNING r.token_key, r.stale_at, r.reason, r.queued_at, r.newly
-    ), rest AS MATERIALIZED (
-        SELECT u.token_key, o.registered_at, o.suppressed, o.stale_reason AS undone_reason, o.device_id, o.user_id, s.stale_at, s.reason,
-               u.newly, f.received_at,
-               greatest(o.stale_at, o.suspect_at, o.logged_out_at, o.superseded_at) AS was_invalidated_at,
-               greatest(s.stale_at, o.suspect_at, o.logged_out_at, o.superseded_at) AS invalidated_at
-        FROM (SELECT DISTINCT n.token_key, n.stale_at, n.reason, bool_or(n.newly) OVER (PARTITION BY n.token_key) AS newly FROM undone AS n) AS u
-        CROSS JOIN LATERAL (
-            SELECT * FROM tokenkeeper.ledger AS l WHERE l.topic_id = undo.topic_id AND l.token_key = u.token_key
-              -- The token's 410 is one of these; otherwise a greater one remains.
-              AND l.stale_at = u.stale_at AND l.stale_reason = u.reason) AS o
-        LEFT JOIN LATERAL (
-            SELECT r.stale_at, r.reason FROM tokenkeeper.stale_receipt AS r
-            WHERE r.topic_id = undo.topic_id AND r.token_key = u.token_key
-              AND NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)
-            ORDER BY r.stale_at DESC, r.reason DESC LIMIT 1) AS s ON true
-        LEFT JOIN LATERAL (
-            SELECT min(r.queued_at) AS received_at FROM tokenkeeper.stale_receipt AS r
-            WHERE r.topic_id = undo.topic_id AND r.token_key = u.token_key AND r.stale_at >= o.registered_at
-              AND NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)) AS f ON true
-        -- It may have been received outside the windows, too.
-        WHERE (s.stale_at, s.reason) IS DISTINCT FROM (o.stale_at, o.stale_reason)
-    ), gone AS (
-        -- A token that was known only by this 410 becomes unknown again.
-        DELETE FROM tokenkeeper.ledger AS l USING rest AS r
-        WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key AND r.registered_at = '-infinity' AND r.invalidated_at IS NULL
-    ), changed AS (
-        UPDATE tokenkeeper.ledger AS l
-        SET stale_at = r.stale_at, stale_reason = r.reason,
-            -- If this 410 suppressed the token first, the retention starts with the first of the 410s that remain, or now for another cause.
-            suppressed_since = CASE
-                WHEN r.invalidated_at >= r.registered_at THEN
-                    CASE WHEN r.received_at IS NOT NULL THEN greatest(l.suppressed_since, r.received_at)
-                         WHEN r.newly THEN clock_timestamp() ELSE l.suppressed_since END END
-        FROM rest AS r
-        WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key
-          AND NOT (r.registered_at = '-infinity' AND r.invalidated_at IS NULL)
-    ), told AS (
-        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
-            registered_before, registered_after, invalidated_before, invalidated_after)
-        SELECT undo.topic_id, r.token_key, 'reinstated', 'operator', r.undone_reason, r.device_id, r.user_id,
-               nullif(r.registered_at, '-infinity'), nullif(r.registered_at, '-infinity'), r.was_invalidated_at, r.invalidated_at
-        FROM rest AS r WHERE r.suppressed
-    ), uncounted AS (
-        INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens)
-        SELECT tokenkeeper.hour_of(n.queued_at), undo.topic_id, -count(*) FROM undone AS n WHERE n.newly GROUP BY 1
-    )
-    SELECT (SELECT count(*) FROM undone),
-           (SELECT count(*) FROM rest AS r WHERE r.suppressed AND NOT coalesce(r.invalidated_at >= r.registered_at, false))
-    INTO receipts, came_back;
-    UPDATE tokenkeeper.exclusion AS e
-    SET tokens = e.tokens + came_back, reached_at = undo.reached_at, reached_key = undo.reached_key
-    WHERE e.exclusion_id = undo.exclusion_id;
-    RETURN receipts;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.undo_stale(tokenkeeper.exclusion, integer) IS
-    'A step of undo_next for a window of 410s: each token''s stale_at becomes the greatest of its 410s that remain.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_stale(tokenkeeper.exclusion, integer) FROM PUBLIC;
-
-CREATE OR REPLACE FUNCTION tokenkeeper.undo_unregistrations(undo tokenkeeper.exclusion, max_rows integer) RETURNS bigint
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-AS $$
-DECLARE
-    all_keys bytea[];
-    keys bytea[];
-    starts timestamptz[];
-    ends timestamptz[];
-    buckets timestamptz[];
-    tallies bigint[];
-    receipts bigint;
-    came_back bigint;
-BEGIN
-    INSERT INTO tokenkeeper.topic_guard (topic_id, cause) VALUES (undo.topic_id, undo.cause) ON CONFLICT DO NOTHING;
-    PERFORM FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = undo.topic_id AND g.cause = 'unregistered_by_app' FOR UPDATE;
-
-    SELECT array_agg(n.token_key), max(n.queued_at) INTO all_keys, undo.reached_at FROM (
-        SELECT r.token_key, r.queued_at FROM tokenkeeper.unregistration_receipt AS r
-        WHERE r.topic_id + 0 = undo.topic_id AND r.source_id IS NOT NULL AND r.queued_at BETWEEN undo.since AND undo.until
-          AND (r.queued_at, r.token_key) > (coalesce(undo.reached_at, '-infinity'), coalesce(undo.reached_key, ''))
-        ORDER BY r.queued_at, r.token_key LIMIT least(greatest(undo_unregistrations.max_rows, 1), 1000)) AS n;
-    IF all_keys IS NULL THEN
-        -- At the end of the window. What is left was locked by an application or a batch when its turn came.
-        PERFORM tokenkeeper.end_undo(undo, EXISTS (
-            SELECT FROM tokenkeeper.unregistration_receipt AS r
-            WHERE r.topic_id + 0 = undo.topic_id AND r.source_id IS NOT NULL AND r.queued_at BETWEEN undo.since AND undo.until));
-        -- A guard that tripped because of these may reset now.
-        UPDATE tokenkeeper.topic_guard AS g SET touched_at = NULL WHERE g.topic_id = undo.topic_id AND g.cause = 'unregistered_by_app';
-        RETURN 0;
-    END IF;
-    undo.reached_key := all_keys[cardinality(all_keys)];
-
-    keys := tokenkeeper.lock_undone(undo.topic_id, all_keys);
-    -- All windows of the topic, including those that come later: a logout in one of them must not count again meanwhile.
-    SELECT array_agg(e.since), array_agg(e.until) INTO starts, ends FROM tokenkeeper.exclusion AS e
-    WHERE e.topic_id = undo.topic_id AND e.cause = 'unregistered_by_app';
-    SELECT array_agg(c.bucket), array_agg(c.tokens) INTO buckets, tallies
-    FROM tokenkeeper.guard_tally('unregistered_by_app', undo.topic_id, keys) AS c;
-
-    WITH undone AS MATERIALIZED (
-        DELETE FROM tokenkeeper.unregistration_receipt AS r
-        WHERE r.topic_id = undo.topic_id AND r.token_key = ANY (keys) AND r.source_id IS NOT NULL
-          AND EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)
-        RETURNING r.token_key, r.unregistered_by_app_at, r.suppresses, r.source_id
-    ), token AS MATERIALIZED (
-        SELECT n.token_key, max(n.unregistered_by_app_at) AS at, bool_or(n.suppresses) AS suppresses,
-               (array_agg(n.source_id ORDER BY n.unregistered_by_app_at DESC, n.source_id DESC))[1] AS source_id
-        FROM undone AS n GROUP BY 1
-    ), rest AS MATERIALIZED (
-        SELECT u.token_key, u.suppresses, u.source_id, o.registered_at, o.suppressed, o.device_id, o.user_id, s.at,
-               greatest(o.stale_at, o.suspect_at, o.logged_out_at, o.superseded_at) AS was_invalidated_at,
-               greatest(o.stale_at, o.suspect_at, CASE WHEN o.returned_at >= s.at THEN NULL ELSE s.at END, o.superseded_at) AS invalidated_at
-        FROM token AS u
-        CROSS JOIN LATERAL (
-            SELECT * FROM tokenkeeper.ledger AS l WHERE l.topic_id = undo.topic_id AND l.token_key = u.token_key
-              -- The token's logout is one of these; otherwise a greater one remains.
-              AND l.unregistered_by_app_at = u.at) AS o
-        CROSS JOIN LATERAL (
-            SELECT max(r.unregistered_by_app_at) AS at FROM tokenkeeper.unregistration_receipt AS r
-            WHERE r.topic_id = undo.topic_id AND r.token_key = u.token_key
-              AND (r.source_id IS NULL
-                   OR NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until))) AS s
-        -- It may have been received outside the windows, or from the application itself, too.
-        WHERE s.at IS DISTINCT FROM o.unregistered_by_app_at
-    ), gone AS (
-        -- A token that was known only by this logout becomes unknown again.
-        DELETE FROM tokenkeeper.ledger AS l USING rest AS r
-        WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key AND r.registered_at = '-infinity' AND r.invalidated_at IS NULL
-    ), changed AS (
-        UPDATE tokenkeeper.ledger AS l
-        SET unregistered_by_app_at = r.at,
-            -- The other cause was learned after the logout that suppressed the token, so its retention starts now.
-            suppressed_since = CASE
-                WHEN r.invalidated_at >= r.registered_at THEN CASE WHEN r.suppresses THEN clock_timestamp() ELSE l.suppressed_since END END
-        FROM rest AS r
-        WHERE l.topic_id = undo.topic_id AND l.token_key = r.token_key
-          AND NOT (r.registered_at = '-infinity' AND r.invalidated_at IS NULL)
-    ), told AS (
-        INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
-            registered_before, registered_after, invalidated_before, invalidated_after)
-        SELECT undo.topic_id, r.token_key, 'reinstated', 'operator',
-               -- Explanation.swift knows a logout by this first word: a reason of APNs is one word.
-               'logout from ' || coalesce((SELECT 'the ' || o.kind || ' of ' || o.name FROM tokenkeeper.registration_source AS o
-                                           WHERE o.source_id = r.source_id), 'source ' || r.source_id),
-               r.device_id, r.user_id,
-               nullif(r.registered_at, '-infinity'), nullif(r.registered_at, '-infinity'), r.was_invalidated_at, r.invalidated_at
-        FROM rest AS r WHERE r.suppressed
-    )
-    SELECT (SELECT count(*) FROM undone),
-           (SELECT count(*) FROM rest AS r WHERE r.suppressed AND NOT coalesce(r.invalidated_at >= r.registered_at, false))
-    INTO receipts, came_back;
-
-    -- Subtract what they counted in the guard, without counting the others again.
-    PERFORM tokenkeeper.uncount_guard('unregistered_by_app', undo.topic_id, keys, buckets, tallies);
-    UPDATE tokenkeeper.exclusion AS e
-    SET tokens = e.tokens + came_back, reached_at = undo.reached_at, reached_key = undo.reached_key
-    WHERE e.exclusion_id = undo.exclusion_id;
-    RETURN receipts;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.undo_unregistrations(tokenkeeper.exclusion, integer) IS
-    'A step of undo_next for a window of logouts: each token''s unregistered_by_app_at becomes the greatest of its logouts that remain. Locks the guard '
-    'of the topic.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_unregistrations(tokenkeeper.exclusion, integer) FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.undo_tokens(tokenkeeper.exclusion, bytea[]) IS
+    'Undoes what was received within the windows of a topic and cause about these tokens, which are locked: the fact in the ledger becomes the greatest of the '
+    'receipts that remain. Returns how many receipts it has deleted, and how many tokens are sendable again.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_tokens(tokenkeeper.exclusion, bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.undo_next(max_rows integer DEFAULT 250) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
 AS $$
 DECLARE
     undo tokenkeeper.exclusion;
+    asked text COLLATE "C";
+    keys bytea[];
+    done record;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
@@ -486,9 +259,24 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    RETURN CASE undo.cause WHEN 'suspect' THEN tokenkeeper.undo_suspects(undo, undo_next.max_rows)
-                           WHEN 'unregistered_by_app' THEN tokenkeeper.undo_unregistrations(undo, undo_next.max_rows)
-                           WHEN 'stale' THEN tokenkeeper.undo_stale(undo, undo_next.max_rows) END;
+    asked := undo.cause;
+    SELECT array_agg(n.token_key), max(n.received_at) INTO keys, undo.reached_at FROM (
+        SELECT r.token_key, r.received_at FROM tokenkeeper.receipt AS r
+        WHERE r.topic_id + 0 = undo.topic_id AND r.cause = asked AND r.received_at BETWEEN undo.since AND undo.until
+          AND (r.source_id IS NOT NULL OR asked <> 'unregistered_by_app')
+          AND (r.received_at, r.token_key) > (coalesce(undo.reached_at, '-infinity'), coalesce(undo.reached_key, ''))
+        ORDER BY r.received_at, r.token_key LIMIT least(greatest(undo_next.max_rows, 1), 1000)) AS n;
+    IF keys IS NULL THEN
+        -- At the end of the window. What is left was locked by an application or a batch when its turn came.
+        PERFORM tokenkeeper.end_undo(undo, tokenkeeper.receipts_within(undo.topic_id, undo.cause, undo.since, undo.until, 1) > 0);
+        RETURN 0;
+    END IF;
+    -- A batch that is recording a result of one of these tokens holds it, so its receipts are seen once it is free.
+    SELECT * INTO done FROM tokenkeeper.undo_tokens(undo, tokenkeeper.lock_undone(undo.topic_id, keys));
+    UPDATE tokenkeeper.exclusion AS e
+    SET tokens = e.tokens + done.came_back, reached_at = undo.reached_at, reached_key = keys[cardinality(keys)]
+    WHERE e.exclusion_id = undo.exclusion_id;
+    RETURN done.receipts;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.undo_next(integer) IS
@@ -505,63 +293,31 @@ SET enable_seqscan = off
 AS $$
 DECLARE
     of_topic integer := tokenkeeper.known_topic(would_reinstate.topic COLLATE "C", would_reinstate.environment COLLATE "C");
-    of_cause text COLLATE "C" := would_reinstate.cause;
+    asked text COLLATE "C" := would_reinstate.cause;
     starts timestamptz[];
     ends timestamptz[];
 BEGIN
-    IF coalesce(of_cause NOT IN ('suspect', 'stale', 'unregistered_by_app'), true) THEN
-        RAISE EXCEPTION 'cause is %, expected ''suspect'', ''stale'' or ''unregistered_by_app''', coalesce(quote_literal(left(of_cause, 100)), 'null')
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    PERFORM tokenkeeper.check_cause(asked);
     SELECT array_agg(w.since), array_agg(w.until) INTO starts, ends FROM (
-        SELECT e.since, e.until FROM tokenkeeper.exclusion AS e WHERE e.topic_id = of_topic AND e.cause = of_cause
+        SELECT e.since, e.until FROM tokenkeeper.exclusion AS e WHERE e.topic_id = of_topic AND e.cause = asked
         UNION ALL
         SELECT would_reinstate.since, greatest(least(would_reinstate.until, clock_timestamp()), would_reinstate.since)) AS w;
-    IF of_cause = 'stale' THEN
-        RETURN (
-            SELECT count(*) FROM (
-                SELECT DISTINCT r.token_key FROM tokenkeeper.stale_receipt AS r
-                WHERE r.topic_id + 0 = of_topic AND r.queued_at BETWEEN would_reinstate.since AND would_reinstate.until) AS u
-            CROSS JOIN LATERAL (
-                SELECT l.suspect_at, l.logged_out_at, l.superseded_at, l.registered_at FROM tokenkeeper.ledger AS l
-                WHERE l.topic_id = of_topic AND l.token_key = u.token_key AND l.suppressed AND EXISTS (
-                    SELECT FROM tokenkeeper.stale_receipt AS d
-                    WHERE d.topic_id = of_topic AND d.token_key = u.token_key AND d.stale_at = l.stale_at AND d.reason = l.stale_reason
-                      AND EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE d.queued_at BETWEEN w.since AND w.until))) AS o
-            LEFT JOIN LATERAL (
-                SELECT max(r.stale_at) AS stale_at FROM tokenkeeper.stale_receipt AS r
-                WHERE r.topic_id = of_topic AND r.token_key = u.token_key
-                  AND NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until)) AS s ON true
-            WHERE NOT coalesce(greatest(s.stale_at, o.suspect_at, o.logged_out_at, o.superseded_at) >= o.registered_at, false));
-    ELSIF of_cause = 'unregistered_by_app' THEN
-        RETURN (
-            SELECT count(*) FROM (
-                SELECT DISTINCT r.token_key FROM tokenkeeper.unregistration_receipt AS r
-                WHERE r.topic_id + 0 = of_topic AND r.source_id IS NOT NULL
-                  AND r.queued_at BETWEEN would_reinstate.since AND would_reinstate.until) AS u
-            CROSS JOIN LATERAL (
-                SELECT l.stale_at, l.suspect_at, l.superseded_at, l.returned_at, l.registered_at FROM tokenkeeper.ledger AS l
-                WHERE l.topic_id = of_topic AND l.token_key = u.token_key AND l.suppressed) AS o
-            CROSS JOIN LATERAL (
-                SELECT max(r.unregistered_by_app_at) AS at FROM tokenkeeper.unregistration_receipt AS r
-                WHERE r.topic_id = of_topic AND r.token_key = u.token_key
-                  AND (r.source_id IS NULL
-                       OR NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.queued_at BETWEEN w.since AND w.until))) AS s
-            WHERE NOT coalesce(greatest(o.stale_at, o.suspect_at, CASE WHEN o.returned_at >= s.at THEN NULL ELSE s.at END, o.superseded_at) >= o.registered_at, false));
-    END IF;
     RETURN (
         SELECT count(*) FROM (
-            SELECT DISTINCT s.token_key FROM tokenkeeper.suspect AS s
-            WHERE s.topic_id + 0 = of_topic AND s.suspect_at BETWEEN would_reinstate.since AND would_reinstate.until) AS u
+            SELECT DISTINCT r.token_key FROM tokenkeeper.receipt AS r
+            WHERE r.topic_id + 0 = of_topic AND r.cause = asked AND r.received_at BETWEEN would_reinstate.since AND would_reinstate.until
+              AND (r.source_id IS NOT NULL OR asked <> 'unregistered_by_app')) AS u
         CROSS JOIN LATERAL (
-            SELECT l.stale_at, l.logged_out_at, l.superseded_at, l.registered_at FROM tokenkeeper.ledger AS l
-            WHERE l.topic_id = of_topic AND l.token_key = u.token_key AND l.suppressed
-              AND l.suspect_at BETWEEN would_reinstate.since AND would_reinstate.until) AS o
-        LEFT JOIN LATERAL (
-            SELECT max(r.suspect_at) AS suspect_at FROM tokenkeeper.suspect AS r
-            WHERE r.topic_id = of_topic AND r.token_key = u.token_key
-              AND NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.suspect_at BETWEEN w.since AND w.until)) AS s ON true
-        WHERE NOT coalesce(greatest(o.stale_at, s.suspect_at, o.logged_out_at, o.superseded_at) >= o.registered_at, false));
+            SELECT * FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = u.token_key AND l.suppressed) AS l
+        CROSS JOIN LATERAL (
+            SELECT max(r.invalidated_at) AS at FROM tokenkeeper.receipt AS r
+            WHERE r.topic_id = of_topic AND r.token_key = u.token_key AND r.cause = asked
+              AND ((r.source_id IS NULL AND asked = 'unregistered_by_app')
+                   OR NOT EXISTS (SELECT FROM unnest(starts, ends) AS w (since, until) WHERE r.received_at BETWEEN w.since AND w.until))) AS k
+        WHERE NOT coalesce(greatest(
+            CASE asked WHEN 'stale' THEN k.at ELSE l.stale_at END, CASE asked WHEN 'suspect' THEN k.at ELSE l.suspect_at END,
+            CASE WHEN asked <> 'unregistered_by_app' THEN l.logged_out_at WHEN l.returned_at >= k.at THEN NULL ELSE k.at END,
+            l.superseded_at) >= l.registered_at, false));
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text) IS
@@ -569,18 +325,19 @@ COMMENT ON FUNCTION tokenkeeper.would_reinstate(text, text, timestamptz, timesta
     'Raises 22023 for an unknown topic or cause, 25001 if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text) FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.pruned_stale(topic text, environment text, since timestamptz, until timestamptz) RETURNS bigint
+CREATE OR REPLACE FUNCTION tokenkeeper.pruned_since(topic text, environment text, since timestamptz, until timestamptz, cause text) RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    of_topic integer := tokenkeeper.known_topic(pruned_stale.topic COLLATE "C", pruned_stale.environment COLLATE "C");
+    of_topic integer := tokenkeeper.known_topic(pruned_since.topic COLLATE "C", pruned_since.environment COLLATE "C");
+    asked text COLLATE "C" := pruned_since.cause;
 BEGIN
-    RETURN (SELECT coalesce(sum(c.pruned), 0) FROM tokenkeeper.stale_count AS c
-            WHERE c.topic_id = of_topic AND c.hour BETWEEN tokenkeeper.hour_of(pruned_stale.since) AND pruned_stale.until);
+    RETURN (SELECT coalesce(sum(c.pruned), 0) FROM tokenkeeper.suppression_count AS c
+            WHERE c.topic_id = of_topic AND c.cause = asked AND c.hour BETWEEN tokenkeeper.hour_of(pruned_since.since) AND pruned_since.until);
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.pruned_stale(text, text, timestamptz, timestamptz) IS
-    'How many tokens that were stale by 410s received within these hours have been pruned since, so that reinstate cannot restore them. '
+COMMENT ON FUNCTION tokenkeeper.pruned_since(text, text, timestamptz, timestamptz, text) IS
+    'How many tokens that a cause suppressed, by what was received within these hours, have been pruned since, so that reinstate cannot restore them. '
     'Raises 22023 for an unknown topic, 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.pruned_stale(text, text, timestamptz, timestamptz) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION tokenkeeper.pruned_since(text, text, timestamptz, timestamptz, text) FROM PUBLIC;

@@ -1,30 +1,24 @@
 -- How many tokens newly turn stale, and when that is a wave.
 
-CREATE OR REPLACE FUNCTION tokenkeeper.hour_of(at timestamptz) RETURNS timestamptz
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN date_bin('1 hour', at, '2000-01-01 00:00:00+00');
-COMMENT ON FUNCTION tokenkeeper.hour_of(timestamptz) IS 'The hour of stale_count that an instant belongs to, the same in every time zone.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.hour_of(timestamptz) FROM PUBLIC;
-
-CREATE OR REPLACE FUNCTION tokenkeeper.roll_up_stale_count() RETURNS void
+CREATE OR REPLACE FUNCTION tokenkeeper.roll_up_suppression_count() RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
     WITH several AS MATERIALIZED (
         -- Batches add to the latest hours. Once an hour, for a minute: also what a backlog or an undo has added to earlier ones.
-        SELECT c.hour, c.topic_id FROM tokenkeeper.stale_count AS c
+        SELECT c.hour, c.topic_id FROM tokenkeeper.suppression_count AS c
         WHERE c.hour > now() - CASE WHEN extract(minute FROM now()) = 0 THEN interval '3 days' ELSE interval '3 hours' END
-        GROUP BY 1, 2 HAVING count(*) > 1
+        GROUP BY c.hour, c.topic_id, c.cause HAVING count(*) > 1
     ), gone AS (
-        DELETE FROM tokenkeeper.stale_count AS c USING several AS s WHERE c.hour = s.hour AND c.topic_id = s.topic_id
-        RETURNING c.hour, c.topic_id, c.tokens, c.pruned
+        DELETE FROM tokenkeeper.suppression_count AS c USING (SELECT DISTINCT * FROM several) AS s WHERE c.hour = s.hour AND c.topic_id = s.topic_id
+        RETURNING c.*
     )
-    INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens, pruned)
-    SELECT g.hour, g.topic_id, sum(g.tokens), sum(g.pruned) FROM gone AS g GROUP BY 1, 2
+    INSERT INTO tokenkeeper.suppression_count (hour, topic_id, cause, tokens, pruned)
+    SELECT g.hour, g.topic_id, g.cause, sum(g.tokens), sum(g.pruned) FROM gone AS g GROUP BY 1, 2, 3
 $$;
-COMMENT ON FUNCTION tokenkeeper.roll_up_stale_count() IS
-    'Adds up the rows of stale_count by hour and topic. Two calls at once are harmless: each adds up what it has deleted.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.roll_up_stale_count() FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.roll_up_suppression_count() IS
+    'Adds up the rows of suppression_count by hour, topic and cause. Two calls at once are harmless: each adds up what it has deleted.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.roll_up_suppression_count() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_stale_waves()
 RETURNS TABLE (environment text, topic text, tokens bigint, active bigint, usual_share numeric, since timestamptz, undo text)
@@ -37,10 +31,10 @@ AS $$
 DECLARE
     day_ago timestamptz := clock_timestamp() - interval '1 day';
 BEGIN
-    PERFORM tokenkeeper.roll_up_stale_count();
+    PERFORM tokenkeeper.roll_up_suppression_count();
     -- Usually no topic has a wave, and this is cheaper than the view.
     IF NOT EXISTS (SELECT FROM tokenkeeper.stale_wave) AND NOT EXISTS (
-        SELECT FROM tokenkeeper.stale_count AS c WHERE c.hour > now() - interval '1 day' GROUP BY c.topic_id HAVING sum(c.tokens) > 50) THEN
+        SELECT FROM tokenkeeper.suppression_count AS c WHERE c.cause = 'stale' AND c.hour > now() - interval '1 day' GROUP BY c.topic_id HAVING sum(c.tokens) > 50) THEN
         RETURN;
     END IF;
     RETURN QUERY
@@ -64,13 +58,13 @@ BEGIN
             FROM wave AS n
             -- The first 410 of the wave that counts. A wave that begins just before the hour has some of them in the hour before.
             CROSS JOIN LATERAL (
-                SELECT coalesce(min(r.queued_at), n.since) AS at FROM tokenkeeper.stale_receipt AS r
-                WHERE r.topic_id + 0 = n.topic_id AND r.newly
-                  AND r.queued_at BETWEEN n.since - interval '10 minutes' AND n.since + interval '25:00') AS c
+                SELECT coalesce(min(r.received_at), n.since) AS at FROM tokenkeeper.receipt AS r
+                WHERE r.topic_id + 0 = n.topic_id AND r.cause = 'stale' AND r.counted
+                  AND r.received_at BETWEEN n.since - interval '10 minutes' AND n.since + interval '25:00') AS c
             -- Its first 410s may be of tokens that were suppressed already.
             CROSS JOIN LATERAL (
-                SELECT coalesce(min(r.queued_at), c.at) AS at FROM tokenkeeper.stale_receipt AS r
-                WHERE r.topic_id + 0 = n.topic_id AND r.queued_at BETWEEN c.at - interval '1 minute' AND c.at) AS f
+                SELECT coalesce(min(r.received_at), c.at) AS at FROM tokenkeeper.receipt AS r
+                WHERE r.topic_id + 0 = n.topic_id AND r.cause = 'stale' AND r.received_at BETWEEN c.at - interval '1 minute' AND c.at) AS f
             WHERE n.topic_id NOT IN (SELECT k.topic_id FROM tokenkeeper.stale_wave AS k)
             ON CONFLICT DO NOTHING
             RETURNING w.topic_id, w.since, w.undo

@@ -81,14 +81,13 @@ BEGIN
     IF known.unregistered_by_app_at > limit_of THEN
         RETURN 'it has been unregistered since';
     END IF;
-    IF known.suspect_at IS NOT NULL
-        OR EXISTS (SELECT FROM tokenkeeper.suspect AS s WHERE s.topic_id = of_topic AND s.token_key = key)
-        OR EXISTS (SELECT FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic AND h.token_key = key)
-        -- The 410s that came while the source ran are its own: what it knew to be stale.
-        OR EXISTS (SELECT FROM tokenkeeper.stale_receipt AS r WHERE r.topic_id = of_topic AND r.token_key = key
-                   AND r.queued_at NOT BETWEEN source.started_at AND coalesce(source.finished_at, source.withdrawn_at, clock_timestamp()))
+    IF EXISTS (SELECT FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic AND h.token_key = key)
+        OR EXISTS (SELECT FROM tokenkeeper.receipt AS r WHERE r.topic_id = of_topic AND r.token_key = key AND (r.cause = 'suspect' OR (
+                   -- The 410s that came while the source ran are its own: what it knew to be stale.
+                   r.cause = 'stale' AND r.received_at NOT BETWEEN source.started_at AND coalesce(source.finished_at, source.withdrawn_at, clock_timestamp()))))
+        OR known.suspect_at IS NOT NULL
         OR (known.stale_at IS NOT NULL AND NOT EXISTS (
-            SELECT FROM tokenkeeper.stale_receipt AS r WHERE r.topic_id = of_topic AND r.token_key = key)) THEN
+            SELECT FROM tokenkeeper.receipt AS r WHERE r.topic_id = of_topic AND r.token_key = key AND r.cause = 'stale')) THEN
         RETURN 'APNs has responded to a push to it';
     END IF;
     -- Another token of its device has superseded it since: one that the source did not make.
@@ -123,9 +122,9 @@ BEGIN
         SELECT t.topic_id, r.token_key
         FROM tokenkeeper.topic AS t
         CROSS JOIN LATERAL (
-            SELECT DISTINCT s.token_key FROM tokenkeeper.stale_receipt AS s
-            WHERE s.topic_id + 0 = t.topic_id
-              AND s.queued_at BETWEEN source.started_at AND coalesce(source.finished_at, source.withdrawn_at, clock_timestamp())) AS r
+            SELECT DISTINCT s.token_key FROM tokenkeeper.receipt AS s
+            WHERE s.topic_id + 0 = t.topic_id AND s.cause = 'stale'
+              AND s.received_at BETWEEN source.started_at AND coalesce(source.finished_at, source.withdrawn_at, clock_timestamp())) AS r
         CROSS JOIN LATERAL (
             SELECT FROM tokenkeeper.ledger AS k
             WHERE k.topic_id = t.topic_id AND k.token_key = r.token_key AND k.registered_at = '-infinity' OFFSET 0) AS l
@@ -200,16 +199,12 @@ BEGIN
         WHERE l.topic_id = k.topic_id AND l.token_key = k.token_key
         RETURNING l.*
     ), receipts AS (
-        DELETE FROM tokenkeeper.stale_receipt AS r USING unnest(gone_topics, gone_keys) AS k (topic_id, token_key)
+        DELETE FROM tokenkeeper.receipt AS r USING unnest(gone_topics, gone_keys) AS k (topic_id, token_key)
         WHERE r.topic_id = k.topic_id AND r.token_key = k.token_key
-        RETURNING r.topic_id, r.queued_at, r.newly
+        RETURNING r.topic_id, r.cause, r.received_at, r.counted
     ), uncounted AS (
-        INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens)
-        SELECT tokenkeeper.hour_of(r.queued_at), r.topic_id, -count(*) FROM receipts AS r WHERE r.newly GROUP BY 1, 2
-    ), logouts AS (
-        -- The guard still counts those that suppressed a token: it forgets them within a day, and its lock comes before those held here.
-        DELETE FROM tokenkeeper.unregistration_receipt AS r USING unnest(gone_topics, gone_keys) AS k (topic_id, token_key)
-        WHERE r.topic_id = k.topic_id AND r.token_key = k.token_key
+        INSERT INTO tokenkeeper.suppression_count (hour, topic_id, cause, tokens)
+        SELECT tokenkeeper.hour_of(r.received_at), r.topic_id, r.cause, -count(*) FROM receipts AS r WHERE r.counted GROUP BY 1, 2, 3
     ), pruned AS (
         -- The history keeps the topic.
         INSERT INTO tokenkeeper.topic_prune AS p (topic_id) SELECT DISTINCT g.topic_id FROM gone AS g

@@ -219,8 +219,6 @@ DECLARE
     sharing_keys bytea[];
     busy_topic integer;
     busy bytea;
-    guarded integer[];
-    guarded_logouts integer[];
     total bigint := 0;
     part bigint;
 BEGIN
@@ -236,8 +234,6 @@ BEGIN
                                     r.queued_at, 8, r.attempts, NULL)::tokenkeeper.registration, hex, base64, asked, who);
 
     PERFORM tokenkeeper.lock_out_drains();
-    -- Locks in the same order as everywhere: guards, then tokens.
-    PERFORM FROM tokenkeeper.topic_guard AS g ORDER BY g.topic_id, g.cause FOR UPDATE;
     LOOP
         busy := NULL;
         keys := tokenkeeper.keys_to_forget(of_key, asked, who);
@@ -289,19 +285,6 @@ BEGIN
         looked_since := NULL;
     END IF;
 
-    SELECT coalesce(array_agg(DISTINCT a.topic_id), '{}') INTO guarded FROM (
-        SELECT h.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
-        JOIN tokenkeeper.held_result AS h ON h.topic_id = g.topic_id AND h.token_key = k.token_key
-        UNION ALL
-        SELECT s.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
-        JOIN tokenkeeper.suspect AS s ON s.topic_id = g.topic_id AND s.token_key = k.token_key AND s.suppresses) AS a;
-    SELECT coalesce(array_agg(DISTINCT a.topic_id), '{}') INTO guarded_logouts FROM (
-        SELECT h.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
-        JOIN tokenkeeper.held_registration AS h ON h.topic_id = g.topic_id AND h.token_key = k.token_key
-        UNION ALL
-        SELECT r.topic_id FROM tokenkeeper.topic_guard AS g CROSS JOIN unnest(keys) AS k (token_key)
-        JOIN tokenkeeper.unregistration_receipt AS r ON r.topic_id = g.topic_id AND r.token_key = k.token_key AND r.suppresses) AS a;
-
     -- Tokens of the same devices that stay do not keep what those that go had reported: the same tags of the same instant.
     UPDATE tokenkeeper.ledger AS l SET tags = NULL, tags_at = NULL
     FROM unnest(sharing_topics, sharing_keys) AS k (topic_id, token_key)
@@ -310,7 +293,7 @@ BEGIN
     -- Batches first: what leaves them unfinished goes to the outbox. Nobody addresses meanwhile.
     total := tokenkeeper.forget_in_campaigns(keys, asked, who);
 
-    FOR step IN 1..18 LOOP
+    FOR step IN 1..16 LOOP
         CASE step
             -- The outbox before the queue: a response moves from the outbox to the queue while it is recorded. A claimed request is being
             -- sent; its response finds no request and is not kept.
@@ -361,26 +344,18 @@ BEGIN
                 USING unnest(token_topics, token_keys) AS k (topic_id, token_key)
                 WHERE l.topic_id = k.topic_id AND l.token_key = k.token_key;
             WHEN 9 THEN
-                DELETE FROM tokenkeeper.suspect AS s
+                DELETE FROM tokenkeeper.receipt AS r
                 USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
-                WHERE s.topic_id = t.topic_id AND s.token_key = k.token_key;
+                WHERE r.topic_id = t.topic_id AND r.token_key = k.token_key;
             WHEN 10 THEN
                 DELETE FROM tokenkeeper.token_event_log AS e WHERE e.token_key = ANY (keys);
             -- The device itself; nothing if only a token was given.
             WHEN 11 THEN
                 DELETE FROM tokenkeeper.token_event_log AS e WHERE e.device_id = asked;
             WHEN 12 THEN
-                DELETE FROM tokenkeeper.stale_receipt AS r
-                USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
-                WHERE r.topic_id = t.topic_id AND r.token_key = k.token_key;
-            WHEN 13 THEN
                 DELETE FROM tokenkeeper.held_registration AS h
                 WHERE h.token_key = ANY (keys) OR tokenkeeper.device_name(h.device_id) = asked OR h.user_id COLLATE "C" = who;
-            WHEN 14 THEN
-                DELETE FROM tokenkeeper.unregistration_receipt AS r
-                USING tokenkeeper.topic AS t, unnest(keys) AS k (token_key)
-                WHERE r.topic_id = t.topic_id AND r.token_key = k.token_key;
-            WHEN 15 THEN
+            WHEN 13 THEN
                 DELETE FROM tokenkeeper.registration AS r
                 WHERE CASE -- Most registrations: plain hex, and nothing else that is long enough for a token.
                            WHEN r.tags IS NULL AND octet_length(r.topic) < 64
@@ -395,7 +370,7 @@ BEGIN
                                    left(r.user_id, 1024), tokenkeeper.cut_tags(r.tags), r.unregistered, r.source_id, r.returned, r.queued_at, 8, r.attempts,
                                    NULL)::tokenkeeper.registration, hex, base64, asked, who)
                            ELSE tokenkeeper.registers(r, hex, base64, asked, who) END;
-            WHEN 16 THEN
+            WHEN 14 THEN
                 DELETE FROM tokenkeeper.rejected_registration AS r
                 WHERE r.rejected_id IN (SELECT unnest(rejected_registrations))
                    OR (coalesce(age(r.xmin) <= age(looked_since), true)
@@ -403,9 +378,9 @@ BEGIN
                            ROW(r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, r.source_id, r.returned,
                                r.queued_at, 8, r.attempts, NULL)::tokenkeeper.registration, hex, base64, asked, who));
             -- The user itself; nothing if a token or a device was given.
-            WHEN 17 THEN
+            WHEN 15 THEN
                 DELETE FROM tokenkeeper.token_event_log AS e WHERE e.user_id = who;
-            WHEN 18 THEN
+            WHEN 16 THEN
                 DELETE FROM tokenkeeper.crowded_token AS c WHERE c.token_key = ANY (keys);
         END CASE;
         GET DIAGNOSTICS part = ROW_COUNT;
@@ -419,8 +394,6 @@ BEGIN
             WHERE a.topic_id = t.topic_id AND a.token_key < c.addressed_to ORDER BY a.token_key DESC LIMIT 1) AS l
         WHERE t.topic = c.topic AND t.environment = c.environment), '') END
     WHERE c.ended_at IS NULL AND c.addressed_to = ANY (keys);
-    PERFORM tokenkeeper.recount_guard('suspect', g) FROM unnest(guarded) AS g;
-    PERFORM tokenkeeper.recount_guard('unregistered_by_app', g) FROM unnest(guarded_logouts) AS g;
     UPDATE tokenkeeper.operation AS o SET device_id = NULL
     WHERE o.device_id = ANY (devices) AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = o.device_id);
     UPDATE tokenkeeper.operation AS o SET device_id = NULL WHERE o.device_id = asked;

@@ -155,7 +155,6 @@ BEGIN
       AND jsonb_strip_nulls(to_jsonb(t)) - ARRAY['topic_id', 'environment', 'topic', 'first_seen'] = '{}'
       AND NOT EXISTS (SELECT FROM tokenkeeper.topic_prune AS p
                       WHERE p.topic_id = t.topic_id AND p.pruned_at >= unused_topics.pruned_before)
-      AND NOT EXISTS (SELECT FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = t.topic_id AND g.tripped_at IS NOT NULL)
       AND NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.topic = t.topic AND c.environment = t.environment AND c.ended_at IS NULL);
     -- Each other table with a topic_id, those of later versions included. The history need not be checked: a token without a row in the
     -- ledger was pruned (see topic_prune) or erased together with its history.
@@ -163,8 +162,8 @@ BEGIN
         SELECT c.relname FROM pg_class AS c
         JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'topic_id' AND a.atttypid = 'integer'::regtype
         WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
-          AND c.relname NOT IN ('topic', 'topic_prune', 'topic_guard', 'token_count', 'token_count_part', 'token_count_progress', 'token_event_log',
-                                'stale_count', 'stale_wave', 'topic_rate')
+          AND c.relname NOT IN ('topic', 'topic_prune', 'token_count', 'token_count_part', 'token_count_progress', 'token_event_log',
+                                'suppression_count', 'stale_wave', 'topic_rate')
         ORDER BY c.relname <> 'ledger', c.relname
     LOOP
         EXIT WHEN unused IS NULL;
@@ -176,7 +175,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) IS
-    'Which of these topics nothing refers to: no token, suspect, 410, held result or exclusion, no tripped guard, no policy, no campaign that has not '
+    'Which of these topics nothing refers to: no token, receipt, held result or exclusion, no tripped guard, no policy, no campaign that has not '
     'ended, and no token '
     'pruned since an instant.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) FROM PUBLIC;
@@ -205,11 +204,10 @@ BEGIN
         -- lock no session has an uncommitted use of a topic_id, and the second check sees all committed ones.
         LOCK TABLE tokenkeeper.topic IN ACCESS EXCLUSIVE MODE;
         unused := tokenkeeper.unused_topics(unused, reap_topics.pruned_before);
-        DELETE FROM tokenkeeper.topic_guard AS g WHERE g.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.token_count AS c WHERE c.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.token_count_part AS c WHERE c.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.token_count_progress AS c WHERE c.topic_id = ANY (unused);
-        DELETE FROM tokenkeeper.stale_count AS c WHERE c.topic_id = ANY (unused);
+        DELETE FROM tokenkeeper.suppression_count AS c WHERE c.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.stale_wave AS w WHERE w.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.topic_prune AS p WHERE p.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.topic_rate AS r WHERE r.topic_id = ANY (unused);

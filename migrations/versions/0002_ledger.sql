@@ -131,25 +131,30 @@ COMMENT ON STATISTICS tokenkeeper.ledger_tag_vector IS
 -- Reports ----------------------------------------------------------------------------------------------------------
 
 CREATE TYPE tokenkeeper.token_report AS (
-    n             integer,
-    topic_id      integer,
-    token_key     bytea,
-    one_token     boolean,
-    registered_at timestamptz,
-    logout_at     timestamptz,
-    returned_at   timestamptz,
-    device_id     text COLLATE "C",
-    device_at     timestamptz,
-    user_id       text COLLATE "C",
-    user_at       timestamptz,
-    tags          text[] COLLATE "C",
-    tags_at       timestamptz,
-    source_id     bigint
+    n              integer,
+    topic_id       integer,
+    token_key      bytea,
+    one_token      boolean,
+    registered_at  timestamptz,
+    returned_at    timestamptz,
+    device_id      text COLLATE "C",
+    device_at      timestamptz,
+    user_id        text COLLATE "C",
+    user_at        timestamptz,
+    tags           text[] COLLATE "C",
+    tags_at        timestamptz,
+    cause          text COLLATE "C",
+    invalidated_at timestamptz,
+    reason         text COLLATE "C",
+    received_at    timestamptz,
+    released       boolean,
+    source_id      bigint
 );
 COMMENT ON TYPE tokenkeeper.token_report IS
-    'What a registration or a logout says about one token: facts, each with its instant. n is its position in an array; one_token is has_one_token_per_device '
-    'of the topic. A device_id or user_id that is null says nothing, an empty one clears. A logout with a user_id counts only if the token is not another '
-    'user''s by then.';
+    'What a registration, a logout or a result says about one token: facts, each with its instant. n is its position in a batch; one_token is '
+    'has_one_token_per_device of the topic. A device_id or user_id that is null says nothing, an empty one clears. If cause is not null (stale, suspect or '
+    'unregistered_by_app), it says that the token is invalid since invalidated_at, and was received at received_at; a logout with a user_id counts only if the '
+    'token is not another user''s by then.';
 
 CREATE TYPE tokenkeeper.device_check AS (
     topic_id  integer,

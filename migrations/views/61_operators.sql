@@ -34,45 +34,49 @@ COMMENT ON COLUMN tokenkeeper.topic_policy.confirm_share IS
     'enqueue needs confirm => true for an audience of more than this share of the active tokens, and more than 50: 0.5 is 50 percent, 1 never; default never.';
 
 CREATE OR REPLACE VIEW tokenkeeper.guard AS
-SELECT t.environment, t.topic, g.tripped_at IS NOT NULL AS tripped, g.tripped_at, g.tokens, g.active, g.max_tokens, g.undo_since,
-       CASE WHEN g.tripped_at IS NOT NULL AND g.undo_since IS NOT NULL
-            THEN tokenkeeper.reinstate_command(t.topic, t.environment, g.undo_since, NULL, g.cause) END AS undo,
-       g.cause
-FROM tokenkeeper.topic_guard AS g JOIN tokenkeeper.topic AS t USING (topic_id);
+SELECT t.environment, t.topic, g.topic_id IS NOT NULL AS tripped, g.tripped_at, coalesce(g.tokens, c.tokens) AS tokens, g.active, g.max_tokens, g.undo_since,
+       CASE WHEN g.undo_since IS NOT NULL THEN tokenkeeper.reinstate_command(t.topic, t.environment, g.undo_since, NULL, cause) END AS undo,
+       cause
+FROM tokenkeeper.tripped_guard AS g
+FULL JOIN (
+    SELECT s.topic_id, s.cause, sum(s.tokens)::bigint AS tokens FROM tokenkeeper.suppression_count AS s
+    WHERE s.hour > now() - interval '24:00' GROUP BY 1, 2 HAVING sum(s.tokens) > 0) AS c USING (topic_id, cause)
+JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.guard IS
-    'The mass-failure guard by topic and cause: whether it has tripped and holds suspects, or logouts, by what numbers, and the command that undoes '
-    'what was recorded before.';
-COMMENT ON COLUMN tokenkeeper.guard.tokens IS 'Tokens that suspects, or logouts, have suppressed or would have within a day, as of the latest.';
-COMMENT ON COLUMN tokenkeeper.guard.active IS 'The active tokens of the topic at that time.';
-COMMENT ON COLUMN tokenkeeper.guard.max_tokens IS 'How many may be suppressed within a day.';
+    'The guard by topic and cause: what each has suppressed within the last day, whether the guard has tripped and holds what follows, by what numbers, and the '
+    'command that undoes what was recorded before.';
+COMMENT ON COLUMN tokenkeeper.guard.tokens IS
+    'Tokens that the cause has newly suppressed within the last 24 hours; of a tripped guard, those that it has suppressed or would have when it tripped.';
+COMMENT ON COLUMN tokenkeeper.guard.active IS 'The active tokens of the topic when it tripped.';
+COMMENT ON COLUMN tokenkeeper.guard.max_tokens IS 'How many could be suppressed within a day when it tripped.';
+COMMENT ON COLUMN tokenkeeper.guard.undo_since IS
+    'When the first of what tripped it was received: where an undo should begin. Null once it has been undone.';
 COMMENT ON COLUMN tokenkeeper.guard.cause IS
-    'suspect; or unregistered_by_app: logouts from an attached table, a backfill or an import.';
+    'suspect; unregistered_by_app: logouts from an attached table, a backfill or an import; or stale: 410s, which trip it only with guard.hold_stale_share.';
+
+CREATE OR REPLACE VIEW tokenkeeper.held AS
+SELECT h.topic_id, h.cause, h.token_key, h.queued_at FROM tokenkeeper.held_result AS h
+UNION ALL
+SELECT h.topic_id, 'unregistered_by_app', h.token_key, h.queued_at FROM tokenkeeper.held_registration AS h;
+COMMENT ON VIEW tokenkeeper.held IS 'Internal: what the guard holds, by topic and cause: held_result and held_registration.';
 
 CREATE OR REPLACE VIEW tokenkeeper.reinstatement AS
 SELECT t.environment, t.topic, e.since, e.until, e.at, e.done_by, e.exclusion_id, e.finished_at, e.tokens,
-       CASE WHEN e.finished_at IS NOT NULL THEN 0
-            WHEN e.cause = 'stale' THEN (
-                SELECT count(*) FROM (SELECT FROM tokenkeeper.stale_receipt AS r
-                                      WHERE r.topic_id + 0 = e.topic_id AND r.queued_at BETWEEN e.since AND e.until LIMIT 10000) AS l)
-            WHEN e.cause = 'unregistered_by_app' THEN (
-                SELECT count(*) FROM (SELECT FROM tokenkeeper.unregistration_receipt AS r
-                                      WHERE r.topic_id + 0 = e.topic_id AND r.source_id IS NOT NULL
-                                        AND r.queued_at BETWEEN e.since AND e.until LIMIT 10000) AS l)
-            ELSE (
-                SELECT count(*) FROM (SELECT FROM tokenkeeper.suspect AS s
-                                      WHERE s.topic_id + 0 = e.topic_id AND s.suspect_at BETWEEN e.since AND e.until LIMIT 10000) AS l)
-       END AS remaining,
+       CASE WHEN e.finished_at IS NOT NULL THEN 0 ELSE (
+           SELECT count(*) FROM (
+               SELECT FROM tokenkeeper.receipt AS r
+               WHERE r.topic_id + 0 = e.topic_id AND r.cause = e.cause AND r.received_at BETWEEN e.since AND e.until
+                 AND (r.source_id IS NOT NULL OR e.cause <> 'unregistered_by_app') LIMIT 10000) AS l) END AS remaining,
        e.cause
 FROM tokenkeeper.exclusion AS e JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.reinstatement IS
-    'The windows given to reinstate: suspects whose instant lies in a window, ends included, and 410s and logouts from a source that were received within one, never count. The '
-    'daemons, or `tokenkeeperd reinstate`, undo those recorded before; until then their tokens stay suppressed.';
+    'The windows given to reinstate: what was received within one, ends included, never counts. The daemons, or `tokenkeeperd reinstate`, undo what was recorded '
+    'before; until then the tokens stay suppressed.';
 COMMENT ON COLUMN tokenkeeper.reinstatement.finished_at IS 'When all of it was undone; null while the undo is in progress.';
 COMMENT ON COLUMN tokenkeeper.reinstatement.tokens IS 'How many tokens have become sendable because of it so far.';
 COMMENT ON COLUMN tokenkeeper.reinstatement.remaining IS 'Results that are still to be undone; 10000 means 10000 or more.';
 COMMENT ON COLUMN tokenkeeper.reinstatement.cause IS
-    'suspect: results by when their requests were sent. stale: 410s by when they were received (queued_at). unregistered_by_app: logouts from a source '
-    'by when they were received (queued_at).';
+    'suspect, stale (410s), or unregistered_by_app: logouts from a source.';
 
 CREATE OR REPLACE VIEW tokenkeeper.stale_share AS
 WITH this AS MATERIALIZED (
@@ -84,7 +88,7 @@ WITH this AS MATERIALIZED (
            greatest(sum(c.tokens) FILTER (WHERE c.hour = n.hour), 0) AS this_hour,
            greatest(sum(c.tokens) FILTER (WHERE c.hour = n.hour - interval '1:00'), 0) AS last_hour,
            greatest(sum(c.tokens) FILTER (WHERE c.hour > n.hour - interval '24:00'), 0) AS day
-    FROM tokenkeeper.stale_count AS c CROSS JOIN this AS n WHERE c.hour > now() - interval '25 hours' GROUP BY 1
+    FROM tokenkeeper.suppression_count AS c CROSS JOIN this AS n WHERE c.cause = 'stale' AND c.hour > now() - interval '25 hours' GROUP BY 1
 ), active AS (
     SELECT c.topic_id, coalesce(sum(c.tokens) FILTER (WHERE c.state = 'active'), 0) AS tokens,
            coalesce(sum(c.tokens) FILTER (WHERE c.state = 'stale'), 0) AS stale
@@ -110,8 +114,8 @@ WITH this AS MATERIALIZED (
                        WHEN 'hour' THEN CASE WHEN d.hour < m.hour - interval '1:00' AND d.hour >= m.hour - interval '337:00' THEN d.tokens END
                        ELSE CASE WHEN d.hour <= m.hour - interval '24:00' AND d.hour > m.hour - interval '360:00' THEN d.day END END), 0)
             FROM (SELECT h.hour, h.tokens, sum(h.tokens) OVER (ORDER BY h.hour RANGE BETWEEN '23:00' PRECEDING AND CURRENT ROW) AS day
-                  FROM (SELECT c.hour, greatest(sum(c.tokens), 0) AS tokens FROM tokenkeeper.stale_count AS c
-                        WHERE c.topic_id = m.topic_id AND c.hour > now() - interval '16 days' GROUP BY 1) AS h) AS d) AS highest
+                  FROM (SELECT c.hour, greatest(sum(c.tokens), 0) AS tokens FROM tokenkeeper.suppression_count AS c
+                        WHERE c.topic_id = m.topic_id AND c.cause = 'stale' AND c.hour > now() - interval '16 days' GROUP BY 1) AS h) AS d) AS highest
     FROM measured AS m
 )
 SELECT m.environment, m.topic, m.period, m.since, m.newly::bigint AS newly_stale, m.active::bigint AS active,

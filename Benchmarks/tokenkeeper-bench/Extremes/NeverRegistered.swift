@@ -16,7 +16,7 @@ extension ExtremesMeasurement {
                     "INSERT INTO tokenkeeper.token_count (topic_id, state, tokens, counted_at) VALUES (1, 'suspect', \(tokens), now())"
                 )
             } else {
-                try session.run("TRUNCATE tokenkeeper.token_count; UPDATE tokenkeeper.topic_guard SET active = NULL")
+                try session.run("TRUNCATE tokenkeeper.token_count; TRUNCATE tokenkeeper.tripped_guard")
             }
             let daemons = try MeasuredDaemon.start(on: database)
             defer { for daemon in daemons { daemon.stop() } }

@@ -16,12 +16,9 @@ extension ExtremesMeasurement {
             let start = ContinuousClock.now
             try session.run(
                 """
-                SELECT tokenkeeper.record('{production}', '{large}', array_fill(1, ARRAY[400]), k.keys, array_fill(NULL::timestamptz, ARRAY[400]),
-                    array_fill(NULL::text, ARRAY[400]), array_fill(NULL::timestamptz, ARRAY[400]), array_fill(false, ARRAY[400]), '{}', '{}', '{}', '{}',
-                    ARRAY(SELECT generate_series(1, 400)), array_fill(now(), ARRAY[400]),
-                    array_fill('BadDeviceToken'::text, ARRAY[400]), array_fill(now(), ARRAY[400]), array_fill(false, ARRAY[400]), 50, 0.005, NULL)
-                FROM (SELECT array_agg(sha256(i::text::bytea) ORDER BY sha256(i::text::bytea)) AS keys
-                      FROM generate_series(\(round * 400 + 1), \(round * 400 + 400)) AS i) AS k
+                SELECT tokenkeeper.record(ARRAY(
+                    SELECT tokenkeeper.invalidation_of(i, 1, sha256(i::text::bytea), 'suspect', now(), 'BadDeviceToken', now())
+                    FROM generate_series(\(round * 400 + 1), \(round * 400 + 400)) AS i), 50, 0.005, NULL)
                 """)
             milliseconds.append(start.duration(to: .now) / .milliseconds(1))
         }

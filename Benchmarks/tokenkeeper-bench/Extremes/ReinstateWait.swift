@@ -11,11 +11,11 @@ extension ExtremesMeasurement {
             INSERT INTO tokenkeeper.topic (environment, topic) VALUES ('production', 'undo');
             INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, suspect_at, suspect_reason, suppressed_since)
             SELECT 1, sha256(i::text::bytea), now() - interval '50 days', now() - interval '1 day', 'BadDeviceToken', now() FROM generate_series(1, \(tokens)) AS i;
-            INSERT INTO tokenkeeper.suspect (topic_id, token_key, suspect_at, reason, queued_at, suppresses)
-            SELECT topic_id, token_key, suspect_at, suspect_reason, suspect_at, true FROM tokenkeeper.ledger
+            INSERT INTO tokenkeeper.receipt (topic_id, token_key, cause, invalidated_at, reason, received_at, counted)
+            SELECT topic_id, token_key, 'suspect', suspect_at, suspect_reason, suspect_at, true FROM tokenkeeper.ledger
             """)
         try session.run("VACUUM (ANALYZE) tokenkeeper.ledger")
-        try session.run("VACUUM (ANALYZE) tokenkeeper.suspect")
+        try session.run("VACUUM (ANALYZE) tokenkeeper.receipt")
         let daemons = try MeasuredDaemon.start(on: database)
         defer { for daemon in daemons { daemon.stop() } }
         let client = try PreparedClient(database)

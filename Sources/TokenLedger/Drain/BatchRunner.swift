@@ -81,14 +81,9 @@ struct BatchRunner {
         _ rows: RowRange, of partition: Partition, into pass: inout Drain.Pass, on connection: inout Connection,
         report: Drain.Report
     ) throws(DatabaseError) -> DrainLock.Refusal? {
-        var isAtGuard = false
-        // The other drain's turn at the guard begins after the commit.
-        defer { if isAtGuard { pair.leaveGuard() } }
-        return try inTransaction(rows, of: partition, into: &pass, on: &connection, report: report) {
+        try inTransaction(rows, of: partition, into: &pass, on: &connection, report: report) {
             connection, pass throws(DatabaseError) in
-            let terms = BatchTerms(guardLimits: guardLimits, rejectedAllowance: rejectedAllowance) {
-                isAtGuard = pair.enterGuard()
-            }
+            let terms = BatchTerms(guardLimits: guardLimits, rejectedAllowance: rejectedAllowance)
             switch try queue.record(rows, of: partition, terms, on: &connection) {
             case .empty: return nil
             case .allWait:

@@ -1,36 +1,11 @@
-internal import Dispatch
 internal import Synchronization
 
-/// What the two drains of a process share: their turns at the mass-failure guard, and whether the helper may drain a partition
-/// that the primary wants to read in bulk.
+/// What the two drains of a process share: whether the helper may drain a partition that the primary wants to read in bulk.
 public final class DrainPair: Sendable {
-    private let guardTurn = DispatchSemaphore(value: 1)
-    private let isOverdue = Atomic(false)
     private let reading = Atomic(false)
     private let helpedUntil: Mutex<[Partition: ContinuousClock.Instant]> = Mutex([:])
 
-    private let patience: DispatchTimeInterval
-
-    public convenience init() { self.init(patience: .milliseconds(500)) }
-
-    /// - Parameter patience: How long one drain waits for the other at the guard; longer than a batch takes.
-    init(patience: DispatchTimeInterval) { self.patience = patience }
-
-    /// Serializes guard decisions within this process.
-    ///
-    /// The row of a topic's guard is locked from its decision until the batch commits. A drain that waits in PostgreSQL instead would
-    /// run into the lock timeout, and write its suspects a second time, to the retry partition.
-    ///
-    /// - Returns: False if the other drain took too long. Then PostgreSQL decides which drain waits.
-    func enterGuard() -> Bool {
-        // Once the other drain is overdue, batches no longer wait for it.
-        let patience = isOverdue.load(ordering: .relaxed) ? DispatchTimeInterval.nanoseconds(0) : patience
-        let isIn = guardTurn.wait(timeout: .now() + patience) == .success
-        isOverdue.store(!isIn, ordering: .relaxed)
-        return isIn
-    }
-
-    func leaveGuard() { guardTurn.signal() }
+    public init() {}
 
     /// Whether the primary is reading a partition in bulk at this moment. Meanwhile the helper drains new results.
     public var isReading: Bool { reading.load(ordering: .relaxed) }

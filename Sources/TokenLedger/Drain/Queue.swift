@@ -58,8 +58,6 @@ extension Queue {
 struct BatchTerms {
     var guardLimits: GuardLimits
     let rejectedAllowance: RejectedAllowance
-    /// Waits until no other batch of this process is judged by the mass-failure guard; the turn ends with the transaction.
-    let enterGuard: () -> Void
 }
 
 /// How a batch has ended.

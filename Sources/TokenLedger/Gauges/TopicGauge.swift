@@ -67,8 +67,9 @@ public enum TopicGauge: String, CaseIterable, Sendable {
             """
         case .guardTripped:
             """
-            SELECT t.environment, t.topic, NULL, CASE WHEN g.tripped_at IS NULL THEN 0 ELSE 1 END
-            FROM tokenkeeper.topic AS t LEFT JOIN tokenkeeper.topic_guard AS g USING (topic_id)
+            SELECT t.environment, t.topic, NULL,
+                   CASE WHEN EXISTS (SELECT FROM tokenkeeper.tripped_guard AS g WHERE g.topic_id = t.topic_id) THEN 1 ELSE 0 END
+            FROM tokenkeeper.topic AS t
             """
         case .topicPaused:
             """

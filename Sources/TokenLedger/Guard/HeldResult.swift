@@ -10,7 +10,7 @@ struct HeldResult {
     var at: Instant
     var reason: String
 
-    /// The columns of `held_result` that the queue does not have: topic_id, cause, token_key, suspect_at, reason.
+    /// The columns of `held_result` that the queue does not have: topic_id, cause, token_key, invalidated_at, reason.
     static func parameters(
         _ held: ArraySlice<HeldResult>, on connection: inout Connection
     ) throws(DatabaseError) -> [Parameter] {

@@ -2,7 +2,7 @@
 public struct HeldSummary: Sendable {
     public let environment: String
     public let topic: String
-    /// Suspects, with 410s that `guard.hold_stale_share` holds; or logouts.
+    /// Suspects; 410s that `guard.hold_stale_share` holds; or logouts.
     public let cause: GuardTransition.Cause
     /// How many results, or logouts.
     public let results: Int64
@@ -23,7 +23,7 @@ public struct HeldSummary: Sendable {
         let rows = try connection.query(
             """
             WITH row AS (
-                SELECT 'suspect' AS cause, h.environment, h.topic, h.topic_id, h.token_key, h.reason, h.queued_at
+                SELECT h.cause, h.environment, h.topic, h.topic_id, h.token_key, h.reason, h.queued_at
                 FROM tokenkeeper.held_result AS h
                 UNION ALL
                 SELECT 'unregistered_by_app', h.environment, h.topic, h.topic_id, h.token_key,

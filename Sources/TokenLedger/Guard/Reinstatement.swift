@@ -1,11 +1,9 @@
 internal import TokenModel
 
-/// Undoes the results of a topic within a window: they do not count, whether they are recorded already or arrive later. Suspects by
-/// when their requests were sent, 410s and logouts by when they were received.
+/// Undoes the results of a topic that were received within a window: they do not count, whenever a daemon records them.
 ///
 /// `tokenkeeper.reinstate` records the window. Then daemons and callers of `undo` undo the recorded results, in short
-/// transactions. Several may run at once. If one ends early, the rest is still in `tokenkeeper.suspect`,
-/// `stale_receipt` or `unregistration_receipt`.
+/// transactions. Several may run at once. If one ends early, the rest is still in `tokenkeeper.receipt`.
 public struct Reinstatement: Sendable {
     /// Which results are undone.
     public enum Cause: String, CaseIterable, Sendable {
@@ -17,9 +15,9 @@ public struct Reinstatement: Sendable {
 
     /// The recorded results to undo. In a dry run, the tokens that would be sendable again.
     public let results: Int64
-    /// Tokens that the 410s of these hours had made stale and that were pruned since: nothing restores them. 0 for other causes.
+    /// Tokens that the results of these hours had suppressed and that were pruned since: nothing restores them.
     public let pruned: Int64
-    /// How many results of the topic, or for `unregisteredByApp` logouts, the guard still holds.
+    /// How many results or logouts of the topic and cause the guard still holds.
     public let held: Int64
     /// The window, as PostgreSQL understood it, in UTC.
     public let window: (since: String, until: String)
@@ -41,12 +39,12 @@ public struct Reinstatement: Sendable {
             try connection.query(
                 """
                 SELECT tokenkeeper.\(function)($1, $2, w.since, w.until, $5), w.since::text, w.until::text,
-                       CASE $5 WHEN 'stale' THEN tokenkeeper.pruned_stale($1, $2, w.since, w.until) ELSE 0 END,
+                       tokenkeeper.pruned_since($1, $2, w.since, w.until, $5),
                        CASE $5 WHEN 'unregistered_by_app' THEN
                            (SELECT count(*) FROM tokenkeeper.held_registration AS h
                             WHERE h.topic = $1 AND coalesce(h.environment, 'production') = $2)
                        ELSE (SELECT count(*) FROM tokenkeeper.held_result AS h
-                             WHERE h.topic = $1 AND coalesce(h.environment, 'production') = $2) END, statement_timestamp()
+                             WHERE h.topic = $1 AND coalesce(h.environment, 'production') = $2 AND h.cause = $5) END, statement_timestamp()
                 FROM (SELECT $3::text::timestamptz AS since, coalesce($4::text::timestamptz, clock_timestamp()) AS until) AS w
                 """, [.text(topic), .text(environment), .text(since), .text(until), .text(cause.rawValue)]
             ).one { row throws(DatabaseError) in
@@ -126,7 +124,7 @@ public struct Reinstatement: Sendable {
                 guard let undone else { return false }
                 idle = undone == 0 ? idle + 1 : 0
             } catch let error where error.remedy == .retry {
-                // Another session has locked the topic's guard.
+                // Another session is at it.
                 return false
             }
         }

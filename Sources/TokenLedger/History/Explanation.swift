@@ -88,7 +88,7 @@ public enum Explanation {
         switch cause {
         case "stale": "410s received from "
         case "unregistered_by_app": "logouts from attached tables and files received from "
-        default: "suspects from "
+        default: "suspects received from "
         }
     }
 
@@ -157,15 +157,15 @@ public enum Explanation {
             words =
                 "a registration later than that of the device's newer token, \(newer.digits)…: \(newer.registeredAt.exact)"
         }
-        if history.state == "suspect", let at = history.invalidatedAt {
+        if history.state == "suspect", let since = history.receivedSince, let until = history.receivedUntil {
             // In backticks, a topic that has one would end the command.
             let command =
                 history.topic.contains("`")
                 ? "tokenkeeperd reinstate"
                 : "tokenkeeperd reinstate \(ShellWord.option("--topic", history.topic)) "
-                    + "--environment \(history.environment) --since \(at.option) --until \(at.option)"
+                    + "--environment \(history.environment) --since \(since.option) --until \(until.option)"
             words +=
-                "; or, if it was a mistake, `\(command)`, which undoes what was sent then (--dry-run says whether that is enough)"
+                "; or, if it was a mistake, `\(command)`, which undoes what was received then (--dry-run says whether that is enough)"
         }
         return words
     }

@@ -33,7 +33,7 @@ enum HistoryReading {
 
     /// Events of the topic are included from the token's first event on; to its last, if the ledger does not know the token any more.
     private static let events = """
-        WITH RECURSIVE \(TokenLookup.heldTopics), \(TokenLookup.heldLogoutTopics), asked AS (
+        WITH asked AS (
             SELECT a.number, a.environment, a.topic, a.token, decode(a.token, 'hex') AS token_key, a.known
             FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
                  WITH ORDINALITY AS a (environment, topic, token, known, number)
@@ -52,12 +52,12 @@ enum HistoryReading {
                 ORDER BY v.at DESC, v.event_id DESC LIMIT \(TokenHistory.mostEvents)) AS e
             UNION ALL
             SELECT a.number, h.held_at, 'held', h.held_id, 'held', h.cause, h.reason, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                   h.suspect_at, NULL,
+                   h.invalidated_at, NULL,
                    json_build_object('at', h.held_at, 'event', 'held', 'held_id', h.held_id, 'reason', h.reason,
-                       'suspect_at', h.suspect_at, 'status', h.status, 'apns_id', h.apns_id, 'sent_at', h.sent_at,
+                       'invalidated_at', h.invalidated_at, 'status', h.status, 'apns_id', h.apns_id, 'sent_at', h.sent_at,
                        'queued_at', h.queued_at)
             FROM asked AS a
-            CROSS JOIN held_topic AS o
+            JOIN tokenkeeper.topic AS o ON o.topic = a.topic AND o.environment = a.environment
             CROSS JOIN LATERAL (
                 SELECT w.* FROM tokenkeeper.held_result AS w
                 WHERE w.topic_id = o.topic_id AND w.token_key = a.token_key
@@ -65,11 +65,11 @@ enum HistoryReading {
                 ORDER BY w.held_id DESC LIMIT 20) AS h
             UNION ALL
             SELECT a.number, h.held_at, 'held', h.held_id, 'held', 'unregistered_by_app', NULL, h.device_id, NULL, NULL, NULL,
-                   NULL, NULL, NULL, NULL, h.unregistered_by_app_at, NULL,
+                   NULL, NULL, NULL, NULL, h.invalidated_at, NULL,
                    json_build_object('at', h.held_at, 'event', 'held', 'held_id', h.held_id, 'cause', 'unregistered_by_app',
-                       'unregistered_by_app_at', h.unregistered_by_app_at, 'source_id', h.source_id, 'queued_at', h.queued_at)
+                       'invalidated_at', h.invalidated_at, 'source_id', h.source_id, 'queued_at', h.queued_at)
             FROM asked AS a
-            CROSS JOIN held_logout_topic AS o
+            JOIN tokenkeeper.topic AS o ON o.topic = a.topic AND o.environment = a.environment
             CROSS JOIN LATERAL (
                 SELECT w.* FROM tokenkeeper.held_registration AS w
                 WHERE w.topic_id = o.topic_id AND w.token_key = a.token_key

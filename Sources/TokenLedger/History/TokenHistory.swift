@@ -29,6 +29,9 @@ public struct TokenHistory: Sendable {
     public var cause: String?
     /// The reason that came with `invalidatedAt`; APNs may give none.
     public var reason: String?
+    /// When the first and the last of the reports were received that suppress it by this cause; nil if it is not suppressed, or superseded.
+    public var receivedSince: HistoryMoment?
+    public var receivedUntil: HistoryMoment?
     /// Nil if the device has none, or the token may be sent to.
     public var newer: NewerToken?
     /// Ordered by time.

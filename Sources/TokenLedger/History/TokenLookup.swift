@@ -79,23 +79,10 @@ public struct TokenLookup: Sendable {
         }
     }
 
-    /// The topics of held results, from one to the next by their index: a reader has no right to the table that lists topic numbers.
-    static let heldTopics = """
-        held_topic AS (
-            (SELECT h.topic_id FROM tokenkeeper.held_result AS h ORDER BY h.topic_id LIMIT 1)
-            UNION ALL
-            SELECT (SELECT h.topic_id FROM tokenkeeper.held_result AS h WHERE h.topic_id > o.topic_id ORDER BY h.topic_id LIMIT 1)
-            FROM held_topic AS o WHERE o.topic_id IS NOT NULL)
-        """
-
-    /// The same of held logouts.
-    static let heldLogoutTopics = heldTopics.replacing("held_topic", with: "held_logout_topic")
-        .replacing("held_result", with: "held_registration")
-
     /// Topic by topic, because the keys of the ledger begin with the topic. OFFSET 0 enforces this: with the statistics of a small
     /// ledger, the planner would otherwise join all of it.
     private static let byKey = """
-        WITH RECURSIVE \(heldTopics), known AS (
+        WITH known AS (
             SELECT v.environment, v.topic, v.token_key
             FROM tokenkeeper.topic_policy AS p
             CROSS JOIN LATERAL (
@@ -107,7 +94,7 @@ public struct TokenLookup: Sendable {
             WHERE e.token_key BETWEEN decode($4, 'hex') AND decode($5, 'hex')
             UNION
             SELECT coalesce(h.environment, 'production'), h.topic, h.token_key
-            FROM held_topic AS o
+            FROM tokenkeeper.topic AS o
             CROSS JOIN LATERAL (
                 SELECT r.environment, r.topic, r.token_key FROM tokenkeeper.held_result AS r
                 WHERE r.topic_id = o.topic_id AND r.token_key BETWEEN decode($4, 'hex') AND decode($5, 'hex') OFFSET 0) AS h)
@@ -143,7 +130,7 @@ public struct TokenLookup: Sendable {
                        'sendable', coalesce(v.sendable, true) OR p.gate IS NOT DISTINCT FROM 'observe',
                        'observed', p.gate IS NOT DISTINCT FROM 'observe', 'registered_at', v.registered_at,
                        'invalidated_at', v.invalidated_at, 'reason', v.reason, 'tags', v.tags)::text, v.cause, v.user_id,
-                   array_to_string(v.tags, ', ')
+                   array_to_string(v.tags, ', '), \(HistoryMoment.sql("r.since")), \(HistoryMoment.sql("r.until"))
             FROM (SELECT n.environment, n.topic, n.token_key FROM known AS n
                   WHERE ($1::text IS NULL OR n.topic = $1) AND ($2::text IS NULL OR n.environment = $2)
                   ORDER BY n.topic, n.environment, n.token_key LIMIT $3) AS k
@@ -151,6 +138,11 @@ public struct TokenLookup: Sendable {
             LEFT JOIN LATERAL (
                 SELECT t.* FROM tokenkeeper.token AS t
                 WHERE t.topic = k.topic AND t.environment = k.environment AND t.token_key = k.token_key LIMIT 1) AS v ON true
+            LEFT JOIN tokenkeeper.topic AS o ON o.topic = k.topic AND o.environment = k.environment
+            LEFT JOIN LATERAL (
+                SELECT min(c.received_at) AS since, max(c.received_at) AS until FROM tokenkeeper.receipt AS c
+                WHERE c.topic_id = o.topic_id AND c.token_key = k.token_key AND c.cause = v.state
+                  AND c.invalidated_at >= coalesce(v.registered_at, '-infinity')) AS r ON true
             ORDER BY k.topic, k.environment, k.token_key
             """,
             [.text(topic), .text(environment), .int8(Int64(Self.mostByName + 1))] + parameters
@@ -166,6 +158,8 @@ public struct TokenLookup: Sendable {
             history.cause = try row.read()
             history.userID = try row.read()
             history.tags = try row.read()
+            history.receivedSince = try row.read()
+            history.receivedUntil = try row.read()
             return history
         }
     }

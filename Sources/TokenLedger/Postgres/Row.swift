@@ -166,6 +166,12 @@ extension Int32: ArrayElement {
     }
 }
 
+extension Bool: ArrayElement {
+    package static let arrayType = (oid: UInt32(1000), name: "boolean[]")
+
+    package init(element: UnsafeRawBufferPointer) { self = unsafe element.first == 1 }
+}
+
 extension Array: ColumnDecodable where Element: ArrayElement {
     /// An array of one dimension without nulls, in binary. `Parameter` describes the format.
     package init(column: borrowing Row) throws(DatabaseError) {

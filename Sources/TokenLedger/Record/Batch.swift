@@ -21,8 +21,6 @@ struct Batch: ~Copyable {
     /// The number of rows taken off the queue.
     var taken: Int { rows.count + unread.accepted + unread.moved }
 
-    var hasSuspects: Bool { observations.hasSuspects }
-
     /// Takes rows off the queue and interprets them, in the open transaction.
     static func take(
         _ rows: RowRange, of partition: Partition, _ queue: ResultQueue, on connection: inout Connection
@@ -157,7 +155,7 @@ extension Batch {
             try Self.insert(
                 try held[part].map { held throws(DatabaseError) in try result(held.row) },
                 into: "tokenkeeper.held_result",
-                ["topic_id", "cause", "token_key", "suspect_at", "reason"],
+                ["topic_id", "cause", "token_key", "invalidated_at", "reason"],
                 try HeldResult.parameters(held[part], on: &connection), on: &connection)
         }
     }

@@ -4,21 +4,16 @@ internal import TokenModel
 ///
 /// An operator may undo one of them and not another, so observations of one token are not merged.
 struct Observations {
-    struct Place: Hashable, Comparable {
+    struct Place: Hashable {
         var environment: Environment
         var topic: Topic
-
-        /// All daemons lock in this order, so that two batches never deadlock.
-        static func < (left: Place, right: Place) -> Bool {
-            (left.environment.rawValue, left.topic) < (right.environment.rawValue, right.topic)
-        }
     }
 
     /// The results that were not recorded, by their row in the batch, and the guards that tripped or reset.
     struct Outcome {
         /// Suspects and 410s that the mass-failure guard holds, with what they would be recorded as.
         var held: [Int: HeldResult] = [:]
-        /// Results to be retried: another session has locked their token, or the guard of their topic.
+        /// Results to be retried: another session has locked their token, or is adding their topic.
         var waiting: Set<Int> = []
         var transitions: [GuardTransition] = []
     }
@@ -27,8 +22,6 @@ struct Observations {
     /// Environments and topics, in the order in which they were met.
     private(set) var places: [Place] = []
     private var placeOf: [Place: Int] = [:]
-    /// Whether there are suspects for the mass-failure guard to judge.
-    private(set) var hasSuspects = false
 
     /// Adds what a verdict says about the token. Verdicts that say nothing about it add nothing.
     mutating func add(_ verdict: Verdict, of result: SendResult, row: Int) {
@@ -36,7 +29,6 @@ struct Observations {
         case .stale(let address, let at, let reason):
             add(address, at, reason, isSuspect: false, of: result, row: row)
         case .suspect(let address, let at, let reason):
-            hasSuspects = true
             add(address, at, reason, isSuspect: true, of: result, row: row)
         case .accepted, .sendersFault, .transient, .unintelligible:
             break
@@ -65,43 +57,35 @@ struct Observations {
     /// Records everything in the open transaction.
     func record(_ limits: GuardLimits, on connection: inout Connection) throws(DatabaseError) -> Outcome {
         if all.isEmpty { return Outcome() }
-        let arguments = RecordArguments(self)
-        let rows = try connection.query(
+        let (busy, held, changes) = try connection.query(
             """
-            SELECT locked_token, held_token, held_suspect, waiting_suspect, tripped_topic, reset_topic
-            FROM tokenkeeper.record($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
-                                    $19 / 1000000::numeric, $20 / 1000000::numeric)
-            """, arguments.parameters(limits))
-        return try outcome(rows, arguments, on: &connection)
-    }
-
-    /// Reads the rows that `tokenkeeper.record` returns.
-    private func outcome(
-        _ rows: borrowing Rows, _ arguments: RecordArguments, on connection: inout Connection
-    ) throws(DatabaseError) -> Outcome {
+            SELECT r.busy, r.held, \(GuardTransition.columns)
+            FROM tokenkeeper.ensure_topics($1, $2) AS t (ids)
+            CROSS JOIN LATERAL tokenkeeper.record(ARRAY(
+                SELECT tokenkeeper.invalidation_of(
+                    o.n::integer, t.ids[o.place], o.token_key, CASE WHEN o.is_suspect THEN 'suspect' ELSE 'stale' END, o.at, o.reason, o.queued_at,
+                    o.is_released)
+                FROM unnest($3, $4, $5, $6, $7, $8, $9) WITH ORDINALITY
+                    AS o (place, token_key, is_suspect, at, reason, queued_at, is_released, n)),
+                $10, $11 / 1000000::numeric, $12 / 1000000::numeric) AS r
+            """,
+            [
+                .texts(places.map(\.environment.rawValue)), .texts(places.map(\.topic.name)),
+                .int4s(all.map { Int32($0.place + 1) }), .byteas(all.map(\.token.bytes)), .bools(all.map(\.isSuspect)),
+                .instants(all.map(\.at)), .texts(all.map(\.reason)), .instants(all.map(\.queuedAt)),
+                .bools(all.map(\.isReleased)), .int8(limits.allowance), .int8(limits.maxShare.millionths),
+                .int8(limits.holdStaleShare.millionths),
+            ]
+        ).one { row throws(DatabaseError) in
+            (
+                try row.read([Int32].self), try row.read([Int32].self),
+                (try row.read([Int32].self), try row.read([String].self), try row.read([Bool].self))
+            )
+        }
         var outcome = Outcome()
-        var transitions: [(topic: Int, tripped: Bool)] = []
-        // Each column is an index, from 1, and each row has one of them.
-        _ = try rows.decode { row throws(DatabaseError) in
-            let indexes = try (0..<6).map { _ throws(DatabaseError) in try row.read(Int?.self).map { $0 - 1 } }
-            if let locked = indexes[0] {
-                for observation in arguments.observationsOf[locked] { outcome.waiting.insert(all[observation].row) }
-            }
-            if let held = indexes[1] {
-                for observation in arguments.observationsOf[held] where !all[observation].isSuspect {
-                    hold(all[observation], in: &outcome)
-                }
-            }
-            if let held = indexes[2] { hold(arguments.suspects[held], in: &outcome) }
-            if let waiting = indexes[3] { outcome.waiting.insert(arguments.suspects[waiting].row) }
-            if let tripped = indexes[4] { transitions.append((tripped, true)) }
-            if let reset = indexes[5] { transitions.append((reset, false)) }
-        }
-        for transition in transitions {
-            let place = arguments.places[transition.topic]
-            outcome.transitions.append(
-                try GuardTransition(place.environment, place.topic, tripped: transition.tripped, on: &connection))
-        }
+        for n in busy { outcome.waiting.insert(all[Int(n) - 1].row) }
+        for n in held { hold(all[Int(n) - 1], in: &outcome) }
+        outcome.transitions = try GuardTransition.read(changes.0, changes.1, changes.2, on: &connection)
         return outcome
     }
 

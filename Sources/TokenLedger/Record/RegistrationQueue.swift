@@ -37,7 +37,7 @@ struct RegistrationQueue: Queue {
             ), batch AS (
                 SELECT array_agg(g::tokenkeeper.registration) AS rows, count(*) AS number FROM gone AS g WHERE NOT (\(moves)) HAVING count(*) > 0
             )
-            SELECT (SELECT count(*) FROM moved), b.number, a.applied, a.rejected, a.not_kept, a.held, a.waiting, a.tripped, a.reset
+            SELECT (SELECT count(*) FROM moved), b.number, a.applied, a.rejected, a.not_kept, a.held, a.waiting, \(GuardTransition.columns)
             FROM (SELECT) AS one LEFT JOIN (
                 batch AS b CROSS JOIN LATERAL tokenkeeper.apply_registrations(b.rows, $1, $2 / 1000000::numeric, $3) AS a) ON true
             """,
@@ -115,9 +115,8 @@ extension RegistrationQueue {
         var notKept = 0
         var held = 0
         var waiting = 0
-        /// The `topic_id` of each guard that has tripped or reset.
-        var tripped: [Int32] = []
-        var reset: [Int32] = []
+        /// See `GuardTransition.columns`.
+        var changes: (topics: [Int32], causes: [String], tripped: [Bool]) = ([], [], [])
 
         init(_ row: inout Row) throws(DatabaseError) {
             moved = try row.read()
@@ -127,8 +126,7 @@ extension RegistrationQueue {
             notKept = try row.read(Int?.self) ?? 0
             held = try row.read(Int?.self) ?? 0
             waiting = try row.read(Int?.self) ?? 0
-            tripped = try row.read([Int32]?.self) ?? []
-            reset = try row.read([Int32]?.self) ?? []
+            changes = (try row.read(), try row.read(), try row.read())
         }
 
         func record(on connection: inout Connection) throws(DatabaseError) -> BatchRecord {
@@ -136,12 +134,8 @@ extension RegistrationQueue {
             record.pass.registrations = Drain.Pass.Registrations(
                 applied: applied, rejected: rejected, notKept: notKept, held: held, putBack: waiting + moved)
             record.pass.lockWaits = waiting > 0 ? 1 : 0
-            for topic in tripped {
-                record.transitions.append(try GuardTransition(logoutsOf: topic, tripped: true, on: &connection))
-            }
-            for topic in reset {
-                record.transitions.append(try GuardTransition(logoutsOf: topic, tripped: false, on: &connection))
-            }
+            record.transitions = try GuardTransition.read(
+                changes.topics, changes.causes, changes.tripped, on: &connection)
             return record
         }
     }

@@ -66,7 +66,6 @@ struct ResultQueue: Queue {
     ) throws(DatabaseError) -> BatchOutcome {
         let batch = try Batch.take(rows, of: partition, self, on: &connection)
         if batch.taken == 0 { return .empty }
-        if batch.hasSuspects { terms.enterGuard() }
         return try batch.record(from: partition, terms.guardLimits, terms.rejectedAllowance, on: &connection)
     }
 

@@ -96,7 +96,7 @@ extension LockHolder {
         /// The tables whose rows the work shares with applications and operators.
         fileprivate var sharedRows: [String] {
             switch self {
-            case .drain: ["ledger", "device", "topic", "topic_guard", "topic_guard_count", "suspect"]
+            case .drain: ["ledger", "topic", "tripped_guard", "receipt"]
             case .send:
                 [
                     "send_request", "campaign", "campaign_batch", "paused_topic", "background_send", "topic_rate",

@@ -91,10 +91,8 @@ extension Sweep {
         try attempt("tokenkeeper.sweep_topic", into: &findings) {
             try deleteRowsOfOldRuns(from: "tokenkeeper.sweep_topic", on: &connection, while: goesOn)
         }
-        for table in ["tokenkeeper.stale_receipt", "tokenkeeper.unregistration_receipt"] {
-            try attempt(table, into: &findings) {
-                while try deleteOldReceipts(from: table, on: &connection, while: goesOn) {}
-            }
+        try attempt("tokenkeeper.receipt", into: &findings) {
+            while try deleteOldReceipts(on: &connection, while: goesOn) {}
         }
         // After failed_send, which refers to them.
         try attempt("tokenkeeper.campaign", into: &findings) {
@@ -104,22 +102,10 @@ extension Sweep {
             ("tokenkeeper.operation", "r.at < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             ("tokenkeeper.dropped_registration", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             ("tokenkeeper.token_count_hour", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
-            ("tokenkeeper.stale_count", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
-            // No window of the guard reaches further back than two days; a backlog may.
-            ("tokenkeeper.topic_guard_count", "r.bucket < now() - $1 * interval '1 microsecond'", .seconds(8 * 86_400)),
+            ("tokenkeeper.suppression_count", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             ("tokenkeeper.background_send", "r.latest_at < now() - $1 * interval '1 microsecond'", .seconds(3600)),
             ("tokenkeeper.crowded_token", "r.next_at < now() - $1 * interval '1 microsecond'", .seconds(3600)),
             ("tokenkeeper.alert_send", "r.day < now() - $1 * interval '1 microsecond'", .seconds(2 * 86_400)),
-            // As long as a token is suppressed, its suspects can be undone.
-            (
-                "tokenkeeper.suspect",
-                """
-                r.queued_at < now() - coalesce((SELECT t.suppressed_retention FROM tokenkeeper.topic AS t WHERE t.topic_id = r.topic_id),
-                                               $1 * interval '1 microsecond')
-                AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l
-                                WHERE l.topic_id = r.topic_id AND l.token_key = r.token_key AND l.suppressed)
-                """, plan.suppressedRetention
-            ),
         ] {
             try attempt(table, into: &findings) {
                 try delete(from: table, where: condition, retention, on: &connection, while: goesOn)
@@ -149,23 +135,24 @@ extension Sweep {
     /// Deletes 410s, or logouts, of tokens that are not suppressed any more. As long as a token is suppressed, they can be undone.
     ///
     /// - Returns: Whether there may be more.
-    private func deleteOldReceipts(
-        from table: String, on connection: inout Connection, while goesOn: () -> Bool
-    ) throws -> Bool {
+    private func deleteOldReceipts(on connection: inout Connection, while goesOn: () -> Bool) throws -> Bool {
         do {
             return try step(settings: Self.byIndex, on: &connection, while: goesOn) { connection, _ in
-                // By topic, so that it finds them by the index. By place: a row that another session has deleted is gone.
+                // By topic and cause, so that it finds them by the index. By place: a row that another session has deleted is gone.
+                // As long as a token is suppressed, what suppresses it can be undone.
                 try connection.query(
                     """
                     WITH gone AS (
-                        DELETE FROM \(table) AS r WHERE r.ctid = ANY (ARRAY(
-                            SELECT o.place FROM tokenkeeper.topic AS t CROSS JOIN LATERAL (
-                                SELECT s.ctid AS place FROM \(table) AS s
-                                WHERE s.topic_id + 0 = t.topic_id
-                                  AND s.queued_at < now() - coalesce(t.suppressed_retention, $1 * interval '1 microsecond')
+                        DELETE FROM tokenkeeper.receipt AS r WHERE r.ctid = ANY (ARRAY(
+                            SELECT o.place FROM tokenkeeper.topic AS t
+                            CROSS JOIN unnest('{stale,suspect,unregistered_by_app}'::text[]) AS c (cause)
+                            CROSS JOIN LATERAL (
+                                SELECT s.ctid AS place FROM tokenkeeper.receipt AS s
+                                WHERE s.topic_id + 0 = t.topic_id AND s.cause = c.cause COLLATE "C"
+                                  AND s.received_at < now() - coalesce(t.suppressed_retention, $1 * interval '1 microsecond')
                                   AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l
                                                   WHERE l.topic_id = t.topic_id AND l.token_key = s.token_key AND l.suppressed)
-                                ORDER BY s.queued_at LIMIT $2) AS o
+                                ORDER BY s.received_at LIMIT $2) AS o
                             LIMIT $2))
                         RETURNING 1
                     )

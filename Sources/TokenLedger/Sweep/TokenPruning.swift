@@ -116,7 +116,7 @@ extension Sweep {
         ).one { row throws(DatabaseError) in (try row.read(), try row.read()) }
     }
 
-    /// What follows from the rows `gone` with their `cause`: their suspects, 410s and logouts are deleted; the run ($1), the topics and the
+    /// What follows from the rows `gone` with their `cause`: their receipts are deleted; the run ($1), the topics and the
     /// history record it.
     static let bookkeeping = """
         counts AS MATERIALIZED (
@@ -129,22 +129,16 @@ extension Sweep {
             -- The history keeps the topic.
             INSERT INTO tokenkeeper.topic_prune AS p (topic_id) SELECT DISTINCT c.topic_id FROM counts AS c
             ON CONFLICT (topic_id) DO UPDATE SET pruned_at = excluded.pruned_at
-        ), suspects AS (
-            DELETE FROM tokenkeeper.suspect AS s USING gone AS g
-            WHERE g.suspect_at IS NOT NULL AND s.topic_id = g.topic_id AND s.token_key = g.token_key
         ), receipts AS (
-            DELETE FROM tokenkeeper.stale_receipt AS r USING gone AS g
-            WHERE g.stale_at IS NOT NULL AND r.topic_id = g.topic_id AND r.token_key = g.token_key
-            RETURNING r.topic_id, r.token_key, r.queued_at, g.cause
-        ), logouts AS (
-            DELETE FROM tokenkeeper.unregistration_receipt AS r USING gone AS g
-            WHERE g.unregistered_by_app_at IS NOT NULL AND r.topic_id = g.topic_id AND r.token_key = g.token_key
+            DELETE FROM tokenkeeper.receipt AS r USING gone AS g
+            WHERE r.topic_id = g.topic_id AND r.token_key = g.token_key
+            RETURNING r.topic_id, r.token_key, r.received_at, r.cause, g.cause AS of_token
         ), not_restorable AS (
-            INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens, pruned)
-            SELECT tokenkeeper.hour_of(l.queued_at), l.topic_id, 0, count(*)
-            FROM (SELECT r.topic_id, max(r.queued_at) AS queued_at FROM receipts AS r WHERE r.cause = 'stale'
-                  GROUP BY r.topic_id, r.token_key) AS l
-            GROUP BY 1, 2
+            INSERT INTO tokenkeeper.suppression_count (hour, topic_id, cause, tokens, pruned)
+            SELECT tokenkeeper.hour_of(l.received_at), l.topic_id, l.cause, 0, count(*)
+            FROM (SELECT r.topic_id, r.cause, max(r.received_at) AS received_at FROM receipts AS r WHERE r.cause = r.of_token
+                  GROUP BY r.topic_id, r.token_key, r.cause) AS l
+            GROUP BY 1, 2, 3
         ), history AS (
             INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
                 registered_before, invalidated_before)

@@ -32,11 +32,9 @@ struct Held: ParsableCommand {
         }
 
         static func text(_ held: HeldSummary) -> String {
-            // Suspects are held with 410s, and one command decides about both.
             let isOfLogouts = held.cause == .unregisteredByApp
             let of =
-                TopicOption.typed(topic: held.topic, environment: held.environment)
-                + (isOfLogouts ? " --cause \(held.cause.rawValue)" : "")
+                TopicOption.typed(topic: held.topic, environment: held.environment) + " --cause \(held.cause.rawValue)"
             let count =
                 isOfLogouts
                 ? counted(held.results, "logout", "logouts") : counted(held.results, "result", "results")
@@ -63,7 +61,7 @@ struct Held: ParsableCommand {
                 ]
             } else if held.trippedAt != nil {
                 lines.append(
-                    "  It resets ten minutes after the last \(isOfLogouts ? "logout" : "suspect"), once the day's count is down to half of the limit."
+                    "  It resets once the day's count is down to half of the limit."
                 )
             }
             return lines.map(HistoryText.plain).joined(separator: "\n")

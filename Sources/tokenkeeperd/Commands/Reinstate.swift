@@ -5,13 +5,12 @@ internal import TokenModel
 struct Reinstate: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract:
-            "Undo the suspects of requests that were sent, or the 410s or logouts that were received, within a window.",
+            "Undo the suspects, 410s or logouts that were received within a window.",
         discussion: """
             Undoes the damage of a misconfigured sender (--cause suspect), of a wave of 410s that was a mistake (--cause stale), or of \
             logouts from an attached table or a file that were none (--cause unregistered_by_app), including results of the window that are recorded later. \
-            Suspects go by when their request was sent. 410s go by when they were received, never by their timestamp: if APNs repeats \
-            the same 410 later, it counts. Logouts go by when they were received as well; those that the application itself reported with \
-            unregister stay. Whatever else is known about a token counts again, such as an older 410, suspect or \
+            They go by when they were received (queued_at), never by when a request was sent or by APNs' timestamp: if APNs repeats \
+            the same 410 later, it counts. Logouts that the application itself reported with unregister stay. Whatever else is known about a token counts again, such as an older 410, suspect or \
             unregistration. Tokens that were pruned meanwhile cannot be restored. An instant without a zone is in UTC. \
             This cannot be undone; --dry-run counts first. \
             The results are undone in short transactions. If the command is interrupted, the daemons complete it; the view \
@@ -26,7 +25,7 @@ struct Reinstate: ParsableCommand {
 
     @Option(
         help:
-            "The start of the window, as in 2026-11-06T20:00:00Z: when the first bad request was sent, or the first 410 or logout received."
+            "The start of the window, as in 2026-11-06T20:00:00Z: when the first bad result, or logout, was received."
     )
     var since: String
 
@@ -52,7 +51,7 @@ struct Reinstate: ParsableCommand {
         let cause = Reinstatement.Cause(rawValue: cause) ?? .suspect
         let words: (one: String, many: String, window: String) =
             switch cause {
-            case .suspect: ("suspect", "suspects", "suspects of")
+            case .suspect: ("suspect", "suspects", "suspects received for")
             case .stale: ("410", "410s", "410s received for")
             case .unregisteredByApp: ("logout", "logouts", "logouts from attached tables and files, received for")
             }
@@ -82,15 +81,9 @@ struct Reinstate: ParsableCommand {
             }
             if undo.held > 0 {
                 let of = TopicOption.typed(topic: which.topic, environment: which.environment)
-                if cause == .unregisteredByApp {
-                    print(
-                        "\(counted(undo.held, "logout is", "logouts are")) still held; to discard: tokenkeeperd held discard \(of) --cause unregistered_by_app"
-                    )
-                } else {
-                    print(
-                        "\(counted(undo.held, "result is", "results are")) still held; to discard: tokenkeeperd held discard \(of)"
-                    )
-                }
+                print(
+                    "\(cause == .unregisteredByApp ? counted(undo.held, "logout is", "logouts are") : counted(undo.held, "result is", "results are")) still held; to discard: tokenkeeperd held discard \(of) --cause \(cause.rawValue)"
+                )
             }
         }
     }

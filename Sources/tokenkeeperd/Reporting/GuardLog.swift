@@ -20,6 +20,10 @@ struct GuardLog: Sendable {
             logger.warning(
                 "the mass-failure guard has tripped: suspects are held; see `tokenkeeperd held list` for what to do",
                 metadata: about)
+        case .stale:
+            logger.warning(
+                "the mass-failure guard has tripped: 410s are held; see `tokenkeeperd held list` for what to do",
+                metadata: about)
         case .unregisteredByApp:
             logger.warning(
                 "the mass-failure guard has tripped: logouts are held; see `tokenkeeperd held list` for what to do",
@@ -31,6 +35,8 @@ struct GuardLog: Sendable {
         switch cause {
         case .suspect:
             logger.notice("the mass-failure guard has reset: suspects are recorded again", metadata: about)
+        case .stale:
+            logger.notice("the mass-failure guard has reset: 410s are recorded again", metadata: about)
         case .unregisteredByApp:
             logger.notice("the mass-failure guard has reset: logouts are recorded again", metadata: about)
         }

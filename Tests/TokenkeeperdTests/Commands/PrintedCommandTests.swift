@@ -190,8 +190,8 @@ import Testing
         ("tokenkeeperd migrate", "owner", nil), ("tokenkeeperd grants", "owner", "a_operator"),
         ("tokenkeeperd migrate --dry-run", "owner", nil), ("tokenkeeperd check-config", "a_reader", nil),
         ("tokenkeeperd explain abcdef0123456789", "a_reader", "a_sender"),
-        ("tokenkeeperd held discard --topic t --environment production", "a_operator", "a_reader"),
-        ("tokenkeeperd held release --topic t --environment production", "a_operator", "a_reader"),
+        ("tokenkeeperd held discard --topic t --environment production --cause suspect", "a_operator", "a_reader"),
+        ("tokenkeeperd held release --topic t --environment production --cause suspect", "a_operator", "a_reader"),
         (
             "tokenkeeperd held discard --topic t --environment production --cause unregistered_by_app", "a_operator",
             "a_reader"

@@ -37,18 +37,18 @@ import Testing
             INSERT INTO tokenkeeper.token_count (topic_id, state, tokens, counted_at, last_registered_at)
             SELECT topic_id, s, 12345678, now(), now()
             FROM tokenkeeper.topic, unnest('{active,stale,suspect,superseded,unregistered_by_app,dormant}'::text[]) AS s;
-            INSERT INTO tokenkeeper.topic_guard (topic_id, tripped_at) SELECT topic_id, now() FROM tokenkeeper.topic;
+            INSERT INTO tokenkeeper.tripped_guard (topic_id, cause, tokens, max_tokens) SELECT topic_id, 'suspect', 1, 1 FROM tokenkeeper.topic;
             INSERT INTO tokenkeeper.paused_topic (environment, topic, reason) SELECT environment, topic, 'r' FROM tokenkeeper.topic;
             INSERT INTO tokenkeeper.stale_wave (topic_id, since, tokens, active, undo)
             SELECT topic_id, now(), 1, 1, 'undo' FROM tokenkeeper.topic;
-            INSERT INTO tokenkeeper.stale_count (hour, topic_id, tokens)
-            SELECT tokenkeeper.hour_of(now()), topic_id, 1234567 FROM tokenkeeper.topic;
+            INSERT INTO tokenkeeper.suppression_count (hour, topic_id, cause, tokens)
+            SELECT tokenkeeper.hour_of(now()), topic_id, 'stale', 1234567 FROM tokenkeeper.topic;
             INSERT INTO tokenkeeper.campaign (environment, topic, state, payload, push_type, audience_kind, content_hash, addressed)
             SELECT environment, topic, 'paused', '{}', 'alert', 'everyone', '', 12345678 FROM tokenkeeper.topic;
             INSERT INTO tokenkeeper.sweep_run (trigger, outcome, finished_at) VALUES ('timer', 'finished', now());
             INSERT INTO tokenkeeper.sweep_topic (run_id, environment, topic, cause, tokens, refused)
             SELECT r.run_id, t.environment, t.topic, 'stale', 12345678, true FROM tokenkeeper.sweep_run AS r, tokenkeeper.topic AS t;
-            ANALYZE tokenkeeper.topic, tokenkeeper.token_count, tokenkeeper.stale_count
+            ANALYZE tokenkeeper.topic, tokenkeeper.token_count, tokenkeeper.suppression_count
             """)
         var daemon = try database.connect(user: "a_daemon")
         let labels = TopicLabels()
@@ -92,7 +92,7 @@ import Testing
             """
             SELECT tokenkeeper.register(x, 't') FROM unnest('{aa,bb}'::text[]) AS x;
             SELECT tokenkeeper.register('aa', E'a"b\\\\cd');
-            INSERT INTO tokenkeeper.topic_guard (topic_id, tripped_at, touched_at) SELECT topic_id, now(), now() FROM tokenkeeper.topic WHERE topic = 't';
+            INSERT INTO tokenkeeper.tripped_guard (topic_id, cause, tokens, max_tokens) SELECT topic_id, 'suspect', 1, 1 FROM tokenkeeper.topic WHERE topic = 't';
             SELECT tokenkeeper.pause_sending(E'a"b\\\\cd'), tokenkeeper.pause_sending('unknown');
             INSERT INTO tokenkeeper.failed_send (error, request_id, queued_at, attempts) VALUES ('e', 1, now(), 1);
             INSERT INTO tokenkeeper.send_request (topic, token, payload, queued_at) VALUES ('t', 'aa', '{}', to_timestamp(1234))
