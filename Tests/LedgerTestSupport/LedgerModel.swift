@@ -60,7 +60,9 @@ public struct LedgerModel {
     }
 
     /// - Parameter receivedAt: Nil for a logout by the application itself.
-    public mutating func invalidate(_ key: Key, _ cause: Cause, _ at: Int, _ reason: String = "", receivedAt: Int? = nil) {
+    public mutating func invalidate(
+        _ key: Key, _ cause: Cause, _ at: Int, _ reason: String = "", receivedAt: Int? = nil
+    ) {
         invalidations[key, default: []].insert(
             Invalidation(cause: cause, at: at, reason: reason, receivedAt: receivedAt))
     }

@@ -232,7 +232,8 @@ import TokenModel
                 == "stale|Unregistered")
         #expect(try stale() == "110")
         #expect(
-            try database.psql("SELECT cause, tripped, tokens, active, max_tokens FROM tokenkeeper.guard") == "stale|t|200|1000|100",
+            try database.psql("SELECT cause, tripped, tokens, active, max_tokens FROM tokenkeeper.guard")
+                == "stale|t|200|1000|100",
             "of 100 that were recorded and 100 more")
         #expect(try database.psql("SELECT tokenkeeper.release_held('t')", user: "a_operator") == "102")
         #expect(try drainAll(&daemon, drain: drain()).recorded == 102, "what is released is not held again")

@@ -206,11 +206,13 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.receipt") == "10")
         #expect(
             try database.psql(
-                "SELECT tokenkeeper.pruned_since('t', 'production', 'yesterday', 'yesterday', 'stale')", user: "a_operator")
+                "SELECT tokenkeeper.pruned_since('t', 'production', 'yesterday', 'yesterday', 'stale')",
+                user: "a_operator")
                 == "20")
         #expect(
             try database.psql(
-                "SELECT tokenkeeper.pruned_since('t', 'production', '2025-01-01Z', now() - interval '3 days', 'stale')") == "0")
+                "SELECT tokenkeeper.pruned_since('t', 'production', '2025-01-01Z', now() - interval '3 days', 'stale')")
+                == "0")
         #expect(try reinstate("yesterday", "yesterday") == "10")
     }
 

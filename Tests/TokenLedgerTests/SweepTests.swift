@@ -52,7 +52,9 @@ import TokenModel
             """)
         var daemon = try database.connect(user: "a_daemon")
         let report = try sweep(&daemon, plan: plan(batch: 7))
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.receipt WHERE cause = 'suspect'") == "100", "those of the remaining tokens")
+        #expect(
+            try database.psql("SELECT count(*) FROM tokenkeeper.receipt WHERE cause = 'suspect'") == "100",
+            "those of the remaining tokens")
         #expect(report?.outcome == .finished && report?.prunedSuppressed == 100)
         #expect(
             try database.psql("SELECT state, count(*) FROM tokenkeeper.token GROUP BY 1 ORDER BY 1")

@@ -163,7 +163,9 @@ private struct Step {
                         queuedAt: "to_timestamp(\($0))")
                 }.joined(separator: ";")
             ) { model in
-                for receivedAt in receipts { model.invalidate(key, .stale, min(at, receivedAt), reason, receivedAt: receivedAt) }
+                for receivedAt in receipts {
+                    model.invalidate(key, .stale, min(at, receivedAt), reason, receivedAt: receivedAt)
+                }
             }
         }
         func suspect(_ status: Int, _ body: String?, _ reason: String) -> Step {

@@ -130,7 +130,9 @@ import Testing
         let discarded = try command("held", "discard", "--topic", "com.example.app")
         #expect(discarded.output == "\(held) results are deleted and were not recorded\n", "\(discarded)")
         #expect(try differences() == "0")
-        try eventually("the guard resets") { try database.psql("SELECT count(*) FROM tokenkeeper.guard WHERE tripped") == "0" }
+        try eventually("the guard resets") {
+            try database.psql("SELECT count(*) FROM tokenkeeper.guard WHERE tripped") == "0"
+        }
         #expect(daemon.stop() == 0)
 
         // The same results again, with three daemons and kills: nothing changes.
@@ -157,7 +159,9 @@ import Testing
             """)
         try drainWithKills()
         #expect(try count(suppressed) < 1000)
-        let slowly = (try count("tokenkeeper.receipt WHERE cause = 'suspect'") - 2, try count("tokenkeeper.held_result"))
+        let slowly = (
+            try count("tokenkeeper.receipt WHERE cause = 'suspect'") - 2, try count("tokenkeeper.held_result")
+        )
         #expect(slowly.0 + slowly.1 == 144 * 150, "\(slowly)")
         try undoAll(days: 5)
         #expect(
@@ -207,7 +211,9 @@ import Testing
             """)
         try waitUntilDrained()
         #expect(try count(suppressed) <= 100, "0.5 % of 20,000")
-        let (suspects, held) = (try count("tokenkeeper.receipt WHERE cause = 'suspect'"), try count("tokenkeeper.held_result"))
+        let (suspects, held) = (
+            try count("tokenkeeper.receipt WHERE cause = 'suspect'"), try count("tokenkeeper.held_result")
+        )
         #expect(suspects + held == 20_000 && held >= 19_900)
         #expect(try count("tokenkeeper.token WHERE state = 'stale'") == 0)
         let opened = "the mass-failure guard has tripped: suspects are held"
