@@ -235,6 +235,7 @@ GRANT UPDATE (rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_daemon;
 GRANT UPDATE (held_at) ON tokenkeeper.held_result TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (held_at) ON tokenkeeper.held_registration TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (received_at) ON tokenkeeper.receipt TO tokenkeeper_daemon;
+GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppression TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.daemon, tokenkeeper.token_count,
     tokenkeeper.token_count_progress, tokenkeeper.token_count_part, tokenkeeper.token_count_hour,

@@ -65,7 +65,7 @@ final class PrivateCluster {
         try database.session().run(
             """
             SELECT pg_prewarm('tokenkeeper.ledger'), pg_prewarm('tokenkeeper.ledger_pkey'),
-                   pg_prewarm('tokenkeeper.ledger_suppressed'), pg_prewarm('tokenkeeper.ledger_suppressed_key')
+                   pg_prewarm('tokenkeeper.suppression'), pg_prewarm('tokenkeeper.suppression_pkey')
             """)
         return database
     }

@@ -154,7 +154,15 @@ public struct LedgerModel {
         let wanted = told(devices)
         let knownTags = Set(try connection.lines(Self.ledgerTags, columns: 4))
         let some: (String, Set<String>) -> [String] = { who, lines in lines.sorted().prefix(4).map { who + ": " + $0 } }
-        return some("the ledger", lines.subtracting(wanted)) + some("the model", wanted.subtracting(lines))
+        // The table suppression follows from the ledger.
+        let derived = Set(
+            try connection.lines(
+                """
+                SELECT encode(token_key, 'hex') FROM tokenkeeper.ledger AS l FULL JOIN tokenkeeper.suppression AS s USING (topic_id, token_key)
+                WHERE l.suppressed_since IS DISTINCT FROM s.since
+                """, columns: 1))
+        return some("suppression", derived) + some("the ledger", lines.subtracting(wanted))
+            + some("the model", wanted.subtracting(lines))
             + some("tags by the model", tags(devices).subtracting(knownTags))
     }
 

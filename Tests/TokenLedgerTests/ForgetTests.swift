@@ -113,7 +113,7 @@ import Testing
             """
             BEGIN; LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE; DELETE FROM tokenkeeper.send_result;
             INSERT INTO tokenkeeper.send_result_retry (topic, token, status, partition_number) VALUES ('t', 'aaaaaaaa', 410, 8);
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, stale_at) SELECT topic_id, '\\xaaaaaaaa01', now() FROM tokenkeeper.topic;
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, stale_at, suppressed_since) SELECT topic_id, '\\xaaaaaaaa01', now(), now() FROM tokenkeeper.topic;
             """)
         let database = database
         let failures = Failures()

@@ -395,6 +395,43 @@ import TokenModel
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.tripped_guard") == "1")
     }
 
+    @Test func `the undo begins with the first that was received, and another window leaves it`() throws {
+        try register(1, 100)
+        var daemon = try database.connect(user: "a_daemon")
+        // Of each token two in one batch, the later one first.
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at, queued_at)
+            SELECT 't', lpad(to_hex(i), 8, '0'), 400, '{"reason":"BadDeviceToken"}', now() - interval '3 hours', now() - n * interval '1 hour'
+            FROM generate_series(1, 5) AS i, generate_series(1, 2) AS n
+            """)
+        let limits = GuardLimits(allowance: 5, maxShare: .percent(0))
+        #expect(try drainAll(&daemon, drain: makeDrain(limits)).recorded == 10)
+        try fail(6, 9)
+        #expect(try drainAll(&daemon, drain: makeDrain(limits)).held == 4)
+        let since =
+            "SELECT now() - undo_since BETWEEN '119 minutes' AND '121 minutes' FROM tokenkeeper.guard WHERE tripped"
+        #expect(try database.psql(since) == "t")
+        try database.psql(
+            "SELECT tokenkeeper.reinstate('t', 'production', now() - interval '9 days', now() - interval '8 days')")
+        #expect(try database.psql(since) == "t", "that window has nothing of it")
+        try database.psql(
+            "SELECT tokenkeeper.reinstate('t', 'production', undo_since, now()) FROM tokenkeeper.guard WHERE tripped")
+        #expect(try database.psql("SELECT undo_since IS NULL FROM tokenkeeper.guard WHERE tripped") == "t")
+        try undo(&daemon)
+        #expect(try states() == "0|4")
+    }
+
+    @Test func `a result that comes late resets nothing`() throws {
+        try register(1, 1000)
+        var daemon = try database.connect(user: "a_daemon")
+        try fail(1, 60)
+        try drainAll(&daemon, drain: makeDrain())
+        try fail(61, 61, ago: "80 hours")
+        #expect(try drainAll(&daemon, drain: makeDrain()).held == 1)
+        #expect(try database.psql(isOpen) == "t")
+    }
+
     @Test func `held results are deleted unrecorded after thirty days`() throws {
         try register(1, 1000)
         var daemon = try database.connect(user: "a_daemon")

@@ -283,6 +283,41 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token_event WHERE event = 'reinstated'") == "1")
     }
 
+    @Test func `of a token that is reported for ever, the greatest instant can be undone`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql("SELECT tokenkeeper.register('01', 't', registered_at => '2025-01-01Z')")
+        for minute in 0..<60 {
+            // The thirtieth is the latest.
+            try database.psql(
+                """
+                INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at, queued_at)
+                SELECT 't', '01', 400, '{"reason":"BadDeviceToken"}', q - CASE \(minute) WHEN 30 THEN interval '1 s' ELSE interval '2 hours' END, q
+                FROM (SELECT timestamptz '2025-02-01Z' + \(minute) * interval '1 minute' AS q) AS r
+                """)
+            if minute.isMultiple(of: 20) { try drainAll(&daemon) }
+        }
+        try drainAll(&daemon)
+        #expect(try database.psql("SELECT count(*) BETWEEN 40 AND 42 FROM tokenkeeper.receipt") == "t")
+        #expect(try reinstate("2025-02-01Z", "2025-02-02Z") == "1")
+        #expect(try database.psql("SELECT state FROM tokenkeeper.token") == "active")
+    }
+
+    @Test func `a token of which something else is known stays`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.registration (topic, token, user_id, tags, returned, queued_at) VALUES ('t', '01', 'anna', '{news}', true, '2025-02-02Z')
+            """)
+        try drainAll(&daemon)
+        try suspect("01", at: "2025-02-03Z")
+        try drainAll(&daemon)
+        #expect(try reinstate("2025-02-03Z", "2025-02-03Z") == "1")
+        try database.psql("SELECT tokenkeeper.unregister('01', 't', at => '2025-02-01Z')")
+        #expect(
+            try database.psql("SELECT l.user_id, l.tags, l.suppressed FROM tokenkeeper.ledger AS l") == "anna|{news}|f",
+            "it was taken back later")
+    }
+
     @Test func `the guard's counts fall with each step of an undo`() throws {
         var daemon = try database.connect(user: "a_daemon")
         try suspects(100, &daemon)

@@ -304,6 +304,35 @@ import Testing
             ) == "0002|2025-02-02||f\n0003|2025-02-01||f")
     }
 
+    @Test func `a logout by the application survives the undo of a table that reports for ever`() throws {
+        try register(1...1)
+        for day in 1...60 {
+            if day == 25 { try database.psql("SELECT tokenkeeper.unregister('0001', 't', at => '2025-01-10Z')") }
+            _ = try database.logOut(
+                1...1, at: "2025-02-01Z", received: "\(day < 29 ? "2025-02" : "2025-03")-\(day % 28 + 1)Z")
+        }
+        #expect(try database.reinstate("2025-01-31Z", "2025-05-01Z", cause: "unregistered_by_app") == "0")
+        #expect(
+            try database.psql("SELECT state, invalidated_at::date FROM tokenkeeper.token")
+                == "unregistered_by_app|2025-01-10")
+    }
+
+    @Test func `flags that are off and on again within a batch trip nothing`() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try register(1...20)
+        try limit(5)
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.registration (topic, token, unregistered, returned, source_id, queued_at)
+            SELECT 't', lpad(to_hex(i), 4, '0'), CASE n WHEN 1 THEN true END, CASE n WHEN 2 THEN true END, 1, timestamptz '2025-02-01Z' + n * interval '1 s'
+            FROM generate_series(1, 20) AS i, generate_series(1, 2) AS n
+            """)
+        let pass = try drainAll(&daemon)
+        #expect(pass.registrations.applied == 40 && pass.registrations.held == 0)
+        #expect(try loggedOut() == "")
+        #expect(try guardRow == "")
+    }
+
     @Test func `forget erases the receipts and what is held`() throws {
         try register(1...9)
         try limit(2)

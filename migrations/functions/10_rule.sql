@@ -40,3 +40,36 @@ END;
 COMMENT ON FUNCTION tokenkeeper.reason_of(tokenkeeper.ledger) IS
     'The reason that came with the latest cause: for stale and suspect the reason of APNs, for the others a description. For people: compare the cause instead.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reason_of(tokenkeeper.ledger) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.note_suppression() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF TG_OP = 'UPDATE' THEN
+        DELETE FROM tokenkeeper.suppression AS s WHERE s.topic_id = old.topic_id AND s.token_key = old.token_key;
+    END IF;
+    IF new.suppressed_since IS NOT NULL THEN
+        INSERT INTO tokenkeeper.suppression (since, topic_id, token_key) VALUES (new.suppressed_since, new.topic_id, new.token_key);
+    END IF;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.note_suppression() IS 'Trigger: keeps the table suppression in step with a row of the ledger that is new or has changed.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.note_suppression() FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.forget_suppressions() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+BEGIN
+    DELETE FROM tokenkeeper.suppression AS s USING gone AS g
+    WHERE g.suppressed_since IS NOT NULL AND s.topic_id = g.topic_id AND s.token_key = g.token_key;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.forget_suppressions() IS 'Trigger: keeps the table suppression in step with rows that were deleted from the ledger.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_suppressions() FROM PUBLIC;

@@ -160,10 +160,15 @@ COMMENT ON FUNCTION tokenkeeper.merged(tokenkeeper.ledger, tokenkeeper.token_rep
 REVOKE EXECUTE ON FUNCTION tokenkeeper.merged(tokenkeeper.ledger, tokenkeeper.token_report) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.event_of(was tokenkeeper.ledger, is_now tokenkeeper.ledger, reported tokenkeeper.token_report)
-RETURNS TABLE (event text, cause text, reason text)
+RETURNS TABLE (topic_id integer, token_key bytea, event text, cause text, reason text, device_id text, user_id text, source_id bigint,
+    registered_before timestamptz, registered_after timestamptz, invalidated_before timestamptz, invalidated_after timestamptz)
 LANGUAGE sql IMMUTABLE ROWS 1
 BEGIN ATOMIC
-    SELECT c.event, c.cause, CASE c.cause WHEN 'stale' THEN (is_now).stale_reason WHEN 'suspect' THEN (is_now).suspect_reason END
+    SELECT (is_now).topic_id, (is_now).token_key, c.event, c.cause,
+           CASE c.cause WHEN 'stale' THEN (is_now).stale_reason WHEN 'suspect' THEN (is_now).suspect_reason END,
+           (is_now).device_id, (is_now).user_id, (reported).source_id,
+           nullif((was).registered_at, '-infinity'), nullif((is_now).registered_at, '-infinity'),
+           tokenkeeper.invalidated_at(was), tokenkeeper.invalidated_at(is_now)
     FROM (SELECT e.event, CASE WHEN (reported).cause IS NULL
                                THEN CASE WHEN e.event = 'revived' AND (is_now).registered_at = (was).registered_at THEN 'returned' ELSE 'registration' END
                                WHEN e.event = 'late_feedback_ignored' THEN (reported).cause
@@ -183,7 +188,8 @@ BEGIN ATOMIC
           WHERE e.event IS NOT NULL) AS c;
 END;
 COMMENT ON FUNCTION tokenkeeper.event_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) IS
-    'What the history says about a report, from the row before (null if there was none) and after it. No row if it changed nothing that counts.';
+    'What the history says about a report, as a row of token_event_log, from the row before (null if there was none) and after it. No row if it changed nothing '
+    'that counts.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.event_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.checks_of(was tokenkeeper.ledger, is_now tokenkeeper.ledger, reported tokenkeeper.token_report)
@@ -427,12 +433,9 @@ BEGIN
     FROM tokenkeeper.merged(was, reported) AS m
     WHERE l.topic_id = reported.topic_id AND l.token_key = reported.token_key
     RETURNING l.* INTO is_now;
-    INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id, source_id,
+    INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id, source_id,
         registered_before, registered_after, invalidated_before, invalidated_after)
-    SELECT reported.topic_id, reported.token_key, e.event, e.cause, is_now.device_id, is_now.user_id, reported.source_id,
-           nullif(was.registered_at, '-infinity'), nullif(is_now.registered_at, '-infinity'),
-           tokenkeeper.invalidated_at(was), tokenkeeper.invalidated_at(is_now)
-    FROM tokenkeeper.event_of(was, is_now, reported) AS e;
+    SELECT * FROM tokenkeeper.event_of(was, is_now, reported);
     RETURN ARRAY(
         SELECT ROW(c.topic_id, c.device_id, c.token_key, c.is_new OR (is_own AND c.token_key IS NOT NULL AND is_now.superseded_at IS NULL)
                )::tokenkeeper.device_check
@@ -507,7 +510,6 @@ BEGIN
     IF checks <> '{}' THEN
         PERFORM tokenkeeper.resolve_devices(checks, receipt);
     END IF;
-    -- Not a condition on suppressed: a plan could use the index of the suppressed tokens, and read all of the topic.
     RETURN coalesce(observes, false) OR NOT (SELECT l.suppressed FROM tokenkeeper.ledger AS l WHERE l.topic_id = of_topic AND l.token_key = key);
 END
 $$;

@@ -15,14 +15,13 @@ BEGIN
     IF key IS NULL THEN
         RETURN false;
     END IF;
-    -- Not a join: with a subquery, the planner can only use the whole key, of one index or the other. A separate statement
-    -- costs less than the same query as an expression.
-    PERFORM FROM tokenkeeper.ledger AS l
-    WHERE l.topic_id = (
+    -- Not a join: with a subquery, the planner can only use the whole key. A separate statement costs less than the same query as an expression.
+    PERFORM FROM tokenkeeper.suppression AS s
+    WHERE s.topic_id = (
             SELECT t.topic_id FROM tokenkeeper.topic AS t
             WHERE t.topic = is_sendable.topic COLLATE "C" AND t.environment = coalesce(is_sendable.environment, 'production') COLLATE "C"
               AND t.gate IS DISTINCT FROM 'observe')
-      AND l.token_key = key AND l.suppressed > false;
+      AND s.token_key = key;
     RETURN NOT FOUND;
 END
 $$;
@@ -48,8 +47,7 @@ BEGIN
         FROM (SELECT a.token, a.position, tokenkeeper.token_key(a.token) AS key
               FROM unnest(sendable.tokens COLLATE "C") WITH ORDINALITY AS a (token, position) OFFSET 0) AS asked
         WHERE asked.key IS NOT NULL AND (
-            SELECT true FROM tokenkeeper.ledger AS l
-            WHERE l.topic_id = of_topic AND l.token_key = asked.key AND l.suppressed > false) IS NOT TRUE
+            SELECT true FROM tokenkeeper.suppression AS s WHERE s.topic_id = of_topic AND s.token_key = asked.key) IS NOT TRUE
         ORDER BY asked.position;
 END
 $$;

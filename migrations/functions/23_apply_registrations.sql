@@ -80,7 +80,8 @@ AS $$
     SELECT array_agg(o.report ORDER BY o.topic_id, o.token_key) FROM (
         SELECT s.report, s.topic_id, s.token_key FROM reported AS s WHERE s.times = 1
         UNION ALL
-        SELECT ROW(min((s.report).n), s.topic_id, s.token_key, bool_and((s.report).one_token), max((s.report).registered_at), max((s.report).returned_at),
+        -- The number of the one that decides.
+        SELECT ROW((array_agg((s.report).n ORDER BY (s.report).invalidated_at DESC, (s.report).reason DESC, (s.report).received_at, (s.report).n))[1], s.topic_id, s.token_key, bool_and((s.report).one_token), max((s.report).registered_at), max((s.report).returned_at),
                    (array_agg((s.report).device_id ORDER BY (s.report).device_at DESC, (s.report).device_id DESC)
                        FILTER (WHERE (s.report).device_id IS NOT NULL))[1],
                    max((s.report).device_at) FILTER (WHERE (s.report).device_id IS NOT NULL),
@@ -138,10 +139,7 @@ BEGIN
     ), logged AS (
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id, source_id,
             registered_before, registered_after, invalidated_before, invalidated_after)
-        SELECT (c.reported).topic_id, (c.reported).token_key, e.event, e.cause, e.reason, (c.is_now).device_id, (c.is_now).user_id, (c.reported).source_id,
-               nullif((c.was).registered_at, '-infinity'), nullif((c.is_now).registered_at, '-infinity'),
-               tokenkeeper.invalidated_at(c.was), tokenkeeper.invalidated_at(c.is_now)
-        FROM changed AS c CROSS JOIN LATERAL tokenkeeper.event_of(c.was, c.is_now, c.reported) AS e
+        SELECT e.* FROM changed AS c CROSS JOIN LATERAL tokenkeeper.event_of(c.was, c.is_now, c.reported) AS e
     ), done AS (
         SELECT c.reported, c.was, c.is_now FROM changed AS c
         UNION ALL
@@ -214,11 +212,9 @@ BEGIN
             ), pair AS MATERIALIZED (
                 SELECT a.is_now, s AS reported FROM unnest(reports[first:first + many - 1]) AS s JOIN added AS a USING (topic_id, token_key)
             ), logged AS (
-                INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id, source_id, registered_after,
-                    invalidated_after)
-                SELECT (b.reported).topic_id, (b.reported).token_key, e.event, e.cause, e.reason, (b.is_now).device_id, (b.is_now).user_id,
-                       (b.reported).source_id, nullif((b.is_now).registered_at, '-infinity'), tokenkeeper.invalidated_at(b.is_now)
-                FROM pair AS b CROSS JOIN LATERAL tokenkeeper.event_of(NULL, b.is_now, b.reported) AS e
+                INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id, source_id,
+                    registered_before, registered_after, invalidated_before, invalidated_after)
+                SELECT e.* FROM pair AS b CROSS JOIN LATERAL tokenkeeper.event_of(NULL, b.is_now, b.reported) AS e
             )
             SELECT array_agg(t) INTO more_checks FROM pair AS b CROSS JOIN LATERAL tokenkeeper.checks_of(NULL, b.is_now, b.reported) AS t;
             checks := checks || coalesce(more_checks, '{}');

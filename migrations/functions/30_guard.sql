@@ -1,6 +1,7 @@
 -- The guard: decides which reports that tokens are invalid count, and keeps their receipts. It is one for suspects, 410s and logouts from a source.
 --
--- It takes no lock. Batches of several daemons that run at once do not see each other, so each of them may record up to the limit before the guard trips.
+-- No batch waits for another. Batches of several daemons that run at once do not see each other, so each of them may record up to the limit before the guard
+-- trips.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.hour_of(at timestamptz) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -72,13 +73,14 @@ BEGIN
         WHERE d.hour >= first
     ) + (
         SELECT count(*) FROM (
-            SELECT DISTINCT h.token_key FROM tokenkeeper.held AS h
-            WHERE h.topic_id = of_topic AND h.cause = guarding AND h.queued_at >= last - interval '23:00' LIMIT enough) AS t);
+            SELECT DISTINCT f.token_key FROM (
+                SELECT h.token_key FROM tokenkeeper.held AS h
+                WHERE h.topic_id + 0 = of_topic AND h.cause = guarding AND h.queued_at >= last - interval '23:00' LIMIT 10000 + enough) AS f) AS t);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.suppressed_in_a_day(integer, text, timestamptz[], bigint[], bigint) IS
     'How many tokens of a topic a cause suppresses within 24 clock hours if it suppresses these tokens in these hours: the most of all days that have one of them. '
-    'And those that the guard holds of the day that ends with the last of them or later, enough at most.';
+    'And those that the guard holds of the day that ends with the last of them or later, as far as 10,000 held rows and enough show.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.suppressed_in_a_day(integer, text, timestamptz[], bigint[], bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.trip_guard(of_topic integer, of_cause text, since timestamptz, tokens bigint, active bigint, max_tokens bigint)
@@ -138,6 +140,11 @@ BEGIN
     has_changed := false;
     holds := EXISTS (SELECT FROM tokenkeeper.tripped_guard AS g WHERE g.topic_id = of_topic AND g.cause = guarding);
     SELECT l.active, l.max_tokens INTO active, max_tokens FROM tokenkeeper.guard_limit(of_topic, guarding, turn_guard.allowance, turn_guard.max_share) AS l;
+    IF holds THEN
+        -- What came late says nothing about today.
+        hours := hours || tokenkeeper.hour_of(clock_timestamp());
+        tokens := tokens || 0::bigint;
+    END IF;
     IF max_tokens IS NOT NULL THEN
         in_a_day := tokenkeeper.suppressed_in_a_day(of_topic, guarding, hours, tokens, max_tokens + 1);
     END IF;
@@ -169,8 +176,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.turn_guard(integer, text, timestamptz[], bigint[], timestamptz, bigint, numeric) IS
     'Trips the guard of a topic and cause if these tokens of these hours make a day exceed the limit; resets it if the day has half of the limit or less. since '
-    'is when the first of them was received, null if there are none. Returns whether the guard holds now, and whether it has tripped or reset. It waits for no '
-    'other session.';
+    'is when the first of them was received, null if there are none. Returns whether the guard holds now, and whether it has tripped or reset. It waits for '
+    'another session 10 ms at most.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.turn_guard(integer, text, timestamptz[], bigint[], timestamptz, bigint, numeric) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reports_that_suppress(reports tokenkeeper.token_report[]) RETURNS tokenkeeper.token_report[]
@@ -184,11 +191,14 @@ BEGIN
     RETURN ARRAY(
         SELECT r FROM unnest(reports) AS r
         LEFT JOIN LATERAL (
-            SELECT l.suppressed, l.registered_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = r.topic_id AND l.token_key = r.token_key) AS l ON true
+            SELECT l.suppressed, l.registered_at, l.returned_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = r.topic_id AND l.token_key = r.token_key) AS l
+            ON true
         WHERE r.released IS NOT TRUE AND (r.cause <> 'unregistered_by_app' OR r.source_id IS NOT NULL)
           -- An unknown token loses only a suspect's push: a backfill reports each old logout, and a 410 says that somebody has sent to it before.
           AND CASE WHEN r.cause = 'suspect' THEN coalesce(NOT l.suppressed AND r.invalidated_at >= l.registered_at, true)
-                   ELSE NOT l.suppressed AND r.invalidated_at >= l.registered_at AND l.registered_at > '-infinity' END);
+                   ELSE NOT l.suppressed AND r.invalidated_at >= l.registered_at AND l.registered_at > '-infinity'
+                        -- A flag that is off and on within one batch.
+                        AND (r.cause <> 'unregistered_by_app' OR (l.returned_at >= r.invalidated_at) IS NOT TRUE) END);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reports_that_suppress(tokenkeeper.token_report[]) IS
@@ -280,16 +290,19 @@ BEGIN
     WHERE d.ctid = ANY (ARRAY(
         SELECT r.tid FROM unnest(topics, keys) AS k (topic_id, token_key)
         CROSS JOIN LATERAL (
-            SELECT s.ctid AS tid, s.counted, row_number() OVER (PARTITION BY s.cause ORDER BY s.received_at, s.ctid) AS from_first,
-                   row_number() OVER (PARTITION BY s.cause ORDER BY s.received_at DESC, s.ctid DESC) AS from_last
-            FROM tokenkeeper.receipt AS s WHERE s.topic_id = k.topic_id AND s.token_key = k.token_key) AS r
-        WHERE r.from_first > kept_at_each_end AND r.from_last > kept_at_each_end AND NOT r.counted));
+            SELECT s.ctid AS tid, s.counted, row_number() OVER (kind ORDER BY s.received_at, s.ctid) AS from_first,
+                   row_number() OVER (kind ORDER BY s.received_at DESC, s.ctid DESC) AS from_last,
+                   row_number() OVER (kind ORDER BY s.invalidated_at DESC, s.reason DESC, s.ctid) AS from_greatest
+            FROM tokenkeeper.receipt AS s WHERE s.topic_id = k.topic_id AND s.token_key = k.token_key
+            -- Logouts of the application itself, which no undo touches, are a kind of their own.
+            WINDOW kind AS (PARTITION BY s.cause, s.source_id IS NULL)) AS r
+        WHERE r.from_first > kept_at_each_end AND r.from_last > kept_at_each_end AND r.from_greatest > 1 AND NOT r.counted));
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.thin_receipts(integer[], bytea[]) IS
-    'Bounds the receipts of tokens that were reported again and again although they are suppressed: of a token with more than 50, keeps the first 20 and the '
-    'last 20 of each cause, and those that are counted. If APNs gives the same timestamp each time, any one window of reinstate leaves what it would leave with '
-    'all of them. Call it with the tokens locked.';
+    'Bounds the receipts of tokens that were reported again and again although they are suppressed: of a token with more than 50, keeps the greatest, the first '
+    '20 and the last 20 of each cause, and those that are counted; the same of logouts by the application itself. An undo may then revive a token too much, which '
+    'its next 410 ends, but leaves none suppressed by what was undone. Call it with the tokens locked.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.thin_receipts(integer[], bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.keep_receipts(reports tokenkeeper.token_report[], turned integer[]) RETURNS void

@@ -9,12 +9,15 @@ DECLARE
     of_topic integer := tokenkeeper.known_topic(release_held.topic COLLATE "C", release_held.environment COLLATE "C");
     of_cause text COLLATE "C" := release_held.cause;
     released text[] COLLATE "C";
+    since timestamptz;
     results bigint;
     logouts bigint;
 BEGIN
     PERFORM tokenkeeper.check_cause(of_cause) WHERE of_cause IS NOT NULL;
-    LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE; -- Not while forget is running.
-    released := ARRAY(SELECT DISTINCT h.cause FROM tokenkeeper.held AS h WHERE h.topic_id = of_topic AND coalesce(h.cause = of_cause, true));
+    -- Not while forget is running. And what a batch is recording, the counts below must have.
+    PERFORM tokenkeeper.lock_out_drains();
+    SELECT array_agg(DISTINCT h.cause), least(min(h.queued_at) - interval '1 day', now() - interval '2 days') INTO released, since
+    FROM tokenkeeper.held AS h WHERE h.topic_id = of_topic AND coalesce(h.cause = of_cause, true);
     WITH gone AS (
         DELETE FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic AND coalesce(h.cause = of_cause, true) RETURNING h.*
     )
@@ -34,9 +37,9 @@ BEGIN
     END IF;
     -- An operator says that they are true, so those that were recorded before are no sign of a mistake either.
     UPDATE tokenkeeper.receipt AS r SET counted = false
-    WHERE r.topic_id + 0 = of_topic AND r.cause = ANY (released) AND r.received_at > now() - interval '2 days' AND r.counted;
+    WHERE r.topic_id + 0 = of_topic AND r.cause = ANY (released) AND r.received_at > since AND r.counted;
     UPDATE tokenkeeper.suppression_count AS c SET tokens = 0
-    WHERE c.topic_id = of_topic AND c.cause = ANY (released) AND c.hour > now() - interval '2 days';
+    WHERE c.topic_id = of_topic AND c.cause = ANY (released) AND c.hour > since;
     DELETE FROM tokenkeeper.tripped_guard AS g WHERE g.topic_id = of_topic AND g.cause = ANY (released);
     INSERT INTO tokenkeeper.operation (operation, environment, topic, rows, message)
     SELECT 'held_released', release_held.environment, release_held.topic, n.rows, n.message
@@ -46,7 +49,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.release_held(text, text, text) IS
     'Lets the held results and logouts of a topic count: they return to their queue, a daemon records them within seconds, and the guard resets. '
-    'With a cause (suspect, stale or unregistered_by_app), only what is held for it. Returns how many. Raises 22023 for an unknown topic or cause, 25001 '
+    'With a cause (suspect, stale or unregistered_by_app), only what is held for it. Returns how many. The drains stand still until the transaction ends, so commit '
+    'at once. Raises 22023 for an unknown topic or cause, 25001 '
     'if the isolation level is not read committed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.release_held(text, text, text) FROM PUBLIC;
 

@@ -83,7 +83,7 @@ BEGIN
     INSERT INTO tokenkeeper.exclusion (topic_id, cause, since, until)
     VALUES (of_topic, of_cause, reinstate.since, reinstate.until) RETURNING * INTO undo;
     UPDATE tokenkeeper.tripped_guard AS g
-    SET held_at = NULL, undo_since = CASE WHEN g.undo_since < reinstate.since THEN g.undo_since END
+    SET held_at = NULL, undo_since = CASE WHEN reinstate.since > g.undo_since OR reinstate.until < g.tripped_at THEN g.undo_since END
     WHERE g.topic_id = of_topic AND g.cause = of_cause;
     IF tokenkeeper.receipts_within(of_topic, of_cause, reinstate.since, reinstate.until, 1) = 0 THEN
         PERFORM tokenkeeper.end_undo(undo, false);
@@ -202,12 +202,15 @@ BEGIN
     ), decided AS MATERIALIZED (
         SELECT r.*, greatest(r.stale_at, r.suspect_at,
                              CASE WHEN (r.was).returned_at >= r.unregistered_by_app_at THEN NULL ELSE r.unregistered_by_app_at END,
-                             (r.was).superseded_at) AS invalidated_at
+                             (r.was).superseded_at) AS invalidated_at,
+               (r.was).registered_at = '-infinity'
+               AND num_nonnulls(r.stale_at, r.suspect_at, r.unregistered_by_app_at, (r.was).superseded_at, (r.was).returned_at, (r.was).device_at,
+                                (r.was).user_at, (r.was).tags_at) = 0 AS is_unknown
         FROM rest AS r
     ), gone AS (
         -- A token that was known only by what is undone becomes unknown again.
         DELETE FROM tokenkeeper.ledger AS l USING decided AS d
-        WHERE l.topic_id = undo.topic_id AND l.token_key = d.token_key AND (d.was).registered_at = '-infinity' AND d.invalidated_at IS NULL
+        WHERE l.topic_id = undo.topic_id AND l.token_key = d.token_key AND d.is_unknown
     ), changed AS (
         UPDATE tokenkeeper.ledger AS l
         SET stale_at = d.stale_at, stale_reason = d.stale_reason, suspect_at = d.suspect_at, suspect_reason = d.suspect_reason,
@@ -216,7 +219,7 @@ BEGIN
             suppressed_since = CASE WHEN d.invalidated_at >= (d.was).registered_at
                                     THEN greatest(l.suppressed_since, coalesce(d.received_at, CASE WHEN d.counted THEN clock_timestamp() END)) END
         FROM decided AS d
-        WHERE l.topic_id = undo.topic_id AND l.token_key = d.token_key AND NOT ((d.was).registered_at = '-infinity' AND d.invalidated_at IS NULL)
+        WHERE l.topic_id = undo.topic_id AND l.token_key = d.token_key AND NOT d.is_unknown
     ), logged AS (
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
             registered_before, registered_after, invalidated_before, invalidated_after)

@@ -77,3 +77,69 @@ COMMENT ON FUNCTION tokenkeeper.note_stale_waves() IS
     'Brings stale_wave up to date by stale_share.is_wave, and returns the waves that were not known before. Called by the daemons; two calls at once '
     'return each wave once.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.note_stale_waves() FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.registered_elsewhere(of_topic integer) RETURNS bigint
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    other integer := (SELECT o.topic_id FROM tokenkeeper.topic AS t JOIN tokenkeeper.topic AS o ON o.topic = t.topic AND o.environment <> t.environment
+                      WHERE t.topic_id = of_topic);
+BEGIN
+    RETURN (
+        SELECT count(*) FROM (
+            (SELECT h.token_key FROM tokenkeeper.held AS h
+             WHERE h.topic_id + 0 = of_topic AND h.cause = 'suspect' AND h.queued_at > now() - interval '1 day' LIMIT 1000)
+            UNION
+            (SELECT r.token_key FROM tokenkeeper.receipt AS r
+             WHERE r.topic_id + 0 = of_topic AND r.cause = 'suspect' AND r.received_at > now() - interval '1 day' AND r.counted LIMIT 1000)) AS s
+        CROSS JOIN LATERAL (
+            SELECT FROM tokenkeeper.ledger AS l
+            WHERE l.topic_id = other AND l.token_key = s.token_key AND NOT l.suppressed AND l.registered_at > '-infinity') AS l);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.registered_elsewhere(integer) IS
+    'Of the tokens of a topic that suspects have suppressed within a day, or would have, how many are active in the other environment. Looks at 2000 at most.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.registered_elsewhere(integer) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.elsewhere_words(of_topic integer, environment text) RETURNS text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    tokens bigint := tokenkeeper.registered_elsewhere(of_topic);
+BEGIN
+    RETURN CASE WHEN tokens > 0
+                THEN format('; %s of them %s registered in %s as well: does the app report the right environment?', tokens,
+                            CASE tokens WHEN 1 THEN 'is' ELSE 'are' END,
+                            CASE environment COLLATE "C" WHEN 'sandbox' THEN 'production' ELSE 'sandbox' END)
+                ELSE '' END;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.elsewhere_words(integer, text) IS 'What a warning about suspects of a topic says if their tokens are registered in the other environment; empty if not.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.elsewhere_words(integer, text) FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION tokenkeeper.loss_warnings() RETURNS text[]
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET jit = off
+AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT format('within a day, %s of %s active tokens of %s (%s) were suppressed by suspects, 410s or logouts from tables and files%s',
+                      l.tokens, a.tokens, tokenkeeper.without_backticks(t.topic), t.environment, tokenkeeper.elsewhere_words(t.topic_id, t.environment))
+        FROM (SELECT c.topic_id, sum(c.tokens)::bigint AS tokens FROM tokenkeeper.suppression_count AS c
+              WHERE c.hour > now() - interval '24:00' GROUP BY 1 HAVING sum(c.tokens) >= 5) AS l
+        -- A topic without registrations has nothing to lose.
+        JOIN (SELECT k.topic_id, coalesce(sum(k.tokens) FILTER (WHERE k.state = 'active'), 0)::bigint AS active FROM tokenkeeper.token_count AS k
+              GROUP BY 1 HAVING max(k.last_registered_at) IS NOT NULL) AS n USING (topic_id)
+        JOIN tokenkeeper.topic AS t USING (topic_id)
+        CROSS JOIN LATERAL (SELECT n.active + l.tokens AS tokens) AS a
+        WHERE l.tokens * 5 > a.tokens
+        ORDER BY l.tokens DESC LIMIT 20);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.loss_warnings() IS
+    'A warning for each topic in which five tokens and more than a fifth of the active ones were newly suppressed within 24 clock hours, at most 20.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.loss_warnings() FROM PUBLIC;

@@ -103,8 +103,8 @@ BEGIN
     FROM tokenkeeper.audience_of(audience_size.tags, audience_size.device_id, audience_size.user_id, audience_size.tokens, audience_size.everyone) AS a;
     IF asked.kind = 'tokens' THEN
         SELECT count(*) INTO size FROM unnest(asked.tokens) AS t (token)
-        WHERE observes OR (SELECT true FROM tokenkeeper.ledger AS l
-                           WHERE l.topic_id = of_topic AND l.token_key = tokenkeeper.token_key(t.token) AND l.suppressed > false) IS NOT TRUE;
+        WHERE observes OR (SELECT true FROM tokenkeeper.suppression AS s
+                           WHERE s.topic_id = of_topic AND s.token_key = tokenkeeper.token_key(t.token)) IS NOT TRUE;
         RETURN size;
     END IF;
     EXECUTE 'SELECT count(*) FROM tokenkeeper.ledger AS l WHERE l.topic_id = $1 AND '
@@ -250,8 +250,7 @@ BEGIN
         )
         SELECT ARRAY(SELECT DISTINCT m.key FROM met AS m
                      WHERE m.key > c.addressed_to AND (observes IS TRUE OR (
-                         SELECT true FROM tokenkeeper.ledger AS l
-                         WHERE l.topic_id = of_topic AND l.token_key = m.key AND l.suppressed > false) IS NOT TRUE)
+                         SELECT true FROM tokenkeeper.suppression AS s WHERE s.topic_id = of_topic AND s.token_key = m.key) IS NOT TRUE)
                      ORDER BY 1), (array_agg(m.key))[count(*)], count(*)
         INTO keys, last_key, rows_read FROM met AS m;
         is_complete := rows_read < most_rows;

@@ -96,10 +96,11 @@ BEGIN
             OFFSET 0) AS u
         -- LIMIT: prevents a join that would read the whole ledger.
         LEFT JOIN LATERAL (
-            SELECT tokenkeeper.state_of(l) AS state, greatest(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS invalidated_at,
+            SELECT tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS state, greatest(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS invalidated_at,
                    tokenkeeper.reason_of(l) AS reason
-            FROM tokenkeeper.ledger AS l
-            WHERE l.topic_id = of_topic.topic_id AND l.token_key = u.key AND l.suppressed > false AND of_topic.gate IS DISTINCT FROM 'observe'
+            FROM tokenkeeper.suppression AS s
+            CROSS JOIN LATERAL (SELECT k.* FROM tokenkeeper.ledger AS k WHERE k.topic_id = s.topic_id AND k.token_key = s.token_key OFFSET 0) AS l
+            WHERE s.topic_id = of_topic.topic_id AND s.token_key = u.key AND of_topic.gate IS DISTINCT FROM 'observe'
             LIMIT 1) AS l ON true
     ), ordered AS MATERIALIZED (
         -- Of the requests for each device, in their order. place: among those that have a limit.

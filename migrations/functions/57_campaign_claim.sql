@@ -396,8 +396,8 @@ BEGIN
     INTO numbers, keys, reasons, withheld
     FROM (SELECT d.batch::bigint << 9 | k.ordinal AS number, k.token_key,
                  -- The gate. Not a join, so that each token is looked up in the index, whatever this plan knows about the ledger.
-                 CASE WHEN (SELECT true FROM tokenkeeper.ledger AS l
-                            WHERE l.topic_id = gate_topic AND l.token_key = k.token_key AND l.suppressed > false) THEN 'gate' END AS reason
+                 CASE WHEN (SELECT true FROM tokenkeeper.suppression AS s
+                            WHERE s.topic_id = gate_topic AND s.token_key = k.token_key) THEN 'gate' END AS reason
           FROM claimed AS d CROSS JOIN LATERAL unnest(d.token_keys) WITH ORDINALITY AS k (token_key, ordinal)
           WHERE get_bit(d.ended, k.ordinal::integer) = 0 OFFSET 0) AS j;
 

@@ -9,6 +9,13 @@ DECLARE
     definition text;
 BEGIN
     FOREACH definition IN ARRAY ARRAY[
+        'CREATE TRIGGER note_new_suppression AFTER INSERT ON tokenkeeper.ledger FOR EACH ROW '
+        'WHEN ((new.suppressed_since IS NOT NULL)) EXECUTE FUNCTION tokenkeeper.note_suppression()',
+        -- Not for a launch, which does not set the column.
+        'CREATE TRIGGER note_suppression AFTER UPDATE OF suppressed_since ON tokenkeeper.ledger FOR EACH ROW '
+        'WHEN ((old.suppressed_since IS DISTINCT FROM new.suppressed_since)) EXECUTE FUNCTION tokenkeeper.note_suppression()',
+        'CREATE TRIGGER forget_suppressions AFTER DELETE ON tokenkeeper.ledger REFERENCING OLD TABLE AS gone FOR EACH STATEMENT '
+        'EXECUTE FUNCTION tokenkeeper.forget_suppressions()',
         'CREATE TRIGGER check_topic BEFORE INSERT ON tokenkeeper.topic FOR EACH ROW EXECUTE FUNCTION tokenkeeper.check_topic()',
         'CREATE TRIGGER note_policy AFTER UPDATE ON tokenkeeper.topic FOR EACH ROW '
         'WHEN ((old.* IS DISTINCT FROM new.*)) EXECUTE FUNCTION tokenkeeper.note_policy()',
@@ -23,7 +30,7 @@ BEGIN
     LOOP
         CONTINUE WHEN EXISTS (
             SELECT FROM pg_catalog.pg_trigger AS t
-            WHERE t.tgrelid IN ('tokenkeeper.topic'::regclass, 'tokenkeeper.campaign_token'::regclass,
+            WHERE t.tgrelid IN ('tokenkeeper.ledger'::regclass, 'tokenkeeper.topic'::regclass, 'tokenkeeper.campaign_token'::regclass,
                                 'tokenkeeper.campaign_list'::regclass, 'tokenkeeper.attachment_failure'::regclass)
               AND pg_get_triggerdef(t.oid) = definition);
         IF definition LIKE 'CREATE CONSTRAINT TRIGGER%' THEN

@@ -3,7 +3,7 @@
 -- The ledger: what is known about each device token.
 --
 -- Each fact is the greatest value ever reported. Reports may therefore arrive late, twice and in any order (functions/20_registration, function merged).
--- Three columns are derived and stored so that queries find them: logged_out_at, superseded_at, suppressed.
+-- Four columns are derived and stored so that queries find them: logged_out_at, superseded_at, suppressed, suppressed_since; and the table suppression.
 --
 -- One device, one token: a token is superseded while another token of its device has a later registered_at. Equal instants supersede nobody. A token
 -- belongs to the device of its latest report that named one.
@@ -62,9 +62,11 @@ CREATE TABLE tokenkeeper.ledger (
     device_at              timestamptz,
     user_at                timestamptz,
     tags_at                timestamptz,
-    PRIMARY KEY (topic_id, token_key)
+    PRIMARY KEY (topic_id, token_key),
+    CHECK (suppressed = (suppressed_since IS NOT NULL))
 )
--- Leaves room on each page for the next version of a row, so that a registration changes no index (a HOT update).
+-- Leaves room on each page for the next version of a row. No index has a column that says whether a token is suppressed, so a registration and a 410 change
+-- no index (a HOT update).
 WITH (fillfactor = 90);
 COMMENT ON TABLE tokenkeeper.ledger IS
     'One row per (topic, token). The functions of this schema write it and the sweep prunes it; never change it by hand. To look at it, use the view token. '
@@ -99,15 +101,6 @@ COMMENT ON COLUMN tokenkeeper.ledger.user_at IS 'The instant of user_id: of the 
 COMMENT ON COLUMN tokenkeeper.ledger.tags_at IS 'The instant of tags. The report may have named another token of the device.';
 COMMENT ON COLUMN tokenkeeper.ledger.tags IS 'The tags; null if none were ever reported.';
 
--- The predicate is the generated column and not the comparison: registered_at in a predicate would prevent HOT updates.
-CREATE INDEX ledger_suppressed ON tokenkeeper.ledger (topic_id, suppressed_since) WHERE suppressed;
-COMMENT ON INDEX tokenkeeper.ledger_suppressed IS 'The suppressed tokens in the order in which the sweep prunes them.';
-
--- Most tokens that the gate is asked about are not suppressed, and for these it reads no row. The predicate is written so that
--- ledger_suppressed, which lacks the key, cannot answer the same question. It costs no HOT update: another predicate has "suppressed" already.
-CREATE INDEX ledger_suppressed_key ON tokenkeeper.ledger (topic_id, token_key) WHERE suppressed > false;
-COMMENT ON INDEX tokenkeeper.ledger_suppressed_key IS 'For the gate. Query it with suppressed > false.';
-
 -- topic_id is an expression here, and the functions compare topic_id + 0. Otherwise a plan made for a small ledger would use the topic
 -- part of the primary key, and would read the whole topic after the ledger has grown.
 CREATE INDEX ledger_device ON tokenkeeper.ledger (device_id, (topic_id + 0), of_constant) WHERE device_id IS NOT NULL;
@@ -127,6 +120,22 @@ COMMENT ON INDEX tokenkeeper.ledger_tags IS
 CREATE STATISTICS tokenkeeper.ledger_tag_vector ON (tokenkeeper.tag_vector(tags)) FROM tokenkeeper.ledger;
 COMMENT ON STATISTICS tokenkeeper.ledger_tag_vector IS
     'How many tokens have which tag. So a campaign knows how many it expects, and finds few of many by the index ledger_tags.';
+
+-- Derived ----------------------------------------------------------------------------------------------------------
+
+CREATE TABLE tokenkeeper.suppression (
+    since     timestamptz NOT NULL,
+    topic_id  integer NOT NULL,
+    token_key bytea NOT NULL,
+    PRIMARY KEY (topic_id, token_key)
+);
+COMMENT ON TABLE tokenkeeper.suppression IS
+    'The suppressed tokens. It follows from the ledger, by triggers: since is suppressed_since. The gate looks tokens up here, and the sweep finds those that are '
+    'due. As indexes of the ledger, the same would cost each 410 and each revival an entry in every index of the ledger.';
+
+-- As ledger_device: no look-up by the key must find this index suitable.
+CREATE INDEX suppression_since ON tokenkeeper.suppression ((topic_id + 0), since);
+COMMENT ON INDEX tokenkeeper.suppression_since IS 'The suppressed tokens in the order in which the sweep prunes them. Query it with topic_id + 0.';
 
 -- Reports ----------------------------------------------------------------------------------------------------------
 

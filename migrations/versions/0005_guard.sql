@@ -22,7 +22,7 @@ CREATE TABLE tokenkeeper.receipt (
 ALTER TABLE tokenkeeper.receipt REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.receipt IS
     'Each report that counts and says that a token is invalid, so that reinstate finds the greatest of those that remain. Kept while the token is suppressed, '
-    'and for the retention of suppressed tokens. Of a token with more than 50, the first 20 and the last 20 are kept, and those that are counted.';
+    'and for the retention of suppressed tokens. Of a token with more than 50, the first 20 and the last 20 of each cause are kept, the greatest, and those that are counted.';
 COMMENT ON COLUMN tokenkeeper.receipt.received_at IS
     'When it was queued, or unregister was called. The undo goes by this instant and never by invalidated_at: if APNs repeats the same 410 later, it counts.';
 COMMENT ON COLUMN tokenkeeper.receipt.invalidated_at IS
@@ -117,7 +117,8 @@ COMMENT ON COLUMN tokenkeeper.held_result.invalidated_at IS
 
 CREATE INDEX held_result_token ON tokenkeeper.held_result (topic_id, token_key);
 
-CREATE INDEX held_result_queued_at ON tokenkeeper.held_result (topic_id, cause, queued_at);
+-- As receipt_received_at.
+CREATE INDEX held_result_queued_at ON tokenkeeper.held_result ((topic_id + 0), cause, queued_at);
 
 CREATE TABLE tokenkeeper.held_registration (
     held_id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -144,7 +145,7 @@ COMMENT ON COLUMN tokenkeeper.held_registration.invalidated_at IS 'The instant t
 
 CREATE INDEX held_registration_token ON tokenkeeper.held_registration (topic_id, token_key);
 
-CREATE INDEX held_registration_queued_at ON tokenkeeper.held_registration (topic_id, queued_at);
+CREATE INDEX held_registration_queued_at ON tokenkeeper.held_registration ((topic_id + 0), queued_at);
 
 CREATE TABLE tokenkeeper.exclusion (
     exclusion_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

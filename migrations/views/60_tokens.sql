@@ -41,9 +41,10 @@ SELECT t.environment, t.topic, encode(l.token_key, 'hex') AS token, tokenkeeper.
        tokenkeeper.reason_of(l) COLLATE "C" AS reason, nullif(l.registered_at, '-infinity') AS registered_at,
        greatest(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS invalidated_at, l.token_key,
        l.device_id, l.user_id
-FROM tokenkeeper.ledger AS l
+FROM tokenkeeper.suppression AS s
+JOIN tokenkeeper.ledger AS l USING (topic_id, token_key)
 JOIN tokenkeeper.topic AS t USING (topic_id)
-WHERE l.suppressed AND t.gate IS DISTINCT FROM 'observe';
+WHERE t.gate IS DISTINCT FROM 'observe';
 COMMENT ON VIEW tokenkeeper.suppressed_token IS
     'The suppressed tokens; none if the topic''s gate only observes. '
     'Join your own table on token_key = tokenkeeper.token_key(yours.token).';

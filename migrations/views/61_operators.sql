@@ -16,7 +16,8 @@ COMMENT ON COLUMN tokenkeeper.topic_policy.suppressed_retention IS
 COMMENT ON COLUMN tokenkeeper.topic_policy.dormant_after IS
     'Prune tokens that were not registered again for this long: 1 day to 3650 days, 0 for never; default sweep.dormant_after.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.guard_allowance IS
-    'Suspects, and likewise logouts from a source, may suppress this many tokens within a day, whatever their share; default guard.allowance.';
+    'Suspects may suppress this many tokens within a day, whatever their share. So may logouts from a source and, with guard.hold_stale_share, 410s. Default '
+    'guard.allowance.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.guard_max_share IS
     'Suspects, or logouts from a source, that would suppress more than this share of the active tokens within a day are held: 0.005 is 0.5 percent, 1 turns the guard off; '
     'default guard.max_share.';
@@ -50,7 +51,7 @@ COMMENT ON COLUMN tokenkeeper.guard.tokens IS
 COMMENT ON COLUMN tokenkeeper.guard.active IS 'The active tokens of the topic when it tripped.';
 COMMENT ON COLUMN tokenkeeper.guard.max_tokens IS 'How many could be suppressed within a day when it tripped.';
 COMMENT ON COLUMN tokenkeeper.guard.undo_since IS
-    'When the first of what tripped it was received: where an undo should begin. Null once it has been undone.';
+    'When the first of what tripped it was received: where an undo should begin. Null once a window that begins there and ends after it tripped has been undone.';
 COMMENT ON COLUMN tokenkeeper.guard.cause IS
     'suspect; unregistered_by_app: logouts from an attached table, a backfill or an import; or stale: 410s, which trip it only with guard.hold_stale_share.';
 

@@ -145,13 +145,13 @@ WITH latest AS (
 ), held_logouts AS MATERIALIZED (
     SELECT tokenkeeper.counted_rows('held_registration') AS logouts
 ), guards AS (
-    SELECT array_agg(format('the mass-failure guard of %s (%s) tripped at %s UTC: %s would suppress %s of %s active tokens within a day; '
-                         'see `tokenkeeperd held list`', tokenkeeper.without_backticks(g.topic), g.environment,
+    SELECT array_agg(format('the mass-failure guard of %s (%s) tripped at %s UTC: %s would suppress %s of %s active tokens within a day%s; '
+                         'see `tokenkeeperd held list`', tokenkeeper.without_backticks(t.topic), t.environment,
                          to_char(g.tripped_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'),
-                         tokenkeeper.guarded_words(g.cause),
-                         g.tokens, coalesce(g.active, 0))
+                         tokenkeeper.guarded_words(g.cause), g.tokens, coalesce(g.active, 0),
+                         CASE g.cause WHEN 'suspect' THEN tokenkeeper.elsewhere_words(t.topic_id, t.environment) ELSE '' END)
                      ORDER BY g.tripped_at) AS words
-    FROM (SELECT * FROM tokenkeeper.guard WHERE tripped ORDER BY tripped_at LIMIT 20) AS g
+    FROM (SELECT * FROM tokenkeeper.tripped_guard ORDER BY tripped_at LIMIT 20) AS g JOIN tokenkeeper.topic AS t USING (topic_id)
 ), waves AS (
     SELECT array_agg(format('since %s UTC, %s of %s active tokens of %s (%s) have turned stale (%s%%), far more than usual; '
                          'if that is a mistake: %s', to_char(w.since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), w.tokens, w.active,
@@ -343,7 +343,7 @@ SELECT queue.results AS queue_depth,
            CASE WHEN swept.outcome = 'failed' THEN 'the last sweep failed: ' || coalesce(swept.message, 'no message') END,
            CASE WHEN coalesce(swept.finished_at, latest.started_at) < clock_timestamp() - 2 * latest.sweep_interval - interval '1 minute'
                 THEN 'no sweep has finished within twice its interval' END
-       ], NULL) || waves.words || refused.words || cached.words || mixed_up.words || crowded.words || unreported.words || locked.words || undoing.words
+       ], NULL) || waves.words || tokenkeeper.loss_warnings() || refused.words || cached.words || mixed_up.words || crowded.words || unreported.words || locked.words || undoing.words
            || expiring.words || problematic.words || chores.words || attached.words || stuck.new
            || CASE WHEN failed.requests > 0
                    THEN ARRAY[CASE failed.requests WHEN 1 THEN '1 request' WHEN 10000 THEN '10000 or more requests'

@@ -39,8 +39,7 @@ struct DueSurvey {
                     try connection.query(
                         """
                         SELECT a.topic_id FROM unnest($1, $2) AS a (topic_id, before)
-                        WHERE EXISTS (SELECT FROM tokenkeeper.ledger AS l
-                                      WHERE l.topic_id = a.topic_id AND l.suppressed AND l.suppressed_since < a.before)
+                        WHERE EXISTS (SELECT FROM tokenkeeper.suppression AS s WHERE s.topic_id + 0 = a.topic_id AND s.since < a.before)
                         """, [.int4s(topics.map(\.number)), .instants(topics.map(\.suppressedBefore))]
                     ).values(Int32.self))
             }
@@ -81,8 +80,9 @@ struct DueSurvey {
                 SELECT s.cause, count(*), (array_agg(s.digits))[1:5]
                 FROM (SELECT tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS cause,
                              encode(substring(l.token_key FROM 1 FOR 4), 'hex') AS digits
-                      FROM tokenkeeper.ledger AS l
-                      WHERE l.topic_id = $1 AND l.suppressed AND l.suppressed_since < $2 LIMIT $3) AS s
+                      FROM (SELECT d.topic_id, d.token_key FROM tokenkeeper.suppression AS d WHERE d.topic_id + 0 = $1 AND d.since < $2 LIMIT $3) AS d
+                      CROSS JOIN LATERAL (
+                          SELECT k.* FROM tokenkeeper.ledger AS k WHERE k.topic_id = d.topic_id AND k.token_key = d.token_key OFFSET 0) AS l) AS s
                 GROUP BY 1 ORDER BY 1
                 """, [.int4(topic.number), .instant(topic.suppressedBefore), .int8(Int64(size))]
             ).decode { row throws(DatabaseError) in
@@ -108,11 +108,12 @@ struct DueSurvey {
             let causes: [DueTokens.Cause] = try connection.query(
                 """
                 WITH met AS MATERIALIZED (
-                    SELECT l.token_key, l.suppressed_since < $2 AS due,
+                    SELECT d.token_key, d.since < $2 AS due,
                            tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS cause
-                    FROM tokenkeeper.ledger AS l
-                    WHERE l.topic_id = $1 AND l.suppressed > false AND l.token_key > decode($3, 'hex')
-                    ORDER BY l.token_key LIMIT $4
+                    FROM (SELECT s.* FROM tokenkeeper.suppression AS s
+                          WHERE s.topic_id = $1 AND s.token_key > decode($3, 'hex') ORDER BY s.token_key LIMIT $4) AS d
+                    CROSS JOIN LATERAL (
+                        SELECT k.* FROM tokenkeeper.ledger AS k WHERE k.topic_id = d.topic_id AND k.token_key = d.token_key OFFSET 0) AS l
                 )
                 SELECT m.cause, count(*) FILTER (WHERE m.due),
                        coalesce((array_agg(encode(substring(m.token_key FROM 1 FOR 4), 'hex')) FILTER (WHERE m.due))[1:5], '{}'),

@@ -132,7 +132,7 @@ extension Sweep {
         }
     }
 
-    /// Deletes 410s, or logouts, of tokens that are not suppressed any more. As long as a token is suppressed, they can be undone.
+    /// Deletes receipts of tokens that are not suppressed any more. As long as a token is suppressed, they can be undone.
     ///
     /// - Returns: Whether there may be more.
     private func deleteOldReceipts(on connection: inout Connection, while goesOn: () -> Bool) throws -> Bool {

@@ -92,11 +92,13 @@ extension Sweep {
         try connection.query(
             """
             WITH due AS MATERIALIZED (
-                SELECT l.ctid AS place, l.suppressed_since
-                FROM tokenkeeper.ledger AS l
-                WHERE l.topic_id = $2 AND l.suppressed AND l.suppressed_since < $3 AND l.suppressed_since >= $4
-                ORDER BY l.suppressed_since
-                LIMIT $5 FOR UPDATE OF l SKIP LOCKED
+                SELECT l.place, s.since
+                FROM (SELECT d.* FROM tokenkeeper.suppression AS d
+                      WHERE d.topic_id + 0 = $2 AND d.since < $3 AND d.since >= $4 ORDER BY d.since OFFSET 0) AS s
+                CROSS JOIN LATERAL (
+                    SELECT k.ctid AS place FROM tokenkeeper.ledger AS k
+                    WHERE k.topic_id = s.topic_id AND k.token_key = s.token_key AND k.suppressed_since < $3 FOR UPDATE SKIP LOCKED) AS l
+                LIMIT $5
             ), gone AS (
                 -- By place: a join could be planned as a scan of the whole ledger.
                 DELETE FROM tokenkeeper.ledger AS l
@@ -107,7 +109,7 @@ extension Sweep {
                     tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS cause
             ), \(Self.bookkeeping)
             SELECT coalesce((SELECT sum(c.tokens) FROM counts AS c), 0)::bigint,
-                   (SELECT max(d.suppressed_since) FROM due AS d)
+                   (SELECT max(d.since) FROM due AS d)
             """,
             [
                 .int8(lease.runID), .int4(topic.number), .instant(topic.suppressedBefore), .instant(since),

@@ -218,7 +218,7 @@ struct Configuration: Sendable {
     var rejectedPerHour: Int64 { Int64(text("drain.rejected_per_hour")) ?? 10_000 }
     var guardLimits: GuardLimits {
         GuardLimits(
-            allowance: Int64(text("guard.allowance")) ?? 50, maxShare: share("guard.max_share"),
+            allowance: Int64(text("guard.allowance")) ?? 5, maxShare: share("guard.max_share"),
             holdStaleShare: share("guard.hold_stale_share"))
     }
     /// Nil if the timer is off.

@@ -84,7 +84,7 @@ struct Setting: Sendable {
             "How many rejected results, and how many rejected registrations, are kept per hour, counting each started 8 KiB of text. The rest are only counted."
         ),
         Setting(
-            "guard.allowance", .integer(0...1_000_000_000), "50",
+            "guard.allowance", .integer(0...1_000_000_000), "5",
             "Suspects (BadDeviceToken, and 410s that APNs did not send) may suppress this many tokens of a topic per day, whatever their share. So may logouts from attached tables and files."
         ),
         Setting(
