@@ -293,7 +293,8 @@ import Testing
             "INSERT INTO app.devices (push_token, last_seen) VALUES ('aaaa', now() - interval '2 days'), ('bbbb', NULL), ('cccc', now() + interval '1 year')"
         )
         try devices.drain()
-        try devices.database.psql("UPDATE tokenkeeper.ledger SET stale_at = clock_timestamp()")
+        try devices.database.psql(
+            "UPDATE tokenkeeper.ledger SET stale_at = clock_timestamp(), suppressed_since = now()")
         try devices.app("UPDATE app.devices SET tags = '{x}', user_id = 3")
         try devices.drain()
         #expect(try devices.states() == "aaaa stale, bbbb stale, cccc stale")
