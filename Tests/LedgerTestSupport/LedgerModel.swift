@@ -159,7 +159,7 @@ public struct LedgerModel {
             try connection.lines(
                 """
                 SELECT encode(token_key, 'hex') FROM tokenkeeper.ledger AS l FULL JOIN tokenkeeper.suppression AS s USING (topic_id, token_key)
-                WHERE l.suppressed_since IS DISTINCT FROM s.since
+                WHERE l.suppressed_since IS DISTINCT FROM s.since OR l.suppressed <> (l.suppressed_since IS NOT NULL)
                 """, columns: 1))
         return some("suppression", derived) + some("the ledger", lines.subtracting(wanted))
             + some("the model", wanted.subtracting(lines))

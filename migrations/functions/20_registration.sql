@@ -407,7 +407,8 @@ BEGIN
             VALUES (reported.topic_id, reported.token_key, coalesce(reported.cause, 'registered'), coalesce(reported.cause, 'registration'),
                 nullif(reported.device_id, ''), nullif(who, ''), reported.source_id, reported.registered_at, reported.invalidated_at);
             IF reported.cause IS NOT NULL THEN
-                PERFORM tokenkeeper.keep_receipts(ARRAY[reported], '{}');
+                INSERT INTO tokenkeeper.receipt (received_at, invalidated_at, topic_id, counted, cause, token_key)
+                VALUES (reported.received_at, reported.invalidated_at, reported.topic_id, false, reported.cause, reported.token_key);
             END IF;
             RETURN CASE WHEN reported.one_token AND reported.device_id <> ''
                         THEN ARRAY[ROW(reported.topic_id, reported.device_id, reported.token_key, true)::tokenkeeper.device_check] ELSE '{}' END;
@@ -415,7 +416,12 @@ BEGIN
         -- Another session has inserted it meanwhile.
     END LOOP;
     IF reported.cause IS NOT NULL AND (reported.user_id <> was.user_id) IS NOT TRUE THEN
-        PERFORM tokenkeeper.keep_receipts(ARRAY[reported], '{}');
+        -- As keep_receipts, for one.
+        INSERT INTO tokenkeeper.receipt (received_at, invalidated_at, topic_id, counted, cause, token_key)
+        VALUES (reported.received_at, reported.invalidated_at, reported.topic_id, false, reported.cause, reported.token_key);
+        IF was.suppressed THEN
+            PERFORM tokenkeeper.thin_receipts(ARRAY[reported.topic_id], ARRAY[reported.token_key]);
+        END IF;
     END IF;
     IF was.unresolved THEN
         is_own := (SELECT age(l.xmin) <= 0 FROM tokenkeeper.ledger AS l WHERE l.topic_id = reported.topic_id AND l.token_key = reported.token_key);

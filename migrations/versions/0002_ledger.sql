@@ -62,8 +62,7 @@ CREATE TABLE tokenkeeper.ledger (
     device_at              timestamptz,
     user_at                timestamptz,
     tags_at                timestamptz,
-    PRIMARY KEY (topic_id, token_key),
-    CHECK (suppressed = (suppressed_since IS NOT NULL))
+    PRIMARY KEY (topic_id, token_key)
 )
 -- Leaves room on each page for the next version of a row. No index has a column that says whether a token is suppressed, so a registration and a 410 change
 -- no index (a HOT update).
