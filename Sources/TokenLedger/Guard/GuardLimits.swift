@@ -16,6 +16,4 @@ public struct GuardLimits: Equatable, Sendable {
         self.maxShare = maxShare
         self.holdStaleShare = holdStaleShare
     }
-
-    var holdsStale: Bool { holdStaleShare.millionths < Share.percent(100).millionths }
 }
