@@ -158,7 +158,7 @@ GRANT SELECT (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_d
     ON tokenkeeper.daemon TO tokenkeeper_monitor;
 GRANT SELECT (daemon_id, heartbeat_at, stopped_at, credentials) ON tokenkeeper.sending_daemon TO tokenkeeper_monitor;
 GRANT SELECT (topic_id, environment, topic) ON tokenkeeper.topic TO tokenkeeper_monitor, tokenkeeper_reader, tokenkeeper_operator;
-GRANT SELECT (topic_id, state, tokens, counted_at) ON tokenkeeper.token_count TO tokenkeeper_monitor;
+GRANT SELECT ON tokenkeeper.token_count TO tokenkeeper_monitor;
 GRANT SELECT (environment, topic, tripped, tripped_at, tokens, active, max_tokens, cause) ON tokenkeeper.guard TO tokenkeeper_monitor;
 GRANT SELECT (environment, topic, period, since, newly_stale, active, share, usual_share, history_days, is_wave, wave_since)
     ON tokenkeeper.stale_share TO tokenkeeper_monitor;
@@ -238,7 +238,7 @@ GRANT SELECT, DELETE, UPDATE (received_at) ON tokenkeeper.receipt TO tokenkeeper
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppression TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.daemon, tokenkeeper.token_count,
-    tokenkeeper.token_count_progress, tokenkeeper.token_count_part, tokenkeeper.token_count_hour,
+    tokenkeeper.token_count_hour,
     tokenkeeper.suppression_count, tokenkeeper.stale_wave, tokenkeeper.status_cache
     TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.tripped_guard, tokenkeeper.guard, tokenkeeper.reinstatement, tokenkeeper.stale_share TO tokenkeeper_daemon;
@@ -321,7 +321,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.ensure_topics(text[], text[], interval),
     tokenkeeper.invalidation_of(integer, integer, bytea, text, timestamptz, text, timestamptz, boolean, bigint, text),
     tokenkeeper.undo_next(integer),
-    tokenkeeper.count_tokens(integer, integer),
+    tokenkeeper.fold_token_count(integer),
     tokenkeeper.reset_guards(bigint, numeric, numeric),
     tokenkeeper.hour_of(timestamptz),
     tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text),

@@ -42,17 +42,12 @@ final class PrivateCluster {
         Session(try cluster.connect(database: database, user: user))
     }
 
-    /// A database with a filled ledger, to be copied. Its tokens are counted: a daemon's first count would fall into some rounds and
-    /// not into others.
+    /// A database with a filled ledger, to be copied.
     func template(_ workload: Workload) throws -> String {
         let name = "ledger_\(workload.tokens)"
         try session("postgres").run("CREATE DATABASE \(name) TEMPLATE bare STRATEGY file_copy")
         try workload.fill(session(name))
-        let uncounted =
-            "SELECT min(topic_id) FROM tokenkeeper.topic WHERE topic_id NOT IN (SELECT topic_id FROM tokenkeeper.token_count)"
-        while try session(name).number("SELECT coalesce((\(uncounted)), 0)") > 0 {
-            try session(name).run("SELECT tokenkeeper.count_tokens((\(uncounted)), 50000)")
-        }
+        try session(name).run("SELECT tokenkeeper.recount_tokens()")
         return name
     }
 

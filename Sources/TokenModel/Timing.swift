@@ -74,9 +74,6 @@ public struct Timing: Sendable {
     /// Between two refreshes of what `status` cannot compute within milliseconds.
     public var statusCache: Duration { of(.seconds(5)) }
 
-    /// Between two turns of counting tokens.
-    public var tokenCount: Duration { of(.seconds(10)) }
-
     /// Between two looks at the database for the metrics and the status page: at least, and at most.
     public var monitoring: (shortest: Duration, longest: Duration) { (of(.seconds(5)), of(.seconds(60))) }
 

@@ -161,10 +161,23 @@ public struct LedgerModel {
                 SELECT encode(token_key, 'hex') FROM tokenkeeper.ledger AS l FULL JOIN tokenkeeper.suppression AS s USING (topic_id, token_key)
                 WHERE l.suppressed_since IS DISTINCT FROM s.since OR l.suppressed <> (l.suppressed_since IS NOT NULL)
                 """, columns: 1))
-        return some("suppression", derived) + some("the ledger", lines.subtracting(wanted))
+        return some("suppression", derived)
+            + some("the count", Set(try connection.lines(Self.wrongCounts, columns: 5))) + some("the ledger", lines.subtracting(wanted))
             + some("the model", wanted.subtracting(lines))
             + some("tags by the model", tags(devices).subtracting(knownTags))
     }
+
+    /// Counts of `token_count` that the ledger does not have: topic, whether registered, state, the tokens of the ledger, and the sum.
+    public static let wrongCounts = """
+        SELECT topic_id, registered, state, coalesce(l.tokens, 0), coalesce(c.tokens, 0)
+        FROM (SELECT topic_id, registered_at > '-infinity' AS registered,
+                     CASE WHEN suppressed THEN tokenkeeper.cause_of(stale_at, suspect_at, logged_out_at, superseded_at) ELSE 'active' END AS state,
+                     count(*) AS tokens
+              FROM tokenkeeper.ledger GROUP BY 1, 2, 3) AS l
+        FULL JOIN (SELECT topic_id, registered, state, sum(tokens) AS tokens FROM tokenkeeper.token_count GROUP BY 1, 2, 3) AS c
+            USING (topic_id, registered, state)
+        WHERE coalesce(l.tokens, 0) <> coalesce(c.tokens, 0) ORDER BY 1, 2, 3
+        """
 
     /// Registers each token once more that has to look at its device: two transactions may have brought a device its first two tokens at the same moment.
     public static let settle = """

@@ -38,7 +38,7 @@ import Testing
         "(SELECT topic_id FROM tokenkeeper.topic WHERE topic = '\(topic)' AND environment = 'production')"
     }
 
-    @Test func `tokens by state, as counted; topics without a label are added up`() throws {
+    @Test func `tokens by state; topics without a label are added up`() throws {
         let database = try TestCluster.shared.database()
         try database.psql(
             """
@@ -46,18 +46,11 @@ import Testing
             SELECT tokenkeeper.register('aa', 't', 'sandbox'), tokenkeeper.unregister('cc', 't');
             SELECT tokenkeeper.register('aa', x) FROM unnest('{v,w}'::text[]) AS x
             """)
-        var daemon = try database.connect(user: "a_daemon")
-        var count = TokenCount(.production)
-        try count.refresh(on: &daemon, stop: Wakeup())
         let expected = [
             "production other active 2", "production t active 2", "production t unregistered_by_app 1",
             "sandbox t active 1",
         ]
         #expect(lines(.tokens, try look(database))?.sorted() == expected)
-        try database.psql(
-            "UPDATE tokenkeeper.token_count SET counted_at = now() - interval '25 hours' WHERE topic_id = \(number("t"))"
-        )
-        #expect(lines(.tokens, try look(database))?.sorted() == [expected[0], expected[3]], "a count of yesterday")
     }
 
     @Test func `guards, pauses and refusals; of the topics without a label, the worst`() throws {
@@ -123,9 +116,9 @@ import Testing
         #expect(lines(.newlyStaleTokens, atRest) == [] && lines(.newlyStaleShare, atRest) == [])
         try database.psql(
             """
-            INSERT INTO tokenkeeper.token_count (topic_id, state, tokens, counted_at) VALUES
-                (\(number("t")), 'active', 90, now()), (\(number("v")), 'active', 50, now()), (\(number("w")), 'active', 25, now()),
-                (\(number("t")), 'stale', 30, now()), (\(number("v")), 'stale', 50, now()), (\(number("w")), 'stale', 75, now());
+            INSERT INTO tokenkeeper.token_count (topic_id, registered, state, tokens) VALUES
+                (\(number("t")), true, 'active', 90), (\(number("v")), true, 'active', 50), (\(number("w")), true, 'active', 25),
+                (\(number("t")), true, 'stale', 30), (\(number("v")), true, 'stale', 50), (\(number("w")), true, 'stale', 75);
             INSERT INTO tokenkeeper.suppression_count (hour, topic_id, cause, tokens) VALUES
                 (tokenkeeper.hour_of(now()), \(number("t")), 'stale', 10), (tokenkeeper.hour_of(now()) - interval '5 hours', \(number("t")), 'stale', 20),
                 (tokenkeeper.hour_of(now()), \(number("v")), 'stale', 50), (tokenkeeper.hour_of(now()), \(number("w")), 'stale', 75),
@@ -234,8 +227,8 @@ import Testing
         try database.psql(
             """
             INSERT INTO tokenkeeper.topic (environment, topic) VALUES ('production', 'other');
-            INSERT INTO tokenkeeper.token_count (topic_id, state, tokens, counted_at)
-            SELECT topic_id, 'active', 10, now() FROM tokenkeeper.topic WHERE environment = 'production'
+            INSERT INTO tokenkeeper.token_count (topic_id, registered, state, tokens)
+            SELECT topic_id, true, 'active', 10 FROM tokenkeeper.topic WHERE environment = 'production'
             """)
         #expect(
             lines(.tokens, try look(database))?.sorted() == [

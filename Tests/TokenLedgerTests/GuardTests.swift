@@ -322,49 +322,40 @@ import TokenModel
         #expect(try database.psql("SELECT topic, tripped FROM tokenkeeper.guard ORDER BY topic") == "t|t\nu|f")
     }
 
-    /// A count of topic t that was begun this long ago.
-    private func counted(_ state: String, _ tokens: Int, ago: String) throws {
-        try database.psql(
-            """
-            INSERT INTO tokenkeeper.token_count (topic_id, state, tokens, counted_at)
-            SELECT topic_id, '\(state)', \(tokens), clock_timestamp() - interval '\(ago)' FROM tokenkeeper.topic WHERE topic = 't'
-            """)
-    }
-
-    @Test func `a count is trusted for a day`() throws {
+    @Test func `the limit is a share of the tokens that are active at that moment`() throws {
         let limits = GuardLimits(allowance: 5, maxShare: .percent(10))
         try register(1, 100)
         var daemon = try database.connect(user: "a_daemon")
-        try counted("active", 1000, ago: "23 hours")
-        try fail(1, 50)
-        #expect(try drainAll(&daemon, drain: makeDrain(limits)).recorded == 50, "10 % of 1000, as counted")
-        try database.psql("UPDATE tokenkeeper.token_count SET counted_at = counted_at - interval '2 hours'")
-        try fail(51, 52)
-        #expect(try drainAll(&daemon, drain: makeDrain(limits)).held == 2, "10 % of 50, as there are")
-    }
-
-    @Test func `a topic that has been counted and has no active token is not counted again`() throws {
-        try register(1, 100)
-        var daemon = try database.connect(user: "a_daemon")
-        try counted("suspect", 3_000_000, ago: "1 minute")
         try fail(1, 10)
-        #expect(
-            try drainAll(&daemon, drain: makeDrain(GuardLimits(allowance: 5, maxShare: .percent(50)))).held == 10,
-            "half of none, as counted")
+        #expect(try drainAll(&daemon, drain: makeDrain(limits)).recorded == 10, "10 % of 100")
+        try fail(11, 11)
+        #expect(try drainAll(&daemon, drain: makeDrain(limits)).held == 1, "11 are more than 10 % of 90")
+        try register(101, 200)
+        try database.psql("SELECT tokenkeeper.release_held('t', 'production')", user: "a_operator")
+        #expect(try drainAll(&daemon, drain: makeDrain(limits)).recorded == 1)
+        try database.psql("TRUNCATE tokenkeeper.tripped_guard")
+        try fail(12, 18)
+        #expect(try drainAll(&daemon, drain: makeDrain(limits)).recorded == 7, "18 are less than 10 % of 189")
     }
 
-    @Test func `of a topic that has not been counted, at most 30,000 tokens are looked at`() throws {
-        let limits = GuardLimits(allowance: 5, maxShare: .percent(1))
-        try register(1, 2000)
+    @Test func `tokens that were never registered are not active`() throws {
+        try register(1, 100)
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
             """
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at)
-            SELECT topic_id, sha256(i::text::bytea), now() FROM tokenkeeper.topic, generate_series(1, 40000) AS i
+            SELECT count(tokenkeeper.unregister(lpad(to_hex(i), 8, '0'), 't')) FROM generate_series(1, 200) AS i;
+            INSERT INTO tokenkeeper.registration (topic, token, returned, registered_at)
+            SELECT 't', lpad(to_hex(i), 8, '0'), true, NULL FROM generate_series(101, 200) AS i
             """)
-        try fail(1, 301)
-        #expect(try drainAll(&daemon, drain: makeDrain(limits)).held == 301)
-        #expect(try database.psql("SELECT active, max_tokens FROM tokenkeeper.guard") == "30000|300")
+        try drainAll(&daemon)
+        #expect(
+            try database.psql(
+                "SELECT registered, state, sum(tokens) FROM tokenkeeper.token_count GROUP BY 1, 2 HAVING sum(tokens) <> 0 ORDER BY 1")
+                == "f|active|100\nt|unregistered_by_app|100")
+        try fail(101, 110)
+        #expect(
+            try drainAll(&daemon, drain: makeDrain(GuardLimits(allowance: 5, maxShare: .percent(50)))).held == 10,
+            "half of none")
     }
 
     @Test func `daemons that judge at once may each record up to the limit, and then the guard trips`() throws {

@@ -78,8 +78,6 @@ import Testing
             """)
         var daemon = try database.connect(user: "a_daemon")
         try drainAll(&daemon)
-        var count = TokenCount(.production)
-        try count.refresh(on: &daemon, stop: Wakeup())
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', '\(token)0003', 410)")
         #expect(try database.psql("SELECT warnings FROM tokenkeeper.status").contains("secret-device"))

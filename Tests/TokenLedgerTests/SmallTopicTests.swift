@@ -40,7 +40,6 @@ import TokenModel
                 lockTimeout: .milliseconds(50),
                 guardLimits: GuardLimits(allowance: 5, maxShare: Share(millionths: 5_000)),
                 interpret: Interpretation.verdict(on:)))
-        try database.psql("SELECT tokenkeeper.count_tokens(topic_id, 1000) FROM tokenkeeper.topic")
     }
 
     private func warnings(_ words: String) throws -> String {

@@ -11,110 +11,84 @@ import Testing
         database = try TestCluster.shared.database()
     }
 
-    private func register(_ first: Int, _ last: Int, topic: String = "t", environment: String = "production") throws {
-        try database.psql(
+    /// `state tokens`, those without registration in brackets.
+    private func counts() throws -> String {
+        #expect(try database.psql(LedgerModel.wrongCounts) == "")
+        return try database.psql(
             """
-            SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), '\(topic)', '\(environment)', registered_at => '2025-01-01Z'))
-            FROM generate_series(\(first), \(last)) AS i
+            SELECT string_agg(CASE WHEN registered THEN state || ' ' || tokens ELSE '(' || state || ' ' || tokens || ')' END, ', ' ORDER BY state, registered)
+            FROM (SELECT state, registered, sum(tokens) AS tokens FROM tokenkeeper.token_count GROUP BY 1, 2 HAVING sum(tokens) <> 0) AS c
             """)
     }
 
-    private func topic(_ name: String) throws -> Int32 {
-        try #require(
-            Int32(
-                try database.psql(
-                    "SELECT topic_id FROM tokenkeeper.topic WHERE topic = '\(name)' AND environment = 'production'")))
-    }
-
-    private static let counts =
-        "SELECT string_agg(state || ' ' || tokens, ', ' ORDER BY state) FROM tokenkeeper.token_count"
-
-    @Test func `another daemon continues an interrupted count, and each token counts once`() throws {
-        try register(1, 10)
-        let topic = try topic("t")
-        var daemon = try database.connect(user: "a_daemon")
-        var first = TokenCount(slice: 3)
-        #expect(try first.count(topic, on: &daemon, stop: Wakeup()))
-        #expect(try first.count(topic, on: &daemon, stop: Wakeup()))
-        #expect(try database.psql(Self.counts) == "", "a partial count is not shown")
-        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.token_count_part") == "6")
-        // Some of the counted tokens change, and some of the uncounted ones are deleted.
+    @Test func `each change of a state counts at once`() throws {
         try database.psql(
-            "SELECT tokenkeeper.unregister('00000002', 't'); DELETE FROM tokenkeeper.ledger WHERE token_key = '\\x0000000a'"
-        )
-        var other = try database.connect(user: "a_daemon")
-        var second = TokenCount(slice: 3)
-        for _ in 1...2 { try second.count(topic, on: &other, stop: Wakeup()) }
-        #expect(try database.psql(Self.counts) == "active 9")
-        #expect(
-            try database.psql(
-                "SELECT begun_at IS NULL, counted, (SELECT count(*) FROM tokenkeeper.token_count_part) FROM tokenkeeper.token_count_progress"
-            )
-                == "t|9|0")
-        for _ in 1...4 { try second.count(topic, on: &other, stop: Wakeup()) }
-        #expect(try database.psql(Self.counts) == "active 8, unregistered_by_app 1", "the next count shows it")
-    }
-
-    @Test func `two daemons do not count the same topic at once`() throws {
-        try register(1, 10)
-        let topic = try topic("t")
+            "SELECT tokenkeeper.register(x, 't', registered_at => '2025-01-01Z') FROM unnest('{a1,a2,a3,a4,a5,a6,a7,a8}'::text[]) AS x")
+        #expect(try counts() == "active 8")
+        try database.psql("SELECT tokenkeeper.unregister('a1', 't'), tokenkeeper.unregister('b1', 't')")
+        #expect(try counts() == "active 7, (unregistered_by_app 1), unregistered_by_app 1")
+        try database.psql("SELECT tokenkeeper.register(x, 't') FROM unnest('{a1,b1}'::text[]) AS x")
+        #expect(try counts() == "active 9")
+        try database.psql(
+            "SELECT tokenkeeper.register('a2', 't', device_id => 'd'), tokenkeeper.register('a3', 't', device_id => 'd')")
+        #expect(try counts() == "active 8, superseded 1")
+        try database.psql("SELECT tokenkeeper.register('a3', 't', device_id => 'e')")
+        #expect(try counts() == "active 9", "the older token of the device is current again")
         var daemon = try database.connect(user: "a_daemon")
-        var count = TokenCount(slice: 3)
-        try count.count(topic, on: &daemon, stop: Wakeup())
-        var other = try database.connect(user: "a_daemon")
-        try other.execute("BEGIN; SELECT FROM tokenkeeper.token_count_progress FOR UPDATE")
-        #expect(try !count.count(topic, on: &daemon, stop: Wakeup()))
-        try other.execute("ROLLBACK")
-        #expect(try count.count(topic, on: &daemon, stop: Wakeup()))
-    }
-
-    @Test func `a topic that vanishes in the middle leaves nothing behind`() throws {
-        try register(1, 10)
-        let topic = try topic("t")
-        var daemon = try database.connect(user: "a_daemon")
-        var count = TokenCount(slice: 3)
-        try count.count(topic, on: &daemon, stop: Wakeup())
-        try database.psql("DELETE FROM tokenkeeper.ledger; DELETE FROM tokenkeeper.topic")
-        var later = TokenCount(.production)
-        try later.refresh(on: &daemon, stop: Wakeup())
-        #expect(
-            try database.psql(
-                """
-                SELECT (SELECT count(*) FROM tokenkeeper.token_count_progress) + (SELECT count(*) FROM tokenkeeper.token_count_part)
-                     + (SELECT count(*) FROM tokenkeeper.token_count)
-                """) == "0")
-    }
-
-    @Test func `a small topic does not wait for a large one, nor a large one for many small ones`() throws {
-        try register(1, 100, topic: "large")
-        for n in 1...20 { try register(n, n, topic: "small\(n)") }
-        var daemon = try database.connect(user: "a_daemon")
-        var count = TokenCount(slice: 10)
-        let large = try topic("large")
-        try count.count(large, on: &daemon, stop: Wakeup())
-        let order = try count.due(on: &daemon).map(\.number)
-        #expect(order.count == 21)
-        #expect(order.first == large, "a started count continues; the second turn goes to a small topic")
-        for small in order.dropFirst() { try count.count(small, on: &daemon, stop: Wakeup()) }
-        // All topics have been written since, and the small ones were counted last.
-        try database.psql("UPDATE tokenkeeper.token_count_progress SET counted_at = counted_at - interval '1 minute'")
-        try count.refresh(on: &daemon, stop: Wakeup())
-        #expect(
-            try database.psql("SELECT tokens FROM tokenkeeper.token_count WHERE topic_id = \(large)") == "100")
-    }
-
-    @Test func `of two due topics, the one with the older count comes first, whatever it costs`() throws {
-        try register(1, 3000, topic: "large")
-        try register(1, 1, topic: "small")
-        var daemon = try database.connect(user: "a_daemon")
-        var first = TokenCount(.production)
-        try first.refresh(on: &daemon, stop: Wakeup())
         try database.psql(
             """
-            UPDATE tokenkeeper.token_count_progress SET counted_at = clock_timestamp() - CASE counted WHEN 1 THEN interval '2 hours' ELSE interval '3 hours' END
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', x, 410, \(goneBody) FROM unnest('{a4,a5,c1}'::text[]) AS x;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'a5', 400, '{"reason":"BadDeviceToken"}');
+            INSERT INTO tokenkeeper.registration (topic, token, unregistered) VALUES ('t', 'a6', true);
+            INSERT INTO tokenkeeper.registration (topic, token) VALUES ('t', 'c2'), ('t', 'c3')
             """)
-        try register(3001, 3001, topic: "large")
-        let later = TokenCount(slice: 10, writtenAt: try daemon.query("SELECT clock_timestamp()").value())
-        #expect(try later.due(on: &daemon).map(\.number) == [try topic("large"), try topic("small")])
+        try drainAll(&daemon)
+        #expect(try counts() == "active 8, (stale 1), stale 1, suspect 1, unregistered_by_app 1")
+        try database.psql("SELECT tokenkeeper.forget('a5'), tokenkeeper.forget('a7')", user: "a_app")
+        #expect(try counts() == "active 7, (stale 1), stale 1, unregistered_by_app 1")
+        try database.psql("DELETE FROM tokenkeeper.ledger")
+        #expect(try counts() == "")
+    }
+
+    @Test func `a transaction counts when it commits`() throws {
+        var app = try database.connect()
+        try app.execute("BEGIN; SELECT tokenkeeper.register('aa', 't')")
+        #expect(try counts() == "")
+        try app.execute("SAVEPOINT s; SELECT tokenkeeper.register('bb', 't'); ROLLBACK TO s; COMMIT")
+        #expect(try counts() == "active 1")
+    }
+
+    @Test func `equal rows are added up, by two sessions at once too`() throws {
+        let failures = Failures()
+        let database = database
+        atOnce(4) { worker in
+            do {
+                var session = try database.connect(user: worker < 2 ? "a_daemon" : "a_app")
+                for n in 1...100 {
+                    let token = "aa\(worker)\(n % 10)"
+                    try session.execute(
+                        worker < 2
+                            ? "SELECT tokenkeeper.fold_token_count(7)"
+                            : "SELECT tokenkeeper.register('\(token)', 't'), tokenkeeper.unregister('\(token)', 't')")
+                }
+            } catch { failures.add("\(error)") }
+        }
+        #expect(failures.all == [])
+        #expect(try counts() == "unregistered_by_app 20")
+        try database.psql("SELECT tokenkeeper.fold_token_count()")
+        #expect(try database.psql("SELECT tokens, state FROM tokenkeeper.token_count") == "20|unregistered_by_app")
+    }
+
+    @Test func `after a change by hand, they are counted anew`() throws {
+        try database.psql(
+            """
+            SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't')) FROM generate_series(1, 10) AS i;
+            UPDATE tokenkeeper.ledger SET suspect_at = registered_at, suppressed_since = now() WHERE token_key <= '\\x00000003';
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key) VALUES (1, '\\xff')
+            """)
+        #expect(try database.psql(LedgerModel.wrongCounts) == "1|f|active|1|0\n1|t|active|7|10\n1|t|suspect|3|0")
+        #expect(try database.psql("SELECT tokenkeeper.recount_tokens()") == "3")
+        #expect(try counts() == "(active 1), active 7, suspect 3")
+        #expect(try database.psql("SELECT tokenkeeper.recount_tokens()") == "0")
     }
 }

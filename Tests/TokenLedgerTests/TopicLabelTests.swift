@@ -14,8 +14,6 @@ import Testing
             INSERT INTO tokenkeeper.topic (environment, topic, gate) VALUES ('sandbox', 'with.a.policy', 'observe');
             """)
         var daemon = try database.connect(user: "a_daemon")
-        var count = TokenCount(.production)
-        try count.refresh(on: &daemon, stop: Wakeup())
         let labels = TopicLabels()
         #expect(labels.label(of: "registered") == "other")
         try labels.refresh(on: &daemon)
@@ -39,8 +37,8 @@ import Testing
             """
             INSERT INTO tokenkeeper.topic (environment, topic)
             SELECT e, 'com.example.app' || i FROM generate_series(1, 10000) AS i, unnest('{production,sandbox}'::text[]) AS e;
-            INSERT INTO tokenkeeper.token_count (topic_id, state, tokens, counted_at, last_registered_at)
-            SELECT topic_id, 'active', replace(topic, 'com.example.app', '')::bigint, now(), now() FROM tokenkeeper.topic;
+            INSERT INTO tokenkeeper.token_count (topic_id, registered, state, tokens)
+            SELECT topic_id, true, 'active', replace(topic, 'com.example.app', '')::bigint FROM tokenkeeper.topic;
             """)
         var daemon = try database.connect(user: "a_daemon")
         let labels = TopicLabels()

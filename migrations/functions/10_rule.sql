@@ -58,7 +58,7 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.note_suppression() IS 'Trigger: keeps the table suppression in step with a row of the ledger that is new or has changed.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.note_suppression() FROM PUBLIC;
 
-CREATE OR REPLACE FUNCTION tokenkeeper.forget_suppressions() RETURNS trigger
+CREATE OR REPLACE FUNCTION tokenkeeper.forget_tokens() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -68,8 +68,13 @@ AS $$
 BEGIN
     DELETE FROM tokenkeeper.suppression AS s USING gone AS g
     WHERE g.suppressed_since IS NOT NULL AND s.topic_id = g.topic_id AND s.token_key = g.token_key;
+    INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
+    SELECT -count(*), g.topic_id, g.registered_at > '-infinity', CASE WHEN g.suppressed
+               THEN tokenkeeper.cause_of(g.stale_at, g.suspect_at, g.logged_out_at, g.superseded_at) ELSE 'active' END
+    FROM gone AS g GROUP BY 2, 3, 4;
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.forget_suppressions() IS 'Trigger: keeps the table suppression in step with rows that were deleted from the ledger.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_suppressions() FROM PUBLIC;
+COMMENT ON FUNCTION tokenkeeper.forget_tokens() IS
+    'Trigger: keeps the tables suppression and token_count in step with rows that were deleted from the ledger.';
+REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_tokens() FROM PUBLIC;

@@ -346,6 +346,10 @@ BEGIN
           AND (l.superseded_at IS DISTINCT FROM d.superseded_at OR l.unresolved <> d.unresolved OR l.of_constant <> d.is_constant
                OR l.tags_at IS DISTINCT FROM d.tags_at OR l.tags IS DISTINCT FROM d.tags)
         RETURNING d.was, l AS is_now, d.is_reported
+    ), counted AS (
+        INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
+        SELECT sum(n.tokens), n.topic_id, n.registered, n.state FROM changed AS c CROSS JOIN LATERAL tokenkeeper.count_change(c.was, c.is_now) AS n
+        GROUP BY 2, 3, 4
     ), logged AS (
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
             registered_before, registered_after, invalidated_before, invalidated_after)
@@ -406,6 +410,8 @@ BEGIN
             INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id, source_id, registered_after, invalidated_after)
             VALUES (reported.topic_id, reported.token_key, coalesce(reported.cause, 'registered'), coalesce(reported.cause, 'registration'),
                 nullif(reported.device_id, ''), nullif(who, ''), reported.source_id, reported.registered_at, reported.invalidated_at);
+            INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
+            VALUES (1, reported.topic_id, reported.registered_at IS NOT NULL, coalesce(reported.cause, 'active'));
             IF reported.cause IS NOT NULL THEN
                 INSERT INTO tokenkeeper.receipt (received_at, invalidated_at, topic_id, counted, cause, token_key)
                 VALUES (reported.received_at, reported.invalidated_at, reported.topic_id, false, reported.cause, reported.token_key);
@@ -442,6 +448,9 @@ BEGIN
     INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id, source_id,
         registered_before, registered_after, invalidated_before, invalidated_after)
     SELECT * FROM tokenkeeper.event_of(was, is_now, reported);
+    IF was.suppressed OR is_now.suppressed OR was.registered_at = '-infinity' THEN
+        INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state) SELECT * FROM tokenkeeper.count_change(was, is_now);
+    END IF;
     RETURN ARRAY(
         SELECT ROW(c.topic_id, c.device_id, c.token_key, c.is_new OR (is_own AND c.token_key IS NOT NULL AND is_now.superseded_at IS NULL)
                )::tokenkeeper.device_check

@@ -140,6 +140,10 @@ BEGIN
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id, source_id,
             registered_before, registered_after, invalidated_before, invalidated_after)
         SELECT e.* FROM changed AS c CROSS JOIN LATERAL tokenkeeper.event_of(c.was, c.is_now, c.reported) AS e
+    ), counted AS (
+        INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
+        SELECT sum(n.tokens), n.topic_id, n.registered, n.state FROM changed AS c CROSS JOIN LATERAL tokenkeeper.count_change(c.was, c.is_now) AS n
+        GROUP BY 2, 3, 4
     ), done AS (
         SELECT c.reported, c.was, c.is_now FROM changed AS c
         UNION ALL
@@ -209,6 +213,10 @@ BEGIN
                        CASE WHEN m.is_suppressed THEN receipt END
                 FROM unnest(reports[first:first + many - 1]) AS s CROSS JOIN LATERAL tokenkeeper.merged(NULL, s) AS m
                 RETURNING l AS is_now, l.topic_id, l.token_key
+            ), counted AS (
+                INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
+                SELECT sum(n.tokens), n.topic_id, n.registered, n.state FROM added AS a CROSS JOIN LATERAL tokenkeeper.count_change(NULL, a.is_now) AS n
+                GROUP BY 2, 3, 4
             ), pair AS MATERIALIZED (
                 SELECT a.is_now, s AS reported FROM unnest(reports[first:first + many - 1]) AS s JOIN added AS a USING (topic_id, token_key)
             ), logged AS (

@@ -20,36 +20,23 @@ CREATE OR REPLACE FUNCTION tokenkeeper.guard_limit(
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
-SET enable_bitmapscan = off
 AS $$
 DECLARE
-    -- Read in key order, scattered over the table: 20 ms from memory.
-    max_looked CONSTANT integer := 30000;
     share numeric := max_share;
-    latest timestamptz;
 BEGIN
     SELECT coalesce(t.guard_allowance, guard_limit.allowance), CASE WHEN of_cause = 'stale' THEN share ELSE coalesce(t.guard_max_share, share) END
     INTO allowance, share FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic;
     IF coalesce(share >= 1, true) THEN
         RETURN; -- The guard is off.
     END IF;
-    -- A topic that has been counted and has no active row has no active token.
-    SELECT max(c.counted_at), coalesce(sum(c.tokens) FILTER (WHERE c.state = 'active'), 0)
-    INTO latest, active FROM tokenkeeper.token_count AS c WHERE c.topic_id = of_topic;
-    IF latest IS NULL OR latest < clock_timestamp() - interval '1 day' THEN
-        -- Not counted recently. For a large topic this is a lower bound, and an old count may be the better estimate.
-        SELECT CASE WHEN count(*) = max_looked THEN greatest(guard_limit.active, count(*) FILTER (WHERE a.is_active))
-                    ELSE count(*) FILTER (WHERE a.is_active) END
-        INTO active
-        FROM (SELECT NOT l.suppressed AND l.registered_at > '-infinity' AS is_active FROM tokenkeeper.ledger AS l
-              WHERE l.topic_id = of_topic LIMIT max_looked) AS a;
-    END IF;
+    SELECT coalesce(sum(c.tokens), 0) INTO active FROM tokenkeeper.token_count AS c
+    WHERE c.topic_id = of_topic AND c.state = 'active' AND c.registered;
     max_tokens := greatest(allowance, floor(active * share));
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.guard_limit(integer, text, bigint, numeric) IS
     'How many tokens of a topic a cause may suppress within a day (max_tokens), by the topic''s policy or else the given limits; null if the guard is off. And '
-    'the active tokens: by a count of the last day, or else by reading up to 30,000 tokens.';
+    'the active tokens.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.guard_limit(integer, text, bigint, numeric) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.suppressed_in_a_day(of_topic integer, of_cause text, hours timestamptz[], tokens bigint[], enough bigint)

@@ -220,6 +220,11 @@ BEGIN
                                     THEN greatest(l.suppressed_since, coalesce(d.received_at, CASE WHEN d.counted THEN clock_timestamp() END)) END
         FROM decided AS d
         WHERE l.topic_id = undo.topic_id AND l.token_key = d.token_key AND NOT d.is_unknown
+        RETURNING d.was, l AS is_now
+    ), counted AS (
+        INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
+        SELECT sum(n.tokens), n.topic_id, n.registered, n.state FROM changed AS c CROSS JOIN LATERAL tokenkeeper.count_change(c.was, c.is_now) AS n
+        GROUP BY 2, 3, 4
     ), logged AS (
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
             registered_before, registered_after, invalidated_before, invalidated_after)

@@ -32,6 +32,7 @@ DECLARE
     day_ago timestamptz := clock_timestamp() - interval '1 day';
 BEGIN
     PERFORM tokenkeeper.roll_up_suppression_count();
+    PERFORM tokenkeeper.fold_token_count();
     -- Usually no topic has a wave, and this is cheaper than the view.
     IF NOT EXISTS (SELECT FROM tokenkeeper.stale_wave) AND NOT EXISTS (
         SELECT FROM tokenkeeper.suppression_count AS c WHERE c.cause = 'stale' AND c.hour > now() - interval '1 day' GROUP BY c.topic_id HAVING sum(c.tokens) > 50) THEN
@@ -133,7 +134,7 @@ BEGIN
               WHERE c.hour > now() - interval '24:00' GROUP BY 1 HAVING sum(c.tokens) >= 5) AS l
         -- A topic without registrations has nothing to lose.
         JOIN (SELECT k.topic_id, coalesce(sum(k.tokens) FILTER (WHERE k.state = 'active'), 0)::bigint AS active FROM tokenkeeper.token_count AS k
-              GROUP BY 1 HAVING max(k.last_registered_at) IS NOT NULL) AS n USING (topic_id)
+              WHERE k.registered GROUP BY 1 HAVING sum(k.tokens) > 0) AS n USING (topic_id)
         JOIN tokenkeeper.topic AS t USING (topic_id)
         CROSS JOIN LATERAL (SELECT n.active + l.tokens AS tokens) AS a
         WHERE l.tokens * 5 > a.tokens

@@ -162,7 +162,7 @@ BEGIN
         SELECT c.relname FROM pg_class AS c
         JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'topic_id' AND a.atttypid = 'integer'::regtype
         WHERE c.relnamespace = 'tokenkeeper'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
-          AND c.relname NOT IN ('topic', 'topic_prune', 'token_count', 'token_count_part', 'token_count_progress', 'token_event_log',
+          AND c.relname NOT IN ('topic', 'topic_prune', 'token_count', 'token_event_log',
                                 'suppression_count', 'stale_wave', 'topic_rate')
         ORDER BY c.relname <> 'ledger', c.relname
     LOOP
@@ -205,8 +205,6 @@ BEGIN
         LOCK TABLE tokenkeeper.topic IN ACCESS EXCLUSIVE MODE;
         unused := tokenkeeper.unused_topics(unused, reap_topics.pruned_before);
         DELETE FROM tokenkeeper.token_count AS c WHERE c.topic_id = ANY (unused);
-        DELETE FROM tokenkeeper.token_count_part AS c WHERE c.topic_id = ANY (unused);
-        DELETE FROM tokenkeeper.token_count_progress AS c WHERE c.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.suppression_count AS c WHERE c.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.stale_wave AS w WHERE w.topic_id = ANY (unused);
         DELETE FROM tokenkeeper.topic_prune AS p WHERE p.topic_id = ANY (unused);
@@ -222,84 +220,3 @@ COMMENT ON FUNCTION tokenkeeper.reap_topics(integer, timestamptz, integer) IS
     'and how many it deleted. Raises 55P03 if it does not get the lock on topic within 10 ms. Called by the sweep, in a transaction each, because the '
     'gate and registrations wait until it ends.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.reap_topics(integer, timestamptz, integer) FROM PUBLIC;
-
-CREATE OR REPLACE FUNCTION tokenkeeper.count_tokens(of_topic integer, max_rows integer) RETURNS bigint
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-AS $$
-DECLARE
-    progress tokenkeeper.token_count_progress;
-    last_key bytea;
-    -- Greater than each token_key: both ends of a slice are always given, so that any plan uses the index.
-    to_key bytea := decode(repeat('ff', 513), 'hex');
-    elsewhere_id integer;
-    slice bigint;
-BEGIN
-    INSERT INTO tokenkeeper.token_count_progress (topic_id)
-    SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic
-    ON CONFLICT DO NOTHING;
-    SELECT p.* INTO progress FROM tokenkeeper.token_count_progress AS p WHERE p.topic_id = of_topic FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
-        RETURN NULL;
-    END IF;
-    IF progress.begun_at IS NULL THEN
-        DELETE FROM tokenkeeper.token_count_part AS c WHERE c.topic_id = of_topic;
-        progress.begun_at := clock_timestamp();
-        progress.after_key := '';
-        progress.tokens := 0;
-    END IF;
-    -- Where this slice ends; null if it reaches the end of the topic.
-    PERFORM set_config('enable_bitmapscan', 'off', true);
-    SELECT l.token_key INTO last_key FROM tokenkeeper.ledger AS l
-    WHERE l.topic_id = of_topic AND l.token_key > progress.after_key
-    ORDER BY l.token_key OFFSET greatest(max_rows, 1) - 1 LIMIT 1;
-    SELECT o.topic_id INTO elsewhere_id FROM tokenkeeper.topic AS t
-    JOIN tokenkeeper.topic AS o ON o.topic = t.topic AND o.environment <> t.environment
-    WHERE t.topic_id = of_topic;
-
-    -- The end of the slice came from the index. Its rows are read in table order, which visits each page once.
-    PERFORM set_config('enable_bitmapscan', 'on', true);
-    PERFORM set_config('enable_indexscan', 'off', true);
-    WITH counted AS (
-        SELECT tokenkeeper.state_of(l) AS state, count(*) AS tokens, nullif(max(l.registered_at), '-infinity') AS last_registered_at,
-               count(*) FILTER (
-                   WHERE elsewhere_id IS NOT NULL AND l.suppressed AND l.registered_at > '-infinity' AND tokenkeeper.state_of(l) = 'suspect'
-                     AND EXISTS (SELECT FROM tokenkeeper.ledger AS e WHERE e.topic_id = elsewhere_id AND e.token_key = l.token_key
-                                 AND NOT e.suppressed AND e.registered_at > '-infinity')) AS elsewhere
-        FROM tokenkeeper.ledger AS l
-        WHERE l.topic_id = of_topic AND l.token_key > progress.after_key AND l.token_key <= coalesce(last_key, to_key)
-        GROUP BY 1
-    ), added AS (
-        INSERT INTO tokenkeeper.token_count_part AS c (topic_id, state, tokens, last_registered_at, elsewhere)
-        SELECT of_topic, n.state, n.tokens, n.last_registered_at, n.elsewhere FROM counted AS n
-        ON CONFLICT (topic_id, state) DO UPDATE SET tokens = c.tokens + excluded.tokens,
-            last_registered_at = greatest(c.last_registered_at, excluded.last_registered_at),
-            elsewhere = c.elsewhere + excluded.elsewhere
-    )
-    SELECT coalesce(sum(n.tokens), 0) INTO slice FROM counted AS n;
-    PERFORM set_config('enable_indexscan', 'on', true);
-    progress.tokens := progress.tokens + slice;
-    IF last_key IS NOT NULL THEN
-        UPDATE tokenkeeper.token_count_progress AS p
-        SET begun_at = progress.begun_at, after_key = last_key, tokens = progress.tokens WHERE p.topic_id = of_topic;
-        RETURN slice;
-    END IF;
-
-    DELETE FROM tokenkeeper.token_count AS c WHERE c.topic_id = of_topic AND NOT EXISTS (
-        SELECT FROM tokenkeeper.token_count_part AS n WHERE n.topic_id = of_topic AND n.state = c.state);
-    INSERT INTO tokenkeeper.token_count AS c (topic_id, state, tokens, last_registered_at, elsewhere, counted_at)
-    SELECT n.topic_id, n.state, n.tokens, n.last_registered_at, n.elsewhere, progress.begun_at
-    FROM tokenkeeper.token_count_part AS n WHERE n.topic_id = of_topic
-    ON CONFLICT (topic_id, state) DO UPDATE SET tokens = excluded.tokens, counted_at = excluded.counted_at,
-        last_registered_at = excluded.last_registered_at, elsewhere = excluded.elsewhere;
-    DELETE FROM tokenkeeper.token_count_part AS c WHERE c.topic_id = of_topic;
-    UPDATE tokenkeeper.token_count_progress AS p
-    SET begun_at = NULL, after_key = NULL, tokens = 0, counted_at = progress.begun_at, counted = progress.tokens WHERE p.topic_id = of_topic;
-    RETURN slice;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.count_tokens(integer, integer) IS
-    'Counts the next slice of a topic, up to max_rows tokens, and publishes the count in token_count when it reaches the end. Returns how '
-    'many tokens it counted; null if the topic is gone or another daemon is counting it.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.count_tokens(integer, integer) FROM PUBLIC;

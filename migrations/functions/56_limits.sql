@@ -203,21 +203,10 @@ BEGIN
     IF confirm_share IS NULL THEN
         RETURN;
     END IF;
-    -- The same count, and for as long, as the mass-failure guard trusts.
-    SELECT sum(c.tokens) INTO active FROM tokenkeeper.token_count AS c
-    WHERE c.topic_id = of_topic AND c.state = 'active' AND c.counted_at > clock_timestamp() - interval '1 day';
-    IF active IS NULL THEN
-        SELECT count(*) INTO active FROM tokenkeeper.ledger AS l
-        WHERE l.topic_id = of_topic AND NOT l.suppressed AND l.registered_at > '-infinity';
-    END IF;
+    SELECT coalesce(sum(c.tokens), 0) INTO active FROM tokenkeeper.token_count AS c
+    WHERE c.topic_id = of_topic AND c.state = 'active' AND c.registered;
     IF everyone THEN
-        -- Not only from the count, which may be older than a large import.
-        SELECT count(*) INTO meant FROM (
-            SELECT FROM tokenkeeper.ledger AS l
-            WHERE l.topic_id = of_topic AND NOT l.suppressed AND l.registered_at > '-infinity' LIMIT 51) AS l;
-        IF meant > 50 THEN
-            meant := greatest(meant, active);
-        END IF;
+        meant := active;
     ELSIF tags IS NOT NULL THEN
         SELECT greatest(c.reltuples, 0) INTO of_ledger FROM pg_catalog.pg_class AS c WHERE c.oid = 'tokenkeeper.ledger'::regclass;
         IF active * active > 2 * sampled * of_ledger THEN

@@ -136,6 +136,23 @@ COMMENT ON TABLE tokenkeeper.suppression IS
 CREATE INDEX suppression_since ON tokenkeeper.suppression ((topic_id + 0), since);
 COMMENT ON INDEX tokenkeeper.suppression_since IS 'The suppressed tokens in the order in which the sweep prunes them. Query it with topic_id + 0.';
 
+CREATE TABLE tokenkeeper.token_count (
+    tokens     bigint NOT NULL,
+    topic_id   integer NOT NULL,
+    registered boolean NOT NULL,
+    state      text COLLATE "C" NOT NULL
+);
+COMMENT ON TABLE tokenkeeper.token_count IS
+    'How many tokens are in each state, exactly: the sum of the rows. Each transaction that changes the state of tokens adds what it changes, and a daemon adds '
+    'up equal rows every few seconds.';
+COMMENT ON COLUMN tokenkeeper.token_count.tokens IS 'How many tokens more, or fewer.';
+COMMENT ON COLUMN tokenkeeper.token_count.registered IS 'Whether they were ever registered. Others are known by results, or by a logout.';
+COMMENT ON COLUMN tokenkeeper.token_count.state IS 'As in the view token.';
+
+-- A publication for all tables needs one. Rows are deleted when equal ones are added up.
+ALTER TABLE tokenkeeper.token_count REPLICA IDENTITY FULL;
+CREATE INDEX token_count_topic ON tokenkeeper.token_count (topic_id);
+
 -- Reports ----------------------------------------------------------------------------------------------------------
 
 CREATE TYPE tokenkeeper.token_report AS (

@@ -43,52 +43,7 @@ COMMENT ON COLUMN tokenkeeper.daemon.registration_problem IS
     'What keeps registrations in the queue until a person acts, such as missing rights or a full disk; otherwise null.';
 COMMENT ON COLUMN tokenkeeper.daemon.registration_wait_reason IS 'Why registrations wait, in words; null if none waits.';
 COMMENT ON COLUMN tokenkeeper.daemon.failing_chores IS
-    'The chores that fail while the daemon does the rest, each with its error: a sweep, an undo or a count, for example.';
-
-CREATE TABLE tokenkeeper.token_count (
-    topic_id           integer NOT NULL,
-    state              text COLLATE "C" NOT NULL,
-    tokens             bigint NOT NULL,
-    counted_at         timestamptz NOT NULL,
-    last_registered_at timestamptz,
-    elsewhere          bigint NOT NULL DEFAULT 0,
-    PRIMARY KEY (topic_id, state)
-);
-COMMENT ON TABLE tokenkeeper.token_count IS
-    'Tokens by topic and state, for status and for the shares that the mass-failure guard and the sweep compute. A daemon counts one topic after '
-    'the other, in at most one hundredth of its time. The guard trusts a count for a day.';
-COMMENT ON COLUMN tokenkeeper.token_count.counted_at IS
-    'When the count of this topic began, or when a daemon last saw that nothing had been written since.';
-COMMENT ON COLUMN tokenkeeper.token_count.last_registered_at IS 'The latest registration among these tokens.';
-COMMENT ON COLUMN tokenkeeper.token_count.elsewhere IS
-    'How many of the registered suspect tokens are active in the other environment. That is the sign of an app that reports the wrong environment.';
-
-CREATE TABLE tokenkeeper.token_count_progress (
-    topic_id   integer PRIMARY KEY,
-    begun_at   timestamptz,
-    after_key  bytea,
-    tokens     bigint NOT NULL DEFAULT 0,
-    counted_at timestamptz,
-    counted    bigint
-) WITH (fillfactor = 50);
-COMMENT ON TABLE tokenkeeper.token_count_progress IS
-    'How far the count of each topic has come. A daemon counts in slices, by token_key; another daemon can continue from there.';
-COMMENT ON COLUMN tokenkeeper.token_count_progress.begun_at IS 'When the current count began; null if none is in progress.';
-COMMENT ON COLUMN tokenkeeper.token_count_progress.after_key IS 'The last token_key that was counted; null before the first slice.';
-COMMENT ON COLUMN tokenkeeper.token_count_progress.tokens IS 'Tokens counted so far.';
-COMMENT ON COLUMN tokenkeeper.token_count_progress.counted_at IS 'When the latest complete count began; null if there was none.';
-COMMENT ON COLUMN tokenkeeper.token_count_progress.counted IS 'How many tokens the latest complete count found.';
-
-CREATE TABLE tokenkeeper.token_count_part (
-    topic_id           integer NOT NULL,
-    state              text COLLATE "C" NOT NULL,
-    tokens             bigint NOT NULL,
-    last_registered_at timestamptz,
-    elsewhere          bigint NOT NULL,
-    PRIMARY KEY (topic_id, state)
-) WITH (fillfactor = 50);
-COMMENT ON TABLE tokenkeeper.token_count_part IS
-    'The sums of the current count of each topic. They move to token_count when the topic is counted to its end.';
+    'The chores that fail while the daemon does the rest, each with its error: a sweep or an undo, for example.';
 
 CREATE TABLE tokenkeeper.token_count_hour (
     hour   timestamptz NOT NULL,
@@ -97,7 +52,7 @@ CREATE TABLE tokenkeeper.token_count_hour (
     PRIMARY KEY (hour, state)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.token_count_hour IS
-    'How many tokens of all topics together were in each state, hour by hour, as they were last counted in that hour: for the trends on the '
+    'How many tokens of all topics together were in each state at the end of each hour: for the trends on the '
     'status page. No row for an hour without a daemon. Kept for sweep.event_retention.';
 
 CREATE TABLE tokenkeeper.status_cache (
@@ -189,7 +144,7 @@ COMMENT ON COLUMN tokenkeeper.sweep_topic.cause IS 'stale, suspect, unregistered
 COMMENT ON COLUMN tokenkeeper.sweep_topic.tokens IS 'How many were due when the sweep started with the topic.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.pruned IS 'How many of them were pruned: fewer if the sweep was interrupted, or a token was registered again.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.refused IS 'Whether the topic was over its limit, all causes together.';
-COMMENT ON COLUMN tokenkeeper.sweep_topic.of_tokens IS 'All tokens of the topic, as last counted; null if the due tokens were too few for the limit to matter.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.of_tokens IS 'All tokens of the topic; null if the due tokens were too few for the limit to matter.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.max_tokens IS 'The limit on what could be pruned within this day.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.samples IS 'The first 8 digits of some of them, for `tokenkeeperd explain`.';
 

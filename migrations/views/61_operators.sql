@@ -96,8 +96,8 @@ WITH this AS MATERIALIZED (
     FROM tokenkeeper.token_count AS c GROUP BY 1
 ), measured AS (
     SELECT t.topic_id, t.environment, t.topic, p.period, p.since, n.hour, coalesce(p.newly, 0) AS newly,
-           -- Tokens that have turned stale since they were counted are still among the active ones, and not yet among the stale ones.
-           a.tokens + greatest(least(coalesce(p.newly, 0), a.stale), coalesce(p.newly, 0) - a.tokens) AS active,
+           -- Of those that turned stale, some may be active again.
+           greatest(coalesce(a.tokens, 0) + least(coalesce(p.newly, 0), coalesce(a.stale, 0)), coalesce(p.newly, 0)) AS active,
            least(extract(epoch FROM p.since - t.first_seen) / 86400, 14) AS days
     FROM tokenkeeper.topic AS t
     CROSS JOIN this AS n
@@ -135,8 +135,8 @@ COMMENT ON COLUMN tokenkeeper.stale_share.period IS
 COMMENT ON COLUMN tokenkeeper.stale_share.since IS 'When the period began.';
 COMMENT ON COLUMN tokenkeeper.stale_share.newly_stale IS 'How many active tokens have turned stale in it. What was undone does not count.';
 COMMENT ON COLUMN tokenkeeper.stale_share.active IS
-    'The tokens that were active when the period began: the active ones as they were last counted, plus those of newly_stale that were stale by then; at least newly_stale. Too '
-    'large by up to newly_stale until the tokens are counted again, if the topic had stale tokens before. Null if they have never been counted.';
+    'The tokens that were active when the period began: those that are active now, plus those of newly_stale. Too large by those of newly_stale that were registered again '
+    'since, if the topic had stale tokens before.';
 COMMENT ON COLUMN tokenkeeper.stale_share.share IS 'newly_stale / active: 0.01 is 1 percent. Null if there is no active token.';
 COMMENT ON COLUMN tokenkeeper.stale_share.usual_share IS
     'The share of the highest equal period of the 14 days before, by the active tokens of today.';

@@ -129,8 +129,7 @@ WITH latest AS (
            coalesce(sum(c.tokens) FILTER (WHERE c.state = 'stale'), 0)::bigint AS stale,
            coalesce(sum(c.tokens) FILTER (WHERE c.state = 'suspect'), 0)::bigint AS suspect,
            coalesce(sum(c.tokens) FILTER (WHERE c.state = 'superseded'), 0)::bigint AS superseded,
-           coalesce(sum(c.tokens) FILTER (WHERE c.state = 'unregistered_by_app'), 0)::bigint AS unregistered_by_app,
-           min(c.counted_at) AS as_of
+           coalesce(sum(c.tokens) FILTER (WHERE c.state = 'unregistered_by_app'), 0)::bigint AS unregistered_by_app
     FROM tokenkeeper.token_count AS c
 ), rejected AS MATERIALIZED (
     SELECT tokenkeeper.counted_rows('rejected_result') AS results
@@ -205,14 +204,6 @@ WITH latest AS (
                                              ELSE r.remaining || ' results are' END) ORDER BY r.at) AS words
     FROM (SELECT * FROM tokenkeeper.reinstatement
           WHERE finished_at IS NULL AND at < clock_timestamp() - interval '1 minute' ORDER BY at LIMIT 5) AS r
-), mixed_up AS (
-    SELECT array_agg(format(CASE k.elsewhere WHEN 1 THEN '%s token of %s is suspect in %s, where it was registered'
-                                             ELSE '%s tokens of %s are suspect in %s, where they were registered' END
-                            || ', and active in the other environment: does the app report the right environment?',
-                            k.elsewhere, tokenkeeper.without_backticks(t.topic), t.environment)
-                     ORDER BY t.topic, t.environment) AS words
-    FROM (SELECT * FROM tokenkeeper.token_count WHERE elsewhere > 0 ORDER BY elsewhere DESC LIMIT 20) AS k
-    JOIN tokenkeeper.topic AS t USING (topic_id)
 ), waiting AS MATERIALIZED (
     SELECT tokenkeeper.counted_rows('send_request') AS requests
 ), due AS (
@@ -311,7 +302,6 @@ SELECT queue.results AS queue_depth,
        tokens.suspect AS tokens_suspect,
        tokens.superseded AS tokens_superseded,
        tokens.unregistered_by_app AS tokens_unregistered_by_app,
-       tokens.as_of AS tokens_as_of,
        swept.finished_at AS last_sweep_at,
        swept.trigger AS last_sweep_trigger,
        swept.outcome AS last_sweep_outcome,
@@ -343,7 +333,7 @@ SELECT queue.results AS queue_depth,
            CASE WHEN swept.outcome = 'failed' THEN 'the last sweep failed: ' || coalesce(swept.message, 'no message') END,
            CASE WHEN coalesce(swept.finished_at, latest.started_at) < clock_timestamp() - 2 * latest.sweep_interval - interval '1 minute'
                 THEN 'no sweep has finished within twice its interval' END
-       ], NULL) || waves.words || tokenkeeper.loss_warnings() || refused.words || cached.words || mixed_up.words || crowded.words || unreported.words || locked.words || undoing.words
+       ], NULL) || waves.words || tokenkeeper.loss_warnings() || refused.words || cached.words || crowded.words || unreported.words || locked.words || undoing.words
            || expiring.words || problematic.words || chores.words || attached.words || stuck.new
            || CASE WHEN failed.requests > 0
                    THEN ARRAY[CASE failed.requests WHEN 1 THEN '1 request' WHEN 10000 THEN '10000 or more requests'
@@ -382,7 +372,6 @@ CROSS JOIN held_logouts
 CROSS JOIN waves
 CROSS JOIN refused
 CROSS JOIN cached
-CROSS JOIN mixed_up
 CROSS JOIN crowded
 CROSS JOIN unreported
 CROSS JOIN locked
@@ -447,7 +436,7 @@ REVOKE EXECUTE ON FUNCTION tokenkeeper.read_status() FROM PUBLIC;
 
 CREATE OR REPLACE VIEW tokenkeeper.status AS SELECT s.* FROM tokenkeeper.read_status() AS s;
 COMMENT ON VIEW tokenkeeper.status IS
-    'One row: the state of the system. The queue as the latest daemon saw it (or as it is, if no daemon runs), the tokens as they were last counted, and '
+    'One row: the state of the system. The queue as the latest daemon saw it (or as it is, if no daemon runs), the tokens, and '
     'warnings in words. Most columns are null while another session has locked a table against reading; warnings then says who it is.';
 COMMENT ON COLUMN tokenkeeper.status.warnings IS 'What a person must look at, in words; the critical ones first. Empty if all is well.';
 COMMENT ON COLUMN tokenkeeper.status.critical_warnings IS
@@ -482,4 +471,3 @@ COMMENT ON COLUMN tokenkeeper.status.failed_sends IS
     'Rows of failed_send; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
 COMMENT ON COLUMN tokenkeeper.status.credential_expires_at IS
     'When the first certificate of the running daemons expires; null if they send with provider tokens, which do not expire.';
-COMMENT ON COLUMN tokenkeeper.status.tokens_as_of IS 'When the oldest of these counts began: each topic has its own count.';

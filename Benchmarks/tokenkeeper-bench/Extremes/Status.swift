@@ -10,8 +10,8 @@ extension ExtremesMeasurement {
         try session.run(
             """
             INSERT INTO tokenkeeper.topic (environment, topic) SELECT 'production', 't' || i FROM generate_series(1, 3000) AS i;
-            INSERT INTO tokenkeeper.token_count (topic_id, state, tokens, counted_at, last_registered_at)
-            SELECT t.topic_id, s, 100, now(), now() - interval '1 hour'
+            INSERT INTO tokenkeeper.token_count (topic_id, registered, state, tokens)
+            SELECT t.topic_id, true, s, 100
             FROM tokenkeeper.topic AS t, unnest('{active,stale,suspect,superseded,unregistered_by_app}'::text[]) AS s;
             INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, results)
             SELECT date_trunc('hour', now()) - h * interval '1 hour', 'production', t.topic, s, 100

@@ -50,7 +50,6 @@ struct GrowthMeasurement {
         Progress.say("measuring \(Scale.short(ledger.tokens)) tokens: \(Int(step.bytes)) bytes a token")
         try gate(ledger, session, &step)
         try register(ledger, session, &step)
-        try count(session, &step)
         try campaign(session, &step)
         try explain(ledger, session, &step)
         try drain(ledger, session, &step)
@@ -96,26 +95,6 @@ struct GrowthMeasurement {
         let next = "encode(sha256(('next-\(ledger.tokens)-' || i)::bytea), 'hex')"
         step.add(
             "register, a new token of a known device", try calls(next, GrowingLedger.device(named), like: named))
-    }
-
-    /// The count in slices, as the daemon does it.
-    private func count(_ session: Session, _ step: inout GrowthStep) throws {
-        try session.run("DELETE FROM tokenkeeper.token_count")
-        var (pages, milliseconds, longest, slices) = (0.0, 0.0, 0.0, 0)
-        for topic in 1...Workload.topics.count {
-            let counted = "SELECT count(*) FROM tokenkeeper.token_count WHERE topic_id = \(topic)"
-            repeat {
-                let slice = try CallCost(["SELECT tokenkeeper.count_tokens(\(topic), 50000)"], on: session)
-                pages += slice.allPages
-                milliseconds += slice.allMilliseconds
-                longest = max(longest, slice.longest)
-                slices += 1
-            } while try session.number(counted) == 0
-        }
-        step.add("count, a token", pages: pages / step.rows, milliseconds: milliseconds / step.rows)
-        step.add(
-            "count, a slice of 50,000", pages: pages / Double(slices), milliseconds: milliseconds / Double(slices),
-            longest: longest)
     }
 
     /// Addresses one token in a thousand, and the first part of everyone.
@@ -255,12 +234,6 @@ struct GrowthMeasurement {
         report.compare(
             "drain: processor time of the server a result with \(sizes)",
             Spread([last.drainMicroseconds / first.drainMicroseconds]), atMost: 2)
-        if let slice = last["count, a slice of 50,000"] {
-            report.compare(
-                "the longest slice of the count of \(Scale.short(last.tokens)) tokens", Spread([slice.longest]),
-                atMost: 1000,
-                digits: 0, unit: " ms")
-        }
         if let status = last["status"] {
             report.compare(
                 "status with \(Scale.short(last.tokens)) tokens", Spread([status.milliseconds]), atMost: 50, digits: 1,

@@ -32,13 +32,7 @@ struct GrowthPage {
         lines += table("pages", costs { Self.number($0.pages) })
         lines += table(
             "milliseconds",
-            costs { Self.number($0.milliseconds) }
-                + [
-                    (
-                        "the longest slice of the count",
-                        steps.map { Self.number($0["count, a slice of 50,000"]?.longest ?? .nan) }
-                    )
-                ])
+            costs { Self.number($0.milliseconds) })
         lines += table(
             "WAL, bytes (whole pages of them)",
             costs { $0.walBytes.isNaN ? "" : "\(Int($0.walBytes)) (\(Int($0.wholePages)))" }
@@ -124,7 +118,7 @@ struct GrowthPage {
     }
 
     /// Sums that say the same as another line.
-    private static let notPlotted: Set = ["count, a slice of 50,000", "campaign to one in 1,000, all of it"]
+    private static let notPlotted: Set = ["campaign to one in 1,000, all of it"]
 
     private static func number(_ value: Double) -> String {
         if value.isNaN { return "" }

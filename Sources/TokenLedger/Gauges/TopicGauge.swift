@@ -61,9 +61,9 @@ public enum TopicGauge: String, CaseIterable, Sendable {
         switch self {
         case .tokens:
             """
-            SELECT t.environment, t.topic, c.state, c.tokens
+            SELECT t.environment, t.topic, c.state, sum(c.tokens)::bigint
             FROM tokenkeeper.token_count AS c JOIN tokenkeeper.topic AS t USING (topic_id)
-            WHERE c.counted_at > clock_timestamp() - interval '1 day'
+            GROUP BY t.environment, t.topic, c.state
             """
         case .guardTripped:
             """

@@ -95,7 +95,7 @@ public final class TopicLabels: Sendable {
                 SELECT t.topic
                 FROM tokenkeeper.topic AS t LEFT JOIN (
                     SELECT c.topic_id, sum(c.tokens) AS tokens FROM tokenkeeper.token_count AS c GROUP BY c.topic_id
-                    HAVING max(c.last_registered_at) IS NOT NULL
+                    HAVING sum(c.tokens) FILTER (WHERE c.registered) > 0
                 ) AS r USING (topic_id)
                 WHERE t.topic <> ALL ($1) AND (r.topic_id IS NOT NULL OR num_nonnulls(
                     t.gate, t.suppressed_retention, t.dormant_after, t.guard_allowance, t.guard_max_share, t.prune_allowance,

@@ -22,10 +22,8 @@ public struct Overview: Sendable {
     public let requests: Int64?
     /// Rows of `failed_send`.
     public let failedSends: Int64?
-    /// By state, in the order of `states`, as they were last counted. Nil as above.
+    /// By state, in the order of `states`. Nil as above.
     public let tokens: [Int64?]
-    /// When the oldest of these counts began; nil if there was none.
-    public let tokensAsOf: Instant?
     /// The running ones first; at most 20.
     public let daemons: [Daemon]
     /// Those that have not ended, or ended within a day, the newest first; at most 10.
@@ -81,8 +79,7 @@ extension Overview {
                 SELECT clock_timestamp(), s.warnings, cardinality(s.critical_warnings), s.queue_depth, coalesce(s.queue_depth_estimated, false),
                        (extract(epoch FROM s.oldest_result_age) * 1000000)::bigint,
                        s.rejected, s.held, s.requests, s.failed_sends,
-                       s.tokens_active, s.tokens_stale, s.tokens_suspect, s.tokens_superseded, s.tokens_unregistered_by_app,
-                       s.tokens_as_of
+                       s.tokens_active, s.tokens_stale, s.tokens_suspect, s.tokens_superseded, s.tokens_unregistered_by_app
                 FROM tokenkeeper.status AS s
                 """, []
             ).one { row throws(DatabaseError) in
@@ -94,8 +91,7 @@ extension Overview {
                     rejected: try row.read(), held: try row.read(), requests: try row.read(),
                     failedSends: try row.read(),
                     tokens: [try row.read(), try row.read(), try row.read(), try row.read(), try row.read()],
-                    tokensAsOf: try row.read(), daemons: daemons,
-                    campaigns: campaigns, attachments: attachments)
+                    daemons: daemons, campaigns: campaigns, attachments: attachments)
             }
         }
     }

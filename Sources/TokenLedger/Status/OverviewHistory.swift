@@ -23,7 +23,7 @@ public struct OverviewHistory: Sendable {
         public let results: Int64
     }
 
-    /// The tokens of a topic, as they were last counted.
+    /// The tokens of a topic.
     public struct TopicTokens: Sendable {
         public let environment: String
         public let topic: String

@@ -2,7 +2,7 @@ public import TokenModel
 
 /// Stores what the view `status` cannot compute within milliseconds: counts of large tables, and warnings that take a search.
 ///
-/// Start here for `status`: the view is in `migrations/`, and `Heartbeat`, `TokenCount` and this file write the tables that it reads.
+/// Start here for `status`: the view is in `migrations/`, and `Heartbeat` and this file write the tables that it reads.
 /// The cache takes at most 1 % of the daemon's time.
 public struct StatusCache {
     private var again = ContinuousClock.now
@@ -155,7 +155,7 @@ public struct StatusCache {
         }
     }
 
-    /// Notes how many tokens are in each state at this hour, if they have been counted.
+    /// Notes how many tokens are in each state at this hour.
     private mutating func noteTokens(on connection: inout Connection) throws(DatabaseError) {
         let transaction = transaction
         _ = try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
@@ -165,7 +165,6 @@ public struct StatusCache {
                     INSERT INTO tokenkeeper.token_count_hour AS h (hour, state, tokens)
                     SELECT \(ResultCounts.hourInSQL), s.state, coalesce(sum(c.tokens), 0)
                     FROM unnest($1) AS s (state) LEFT JOIN tokenkeeper.token_count AS c ON c.state = s.state
-                    WHERE EXISTS (SELECT FROM tokenkeeper.token_count)
                     GROUP BY s.state
                     ON CONFLICT (hour, state) DO UPDATE SET tokens = excluded.tokens WHERE h.tokens <> excluded.tokens
                     """, [.texts(Overview.states)])

@@ -5,9 +5,38 @@ struct StatusWarning {
     /// Returns one warning per row, the most important first. It may take a second; the first 20 rows are kept.
     let statement: String
 
-    static let all = [doubtful, notKeptRegistrations, notKept, published, restored, unregistered]
+    static let all = [doubtful, mixedUp, notKeptRegistrations, notKept, published, restored, unregistered]
 
-    /// Uses now(), not clock_timestamp(), which an index cannot use.
+    /// Looks at the tokens of a topic that were suppressed last: at most 1000.
+    private static let mixedUp = StatusWarning(
+        name: "tokens of the other environment",
+        statement: """
+            SELECT format(CASE e.tokens WHEN 1 THEN '%s token of %s is suspect in %s, where it was registered'
+                                        ELSE '%s tokens of %s are suspect in %s, where they were registered' END
+                          || ', and active in the other environment: does the app report the right environment?',
+                          e.tokens, t.topic, t.environment)
+            FROM (SELECT c.topic_id FROM tokenkeeper.token_count AS c WHERE c.state = 'suspect' AND c.registered
+                  GROUP BY 1 ORDER BY sum(c.tokens) DESC LIMIT 100) AS s
+            JOIN tokenkeeper.topic AS t USING (topic_id)
+            JOIN tokenkeeper.topic AS o ON o.topic = t.topic AND o.environment <> t.environment
+            CROSS JOIN LATERAL (
+                SELECT count(*) AS tokens
+                FROM (SELECT n.topic_id, n.token_key FROM tokenkeeper.suppression AS n
+                      WHERE n.topic_id + 0 = t.topic_id ORDER BY n.since DESC LIMIT 1000) AS n
+                CROSS JOIN LATERAL (
+                    SELECT FROM tokenkeeper.ledger AS l
+                    WHERE l.topic_id = n.topic_id AND l.token_key = n.token_key AND l.registered_at > '-infinity'
+                      AND tokenkeeper.state_of(l) = 'suspect' OFFSET 0) AS l
+                CROSS JOIN LATERAL (
+                    SELECT FROM tokenkeeper.ledger AS l
+                    WHERE l.topic_id = o.topic_id AND l.token_key = n.token_key AND l.registered_at > '-infinity' AND NOT l.suppressed
+                    OFFSET 0) AS k) AS e
+            WHERE e.tokens > 0
+            ORDER BY e.tokens DESC, t.topic, t.environment
+            """)
+
+    /// Looks at up to 10,000 tokens of a topic that has no recent registration, and usually at one. Uses now(), not clock_timestamp(), which an
+    /// index cannot use.
     private static let unregistered = StatusWarning(
         name: "topics without registrations",
         statement: """
@@ -16,8 +45,9 @@ struct StatusWarning {
             FROM tokenkeeper.result_count AS c
             LEFT JOIN tokenkeeper.topic AS t ON t.topic = c.topic AND t.environment = c.environment
             WHERE c.hour > now() - interval '48 hours' AND c.environment IN ('production', 'sandbox') AND c.topic NOT IN ('', '(other)')
-              AND NOT EXISTS (SELECT FROM tokenkeeper.token_count AS k WHERE k.topic_id = t.topic_id
-                              AND k.last_registered_at > k.counted_at - interval '24 hours')
+              AND NOT EXISTS (
+                  SELECT FROM (SELECT l.registered_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = t.topic_id LIMIT 10000) AS l
+                  WHERE l.registered_at > now() - interval '24 hours')
             GROUP BY c.topic, c.environment
             -- Since yesterday, and still.
             HAVING max(c.hour) > now() - interval '24 hours'

@@ -61,7 +61,10 @@ struct DueSurvey {
         if let dormant = dormant[topic.number] { due.add(dormant) }
         let today = prunedToday[topic.number] ?? 0
         if !sweep.lease.forced, due.isLimited(today: today) {
-            due.limit(ofTokens: try tokens(of: topic, on: &connection, while: goesOn), today: today)
+            due.limit(ofTokens: try connection.query(
+                    "SELECT coalesce(sum(c.tokens), 0)::bigint FROM tokenkeeper.token_count AS c WHERE c.topic_id = $1",
+                    [.int4(topic.number)]
+                ).value(), today: today)
         }
         return due
     }
@@ -131,32 +134,6 @@ struct DueSurvey {
         for (_, causes) in slices.sorted(by: { $0.key < $1.key }) {
             for cause in causes { due.add(cause) }
         }
-    }
-
-    /// The number of tokens in a topic: from the last count, or counted here in slices of the key.
-    private mutating func tokens(
-        of topic: DueTokens.Topic, on connection: inout Connection, while goesOn: () -> Bool
-    ) throws -> Int64 {
-        let counted = try connection.query(
-            "SELECT sum(c.tokens)::bigint FROM tokenkeeper.token_count AS c WHERE c.topic_id = $1",
-            [.int4(topic.number)]
-        ).value(Int64?.self)
-        if let counted { return counted }
-        var total: Int64 = 0
-        try sweep.eachSlice(after: "", &rows, on: &connection, while: goesOn) { connection, _, after, size in
-            let (tokens, last) = try connection.query(
-                """
-                WITH met AS MATERIALIZED (
-                    SELECT l.token_key FROM tokenkeeper.ledger AS l
-                    WHERE l.topic_id = $1 AND l.token_key > decode($2, 'hex') ORDER BY l.token_key LIMIT $3
-                )
-                SELECT count(*), (SELECT encode(e.token_key, 'hex') FROM met AS e ORDER BY e.token_key DESC LIMIT 1) FROM met
-                """, [.int4(topic.number), .text(after), .int8(Int64(size))]
-            ).one { row throws(DatabaseError) in (try row.read(Int64.self), try row.read(String?.self)) }
-            total += tokens
-            return last
-        }
-        return total
     }
 
     /// Counts the dormant tokens of all topics at once. No index contains them, so this reads the ledger from its first page to

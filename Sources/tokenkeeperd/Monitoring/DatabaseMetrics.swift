@@ -45,7 +45,7 @@ extension TopicGauge {
 
     fileprivate var help: String {
         switch self {
-        case .tokens: "Tokens by state, as last counted."
+        case .tokens: "Tokens by state."
         case .guardTripped: "Whether the mass-failure guard has tripped and holds suspects."
         case .topicPaused: "Whether sending is paused."
         case .sweepRefusedTokens: "Tokens that the last sweep refused to prune, because too much was due."

@@ -5,7 +5,7 @@ internal import TokenLedger
 internal import TokenModel
 
 /// Sweeps on the timer, on SIGUSR1, and when SQL requests it. In between, it resets guards, looks for waves of 410s and at attached
-/// tables, undoes the results of reinstated windows, and counts the tokens for `status`. Each of these chores fails alone.
+/// tables, and undoes the results of reinstated windows. Each of these chores fails alone.
 struct SweepWorker {
     /// The requests of the signal handlers and the timer to this worker.
     final class Bells: Sendable {
@@ -39,7 +39,6 @@ struct SweepWorker {
 
     /// What the worker remembers between two turns.
     private struct State {
-        var count: TokenCount
         var statusCache: StatusCache
         /// When to look for waves of 410s again.
         var wavesAgain = ContinuousClock.now
@@ -52,7 +51,6 @@ struct SweepWorker {
         var isReleased = false
 
         init(_ timing: Timing) {
-            count = TokenCount(timing)
             statusCache = StatusCache(timing)
             attachments = AttachmentWatch(every: timing.attachments)
         }
@@ -118,10 +116,6 @@ struct SweepWorker {
             try sweepIfDue(timer, &state, on: &connection)
         }
         if wasDue == true { return nil }
-        // A count can take minutes: any bell cancels it.
-        try attempt("count tokens") { state, connection throws(DatabaseError) in
-            try state.count.refresh(on: &connection, stop: bells.wakeup)
-        }
         try attempt("look for warnings") { state, connection throws(DatabaseError) in
             try state.statusCache.refresh(on: &connection)
         }

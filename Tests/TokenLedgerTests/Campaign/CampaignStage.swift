@@ -24,7 +24,8 @@ struct CampaignStage {
             """
             INSERT INTO tokenkeeper.ledger (registered_at, topic_id, token_key, device_id, user_id, tags)
             SELECT now() - interval '1 hour', t.topic_id, tokenkeeper.token_key(lpad(to_hex(i), 64, '0')), 'd' || i, 'u' || i % 10, ARRAY['World', 'n:' || i]
-            FROM tokenkeeper.topic AS t, generate_series(\(numbers.lowerBound), \(numbers.upperBound)) AS i
+            FROM tokenkeeper.topic AS t, generate_series(\(numbers.lowerBound), \(numbers.upperBound)) AS i;
+            SELECT tokenkeeper.recount_tokens()
             """)
     }
 

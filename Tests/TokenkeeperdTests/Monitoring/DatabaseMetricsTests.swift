@@ -34,8 +34,8 @@ import Testing
             INSERT INTO tokenkeeper.topic (environment, topic)
             SELECT e, rpad('com.example.app' || i, \(TopicLabels.mostBytes / TopicLabels.most), 'x')
             FROM generate_series(1, 10000) AS i, unnest('{production,sandbox}'::text[]) AS e;
-            INSERT INTO tokenkeeper.token_count (topic_id, state, tokens, counted_at, last_registered_at)
-            SELECT topic_id, s, 12345678, now(), now()
+            INSERT INTO tokenkeeper.token_count (topic_id, registered, state, tokens)
+            SELECT topic_id, true, s, 12345678
             FROM tokenkeeper.topic, unnest('{active,stale,suspect,superseded,unregistered_by_app,dormant}'::text[]) AS s;
             INSERT INTO tokenkeeper.tripped_guard (topic_id, cause, tokens, max_tokens) SELECT topic_id, 'suspect', 1, 1 FROM tokenkeeper.topic;
             INSERT INTO tokenkeeper.paused_topic (environment, topic, reason) SELECT environment, topic, 'r' FROM tokenkeeper.topic;

@@ -168,11 +168,10 @@ struct StatusPage {
                 "<tr><td>\(name)</td><td class=\"number\">\(now.map { Figures.count($0) } ?? "–")</td>\(trends)</tr>"
         }
         let isKnown = overview.tokens.contains { $0 != nil }
-        let asOf = overview.tokensAsOf.map { "Counted since \(Figures.text($0))." } ?? "Not counted yet."
         return """
             <section><h2>Tokens by state</h2><div class="scroll"><table>
             <tr><th>State</th><th class="number">Now</th>\(Self.periods.map { "<th>Last \($0.name)</th>" as HTML })</tr>
-            \(rows)</table></div><p class="muted">\(isKnown ? asOf : "Not known while a table is locked.")</p></section>
+            \(rows)</table></div>\(isKnown ? "" : "<p class=\"muted\">Not known while a table is locked.</p>" as HTML)</section>
             """
     }
 

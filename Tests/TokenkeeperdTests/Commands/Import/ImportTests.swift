@@ -172,6 +172,8 @@ import Testing
             }
         }
         for daemon in daemons { #expect(daemon.stop() == 0) }
+        // A daemon applies two batches at once.
+        for database in [undisturbed, killed] { try database.psql(LedgerModel.settle) }
         let ledger = try killed.psql(Self.ledger)
         print("the ledger: \(ledger)")
         #expect(try ledger == undisturbed.psql(Self.ledger))

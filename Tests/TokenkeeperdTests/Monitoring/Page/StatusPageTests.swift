@@ -15,7 +15,7 @@ import TokenModel
         Overview(
             at: Self.now, warnings: warnings, critical: critical, queueDepth: 0, isQueueEstimated: false,
             oldestResultAge: nil, rejected: 0,
-            held: 0, requests: 10_000, failedSends: 0, tokens: [1_234_567, 89, 0, 0, 0], tokensAsOf: Self.now,
+            held: 0, requests: 10_000, failedSends: 0, tokens: [1_234_567, 89, 0, 0, 0],
             daemons: daemons, campaigns: campaigns, attachments: attachments)
     }
 
@@ -106,7 +106,7 @@ import TokenModel
             isQueueEstimated: false,
             oldestResultAge: nil,
             rejected: nil, held: nil, requests: nil, failedSends: nil, tokens: [nil, nil, nil, nil, nil],
-            tokensAsOf: nil, daemons: [], campaigns: [], attachments: [])
+            daemons: [], campaigns: [], attachments: [])
         let html = page(locked, history("com.example.app", samples: 3))
         #expect(html.contains("<dt>results held</dt><dd>–</dd>"))
         #expect(html.contains("<td>active</td><td class=\"number\">–</td>"))
