@@ -162,7 +162,8 @@ public struct LedgerModel {
                 WHERE l.suppressed_since IS DISTINCT FROM s.since OR l.suppressed <> (l.suppressed_since IS NOT NULL)
                 """, columns: 1))
         return some("suppression", derived)
-            + some("the count", Set(try connection.lines(Self.wrongCounts, columns: 5))) + some("the ledger", lines.subtracting(wanted))
+            + some("the count", Set(try connection.lines(Self.wrongCounts, columns: 5)))
+            + some("the ledger", lines.subtracting(wanted))
             + some("the model", wanted.subtracting(lines))
             + some("tags by the model", tags(devices).subtracting(knownTags))
     }

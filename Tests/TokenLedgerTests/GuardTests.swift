@@ -350,7 +350,8 @@ import TokenModel
         try drainAll(&daemon)
         #expect(
             try database.psql(
-                "SELECT registered, state, sum(tokens) FROM tokenkeeper.token_count GROUP BY 1, 2 HAVING sum(tokens) <> 0 ORDER BY 1")
+                "SELECT registered, state, sum(tokens) FROM tokenkeeper.token_count GROUP BY 1, 2 HAVING sum(tokens) <> 0 ORDER BY 1"
+            )
                 == "f|active|100\nt|unregistered_by_app|100")
         try fail(101, 110)
         #expect(

@@ -23,14 +23,16 @@ import Testing
 
     @Test func `each change of a state counts at once`() throws {
         try database.psql(
-            "SELECT tokenkeeper.register(x, 't', registered_at => '2025-01-01Z') FROM unnest('{a1,a2,a3,a4,a5,a6,a7,a8}'::text[]) AS x")
+            "SELECT tokenkeeper.register(x, 't', registered_at => '2025-01-01Z') FROM unnest('{a1,a2,a3,a4,a5,a6,a7,a8}'::text[]) AS x"
+        )
         #expect(try counts() == "active 8")
         try database.psql("SELECT tokenkeeper.unregister('a1', 't'), tokenkeeper.unregister('b1', 't')")
         #expect(try counts() == "active 7, (unregistered_by_app 1), unregistered_by_app 1")
         try database.psql("SELECT tokenkeeper.register(x, 't') FROM unnest('{a1,b1}'::text[]) AS x")
         #expect(try counts() == "active 9")
         try database.psql(
-            "SELECT tokenkeeper.register('a2', 't', device_id => 'd'), tokenkeeper.register('a3', 't', device_id => 'd')")
+            "SELECT tokenkeeper.register('a2', 't', device_id => 'd'), tokenkeeper.register('a3', 't', device_id => 'd')"
+        )
         #expect(try counts() == "active 8, superseded 1")
         try database.psql("SELECT tokenkeeper.register('a3', 't', device_id => 'e')")
         #expect(try counts() == "active 9", "the older token of the device is current again")
@@ -48,6 +50,22 @@ import Testing
         #expect(try counts() == "active 7, (stale 1), stale 1, unregistered_by_app 1")
         try database.psql("DELETE FROM tokenkeeper.ledger")
         #expect(try counts() == "")
+    }
+
+    @Test func `an undo counts`() throws {
+        try database.psql(
+            """
+            SELECT tokenkeeper.register(x, 't', registered_at => '2025-01-01Z') FROM unnest('{a1,a2,a3}'::text[]) AS x;
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'a3', 410, \(goneBody));
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', x, 400, '{"reason":"BadDeviceToken"}'
+            FROM unnest('{a1,a3,b1}'::text[]) AS x
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        #expect(try counts() == "active 1, (suspect 1), suspect 2")
+        try database.psql("SELECT tokenkeeper.reinstate('t', 'production', now() - interval '1 hour', now())")
+        try undo(&daemon)
+        #expect(try counts() == "active 2, stale 1")
     }
 
     @Test func `a transaction counts when it commits`() throws {

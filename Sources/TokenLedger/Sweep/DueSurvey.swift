@@ -61,7 +61,8 @@ struct DueSurvey {
         if let dormant = dormant[topic.number] { due.add(dormant) }
         let today = prunedToday[topic.number] ?? 0
         if !sweep.lease.forced, due.isLimited(today: today) {
-            due.limit(ofTokens: try connection.query(
+            due.limit(
+                ofTokens: try connection.query(
                     "SELECT coalesce(sum(c.tokens), 0)::bigint FROM tokenkeeper.token_count AS c WHERE c.topic_id = $1",
                     [.int4(topic.number)]
                 ).value(), today: today)
