@@ -29,6 +29,8 @@ GRANT USAGE ON SCHEMA tokenkeeper
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.parse_token(text, boolean), tokenkeeper.parse_decorated_token(text, boolean), tokenkeeper.token_fault(text, boolean)
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+-- The indexes of rejected and failed rows call it.
+GRANT EXECUTE ON FUNCTION tokenkeeper.names_in(text[], text, text, text[]) TO tokenkeeper_daemon, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION tokenkeeper.token_key(text)
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 -- The same for expressions of tags.
@@ -236,6 +238,8 @@ GRANT UPDATE (held_at) ON tokenkeeper.held_result TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (held_at) ON tokenkeeper.held_registration TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (received_at) ON tokenkeeper.receipt TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppression TO tokenkeeper_daemon;
+-- How many there are.
+GRANT SELECT (erasure_id, forgotten_at) ON tokenkeeper.erasure TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.daemon, tokenkeeper.token_count,
     tokenkeeper.token_count_hour,
@@ -287,7 +291,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.add_batches(tokenkeeper.campaign, bytea[], integer),
     tokenkeeper.audience_condition(text, text, boolean, boolean),
     tokenkeeper.estimated_audience(integer, text),
-    tokenkeeper.lock_out_erasure(),
+    tokenkeeper.finish_erasures(interval),
+    tokenkeeper.is_forgotten(text, timestamptz),
     tokenkeeper.claim_campaign(bigint, text, integer, integer),
     tokenkeeper.count_background(tokenkeeper.campaign, bigint[], bytea[], integer),
     tokenkeeper.withhold_requests(tokenkeeper.campaign, integer, bigint[], bytea[], text[]),

@@ -68,6 +68,9 @@ public struct Timing: Sendable {
     /// Between two looks for waves of 410s: at least, and at most.
     public var waves: (shortest: Duration, longest: Duration) { (of(.seconds(10)), of(.seconds(30))) }
 
+    /// Between two attempts to finish what `forget` has begun.
+    public var erasures: Duration { of(.seconds(30)) }
+
     /// Between two looks at attached tables.
     public var attachments: Duration { of(.seconds(60)) }
 

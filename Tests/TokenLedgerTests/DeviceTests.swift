@@ -500,7 +500,9 @@ import Testing
             "INSERT INTO tokenkeeper.registration (topic, token, device_id) VALUES ('t', 'dd', '\(uuid)')",
             user: "a_app")
         #expect(try app.scalar("SELECT tokenkeeper.forget_device('\(uuid)') > 2") == "t")
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration") == "0")
+        var daemon = try database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token WHERE token IN ('aa', 'bb', 'dd')") == "0")
         #expect(throws: DatabaseError.self) { try app.execute("SELECT tokenkeeper.forget_device('unknown')") }
     }
 

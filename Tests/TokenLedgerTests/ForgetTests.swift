@@ -29,6 +29,24 @@ import Testing
         }
     }
 
+    /// Drains, and does what a daemon does ten minutes later.
+    private func finish() throws {
+        var daemon = try database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        // Transactions of other databases count as well.
+        try eventually("it is finished") {
+            try database.psql(
+                "SELECT tokenkeeper.finish_erasures('0'); SELECT count(*) FROM tokenkeeper.erasure", user: "owner"
+            )
+            .hasSuffix("\n0")
+        }
+    }
+
+    private func expectNoTraces(_ token: String, _ more: [String] = []) throws {
+        let left = try traces(token, more)
+        #expect(left == [])
+    }
+
     private func fill(_ token: String, device: String) throws {
         var daemon = try database.connect(user: "a_daemon")
         try database.psql(
@@ -70,6 +88,7 @@ import Testing
             SELECT 'topic is a device token', t, 'com.example.app', '{}', now(), 0 FROM unnest('{\(token),\(other)}'::text[]) AS t;
             SELECT tokenkeeper.forget('\(token)')
             """)
+        try finish()
         let left = "(SELECT string_agg(topic, ' ') FROM tokenkeeper."
         #expect(try database.psql("SELECT \(left)send_request), \(left)failed_send)") == "\(other)|\(other)")
     }
@@ -80,10 +99,12 @@ import Testing
         #expect(Set(everywhere).isSubset(of: before) && before.contains { $0.hasPrefix("token_event_log_") })
         #expect(before.contains { $0.hasPrefix("send_result_") })
         let rows = try database.psql("SELECT tokenkeeper.forget('AAAAAAAA')", user: "a_app")
-        #expect((Int(rows) ?? 0) >= 9)
+        #expect((Int(rows) ?? 0) >= 7)
         var daemon = try database.connect(user: "a_daemon")
         try drainAll(&daemon)
-        #expect(try traces("aaaaaaaa") == [])
+        #expect(try traces("aaaaaaaa").allSatisfy { ["erasure", "rejected_result"].contains($0) })
+        try finish()
+        try expectNoTraces("aaaaaaaa")
         #expect(try traces("cccccccc").contains("ledger"), "others stay")
         #expect(
             try database.psql(
@@ -98,55 +119,119 @@ import Testing
             "SELECT tokenkeeper.register('bbbbbbbb', 't', registered_at => '2024-01-01Z', device_id => 'phone')")
         try database.psql("DELETE FROM tokenkeeper.ledger WHERE token_key = '\\xbbbbbbbb'")
         try database.psql("SELECT tokenkeeper.forget_device('phone')", user: "a_app")
-        var daemon = try database.connect(user: "a_daemon")
-        try drainAll(&daemon)
-        #expect(try traces("aaaaaaaa", ["bbbbbbbb", "phone"]) == [])
+        try finish()
+        try expectNoTraces("aaaaaaaa", ["bbbbbbbb", "phone"])
         #expect(try database.psql("SELECT string_agg(DISTINCT token, ',') FROM tokenkeeper.token") == "cccccccc")
     }
 
-    @Test func `it waits for running batches, and no batch begins meanwhile`() throws {
-        try database.psql("SELECT tokenkeeper.register('aaaaaaaa', 't', registered_at => '2025-01-01Z')")
-        try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'aaaaaaaa', 410)")
-        // A manual batch: the result has left the queue, but the transaction is not committed.
+    @Test func `it waits for no batch and stops none, and what a running batch writes goes later`() throws {
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('aaaaaaaa', 't', registered_at => '2025-01-01Z', user_id => 'ann'), tokenkeeper.register('dddddddd', 't');
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aaaaaaaa', 410, \(goneBody));
+            """)
+        // The registration of another token has left the queue, and is not committed.
         var batch = try database.connect()
         try batch.execute(
             """
-            BEGIN; LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE; DELETE FROM tokenkeeper.send_result;
-            INSERT INTO tokenkeeper.send_result_retry (topic, token, status, partition_number) VALUES ('t', 'aaaaaaaa', 410, 8);
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, stale_at, suppressed_since) SELECT topic_id, '\\xaaaaaaaa01', now(), now() FROM tokenkeeper.topic;
+            BEGIN;
+            SELECT FROM tokenkeeper.apply_registrations(
+                ARRAY[ROW('production', 't', 'bbbbbbbb', '2025-01-02Z', NULL, 'ann', NULL, false, NULL, NULL, '2025-01-02Z', 8, NULL, NULL)::tokenkeeper.registration],
+                5, 1, 0)
             """)
-        let database = database
-        let failures = Failures()
-        let done = DispatchSemaphore(value: 0)
-        DispatchQueue.global().async {
-            do {
-                try database.psql("SELECT tokenkeeper.forget('aaaaaaaa')", user: "a_app")
-            } catch {
-                failures.add("\(error)")
-            }
-            done.signal()
-        }
-        // Only a superuser sees what another role waits for.
-        var watcher = try database.connect(user: "postgres")
-        try eventually("it waits") {
-            try watcher.scalar(
-                "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'tokenkeeper.lock_erasure'::regclass AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-            ) == "1"
-        }
-        // A daemon finds results and does not touch them.
-        try database.psql("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('t', 'dd', 410)")
+        var forgetting = try database.connect()
+        try forgetting.execute("BEGIN; SELECT tokenkeeper.forget_user('ann')")
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try drainAll(&daemon).recorded == 0)
-        try batch.execute("COMMIT")
-        done.wait()
-        #expect(failures.all == [])
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'dddddddd', 410, \(goneBody))"
+        )
+        #expect(try drainAll(&daemon).recorded == 1, "the other one waits for its token")
+        try forgetting.execute("COMMIT")
         try drainAll(&daemon)
+        try batch.execute("COMMIT")
+        #expect(try database.psql("SELECT token FROM tokenkeeper.token ORDER BY 1") == "bbbbbbbb\ndddddddd")
+        try finish()
+        #expect(try database.psql("SELECT token FROM tokenkeeper.token") == "dddddddd")
+        try expectNoTraces("aaaaaaaa", ["bbbbbbbb", "ann"])
+    }
+
+    @Test func `what a batch has written of a token that was registered since goes, and the rest stays`() throws {
+        try database.psql("SELECT tokenkeeper.register('bbbbbbbb', 't')")
+        var late = try database.connect()
+        try late.execute(
+            "BEGIN; SELECT tokenkeeper.register('aaaaaaaa', 't', device_id => 'phone', user_id => 'ann', tags => '{vip}')"
+        )
+        try database.psql(
+            "SELECT tokenkeeper.forget_user('ann'), tokenkeeper.forget_device('phone'), tokenkeeper.forget('bbbbbbbb')")
+        try late.execute("COMMIT")
+        // A launch that names nobody; and requests before somebody else is forgotten.
+        try database.psql(
+            """
+            SELECT tokenkeeper.register(x, 't') FROM unnest('{aaaaaaaa,bbbbbbbb}'::text[]) AS x;
+            INSERT INTO tokenkeeper.send_request (topic, token, payload) SELECT 't', x, '{"aps":{}}' FROM unnest('{aaaaaaaa,bbbbbbbb}'::text[]) AS x;
+            SELECT tokenkeeper.forget('cccccccc')
+            """)
+        try finish()
         #expect(
-            try database.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.token") == "aaaaaaaa01,dd")
+            try database.psql("SELECT token, state, device_id, user_id, tags FROM tokenkeeper.token ORDER BY 1")
+                == "aaaaaaaa|active|||\nbbbbbbbb|active|||")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_request") == "2")
+        try expectNoTraces("phone", ["ann", "vip", "cccccccc"])
+    }
+
+    @Test func `a token that has another user in the queue stays, and a logout right after makes no row`() throws {
+        try database.psql(
+            """
+            SELECT tokenkeeper.register(x, 't', user_id => 'ann') FROM unnest('{aaaaaaaa,bbbbbbbb}'::text[]) AS x;
+            INSERT INTO tokenkeeper.registration (topic, token, user_id) VALUES ('t', 'aaaaaaaa', 'ben');
+            SELECT tokenkeeper.forget_user('ann');
+            INSERT INTO tokenkeeper.registration (topic, token, unregistered) VALUES ('t', 'bbbbbbbb', true)
+            """)
+        try finish()
+        #expect(try database.psql("SELECT token, user_id FROM tokenkeeper.token") == "aaaaaaaa|ben")
+        try expectNoTraces("bbbbbbbb", ["ann"])
+    }
+
+    @Test func `what was reported before is dropped where it surfaces, and what is reported since counts`() throws {
+        try database.psql(
+            """
+            SELECT tokenkeeper.register(x, 't', registered_at => '2025-01-01Z', device_id => 'phone') FROM unnest('{aaaaaaaa,bbbbbbbb}'::text[]) AS x;
+            INSERT INTO tokenkeeper.registration (topic, token, device_id) VALUES ('t', 'cccccccc', 'phone'), ('t', 'aaaaaaaa', NULL);
+            INSERT INTO tokenkeeper.registration (topic, token, unregistered) VALUES ('t', 'bbbbbbbb', true);
+            INSERT INTO tokenkeeper.send_request (topic, token, payload) SELECT 't', x, '{"aps":{"alert":"A"}}' FROM unnest('{AAAAAAAA,dddddddd}'::text[]) AS x;
+            SELECT tokenkeeper.forget_device('phone');
+            -- A file from before, and the response to a push that was under way.
+            INSERT INTO tokenkeeper.registration (topic, token, registered_at) VALUES ('t', 'bbbbbbbb', '2025-01-01Z');
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', 'aaaaaaaa', 410, \(goneBody));
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        #expect(try database.psql("SELECT token FROM tokenkeeper.token") == "")
+        let claim =
+            "SELECT outcome, encode(token_key, 'hex') FROM tokenkeeper.claim_requests('production', 't', 'd', 10, NULL, '-infinity')"
+        #expect(try database.psql(claim) == "claimed|dddddddd")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.send_request") == "1")
+        // The person has the app again.
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('aaaaaaaa', 't', device_id => 'phone', registered_at => clock_timestamp());
+            INSERT INTO tokenkeeper.registration (topic, token, device_id) VALUES ('t', 'eeeeeeee', 'phone')
+            """)
+        try drainAll(&daemon)
+        let left = "SELECT token, state FROM tokenkeeper.token ORDER BY 1"
+        #expect(try database.psql(left) == "aaaaaaaa|superseded\neeeeeeee|active")
+        try database.psql("SELECT tokenkeeper.enqueue('{\"aps\":{\"alert\":\"A\"}}', 't', device_id => 'phone')")
+        try database.psql("UPDATE tokenkeeper.erasure SET seen_before = '9223372036854775807'")
+        try finish()
+        #expect(try database.psql("SELECT state <> 'cancelled' FROM tokenkeeper.campaign") == "t")
+        #expect(try database.psql(left) == "aaaaaaaa|superseded\neeeeeeee|active")
     }
 
     @Test func `without a token or a device it raises a clear error`() throws {
-        for call in ["forget('xyz')", "forget(NULL)", "forget_device(NULL)", "forget_user(NULL)", "forget_user('')"] {
+        for call in [
+            "forget('xyz')", "forget(NULL)", "forget_device(NULL)", "forget_user(NULL)", "forget_user('')",
+            "forget_user(repeat('u', 513))",
+        ] {
             var app = try database.connect(user: "a_app")
             let error = #expect(throws: DatabaseError.self) { try app.execute("SELECT tokenkeeper.\(call)") }
             #expect(error?.sqlState == "22023")
@@ -172,9 +257,8 @@ import Testing
             """)
         #expect(try traces("aaaaaaaa", ["ann"]).count > 5)
         try database.psql("SELECT tokenkeeper.forget_user('ann')", user: "a_app")
-        var daemon = try database.connect(user: "a_daemon")
-        try drainAll(&daemon)
-        #expect(try traces("aaaaaaaa", ["bbbbbbbb", "eeeeeeee", "phone", "\"ann\""]) == [])
+        try finish()
+        try expectNoTraces("aaaaaaaa", ["bbbbbbbb", "eeeeeeee", "phone", "\"ann\""])
         #expect(
             try database.psql("SELECT token, user_id FROM tokenkeeper.token ORDER BY 1")
                 == "cccccccc|ben\ndddddddd|\nffffffff|ben",
@@ -211,14 +295,15 @@ import Testing
             try database.psql(
                 "INSERT INTO tokenkeeper.\(table)topic, token, queued_at) VALUES (\(error)'t', 'ab12cd34', now())")
         }
-        #expect(try database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app") == "\((forms.count + 5) * 2)")
-        for table in ["registration", "rejected_registration"] {
-            #expect(try database.psql("SELECT token FROM tokenkeeper.\(table)") == "ab12cd34")
-        }
+        #expect(try database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app") == "\(forms.count + 5)")
+        #expect(try database.psql("SELECT token FROM tokenkeeper.rejected_registration") == "ab12cd34")
         try database.psql(
-            "INSERT INTO tokenkeeper.registration (topic, token, device_id) VALUES ('t', 'ff', 'phone'), ('t', 'ff', 'tablet')"
+            "INSERT INTO tokenkeeper.registration (topic, token, device_id) VALUES ('t', 'ff', 'phone'), ('t', 'ee', 'tablet')"
         )
-        #expect(try database.psql("SELECT tokenkeeper.forget_device('phone')", user: "a_app") == "1")
+        #expect(try database.psql("SELECT tokenkeeper.forget_device('phone')", user: "a_app") == "0")
+        try finish()
+        #expect(try database.psql("SELECT token FROM tokenkeeper.token ORDER BY 1") == "ab12cd34\nee")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.rejected_registration") == "1")
     }
 
     @Test func `rejected results with the token in any spelling go, and others with some of its digits stay`() throws {
@@ -232,6 +317,14 @@ import Testing
                 ('t', '<\(token.prefix(8)) \(token.dropFirst(8))>', NULL), ('t', 'ab12cd34', NULL)) AS v (t, k, b)
             """)
         #expect(try database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app") == "6")
+        // A token of 96 bytes in base64 has line breaks.
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.rejected_result (error, topic, token, body, queued_at)
+            SELECT 'e', 't', k, b, now() FROM (SELECT encode(decode(repeat('\(token)', 3), 'hex'), 'base64') AS c) AS f
+            CROSS JOIN LATERAL (VALUES (c, NULL), ('x', c), ('x', to_jsonb(c)::text)) AS v (k, b)
+            """)
+        #expect(try database.psql("SELECT tokenkeeper.forget(repeat('\(token)', 3))", user: "a_app") == "3")
         #expect(try database.psql("SELECT token FROM tokenkeeper.rejected_result") == "ab12cd34")
         #expect(try database.psql("SELECT tokenkeeper.forget('12cd')", user: "a_app") == "0")
     }
@@ -345,7 +438,7 @@ import Testing
         case 3: "SELECT tokenkeeper.\(round % 2 == 0 ? "forget_device('d" : "forget_user('u")\(round % 5)')"
         case 4: "SELECT tokenkeeper.reinstate('t', 'production', now() - \(round + 1) * interval '1 minute', now())"
         case 5: "SELECT tokenkeeper.discard_held('t', 'production')"
-        case 6: "SELECT tokenkeeper.undo_next(10)"
+        case 6: "SELECT tokenkeeper.undo_next(10), tokenkeeper.finish_erasures('0')"
         default:
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body)

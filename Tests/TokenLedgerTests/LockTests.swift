@@ -57,7 +57,7 @@ import Testing
                     "SELECT string_agg(relation::regclass || ' ' || mode, ',' ORDER BY relation::regclass::text) FROM pg_locks WHERE pid = pg_backend_pid() AND relation::regclass::text LIKE 'tokenkeeper.%'"
                 )
                     == [
-                        "tokenkeeper.lock_erasure RowShareLock",
+                        "tokenkeeper.lock_drain RowShareLock",
                         "tokenkeeper.lock_range_\(DrainLock.slot(partition, firstPage: 0)) ShareUpdateExclusiveLock",
                         "tokenkeeper.lock_sweep_claim ExclusiveLock",
                         "\(partition.table) RowExclusiveLock",
@@ -137,13 +137,17 @@ import Testing
         #expect(try drainAll(&daemon, drain: drain).settled == Int(left)!)
     }
 
-    @Test func `while forget runs, a pass ends at once; afterwards the drain continues where it was`() throws {
+    @Test
+    func `while an operator locks out the drains, a pass ends at once; afterwards the drain continues where it was`()
+        throws
+    {
         let partition = Partition(.results, (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 403, \(partition.number) FROM generate_series(1, 400000)"
         )
-        var app = try database.connect(user: "a_app")
-        try app.execute("BEGIN; SELECT tokenkeeper.forget('aaaaaaaa')")
+        try database.psql("SELECT tokenkeeper.register('aa', 't')")
+        var person = try database.connect(user: "a_operator")
+        try person.execute("BEGIN; SELECT tokenkeeper.release_held('t')")
         var daemon = try database.connect(user: "a_daemon")
         var drain = makeDrain()
         var batches = 0
@@ -156,7 +160,7 @@ import Testing
         #expect(pass.lockWaits == 1 && !pass.moved)
         // That call comes before the first batch. There are more than a hundred ranges.
         #expect(batches == 1)
-        try app.execute("COMMIT")
+        try person.execute("COMMIT")
         #expect(try drainAll(&daemon, drain: drain).recorded == 400_000)
     }
 
@@ -176,23 +180,6 @@ import Testing
         #expect(blind.recorded == 0 && blind.lockWaits == 1)
         try other.execute("COMMIT")
         #expect(try drainAll(&daemon, drain: drain).recorded == 20000)
-    }
-
-    @Test func `putting results or requests back into a queue waits for forget`() throws {
-        try database.psql("SELECT tokenkeeper.register('aa', 't')")
-        var app = try database.connect(user: "a_app")
-        try app.execute("BEGIN; SELECT tokenkeeper.forget('bb')")
-        var person = try database.connect(user: "a_operator")
-        for call in ["release_held('t')", "requeue_rejected_results()", "requeue_failed()"] {
-            let error = #expect(throws: DatabaseError.self) {
-                try person.run("SET lock_timeout = '50ms'; SELECT tokenkeeper.\(call)")
-            }
-            #expect(error?.sqlState == "55P03", "\(call)")
-        }
-        try app.execute("COMMIT")
-        for call in ["release_held('t')", "requeue_rejected_results()", "requeue_failed()"] {
-            #expect(try person.scalar("SELECT tokenkeeper.\(call)") == "0")
-        }
     }
 
     @Test func `the collation of an argument changes nothing`() throws {

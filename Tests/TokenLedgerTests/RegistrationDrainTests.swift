@@ -368,9 +368,10 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.ledger") == "5000")
     }
 
-    @Test func `while forget runs, no batch begins`() throws {
-        var app = try database.connect(user: "a_app")
-        try app.execute("BEGIN; SELECT tokenkeeper.forget('bb')")
+    @Test func `while an operator locks out the drains, no batch begins`() throws {
+        try database.psql("SELECT tokenkeeper.register('bb', 't')")
+        var app = try database.connect(user: "a_operator")
+        try app.execute("BEGIN; SELECT tokenkeeper.release_held('t')")
         try queue("('aa', now(), NULL, NULL)")
         var daemon = try database.connect(user: "a_daemon")
         let pass = try drainAll(&daemon)
@@ -378,20 +379,6 @@ import Testing
         #expect(try queued() == "1")
         try app.execute("COMMIT")
         #expect(try drainAll(&daemon).registrations.applied == 1)
-    }
-
-    @Test func `what an operator puts back waits for forget`() throws {
-        try queue("('zz', now(), NULL, NULL)")
-        var daemon = try database.connect(user: "a_daemon")
-        try drainAll(&daemon)
-        var app = try database.connect(user: "a_app")
-        try app.execute("BEGIN; SELECT tokenkeeper.forget('bb')")
-        var person = try database.connect(user: "a_operator")
-        let requeue = "SELECT tokenkeeper.requeue_rejected_registrations()"
-        let error = #expect(throws: DatabaseError.self) { try person.run("SET lock_timeout = '50ms'; \(requeue)") }
-        #expect(error?.sqlState == "55P03")
-        try app.execute("COMMIT")
-        #expect(try person.scalar(requeue) == "1")
     }
 
     @Test func `a helper drains them too`() throws {

@@ -188,6 +188,20 @@ import Testing
                 })
     }
 
+    @Test func `it warns of erasures that cannot be finished`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql("SELECT tokenkeeper.forget('aa'), tokenkeeper.forget('bb')")
+        try lookForWarnings(database)
+        #expect(try warnings(database) == [])
+        try database.psql(
+            "UPDATE tokenkeeper.erasure SET forgotten_at = now() - interval '61 minutes'; DELETE FROM tokenkeeper.status_cache"
+        )
+        try lookForWarnings(database)
+        #expect(
+            try warnings(database).first?.hasPrefix("2 erasures of forget cannot be finished, the oldest of 20") == true
+        )
+    }
+
     @Test func `it warns of tokens whose environment is mixed up`() throws {
         let database = try TestCluster.shared.database()
         try database.psql(
@@ -388,7 +402,7 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         try refreshCache(&daemon)
         #expect(
-            try database.psql("SELECT count(*), count(DISTINCT xmin::text) FROM tokenkeeper.status_cache") == "16|1",
+            try database.psql("SELECT count(*), count(DISTINCT xmin::text) FROM tokenkeeper.status_cache") == "17|1",
             "six tables, what was rejected within an hour of two, six warnings, and the cleanup")
     }
 
@@ -404,7 +418,7 @@ import Testing
         try cache.refresh(on: &daemon)
         #expect(cache.trouble?.sqlState == "42501" && cache.trouble?.message.contains("sweep_progress") == true)
         let fresh = "SELECT count(*) FROM tokenkeeper.status_cache WHERE as_of > now() - interval '5 minutes'"
-        #expect(try database.psql(fresh) == "15")
+        #expect(try database.psql(fresh) == "16")
         #expect(try warnings(database) == ["old"], "it counts for an hour, as after a look that took too long")
         try cache.refresh(on: &daemon, at: .now + .seconds(600))
         #expect(cache.trouble != nil, "the cache was fresh, so nothing was looked up")
@@ -413,7 +427,7 @@ import Testing
         var next = StatusCache(.production)
         try next.refresh(on: &daemon)
         #expect(next.trouble == nil)
-        #expect(try database.psql(fresh) == "16")
+        #expect(try database.psql(fresh) == "17")
         #expect(try warnings(database) == [])
     }
 

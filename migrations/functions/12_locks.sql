@@ -1,4 +1,4 @@
--- The locks that the drain, forget and operators take on the tables lock_*, and on partitions of the queues.
+-- The locks that the drain and operators take on the tables lock_*, and on partitions of the queues.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.partitions_of(queue text) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE
@@ -28,14 +28,14 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     partition text := (tokenkeeper.partitions_of(queue))[partition_number + 1];
-    refused text := 'erasure';
+    refused text := 'drain';
 BEGIN
     IF partition IS NULL OR range_slot IS NULL OR range_slot NOT BETWEEN 0 AND 31 THEN
         RAISE EXCEPTION 'the partition of % is % and the slot %, expected 0 to % and 0 to 31', queue, partition_number, range_slot,
             cardinality(tokenkeeper.partitions_of(queue)) - 1 USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- A lock that another session holds is a result here and not an error, so that it leaves no line in the server's log.
-    LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE NOWAIT;
+    LOCK TABLE tokenkeeper.lock_drain IN ROW SHARE MODE NOWAIT;
     -- The partition itself: do not wait for another daemon that reads all of it.
     refused := 'partition';
     EXECUTE 'LOCK TABLE tokenkeeper.' || partition || ' IN ROW EXCLUSIVE MODE NOWAIT';
@@ -48,8 +48,8 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_batch(text, integer, integer) IS
-    'Takes the locks of a batch of the drain: on lock_erasure, on the partition of the queue (send_result or registration), and on lock_range_N, which '
-    'both queues share. Returns null, or what another session holds: erasure (forget is running), partition (the partition is locked as a whole) or '
+    'Takes the locks of a batch of the drain: on lock_drain, on the partition of the queue (send_result or registration), and on lock_range_N, which '
+    'both queues share. Returns null, or what another session holds: drain (an operator has locked out the drains), partition (the partition is locked as a whole) or '
     'range (another daemon works on these pages, or on others that share the slot). Raises 22023 for a queue, partition or slot that does not exist.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_batch(text, integer, integer) FROM PUBLIC;
 
@@ -64,7 +64,7 @@ BEGIN
         RAISE EXCEPTION 'the partition of % is %, expected 0 to %', queue, partition_number, cardinality(tokenkeeper.partitions_of(queue)) - 1
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE NOWAIT;
+    LOCK TABLE tokenkeeper.lock_drain IN ROW SHARE MODE NOWAIT;
     -- First the mode that takes no transaction id: usually a sender or a batch is in the way.
     EXECUTE 'LOCK TABLE ' || partition || ' IN EXCLUSIVE MODE NOWAIT';
     EXECUTE 'LOCK TABLE ' || partition || ' IN ACCESS EXCLUSIVE MODE NOWAIT';
@@ -75,7 +75,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_partition(text, integer) IS
     'Locks a partition of a queue (send_result or registration) against all other sessions, to read all of it and truncate it. Returns false at once if '
-    'a sender, an application, a dump, another daemon or forget is in the way. Raises 22023 for a queue or partition that does not exist.';
+    'a sender, an application, a dump, another daemon or an operator is in the way. Raises 22023 for a queue or partition that does not exist.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_partition(text, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.partition_sizes(queue text) RETURNS bigint[]
@@ -121,29 +121,16 @@ BEGIN
         RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
             USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
     END IF;
-    -- Each batch of the drain holds this lock, shared. From here until the transaction ends no batch runs, so what is queued
-    -- stays where it can be found. No batch begins while this waits, so it does not wait long.
+    -- Each batch of the drain holds this lock, shared. From here until the transaction ends no batch runs. No batch begins while this waits, so it does not wait long.
     PERFORM set_config('lock_timeout', '10s', true);
-    LOCK TABLE tokenkeeper.lock_erasure IN EXCLUSIVE MODE;
+    LOCK TABLE tokenkeeper.lock_drain IN EXCLUSIVE MODE;
     PERFORM set_config('lock_timeout', patience, true);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_out_drains() IS
-    'Waits for the running batches and lets none begin until the transaction ends. Raises 55P03 after ten seconds: an operator or another '
-    'forget has an open transaction.';
+    'Waits for the running batches and lets none begin until the transaction ends. Raises 55P03 after ten seconds: another '
+    'operator has an open transaction.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_out_drains() FROM PUBLIC;
-
-CREATE OR REPLACE FUNCTION tokenkeeper.lock_out_erasure() RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.lock_out_erasure() IS
-    'Waits while forget is running, and lets none begin until the transaction ends. For what moves tokens to where forget would not look again.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_out_erasure() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_sweep_claim() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER

@@ -40,7 +40,9 @@ AS $$
 DECLARE
     wrong bigint;
 BEGIN
-    -- One statement sees the ledger and the counts at one moment, so it needs no lock.
+    -- Two calls would correct the same twice. Nobody else waits for this lock.
+    LOCK TABLE tokenkeeper.token_count IN SHARE UPDATE EXCLUSIVE MODE;
+    -- One statement sees the ledger and the counts at one moment.
     INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
     SELECT coalesce(l.tokens, 0) - coalesce(c.tokens, 0), topic_id, registered, state
     FROM (SELECT k.topic_id, k.registered_at > '-infinity' AS registered, tokenkeeper.state_of(k) AS state, count(*) AS tokens
@@ -53,6 +55,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.recount_tokens() IS
-    'Counts the whole ledger, and corrects token_count: for an owner who has changed the ledger by hand. Reads the whole ledger, and locks '
-    'nothing. Returns how many counts, by topic and state, were wrong.';
+    'Counts the whole ledger, and corrects token_count: for an owner who has changed the ledger by hand. Reads the whole ledger, and keeps '
+    'nobody waiting. Returns how many counts, by topic and state, were wrong.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.recount_tokens() FROM PUBLIC;

@@ -54,6 +54,7 @@ DECLARE
     judged record;
     merged record;
 BEGIN
+    reports := tokenkeeper.without(reports, tokenkeeper.forgotten_results(reports));
     busy := ARRAY(SELECT r.n FROM unnest(reports) AS r WHERE r.topic_id IS NULL);
     held := '{}';
     changes := '{}';

@@ -14,7 +14,7 @@ DECLARE
     logouts bigint;
 BEGIN
     PERFORM tokenkeeper.check_cause(of_cause) WHERE of_cause IS NOT NULL;
-    -- Not while forget is running. And what a batch is recording, the counts below must have.
+    -- What a batch is recording, the counts below must have.
     PERFORM tokenkeeper.lock_out_drains();
     SELECT array_agg(DISTINCT h.cause), least(min(h.queued_at) - interval '1 day', now() - interval '2 days') INTO released, since
     FROM tokenkeeper.held AS h WHERE h.topic_id = of_topic AND coalesce(h.cause = of_cause, true);
@@ -51,7 +51,7 @@ COMMENT ON FUNCTION tokenkeeper.release_held(text, text, text) IS
     'Lets the held results and logouts of a topic count: they return to their queue, a daemon records them within seconds, and the guard resets. '
     'With a cause (suspect, stale or unregistered_by_app), only what is held for it. Returns how many. The drains stand still until the transaction ends, so commit '
     'at once. Raises 22023 for an unknown topic or cause, 25001 '
-    'if the isolation level is not read committed.';
+    'if the isolation level is not read committed, 55P03 if it cannot lock out the drains within ten seconds.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.release_held(text, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.discard_held(topic text, environment text DEFAULT 'production', cause text DEFAULT NULL) RETURNS bigint
@@ -92,7 +92,6 @@ AS $$
 DECLARE
     results bigint;
 BEGIN
-    LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE; -- Not while forget is running.
     WITH gone AS (
         DELETE FROM tokenkeeper.rejected_result AS r
         WHERE requeue_rejected_results.ids IS NULL OR r.rejected_id = ANY (requeue_rejected_results.ids) RETURNING r.*
@@ -119,7 +118,6 @@ AS $$
 DECLARE
     registrations bigint;
 BEGIN
-    LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE; -- Not while forget is running.
     WITH gone AS (
         DELETE FROM tokenkeeper.rejected_registration AS r
         WHERE requeue_rejected_registrations.ids IS NULL OR r.rejected_id = ANY (requeue_rejected_registrations.ids) RETURNING r.*

@@ -221,8 +221,6 @@ BEGIN
             SELECT s.expected, s.keys INTO estimate, keys FROM tokenkeeper.search_audience(c, address_campaign.in_ranges) AS s;
         END IF;
     END IF;
-    -- Not while forget is running: it would not see these batches.
-    PERFORM tokenkeeper.lock_out_erasure();
     SELECT a.* INTO c FROM tokenkeeper.campaign AS a
     WHERE a.campaign_id = address_campaign.campaign_id AND a.state IN ('waiting', 'running') AND NOT a.is_addressed
       AND coalesce(a.scheduled_at, a.created_at) <= clock_timestamp() AND NOT tokenkeeper.has_expired(a.expiration)
@@ -301,6 +299,6 @@ COMMENT ON FUNCTION tokenkeeper.address_campaign(bigint, integer, boolean, boole
     'Addresses the next part of the audience of a campaign, unless as many requests as ahead wait unclaimed: those among up to 10000 tokens; or all of them, if the '
     'planner expects at most 50000 among the tokens of the topic and in_ranges is false. Asks the gate. Returns how many it addressed, which may be none although '
     'there are more. Null if there is nothing to do now: the campaign is paused or has ended, all are addressed, enough wait, expiration has passed, or another daemon '
-    'does it. Waits while forget is running. With patiently, it first looks for a whole audience without a lock, and reads up to 1000 tokens otherwise, and so keeps '
+    'does it. With patiently, it first looks for a whole audience without a lock, and reads up to 1000 tokens otherwise, and so keeps '
     'nobody waiting. Raises 22023 for an invalid tag expression.';
 REVOKE EXECUTE ON FUNCTION tokenkeeper.address_campaign(bigint, integer, boolean, boolean) FROM PUBLIC;

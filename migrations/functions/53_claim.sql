@@ -46,7 +46,7 @@ BEGIN
     RETURN QUERY
     WITH judged AS MATERIALIZED (
         -- What follows copies each row several times: so it carries no column that the request or its campaign gives later.
-        SELECT u.request_id, u.key, u.kind, u.body_text, u.due_at, u.campaign, u.size_fault IS NOT NULL AS is_too_long,
+        SELECT u.request_id, u.key, u.kind, u.body_text, u.due_at, u.campaign, u.size_fault IS NOT NULL AS is_too_long, u.is_forgotten,
                -- Others wait for this token, and this request came later.
                NOT u.deferred AND (SELECT EXISTS (
                    SELECT FROM tokenkeeper.crowded_token AS c WHERE c.topic = the_topic AND c.environment = the_environment))
@@ -55,6 +55,7 @@ BEGIN
                -- A campaign's request was counted with its batch.
                u.alert_counted OR u.campaign_id IS NOT NULL AS is_counted,
                l.state, l.reason, l.invalidated_at, CASE
+                   WHEN u.is_forgotten THEN 'forgotten'
                    WHEN u.size_fault IS NOT NULL THEN u.size_fault
                    WHEN u.interruptions >= 2 THEN 'it was interrupted twice while it was being sent; it may have been delivered'
                    WHEN u.interruptions >= 1 AND u.expiration = 'epoch'
@@ -81,7 +82,8 @@ BEGIN
                    CASE WHEN pg_column_size(p.body) < 2000 THEN p.body::text END AS body_text,
                    CASE WHEN p.body IS NULL AND d.payload IS NOT NULL THEN tokenkeeper.payload_fault(d.payload) END AS payload_fault,
                    -- If a daemon has deferred the request, scheduled_at is not the sender's.
-                   d.deferred, CASE WHEN NOT d.deferred THEN d.scheduled_at END AS asked_for
+                   d.deferred, CASE WHEN NOT d.deferred THEN d.scheduled_at END AS asked_for,
+                   (SELECT EXISTS (SELECT FROM tokenkeeper.erasure)) AND tokenkeeper.is_forgotten(d.token, d.queued_at) AS is_forgotten
             FROM (
                 SELECT r.* FROM tokenkeeper.send_request AS r
                 WHERE left(coalesce(r.topic, ''), 513) = the_topic AND left(coalesce(r.environment, 'production'), 20) = the_environment
@@ -127,7 +129,8 @@ BEGIN
         SELECT array_agg(a.request_ids[n.position]) AS request_ids
         FROM alerts AS a CROSS JOIN LATERAL tokenkeeper.note_alerts(of_topic.topic_id, a.keys) AS n (position) WHERE a.keys IS NOT NULL
     ), fated AS MATERIALIZED (
-        SELECT o.*, CASE WHEN o.fault IS NOT NULL THEN 'failed'
+        SELECT o.*, CASE WHEN o.is_forgotten THEN 'forgotten'
+                         WHEN o.fault IS NOT NULL THEN 'failed'
                          WHEN o.state IS NOT NULL OR o.is_over OR (o.too_many AND NOT o.newest) THEN 'suppressed'
                          WHEN o.too_many THEN 'postponed'
                          -- A few requests per token are claimed at a time, so that one token with many does not keep the others out.
@@ -135,7 +138,7 @@ BEGIN
                          ELSE 'claimed' END AS fate
         FROM (
             -- A device's oldest background pushes are sent, up to its share. Of the excess, only the newest is kept, and it is delayed.
-            SELECT s.request_id, s.key, s.kind, s.body_text, s.due_at, s.campaign, s.state, s.reason, s.invalidated_at, s.fault, s.is_too_long, s.crowded, s.is_alert,
+            SELECT s.request_id, s.key, s.kind, s.body_text, s.due_at, s.campaign, s.state, s.reason, s.invalidated_at, s.fault, s.is_too_long, s.is_forgotten, s.crowded, s.is_alert,
                    s.is_alert AND s.request_id = ANY (a.request_ids) AS is_over,
                    s.place > r.room[d.number] AS too_many, s.place = r.requests[d.number] AS newest, r.earliest[d.number] AS earliest
             FROM ordered AS s CROSS JOIN rooms AS r CROSS JOIN over_limit AS a
@@ -153,7 +156,7 @@ BEGIN
             WHERE f.fate = 'postponed' AND o.request_id NOT IN (SELECT d.request_id FROM fated AS d)))
         RETURNING r.*, tokenkeeper.token_key(r.token) AS key
     ), gone AS (
-        DELETE FROM tokenkeeper.send_request AS r USING fated AS f WHERE f.fate IN ('suppressed', 'failed') AND r.request_id = f.request_id
+        DELETE FROM tokenkeeper.send_request AS r USING fated AS f WHERE f.fate IN ('suppressed', 'failed', 'forgotten') AND r.request_id = f.request_id
         RETURNING r.*, f.key, f.kind, f.state, f.reason, f.invalidated_at, f.is_over, f.fault, f.fate, f.is_too_long
     ), suppressed AS (
         INSERT INTO tokenkeeper.suppressed_send (environment, topic, token, token_key, state, reason, invalidated_at, push_type, apns_id, request_id,
@@ -227,7 +230,7 @@ BEGIN
     UNION ALL
     SELECT CASE WHEN f.fate IN ('postponed', 'behind') THEN 'delayed' ELSE f.fate END, f.request_id, f.due_at,
            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-    FROM fated AS f WHERE f.fate <> 'claimed'
+    FROM fated AS f WHERE f.fate NOT IN ('claimed', 'forgotten')
     UNION ALL
     SELECT 'overtaken', o.request_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM overtaken AS o;
 END

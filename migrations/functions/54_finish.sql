@@ -165,7 +165,6 @@ AS $$
 DECLARE
     requests bigint;
 BEGIN
-    LOCK TABLE tokenkeeper.lock_erasure IN ROW SHARE MODE; -- Not while forget is running: it would find a request that moves in neither table.
     WITH gone AS (
         DELETE FROM tokenkeeper.failed_send AS f
         WHERE requeue_failed.ids IS NULL OR f.failed_id = ANY (requeue_failed.ids) RETURNING f.*

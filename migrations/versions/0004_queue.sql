@@ -114,7 +114,7 @@ COMMENT ON INDEX tokenkeeper.result_count_doubtful_410 IS 'For the warning of st
 CREATE INDEX result_count_not_kept ON tokenkeeper.result_count (hour) WHERE reason = '(rejected, not kept)';
 COMMENT ON INDEX tokenkeeper.result_count_not_kept IS 'For the warning of status about rejected results beyond drain.rejected_per_hour.';
 
--- Locks between daemons, forget and operators ----------------------------------------------------------------------
+-- Locks between daemons and operators ----------------------------------------------------------------------
 
 -- Any login of the database can take an advisory lock, and a login without any other right could stop the drain. A table can be locked
 -- only by a role with rights to it, and nobody has rights to these tables: functions of the schema lock them, with the rights of its
@@ -122,11 +122,11 @@ COMMENT ON INDEX tokenkeeper.result_count_not_kept IS 'For the warning of status
 -- of them is ACCESS EXCLUSIVE, which would wait for pg_dump. Vacuum takes SHARE UPDATE EXCLUSIVE for the moment that an empty
 -- table needs.
 
-CREATE TABLE tokenkeeper.lock_erasure () WITH (autovacuum_enabled = false);
-ALTER TABLE tokenkeeper.lock_erasure REPLICA IDENTITY NOTHING;
-COMMENT ON TABLE tokenkeeper.lock_erasure IS
-    'Never has a row. Each batch of the drain holds ROW SHARE on it; forget and forget_device hold EXCLUSIVE, so that what is queued stays '
-    'where they can find it.';
+CREATE TABLE tokenkeeper.lock_drain () WITH (autovacuum_enabled = false);
+ALTER TABLE tokenkeeper.lock_drain REPLICA IDENTITY NOTHING;
+COMMENT ON TABLE tokenkeeper.lock_drain IS
+    'Never has a row. Each batch of the drain holds ROW SHARE on it; reinstate and release_held hold EXCLUSIVE, so that no batch decides by what was true '
+    'before.';
 
 DO $$
 BEGIN

@@ -135,8 +135,8 @@ COMMENT ON COLUMN tokenkeeper.stale_share.period IS
 COMMENT ON COLUMN tokenkeeper.stale_share.since IS 'When the period began.';
 COMMENT ON COLUMN tokenkeeper.stale_share.newly_stale IS 'How many active tokens have turned stale in it. What was undone does not count.';
 COMMENT ON COLUMN tokenkeeper.stale_share.active IS
-    'The tokens that were active when the period began: those that are active now, plus those of newly_stale. Too large by those of newly_stale that were registered again '
-    'since, if the topic had stale tokens before.';
+    'The tokens that were active when the period began: those that are active now, plus those of newly_stale that are stale now; at least newly_stale. Too large by those of '
+    'newly_stale that were registered again since, if the topic had stale tokens before.';
 COMMENT ON COLUMN tokenkeeper.stale_share.share IS 'newly_stale / active: 0.01 is 1 percent. Null if there is no active token.';
 COMMENT ON COLUMN tokenkeeper.stale_share.usual_share IS
     'The share of the highest equal period of the 14 days before, by the active tokens of today.';

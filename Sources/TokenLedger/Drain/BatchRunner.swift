@@ -22,7 +22,7 @@ struct BatchRunner {
                 ? try retry(pages, into: &pass, on: &connection, report: report)
                 : try recordOrSetAside(pages, of: partition, into: &pass, on: &connection, report: report)
             switch refusal {
-            case .erasure, .partition:
+            case .drain, .partition:
                 pass.lockWaits += 1
                 return .partitionLocked
             case .range, nil: return .finished

@@ -1,4 +1,4 @@
-/// The locks that daemons, `forget` and operators take among themselves: on tables of the schema, until the transaction ends.
+/// The locks that daemons and operators take among themselves: on tables of the schema, until the transaction ends.
 ///
 /// Not advisory locks: any login of the database can take an advisory lock, even without a single privilege, and could stop the
 /// drain. Most of these tables are empty and serve only as locks. Nobody has privileges on them; functions of the schema lock
@@ -6,8 +6,8 @@
 enum DrainLock {
     /// The lock of another session that keeps a batch from beginning.
     enum Refusal: String, ColumnDecodable {
-        /// `forget` is running: no batch begins anywhere.
-        case erasure
+        /// An operator has locked out the drains: no batch begins anywhere.
+        case drain
         /// The partition is locked as a whole.
         case partition
         /// Another daemon is working on these pages, or on others that share their slot.

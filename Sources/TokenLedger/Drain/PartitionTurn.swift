@@ -34,7 +34,7 @@ struct PartitionTurn {
     enum BatchOutcome: Equatable {
         /// The rows were taken, or another daemon is working on them.
         case finished
-        /// No batch of this partition can begin: it is locked as a whole, or `forget` is running.
+        /// No batch of this partition can begin: it is locked as a whole, or an operator has locked out the drains.
         case partitionLocked
         /// Another session has locked rows of the range.
         case rowsLocked

@@ -10,7 +10,7 @@ struct SealedPartition {
     /// The lock comes before the statements that read: a row committed in between would be lost. With NOWAIT it disturbs no other
     /// session, and no session queues up behind it.
     ///
-    /// - Returns: False when a writer, a dump, another daemon or `forget` is using the partition; then no transaction is open.
+    /// - Returns: False when a writer, a dump, or another daemon is using the partition, or an operator has locked out the drains; then no transaction is open.
     func lock(on connection: inout Connection) throws(DatabaseError) -> Bool {
         do {
             let isOurs: Bool = try connection.run(

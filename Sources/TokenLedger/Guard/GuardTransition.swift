@@ -18,7 +18,7 @@ public struct GuardTransition: Equatable, Sendable {
     public var tripped: Bool
     /// Tokens that suspects, or logouts, have suppressed, or would have, within a day.
     public var tokens: Int64
-    /// The active tokens of the topic; nil if they have not been counted.
+    /// The active tokens of the topic; nil if the guard has reset.
     public var active: Int64?
     /// The command that undoes what was recorded before the guard tripped; nil if it has reset.
     public var undo: String?

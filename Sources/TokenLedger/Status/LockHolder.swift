@@ -142,7 +142,7 @@ extension LockHolder {
                        count(*) FILTER (WHERE l.locktype = 'transactionid' AND l.granted) > 0 AS has_changed,
                        (array_agg(l.transactionid) FILTER (WHERE l.locktype = 'transactionid' AND l.granted))[1] AS transactionid,
                        -- Nobody but lock_partition takes both.
-                       count(*) FILTER (WHERE l.table_name = 'lock_erasure' AND l.mode = 'RowShareLock' AND l.granted) > 0
+                       count(*) FILTER (WHERE l.table_name = 'lock_drain' AND l.mode = 'RowShareLock' AND l.granted) > 0
                        AND count(*) FILTER (WHERE l.table_name = ANY ($2) AND l.granted
                                               AND l.mode IN ('ExclusiveLock', 'AccessExclusiveLock')) > 0 AS is_reading,
                        -- An INSERT locks the queue and the partition of the time. What changes rows through the queue locks all partitions.

@@ -5,7 +5,16 @@ struct StatusWarning {
     /// Returns one warning per row, the most important first. It may take a second; the first 20 rows are kept.
     let statement: String
 
-    static let all = [doubtful, mixedUp, notKeptRegistrations, notKept, published, restored, unregistered]
+    static let all = [doubtful, erasures, mixedUp, notKeptRegistrations, notKept, published, restored, unregistered]
+
+    private static let erasures = StatusWarning(
+        name: "erasures",
+        statement: """
+            SELECT format('%s of forget cannot be finished, the oldest of %s UTC: a transaction from before is open, or a queue has rows from before',
+                          CASE count(*) WHEN 1 THEN '1 erasure' ELSE count(*) || ' erasures' END,
+                          to_char(min(e.forgotten_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'))
+            FROM tokenkeeper.erasure AS e WHERE e.forgotten_at < now() - interval '1 hour' HAVING count(*) > 0
+            """)
 
     /// Looks at the tokens of a topic that were suppressed last: at most 1000.
     private static let mixedUp = StatusWarning(

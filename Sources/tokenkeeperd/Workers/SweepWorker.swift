@@ -5,7 +5,7 @@ internal import TokenLedger
 internal import TokenModel
 
 /// Sweeps on the timer, on SIGUSR1, and when SQL requests it. In between, it resets guards, looks for waves of 410s and at attached
-/// tables, and undoes the results of reinstated windows. Each of these chores fails alone.
+/// tables, undoes the results of reinstated windows, and finishes erasures. Each of these chores fails alone.
 struct SweepWorker {
     /// The requests of the signal handlers and the timer to this worker.
     final class Bells: Sendable {
@@ -42,6 +42,8 @@ struct SweepWorker {
         var statusCache: StatusCache
         /// When to look for waves of 410s again.
         var wavesAgain = ContinuousClock.now
+        /// When to finish erasures again.
+        var erasuresAgain = ContinuousClock.now
         var attachments: AttachmentWatch
         var campaigns = CampaignLog()
         /// The topics that the last sweep refused. The timer's sweeps refuse the same topics every hour, which is logged once.
@@ -98,6 +100,11 @@ struct SweepWorker {
         try attempt("reset guards") { _, connection throws(DatabaseError) in try resetQuietGuards(on: &connection) }
         try attempt("look for waves of 410s") { state, connection throws(DatabaseError) in
             try warnOfWaves(&state, on: &connection)
+        }
+        try attempt("finish erasures") { state, connection throws(DatabaseError) in
+            if ContinuousClock.now < state.erasuresAgain { return }
+            state.erasuresAgain = .now + worker.timing.erasures
+            while try Erasures.finishNext(on: &connection) > 0, goesOn() {}
         }
         try attempt("look at attached tables") { state, connection throws(DatabaseError) in
             try state.attachments.look(on: &connection, worker.logger)

@@ -249,13 +249,14 @@ import Testing
                     let request = known[row[0]]![row[1]]
                     #expect(
                         request?.token == token && request?.moved == true && request?.final == nil
-                            && state[row[0]] == "running", "\(what)")
+                            && state[row[0]] == "running" && !forgotten.contains(token), "\(what)")
                     #expect(!singles.values.contains { $0.campaign == row[0] && $0.number == row[1] })
                     singles[id] = (row[0], row[1], daemon)
                 }
                 try note(what) { request, _, _, outcome in
                     request.moved
-                        && (outcome == "suppressed" && suppressed.contains(request.token) || outcome == "failed")
+                        && (outcome == "suppressed" && suppressed.contains(request.token) || outcome == "failed"
+                            || outcome == "forgotten" && forgotten.contains(request.token))
                 }
             case 12:
                 what = "single finish by \(daemon)"

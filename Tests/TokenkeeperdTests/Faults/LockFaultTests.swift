@@ -57,8 +57,10 @@ struct LockFault: Sendable, CustomTestStringConvertible {
             taking: "LOCK TABLE tokenkeeper.send_result_retry, tokenkeeper.ledger IN EXCLUSIVE MODE",
             cause: "tokenkeeper.ledger is locked (EXCLUSIVE) by {holder}"),
         LockFault(
-            testDescription: "forget in an open transaction", taking: "SELECT tokenkeeper.forget('ffffffff')",
-            cause: "tokenkeeper.lock_erasure is locked (EXCLUSIVE) by {holder}"),
+            testDescription: "release_held in an open transaction",
+            taking:
+                "SELECT tokenkeeper.ensure_topic('production', 'locked'); SELECT tokenkeeper.release_held('locked')",
+            cause: "tokenkeeper.lock_drain is locked (EXCLUSIVE) by {holder}"),
         LockFault(
             testDescription: "an ALTER TABLE behind a long reader", taking: "SELECT count(*) FROM tokenkeeper.ledger",
             waiting: "ALTER TABLE tokenkeeper.ledger ADD CHECK (true) NOT VALID",
