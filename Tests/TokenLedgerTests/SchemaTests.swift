@@ -55,9 +55,7 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
         #expect(Set(existing) == Set(places.keys))
     }
 
-    @Test func `in functions and views, each object is followed by its comment, and each function by its REVOKE`()
-        throws
-    {
+    @Test func `in functions and views, each object is followed by its comment`() throws {
         let object = /CREATE OR REPLACE (FUNCTION|VIEW) tokenkeeper\.(\w+)/
         for file in SchemaFiles.embedded.repeatables {
             #expect(!file.sql.contains("CREATE FUNCTION") && !file.sql.contains("CREATE VIEW"), "\(file.name)")
@@ -66,9 +64,6 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
                 let end = index + 1 < starts.count ? starts[index + 1].range.lowerBound : file.sql.endIndex
                 let part = file.sql[start.range.lowerBound..<end]
                 #expect(part.contains("\nCOMMENT ON \(start.1) tokenkeeper.\(start.2)"), "\(start.2)")
-                if start.1 == "FUNCTION" {
-                    #expect(part.contains("\nREVOKE EXECUTE ON FUNCTION tokenkeeper.\(start.2)("), "\(start.2)")
-                }
             }
         }
     }

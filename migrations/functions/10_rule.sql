@@ -11,13 +11,11 @@ RETURN CASE greatest(stale_at, suspect_at, logged_out_at, superseded_at)
 END;
 COMMENT ON FUNCTION tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz) IS
     'The cause with the greatest instant; on a tie, the first of stale, suspect, unregistered_by_app, superseded. Null if there is none.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.invalidated_at(entry tokenkeeper.ledger) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN greatest((entry).stale_at, (entry).suspect_at, (entry).logged_out_at, (entry).superseded_at);
 COMMENT ON FUNCTION tokenkeeper.invalidated_at(tokenkeeper.ledger) IS 'The greatest instant of a cause of suppression; null if there is none.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.invalidated_at(tokenkeeper.ledger) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.state_of(entry tokenkeeper.ledger) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -27,7 +25,6 @@ RETURN CASE WHEN (entry).suppressed
 END;
 COMMENT ON FUNCTION tokenkeeper.state_of(tokenkeeper.ledger) IS
     'The state of a token: active, or the cause of its suppression: stale, suspect, unregistered_by_app or superseded.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.state_of(tokenkeeper.ledger) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reason_of(entry tokenkeeper.ledger) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -39,7 +36,6 @@ RETURN CASE tokenkeeper.cause_of((entry).stale_at, (entry).suspect_at, (entry).l
 END;
 COMMENT ON FUNCTION tokenkeeper.reason_of(tokenkeeper.ledger) IS
     'The reason that came with the latest cause: for stale and suspect the reason of APNs, for the others a description. For people: compare the cause instead.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.reason_of(tokenkeeper.ledger) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_suppression() RETURNS trigger
 LANGUAGE plpgsql
@@ -56,7 +52,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_suppression() IS 'Trigger: keeps the table suppression in step with a row of the ledger that is new or has changed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.note_suppression() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_tokens() RETURNS trigger
 LANGUAGE plpgsql
@@ -77,4 +72,3 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_tokens() IS
     'Trigger: keeps the tables suppression and token_count in step with rows that were deleted from the ledger.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_tokens() FROM PUBLIC;

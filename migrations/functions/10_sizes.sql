@@ -11,7 +11,6 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 16777216;
 COMMENT ON FUNCTION tokenkeeper.largest_row() IS
     'How many bytes of text a row of send_result, registration or send_request may have, and the arguments of enqueue. A longer row is rejected.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.largest_row() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.most_stored() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -19,7 +18,6 @@ RETURN 1048576;
 COMMENT ON FUNCTION tokenkeeper.most_stored() IS
     'How many bytes the tags of a registration or the payload of a request may take as they are stored. To know their length, they must be read, and '
     'compressed they may be up to 255 times as long. Whatever can be used is shorter.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.most_stored() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.length_of_tags(tags text[]) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -29,7 +27,6 @@ RETURN CASE WHEN pg_column_size(tags) > tokenkeeper.most_stored() THEN pg_column
             ELSE (SELECT sum(octet_length(t)) FROM unnest(tags) AS t) END;
 COMMENT ON FUNCTION tokenkeeper.length_of_tags(text[]) IS
     'The bytes of tags. Of those that take more than most_stored, the size as stored, and of more than 100,000 tags, 1024 for each: they are not read.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.length_of_tags(text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.length_of_payload(payload json) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -37,7 +34,6 @@ RETURN CASE WHEN pg_column_size(payload) > tokenkeeper.most_stored() THEN pg_col
             ELSE octet_length(payload::text) END;
 COMMENT ON FUNCTION tokenkeeper.length_of_payload(json) IS
     'The bytes of a payload as it was written. Of one that takes more than most_stored, the size as stored: it is not read.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.length_of_payload(json) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cut_tags(tags text[]) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -46,14 +42,12 @@ RETURN CASE WHEN pg_column_size(tags) <= tokenkeeper.most_stored()
             THEN ARRAY(SELECT left(t.tag, 1024) FROM (SELECT unnest(tags) AS tag LIMIT 1) AS t) END;
 COMMENT ON FUNCTION tokenkeeper.cut_tags(text[]) IS
     'What is kept of the tags of a registration that is too long: the beginning of the first one; nothing of tags that take more than most_stored.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.cut_tags(text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cut_payload(payload json) RETURNS json
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN pg_column_size(payload) <= tokenkeeper.most_stored() THEN to_json(left(payload::text, 1024)) END;
 COMMENT ON FUNCTION tokenkeeper.cut_payload(json) IS
     'What is kept of the payload of a request that is too long: its beginning, as a JSON string; nothing of one that takes more than most_stored.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.cut_payload(json) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.size_words(names text[], lengths bigint[], subject text DEFAULT 'the row is') RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -65,7 +59,6 @@ RETURN (SELECT subject || ' too long: ' || sum(c.length) || ' bytes, expected at
 COMMENT ON FUNCTION tokenkeeper.size_words(text[], bigint[], text) IS
     'What is said about a row that is too long: the length of each column. Tags or a payload, which come last, may be within largest_row and still take more '
     'than most_stored.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.size_words(text[], bigint[], text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.result_size_fault(
     environment text, topic text, token text, status text, body text, apns_id text) RETURNS text
@@ -78,7 +71,6 @@ RETURN CASE WHEN 0::bigint + coalesce(octet_length(environment), 0) + coalesce(o
             END;
 COMMENT ON FUNCTION tokenkeeper.result_size_fault(text, text, text, text, text, text) IS
     'What is wrong with a result that is too long, and what was expected; null if it is not. Reads none of its texts.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.result_size_fault(text, text, text, text, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.registration_size_fault(
     environment text, topic text, token text, device_id text, user_id text, tags text[]) RETURNS text
@@ -94,7 +86,6 @@ RETURN CASE WHEN coalesce(pg_column_size(tags), 0) > tokenkeeper.most_stored()
             END;
 COMMENT ON FUNCTION tokenkeeper.registration_size_fault(text, text, text, text, text, text[]) IS
     'What is wrong with a registration that is too long, and what was expected; null if it is not. Reads none of its texts.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.registration_size_fault(text, text, text, text, text, text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.request_size_fault(
     environment text, topic text, token text, push_type text, collapse_id text, payload json) RETURNS text
@@ -110,7 +101,6 @@ RETURN CASE WHEN coalesce(pg_column_size(payload), 0) > tokenkeeper.most_stored(
             END;
 COMMENT ON FUNCTION tokenkeeper.request_size_fault(text, text, text, text, text, json) IS
     'What is wrong with a request that is too long, and what was expected; null if it is not. Reads none of its texts.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.request_size_fault(text, text, text, text, text, json) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_arguments(names text[], lengths bigint[]) RETURNS void
 LANGUAGE plpgsql IMMUTABLE
@@ -124,4 +114,3 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_arguments(text[], bigint[]) IS 'Raises 22023 for arguments of a function that are longer than largest_row together.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.check_arguments(text[], bigint[]) FROM PUBLIC;

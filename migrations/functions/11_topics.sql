@@ -6,7 +6,6 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN (environment COLLATE "C" IN ('production', 'sandbox')) IS NOT TRUE
     THEN 'environment is ' || coalesce(quote_literal(left(environment, 20)), 'null') || ', expected ''production'' or ''sandbox''' END;
 COMMENT ON FUNCTION tokenkeeper.environment_fault(text) IS 'What is wrong with the name of an environment, and what was expected; null if nothing.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.environment_fault(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.is_token(topic text) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -19,7 +18,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.is_token(text) IS
     'Whether a topic is a device token: what parse_token reads as 32 bytes or more. A caller that mixes up its columns passes one, and topics stay in the '
     'statistics.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.is_token(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.topic_fault(topic text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -35,7 +33,6 @@ RETURN CASE
 COMMENT ON FUNCTION tokenkeeper.topic_fault(text) IS
     'What is wrong with a text as a topic, the apns-topic header of 1 to 512 visible ASCII characters that is no device token, and what was '
     'expected; null if nothing.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.topic_fault(text) FROM PUBLIC;
 
 -- Senders choose topics, other sessions their application_name, and APNs or what answers in its place the reasons.
 CREATE OR REPLACE FUNCTION tokenkeeper.without_backticks(words text) RETURNS text
@@ -43,7 +40,6 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN translate(words, '`', '''');
 COMMENT ON FUNCTION tokenkeeper.without_backticks(text) IS
     'A text that others have chosen, for a message: what stands in backticks there is a command of ours, which people copy. Each backtick becomes a quote.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.without_backticks(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.ensure_topic(environment text, topic text) RETURNS integer
 LANGUAGE plpgsql
@@ -78,7 +74,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.ensure_topic(text, text) IS
     'The topic_id of an (environment, topic); creates it if it is new. Raises 22023 for an unknown environment or what is no topic.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.ensure_topic(text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.known_topic(topic text, environment text) RETURNS integer
 LANGUAGE plpgsql STABLE
@@ -113,7 +108,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.known_topic(text, text) IS
     'The topic_id of an (environment, topic) that an operator named. Raises 22023 if it is not known, 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.known_topic(text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_topic() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -135,7 +129,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.check_topic() IS
     'Trigger: refuses a policy for what is no topic. The message of a CHECK would show the topic, which may be a token, and the server would log it. Skips '
     'numbers that are in use.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.check_topic() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_policy() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -152,4 +145,3 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_policy() IS 'Trigger: logs a changed topic_policy in operation.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.note_policy() FROM PUBLIC;

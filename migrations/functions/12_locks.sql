@@ -20,7 +20,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.partitions_of(text) IS
     'The tables of a queue (send_result or registration), in the order of their partition_number, which begins at 0. Raises 22023 for another queue.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.partitions_of(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_batch(queue text, partition_number integer, range_slot integer) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
@@ -51,7 +50,6 @@ COMMENT ON FUNCTION tokenkeeper.lock_batch(text, integer, integer) IS
     'Takes the locks of a batch of the drain: on lock_drain, on the partition of the queue (send_result or registration), and on lock_range_N, which '
     'both queues share. Returns null, or what another session holds: drain (an operator has locked out the drains), partition (the partition is locked as a whole) or '
     'range (another daemon works on these pages, or on others that share the slot). Raises 22023 for a queue, partition or slot that does not exist.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_batch(text, integer, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_partition(queue text, partition_number integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -76,7 +74,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.lock_partition(text, integer) IS
     'Locks a partition of a queue (send_result or registration) against all other sessions, to read all of it and truncate it. Returns false at once if '
     'a sender, an application, a dump, another daemon or an operator is in the way. Raises 22023 for a queue or partition that does not exist.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_partition(text, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.partition_sizes(queue text) RETURNS bigint[]
 LANGUAGE plpgsql SECURITY DEFINER
@@ -108,7 +105,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.partition_sizes(text) IS
     'The size in bytes of each partition of a queue (send_result or registration), in the order of their numbers; null for one that another session has '
     'locked. Raises 22023 for another queue.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.partition_sizes(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_out_drains() RETURNS void
 LANGUAGE plpgsql
@@ -130,7 +126,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.lock_out_drains() IS
     'Waits for the running batches and lets none begin until the transaction ends. Raises 55P03 after ten seconds: another '
     'operator has an open transaction.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_out_drains() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_sweep_claim() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -142,4 +137,3 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_sweep_claim() IS
     'Waits until no other transaction decides whether a sweep starts. Raises 55P03 after lock_timeout.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_sweep_claim() FROM PUBLIC;

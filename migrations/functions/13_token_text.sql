@@ -55,7 +55,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.parse_decorated_token(text, boolean) IS
     'Internal: the part of parse_token for what is not plain hex.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.parse_decorated_token(text, boolean) FROM PUBLIC;
 
 -- One expression, which the planner puts in place of the call: plain hex costs a regular expression and no call.
 CREATE OR REPLACE FUNCTION tokenkeeper.parse_token(token text, base64 boolean DEFAULT false) RETURNS text
@@ -70,7 +69,6 @@ COMMENT ON FUNCTION tokenkeeper.parse_token(text, boolean) IS
     'NSData describes itself, with spaces, with 0x or a backslash and x in front, and byte by byte with dashes or colons (AB-CD-EF). With base64 => true, '
     'also base64 and base64url, with or without padding; a text that is both is then base64, except for 32 or more hex digits. Null if it is none of '
     'these, or not 1 to 512 bytes long; token_fault says why. Never raises an error.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.parse_token(text, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.token_fault(token text, base64 boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -110,4 +108,3 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.token_fault(text, boolean) IS
     'Null if parse_token can read the token. Otherwise what is wrong with it and what was expected, in words. It shows the first 8 characters at most. '
     'Never raises an error.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.token_fault(text, boolean) FROM PUBLIC;

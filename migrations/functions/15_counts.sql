@@ -13,7 +13,6 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION tokenkeeper.count_change(tokenkeeper.ledger, tokenkeeper.ledger) IS
     'What a change of a token''s row adds to token_count. was is null if the token is new. No row if its state stays the same.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.count_change(tokenkeeper.ledger, tokenkeeper.ledger) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.fold_token_count(max_rows integer DEFAULT 50000) RETURNS void
 LANGUAGE sql
@@ -31,7 +30,6 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.fold_token_count(integer) IS
     'Adds up equal rows of token_count, up to max_rows. Two calls at once are harmless: each adds up what it has deleted.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.fold_token_count(integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.recount_tokens() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -57,4 +55,3 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.recount_tokens() IS
     'Counts the whole ledger, and corrects token_count: for an owner who has changed the ledger by hand. Reads the whole ledger, and keeps '
     'nobody waiting. Returns how many counts, by topic and state, were wrong.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.recount_tokens() FROM PUBLIC;

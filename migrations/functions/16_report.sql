@@ -51,7 +51,6 @@ COMMENT ON FUNCTION tokenkeeper.report(text, text, text, text, anycompatible, ti
     'sent_at, when the '
     'request was started. Null means the default. Never raises an error because of what is passed: a result that cannot be understood is rejected, and a 410 '
     'without a timestamp that can be read makes its token suspect.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.report(text, text, text, text, anycompatible, timestamptz, text, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.report(
     topic text,
@@ -71,4 +70,3 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.report(text, text, double precision, text, anycompatible, timestamptz, text, text, text) IS
     'As report with texts, with a number as status.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.report(text, text, double precision, text, anycompatible, timestamptz, text, text, text) FROM PUBLIC;

@@ -113,7 +113,6 @@ COMMENT ON FUNCTION tokenkeeper.tag_query(text) IS
     'what looks like a blank, a quotation mark or an operator needs them. Upper and lower case '
     'differ. Null for null. Raises 22023, with the position in characters from 1 and what was expected, for an invalid expression, a tag over 512 bytes, over '
     '1000 tags, over 100 nested parentheses, and an expression over 65536 bytes.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.tag_query(text) FROM PUBLIC;
 
 -- Changes of tags: the new set is reported with the instant of the call, as a registration reports tags. Locks: as in 20_registration.
 
@@ -136,7 +135,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.tag_difference(text[], text[]) IS
     'For the history: which tags were added and removed, in up to 500 characters; null if they are the same.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.tag_difference(text[], text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.change_tags(of_topic integer, key bytea, add text[], remove text[], receipt timestamptz)
 RETURNS tokenkeeper.device_check
@@ -172,7 +170,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.change_tags(integer, bytea, text[], text[], timestamptz) IS
     'Internal: changes the tags of a token, which the caller has locked, and records it in the history. Returns its device, if resolve_devices must look at it.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.change_tags(integer, bytea, text[], text[], timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.tag(
     topic text,
@@ -259,4 +256,3 @@ COMMENT ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[]
     'tagged. Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, '
     'not exactly one of token, device_id and user_id, one of them that is empty or over 512 bytes, a tag that is null, empty or over 512 bytes, an array of '
     'several dimensions or with over 1000 elements, over 1000 tags of a token, and a device_id that is a constant.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[]) FROM PUBLIC;

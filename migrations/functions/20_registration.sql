@@ -25,14 +25,12 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.raise_malformed_token(text) IS
     'Raises 22023 for a token that has no key. It shows the first 8 characters at most, because errors are logged.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.raise_malformed_token(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.has_one_token_per_device(topic text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN topic COLLATE "C" NOT LIKE '%.push-type.liveactivity' AND topic COLLATE "C" NOT LIKE '%.push-type.controls';
 COMMENT ON FUNCTION tokenkeeper.has_one_token_per_device(text) IS
     'False for the topics of Live Activities and controls: a device has many tokens of these at once.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.has_one_token_per_device(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.device_name(device_id text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -44,7 +42,6 @@ RETURN CASE
 END;
 COMMENT ON FUNCTION tokenkeeper.device_name(text) IS
     'A device_id as the ledger keeps it: a UUID in lower case. Null if it names no device: all zeros, null, nil, none, unknown, undefined.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.device_name(text) FROM PUBLIC;
 
 -- Inlined by the planner: a valid registration costs no function call.
 CREATE OR REPLACE FUNCTION tokenkeeper.is_sound_registration(registered_at timestamptz, device_id text, user_id text, tags text[]) RETURNS boolean
@@ -54,7 +51,6 @@ RETURN coalesce(isfinite(registered_at), true) AND coalesce(octet_length(device_
                           AND array_position(tags, '' COLLATE "C") IS NULL AND octet_length(array_to_string(tags, '')) <= 512));
 COMMENT ON FUNCTION tokenkeeper.is_sound_registration(timestamptz, text, text, text[]) IS
     'True only if registration_fault would find nothing. Of more than 512 bytes of tags, it says false.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.is_sound_registration(timestamptz, text, text, text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.registration_fault(registered_at timestamptz, device_id text, user_id text, tags text[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -73,7 +69,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.registration_fault(timestamptz, text, text, text[]) IS
     'What is wrong with these values of a registration, and what was expected; null if nothing.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.registration_fault(timestamptz, text, text, text[]) FROM PUBLIC;
 
 -- The rule -----------------------------------------------------------------------------------------------------------
 
@@ -88,8 +83,6 @@ RETURN ROW(n, topic_id, token_key, one_token, registered_at, returned_at, device
 COMMENT ON FUNCTION tokenkeeper.registration_of(
     integer, integer, bytea, boolean, timestamptz, text, text, text[], timestamptz, timestamptz, timestamptz, bigint) IS
     'A registration as a report. details_at is the instant of the device, the user and the tags.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.registration_of(
-    integer, integer, bytea, boolean, timestamptz, text, text, text[], timestamptz, timestamptz, timestamptz, bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.invalidation_of(
     n integer, topic_id integer, token_key bytea, cause text, invalidated_at timestamptz, reason text, received_at timestamptz,
@@ -100,13 +93,11 @@ RETURN ROW(n, topic_id, token_key, NULL, NULL, NULL, NULL, NULL, user_id, NULL, 
            cause, invalidated_at, reason, received_at, released, source_id)::tokenkeeper.token_report;
 COMMENT ON FUNCTION tokenkeeper.invalidation_of(integer, integer, bytea, text, timestamptz, text, timestamptz, boolean, bigint, text) IS
     'A 410, a suspect or a logout as a report. A logout with a user_id counts only if the token is not another user''s.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.invalidation_of(integer, integer, bytea, text, timestamptz, text, timestamptz, boolean, bigint, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.without(reports tokenkeeper.token_report[], numbers integer[]) RETURNS tokenkeeper.token_report[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN numbers = '{}' THEN reports ELSE ARRAY(SELECT r FROM unnest(reports) AS r WHERE r.n NOT IN (SELECT unnest(numbers))) END;
 COMMENT ON FUNCTION tokenkeeper.without(tokenkeeper.token_report[], integer[]) IS 'These reports without those of these numbers.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.without(tokenkeeper.token_report[], integer[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.merged(was tokenkeeper.ledger, reported tokenkeeper.token_report) RETURNS TABLE (
     registered_at timestamptz, stale_at timestamptz, stale_reason text, suspect_at timestamptz, suspect_reason text, unregistered_by_app_at timestamptz,
@@ -157,7 +148,6 @@ END;
 COMMENT ON FUNCTION tokenkeeper.merged(tokenkeeper.ledger, tokenkeeper.token_report) IS
     'Merges a report into a token''s row: each fact is the greater of the two. was is null if the token was unknown. A token that changes its device, or is '
     'registered again, is current until the device''s tokens are compared.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.merged(tokenkeeper.ledger, tokenkeeper.token_report) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.event_of(was tokenkeeper.ledger, is_now tokenkeeper.ledger, reported tokenkeeper.token_report)
 RETURNS TABLE (topic_id integer, token_key bytea, event text, cause text, reason text, device_id text, user_id text, source_id bigint,
@@ -190,7 +180,6 @@ END;
 COMMENT ON FUNCTION tokenkeeper.event_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) IS
     'What the history says about a report, as a row of token_event_log, from the row before (null if there was none) and after it. No row if it changed nothing '
     'that counts.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.event_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.checks_of(was tokenkeeper.ledger, is_now tokenkeeper.ledger, reported tokenkeeper.token_report)
 RETURNS SETOF tokenkeeper.device_check
@@ -205,7 +194,6 @@ END;
 COMMENT ON FUNCTION tokenkeeper.checks_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) IS
     'The devices whose tokens must be compared after a report: the one that the token belongs to, unless it is known to be its only current token, and '
     'the one that it has left.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.checks_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) FROM PUBLIC;
 
 -- Devices ------------------------------------------------------------------------------------------------------------
 
@@ -228,7 +216,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_crowded(integer, text, bigint) IS
     'Logs that a device has 8 tokens or more: once per topic and day, and once more when one has more than 20.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.note_crowded(integer, text, bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.requeue_devices(topics integer[], devices text[]) RETURNS integer
 LANGUAGE sql
@@ -241,7 +228,6 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.requeue_devices(integer[], text[]) IS
     'Queues rows that make a daemon compare the tokens of these devices within seconds. Returns how many.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.requeue_devices(integer[], text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_members(topics integer[], devices text[], tokens bigint[]) RETURNS tokenkeeper.device_check[]
 LANGUAGE plpgsql
@@ -275,7 +261,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.lock_members(integer[], text[], bigint[]) IS
     'Internal: locks the tokens of these devices that are free, and returns them. tokens is how many each device has, 22 for more; of such a device, only those '
     'that are not known to be of a constant.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_members(integer[], text[], bigint[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.resolve_devices(checks tokenkeeper.device_check[], receipt timestamptz) RETURNS integer
 LANGUAGE plpgsql
@@ -378,7 +363,6 @@ COMMENT ON FUNCTION tokenkeeper.resolve_devices(tokenkeeper.device_check[], time
     'others, and the tokens that were reported, take the latest tags of the device. Call it with the reported tokens locked. It waits for nothing: of a device '
     'of which another session holds a token, it decides nothing, and queues a row that compares later. Returns how many such rows. Records in the history what it '
     'changes.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.resolve_devices(tokenkeeper.device_check[], timestamptz) FROM PUBLIC;
 
 -- The functions of an application --------------------------------------------------------------------------------------
 
@@ -460,7 +444,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.merge_report(tokenkeeper.token_report, timestamptz) IS
     'Internal: merges a registration or a logout of one token into the ledger, and records it in the history. Waits for the token, and keeps it locked. '
     'Returns the devices for resolve_devices.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.merge_report(tokenkeeper.token_report, timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.register(
     token text,
@@ -536,7 +519,6 @@ COMMENT ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, te
     'the device, a daemon supersedes it within seconds. '
     'Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, an infinite instant, a device_id or '
     'user_id over 512 bytes, a tag that is null, empty or over 512 bytes, more than 1000 tags, or an array of several dimensions.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[], text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.register(registrations tokenkeeper.new_registration[]) RETURNS boolean[]
 LANGUAGE plpgsql SECURITY DEFINER
@@ -603,7 +585,6 @@ COMMENT ON FUNCTION tokenkeeper.register(tokenkeeper.new_registration[]) IS
     'Records up to 1000 registrations and logouts, in the caller''s transaction, as register and unregister do one by one; returns whether each token is '
     'sendable now, in the order given. Tokens are read as by parse_token. Two calls never deadlock with each other. Raises 22023 for the first element that '
     'register would refuse, with its position from 1, and records nothing then; also for more than 1000 elements.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.register(tokenkeeper.new_registration[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unregister(
     token text DEFAULT NULL,
@@ -675,4 +656,3 @@ COMMENT ON FUNCTION tokenkeeper.unregister(text, text, text, timestamptz, text) 
     'only if the token is not another user''s by now. Without a token, each token of that user: in all topics and environments, or in the topic given. Returns '
     'how many tokens. Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, a user_id that is '
     'empty or over 512 bytes, or an infinite instant.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.unregister(text, text, text, timestamptz, text) FROM PUBLIC;

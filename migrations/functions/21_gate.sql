@@ -28,7 +28,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.is_sendable(text, text, text) IS
     'The gate, for one token: false if the token is malformed, or if it is suppressed, unless the topic''s gate only observes. An unknown token is '
     'sendable. Never raises an error.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.is_sendable(text, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sendable(tokens text[], topic text, environment text DEFAULT 'production') RETURNS SETOF text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER ROWS 1000
@@ -54,4 +53,3 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.sendable(text[], text, text) IS
     'The gate, for a batch: returns the sendable tokens (if the topic''s gate only observes, all well-formed ones) in the order and spelling given, '
     'with duplicates. Malformed tokens are left out. Never raises an error. Works on a standby.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.sendable(text[], text, text) FROM PUBLIC;

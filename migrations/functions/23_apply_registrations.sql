@@ -9,7 +9,6 @@ CREATE OR REPLACE FUNCTION tokenkeeper.patience_ends() RETURNS timestamptz
 LANGUAGE sql VOLATILE
 RETURN clock_timestamp() + current_setting('deadlock_timeout')::interval / 2 - interval '3 ms';
 COMMENT ON FUNCTION tokenkeeper.patience_ends() IS 'Until when a batch may wait for other sessions that wait for it from now on, 3 ms each time.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.patience_ends() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.read_registrations(
     rows tokenkeeper.registration[], receipt timestamptz, OUT reports tokenkeeper.token_report[], OUT without_topic integer[], OUT faulty integer[],
@@ -68,7 +67,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.read_registrations(tokenkeeper.registration[], timestamptz) IS
     'Internal: reads rows of the queue. Returns what each says, in key order; the positions of those whose topic is new; the positions of those that are '
     'not understood, with the reasons; and the devices that rows of requeue_devices name.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.read_registrations(tokenkeeper.registration[], timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.one_per_token(reports tokenkeeper.token_report[]) RETURNS tokenkeeper.token_report[]
 LANGUAGE sql IMMUTABLE
@@ -99,7 +97,6 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.one_per_token(tokenkeeper.token_report[]) IS
     'Internal: what reports of one cause say about each token combined, in key order: of each fact the greatest.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.one_per_token(tokenkeeper.token_report[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.merge_known(
     reports tokenkeeper.token_report[], receipt timestamptz, OUT left_over tokenkeeper.token_report[], OUT busy integer[],
@@ -163,7 +160,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.merge_known(tokenkeeper.token_report[], timestamptz) IS
     'Internal: merges reports about known tokens, given once each and in key order. Returns those of unknown tokens; the positions of those that another '
     'session has locked; the devices for resolve_devices; and turned: those that have suppressed a token that could be sent to.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.merge_known(tokenkeeper.token_report[], timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.merge_new(
     reports tokenkeeper.token_report[], receipt timestamptz, holds boolean, give_up_at timestamptz, OUT left_over integer[],
@@ -245,7 +241,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.merge_new(tokenkeeper.token_report[], timestamptz, boolean, timestamptz) IS
     'Internal: merges reports about unknown tokens, given once each and in key order. Returns the positions of those that another session has, or is adding, '
     'and the devices for resolve_devices. holds: others may wait for this transaction already. It waits for no other session after give_up_at.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.merge_new(tokenkeeper.token_report[], timestamptz, boolean, timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.merge_reports(
     reports tokenkeeper.token_report[], receipt timestamptz, holds boolean, give_up_at timestamptz, OUT busy integer[],
@@ -298,7 +293,6 @@ COMMENT ON FUNCTION tokenkeeper.merge_reports(tokenkeeper.token_report[], timest
     'Internal: merges reports of a batch into the ledger: registrations, or those of one cause. Returns the positions of those whose token another session has '
     'locked or is adding (busy), and what merge_known returns. It waits for no other session after give_up_at; if that is infinity, for one token as long as '
     'lock_timeout says.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.merge_reports(tokenkeeper.token_report[], timestamptz, boolean, timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.apply_logouts(
     rows tokenkeeper.registration[], logouts tokenkeeper.token_report[], receipt timestamptz, give_up_at timestamptz, guard_allowance bigint,
@@ -327,8 +321,6 @@ COMMENT ON FUNCTION tokenkeeper.apply_logouts(
     tokenkeeper.registration[], tokenkeeper.token_report[], timestamptz, timestamptz, bigint, numeric) IS
     'Internal: records the logouts among the rows that the guard lets through. Returns the positions of those whose token another session has locked or is adding; '
     'how many are held now, in held_registration; and the guards that have tripped or reset.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.apply_logouts(
-    tokenkeeper.registration[], tokenkeeper.token_report[], timestamptz, timestamptz, bigint, numeric) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reject_registrations(
     rows tokenkeeper.registration[], faulty integer[], faults text[], allowance bigint) RETURNS bigint
@@ -353,7 +345,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reject_registrations(tokenkeeper.registration[], integer[], text[], bigint) IS
     'Internal: keeps these rows in rejected_registration, up to the allowance and all that were requeued before. Returns how many it kept.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.reject_registrations(tokenkeeper.registration[], integer[], text[], bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.apply_registrations(
     rows tokenkeeper.registration[],
@@ -433,4 +424,3 @@ COMMENT ON FUNCTION tokenkeeper.apply_registrations(tokenkeeper.registration[], 
     'rejected_registration; held by the mass-failure guard in held_registration; waiting in registration_retry, because another session had locked what '
     'they need; and the guards that have tripped or reset. A batch of one row waits for its lock as long as lock_timeout says; others wait for '
     'milliseconds only. Requires read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.apply_registrations(tokenkeeper.registration[], bigint, numeric, bigint) FROM PUBLIC;

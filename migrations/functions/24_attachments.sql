@@ -37,7 +37,6 @@ EXCEPTION WHEN syntax_error OR invalid_name OR feature_not_supported THEN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.table_named(text) IS 'The table of that name, as SQL writes it. Null if there is none, and for what is no name at all.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.table_named(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_named(name text) RETURNS bigint
 LANGUAGE plpgsql STABLE
@@ -58,7 +57,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_named(text) IS
     'The source_id of the attached table of that name: its present one, or the one that it had when it was attached, for it may have been dropped. The schema '
     'may be left out if only one attached table has the name. Null if there is none.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_named(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_owner_session(attached regclass) RETURNS void
 LANGUAGE plpgsql STABLE
@@ -106,7 +104,6 @@ COMMENT ON FUNCTION tokenkeeper.check_owner_session(regclass) IS
     'Raises 42501 unless this session may execute code of the table: its login is a member of the table''s owner, neither is a superuser, and the login has no '
     'role and no right to create roles or databases, to replicate or to bypass row-level security that the owner lacks. The login counts, not the role that '
     'it has set.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.check_owner_session(regclass) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attached_name(name text, changed oid) RETURNS void
 LANGUAGE plpgsql STABLE
@@ -122,7 +119,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.check_attached_name(text, oid) IS
     'For the generated triggers: raises 42P01 unless the table of this name is the one that was changed, or its partitioned table. Otherwise somebody else may have '
     'made what has the name now, after the table was renamed, and reading it would execute code of theirs with the rights of the table''s owner.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.check_attached_name(text, oid) FROM PUBLIC;
 
 -- With the rights of its caller, the table's owner, which the view checks: the trigger that calls it is SECURITY DEFINER.
 CREATE OR REPLACE FUNCTION tokenkeeper.note_attachment_failure(source_id bigint, state text, constraint_name text) RETURNS void
@@ -138,7 +134,6 @@ COMMENT ON FUNCTION tokenkeeper.note_attachment_failure(bigint, text, text) IS
     'For the generated triggers of an attached table: notes that a change could not be queued. Keeps SQLSTATE and the name of the constraint, and at most '
     'about 100 failures of a source until the daemon has counted them. Raises 44000 unless the current role has the rights of the table''s owner, 23502 '
     'without a source or a state.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.note_attachment_failure(bigint, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.bound_attachment_failure() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -155,7 +150,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.bound_attachment_failure() IS
     'Keeps attachment_failure small: SQLSTATE and a name have a length, and a source has no more rows than 100, apart from those of open transactions.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.bound_attachment_failure() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attached_row_fault(environment text, topic text, token text, registered_at timestamptz) RETURNS text
 LANGUAGE sql
@@ -170,4 +164,3 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.attached_row_fault(text, text, text, timestamptz) IS
     'Why a row of an attached table cannot be registered, in words; null if it can. For rows that have a token.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.attached_row_fault(text, text, text, timestamptz) FROM PUBLIC;

@@ -20,7 +20,6 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.column_kind(regclass, text) IS
     'What a column can be used for: text, text[], enum, integer, or the name of its type (of a domain, its base type). Null if there is no such column.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.column_kind(regclass, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.parse_row_expression(attached regclass, expression text, OUT sql jsonb, OUT columns text[], OUT fault text)
 LANGUAGE plpgsql
@@ -77,7 +76,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.parse_row_expression(regclass, text) IS
     'Reads a boolean expression over the columns of a table: as SQL over rows called r, old_row and other_row, with all names qualified, and the '
     'columns that it uses. fault says what is wrong with it.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.parse_row_expression(regclass, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.token_index_operator(attached regclass, token text) RETURNS text
 LANGUAGE sql STABLE
@@ -102,7 +100,6 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.token_index_operator(regclass, text) IS
     'The comparison that an index on the token column of a table can answer, with %s in place of the array of tokens; null if there is no such index.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.token_index_operator(regclass, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.has_before_update(attached regclass) RETURNS boolean
 LANGUAGE sql STABLE
@@ -119,7 +116,6 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.has_before_update(regclass) IS
     'Whether a table, or a partition of it, has a row-level BEFORE UPDATE trigger, which may change columns that a statement does not name.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.has_before_update(regclass) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_findings(attached regclass, token text, always boolean) RETURNS TABLE (kind text, detail text)
 LANGUAGE plpgsql STABLE
@@ -196,7 +192,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_findings(regclass, text, boolean) IS
     'What is in the way of attaching a table (error), or worth knowing (warning), apart from its columns.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_findings(regclass, text, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_fault(source_id bigint) RETURNS text
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -262,7 +257,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_fault(bigint) IS
     'Why changes of an attached table do not arrive, or cost too much, in words; null if all is well. Reads the catalogs only.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_fault(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attachments()
 RETURNS TABLE (source_id bigint, name text, fault text, was text, failures bigint, failure text)
@@ -298,4 +292,3 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.check_attachments() IS
     'Looks whether the changes of the attached tables arrive, and notes faults and failures in attached_table. Returns the attachments whose fault has '
     'changed (was is the former one), or whose triggers could not queue changes since the last call (failures, and the last error).';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.check_attachments() FROM PUBLIC;

@@ -32,7 +32,6 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.changed_column_test(regclass, text[]) IS
     'The condition for a change of a row: true if one of the columns differs between OLD and NEW.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.changed_column_test(regclass, text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.other_row_test(attached regclass, plan jsonb, environment text, topic text, token text) RETURNS text
 LANGUAGE sql STABLE
@@ -49,7 +48,6 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.other_row_test(regclass, jsonb, text, text, text) IS
     'The condition that a registered row of an attached table has a token. environment, topic and token are SQL.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.other_row_test(regclass, jsonb, text, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.update_statements(source_id text, attached regclass, plan jsonb) RETURNS text
 LANGUAGE sql STABLE
@@ -116,7 +114,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.update_statements(text, regclass, jsonb) IS
     'What the generated trigger function of an UPDATE does. In the plan, pieces refer to NEW, old_pieces to OLD, and other_pieces to other rows; same_device is '
     'the condition for NEW and OLD having the same device, if both have an instant.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.update_statements(text, regclass, jsonb) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.trigger_body(kind text, source_id text, attached regclass, plan jsonb, row_level boolean, changed text[]) RETURNS text
 LANGUAGE plpgsql STABLE
@@ -189,7 +186,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.trigger_body(text, text, regclass, jsonb, boolean, text[]) IS
     'The body of a generated trigger function of an attachment: insert, update or delete. row_level is false if it reads a transition table. changed has '
     'two conditions, of which one is true if there is something to do, the usual one first; null if the trigger has them.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.trigger_body(text, text, regclass, jsonb, boolean, text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attachment_plan(attached regclass, plan jsonb) RETURNS void
 LANGUAGE plpgsql STABLE
@@ -221,7 +217,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_attachment_plan(regclass, jsonb) IS 'Raises 22023 unless the plan may be one that attach has made for the table.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.check_attachment_plan(regclass, jsonb) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_statements(attached regclass, source_id text, plan jsonb) RETURNS SETOF text
 LANGUAGE plpgsql STABLE
@@ -321,4 +316,3 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_statements(regclass, text, jsonb) IS
     'What attach executes: the generated functions and triggers. Raises 22023 for a plan that attach has not made.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.attachment_statements(regclass, text, jsonb) FROM PUBLIC;

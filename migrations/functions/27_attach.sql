@@ -33,7 +33,6 @@ COMMENT ON FUNCTION tokenkeeper.begin_attachment(regclass, jsonb) IS
     'Internal, for attach: notes an attachment and returns its source_id. It stores the arguments as they are, and executes nothing. Raises 42501 unless the '
     'session may execute code of the table (check_owner_session), 22023 for a temporary table or a partition, for a plan that attach has not made, and for a '
     'table that is attached already.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.begin_attachment(regclass, jsonb) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_attachment(source_id bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -61,7 +60,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.end_attachment(bigint) IS
     'Internal, for detach: removes the note of an attachment. Raises 42501 unless the login is a member of the table''s owner, or of the role that attached '
     'the table if it is gone; 22023 if the source is no attached table.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.end_attachment(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attach(
     attached regclass,
@@ -309,7 +307,6 @@ COMMENT ON FUNCTION tokenkeeper.attach(regclass, text, text, text, text, text, t
     'dry_run => true it shows what is wrong (error), what to know (warning) and what it would do (sql). It does not read the rows that are there: run a '
     'backfill. Raises 22023 with all errors, 42501 unless the session may execute code of the table: for a superuser, a login with roles of tokenkeeperd that the '
     'table''s owner lacks, and a table of a superuser.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.attach(regclass, text, text, text, text, text, text, text, text, text, text, text, text, boolean, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.detach(attached text) RETURNS void
 LANGUAGE plpgsql
@@ -356,4 +353,3 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.detach(text) IS
     'Undoes attach: drops its triggers and functions and forgets the attachment. What the ledger knows stays, and what is queued is applied. Run it as the '
     'owner of the table; it also works if the table was dropped. Raises 22023 if the table is not attached.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.detach(text) FROM PUBLIC;

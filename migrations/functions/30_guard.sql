@@ -7,13 +7,11 @@ CREATE OR REPLACE FUNCTION tokenkeeper.hour_of(at timestamptz) RETURNS timestamp
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN date_bin('1 hour', at, '2000-01-01 00:00:00+00');
 COMMENT ON FUNCTION tokenkeeper.hour_of(timestamptz) IS 'The hour of suppression_count that an instant belongs to, the same in every time zone.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.hour_of(timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.guarded_words(cause text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE cause WHEN 'suspect' THEN 'suspects' WHEN 'stale' THEN '410s' ELSE 'logouts from attached tables and files' END;
 COMMENT ON FUNCTION tokenkeeper.guarded_words(text) IS 'What a guard holds, in words, by its cause.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.guarded_words(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.guard_limit(
     of_topic integer, of_cause text, allowance bigint, max_share numeric, OUT active bigint, OUT max_tokens bigint)
@@ -37,7 +35,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.guard_limit(integer, text, bigint, numeric) IS
     'How many tokens of a topic a cause may suppress within a day (max_tokens), by the topic''s policy or else the given limits; null if the guard is off. And '
     'the active tokens.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.guard_limit(integer, text, bigint, numeric) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.suppressed_in_a_day(of_topic integer, of_cause text, hours timestamptz[], tokens bigint[], enough bigint)
 RETURNS bigint
@@ -68,7 +65,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.suppressed_in_a_day(integer, text, timestamptz[], bigint[], bigint) IS
     'How many tokens of a topic a cause suppresses within 24 clock hours if it suppresses these tokens in these hours: the most of all days that have one of them. '
     'And those that the guard holds of the day that ends with the last of them or later, as far as 10,000 held rows and enough show.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.suppressed_in_a_day(integer, text, timestamptz[], bigint[], bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.trip_guard(of_topic integer, of_cause text, since timestamptz, tokens bigint, active bigint, max_tokens bigint)
 RETURNS boolean
@@ -109,7 +105,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.trip_guard(integer, text, timestamptz, bigint, bigint, bigint) IS
     'Trips a guard and logs it. Returns false if another session has done so. since is when the first of what trips it was received.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.trip_guard(integer, text, timestamptz, bigint, bigint, bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.turn_guard(
     of_topic integer, of_cause text, hours timestamptz[], tokens bigint[], since timestamptz, allowance bigint, max_share numeric,
@@ -165,7 +160,6 @@ COMMENT ON FUNCTION tokenkeeper.turn_guard(integer, text, timestamptz[], bigint[
     'Trips the guard of a topic and cause if these tokens of these hours make a day exceed the limit; resets it if the day has half of the limit or less. since '
     'is when the first of them was received, null if there are none. Returns whether the guard holds now, and whether it has tripped or reset. It waits for '
     'another session 10 ms at most.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.turn_guard(integer, text, timestamptz[], bigint[], timestamptz, bigint, numeric) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reports_that_suppress(reports tokenkeeper.token_report[]) RETURNS tokenkeeper.token_report[]
 LANGUAGE plpgsql STABLE
@@ -191,7 +185,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.reports_that_suppress(tokenkeeper.token_report[]) IS
     'Which of these reports would suppress a token that can be sent to: an active one, or for a suspect also an unknown one. Without those that an operator '
     'has released, and logouts of the application itself.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.reports_that_suppress(tokenkeeper.token_report[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.judge(
     reports tokenkeeper.token_report[], allowance bigint, max_share numeric,
@@ -252,7 +245,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.judge(tokenkeeper.token_report[], bigint, numeric) IS
     'Which of these reports, all of one cause, count now, and which the guard holds; the others are in a window of reinstate, and never count. Also returns '
     'the guards that have tripped or reset. max_share of 1 or null turns the guard for 410s off.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.judge(tokenkeeper.token_report[], bigint, numeric) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.thin_receipts(of_topic integer[], token_keys bytea[]) RETURNS void
 LANGUAGE plpgsql
@@ -290,7 +282,6 @@ COMMENT ON FUNCTION tokenkeeper.thin_receipts(integer[], bytea[]) IS
     'Bounds the receipts of tokens that were reported again and again although they are suppressed: of a token with more than 50, keeps the greatest, the first '
     '20 and the last 20 of each cause, and those that are counted; the same of logouts by the application itself. An undo may then revive a token too much, which '
     'its next 410 ends, but leaves none suppressed by what was undone. Call it with the tokens locked.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.thin_receipts(integer[], bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.keep_receipts(reports tokenkeeper.token_report[], turned integer[]) RETURNS void
 LANGUAGE plpgsql
@@ -322,7 +313,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.keep_receipts(tokenkeeper.token_report[], integer[]) IS
     'Keeps a receipt of each of these reports, which were merged into the ledger, and counts those that have suppressed a token: turned, by n. Call it with the '
     'tokens locked.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.keep_receipts(tokenkeeper.token_report[], integer[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reset_guards(allowance bigint, max_share numeric, hold_stale_share numeric)
 RETURNS TABLE (environment text, topic text, cause text)
@@ -344,7 +334,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.reset_guards(bigint, numeric, numeric) IS
     'Resets the guards that have held nothing for ten minutes, if their cause suppresses at most half of what is allowed within the last day. Returns these. '
     'Called by the daemons.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.reset_guards(bigint, numeric, numeric) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reconsider_guard() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -356,4 +345,3 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reconsider_guard() IS 'Trigger: makes the daemons check a tripped guard again when its limits have changed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.reconsider_guard() FROM PUBLIC;

@@ -37,7 +37,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.ensure_topics(text[], text[], interval) IS
     'The topic_ids of these (environment, topic), which are added if they are new. Null for a new one that another session is adding, after this patience, and '
     'for those left after 100 ms. With a null patience, it waits as long as lock_timeout says.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.ensure_topics(text[], text[], interval) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.record(
     reports tokenkeeper.token_report[], guard_allowance bigint, guard_max_share numeric, hold_stale_share numeric,
@@ -76,4 +75,3 @@ COMMENT ON FUNCTION tokenkeeper.record(tokenkeeper.token_report[], bigint, numer
     'Records what the results of a batch say about tokens. Returns, by n, those whose token or topic another session has locked (busy): nothing of them was '
     'recorded; and those that the guard holds: the caller writes them to held_result. Also the guards that have tripped or reset. guard_max_share limits '
     'suspects, hold_stale_share 410s; null or 1 is no limit.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.record(tokenkeeper.token_report[], bigint, numeric, numeric) FROM PUBLIC;

@@ -52,7 +52,6 @@ COMMENT ON FUNCTION tokenkeeper.release_held(text, text, text) IS
     'With a cause (suspect, stale or unregistered_by_app), only what is held for it. Returns how many. The drains stand still until the transaction ends, so commit '
     'at once. Raises 22023 for an unknown topic or cause, 25001 '
     'if the isolation level is not read committed, 55P03 if it cannot lock out the drains within ten seconds.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.release_held(text, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.discard_held(topic text, environment text DEFAULT 'production', cause text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -83,7 +82,6 @@ COMMENT ON FUNCTION tokenkeeper.discard_held(text, text, text) IS
     'Deletes the held results and logouts of a topic, which then never count; returns how many. With a cause (suspect, stale or unregistered_by_app), '
     'only what is held for it. What was recorded before the guard tripped stays: see reinstate. Raises 22023 for an unknown topic or cause, 25001 if the '
     'isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.discard_held(text, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.requeue_rejected_results(ids bigint[] DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -109,7 +107,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.requeue_rejected_results(bigint[]) IS
     'Puts rejected results back into the queue as they are, by rejected_id or all of them; returns how many. They keep their first queued_at. Fix them '
     'before, by UPDATE. If one is rejected again, attempts counts it.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.requeue_rejected_results(bigint[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.requeue_rejected_registrations(ids bigint[] DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -137,4 +134,3 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.requeue_rejected_registrations(bigint[]) IS
     'Puts rejected registrations back into their queue as they are, by rejected_id or all of them; returns how many. They keep their first queued_at. Fix '
     'them before, by UPDATE. If one is rejected again, attempts counts it.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.requeue_rejected_registrations(bigint[]) FROM PUBLIC;

@@ -13,7 +13,6 @@ RETURN 'tokenkeeperd reinstate'
     || coalesce(' --until ' || to_char(until AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '');
 COMMENT ON FUNCTION tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text) IS
     'The shell command that undoes this window of a topic, as in guard.undo. Without --until if until is null.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_cause(cause text) RETURNS void
 LANGUAGE plpgsql
@@ -27,7 +26,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_cause(text) IS 'Raises 22023 for a cause that has no guard.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.check_cause(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.receipts_within(of_topic integer, of_cause text, since timestamptz, until timestamptz, enough bigint DEFAULT NULL)
 RETURNS bigint
@@ -48,7 +46,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.receipts_within(integer, text, timestamptz, timestamptz, bigint) IS
     'How many receipts an undo of this window has to undo, enough at most.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.receipts_within(integer, text, timestamptz, timestamptz, bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reinstate(
     topic text, environment text, since timestamptz, until timestamptz, cause text DEFAULT 'suspect') RETURNS bigint
@@ -99,7 +96,6 @@ COMMENT ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz, 
     'reinstatement. All else that is known about a token counts again. The drains stand still until the transaction ends, so commit at once. '
     'Raises 22023 for an unknown topic or cause or an invalid window, 25001 if the isolation level is not read committed, 55P03 if it cannot lock out the '
     'drains within ten seconds.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_undo(undo tokenkeeper.exclusion, is_waiting boolean) RETURNS void
 LANGUAGE plpgsql
@@ -125,7 +121,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_undo(tokenkeeper.exclusion, boolean) IS
     'Finishes a window whose end an undo has reached, or, if it is waiting for tokens that applications have locked, lets it begin again.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.end_undo(tokenkeeper.exclusion, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_undone(of_topic integer, token_keys bytea[]) RETURNS bytea[]
 LANGUAGE plpgsql
@@ -148,7 +143,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_undone(integer, bytea[]) IS
     'Locks the tokens whose results a step of an undo deletes. Returns those that are locked now, and those that are no longer in the ledger.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_undone(integer, bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.undo_tokens(undo tokenkeeper.exclusion, keys bytea[], OUT receipts bigint, OUT came_back bigint)
 LANGUAGE plpgsql
@@ -243,7 +237,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.undo_tokens(tokenkeeper.exclusion, bytea[]) IS
     'Undoes what was received within the windows of a topic and cause about these tokens, which are locked: the fact in the ledger becomes the greatest of the '
     'receipts that remain. Returns how many receipts it has deleted, and how many tokens are sendable again.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_tokens(tokenkeeper.exclusion, bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.undo_next(max_rows integer DEFAULT 250) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -291,7 +284,6 @@ COMMENT ON FUNCTION tokenkeeper.undo_next(integer) IS
     'The next step of the undo that reinstate has requested: undoes the results of up to max_rows tokens (1 to 1000), in one short transaction. Returns how '
     'many results it undid, 0 at the end of a window, and null if there is nothing to do or another session is doing it. A token that an application has '
     'locked is left for a later step. Called by the daemons and by `tokenkeeperd reinstate`. Raises 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.undo_next(integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.would_reinstate(
     topic text, environment text, since timestamptz, until timestamptz, cause text DEFAULT 'suspect') RETURNS bigint
@@ -331,7 +323,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text) IS
     'How many tokens would become sendable if reinstate were called with this window and cause and the results were undone. Changes and locks nothing. '
     'Raises 22023 for an unknown topic or cause, 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.pruned_since(topic text, environment text, since timestamptz, until timestamptz, cause text) RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -348,4 +339,3 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.pruned_since(text, text, timestamptz, timestamptz, text) IS
     'How many tokens that a cause suppressed, by what was received within these hours, have been pruned since, so that reinstate cannot restore them. '
     'Raises 22023 for an unknown topic, 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.pruned_since(text, text, timestamptz, timestamptz, text) FROM PUBLIC;

@@ -18,7 +18,6 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.roll_up_suppression_count() IS
     'Adds up the rows of suppression_count by hour, topic and cause. Two calls at once are harmless: each adds up what it has deleted.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.roll_up_suppression_count() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_stale_waves()
 RETURNS TABLE (environment text, topic text, tokens bigint, active bigint, usual_share numeric, since timestamptz, undo text)
@@ -77,7 +76,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.note_stale_waves() IS
     'Brings stale_wave up to date by stale_share.is_wave, and returns the waves that were not known before. Called by the daemons; two calls at once '
     'return each wave once.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.note_stale_waves() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.registered_elsewhere(of_topic integer) RETURNS bigint
 LANGUAGE plpgsql STABLE
@@ -102,7 +100,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.registered_elsewhere(integer) IS
     'Of the tokens of a topic that suspects have suppressed within a day, or would have, how many are active in the other environment. Looks at 2000 at most.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.registered_elsewhere(integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.elsewhere_words(of_topic integer, environment text) RETURNS text
 LANGUAGE plpgsql STABLE
@@ -119,7 +116,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.elsewhere_words(integer, text) IS 'What a warning about suspects of a topic says if their tokens are registered in the other environment; empty if not.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.elsewhere_words(integer, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.loss_warnings() RETURNS text[]
 LANGUAGE plpgsql STABLE
@@ -143,4 +139,3 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.loss_warnings() IS
     'A warning for each topic in which five tokens and more than a fifth of the active ones were newly suppressed within 24 clock hours, at most 20.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.loss_warnings() FROM PUBLIC;

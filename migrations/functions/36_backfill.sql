@@ -42,7 +42,6 @@ COMMENT ON FUNCTION tokenkeeper.begin_backfill(regclass) IS
     'many rows are done, and how many the table has by PostgreSQL''s statistics (null: unknown). Then call backfill_next. In a session of the table''s owner. '
     'Raises 22023 if the table is not attached, 42501 unless the session may execute code of the table: for a superuser, and for a login with roles of '
     'tokenkeeperd that the table''s owner lacks.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.begin_backfill(regclass) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_backfill(source_id bigint, OUT read_function text, OUT "position" text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -100,7 +99,6 @@ COMMENT ON FUNCTION tokenkeeper.lock_backfill(bigint) IS
     'Internal, for backfill_next: locks a backfill, and returns the name of the function that reads the table, and after which key it continues. Raises 42501 '
     'unless the session may execute code of the table (check_owner_session), 22023 unless the source is a backfill that has not finished, and '
     'for a table without the key.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_backfill(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.store_backfill(
     source_id bigint, is_last boolean, keys text[], environments text[], topics text[], tokens text[], registered_at timestamptz[], device_ids text[],
@@ -186,8 +184,6 @@ COMMENT ON FUNCTION tokenkeeper.store_backfill(
     bigint, boolean, text[], text[], text[], text[], timestamptz[], text[], text[], jsonb[], boolean[], timestamptz[]) IS
     'Internal, for backfill_next: queues rows that it has read, and notes in the same transaction how far the backfill has come. Raises 42501 unless the '
     'session may execute code of the table (check_owner_session), 22023 for a source as for lock_backfill, and for arrays of different lengths.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.store_backfill(
-    bigint, boolean, text[], text[], text[], text[], timestamptz[], text[], text[], jsonb[], boolean[], timestamptz[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.backfill_next(
     source_id bigint, max_rows integer DEFAULT 1000,
@@ -222,7 +218,6 @@ COMMENT ON FUNCTION tokenkeeper.backfill_next(bigint, integer) IS
     'because they have no token, or are logged out while another row is registered with the token. It reads the table with the rights of its caller, in a '
     'session of the table''s owner. Raises 42501 for other sessions, as begin_backfill does, 22023 unless the source is a backfill that has not '
     'finished.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.backfill_next(bigint, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.refused_by(source_id bigint) RETURNS TABLE (error text, rows bigint, samples text[])
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -243,7 +238,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.refused_by(bigint) IS
     'The rows that a backfill has refused and that are still in rejected_registration, by kind of error, with the error and the keys of the first. For the '
     'login that began the source, and operators. Raises 22023 for a source that does not exist or of another login, 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.refused_by(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.queued_registrations(at_most integer) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER
@@ -252,4 +246,3 @@ RETURN (SELECT count(*) FROM (SELECT FROM tokenkeeper.registration LIMIT queued_
 COMMENT ON FUNCTION tokenkeeper.queued_registrations(integer) IS
     'How many registrations wait in the queue, counted up to a limit: a backfill or an import waits while there are many, so that the registrations of '
     'applications do not wait behind it for long.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.queued_registrations(integer) FROM PUBLIC;

@@ -29,7 +29,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.withdrawable_source(bigint) IS
     'The source that withdraw is to undo. Raises 22023 if it does not exist, belongs to another login (unless an operator asks), or is an attached table.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.withdrawable_source(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reason_to_keep(source tokenkeeper.registration_source, of_topic integer, key bytea) RETURNS text
 LANGUAGE plpgsql STABLE
@@ -104,7 +103,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reason_to_keep(tokenkeeper.registration_source, integer, bytea) IS
     'Why withdraw leaves a token of this source alone, in words; null if nothing has touched it since the source made it.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.reason_to_keep(tokenkeeper.registration_source, integer, bytea) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.only_stale_tokens(source tokenkeeper.registration_source, max_tokens integer)
 RETURNS TABLE (topic_id integer, token_key bytea)
@@ -137,7 +135,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.only_stale_tokens(tokenkeeper.registration_source, integer) IS
     'The tokens of which the ledger knows nothing but 410s that were received while this backfill ran: their registrations were rejected or are held, or '
     'the 410s came after withdraw had removed the tokens. No event of theirs names the source.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.only_stale_tokens(tokenkeeper.registration_source, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.made_by(source_id bigint)
 RETURNS TABLE (environment text, topic text, token text, device_id text, kept_because text)
@@ -162,7 +159,6 @@ COMMENT ON FUNCTION tokenkeeper.made_by(bigint) IS
     'The tokens that a backfill or an import has made or changed and that are still in the ledger. kept_because is null for those that '
     'withdraw would remove; otherwise it says why withdraw leaves the token alone. It takes some seconds for 100,000 tokens. For the login that began the '
     'source, and operators. Raises 22023 for a source that does not exist or of another login, 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.made_by(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.withdraw_tokens(source tokenkeeper.registration_source, of_topic integer[], token_keys bytea[]) RETURNS bigint
 LANGUAGE plpgsql
@@ -223,7 +219,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.withdraw_tokens(tokenkeeper.registration_source, integer[], bytea[]) IS
     'A step of withdraw: removes those of these tokens, given in order, that nothing has touched, and settles their devices. '
     'Leaves those that an application has locked. Returns how many it removed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.withdraw_tokens(tokenkeeper.registration_source, integer[], bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.withdraw(
     source_id bigint, dry_run boolean DEFAULT false, after bigint DEFAULT 0, max_events integer DEFAULT NULL,
@@ -326,4 +321,3 @@ COMMENT ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) IS
     'end. While registrations of the source are still queued, it removes nothing and returns '
     'how many (10000 for more): call it again once a daemon has drained them. For the login that began the source, and operators. Raises 22023 for an '
     'unknown source, for max_events below 1, and if after is null, 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) FROM PUBLIC;

@@ -22,7 +22,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forgotten_results(tokenkeeper.token_report[]) IS
     'Which of these reports of results, by n, are about tokens that were forgotten lately: they are dropped.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.forgotten_results(tokenkeeper.token_report[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.not_forgotten(rows tokenkeeper.registration[]) RETURNS tokenkeeper.registration[]
 LANGUAGE plpgsql STABLE
@@ -66,7 +65,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.not_forgotten(tokenkeeper.registration[]) IS
     'Queued registrations without those that were made before and name a forgotten token in any column, or a forgotten device or user in its own.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.not_forgotten(tokenkeeper.registration[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.is_forgotten(token text, queued_at timestamptz) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER
@@ -76,7 +74,6 @@ AS $$
                    WHERE e.names @> ARRAY[lower(left(is_forgotten.token, 1025) COLLATE "C")] AND is_forgotten.queued_at <= e.forgotten_at)
 $$;
 COMMENT ON FUNCTION tokenkeeper.is_forgotten(text, timestamptz) IS 'Whether a request for this token was queued before the token was forgotten.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.is_forgotten(text, timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.keys_to_forget(of_key bytea, of_device text, of_user text) RETURNS bytea[]
 LANGUAGE plpgsql STABLE
@@ -113,7 +110,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.keys_to_forget(bytea, text, text) IS
     'The tokens that forget, forget_device or forget_user deletes, as of now, in order.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.keys_to_forget(bytea, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_in_campaigns(keys bytea[], of_device text, of_user text, until timestamptz) RETURNS bigint
 LANGUAGE plpgsql
@@ -204,7 +200,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.forget_in_campaigns(bytea[], text, text, timestamptz) IS
     'The part of erase_found that concerns campaigns: takes the tokens out of the batches and lists, and ends their requests as forgotten. Cancels campaigns to the '
     'device or the user alone that were created until then, ends their requests as forgotten, and erases their content. Returns how many rows and requests.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_in_campaigns(bytea[], text, text, timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_forgotten(keys bytea[], OUT busy_topic integer, OUT busy_key bytea)
 LANGUAGE plpgsql
@@ -231,7 +226,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.lock_forgotten(bytea[]) IS
     'Locks these tokens in every topic, and those of their devices that share their tags. Waits for nothing: returns the first that another session holds, null if '
     'none.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_forgotten(bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sharing_tokens(keys bytea[]) RETURNS TABLE (topic_id integer, token_key bytea)
 LANGUAGE sql STABLE
@@ -246,14 +240,12 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.sharing_tokens(bytea[]) IS
     'The other tokens of the devices of these tokens that have the same tags of the same instant. Those of a constant share none.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.sharing_tokens(bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.outlives(entry tokenkeeper.ledger, asked tokenkeeper.erasure) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (entry).registered_at > (asked).forgotten_at OR coalesce((entry).user_id <> (asked).user_id, false);
 COMMENT ON FUNCTION tokenkeeper.outlives(tokenkeeper.ledger, tokenkeeper.erasure) IS
     'Whether an erasure leaves this token: it was registered since, or it is another user''s than the forgotten one''s.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.outlives(tokenkeeper.ledger, tokenkeeper.erasure) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.erase_found(asked tokenkeeper.erasure, keys bytea[]) RETURNS bigint
 LANGUAGE plpgsql
@@ -361,7 +353,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.erase_found(tokenkeeper.erasure, bytea[]) IS
     'Deletes what indexes find about these tokens, which are locked, and about the names of this row of erasure. Returns how many rows.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.erase_found(tokenkeeper.erasure, bytea[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.erase(of_key bytea, of_device text, of_user text) RETURNS bigint
 LANGUAGE plpgsql
@@ -412,7 +403,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.erase(bytea, text, text) IS
     'The common part of forget, forget_device and forget_user: deletes what indexes find about a token, in every topic; or about each token of a device or a user, '
     'and the history of the device or the user. And leaves a row in erasure.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.erase(bytea, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.erase_again(asked tokenkeeper.erasure) RETURNS boolean
 LANGUAGE plpgsql
@@ -439,7 +429,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.erase_again(tokenkeeper.erasure) IS
     'Repeats an erasure, for what was written by transactions that were running, and for what has moved from a queue to another table. Returns false if a token was '
     'locked: call it again later.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.erase_again(tokenkeeper.erasure) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.erase_requests(ids bigint[], OUT is_complete boolean)
 LANGUAGE plpgsql
@@ -471,7 +460,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.erase_requests(bigint[]) IS
     'Deletes the requests of the outbox that were queued before one of these erasures, and name what it names. is_complete is false if a daemon is sending one of '
     'them. Reads the whole outbox.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.erase_requests(bigint[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.finish_erasures(at_least interval DEFAULT '10 minutes') RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -513,7 +501,6 @@ COMMENT ON FUNCTION tokenkeeper.finish_erasures(interval) IS
     'Finishes up to 100 erasures that are older than at_least, when no transaction that may not have seen them is open, and nothing older is queued: deletes once more '
     'what was written meanwhile, and then the rows of erasure. Returns how many; 0 also while a daemon is sending to one of the tokens. The daemons call it every 30 '
     'seconds.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.finish_erasures(interval) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget(token text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -535,7 +522,6 @@ COMMENT ON FUNCTION tokenkeeper.forget(text) IS
     'A person''s right to erasure: deletes what is stored about a device token, in every topic and environment: in the ledger, the history, campaigns, and held '
     'and rejected results and registrations; returns how many rows. What is queued is dropped when a daemon reads it, and what open transactions write is deleted ten minutes later. Other tokens of its device with the same '
     'tags of the same instant lose them. Raises 22023 for a malformed token, 55P03 if it cannot lock a token within ten seconds, 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.forget(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_device(device_id text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -558,7 +544,6 @@ COMMENT ON FUNCTION tokenkeeper.forget_device(text) IS
     'A person''s right to erasure, by the device_id given to register: deletes each token of the device, as forget does, and its history; returns how many rows. '
     'Cancels campaigns to this device alone, and erases their content, name and idempotency_key; what a daemon has in flight ends. '
     'Raises 22023 for a null or empty device_id, 55P03 if it cannot lock a token within ten seconds, 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_device(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_user(user_id text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -584,4 +569,3 @@ COMMENT ON FUNCTION tokenkeeper.forget_user(text) IS
     'the tags that a deleted token of the same device has, too, of the same instant. Raises 22023 '
     'for a null or empty user_id, 55P03 if it cannot lock a token within ten seconds, 25001 if the isolation level is not read '
     'committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.forget_user(text) FROM PUBLIC;

@@ -10,7 +10,6 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.request_sweep(boolean, boolean) IS
     'Requests a sweep from the running daemons; returns its run_id in sweep_run. A daemon starts it within seconds of the commit.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.request_sweep(boolean, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.roll_up_result_count(max_rows integer DEFAULT 50000, kinds integer DEFAULT 20000) RETURNS boolean
 LANGUAGE plpgsql
@@ -78,7 +77,6 @@ COMMENT ON FUNCTION tokenkeeper.roll_up_result_count(integer, integer) IS
     'Adds up equal rows of result_count, up to max_rows at a time, oldest hours first. If an hour has more than `kinds` combinations of '
     '(environment, topic, status, reason), the topics of the rest become (other). Returns whether to call it again, in a transaction '
     'of its own. Called by the sweep; two calls at once are harmless.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.roll_up_result_count(integer, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.delete_campaigns(ended_before timestamptz, max_rows integer DEFAULT 4000, OUT deleted bigint, OUT has_more boolean)
 LANGUAGE plpgsql
@@ -138,7 +136,6 @@ COMMENT ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) IS
     'goes with its last ending; one with requests in failed_send is kept. First deletes the rest of the lists of campaigns that were cancelled or have expired, one list and up to '
     'max_rows tokens '
     'a call. Returns how many campaigns it deleted, and whether to call it again, in a transaction of its own. Called by the sweep.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unused_topics(topic_ids integer[], pruned_before timestamptz) RETURNS integer[]
 LANGUAGE plpgsql VOLATILE
@@ -178,7 +175,6 @@ COMMENT ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) IS
     'Which of these topics nothing refers to: no token, receipt, held result or exclusion, no tripped guard, no policy, no campaign that has not '
     'ended, and no token '
     'pruned since an instant.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reap_topics(after integer, pruned_before timestamptz, max_rows integer DEFAULT 500)
 RETURNS TABLE (last_id integer, reaped bigint)
@@ -219,4 +215,3 @@ COMMENT ON FUNCTION tokenkeeper.reap_topics(integer, timestamptz, integer) IS
     'Deletes topics that nothing refers to, among the next max_rows after a topic_id. Returns the last topic_id it checked (null at the end) '
     'and how many it deleted. Raises 55P03 if it does not get the lock on topic within 10 ms. Called by the sweep, in a transaction each, because the '
     'gate and registrations wait until it ends.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.reap_topics(integer, timestamptz, integer) FROM PUBLIC;

@@ -17,7 +17,6 @@ EXCEPTION WHEN data_exception OR program_limit_exceeded OR out_of_memory THEN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.parsed_payload(json) IS 'A payload as jsonb; null if PostgreSQL cannot convert it: see payload_fault.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.parsed_payload(json) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.payload_length(payload jsonb) RETURNS integer
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -31,14 +30,12 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.payload_length(jsonb) IS
     'A lower bound for the bytes of a payload without blanks; 2147483647 if its text is longer than PostgreSQL allows (as jsonb, 1e131071 is written out).';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.payload_length(jsonb) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.is_background_push(payload jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(payload -> 'aps' -> 'content-available' = '1'::jsonb
                 AND NOT (payload -> 'aps') ?| ARRAY['alert', 'sound', 'badge'], false);
 COMMENT ON FUNCTION tokenkeeper.is_background_push(jsonb) IS 'Whether a payload is a background push: content-available is 1, and it has no alert, sound or badge.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.is_background_push(jsonb) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.push_type_of(payload jsonb, topic text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -57,7 +54,6 @@ RETURN CASE
 END;
 COMMENT ON FUNCTION tokenkeeper.push_type_of(jsonb, text) IS
     'The push type of a request that names none: by the suffix that Apple requires of the topic, or else mdm, background or alert, by the payload.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.push_type_of(jsonb, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.payload_fault(payload json) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -79,7 +75,6 @@ EXCEPTION
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.payload_fault(json) IS 'Why parsed_payload cannot convert a payload: what was found and what was expected; null if it can.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.payload_fault(json) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.send_fault(
     environment text, topic text, payload jsonb, push_type text, priority integer, expiration timestamptz, collapse_id text,
@@ -115,4 +110,3 @@ END;
 COMMENT ON FUNCTION tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text, timestamptz, text) IS
     'Why APNs would refuse a request, whatever its token: what was found and what was expected; null if it would not. push_type is never null. '
     'scheduled_at is the sender''s; null if a daemon has set another one. payload_text is the text of the payload if it is known, or null.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text, timestamptz, text) FROM PUBLIC;

@@ -5,7 +5,6 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (lpad(to_hex(campaign_id), 12, '0') || '80008000' || lpad(to_hex(number), 12, '0'))::uuid;
 COMMENT ON FUNCTION tokenkeeper.campaign_apns_id(bigint, bigint) IS
     'The apns-id of a campaign''s request: a UUID of version 8 with 48 bits for the campaign_id and 48 for the number of the request.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_apns_id(bigint, bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaign_request_of(apns_id uuid, OUT campaign_id bigint, OUT number bigint)
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -21,13 +20,11 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.campaign_request_of(uuid) IS 'The inverse of campaign_apns_id; nulls for another UUID.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_request_of(uuid) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.has_expired(expiration timestamptz) RETURNS boolean
 LANGUAGE sql VOLATILE PARALLEL SAFE
 RETURN coalesce(expiration > 'epoch' AND expiration <= clock_timestamp(), false);
 COMMENT ON FUNCTION tokenkeeper.has_expired(timestamptz) IS 'Whether the expiration of a campaign has passed. Null never passes, and epoch stands for one try only.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.has_expired(timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.may_manage_campaign(created_by text) RETURNS boolean
 LANGUAGE plpgsql STABLE
@@ -42,7 +39,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.may_manage_campaign(text) IS
     'Whether the login role may pause, resume and cancel a campaign that this role has created, and set its rate: its own, or any if it is an operator or '
     'the owner.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.may_manage_campaign(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sending_fault(topic text, environment text) RETURNS text
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -72,7 +68,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.sending_fault(text, text) IS
     'Why no running daemon can send to a topic: none sends at all, or none has a credential for it; null if one can.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.sending_fault(text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unknown_tags(of_topic integer, expression text) RETURNS SETOF text
 LANGUAGE plpgsql STABLE
@@ -117,7 +112,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.unknown_tags(integer, text) IS
     'The tags of a tag expression that no token of a topic has, such as mistyped ones; of its first 20 tags. A tag that is common in the whole ledger counts '
     'as known, and so does each tag in a large ledger without statistics. Raises 22023 for an invalid expression.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.unknown_tags(integer, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.new_campaign_id() RETURNS bigint
 LANGUAGE plpgsql
@@ -136,7 +130,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.new_campaign_id() IS 'The campaign_id for a new campaign, which no campaign has.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.new_campaign_id() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.add_campaign(
     payload json, topic text, environment text, tags text, push_type text, priority integer, expiration timestamptz, collapse_id text,
@@ -229,7 +222,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.add_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) IS
     'Adds a campaign for enqueue, unless the idempotency_key has one. Returns the id, whether it is new, and then the topic_id.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.add_campaign(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.enqueue(
     payload json,
@@ -302,7 +294,6 @@ COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, t
     'topic. When expiration has passed, nobody more is addressed, what was '
     'addressed and not sent '
     'ends as failed, and the campaign ends.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_campaign_token() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -337,7 +328,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.check_campaign_token() IS
     'Trigger: only the transaction that creates a campaign with tokens may copy tokens to it, or one that repeats its list, with its idempotency_key. Has the '
     'list checked at COMMIT. Raises 55000 for any other campaign, and 23514 for a malformed token.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.check_campaign_token() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.close_campaign_list() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -378,7 +368,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.close_campaign_list() IS
     'Trigger, at COMMIT: counts a list that was copied into campaign_token, and refuses it if it needs confirm => true; or compares it with the list that it '
     'repeats, and does not add it.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.close_campaign_list() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_campaign(campaign_id bigint) RETURNS tokenkeeper.campaign
 LANGUAGE plpgsql
@@ -411,7 +400,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.lock_campaign(bigint) IS
     'Locks a campaign that the login role may manage. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 if the isolation level '
     'is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_campaign(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_requests_of_campaign(campaign_id bigint, only_claimed boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql
@@ -435,7 +423,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.lock_requests_of_campaign(bigint, boolean) IS
     'Keeps daemons from claiming and finishing requests of a campaign, which the caller has locked, until the caller''s transaction ends. Other campaigns go on. '
     'With only_claimed, from finishing only.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.lock_requests_of_campaign(bigint, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_campaign(operation text, of_campaign tokenkeeper.campaign, requests bigint, more text DEFAULT NULL)
 RETURNS void
@@ -448,7 +435,6 @@ AS $$
             'campaign ' || of_campaign.campaign_id::text || coalesce(', ' || note_campaign.more, '') || coalesce(': ' || of_campaign.name, ''))
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_campaign(text, tokenkeeper.campaign, bigint, text) IS 'Logs an operation on a campaign, with more about it, if any.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.note_campaign(text, tokenkeeper.campaign, bigint, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.pause_campaign(campaign_id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -475,7 +461,6 @@ COMMENT ON FUNCTION tokenkeeper.pause_campaign(bigint) IS
     'If nothing of it is left after that, the campaign ends. Returns false if it is paused already, or has ended. Raises 22023 for an unknown campaign, 42501 '
     'for the campaign of another role, 25001 if the isolation '
     'level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.pause_campaign(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.resume_campaign(campaign_id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -499,7 +484,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.resume_campaign(bigint) IS
     'Ends the pause of a campaign. Returns false if it was not paused. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, '
     '25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.resume_campaign(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.set_campaign_rate(campaign_id bigint, max_per_second integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -528,7 +512,6 @@ COMMENT ON FUNCTION tokenkeeper.set_campaign_rate(bigint, integer) IS
     'Changes max_per_second of a campaign; null for no limit. Takes effect within a second of the commit. The idempotency_key still belongs to what was '
     'given to enqueue. Returns false if the campaign has this rate already, is cancelled, or has ended. Raises 22023 for an unknown campaign and for a rate that '
     'is not 1 to 1000000, 42501 for the campaign of another role, 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.set_campaign_rate(bigint, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_batches(of_campaign bigint, outcome text, most integer) RETURNS bigint
 LANGUAGE plpgsql
@@ -561,7 +544,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.end_batches(bigint, text, integer) IS
     'Ends what is left of batches that no daemon has claimed, the first ones of a campaign: so many at most, or all if it is null. Not those that another '
     'transaction has locked. Returns how many requests it ended.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.end_batches(bigint, text, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_waiting(of_campaign bigint, outcome text, most_batches integer) RETURNS bigint
 LANGUAGE plpgsql
@@ -603,7 +585,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.end_waiting(bigint, text, integer) IS
     'Ends the requests that wait of a campaign, which the caller has locked and has set to cancelled: of batches so many at most, or all if it is null. '
     'end_campaigns ends the rest. Returns how many wait.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.end_waiting(bigint, text, integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cancel_campaign(campaign_id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -627,7 +608,6 @@ COMMENT ON FUNCTION tokenkeeper.cancel_campaign(bigint) IS
     'wait, the daemons end the rest. Returns false if it is '
     'cancelled already, or has ended. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 if the isolation level is not '
     'read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.cancel_campaign(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.delivery(apns_id uuid, OUT campaign_id bigint, OUT state text, OUT at timestamptz, OUT message text)
 RETURNS SETOF record
@@ -676,4 +656,3 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.delivery(uuid) IS
     'What became of a campaign''s request, by its apns-id, until the sweep deletes the campaign, sweep.send_retention after its end: one row with its final '
     'outcome and when it was recorded; or waiting, and until when if it is retried. No row for another apns-id, and to a sender none for the campaign of another login.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.delivery(uuid) FROM PUBLIC;

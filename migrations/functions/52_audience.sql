@@ -37,7 +37,6 @@ COMMENT ON FUNCTION tokenkeeper.audience_of(text, text, text, text[], boolean) I
     'The audience of a campaign: its kind, its tag expression, device_id or user_id, and its tokens, in order and without duplicates. Raises 22023 unless '
     'exactly one audience is '
     'given, for a malformed token, and for an invalid tag expression.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_of(text, text, text, text[], boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.audience_condition(kind text, value text, observes boolean, by_index boolean) RETURNS text
 LANGUAGE plpgsql STABLE
@@ -63,7 +62,6 @@ COMMENT ON FUNCTION tokenkeeper.audience_condition(text, text, boolean, boolean)
     'An SQL condition on the row l of the ledger: whether its token belongs to an audience, and the gate does not refuse it. With literals, so that a plan '
     'is made for this audience. by_index adds what lets a query use the index on tags; an estimate leaves it out, because the planner takes it for '
     'another share of the tokens. Raises 22023 for an invalid tag expression.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_condition(text, text, boolean, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.estimated_audience(topic_id integer, condition text) RETURNS bigint
 LANGUAGE plpgsql
@@ -79,7 +77,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.estimated_audience(integer, text) IS
     'How many tokens of a topic, or of all topics if it is null, meet a condition made by audience_condition without by_index: the planner''s estimate.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.estimated_audience(integer, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.audience_size(
     topic text, environment text DEFAULT 'production', tags text DEFAULT NULL, device_id text DEFAULT NULL, user_id text DEFAULT NULL,
@@ -116,7 +113,6 @@ COMMENT ON FUNCTION tokenkeeper.audience_size(text, text, text, text, text, text
     'How many tokens enqueue with the same audience would address now. It counts them, which takes seconds for millions. Raises 22023 for an unknown topic, '
     'for none '
     'or more than one audience, for an invalid tag expression, and for a malformed token; 25001 if the isolation level is not read committed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.audience_size(text, text, text, text, text, text[], boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.add_batches(of_campaign tokenkeeper.campaign, keys bytea[], size integer) RETURNS integer
 LANGUAGE plpgsql
@@ -137,7 +133,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.add_batches(tokenkeeper.campaign, bytea[], integer) IS
     'Appends tokens, which are in order and greater than the earlier ones, to a campaign, in batches of a size. Returns the last number of a batch.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.add_batches(tokenkeeper.campaign, bytea[], integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.search_audience(of_campaign tokenkeeper.campaign, in_ranges boolean, OUT expected bigint, OUT keys bytea[])
 LANGUAGE plpgsql
@@ -182,7 +177,6 @@ COMMENT ON FUNCTION tokenkeeper.search_audience(tokenkeeper.campaign, boolean) I
     'The whole audience of a campaign in the order of the keys, by the index on tags, devices or users, if it is a few of many: if the planner expects at most '
     '50000 tokens. Otherwise, and with in_ranges, keys is null: then read the ledger in ranges. Not for a list of tokens. expected is the planner''s estimate. '
     'Raises 22023 for an invalid tag expression.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.search_audience(tokenkeeper.campaign, boolean) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.address_campaign(
     campaign_id bigint, ahead integer, patiently boolean DEFAULT false, in_ranges boolean DEFAULT false) RETURNS integer
@@ -301,4 +295,3 @@ COMMENT ON FUNCTION tokenkeeper.address_campaign(bigint, integer, boolean, boole
     'there are more. Null if there is nothing to do now: the campaign is paused or has ended, all are addressed, enough wait, expiration has passed, or another daemon '
     'does it. With patiently, it first looks for a whole audience without a lock, and reads up to 1000 tokens otherwise, and so keeps '
     'nobody waiting. Raises 22023 for an invalid tag expression.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.address_campaign(bigint, integer, boolean, boolean) FROM PUBLIC;

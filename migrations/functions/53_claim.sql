@@ -242,7 +242,6 @@ COMMENT ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, intege
     'overtaken: a postponed background push that was not due, moved to suppressed_send because a newer one waits. With max_per_second of the topic, '
     'claims what may be sent within the next second, each request in send_in microseconds. Only claimed rows have values beyond due_at, and overtaken '
     'rows have no due_at.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.claim_topics(
     environments text[], topics text[], daemon_id text, max_rows integer[], background_per_hour integer, due_since timestamptz[])
@@ -272,4 +271,3 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]) IS
     'claim_requests for many topics, each with its own max_rows and due_since, in one transaction: with thousands of topics, a transaction for each would '
     'cost more than the requests.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]) FROM PUBLIC;

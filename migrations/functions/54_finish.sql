@@ -5,7 +5,6 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(outcome, CASE status WHEN 200 THEN 'accepted' WHEN 410 THEN 'stale' ELSE 'suspect' END);
 COMMENT ON FUNCTION tokenkeeper.outcome_of(integer, text) IS
     'What the response to a campaign''s request means: what the daemon says, or else by its status: accepted, stale or suspect.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.outcome_of(integer, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_outcomes(outcomes text[]) RETURNS void
 LANGUAGE plpgsql IMMUTABLE
@@ -21,7 +20,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_outcomes(text[]) IS 'Raises 22023 unless each outcome is accepted, stale, suspect or null.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.check_outcomes(text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_fates(fates text[]) RETURNS void
 LANGUAGE plpgsql IMMUTABLE
@@ -38,7 +36,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_fates(text[]) IS 'Raises 22023 unless each fate is answered, failed, later, interrupted or returned.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.check_fates(text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.finish_requests(
     daemon_id text, request_ids bigint[], fates text[], statuses integer[], bodies text[], apns_ids text[], sent_ats timestamptz[],
@@ -156,7 +153,6 @@ COMMENT ON FUNCTION tokenkeeper.finish_requests(text, bigint[], text[], integer[
     'microseconds), interrupted (no response: retry once) or returned (not sent). Responses of APNs go into send_result. Returns how many of the requests '
     'it finished: not those that the daemon no longer had, nor those whose campaign another transaction changes, which stay claimed. outcomes says what a '
     'response means for a request of a campaign: accepted, stale or suspect; null: by its status. Raises 22023 for any other word.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.requeue_failed(ids bigint[] DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -184,4 +180,3 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.requeue_failed(bigint[]) IS
     'Puts failed requests back into the outbox with their apns_id, by failed_id or all of them; returns how many. A campaign''s request becomes a single '
     'one, and the campaign still counts it as failed.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.requeue_failed(bigint[]) FROM PUBLIC;

@@ -32,7 +32,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.pause_sending(text, text, text) IS
     'Pauses a topic: no daemon claims its requests until resume_sending. Returns false if it was already paused; the earlier reason stays. '
     'Raises 22023 for a missing topic, a topic over 512 bytes, an unknown environment, or a reason over 1000 bytes.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.pause_sending(text, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.resume_sending(topic text, environment text DEFAULT 'production') RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -51,4 +50,3 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.resume_sending(text, text) IS
     'Ends the pause of a topic, once the cause is fixed: its requests are sent again. Returns false if the topic was not paused.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.resume_sending(text, text) FROM PUBLIC;

@@ -39,7 +39,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.end_in_batches(bigint[], integer[], integer[], text[]) IS
     'Records outcomes of requests that are in batches, which the caller has locked and in which they have not ended. The outcome returned gives a request '
     'back to its batch.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.end_in_batches(bigint[], integer[], integer[], text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaign_by_chance() RETURNS bigint
 LANGUAGE plpgsql
@@ -53,7 +52,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.campaign_by_chance() IS
     'A campaign_id by chance, up to the greatest, of a campaign that may no longer exist; null if there is none. Whoever looks at some of many begins a second '
     'time after it, so that each has its turn.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_by_chance() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaigns_due()
 RETURNS TABLE (campaign_id bigint, environment text, topic text, has_batches boolean, needs_addressing boolean, due_at timestamptz)
@@ -136,7 +134,6 @@ COMMENT ON FUNCTION tokenkeeper.campaigns_due() IS
     'Campaigns in which something can be done now, the oldest first: whether batches wait to be claimed, whether the audience is not addressed yet, and when '
     'max_per_second allows the next claim. All of them, up to 100 of each kind. Of more, the first of each kind, the newest, and some by chance. Up to 500 '
     'that cannot go on, because their topic is paused or they wait for a rate, do not count.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.campaigns_due() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_campaigns() RETURNS TABLE (environment text, topic text, expired bigint)
 LANGUAGE plpgsql ROWS 10
@@ -233,7 +230,6 @@ COMMENT ON FUNCTION tokenkeeper.end_campaigns() IS
     'Fails what waits of campaigns that have expired, ends what waits of those that were cancelled, and notes which campaigns have no request any more; of '
     'more than 1000, some by chance each time. Requests that were deleted from send_request count as cancelled. Returns how many requests failed because '
     'their campaign has expired, one row per campaign.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.end_campaigns() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaign_content(campaign_id bigint)
 RETURNS TABLE (payload text, push_type text, priority integer, expiration bigint, collapse_id text)
@@ -250,7 +246,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.campaign_content(bigint) IS
     'What all requests of a campaign have in common. It never changes. The payload has PostgreSQL''s blanks; expiration is in seconds since 1970.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.campaign_content(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.count_background(of_campaign tokenkeeper.campaign, numbers bigint[], keys bytea[], share integer)
 RETURNS bigint[]
@@ -271,7 +266,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.count_background(tokenkeeper.campaign, bigint[], bytea[], integer) IS
     'Counts background pushes of a campaign, which are claimed, in background_send. Returns the numbers of those beyond their device''s share.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.count_background(tokenkeeper.campaign, bigint[], bytea[], integer) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.withhold_requests(
     of_campaign tokenkeeper.campaign, of_topic integer, numbers bigint[], keys bytea[], reasons text[]) RETURNS void
@@ -311,7 +305,6 @@ COMMENT ON FUNCTION tokenkeeper.withhold_requests(tokenkeeper.campaign, integer,
     'Takes requests of a campaign, which are claimed, out of the claim. Their reasons: gate (the token is suppressed in the topic) and alerts (the device '
     'has had alerts_per_day) move them to suppressed_send, and background (beyond the device''s share) to send_request; rate (beyond the free slots) gives them '
     'back to their batch. Those without a reason are left alone.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.withhold_requests(tokenkeeper.campaign, integer, bigint[], bytea[], text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.claim_campaign(campaign_id bigint, daemon_id text, most integer, background_per_hour integer)
 RETURNS TABLE (outcome text, number bigint, token_key bytea, send_in bigint)
@@ -455,4 +448,3 @@ COMMENT ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) I
     'Returns one row per request; the number is negative, and contains the campaign_id. claimed: to be sent; with a rate, in send_in microseconds. '
     'suppressed: its token is suppressed, or its device has had alerts_per_day (see suppressed_send). After expiration nothing is claimed. '
     'delayed: beyond its device''s share of background pushes, it moves to send_request. Only what is claimed counts for the rates.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) FROM PUBLIC;

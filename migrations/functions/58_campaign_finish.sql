@@ -119,7 +119,6 @@ COMMENT ON FUNCTION tokenkeeper.finish_campaign_requests(text, bigint[], text[],
     'failed. Returns how many of the requests it finished: not those that the daemon no longer had, nor those whose batch another transaction has locked, '
     'which stay '
     'claimed. Raises 22023 for any other word.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.finish_campaign_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.fail_expired(of_campaign bigint) RETURNS bigint
 LANGUAGE plpgsql
@@ -144,7 +143,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.fail_expired(bigint) IS
     'Ends requests of a campaign that has expired as failed: up to 1000 of its batches that no daemon has claimed. There is no row in failed_send for each of them. '
     'Requests that wait in send_request for resume_campaign become due, and fail when they are claimed. Returns how many failed now.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.fail_expired(bigint) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.claimed_campaign_requests(daemon_id text) RETURNS SETOF bigint
 LANGUAGE plpgsql STABLE ROWS 1000
@@ -162,7 +160,6 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.claimed_campaign_requests(text) IS
     'The requests in batches that a daemon has claimed and not finished, by their negative numbers.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.claimed_campaign_requests(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.recalled_requests(daemon_id text, numbers bigint[]) RETURNS TABLE (number bigint, is_gone boolean)
 LANGUAGE plpgsql STABLE ROWS 10
@@ -204,7 +201,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.recalled_requests(text, bigint[]) IS
     'Which of these claimed requests the daemon must not send any more. is_gone: another daemon has it, or it was deleted or forgotten, and nothing more is to be '
     'done. Otherwise its topic or campaign is paused, or its campaign is cancelled: it is to be returned. Negative numbers are those of claim_campaign.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.recalled_requests(text, bigint[]) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.take_over_campaigns(holder text, all_sent boolean, sent bigint[], OUT requests bigint, OUT interrupted bigint)
 LANGUAGE plpgsql
@@ -229,4 +225,3 @@ COMMENT ON FUNCTION tokenkeeper.take_over_campaigns(text, boolean, bigint[]) IS
     'Gives the requests in batches of an ended daemon back, to be claimed by any daemon: those that may have been sent (all, or these numbers) as '
     'interrupted, the others as '
     'returned. Returns how many it gave back, and how many of them may have been sent.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.take_over_campaigns(text, boolean, bigint[]) FROM PUBLIC;

@@ -21,7 +21,6 @@ RETURN CASE
 END;
 COMMENT ON FUNCTION tokenkeeper.token_key(text) IS
     'The key of a device token: the bytes of its hex text, in upper or lower case. Null unless the text is 1 to 512 bytes in hex.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.token_key(text) FROM PUBLIC;
 
 -- Versioned, because an index calls it. In plpgsql, so that it is never inlined: the planner inlines a function only for roles that may execute it,
 -- and it keeps the index's expression for the session, so a query by another role in the same session would not match the index.
@@ -36,7 +35,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.tag_vector(text[]) IS
     'A token''s tags for the operator @@ with tag_query: each tag is one lexeme as it is, without stemming. Null gives the empty vector, so that !muted is true '
     'for a token without tags.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.tag_vector(text[]) FROM PUBLIC;
 
 CREATE TABLE tokenkeeper.ledger (
     registered_at          timestamptz NOT NULL DEFAULT '-infinity',

@@ -63,7 +63,6 @@ COMMENT ON FUNCTION tokenkeeper.names_in(text[], text, text, text[]) IS
     'Whom these texts may name: each device token of 8 bytes or more that is anywhere in them, in hex or base64 (also with line breaks, or with a blank, a dash '
     'or a colon between the bytes), a shorter one if no other hex digits are in the text; and the device and the user. Tokens in lower hex, the others with d: and u: in front. It also '
     'returns what only looks like a token. Of each of the four forms, the first 100, within the first 1,048,576 characters. Never raises an error.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.names_in(text[], text, text, text[]) FROM PUBLIC;
 
 CREATE INDEX rejected_result_names ON tokenkeeper.rejected_result USING gin (tokenkeeper.names_in(ARRAY[token, topic, body, environment, status, apns_id, error]) COLLATE "C");
 COMMENT ON INDEX tokenkeeper.rejected_result_names IS 'For forget.';

@@ -99,4 +99,3 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.tagged_tokens(text, text, text, integer) IS
     'The registered tokens of a topic that an expression of tags matches (see tag_query), suppressed ones included, with their state and tags: the first '
     'at_most, in the order of the tokens. Raises 22023 for an invalid expression.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.tagged_tokens(text, text, text, integer) FROM PUBLIC;

@@ -42,7 +42,6 @@ COMMENT ON FUNCTION tokenkeeper.look_at_queue(text) IS
     'How many rows a queue (send_result or registration) has, and when the oldest was queued. A partition of more than 4 MiB, or one that another session '
     'has locked, is estimated from PostgreSQL''s statistics; of a large one, only the first 64 pages are searched for the oldest row. It takes some '
     'milliseconds, at any size. Raises 22023 for another queue.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.look_at_queue(text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION tokenkeeper.counted_rows(of_table text) RETURNS bigint
 LANGUAGE plpgsql STABLE
@@ -63,7 +62,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.counted_rows(text) IS
     'How many rows a table of this schema has; 10000 means 10000 or more. Of a table of more than 4 MiB, dead rows included, a daemon''s count of the last '
     'ten minutes, or PostgreSQL''s estimate. It takes some milliseconds, at any size.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.counted_rows(text) FROM PUBLIC;
 
 CREATE OR REPLACE VIEW tokenkeeper.lock_holder AS
 SELECT c.relname::text AS relname,
@@ -432,7 +430,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.read_status() IS
     'The row of the view status. If another session has locked a table of the schema against reading, it does not wait for that session, but says who it '
     'is, and what the daemons last said about the queue; the other columns are null.';
-REVOKE EXECUTE ON FUNCTION tokenkeeper.read_status() FROM PUBLIC;
 
 CREATE OR REPLACE VIEW tokenkeeper.status AS SELECT s.* FROM tokenkeeper.read_status() AS s;
 COMMENT ON VIEW tokenkeeper.status IS
