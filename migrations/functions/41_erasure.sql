@@ -247,6 +247,30 @@ RETURN (entry).registered_at > (asked).forgotten_at OR coalesce((entry).user_id 
 COMMENT ON FUNCTION tokenkeeper.outlives(tokenkeeper.ledger, tokenkeeper.erasure) IS
     'Whether an erasure leaves this token: it was registered since, or it is another user''s than the forgotten one''s.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.erase_mentions(asked tokenkeeper.erasure, keys bytea[], devices text[]) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+BEGIN
+    -- How far a campaign has read the ledger. The token before it says the same, now that this one is gone. A list has nothing before it.
+    UPDATE tokenkeeper.campaign AS c
+    SET addressed_to = CASE WHEN c.audience_kind = 'tokens' THEN '' ELSE coalesce((
+        SELECT l.token_key FROM tokenkeeper.topic AS t CROSS JOIN LATERAL (
+            SELECT a.token_key FROM tokenkeeper.ledger AS a
+            WHERE a.topic_id = t.topic_id AND a.token_key < c.addressed_to ORDER BY a.token_key DESC LIMIT 1) AS l
+        WHERE t.topic = c.topic AND t.environment = c.environment), '') END
+    WHERE c.ended_at IS NULL AND c.addressed_to = ANY (keys);
+    UPDATE tokenkeeper.operation AS o SET device_id = NULL
+    WHERE o.device_id = ANY (devices) AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = o.device_id);
+    UPDATE tokenkeeper.operation AS o SET device_id = NULL WHERE o.device_id = asked.device_id;
+    UPDATE tokenkeeper.sweep_topic AS s SET samples = NULL
+    WHERE s.samples && ARRAY(SELECT left(encode(k, 'hex'), 8) FROM unnest(keys) AS k);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.erase_mentions(tokenkeeper.erasure, bytea[], text[]) IS
+    'The part of erase_found that concerns where a token or a device is mentioned: how far a campaign has read, operations, and the samples of a sweep.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.erase_found(asked tokenkeeper.erasure, keys bytea[]) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -335,19 +359,7 @@ BEGIN
            + (SELECT count(*) FROM crowded) + (SELECT count(*) FROM rejected) + (SELECT count(*) FROM rejected_too) + (SELECT count(*) FROM held)
            + (SELECT count(*) FROM held_too) + (SELECT count(*) FROM sending) + (SELECT count(*) FROM token) + (SELECT count(*) FROM receipts)
            + (SELECT count(*) FROM events) INTO total;
-    -- How far a campaign has read the ledger. The token before it says the same, now that this one is gone. A list has nothing before it.
-    UPDATE tokenkeeper.campaign AS c
-    SET addressed_to = CASE WHEN c.audience_kind = 'tokens' THEN '' ELSE coalesce((
-        SELECT l.token_key FROM tokenkeeper.topic AS t CROSS JOIN LATERAL (
-            SELECT a.token_key FROM tokenkeeper.ledger AS a
-            WHERE a.topic_id = t.topic_id AND a.token_key < c.addressed_to ORDER BY a.token_key DESC LIMIT 1) AS l
-        WHERE t.topic = c.topic AND t.environment = c.environment), '') END
-    WHERE c.ended_at IS NULL AND c.addressed_to = ANY (gone_keys);
-    UPDATE tokenkeeper.operation AS o SET device_id = NULL
-    WHERE o.device_id = ANY (devices) AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = o.device_id);
-    UPDATE tokenkeeper.operation AS o SET device_id = NULL WHERE o.device_id = asked.device_id;
-    UPDATE tokenkeeper.sweep_topic AS s SET samples = NULL
-    WHERE s.samples && ARRAY(SELECT left(encode(k, 'hex'), 8) FROM unnest(keys) AS k);
+    PERFORM tokenkeeper.erase_mentions(asked, gone_keys, devices);
     RETURN total;
 END
 $$;
