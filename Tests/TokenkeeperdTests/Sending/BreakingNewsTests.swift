@@ -140,6 +140,8 @@ import Testing
         let unconfirmed = limits[2].sql.replacing("confirm => true", with: "confirm => false")
         var sender = try stage.database.connect(user: "a_sender")
         #expect(throws: (any Error).self) { try sender.execute(unconfirmed) }
+        // Cancelled in the middle: at 200 a second, it takes 2.5 seconds.
+        try eventually("campaign 5 is being sent") { try progress("addressed > 0", 5) == "t" }
         try follow("9")
         try ended(5)
         try ended(6)
