@@ -57,7 +57,7 @@ private struct Step {
                     batch.insert(step, at: Int.random(in: max(0, batch.count - 60)...batch.count, using: &chance))
                 }
             }
-            // What is reported as of before is dropped after that, in a queue, and so says nothing.
+            // All instants are in the past. After a forget, the queues drop such reports, so a history leaves them out.
             var forgotten: Set<String> = []
             batch = batch.filter { step in
                 let sql = step.sql.lowercased()

@@ -64,9 +64,7 @@ BEGIN
     DELETE FROM tokenkeeper.suppression AS s USING gone AS g
     WHERE g.suppressed_since IS NOT NULL AND s.topic_id = g.topic_id AND s.token_key = g.token_key;
     INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
-    SELECT -count(*), g.topic_id, g.registered_at > '-infinity', CASE WHEN g.suppressed
-               THEN tokenkeeper.cause_of(g.stale_at, g.suspect_at, g.logged_out_at, g.superseded_at) ELSE 'active' END
-    FROM gone AS g GROUP BY 2, 3, 4;
+    SELECT -count(*), g.topic_id, g.registered_at > '-infinity', tokenkeeper.state_of(g::tokenkeeper.ledger) FROM gone AS g GROUP BY 2, 3, 4;
     RETURN NULL;
 END
 $$;

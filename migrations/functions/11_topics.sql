@@ -84,11 +84,7 @@ DECLARE
     env text COLLATE "C" := known_topic.environment;
     found_id integer;
 BEGIN
-    -- An older snapshot would not show what others committed while the caller waited for their lock.
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
-            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
-    END IF;
+    PERFORM tokenkeeper.require_read_committed();
     SELECT t.topic_id INTO found_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env;
     IF NOT FOUND THEN
         -- The message below shows it.

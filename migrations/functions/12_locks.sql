@@ -106,6 +106,20 @@ COMMENT ON FUNCTION tokenkeeper.partition_sizes(text) IS
     'The size in bytes of each partition of a queue (send_result or registration), in the order of their numbers; null for one that another session has '
     'locked. Raises 22023 for another queue.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.require_read_committed() RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
+            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.require_read_committed() IS
+    'Raises 25001 under another isolation level: an older snapshot does not show what others committed while the caller waited for their locks.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_out_drains() RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -113,11 +127,9 @@ AS $$
 DECLARE
     patience text := current_setting('lock_timeout');
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
-            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
-    END IF;
-    -- Each batch of the drain holds this lock, shared. From here until the transaction ends no batch runs. No batch begins while this waits, so it does not wait long.
+    PERFORM tokenkeeper.require_read_committed();
+    -- Each batch of the drain holds this lock, shared. From here until the transaction ends no batch runs. No batch begins while this waits, so it does not
+    -- wait long.
     PERFORM set_config('lock_timeout', '10s', true);
     LOCK TABLE tokenkeeper.lock_drain IN EXCLUSIVE MODE;
     PERFORM set_config('lock_timeout', patience, true);

@@ -1,5 +1,5 @@
 -- How many tokens are in each state: token_count. Each change of a state adds to it in its own transaction, so the counts are exact at COMMIT and nothing
--- is scanned. Functions that write the ledger insert what count_change says; a trigger adds what is deleted (forget_tokens). It takes no lock.
+-- is scanned. Functions that write the ledger insert what count_change says; a trigger adds what is deleted (forget_tokens). Counting takes no lock.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.count_change(was tokenkeeper.ledger, is_now tokenkeeper.ledger)
 RETURNS TABLE (tokens integer, topic_id integer, registered boolean, state text)

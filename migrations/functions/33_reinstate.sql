@@ -249,10 +249,7 @@ DECLARE
     keys bytea[];
     done record;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
-            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
-    END IF;
+    PERFORM tokenkeeper.require_read_committed();
     -- One transaction at a time works on a window.
     SELECT e.* INTO undo FROM tokenkeeper.exclusion AS e WHERE e.finished_at IS NULL
     ORDER BY e.waits_since NULLS FIRST, e.exclusion_id LIMIT 1

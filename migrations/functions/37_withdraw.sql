@@ -7,10 +7,7 @@ AS $$
 DECLARE
     known tokenkeeper.registration_source;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
-            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
-    END IF;
+    PERFORM tokenkeeper.require_read_committed();
     SELECT s.* INTO known FROM tokenkeeper.registration_source AS s
     WHERE s.source_id = withdrawable_source.source_id
       AND (s.done_by = session_user

@@ -224,8 +224,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_forgotten(bytea[]) IS
-    'Locks these tokens in every topic, and those of their devices that share their tags. Waits for nothing: returns the first that another session holds, null if '
-    'none.';
+    'Locks these tokens in every topic, and those of their devices that share their tags. It waits for nothing. If another session holds one, it returns that one and '
+    'locks no more; otherwise null.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sharing_tokens(keys bytea[]) RETURNS TABLE (topic_id integer, token_key bytea)
 LANGUAGE sql STABLE
@@ -379,10 +379,7 @@ DECLARE
     busy record;
     total bigint;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
-            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
-    END IF;
+    PERFORM tokenkeeper.require_read_committed();
     -- Two calls may delete the same events, in different orders: one after the other.
     LOCK TABLE tokenkeeper.erasure IN SHARE UPDATE EXCLUSIVE MODE;
     LOOP
@@ -453,7 +450,7 @@ BEGIN
     ), place AS MATERIALIZED (
         SELECT r.request_id FROM tokenkeeper.send_request AS r JOIN name AS n ON n.name = lower(left(r.token, 1025)) COLLATE "C" WHERE r.queued_at <= n.until
         UNION
-        -- What cannot be sent, because its token or its topic is none.
+        -- Those that cannot be sent: the token or the topic is malformed.
         SELECT o.request_id FROM (
             SELECT r.request_id, r.queued_at, unnest(tokenkeeper.names_in(ARRAY[r.token, r.topic])) COLLATE "C" AS name FROM tokenkeeper.send_request AS r
             WHERE tokenkeeper.token_key(r.token) IS NULL OR octet_length(r.topic) >= 64) AS o

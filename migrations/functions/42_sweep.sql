@@ -186,10 +186,7 @@ AS $$
 DECLARE
     unused integer[];
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
-            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
-    END IF;
+    PERFORM tokenkeeper.require_read_committed();
     reaped := 0;
     SELECT array_agg(s.topic_id), max(s.topic_id) INTO unused, last_id FROM (
         SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic_id > reap_topics.after

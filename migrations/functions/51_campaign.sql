@@ -377,10 +377,7 @@ DECLARE
     found_one tokenkeeper.campaign;
 BEGIN
     -- An older snapshot would not show what the daemons have returned meanwhile.
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
-            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
-    END IF;
+    PERFORM tokenkeeper.require_read_committed();
     SELECT c.* INTO found_one FROM tokenkeeper.campaign AS c WHERE c.campaign_id = lock_campaign.campaign_id;
     -- Not the campaigns of others, which could be held up.
     IF FOUND AND tokenkeeper.may_manage_campaign(found_one.created_by) THEN
